@@ -43,7 +43,7 @@ class Dropout(nn.Module):
 def shard_rng(groups: Groups, cuts: placement.Cuts, device: torch.device) -> Iterator[None]:
     """Seed torch's default generators, within, for this rank's piece of an activation that is cut by `cuts`."""
     seed = shard_seed(groups, cuts)
-    if device.type == "cpu":
+    if device.type in ("cpu", "meta"):
         with torch.random.fork_rng(devices=()):
             torch.default_generator.manual_seed(seed)
             yield
@@ -58,6 +58,11 @@ def seed_generators(seed: int, device: torch.device) -> None:
     torch.default_generator.manual_seed(seed)  # not torch.manual_seed, which would seed all devices, ten times as slow
     if device.type not in ("cpu", "meta"):
         torch.get_device_module(device).manual_seed(seed)
+
+
+def seeded_generator(seed: int, device: torch.device) -> torch.Generator:
+    """Return a generator for masks on a device; meta tensors, which hold no numbers, take a CPU's."""
+    return torch.Generator("cpu" if device.type == "meta" else device).manual_seed(seed)
 
 
 def shard_seed(groups: Groups, cuts: placement.Cuts) -> int:

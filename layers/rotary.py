@@ -43,11 +43,14 @@ class Rotary:
         return cast("Tensor", _Rotate.apply(x, cos, sin, x.shape[2] if num_heads is None else num_heads))  # type: ignore[no-untyped-call]
 
 
-# A constant to torch.compile, or a compiled block would make its table in every forward; and a function of its own,
-# since torch.compile looks through a cache.
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _table(theta: float, head_dim: int, first: int, length: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     return _make_table(theta, head_dim, first, length, device, dtype)
+
+
+# A constant to torch.compile, or a compiled block would make its table in every forward; and a function of its own,
+# since torch.compile looks through a cache. It is what torch.compiler.assume_constant_result sets, once it has imported
+# torch's compiler: a second, which a process that compiles nothing need not spend.
+_table._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @lru_cache(maxsize=8)

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from dslpar.distributed import collectives
 from dslpar.distributed.collectives import Axis, Pending
+from dslpar.layers.dropout import seeded_generator
 from dslpar.layers.parameter import stable_hash
 from dslpar.layers.upcast import upcast
 
@@ -49,7 +50,7 @@ class AttentionDropout(NamedTuple):
         """Return the factor of the probabilities of the ring's `step`-th block; the backward gets the same one."""
         if self.p == 0:
             return 1.0
-        generator = torch.Generator(scores.device).manual_seed(stable_hash(self.seed, step))
+        generator = seeded_generator(stable_hash(self.seed, step), scores.device)
         kept = torch.rand(scores.shape, generator=generator, device=scores.device) >= self.p
         return kept / (1 - self.p)
 

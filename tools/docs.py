@@ -3,7 +3,8 @@
 python tools/docs.py            # writes the pages
 python tools/docs.py --check    # writes nothing; names the pages that are out of date, and exits with 1 if any are
 
-docs/config.md is `dslpar config --reference --format markdown`. docs/rules/ has a page for each family, with the pages
+docs/config.md is `dslpar config --reference --format markdown`, docs/plans.md what `dslpar plan` prints of the configs
+in examples/plans. docs/rules/ has a page for each family, with the pages
 of `dslpar explain`, and an index of all rules by code, name, severity and whether `dslpar lint --fix` repairs them: it
 does if the finding in the rule's own example carries a fix. (A page for each family, not for each rule as on ruff's
 site: on GitHub a family reads well from top to bottom, and each rule is a heading to link to.)
@@ -12,6 +13,10 @@ site: on GitHub a family reads well from top to bottom, and each rule is a headi
 from __future__ import annotations
 
 import argparse
+import ast
+import contextlib
+import io
+import os
 import re
 import sys
 from pathlib import Path
@@ -20,6 +25,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from dslpar.cli.explain import Page, all_pages, headline  # noqa: E402
+from dslpar.cli.main import main as main_of_dslpar  # noqa: E402
 from dslpar.core.catalog import split_page  # noqa: E402
 from dslpar.core.errors import Finding  # noqa: E402
 from dslpar.linter.check import lint, load_text  # noqa: E402
@@ -40,6 +46,7 @@ FAMILIES = {
     "DSC": "DeepSpeed's own keys",
     "HST": "hosts and launchers",
     "CKP": "checkpoints and output",
+    "FIT": "memory of the devices",
     "PERF": "legal, but slow",
     "DEAD": "keys without an effect",
 }
@@ -53,7 +60,7 @@ def generate() -> dict[str, str]:
     families: dict[str, list[Page]] = {family: [] for family in FAMILIES}
     for page in all_pages():
         families[_family(page)].append(page)  # a KeyError is a family without a title
-    files = {"config.md": config_page(), "rules/README.md": index(families)}
+    files = {"config.md": config_page(), "plans.md": plans_page(), "rules/README.md": index(families)}
     return files | {f"rules/{family}.md": family_page(family, pages) for family, pages in families.items()}
 
 
@@ -69,6 +76,46 @@ suggestion if it resembles one that is. Where a section may be \"or its size\", 
 
 """
     return head + reference_formats.as_markdown(reference.rows())
+
+
+def plans_page() -> str:
+    """Return the page of worked plans: what `dslpar plan` prints of each config in examples/plans."""
+    head = f"""{_GENERATED}
+# Plans, worked
+
+What `dslpar plan` says of the configs in [examples/plans](../examples/plans); [planning.md](planning.md) says how to
+read it.
+
+"""
+    return head + "\n".join(map(_plan, sorted((ROOT / "examples" / "plans").glob("*.py"), key=_size)))
+
+
+def _size(path: Path) -> tuple[int, str]:
+    return int(_command(path)[-1]), path.name
+
+
+def _command(path: Path) -> list[str]:
+    """Return the words after `dslpar` in a config's docstring."""
+    found = re.search(r"^dslpar (plan .+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    assert found is not None, f"{path} has no command"
+    return found[1].split()
+
+
+def _plan(path: Path) -> str:
+    """Return the section of a config: its heading, the question, the command, and what it prints."""
+    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    title, _, question = docstring.partition("\n")[0].partition(":")
+    words = _command(path)
+    printed = io.StringIO()
+    folder = os.getcwd()
+    os.chdir(ROOT)  # the paths in the commands start there
+    try:
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(io.StringIO()):
+            main_of_dslpar(words)
+    finally:
+        os.chdir(folder)
+    asked = f"{question.strip()[:1].upper()}{question.strip()[1:]}\n\n" if question else ""
+    return f"## {title.rstrip('.')}\n\n{asked}```\n$ dslpar {' '.join(words)}\n{printed.getvalue()}```\n"
 
 
 # ---- rules ----

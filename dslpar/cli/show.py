@@ -1,13 +1,26 @@
-"""`dslpar show CFG --world-size N`: sizes, rank groups, stages, schedule and DeepSpeed's config."""
+"""`dslpar show CFG --world-size N`: sizes, rank groups, stages, schedule, memory and DeepSpeed's config; or a page."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dslpar.cli import arguments
 from dslpar.core.project import add_trust
+from dslpar.core.visible import visible
+from dslpar.forecast.machine import MachineError, machine_of
+from dslpar.forecast.plan import Forecast, forecast
+from dslpar.forecast.workload import workload_of
+from dslpar.layout.resolve import Job
 from dslpar.reporting import show
+
+if TYPE_CHECKING:
+    from dslpar.cluster.hostfile import Cluster
+
+FORMATS = (*show.FORMATS, "html")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,11 +29,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_world(parser)
     arguments.add_program(parser)
     add_trust(parser)
-    arguments.add_format(parser, *show.FORMATS)
+    arguments.add_format(parser, *FORMATS)
+    help = "with --format html: write page.html, and each of its pictures as an SVG, to DIR instead of stdout"
+    parser.add_argument("--output-dir", metavar="DIR", help=help)
 
 
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Print the job, or the findings that forbid it."""
+    if args.output_dir is not None and args.format != "html":
+        parser.error("--output-dir goes with --format html")
     sources: dict[str, str] = {}
     cluster = arguments.load_cluster(args, parser, sources)
     (config,) = arguments.load_configs(args, parser)
@@ -29,5 +46,39 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     job = arguments.resolve_or_print(config, world_size, cluster, sources, args.program)
     if job is None:
         return 1
-    sys.stdout.write(show.FORMATS[args.format](job))
+    made = _forecast(job, cluster)
+    if args.format != "html":
+        sys.stdout.write(show.FORMATS[args.format](job, made))
+        return 0
+    from dslpar.reporting import page
+
+    html = page.as_html(job, made)
+    if args.output_dir is None:
+        sys.stdout.write(html)
+    else:
+        files = {f"{name}.svg": picture for name, picture in page.pictures(job, made).items()}
+        _write(Path(args.output_dir), {"page.html": html, **files}, parser)
     return 0
+
+
+def _forecast(job: Job, cluster: Cluster | None) -> Forecast | None:
+    """Return the forecast; None where no machine is named, or not known what the model's layers cost."""
+    workload = workload_of(job)
+    if workload is None:
+        return None
+    try:
+        return forecast(workload, machine_of(job, cluster=cluster))
+    except MachineError as error:
+        section = job.spec.cluster
+        if section.device or section.calibration or (cluster is not None and cluster.device):
+            sys.stderr.write(visible(error) + "\n")
+        return None
+
+
+def _write(folder: Path, files: Mapping[str, str], parser: argparse.ArgumentParser) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (folder / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        parser.error(f"cannot write to {folder}: {error.strerror}")

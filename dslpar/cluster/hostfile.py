@@ -5,8 +5,9 @@
     node1                          a slot a line, as in PBS's node file; OpenMPI takes one a core, MPICH one
     gpu[07-12,31] slots=4          Slurm's list of nodes, each with as many slots
 
-Empty lines and comments (`#`) may stand between. What each launcher reads of these was measured with DeepSpeed 0.19,
-OpenMPI 5.0.11 and MPICH 5.0.2; dslpar hands every launcher the hosts in that launcher's own syntax.
+Empty lines and comments (`#`) may stand between; `# device: h100-80g` names the hosts' accelerator, for forecasts. What
+each launcher reads of these was measured with DeepSpeed 0.19, OpenMPI 5.0.11 and MPICH 5.0.2; dslpar hands every
+launcher the hosts in that launcher's own syntax.
 
 >>> cluster = parse("node1 slots=4\\nnode2 slots=4\\n", "hostfile")
 >>> cluster.world_size, cluster.hosts[1].name
@@ -29,6 +30,7 @@ _SLOTS = re.compile(
 )
 _COLON = re.compile(r"\s*([\w.@-]+):(\d{1,9})\s*(?:#.*)?$", re.ASCII)
 _NAME = re.compile(r"\s*([A-Za-z0-9_][\w.@-]{0,254})()\s*(?:#.*)?$", re.ASCII)
+_DEVICE = re.compile(r"^[ \t]*#[ \t]*device:[ \t]*([\w.-]{1,64})[ \t]*\r?$", re.ASCII | re.MULTILINE)
 _GRAMMAR = "one host a line: NAME slots=N"
 
 
@@ -80,6 +82,8 @@ class Cluster(NamedTuple):
     """Whether `--include` or `--exclude` left only a part."""
     from_file: bool = True
     """False: a scheduler's allocation."""
+    device: str | None = None
+    """The accelerator of its hosts, as a comment names it: `# device: h100-80g`."""
 
     @property
     def world_size(self) -> int:
@@ -105,7 +109,8 @@ def parse(text: str, path: str) -> Cluster:
         if line.strip() and not line.lstrip().startswith("#"):
             for found in _hosts(line, Location(path, number, 1, number, len(line) + 1)):
                 (hosts if isinstance(found, Host) else bad).append(found)  # type: ignore[arg-type]
-    return Cluster(path, tuple(_merge_names(hosts)), tuple(bad))
+    device = _DEVICE.search(text)
+    return Cluster(path, tuple(_merge_names(hosts)), tuple(bad), device=device[1] if device else None)
 
 
 def format_hosts(hosts: Sequence[Host]) -> str:

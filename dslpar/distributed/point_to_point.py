@@ -53,15 +53,18 @@ def receive(axis: Axis, source: int, device: torch.device) -> list[Tensor]:
 
 # ---- headers ----
 
-_Forms = Sequence[tuple[torch.dtype, Sequence[int]]]
-"""Dtype and shape of each tensor of a message."""
+Form = tuple[torch.dtype, Sequence[int]]
+"""Dtype and shape of a tensor."""
+Forms = Sequence[Form]
+"""Of each tensor of a message."""
 
 
-def _forms(values: Sequence[Tensor]) -> _Forms:
+def forms_of(values: Sequence[Tensor]) -> Forms:
+    """Return the dtype and shape of each tensor."""
     return [(value.dtype, tuple(value.shape)) for value in values]
 
 
-def _empty(forms: _Forms, device: torch.device) -> list[Tensor]:
+def _empty(forms: Forms, device: torch.device) -> list[Tensor]:
     return [torch.empty(shape, dtype=dtype, device=device) for dtype, shape in forms]
 
 
@@ -72,9 +75,18 @@ def _header(values: Sequence[Tensor], device: torch.device) -> Tensor:
     return torch.tensor(header + [0] * (_HEADER - len(header)), device=device)
 
 
-def _receive_header(axis: Axis, source: int, device: torch.device) -> _Forms:
+def _receive_header(axis: Axis, source: int, device: torch.device) -> Forms:
+    return _read_header(receive_padded(axis, source, device))
+
+
+def receive_padded(axis: Axis, source: int, device: torch.device) -> Tensor:
+    """Receive a header, unread."""
     padded = torch.zeros(_HEADER, dtype=torch.int64, device=device)
     dist.recv(padded, axis.peers[source], group=axis.group)
+    return padded
+
+
+def _read_header(padded: Tensor) -> Forms:
     num_tensors, *numbers = padded.tolist()
     forms = []
     for _ in range(num_tensors):
@@ -118,8 +130,8 @@ class StageMessages:
     def __init__(self, axes: tuple[Axis, Axis], chunks: Chunks, device: torch.device) -> None:
         self._axes, self._chunks, self._device = axes, chunks, device
         self._rank = axes[0].index
-        self._sent_forms: dict[Boundary, _Forms] = {}
-        self._received_forms: dict[Boundary, _Forms] = {}
+        self._sent_forms: dict[Boundary, Forms] = {}
+        self._received_forms: dict[Boundary, Forms] = {}
         self._incoming: dict[int, _Incoming] = {}
         self._arrived: dict[Action, list[Tensor]] = {}
         self._in_flight: deque[tuple[dist.Work, Tensor]] = deque()
@@ -140,7 +152,7 @@ class StageMessages:
             ValueError: its shapes or dtypes are not those of the first message over this boundary.
         """
         target, boundary = self._chunks.rank_of(taken_by.stage), taken_by[:2]
-        axis, forms = self._axes[direction((self._rank, target))], _forms(values)
+        axis, forms = self._axes[direction((self._rank, target))], forms_of(values)
         if boundary not in self._sent_forms:
             self._sent_forms[boundary] = forms
             values = [_header(values, self._device), *values]
@@ -180,18 +192,22 @@ class StageMessages:
         """Begin to receive the next message; the first over a boundary waits for its header."""
         taken_by, axis = incoming.expected.popleft(), incoming.axis
         if taken_by[:2] not in self._received_forms:
-            self._received_forms[taken_by[:2]] = _receive_header(axis, incoming.source, self._device)
+            self._received_forms[taken_by[:2]] = self._receive_forms(taken_by, axis, incoming.source)
         values = _empty(self._received_forms[taken_by[:2]], self._device)
         peer = axis.peers[incoming.source]
         works = [dist.irecv(value, peer, group=axis.group) for value in values]
         return _Posted(taken_by, values, [work for work in works if work is not None])
 
+    def _receive_forms(self, taken_by: Action, axis: Axis, source: int) -> Forms:
+        """Receive the header of the first message over a boundary; a dry run knows what it says."""
+        return _receive_header(axis, source, self._device)
 
-def _changed(taken_by: Action, before: _Forms, now: _Forms) -> str:
+
+def _changed(taken_by: Action, before: Forms, now: Forms) -> str:
     what = "output" if taken_by.kind == "F" else "gradient"
     of = taken_by.stage - 1 if taken_by.kind == "F" else taken_by.stage + 1
 
-    def shown(forms: _Forms) -> str:
+    def shown(forms: Forms) -> str:
         return ", ".join(f"{str(dtype).removeprefix('torch.')}{list(shape)}" for dtype, shape in forms)
 
     return f"the {what} of stage {of} is {shown(now)}, and was {shown(before)} before: a pipeline's shapes never change"

@@ -56,8 +56,8 @@ class _Line(NamedTuple):
     def of(cls, model: Model, tensor: Tensor) -> _Line:
         costs = costs_of(model)
         # Affine in the tokens, so two points tell the line.
-        fixed = costs.layer_traffic(model, tensor, 0).total
-        return cls(costs.layer_traffic(model, tensor, 1).total - fixed, fixed)
+        fixed = Fraction(costs.layer_traffic(model, tensor, 0).total)
+        return cls(Fraction(costs.layer_traffic(model, tensor, 1).total) - fixed, fixed)
 
     def at(self, tokens: int) -> Fraction:
         return self.slope * tokens + self.fixed

@@ -1,15 +1,17 @@
-"""What the forecast asks of a model family: the module `costs` in the family's package."""
+"""What the forecast asks of a model family: the module `costs` in the family's package; and of other models."""
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any, Protocol, cast
 
 from dslpar.core.mesh import Tensor
 from dslpar.forecast.flops import Flops
 from dslpar.forecast.memory import LayerMemory
+from dslpar.forecast.model_costs import ModelCosts
 from dslpar.forecast.ring import LayerTraffic, Number
 from dslpar.schema import families
-from dslpar.schema.sections import Model
+from dslpar.schema.sections import Model, OtherModel
 
 
 class FamilyCosts(Protocol):
@@ -27,6 +29,10 @@ class FamilyCosts(Protocol):
         """What a rank holds of one layer."""
         ...
 
+    def model_costs(self, model: Any, cuboid: Tensor, tokens: Number, seq_len: int) -> ModelCosts:
+        """What a rank computes, sends and holds, of a layer and of what is before and after all of them."""
+        ...
+
     def flops_per_token(self, model: Any, seq_len: int) -> Flops:
         """FLOPs of a token, forward and backward."""
         ...
@@ -35,3 +41,28 @@ class FamilyCosts(Protocol):
 def costs_of(model: Model) -> FamilyCosts:
     """Return the costs module of the family of `model`."""
     return cast(FamilyCosts, families.family_module(model, "costs"))
+
+
+def model_costs(model: Model | OtherModel, cuboid: Tensor, tokens: Number, seq_len: int) -> ModelCosts | None:
+    """Return what a model's parts cost a rank for a micro-batch; None where it is not known before it is built."""
+    if isinstance(model, Model):
+        return costs_of(model).model_costs(model, cuboid, tokens, seq_len)
+    if model.transformers is None:
+        return None
+    found: ModelCosts | None = _of_transformers().model_costs(model.transformers, cuboid, tokens, seq_len)
+    return found
+
+
+def flops_per_token(model: Model | OtherModel, seq_len: int) -> Flops | None:
+    """Return the FLOPs of a token, forward and backward; None where they are not known before it is built."""
+    if isinstance(model, Model):
+        return costs_of(model).flops_per_token(model, seq_len)
+    if model.transformers is None:
+        return None
+    found: Flops | None = _of_transformers().flops_per_token(model.transformers, seq_len)
+    return found
+
+
+def _of_transformers() -> Any:
+    """Return the module that knows what transformers' models cost: by name, as a family's modules are."""
+    return import_module("dslpar.policies.costs")

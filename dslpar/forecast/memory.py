@@ -25,13 +25,11 @@ of them once, and what tensor and sequence parallelism make of it, is Korthikant
 
 from __future__ import annotations
 
-from fractions import Fraction
-
 from dslpar.core.frozen import frozen
 from dslpar.core.mesh import Tensor
-from dslpar.forecast.ring import Number
+from dslpar.forecast.ring import Number, ratio
 from dslpar.forecast.traffic import Role
-from dslpar.layout.divisors import ranks
+from dslpar.layout.divisors import ranks, vocabulary
 from dslpar.layout.sharding import inner_cuts, residual_cuts
 
 
@@ -65,10 +63,10 @@ def linear(
     tensor: Tensor, tokens: Number, in_features: int, out_features: int, *, role: Role, bias: bool = True
 ) -> LayerMemory:
     """Count a linear layer with its input; of several blocks of features `out_features` is their sum."""
-    matrix = Fraction(in_features * out_features, tensor.y * tensor.z)
+    matrix = ratio(in_features * out_features, tensor.y * tensor.z)
     panel = matrix if tensor.keep in ("w", "both") and tensor.q > 1 else 0
     cuts = inner_cuts(tensor) if role == "inward" else residual_cuts(tensor)
-    vector = Fraction(out_features, ranks(tensor, cuts.features)) if bias else 0
+    vector = ratio(out_features, ranks(tensor, cuts.features)) if bias else 0
     saved = Saved(elements=_input(tensor, tokens, in_features, role) + panel)
     return LayerMemory(weights=matrix / tensor.q + vector, saved=saved)
 
@@ -78,12 +76,12 @@ def norm(
 ) -> LayerMemory:
     """Count a norm with its input, and one or two statistics a token."""
     vectors, statistics = (1, 1) if kind == "rmsnorm" else (1 + bias, 2)
-    rows = Fraction(tokens, ranks(tensor, residual_cuts(tensor).tokens))
+    rows = ratio(tokens, ranks(tensor, residual_cuts(tensor).tokens))
     pieces = ranks(tensor, residual_cuts(tensor).features)
     # torch's RMSNorm, used where features are whole, saves its result too where no kernel fuses it (CPU).
     times = 2 if kind == "rmsnorm" and pieces == 1 else 1
     saved = Saved(elements=times * _residual(tensor, tokens, hidden_size), wide=statistics * rows)
-    return LayerMemory(weights=Fraction(vectors * hidden_size, pieces), saved=saved)
+    return LayerMemory(weights=ratio(vectors * hidden_size, pieces), saved=saved)
 
 
 def attention(
@@ -116,9 +114,32 @@ def mlp(
     return up + activated + linear(tensor, tokens, ffn_size, hidden_size, role="outward", bias=bias)
 
 
+def embedding(tensor: Tensor, vocab_size: int, hidden_size: int, num_positions: int = 0) -> LayerMemory:
+    """Count the token table with its padding, and a table of positions; what is looked up is the next layer's input."""
+    rows = ratio(vocabulary(vocab_size, tensor).value, tensor.y * tensor.q * tensor.z)
+    positions = ratio(num_positions, ranks(tensor, residual_cuts(tensor).features))
+    return LayerMemory(weights=hidden_size * (rows + positions), saved=Saved())
+
+
+def head(tensor: Tensor, tokens: Number, hidden_size: int, vocab_size: int) -> LayerMemory:
+    """Count the head with its input; logits are counted where they are needed (`ModelCosts.logits`)."""
+    padded = vocabulary(vocab_size, tensor).value
+    return linear(tensor, tokens, hidden_size, padded, role="inward", bias=False)
+
+
+def logits(tensor: Tensor, tokens: Number, vocab_size: int) -> Number:
+    """Return the elements of logits that a rank holds."""
+    return _inner(tensor, tokens, vocabulary(vocab_size, tensor).value)
+
+
+def residual(tensor: Tensor, tokens: Number, features: int) -> Number:
+    """Return the elements that a rank stores of the residual stream."""
+    return _residual(tensor, tokens, features)
+
+
 def affine(tensor: Tensor, tokens: Number, hidden_size: int, *, bias: bool = True) -> LayerMemory:
     """Count an affine map of the residual's features with its input."""
-    vectors = Fraction((1 + bias) * hidden_size, ranks(tensor, residual_cuts(tensor).features))
+    vectors = ratio((1 + bias) * hidden_size, ranks(tensor, residual_cuts(tensor).features))
     return LayerMemory(weights=vectors, saved=Saved(elements=_residual(tensor, tokens, hidden_size)))
 
 
@@ -127,20 +148,20 @@ def token_linear(tensor: Tensor, tokens: Number, hidden_size: int, num_tokens: i
     return LayerMemory(weights=num_tokens**2 + num_tokens, saved=Saved(elements=_residual(tensor, tokens, hidden_size)))
 
 
-def _input(tensor: Tensor, tokens: Number, features: int, role: Role) -> Fraction:
+def _input(tensor: Tensor, tokens: Number, features: int, role: Role) -> Number:
     """Return the elements that a linear saves of its input: its panel, or as it is stored."""
     stored = (_residual if role == "inward" else _inner)(tensor, tokens, features)
     if tensor.keep not in ("x", "both"):
         return stored
     other = tensor.z if role == "inward" else tensor.y
-    return Fraction(tokens * features, tensor.x * other)
+    return ratio(tokens * features, tensor.x * other)
 
 
-def _residual(tensor: Tensor, tokens: Number, features: int) -> Fraction:
+def _residual(tensor: Tensor, tokens: Number, features: int) -> Number:
     """Return the elements that a rank stores of the residual."""
-    return Fraction(tokens * features, ranks(tensor, residual_cuts(tensor).tokens + residual_cuts(tensor).features))
+    return ratio(tokens * features, ranks(tensor, residual_cuts(tensor).tokens + residual_cuts(tensor).features))
 
 
-def _inner(tensor: Tensor, tokens: Number, features: int) -> Fraction:
+def _inner(tensor: Tensor, tokens: Number, features: int) -> Number:
     """Return the elements that a rank stores of an inner activation."""
-    return Fraction(tokens * features, ranks(tensor, inner_cuts(tensor).tokens + inner_cuts(tensor).features))
+    return ratio(tokens * features, ranks(tensor, inner_cuts(tensor).tokens + inner_cuts(tensor).features))

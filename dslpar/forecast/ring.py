@@ -17,18 +17,28 @@ from dslpar.layout.sharding import Letters
 
 Key = tuple[str, str]
 """(collective, axis): ("all_gather", "y")."""
-Number = int | Fraction
+Number = int | float | Fraction
+"""Whole numbers and fractions are counted exactly; a search over many layouts asks with floats, which are faster."""
 
 
-class Traffic(Mapping[Key, Fraction]):
-    """Elements by (collective, axis), without zeros; unlike plain dicts, they add up with `+` and scale with `*`."""
+def ratio(number: Number, by: int) -> Number:
+    """Divide a number: exactly, unless it is a float."""
+    return number / by if isinstance(number, float) else Fraction(number, by)
 
-    __slots__ = ("_elements",)
 
-    def __init__(self, elements: Mapping[Key, Number] | None = None) -> None:
-        self._elements = {key: Fraction(number) for key, number in (elements or {}).items() if number}
+class Traffic(Mapping[Key, Number]):
+    """Elements by (collective, axis), without zeros; unlike plain dicts, they add up with `+` and scale with `*`.
 
-    def __getitem__(self, key: Key) -> Fraction:
+    `calls` has the number of collectives, by the same keys: what each of them waits for at the least.
+    """
+
+    __slots__ = ("_elements", "calls")
+
+    def __init__(self, elements: Mapping[Key, Number] = {}, calls: Mapping[Key, Number] | None = None) -> None:
+        self._elements = {key: number for key, number in elements.items() if number}
+        self.calls: Mapping[Key, Number] = dict.fromkeys(self._elements, 1) if calls is None else calls
+
+    def __getitem__(self, key: Key) -> Number:
         return self._elements[key]
 
     def __iter__(self) -> Iterator[Key]:
@@ -44,24 +54,31 @@ class Traffic(Mapping[Key, Fraction]):
         return f"Traffic({{{', '.join(f'{key}: {number}' for key, number in sorted(self.items()))}}})"
 
     def __add__(self, other: Traffic) -> Traffic:
-        return Traffic({key: self.get(key, 0) + other.get(key, 0) for key in (*self, *other)})
+        keys = {**self._elements, **other._elements}
+        return Traffic(
+            {key: self.get(key, 0) + other.get(key, 0) for key in keys},
+            {key: self.calls.get(key, 0) + other.calls.get(key, 0) for key in keys},
+        )
 
     def __sub__(self, other: Traffic) -> Traffic:
         return self + other * -1
 
     def __mul__(self, times: Number) -> Traffic:
-        return Traffic({key: number * times for key, number in self.items()})
+        return Traffic(
+            {key: number * times for key, number in self.items()},
+            {key: number * times for key, number in self.calls.items()},
+        )
 
     @property
-    def total(self) -> Fraction:
+    def total(self) -> Number:
         """Elements over all collectives and axes."""
         return sum(self._elements.values(), Fraction())
 
-    def of(self, axis: str) -> Fraction:
+    def of(self, axis: str) -> Number:
         """Return the elements over all collectives of one axis."""
         return sum((number for (_, name), number in self.items() if name == axis), Fraction())
 
-    def by_axis(self) -> dict[str, Fraction]:
+    def by_axis(self) -> dict[str, Number]:
         """Return the elements of every axis."""
         return {axis: self.of(axis) for axis in sorted({axis for _, axis in self})}
 
@@ -88,7 +105,7 @@ class LayerTraffic:
         return self.forward + self.backward
 
     @property
-    def total(self) -> Fraction:
+    def total(self) -> Number:
         """Elements of both, over all collectives and axes."""
         return self.both.total
 
@@ -124,7 +141,7 @@ def send(tensor: Tensor, letters: Letters, elements: Number) -> Traffic:
 
 def _ring(collective: str, tensor: Tensor, letters: Letters, elements: Number) -> Traffic:
     name, size = _axis(tensor, letters)
-    return Traffic({(collective, name): Fraction(size - 1, size) * elements})
+    return Traffic({(collective, name): ratio(elements, size) * (size - 1)})
 
 
 def _axis(tensor: Tensor, letters: Letters) -> tuple[str, int]:

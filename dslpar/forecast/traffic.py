@@ -23,7 +23,6 @@ vectors, which count here too, `dslpar.engine.vector_reduction` sums once a step
 
 from __future__ import annotations
 
-from fractions import Fraction
 from typing import Literal, NamedTuple
 
 from dslpar.core.mesh import Tensor
@@ -35,6 +34,7 @@ from dslpar.forecast.ring import (
     all_gather,
     all_reduce,
     all_to_all,
+    ratio,
     reduce_scatter,
     send,
 )
@@ -62,16 +62,16 @@ class _Operand(NamedTuple):
 
 
 def _residual(tensor: Tensor, tokens: Number, features: int) -> _Operand:
-    panel = Fraction(tokens * features, tensor.x * tensor.z)
+    panel = ratio(tokens * features, tensor.x * tensor.z)
     return _Operand(tensor, ("y",), panel, replicated=tensor.residual == "replicated")
 
 
 def _inner(tensor: Tensor, tokens: Number, features: int) -> _Operand:
-    return _Operand(tensor, ("z",), Fraction(tokens * features, tensor.x * tensor.y))
+    return _Operand(tensor, ("z",), ratio(tokens * features, tensor.x * tensor.y))
 
 
 def _weight(tensor: Tensor, elements: int) -> _Operand:
-    return _Operand(tensor, ("q",), Fraction(elements, tensor.y * tensor.z))
+    return _Operand(tensor, ("q",), ratio(elements, tensor.y * tensor.z))
 
 
 def linear(
@@ -111,7 +111,7 @@ def linear(
 def _gathered_output(tensor: Tensor, tokens: Number, features: int, role: Role) -> LayerTraffic:
     """Gather all features on every rank, over one axis after the other, the one that cuts last first."""
     cuts = inner_cuts(tensor) if role == "inward" else residual_cuts(tensor)
-    sent, gathered = NOTHING, Fraction(tokens * features, ranks(tensor, cuts.tokens + cuts.features))
+    sent, gathered = NOTHING, ratio(tokens * features, ranks(tensor, cuts.tokens + cuts.features))
     for letter in reversed(cuts.features):
         gathered *= ranks(tensor, (letter,))
         sent += all_gather(tensor, (letter,), gathered)
@@ -119,7 +119,7 @@ def _gathered_output(tensor: Tensor, tokens: Number, features: int, role: Role) 
 
 
 def _depth_all_reduce(w: _Operand) -> Traffic:
-    return all_reduce(w.tensor, ("d",), Fraction(w.panel, w.tensor.q))
+    return all_reduce(w.tensor, ("d",), ratio(w.panel, w.tensor.q))
 
 
 def residual_vectors(tensor: Tensor, elements: int) -> LayerTraffic:
@@ -128,13 +128,13 @@ def residual_vectors(tensor: Tensor, elements: int) -> LayerTraffic:
     Their gradients are summed over the axes that cut the residual's tokens.
     """
     cuts = residual_cuts(tensor)
-    return LayerTraffic(backward=all_reduce(tensor, cuts.tokens, Fraction(elements, ranks(tensor, cuts.features))))
+    return LayerTraffic(backward=all_reduce(tensor, cuts.tokens, ratio(elements, ranks(tensor, cuts.features))))
 
 
 def inner_vectors(tensor: Tensor, elements: int) -> LayerTraffic:
     """Count vectors that meet inner activations, of so many elements in all."""
     cuts = inner_cuts(tensor)
-    return LayerTraffic(backward=all_reduce(tensor, cuts.tokens, Fraction(elements, ranks(tensor, cuts.features))))
+    return LayerTraffic(backward=all_reduce(tensor, cuts.tokens, ratio(elements, ranks(tensor, cuts.features))))
 
 
 def norm(
@@ -142,7 +142,7 @@ def norm(
 ) -> LayerTraffic:
     """Count a norm of the residual: two statistics a token, of an RMSNorm one; none where the hidden dim is whole."""
     cut = residual_cuts(tensor).features
-    rows = Fraction(tokens, ranks(tensor, residual_cuts(tensor).tokens))
+    rows = ratio(tokens, ranks(tensor, residual_cuts(tensor).tokens))
     if kind == "rmsnorm":
         sums = all_reduce(tensor, cut, rows)
         statistics = LayerTraffic(forward=sums, backward=sums)
@@ -170,10 +170,10 @@ def _sequence_attention(tensor: Tensor, tokens: Number, q_size: int, kv_size: in
     letters, n = ("d", "q"), tensor.x
     pieces = n * ranks(tensor, inner_cuts(tensor).features)
     if tensor.impl == "ulysses":
-        exchanged = all_to_all(tensor, letters, Fraction(2 * tokens * (q_size + kv_size), pieces))
+        exchanged = all_to_all(tensor, letters, ratio(2 * tokens * (q_size + kv_size), pieces))
         return LayerTraffic(forward=exchanged, backward=exchanged)
     # A ring passes keys and values n - 1 times; the backward does it again, and brings their gradients home in n.
-    kv = send(tensor, letters, Fraction(2 * tokens * kv_size, pieces))
+    kv = send(tensor, letters, ratio(2 * tokens * kv_size, pieces))
     return LayerTraffic(forward=kv * (n - 1), backward=kv * (2 * n - 1))
 
 
@@ -192,7 +192,7 @@ def token_linear(tensor: Tensor, tokens: Number, hidden_size: int, num_tokens: i
     Every rank has its matrix whole, and its gradient of that is of its own samples and features.
     """
     cuts = residual_cuts(tensor)
-    stored = Fraction(tokens * hidden_size, ranks(tensor, cuts.tokens + cuts.features))
+    stored = ratio(tokens * hidden_size, ranks(tensor, cuts.tokens + cuts.features))
     exchanged = all_to_all(tensor, cuts.sequence, stored) * 2
     summed = all_reduce(tensor, cuts.tokens + cuts.features, num_tokens**2 + num_tokens)
     return LayerTraffic(forward=exchanged, backward=exchanged + summed)
@@ -201,7 +201,7 @@ def token_linear(tensor: Tensor, tokens: Number, hidden_size: int, num_tokens: i
 def mean_of_tokens(tensor: Tensor, tokens: Number, hidden_size: int, num_tokens: int) -> LayerTraffic:
     """Count the mean of each sample's tokens, whole on every rank."""
     cuts = residual_cuts(tensor)
-    samples = Fraction(tokens, num_tokens)
+    samples = ratio(tokens, num_tokens)
     gathered = samples * hidden_size / ranks(tensor, cuts.batch + cuts.features)
     sent = all_reduce(tensor, cuts.sequence, gathered)
     for letter in (*reversed(cuts.batch), *reversed(cuts.features)):
@@ -213,7 +213,7 @@ def mean_of_tokens(tensor: Tensor, tokens: Number, hidden_size: int, num_tokens:
 def first_token(tensor: Tensor, samples: Number, hidden_size: int) -> LayerTraffic:
     """Count the first token of each sample: from the ranks that have it to all that cut the sequence."""
     cuts = residual_cuts(tensor)
-    pieces = Fraction(samples * hidden_size, ranks(tensor, cuts.batch + cuts.features))
+    pieces = ratio(samples * hidden_size, ranks(tensor, cuts.batch + cuts.features))
     gathered = all_gather(tensor, cuts.sequence, pieces * ranks(tensor, cuts.sequence))
     return LayerTraffic(forward=gathered, backward=all_gather(tensor, cuts.sequence, pieces))
 
@@ -221,7 +221,7 @@ def first_token(tensor: Tensor, samples: Number, hidden_size: int) -> LayerTraff
 def batch_norm(tensor: Tensor, features: int, *, after: Role, affine: bool = True) -> LayerTraffic:
     """Count a BatchNorm within its tensor group: mean and variance, forward and backward, and its vectors."""
     cuts = inner_cuts(tensor) if after == "inward" else residual_cuts(tensor)
-    statistics = all_reduce(tensor, cuts.tokens, Fraction(2 * features, ranks(tensor, cuts.features)))
+    statistics = all_reduce(tensor, cuts.tokens, ratio(2 * features, ranks(tensor, cuts.features)))
     vectors = (inner_vectors if after == "inward" else residual_vectors)(tensor, 2 * features if affine else 0)
     return LayerTraffic(forward=statistics, backward=statistics) + vectors
 
@@ -229,7 +229,7 @@ def batch_norm(tensor: Tensor, features: int, *, after: Role, affine: bool = Tru
 def whole_inner(tensor: Tensor, tokens: Number, features: int) -> LayerTraffic:
     """Count the gather of an inner activation [tokens, features] to the whole on every rank."""
     cuts = inner_cuts(tensor)
-    sent, gathered = NOTHING, Fraction(tokens * features, ranks(tensor, cuts.tokens + cuts.features))
+    sent, gathered = NOTHING, ratio(tokens * features, ranks(tensor, cuts.tokens + cuts.features))
     for letter in (*reversed(cuts.tokens), *reversed(cuts.features)):
         gathered *= ranks(tensor, (letter,))
         sent += all_gather(tensor, (letter,), gathered)
@@ -256,5 +256,5 @@ def head(tensor: Tensor, tokens: Number, hidden_size: int, vocab_size: int) -> L
 def cross_entropy(tensor: Tensor, tokens: Number) -> LayerTraffic:
     """Count the loss: a maximum and two sums a token, and the mean itself, all in the forward."""
     features, cut = inner_cuts(tensor).features, inner_cuts(tensor).tokens
-    rows = Fraction(tokens, ranks(tensor, cut))
+    rows = ratio(tokens, ranks(tensor, cut))
     return LayerTraffic(forward=all_reduce(tensor, features, 3 * rows) + all_reduce(tensor, cut, 1))

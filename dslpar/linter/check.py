@@ -82,13 +82,16 @@ def check(
     cluster: Cluster | None = None,
     registered: Registered | None = None,
     by_program: bool = False,
+    forecasts: bool = True,
 ) -> Checked:
     """Read and lint a config for a world, once.
 
     `registered` are the names that this process has registered (`dslpar.schema.registry.registered`). `by_program`: a
-    config without a model is one that a program completes, with `dslpar.initialize(model=...)`.
+    config without a model is one that a program completes, with `dslpar.initialize(model=...)`. `forecasts`: whether
+    memory is forecast, where a device is known.
     """
-    cx = Context(config, sections_reader.read(config, registered, by_program), world_size, cluster, by_program)
+    reading = sections_reader.read(config, registered, by_program)
+    cx = Context(config, reading, world_size, cluster, by_program, forecasts=forecasts)
     return Checked(context=cx, findings=engine.run_rules(cx))
 
 

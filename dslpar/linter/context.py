@@ -18,7 +18,7 @@ from dslpar.language.load import Config
 from dslpar.layout.batch import Batch, batch_of, requested_batch
 from dslpar.layout.chunks import Chunks
 from dslpar.layout.modes import MODES, cuboid_of
-from dslpar.layout.resolve import chunks_of, pipeline_of, tensor_of
+from dslpar.layout.resolve import Job, chunks_of, pipeline_of, resolve, tensor_of
 from dslpar.linter.problem import Problem, UnknownValueError
 from dslpar.schema import sections
 from dslpar.schema.datasets import BlendData, Data, part_key
@@ -79,6 +79,7 @@ class Context:
         cluster: Cluster | None = None,
         by_program: bool = False,
         of_any_world: bool = False,
+        forecasts: bool = True,
     ) -> None:
         self.config = config
         self.reading = reading
@@ -88,8 +89,12 @@ class Context:
         self.by_program = by_program and not config.has("model") and "model" not in config.unknown
         """Whether a program passes the model, which the config leaves out."""
         self._of_any_world = of_any_world
+        self.forecasts = forecasts
+        """Whether rules forecast memory; not for those who forecast more than that themselves."""
         self.comment_problems: Callable[[str], Iterable[Problem]] = lambda code: ()
         """Problems of the comments that silence findings, by code; set by the engine where there are comments."""
+        self.is_legal: Callable[[], bool] = lambda: False
+        """Whether the rules before found no error; set by the engine."""
 
     def of_any_world(self) -> Context:
         """Return the config without world and hosts: a rule stops where it asks for either, or whether they are given.
@@ -378,6 +383,13 @@ class Context:
     def batch(self) -> Batch:
         """The batch of a step, whether or not its product fits; BAT101 reports that it does not."""
         return batch_of(self.requested_batch, self)
+
+    @cached_property
+    def job(self) -> Job:
+        """The job of this world; unknown while a rule finds an error, and without a world."""
+        if not self.is_legal():
+            raise UnknownValueError("job")
+        return resolve(self.reading.spec, self.world, self.config.path, self.trusted)
 
     @property
     def requested_batch(self) -> sections.Batch:

@@ -27,6 +27,7 @@ def run_rules(cx: Context) -> list[Finding]:
             return suppressions.problems(code, found)
 
         cx.comment_problems = comment_problems
+    cx.is_legal = lambda: not has_errors(found)
     for rule in RULES:
         found.update(rule.findings(cx))
     # Of another framework's config, each key would be a finding: it is converted, not mended, unless it loads as it is.

@@ -18,6 +18,7 @@ from dslpar.linter.rules import (
     comments,
     data,
     deepspeed,
+    fit,
     hosts,
     images,
     keys,
@@ -27,6 +28,7 @@ from dslpar.linter.rules import (
     parallel,
     performance,
     pipeline,
+    shapes,
     targets,
     tensor,
     transformers,
@@ -54,8 +56,10 @@ RULES: tuple[Rule, ...] = (
     *deepspeed.RULES,
     *hosts.RULES,
     *performance.RULES,
+    *shapes.RULES,
     *(rule for package in FAMILIES.values() for rule in import_module(f"{package}.rules").RULES),
     *no_effect.RULES,
+    *fit.RULES,  # what is legal is forecast
     *comments.RULES,  # last: they look at what the others found
 )
 

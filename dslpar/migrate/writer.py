@@ -16,7 +16,8 @@ from dslpar.schema.sections_reader import SECTIONS
 WIDTH = 120
 ORDER = (
     "parallel", "model", "data", "optimizer", "lr_scheduler", "zero", "precision", "batch", "train",
-    "activation_checkpoint", "checkpoint", "monitor", "gradient_handler", "schedule", "deepspeed",
+    "activation_checkpoint", "checkpoint", "monitor", "gradient_handler", "schedule", "cluster",
+    "deepspeed",
 )  # fmt: skip
 FIRST = ("type", "size", "stage", "dtype", "device", "enabled")
 """Keys that stand at the head of their section."""

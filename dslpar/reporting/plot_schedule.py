@@ -16,6 +16,7 @@ from dslpar.core.visible import visible
 from dslpar.layout.chunks import Chunks
 from dslpar.layout.schedule import Action
 from dslpar.layout.simulation import Span, Timeline, held
+from dslpar.reporting.picture import Picture
 from dslpar.reporting.scale import label, make_scale
 
 COLORS = {"F": (0x00, 0x72, 0xB2), "B": (0xD5, 0x5E, 0x00), "W": (0x00, 0x9E, 0x73)}
@@ -36,37 +37,53 @@ _STYLE = (
 
 def draw(timeline: Timeline, chunks: Chunks, title: str) -> str:
     """Draw a step."""
-    height = _TOP + _ROW * len(timeline.orders) + _BELOW
-    scale = make_scale((0.0, timeline.makespan))
-    wide = _INNER / timeline.makespan
+    height = _height(timeline)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" viewBox="0 0 {_WIDTH} {height}">',
         f"<style>{_STYLE}</style>",
         f'<rect width="{_WIDTH}" height="{height}" fill="#fff"/>',
-        _text(_LEFT, 20, title, css="title"),
-        *_legend(chunks, any(action.kind == "W" for action in timeline.spans)),
+        *_elements(timeline, chunks, title),
+        "</svg>",
     ]
-    bottom = height - _BELOW
-    for tick in scale.ticks(12):
-        x = _LEFT + wide * tick
-        parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP - 4}" y2="{bottom}"/>')
-        parts.append(_text(x, bottom + 14, label(tick), "middle"))
-    for rank, order in enumerate(timeline.orders):
-        y = _TOP + _ROW * rank
-        parts.append(_text(_LEFT - 8, y + 16, f"rank {rank}", "end"))
-        for action in order:
-            parts += _box(action, timeline.spans[action], y, wide, chunks)
-        parts.append(_text(_WIDTH - _RIGHT + 8, y + 16, f"holds {held(order, chunks).total:g}"))
-    axis = "time, in forwards of a mean stage; on the right, the most micro-batches whose activations a rank holds"
-    parts += [_text(_LEFT + _INNER / 2, height - 10, axis, "middle"), "</svg>"]
     return "\n".join(parts) + "\n"
 
 
-def _box(action: Action, span: Span, y: float, wide: float, chunks: Chunks) -> Iterator[str]:
+def picture(timeline: Timeline, chunks: Chunks, title: str) -> Picture:
+    """Draw a step for a page: light or dark, with tips, and rows named as the axis is, for it has global ranks too."""
+    elements = list(_elements(timeline, chunks, title, on_page=True))
+    return Picture("schedule", "Schedule", title, _WIDTH, _height(timeline), elements)
+
+
+def _height(timeline: Timeline) -> int:
+    return _TOP + _ROW * len(timeline.orders) + _BELOW
+
+
+def _elements(timeline: Timeline, chunks: Chunks, title: str, on_page: bool = False) -> Iterator[str]:
+    yield _text(_LEFT, 20, title, css="title")
+    yield from _legend(chunks, any(action.kind == "W" for action in timeline.spans))
+    height = _height(timeline)
+    bottom, wide = height - _BELOW, _INNER / timeline.makespan
+    for tick in make_scale((0.0, timeline.makespan)).ticks(12):
+        x = _LEFT + wide * tick
+        yield f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP - 4}" y2="{bottom}"/>'
+        yield _text(x, bottom + 14, label(tick), "middle")
+    for rank, order in enumerate(timeline.orders):
+        y = _TOP + _ROW * rank
+        yield _text(_LEFT - 8, y + 16, f"{'pipe' if on_page else 'rank'} {rank}", "end")
+        for action in order:
+            yield from _box(action, timeline.spans[action], y, wide, chunks, on_page)
+        yield _text(_WIDTH - _RIGHT + 8, y + 16, f"holds {round(held(order, chunks).total, 2):g}")
+    axis = "time, in forwards of a mean stage; on the right, the most micro-batches whose activations a rank holds"
+    yield _text(_LEFT + _INNER / 2, height - 10, axis, "middle")
+
+
+def _box(action: Action, span: Span, y: float, wide: float, chunks: Chunks, has_tip: bool) -> Iterator[str]:
     x, width = _LEFT + wide * span.start, wide * (span.end - span.start)
     chunk, micro = action.stage // chunks.pipe, str(action.micro)
     fill = _shade(action.kind, chunk, chunks.num)
-    yield f'<rect class="box" x="{x:.2f}" y="{y}" width="{width:.2f}" height="{_BOX}" fill="{fill}"/>'
+    yield f'<rect class="box" x="{x:.2f}" y="{y}" width="{width:.2f}" height="{_BOX}" fill="{fill}"' + (
+        f"><title>{action.kind} of stage {action.stage}, micro-batch {micro}</title></rect>" if has_tip else "/>"
+    )
     if width > _DIGIT * len(micro):
         css = "n light" if 2 * _white(chunk, chunks.num) <= _MOST_WHITE else "n"
         yield _text(x + width / 2, y + 16, micro, "middle", css)

@@ -217,6 +217,9 @@ def config_yaml(job: Job, config: Config, more: Mapping[str, object] = MappingPr
     # As the reader has it: an absolute path. A program may bring the model, with no section of it in the config.
     if "pretrained" in values.get("model", {}) and "pretrained" in args:
         values["model"]["pretrained"] = args["pretrained"]
+    calibration = job.spec.cluster.calibration
+    if calibration is not None:
+        values["cluster"]["calibration"] = os.path.abspath(os.path.join(os.path.dirname(job.path), calibration))
     return yaml_io.dump_plain(values | {"resolved": resolved})
 
 

@@ -1,5 +1,7 @@
 """The report of `dslpar show`, as text and as JSON: a Job's sizes, rank groups, stages, batch, divisors, traffic,
-schedule, and the DeepSpeed config; and the schedule as a picture.
+schedule, memory, and the DeepSpeed config; and the schedule as a picture.
+
+Each takes the job and its forecast, which is None where no machine is known, or not what the model's layers cost.
 """
 
 from __future__ import annotations
@@ -8,11 +10,18 @@ from collections.abc import Iterable, Iterator
 
 from dslpar.core.visible import json_text, visible
 from dslpar.forecast import bubble, comparison
+from dslpar.forecast.device import GIB
+from dslpar.forecast.plan import Forecast
+from dslpar.forecast.stage_memory import StageMemory, stage_memory
+from dslpar.forecast.workload import workload_of
 from dslpar.layout.deepspeed_config import ds_config
 from dslpar.layout.divisors import Condition
 from dslpar.layout.family import conditions, layout_of
 from dslpar.layout.resolve import Job
+from dslpar.layout.schedule import Schedule
+from dslpar.layout.simulation import Timeline
 from dslpar.reporting import plot_schedule
+from dslpar.reporting.picture import Picture
 from dslpar.schema.sections import Model
 
 AXES = ("pipe", "data", "tensor", "x", "y", "z")
@@ -21,7 +30,7 @@ _SHOWN_RANKS = 16
 _DRAWN_ACTIONS = 5000
 
 
-def as_record(job: Job) -> dict[str, object]:
+def as_record(job: Job, made: Forecast | None = None) -> dict[str, object]:
     """Return the values of `dslpar show --format json`; programs rely on their names."""
     mesh, cuboid, stages = job.mesh, job.mesh.tensor, job.stages
     return {
@@ -43,15 +52,16 @@ def as_record(job: Job) -> dict[str, object]:
         "divisors": [{"key": one.key, "value": one.value, "by": one.by, "why": one.why} for one in _divisors(job)],
         "traffic": traffic._asdict() if (traffic := comparison.summary(job)) else None,
         "schedule": _schedule(job) if mesh.pipe > 1 else None,
+        "memory": _memory(job, made),
     }
 
 
-def as_json(job: Job) -> str:
+def as_json(job: Job, made: Forecast | None = None) -> str:
     """Return the record as JSON."""
-    return json_text(as_record(job))
+    return json_text(as_record(job, made))
 
 
-def as_text(job: Job) -> str:
+def as_text(job: Job, made: Forecast | None = None) -> str:
     """Return the record as text; of many groups, only the first ones and the last."""
     mesh, cuboid = job.mesh, job.mesh.tensor
     x, y, z = cuboid.shape
@@ -64,6 +74,7 @@ def as_text(job: Job) -> str:
         f" * accumulation {job.batch.accumulation} * data {mesh.data}",
         *_stage_lines(job),
         *_schedule_lines(job),
+        *_memory_lines(job, made),
         "groups",
         *(f"  {axis:7}{_some(mesh.groups(axis))}" for axis in AXES if mesh.size(axis) > 1),
         *_divisor_lines(job),
@@ -74,20 +85,34 @@ def as_text(job: Job) -> str:
     return "".join(visible(line) + "\n" for line in lines)
 
 
-def as_svg(job: Job) -> str:
+def as_svg(job: Job, made: Forecast | None = None) -> str:
     """Draw the schedule; a step with very many micro-batches is drawn as one with fewer."""
+    timeline, title = _drawn_step(job)
+    return plot_schedule.draw(timeline, job.chunks, title)
+
+
+def schedule_picture(job: Job) -> Picture | None:
+    """Draw the same for a page; None of so many ranks that not even a round of micro-batches can be simulated."""
+    if bubble.num_actions(_round(job)) > bubble.MOST_ACTIONS:
+        return None
+    timeline, title = _drawn_step(job)
+    return plot_schedule.picture(timeline, job.chunks, title)
+
+
+def _round(job: Job) -> Schedule:
+    return job.schedule._replace(num_micro_batches=job.mesh.pipe)
+
+
+def _drawn_step(job: Job) -> tuple[Timeline, str]:
     schedule, count = job.schedule, job.batch.accumulation
-    a_round = schedule._replace(num_micro_batches=job.mesh.pipe)
-    rounds = max(1, _DRAWN_ACTIONS // bubble.num_actions(a_round))
+    rounds = max(1, _DRAWN_ACTIONS // bubble.num_actions(_round(job)))
     drawn = min(count, rounds * job.mesh.pipe)
     timeline = bubble.simulate_job(job, drawn)
     assert timeline is not None, "fewer actions are drawn than simulated"
     shown = f"{drawn} micro-batches" + (f" (the step has {count})" if drawn < count else "")
     chunks = f", {schedule.chunks.num} chunks each" if schedule.chunks.num > 1 else ""
-    title = (
-        f"{job.path}: {_type_of(job)} over {job.mesh.pipe} ranks{chunks}, {shown}: bubble {_percent(timeline.bubble)}"
-    )
-    return plot_schedule.draw(timeline, schedule.chunks, title)
+    over = f"{_type_of(job)} over {job.mesh.pipe} ranks{chunks}"
+    return timeline, f"{job.path}: {over}, {shown}: bubble {_percent(timeline.bubble)}"
 
 
 FORMATS = {"text": as_text, "json": as_json, "svg": as_svg}
@@ -123,9 +148,37 @@ def _schedule_lines(job: Job) -> Iterator[str]:
         idle = timeline.bubble / (1.0 + timeline.bubble)
         line += f": bubble {_percent(timeline.bubble)}, the busiest rank is idle {_percent(idle)} of the step"
     yield line
-    held = [f"{rank}: {schedule.held(rank).total:g}" for rank in range(min(job.mesh.pipe, _SHOWN_RANKS))]
+    held = [f"{rank}: {round(schedule.held(rank).total, 2):g}" for rank in range(min(job.mesh.pipe, _SHOWN_RANKS))]
     more = ", ..." if job.mesh.pipe > _SHOWN_RANKS else ""
     yield f"  holds    micro-batches of activations, at most, by rank: {', '.join(held)}{more}"
+
+
+def memory_of(job: Job, made: Forecast | None) -> tuple[StageMemory, ...] | None:
+    """Return what each rank of the pipeline holds; None of a model whose costs are not known."""
+    if made is not None:
+        return made.memory
+    workload = workload_of(job)
+    return None if workload is None else tuple(stage_memory(workload, rank) for rank in range(job.mesh.pipe))
+
+
+def _memory(job: Job, made: Forecast | None) -> dict[str, object] | None:
+    found = memory_of(job, made)
+    if found is None:
+        return None
+    binding = max(found, key=lambda each: each.total)
+    return {"stage": binding.pipe_rank, "bytes": round(binding.total), "verdict": made and made.verdict}
+
+
+def _memory_lines(job: Job, made: Forecast | None) -> Iterator[str]:
+    found = memory_of(job, made)
+    if found is None:
+        return
+    binding = max(found, key=lambda each: each.total)
+    line = f"  memory   stage {binding.pipe_rank} needs {binding.total / GIB:.1f} GiB, the most of all"
+    if made is not None:
+        device = made.machine.device
+        line += f" ({device.name} has {device.memory_bytes / GIB:.1f}: {made.verdict})"
+    yield line
 
 
 def _type_of(job: Job) -> str:

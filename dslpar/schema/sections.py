@@ -616,6 +616,22 @@ class PipelineSchedule:
 
 
 @section
+class Cluster:
+    """The machines that a run is meant for: what `dslpar plan`, lint and show forecast memory and time with."""
+
+    device: str | None = key(default=None, resume="free", shorthand=True, synonyms="gpu accelerator device_type")
+    """A device of the table, 'h100-80g' or the like (`dslpar plan --help` lists them); left out: this machine's."""
+    nodes_of: PositiveInt | None = key(
+        default=None, resume="free", synonyms="gpus_per_node num_gpus_per_node devices_per_node nproc_per_node"
+    )
+    """Devices of a node; left out: as many as that device's nodes usually have."""
+    nic_gb_per_s: PositiveFloat | None = key(default=None, resume="free")
+    """Network of a node to the others, GB/s in one direction, all cards together; left out: that device's usual."""
+    calibration: str | None = key(default=None, resume="free")
+    """A file of `dslpar plan --calibrate` or `dslpar measure`, relative to the config: what these machines reach."""
+
+
+@section
 class Spec:
     """Everything that a config says, defaults filled in, nothing inferred yet."""
 
@@ -678,6 +694,8 @@ class Spec:
     """Code of your own between the sum over micro-batches and clipping; a list of dicts, or one."""
     schedule: PipelineSchedule | None = key(default=None)
     """The order in which a pipeline works off its micro-batches."""
+    cluster: Cluster = key(default_factory=Cluster, synonyms="hardware machine")
+    """The machines that a run is meant for; nothing of a run follows from it."""
     deepspeed: Dict = key(default_factory=dict, resume="reported")
     """Keys of DeepSpeed's own that no other section has, merged last."""
 

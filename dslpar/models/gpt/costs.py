@@ -10,10 +10,12 @@
 from __future__ import annotations
 
 from dslpar.core.mesh import Tensor
-from dslpar.forecast import flops, memory, traffic
+from dslpar.forecast import flops, memory, traffic, work
 from dslpar.forecast.flops import Flops
 from dslpar.forecast.memory import LayerMemory
+from dslpar.forecast.model_costs import Costs, ModelCosts
 from dslpar.forecast.ring import LayerTraffic, Number
+from dslpar.forecast.work import Work
 from dslpar.models.gpt.layout import block_weights
 from dslpar.models.gpt.section import GPT
 
@@ -52,6 +54,51 @@ def layer_memory(model: GPT, cuboid: Tensor, tokens: Number) -> LayerMemory:
     attention = memory.attention(cuboid, tokens, hidden, model.num_heads, kv_heads=model.kv_heads, bias=bias)
     mlp = memory.mlp(cuboid, tokens, hidden, model.ffn_size, activation=model.activation, bias=bias)
     return norm + norm + attention + mlp
+
+
+def model_costs(model: GPT, cuboid: Tensor, tokens: Number, seq_len: int) -> ModelCosts:
+    """Return what blocks, tables, and head with loss cost a rank for a micro-batch of `tokens`."""
+    hidden, vocab = model.hidden_size, model.vocab_size
+    positions = model.max_seq_len if model.positions == "learned" else 0
+    tables = memory.embedding(cuboid, vocab, hidden, positions)
+    looked_up = traffic.embedding(cuboid, tokens, vocab, hidden)
+    first = Costs(
+        work=work.embedding(cuboid, tokens, hidden),
+        traffic=looked_up + (traffic.position_embedding(cuboid, positions, hidden) if positions else LayerTraffic()),
+        memory=tables,
+    )
+    last = Costs(
+        work=work.norm(cuboid, tokens, hidden) + work.head(cuboid, tokens, hidden, vocab),
+        traffic=traffic.norm(cuboid, tokens, hidden, kind=model.norm, bias=model.bias)
+        + traffic.head(cuboid, tokens, hidden, vocab)
+        + traffic.cross_entropy(cuboid, tokens),
+        memory=memory.norm(cuboid, tokens, hidden, kind=model.norm, bias=model.bias)
+        + memory.head(cuboid, tokens, hidden, vocab),
+    )
+    return ModelCosts(
+        first=first,
+        layer=Costs(
+            work=_layer_work(model, cuboid, tokens, seq_len),
+            traffic=layer_traffic(model, cuboid, tokens),
+            memory=layer_memory(model, cuboid, tokens),
+        ),
+        last=last,
+        boundary=memory.residual(cuboid, tokens, hidden),
+        tied=memory.embedding(cuboid, vocab, hidden).weights if model.tie_embeddings else 0,
+        logits=memory.logits(cuboid, tokens, vocab),
+    )
+
+
+def _layer_work(model: GPT, cuboid: Tensor, tokens: Number, seq_len: int) -> Work:
+    hidden = model.hidden_size
+    around = work.norm(cuboid, tokens, hidden) + work.residual_add(cuboid, tokens, hidden)
+    attention = work.attention(
+        *(cuboid, tokens, seq_len, hidden, model.num_heads),
+        kv_heads=model.kv_heads,
+        rotary=model.positions == "rotary",
+    )
+    mlp = work.mlp(cuboid, tokens, hidden, model.ffn_size, activation=model.activation)
+    return around + attention + around + mlp
 
 
 def flops_per_token(model: GPT, seq_len: int) -> Flops:

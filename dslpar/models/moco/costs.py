@@ -6,13 +6,13 @@ projection_size numbers a sample, and statistics of the heads' features.
 
 from __future__ import annotations
 
-from fractions import Fraction
-
 from dslpar.core.mesh import Tensor
-from dslpar.forecast import memory, traffic
+from dslpar.forecast import memory, traffic, work
 from dslpar.forecast.flops import Flops
-from dslpar.forecast.memory import LayerMemory
-from dslpar.forecast.ring import LayerTraffic, Number
+from dslpar.forecast.memory import LayerMemory, Saved
+from dslpar.forecast.model_costs import Costs, ModelCosts
+from dslpar.forecast.ring import LayerTraffic, Number, ratio
+from dslpar.forecast.work import Work
 from dslpar.models.moco.layout import block_weights, head_weights, projector_weights
 from dslpar.models.moco.section import MoCo
 
@@ -27,7 +27,7 @@ def layer_traffic(model: MoCo, cuboid: Tensor, tokens: Number) -> LayerTraffic:
 
 def model_traffic(model: MoCo, cuboid: Tensor, tokens: Number) -> LayerTraffic:
     """Return what a rank sends within its tensor group: one micro-batch, `tokens` of one view."""
-    samples, hidden = Fraction(tokens, model.longest_sample), model.hidden_size
+    samples, hidden = ratio(tokens, model.longest_sample), model.hidden_size
     inner, size = model.projection_hidden_size, model.projection_size
     patches = traffic.linear(
         *(cuboid, tokens, model.patch_features, hidden),
@@ -75,6 +75,64 @@ def layer_memory(model: MoCo, cuboid: Tensor, tokens: Number) -> LayerMemory:
     attention = memory.attention(cuboid, tokens, hidden, model.num_heads)
     block = norm + norm + attention + memory.mlp(cuboid, tokens, hidden, model.ffn_size)
     return LayerMemory(weights=2 * block.weights, saved=block.saved + block.saved)
+
+
+def model_costs(model: MoCo, cuboid: Tensor, tokens: Number, seq_len: int) -> ModelCosts:
+    """Return what patches, blocks of both encoders, and heads cost a rank for a micro-batch: `tokens` of one view.
+
+    The momentum encoder computes a forward more: a third of what a trained block does, counted as further products.
+    """
+    hidden, samples = model.hidden_size, ratio(tokens, model.longest_sample)
+    patches = work.linear(cuboid, tokens, model.patch_features, hidden, role="outward")
+    heads = _heads_work(model, cuboid, samples)
+    block = _block_work(model, cuboid, tokens)
+    whole = model_traffic(model, cuboid, tokens)
+    layers = layer_traffic(model, cuboid, tokens) * model.num_layers
+    held = ratio(head_weights(model) + projector_weights(model), cuboid.size // cuboid.d)
+    return ModelCosts(
+        first=Costs(
+            work=patches * (2 * _VIEWS),
+            memory=LayerMemory(
+                weights=2 * memory.linear(cuboid, tokens, model.patch_features, hidden, role="outward").weights,
+                saved=Saved(),
+            ),
+        ),
+        layer=Costs(
+            work=block * _VIEWS + block * (_VIEWS / 3),
+            traffic=layer_traffic(model, cuboid, tokens),
+            memory=layer_memory(model, cuboid, tokens),
+        ),
+        last=Costs(
+            work=heads * _VIEWS,
+            traffic=LayerTraffic(
+                forward=whole.forward - layers.forward,
+                backward=whole.backward - layers.backward,
+            ),
+            memory=LayerMemory(
+                weights=held,
+                saved=Saved(elements=_VIEWS * samples * 4 * model.projection_hidden_size / cuboid.x),
+            ),
+        ),
+        boundary=memory.residual(cuboid, tokens, hidden) * _VIEWS,
+    )
+
+
+def _block_work(model: MoCo, cuboid: Tensor, tokens: Number) -> Work:
+    hidden = model.hidden_size
+    around = work.norm(cuboid, tokens, hidden) + work.residual_add(cuboid, tokens, hidden)
+    attention = work.attention(cuboid, tokens, model.longest_sample, hidden, model.num_heads, causal=False)
+    return around * 2 + attention + work.mlp(cuboid, tokens, hidden, model.ffn_size)
+
+
+def _heads_work(model: MoCo, cuboid: Tensor, samples: Number) -> Work:
+    hidden, inner, size = model.hidden_size, model.projection_hidden_size, model.projection_size
+    return (
+        work.linear(cuboid, samples, hidden, inner, role="inward")
+        + work.linear(cuboid, samples, inner, inner, role="outward")
+        + work.linear(cuboid, samples, inner, size, role="inward")
+        + work.linear(cuboid, samples, size, inner, role="outward")
+        + work.linear(cuboid, samples, inner, size, role="inward")
+    )
 
 
 def flops_per_token(model: MoCo, seq_len: int) -> Flops:

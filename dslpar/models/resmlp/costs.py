@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dslpar.core.mesh import Tensor
-from dslpar.forecast import memory, traffic
+from dslpar.forecast import memory, traffic, work
 from dslpar.forecast.flops import Flops
-from dslpar.forecast.memory import LayerMemory
-from dslpar.forecast.ring import LayerTraffic, Number
+from dslpar.forecast.memory import LayerMemory, Saved
+from dslpar.forecast.model_costs import Costs, ModelCosts
+from dslpar.forecast.ring import LayerTraffic, Number, ratio
+from dslpar.forecast.work import Product, Work
 from dslpar.models.resmlp.layout import pipeline_weights
 from dslpar.models.resmlp.section import ResMLP
 
@@ -40,6 +42,42 @@ def layer_memory(model: ResMLP, cuboid: Tensor, tokens: Number) -> LayerMemory:
     mixing = memory.token_linear(cuboid, tokens, hidden, model.num_patches)
     mlp = memory.mlp(cuboid, tokens, hidden, model.ffn_size)
     return affine + mixing + scale + affine + mlp + scale
+
+
+def model_costs(model: ResMLP, cuboid: Tensor, tokens: Number, seq_len: int) -> ModelCosts:
+    """Return what patches, blocks, and classifier cost a rank for a micro-batch of `tokens`."""
+    hidden, features = model.hidden_size, model.patch_features
+    samples = ratio(tokens, model.num_patches)
+    patches = cuboid, tokens, features, hidden
+    first = Costs(
+        work=work.linear(*patches, role="outward"),
+        traffic=traffic.linear(*patches, role="outward", input_grad=False),
+        memory=memory.linear(*patches, role="outward"),
+    )
+    block = Costs(
+        work=work.norm(cuboid, tokens, hidden) * 2
+        + work.token_linear(cuboid, tokens, hidden, model.num_patches)
+        + work.residual_add(cuboid, tokens, hidden) * 2
+        + work.mlp(cuboid, tokens, hidden, model.ffn_size),
+        traffic=layer_traffic(model, cuboid, tokens),
+        memory=layer_memory(model, cuboid, tokens),
+    )
+    classes = model.num_classes
+    last = Costs(
+        work=work.norm(cuboid, tokens, hidden)
+        + Work(products=(Product(float(samples), hidden, classes),), losses=float(samples) * classes),
+        traffic=traffic.residual_vectors(cuboid, 2 * hidden)
+        + traffic.mean_of_tokens(cuboid, tokens, hidden, model.num_patches),
+        memory=memory.affine(cuboid, tokens, hidden)
+        + LayerMemory(weights=(hidden + 1) * classes, saved=Saved(elements=samples * hidden)),
+    )
+    return ModelCosts(
+        first=first,
+        layer=block,
+        last=last,
+        boundary=memory.residual(cuboid, tokens, hidden),
+        logits=samples * classes,
+    )
 
 
 def flops_per_token(model: ResMLP, seq_len: int) -> Flops:

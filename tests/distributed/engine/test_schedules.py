@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ from dslpar.engine.pipeline_executor import PipelineExecutor
 from dslpar.layout.resolve import Job
 from dslpar.layout.schedule import Action
 from dslpar.models.gpt import section
+from dslpar.reporting import show
 from dslpar.schema import sections
 from tests.distributed.engine.test_engine import LENGTH, VOCAB, batches, engine_of, job
 from tests.support.ranks import RankError, on_ranks
@@ -29,7 +31,13 @@ SCHEDULES = [("1f1b", 1), ("interleaved", 2), ("zero_bubble", 1), ("zero_bubble"
 def trained(
     world: int, pipe: int, kind: str = "1f1b", chunks: int = 1, zero: int = 0, dtype: str = "fp32", **other: Any
 ) -> Job:
-    sizes = {"num_layers": 4, "hidden_size": 16, "num_heads": 2, "vocab_size": VOCAB, "max_seq_len": LENGTH}
+    sizes = {
+        "num_layers": other.pop("num_layers", 4),
+        "hidden_size": 16,
+        "num_heads": 2,
+        "vocab_size": VOCAB,
+        "max_seq_len": LENGTH,
+    }
     model = section.GPT(**sizes, dropout=other.pop("dropout", 0.0), tie_embeddings=other.pop("tied", True))
     parallel = {"pipeline": sections.PipelineParallel(size=pipe)} if pipe > 1 else {}
     if other.pop("tensor", 1) > 1:
@@ -104,11 +112,28 @@ def _trace(made: Job) -> tuple[list[Action], list[Action]]:
     return trained_with, ran
 
 
-@pytest.mark.parametrize(("kind", "chunks"), SCHEDULES)
-def test_each_rank_runs_the_order_that_is_shown(kind: str, chunks: int) -> None:
-    made = trained(2, 2, kind, chunks)
-    for rank, (ran, evaluated) in enumerate(on_ranks(2, _trace, made, init="deepspeed")):
+def _drawn(made: Job) -> list[list[Action]]:
+    """What the schedule's picture has on each of its rows, from left to right."""
+    rows: dict[str, list[tuple[float, Action]]] = {}
+    box = r'<rect class="box" x="([\d.]+)" y="(\d+)"[^>]*><title>(\w) of stage (\d+), micro-batch (\d+)</title>'
+    picture = show.schedule_picture(made)
+    assert picture is not None
+    for x, y, kind, stage, micro in re.findall(box, picture.standalone()):
+        rows.setdefault(y, []).append((float(x), Action(kind, int(stage), int(micro))))
+    return [[action for _, action in sorted(rows[y])] for y in sorted(rows, key=int)]
+
+
+@pytest.mark.parametrize(
+    ("pipe", "kind", "chunks"),
+    sampled([(pipe, *schedule) for pipe in (2, 4) for schedule in SCHEDULES], lambda row: row[0] == 2),
+)
+def test_each_rank_runs_the_order_that_is_shown(pipe: int, kind: str, chunks: int) -> None:
+    made = trained(pipe, pipe, kind, chunks, num_layers=pipe * chunks)
+    drawn = _drawn(made)
+    assert len(drawn) == pipe
+    for rank, (ran, evaluated) in enumerate(on_ranks(pipe, _trace, made, init="deepspeed")):
         assert ran == made.schedule.order(rank)
+        assert ran == drawn[rank]
         assert evaluated == made.schedule.forward_order(rank)
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dslpar.core.mesh import Tensor
-from dslpar.forecast import flops, memory, traffic
+from dslpar.forecast import flops, memory, traffic, work
 from dslpar.forecast.flops import Flops
 from dslpar.forecast.memory import LayerMemory
+from dslpar.forecast.model_costs import Costs, ModelCosts
 from dslpar.forecast.ring import LayerTraffic, Number
 from tests.support.mlp_family.section import ResidualMLP
 
@@ -25,6 +26,29 @@ def model_traffic(model: ResidualMLP, cuboid: Tensor, tokens: Number) -> LayerTr
 
 def layer_memory(model: ResidualMLP, cuboid: Tensor, tokens: Number) -> LayerMemory:
     return memory.mlp(cuboid, tokens, model.width, model.width, activation=model.activation)
+
+
+def model_costs(model: ResidualMLP, cuboid: Tensor, tokens: Number, seq_len: int) -> ModelCosts:
+    width, vocab = model.width, model.vocab_size
+    return ModelCosts(
+        first=Costs(
+            work=work.embedding(cuboid, tokens, width),
+            traffic=traffic.embedding(cuboid, tokens, vocab, width),
+            memory=memory.embedding(cuboid, vocab, width),
+        ),
+        layer=Costs(
+            work=work.mlp(cuboid, tokens, width, width, activation=model.activation),
+            traffic=layer_traffic(model, cuboid, tokens),
+            memory=layer_memory(model, cuboid, tokens),
+        ),
+        last=Costs(
+            work=work.head(cuboid, tokens, width, vocab),
+            traffic=traffic.head(cuboid, tokens, width, vocab) + traffic.cross_entropy(cuboid, tokens),
+            memory=memory.head(cuboid, tokens, width, vocab),
+        ),
+        boundary=memory.residual(cuboid, tokens, width),
+        logits=memory.logits(cuboid, tokens, vocab),
+    )
 
 
 def flops_per_token(model: ResidualMLP, seq_len: int) -> Flops:

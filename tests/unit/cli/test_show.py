@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -26,7 +27,7 @@ def test_show_json_has_the_contract(config: Path, capsys: pytest.CaptureFixture[
     assert main(["show", str(config), "--world-size", "8", "--format", "json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert list(shown)[:6] == ["world_size", "parallel", "groups", "stages", "batch", "deepspeed"]
-    assert list(shown)[6:] == ["divisors", "traffic", "schedule"]
+    assert list(shown)[6:] == ["divisors", "traffic", "schedule", "memory"]
     assert shown["parallel"]["order"] == ["pipe", "data", "tensor"]
     assert shown["stages"]["counts"] == [4, 4]
     assert shown["batch"] == {"global_size": 16, "micro_size": 1, "accumulation": 8}
@@ -151,6 +152,73 @@ def test_show_draws_the_schedule(config: Path, capsys: pytest.CaptureFixture[str
     text = capsys.readouterr().out
     assert "1250 micro-batches" in text  # 5000 boxes
     assert "(the step has 100000)" in text
+
+
+LARGE = ["model.hidden_size=24576", "model.num_layers=8", "model.vocab_size=50304"]
+
+
+def test_show_tells_the_memory_of_the_binding_rank(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", str(config), "--world-size", "8", *LARGE]) == 0
+    out = capsys.readouterr().out
+    (line,) = (line for line in out.splitlines() if line.startswith("  memory "))
+    told = re.fullmatch(r"  memory   stage (\d) needs ([\d.]+) GiB, the most of all", line)
+    assert told is not None
+    assert main(["show", str(config), "--world-size", "8", "--format", "json", *LARGE]) == 0
+    memory = json.loads(capsys.readouterr().out)["memory"]
+    assert memory["verdict"] is None
+    assert (f"{memory['stage']}", f"{memory['bytes'] / 2**30:.1f}") == told.groups()
+
+
+def test_with_a_device_show_has_the_verdict(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["show", str(config), "--world-size", "8", "cluster.device='h100-80g'"]
+    assert main([*argv, "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["memory"]["verdict"] == "fits"
+    assert main(argv) == 0
+    assert " GiB, the most of all (h100-80g has 79.6: fits)\n" in capsys.readouterr().out
+
+
+def test_a_hostfile_names_the_device(config: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("# device: a100-40g\nnode1 slots=4\nnode2 slots=4\n")
+    assert main(["show", str(config), "--hostfile", str(hosts), "--format", "html"]) == 0
+    out = capsys.readouterr().out
+    assert "8 ranks in nodes of 4" in out
+    assert "a100-40g" in out
+
+
+def test_show_of_a_model_whose_costs_are_not_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "cfg.py"
+    config.write_text("model = dict(type='torchvision.models.resnet18')\n")
+    assert main(["show", str(config), "--world-size", "2", "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["memory"] is None
+    assert main(["show", str(config), "--world-size", "2"]) == 0
+    assert "  memory " not in capsys.readouterr().out
+    assert main(["show", str(config), "--world-size", "2", "--format", "html"]) == 0
+    assert "It is not known what this model" in capsys.readouterr().out
+
+
+def test_a_page_and_its_pictures_in_a_folder(config: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    argv = ["show", str(config), "--world-size", "8", "cluster.device='h100-80g'", "--format", "html"]
+    assert main(argv) == 0
+    printed = capsys.readouterr().out
+    folder = tmp_path / "new" / "pages"
+    assert main([*argv, "--output-dir", str(folder)]) == 0
+    assert capsys.readouterr().out == ""
+    assert (folder / "page.html").read_text() == printed
+    files = {"page.html", "mesh.svg", "stages.svg", "schedule.svg", "memory.svg", "traffic.svg"}
+    assert {path.name for path in folder.iterdir()} == files
+    for path in folder.glob("*.svg"):
+        ElementTree.parse(path)
+
+
+def test_output_dir_needs_a_page_and_a_folder(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["show", str(config), "--world-size", "8", "--output-dir"]
+    with pytest.raises(SystemExit):
+        main([*argv, "pages"])
+    assert "--output-dir goes with --format html" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([*argv, str(config), "--format", "html"])
+    assert "cannot write to " in capsys.readouterr().err
 
 
 def test_show_prints_findings_and_stops(config: Path, capsys: pytest.CaptureFixture[str]) -> None:

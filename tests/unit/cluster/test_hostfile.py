@@ -210,3 +210,20 @@ def test_our_hostfiles(path: Path) -> None:
     cluster = parse(text, str(path))
     assert cluster.world_size == math.prod(int(size) for size in path.name.removesuffix("gpu").split("x"))
     assert findings(MODEL, None, hostfile=text) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "device"),
+    [
+        ("# device: h100-80g\nnode1 slots=8\n", "h100-80g"),
+        ("node1 slots=8\r\n  #device:a100-40g \r\n", "a100-40g"),
+        ("node1 slots=8 # device: h100-80g\n", None),
+        ("# the device: h100-80g\nnode1 slots=8\n", None),
+        ("node1 slots=8\n", None),
+    ],
+)
+def test_a_comment_names_the_device(text: str, device: str | None) -> None:
+    cluster = parse(text, "hosts")
+    assert cluster.device == device
+    assert [host.name for host in cluster.hosts] == ["node1"]
+    assert not cluster.bad_lines

@@ -17,7 +17,7 @@ from tests.support.lint import MODEL, TOO_SMALL, findings
 
 PAGES = [page for page in pages() if not isinstance(page, Rule)]
 SECTIONS = ("What it does", "Why", "Example", "Use instead")
-FAMILIES = ("CFG", "PAR", "TEN", "PIP", "BAT", "ZER", "PRE", "DSC", "HST", "CKP", "PERF", "DEAD")
+FAMILIES = ("CFG", "PAR", "TEN", "PIP", "BAT", "ZER", "PRE", "DSC", "HST", "CKP", "FIT", "PERF", "DEAD")
 TWO = "parallel = dict(tensor=dict(size=2, mode='1d'))\n"
 
 

@@ -1,0 +1,224 @@
+"""Measured runs of others, for the forecast of memory: what each row holds, its peak, or that it failed.
+
+    runs = read(DATA / "published_runs.csv")
+    workload(runs[0]), runs[0].peak_gib
+
+`benchmarks.published_runs` has those with a time; here are all that have a peak, a failure, or the best time of a set.
+What a framework holds around the model is in its habits below; what it saves for the backward otherwise than dslpar's
+layers do, in `PublishedWorkload.costs`. No constant is fitted. nanotron's cut of layers over stages is its own rule,
+which takes blocks for a stage until their cost, the head's among them, passes the stage's share.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from itertools import accumulate
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.published_runs import model_of_row
+from dslpar.core.frozen import frozen, replace
+from dslpar.core.mesh import Mesh, Tensor
+from dslpar.forecast.device import DEVICES, Device
+from dslpar.forecast.memory import Saved
+from dslpar.forecast.model_costs import Costs, ModelCosts
+from dslpar.forecast.workload import Buckets, Habits, Recompute, Workload
+from dslpar.layout.chunks import Chunks
+from dslpar.layout.schedule import Schedule
+from dslpar.models.gpt.costs import model_costs
+from dslpar.models.gpt.section import GPT
+
+DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+"""Beside the repository; not part of it."""
+NANOTRON, FIGURE = 0, 13
+"""Sources by number: nanotron's runs, and figure 1 of arXiv 2205.05198, which is computed."""
+MOST_PANELS = 8
+"""nanotron keeps gathered panels without a pipeline, and pieces with one; and pieces over more ranks than these, as far
+as what ran tells: it had no room for panels. Megatron-LM keeps pieces.
+"""
+_LEFT_OUT = (7, 12, 14)
+"""Sources that do not tell the micro-batch, the sequence, or the precision in which they are forecast."""
+_DEVICES = {
+    "H100-SXM-80GB": "h100-80g",
+    "H100-SXM-96GB-HBM2e-500W": "h100-96g",
+    "H200-SXM-141GB": "h200-141g",
+    "A100-SXM-80GB": "a100-80g",
+    "A100-SXM-40GB": "a100-40g",
+    "V100-SXM2-32GB": "v100-32g",
+    "V100-SXM2-16GB": "v100-16g",
+}
+
+
+class Run(NamedTuple):
+    """One row."""
+
+    source: int
+    set: str
+    """Rows of one set are alternatives: one model, devices, sequence and global batch."""
+    device: Device
+    mesh: Mesh
+    chunks: Chunks
+    zero: int
+    micro_size: int
+    micro_batches: int
+    seq_len: int
+    recompute: Recompute
+    fuses_attention: bool
+    dtype: str
+    thrashes: bool
+    """Whether the source's step was several times slower than its neighbours', for want of memory."""
+    step_s: float | None
+    peak_gib: float | None
+    failed: bool
+    model: GPT
+    framework: str
+
+
+def read(path: Path) -> list[Run]:
+    """Return the rows of a file that a forecast can be made of."""
+    with path.open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if int(row["source"]) not in _LEFT_OUT]
+    return [_run(row) for row in rows]
+
+
+def _run(row: Mapping[str, str]) -> Run:
+    source, data, micro_size, pipe, size = (int(row[name]) for name in ("source", "dp", "mbs", "pp", "tp"))
+    chunks = Chunks(pipe, int(row["vp"] or 1) if pipe > 1 else 1)
+    # The figure has no global batch: its pipelines are full.
+    count = int(row["gbs"]) // (data * micro_size) if row["gbs"] else 4 * pipe
+    is_sharded = row["sp"] == "1" and size > 1
+    tensor = Tensor(
+        y=size,
+        mode="1d" if size > 1 else None,
+        residual="sequence" if is_sharded else "replicated",
+        keep="x" if source == NANOTRON and pipe == 1 and size <= MOST_PANELS else "none",
+    )
+    return Run(
+        source=source,
+        set=row["set"],
+        device=DEVICES[_DEVICES[row["device"]]],
+        mesh=Mesh(pipe=pipe, data=data, tensor=tensor),
+        chunks=chunks,
+        zero=int(row["zero"]),
+        micro_size=micro_size,
+        micro_batches=max(1, count) if chunks.num == 1 else -(-count // pipe) * pipe,
+        seq_len=int(row["seq"]),
+        recompute=_recompute(row["recompute"]),
+        fuses_attention=row["attn"] == "flash",
+        dtype="fp16" if row["precision"] == "fp16" else "bf16",
+        thrashes="cliff" in row["flags"],
+        step_s=float(row["step_s"]) if row["step_s"] else None,
+        peak_gib=float(row["peak_gb"]) if row["peak_gb"] else None,
+        failed=row["failed"] == "1",
+        model=model_of_row(row),
+        framework=row["framework"],
+    )
+
+
+def _recompute(text: str) -> Recompute:
+    if text == "full":
+        return "full"
+    return "selective" if text.startswith("selective") else "none"
+
+
+# Workloads ---------------------------------------------------------------------------------------------------------
+
+
+@frozen
+class PublishedWorkload(Workload):
+    """A step of another framework."""
+
+    saved_inner: float = 0.0
+    """Elements that a token's layer saves besides ours, of those that tensor parallelism divides."""
+
+    @cached_property
+    def costs(self) -> ModelCosts:
+        """What the model's parts cost a rank."""
+        assert isinstance(self.model, GPT)
+        known = model_costs(self.model, self.mesh.tensor, float(self.tokens), self.seq_len)
+        return replace(known, layer=_with_saved(known.layer, self.tokens * self.saved_inner / self.mesh.tensor.y))
+
+
+def _with_saved(costs: Costs, elements: float) -> Costs:
+    saved = costs.memory.saved
+    more = Saved(elements=float(saved.elements) + elements, wide=saved.wide)
+    return replace(costs, memory=replace(costs.memory, saved=more))
+
+
+def workload(run: Run) -> PublishedWorkload:
+    """Return a row as the forecast sees it."""
+    is_nanotron = run.source == NANOTRON
+    return PublishedWorkload(
+        model=replace(run.model, dropout=0.1) if run.source == FIGURE else run.model,
+        mesh=run.mesh,
+        counts=_counts_of_nanotron(run) if is_nanotron else _even(run.model.num_layers, run.chunks.stages),
+        schedule=Schedule(run.chunks, run.micro_batches),
+        micro_size=run.micro_size,
+        seq_len=run.seq_len,
+        zero=run.zero,
+        dtype=run.dtype,
+        recompute=run.recompute,
+        habits=replace(_habits(run), fused_attention=run.fuses_attention),
+        saved_inner=_saved_by_nanotron(run.model) if is_nanotron else 0.0,
+    )
+
+
+def _even(num_layers: int, stages: int) -> tuple[int, ...]:
+    least, more = divmod(num_layers, stages)
+    return tuple(least + (stage < more) for stage in range(stages))
+
+
+# Frameworks --------------------------------------------------------------------------------------------------------
+
+_MEGATRON = Habits(name="megatron", gradient_bytes=4.0, buckets=None, boundaries=0)
+"""Gradients in fp32, beside masters: 18 bytes a weight. It frees what a stage has sent, and what it took is saved."""
+_NANOTRON = Habits(name="nanotron", gradient_bytes=6.0, buckets=None, logit_bytes=10.0)
+"""Gradients in bf16, in buckets of torch's DDP, beside sums in fp32; logits in bf16, and in fp32 with a gradient."""
+_FSDP = Habits(name="fsdp", gradient_bytes=4.0, buckets=None)
+_DEEPSPEED = Habits(name="megatron-deepspeed", buckets=Buckets(overlapped=False, reduce=5e8))
+
+
+def _habits(run: Run) -> Habits:
+    if run.source == NANOTRON:
+        return _NANOTRON
+    if "FSDP" in run.framework:
+        return _FSDP
+    return _DEEPSPEED if "DeepSpeed" in run.framework and run.zero else _MEGATRON
+
+
+def _saved_by_nanotron(model: GPT) -> float:
+    """Return what nanotron's layer saves of a token besides ours: copies around the rotation, and of swiglu."""
+    kv_size = model.hidden_size // model.num_heads * model.kv_heads
+    return 2 * model.hidden_size + 2 * kv_size + model.ffn_size
+
+
+def _counts_of_nanotron(run: Run) -> tuple[int, ...]:
+    model = run.model
+    layer = 4 * model.hidden_size**2 + 3 * model.hidden_size * model.ffn_size
+    return nanotron_counts([layer] * model.num_layers, model.hidden_size * model.vocab_size, run.mesh.pipe)
+
+
+def nanotron_counts(layers: Sequence[int], head: int, pipe: int) -> tuple[int, ...]:
+    """Return the layers on each stage, from what each layer costs, and the head after them.
+
+    >>> nanotron_counts([1] * 8, 2, 4)
+    (3, 3, 2, 0)
+    """
+    total, stage = sum(layers) + head, 0
+    counts = [0] * pipe
+    for passed in accumulate(layers):
+        counts[stage] += 1
+        if passed * pipe > total * (stage + 1):
+            stage = min(stage + 1, pipe - 1)
+    return tuple(counts)
+
+
+def winners(runs: Iterable[Run]) -> list[Run]:
+    """Return the fastest run of each set that has several."""
+    by_set: dict[str, list[Run]] = {}
+    for run in runs:
+        if run.set and run.step_s:
+            by_set.setdefault(run.set, []).append(run)
+    return [min(alike, key=lambda run: run.step_s or 0.0) for alike in by_set.values() if len(alike) > 1]

@@ -1,0 +1,219 @@
+"""Training steps that others measured, as workloads: the rows of ../shared/data/published_runs.csv.
+
+    runs = read("../shared/data/published_runs.csv")
+    runs[0].stack, runs[0].workload, runs[0].step_s
+
+Each framework has its habits: how it cuts layers over stages, what it keeps, sums and sends. Runs that computed in fp8
+are left out, and those of which the source does not tell the micro-batch.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dslpar.core.mesh import Mesh, Tensor
+from dslpar.forecast.device import Device, device_named
+from dslpar.forecast.links import Nodes
+from dslpar.forecast.workload import Habits, Recompute, Workload
+from dslpar.layout.chunks import Chunks
+from dslpar.layout.schedule import Schedule
+from dslpar.layout.stages import Counts, EvenWeights, balanced, uniform
+from dslpar.models.gpt.section import GPT
+
+STACKS = {
+    "0": "nanotron",
+    "1": "vTrain multi",
+    "2": "vTrain single",
+    "3": "foundry",
+    "8": "Megatron-LM",
+    "9": "Megatron-LM",
+    "10": "BigScience",
+    "11": "BigScience",
+}
+"""By the number of the source in the data's README; others are not scored."""
+MOST_NODES = 32
+"""Of nanotron's runs: with 64 its fabric was two to three times slower."""
+
+_DEVICES = {
+    "H100-SXM-80GB": "h100-80g",
+    "A100-SXM-80GB": "a100-80g",
+    "A100-SXM-40GB": "a100-40g",
+    "V100-SXM2-32GB": "v100-32g",
+    "V100-SXM2-16GB": "v100-16g",
+}
+_NETWORKS = {
+    "EFA 3200": 400,
+    "IB HDR 800": 100,
+    "IB/RoCE 3200": 400,
+    "IB/RoCE 1600": 200,
+    "IB HDR 1600": 200,
+    "Omni-Path": 50,
+}
+"""GB/s of a node, by how its description begins."""
+
+_MEGATRON = Habits(
+    name="Megatron",
+    gradient_bytes=2.0,
+    reduced_bytes=2.0,
+    overlaps_reduction=False,
+    fused_attention=False,
+    splits_messages=True,
+)
+_HABITS = {
+    "nanotron": Habits(name="nanotron", blocking_messages=True, fused_optimizer=False),
+    "foundry": Habits(name="FSDP", gradient_bytes=2.0, reduced_bytes=2.0),
+}
+
+
+@dataclass(frozen=True)
+class PublishedRun:
+    """A step that somebody measured."""
+
+    stack: str
+    set: str
+    """Runs of one set share model, devices and global batch: they are alternatives."""
+    filtered: bool
+    """Whether what the data's README says of flags and nodes leaves it out of the filtered scores."""
+    workload: Workload
+    device: Device
+    nodes: Nodes
+    step_s: float
+
+
+def read(path: str) -> list[PublishedRun]:
+    """Read the runs that are scored. Raises: OSError."""
+    with open(path, newline="") as file:
+        rows = list(csv.DictReader(file))
+    return [published_run(row) for row in rows if is_scored(row)]
+
+
+def is_scored(row: Mapping[str, str]) -> bool:
+    """Whether a row has a time, and all that a workload needs."""
+    return bool(row["source"] in STACKS and row["step_s"] and row["mbs"] and "fp8" not in row["precision"])
+
+
+def published_run(row: Mapping[str, str]) -> PublishedRun:
+    """Return the run of a row."""
+    stack = STACKS[row["source"]]
+    per_node = int(row["gpus_per_node"])
+    network = next(speed for name, speed in _NETWORKS.items() if row["net"].startswith(name))
+    too_many = stack == "nanotron" and int(row["gpus"]) > MOST_NODES * per_node
+    return PublishedRun(
+        stack=stack,
+        set=row["set"],
+        filtered=bool(row["flags"]) or too_many,
+        workload=workload_of_row(row),
+        device=device_named(_DEVICES[row["device"]]),
+        nodes=Nodes(per_node, network),
+        step_s=float(row["step_s"]),
+    )
+
+
+def workload_of_row(row: Mapping[str, str]) -> Workload:
+    """Return the workload of a row."""
+    stack, model = STACKS[row["source"]], model_of_row(row)
+    sizes = {name: int(row[name] or 1) for name in ("dp", "tp", "pp", "vp", "mbs", "gbs", "seq", "zero")}
+    pipe, chunks = sizes["pp"], Chunks(sizes["pp"], sizes["vp"] if sizes["pp"] > 1 else 1)
+    sequence = row["sp"] == "1" and sizes["tp"] > 1
+    tensor = Tensor(
+        y=sizes["tp"],
+        mode="1d" if sizes["tp"] > 1 else None,
+        residual="sequence" if sequence else "replicated",
+        # nanotron keeps gathered panels without a pipeline, and pieces with one.
+        keep="none" if stack == "nanotron" and pipe > 1 else "x",
+    )
+    return Workload(
+        model=model,
+        mesh=Mesh(pipe=pipe, data=sizes["dp"], tensor=tensor),
+        counts=counts_of_row(stack, model, chunks),
+        schedule=Schedule(chunks, max(1, round(sizes["gbs"] / (sizes["dp"] * sizes["mbs"])))),
+        micro_size=sizes["mbs"],
+        seq_len=sizes["seq"],
+        zero=int(row["zero"] or 0),
+        dtype="fp16" if row["precision"] == "fp16" else "bf16",
+        recompute=_recompute(row["recompute"]),
+        habits=_HABITS.get(stack, _MEGATRON),
+    )
+
+
+def model_of_row(row: Mapping[str, str]) -> GPT:
+    """Return the model of a row: Llama's form where its MLP is gated, else GPT-2's."""
+    llama = row["act"] == "swiglu"
+    return GPT(
+        num_layers=int(row["L"]),
+        hidden_size=int(row["h"]),
+        num_heads=int(row["a"]),
+        vocab_size=int(row["vocab"]),
+        max_seq_len=int(row["seq"]),
+        num_kv_heads=int(row["kv"] or row["a"]),
+        ffn_hidden_size=int(row["ffn"]),
+        tie_embeddings=row["tied"] == "1",
+        norm="rmsnorm" if llama else "layernorm",
+        activation="swiglu" if llama else "gelu",
+        positions="rotary" if llama else "learned",
+        bias=not llama,
+    )
+
+
+def counts_of_row(stack: str, model: GPT, chunks: Chunks) -> Counts:
+    """Return the layers on each stage: nanotron weighs the head as what it multiplies, Megatron counts layers."""
+    if stack != "nanotron":
+        return uniform(model.num_layers, chunks.stages)
+    layer = 4 * model.hidden_size**2 + 3 * model.ffn_size * model.hidden_size
+    head = model.vocab_size * model.hidden_size
+    return balanced(EvenWeights(first=0, layer=layer, last=head), model.num_layers, chunks)
+
+
+def _recompute(text: str) -> Recompute:
+    if text == "full":
+        return "full"
+    return "selective" if text.startswith("selective") else "none"
+
+
+def by_set(runs: Sequence[PublishedRun]) -> dict[str, list[int]]:
+    """Return the positions of the runs of each set."""
+    found: dict[str, list[int]] = {}
+    for index, run in enumerate(runs):
+        found.setdefault(run.set, []).append(index)
+    return found
+
+
+# arXiv 2205.05198, tables 3 and 5 -----------------------------------------------------------------------------------
+
+_SELECTIVE_TABLE = (
+    # layers, hidden size, heads, pipe, chunks, global batch, micro-batch, seconds: with full, with selective recompute
+    (48, 6144, 64, 1, 1, 4, 4, 1.42, 1.10),
+    (96, 12288, 96, 8, 3, 64, 1, 18.13, 13.75),
+    (105, 20480, 128, 35, 3, 280, 1, 49.05, 37.83),
+    (128, 25600, 160, 64, 1, 512, 1, 94.42, 71.49),
+)
+
+
+def selective_recompute_runs() -> list[PublishedRun]:
+    """Return the eight steps of Korthikanti et al., 22B to 1T parameters on A100s, each in two ways.
+
+    All activations computed again; and those of attention's scores alone, with sequence parallelism.
+    """
+    device = device_named("a100-80g")
+    made = []
+    for layers, hidden, heads, pipe, num, samples, micro_size, *seconds in _SELECTIVE_TABLE:
+        model = GPT(num_layers=layers, hidden_size=hidden, num_heads=heads, vocab_size=51200, max_seq_len=2048)
+        chunks = Chunks(pipe, num)
+        for step_s, selective in zip(seconds, (False, True), strict=True):
+            tensor = Tensor(y=8, mode="1d", residual="sequence" if selective else "replicated")
+            workload = Workload(
+                model=model,
+                mesh=Mesh(pipe=pipe, tensor=tensor),
+                counts=uniform(layers, chunks.stages),
+                schedule=Schedule(chunks, samples // micro_size),
+                micro_size=micro_size,
+                seq_len=2048,
+                dtype="fp16",
+                recompute="selective" if selective else "full",
+                habits=_MEGATRON,
+            )
+            name = f"2205.05198/{hidden}"
+            made.append(PublishedRun("2205.05198", name, False, workload, device, Nodes(8, 200), step_s))
+    return made

@@ -1,0 +1,125 @@
+"""`dslpar plan CFG --world-size N --device D`: whether it fits, how fast it is, and what would be better."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+
+from dslpar.cli import arguments
+from dslpar.core.project import add_trust
+from dslpar.forecast.machine import MachineError, machine_of
+from dslpar.reporting import plan as report
+from dslpar.reporting import planning
+
+EPILOG = """\
+dslpar plan configs/gpt_3d.py --world-size 64 --device h100-80g      # memory, time, repairs, layouts
+dslpar plan CFG --world-size 64 --device h100-80g zero.stage=2       # of another layout
+dslpar plan CFG --world-size 64 --device h100-80g --fix parallel.pipeline=2   # search with that pipeline
+dslpar plan CFG --world-size 64 --device h100-80g --apply 1          # write the first repair, or layout
+dslpar plan --calibrate outputs/a outputs/b --device h100-80g        # learn from runs of one's own
+dslpar plan CFG --world-size 10240 --dry-run --rank 1023             # build and run one rank's part
+
+Without --device: cluster.device of the config, else this machine's. Memory is that of the fullest
+rank at its peak, time that of a step. Up to 84 % of the device's memory it fits; up to 88 % it is
+tight; above, it would thrash or fail. Suggestions keep the global batch, and pass lint.
+
+devices: {devices}
+
+exit status: 0 it fits (or is tight), 1 it does not, or lint finds errors, 2 wrong usage"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's flags."""
+    from dslpar.forecast.device import DEVICES
+
+    parser.epilog = EPILOG.format(devices="\n".join(_wrapped(list(DEVICES))).lstrip())
+    arguments.add_operands(parser)
+    arguments.add_world(parser)
+    arguments.add_program(parser)
+    add_trust(parser)
+    add = parser.add_argument
+    add("--device", metavar="NAME", help="the device that it is to run on; default: cluster.device, or this machine's")
+    add("--nodes-of", type=arguments.whole_number, metavar="N", help="devices of a node; default: the usual")
+    help = "set a value, and keep it in every suggestion; repeatable"
+    add("--fix", action="append", default=[], metavar="KEY=VALUE", help=help)
+    help = "write repair N into the config (layout N where it fits), and stop"
+    add("--apply", type=arguments.whole_number, metavar="N", help=help)
+    help = "take what these machines reach from FILE, of --calibrate; with --calibrate: write it there"
+    add("--calibration", metavar="FILE", help=help)
+    help = "fit what these machines reach to runs of your own, whose folders are given in place of a config"
+    add("--calibrate", action="store_true", help=help)
+    help = (
+        "build one rank's layers without memory, run its step alone, and check it against all other ranks; needs torch"
+    )
+    add("--dry-run", action="store_true", help=help)
+    add("--rank", type=lambda text: arguments.whole_number(text, 0), metavar="R", help="that rank; default: 0")
+    arguments.add_format(parser, *report.FORMATS)
+
+
+def _wrapped(names: list[str]) -> list[str]:
+    from textwrap import wrap
+
+    return wrap(", ".join(names), width=98, initial_indent="  ", subsequent_indent="  ")
+
+
+def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    """Print the plan, or write one of its suggestions."""
+    if args.calibrate:
+        from dslpar.cli import plan_calibrate
+
+        return plan_calibrate.run(args, parser)
+    sources: dict[str, str] = {}
+    cluster = arguments.load_cluster(args, parser, sources)
+    path = _path(args, parser)
+    args.world_size = arguments.default_world_size(args, path)
+    world_size = arguments.world_size(args, cluster, parser)
+    question = planning.Question(
+        path=path,
+        words=(*arguments.overrides(args), *args.fix),
+        fixed=tuple(word.lstrip("~").partition("=")[0] for word in args.fix),
+        trusted=tuple(args.trust),
+        by_program=args.program,
+    )
+    checked = question.check(world_size)
+    arguments.print_findings(checked.findings, sources | dict(checked.config.sources))
+    job = planning.job_of(checked)
+    if job is None:
+        return 1
+    if args.dry_run:
+        from dslpar.cli import plan_dry_run
+
+        return plan_dry_run.run(job, args.rank, args.format, parser)
+    if args.rank is not None:
+        parser.error("--rank goes with --dry-run")
+    try:
+        machine = machine_of(job, args.device, args.nodes_of, cluster, args.calibration)
+        gc.disable()  # what a search makes has no cycles: looking for them takes an eighth of its time
+        made = planning.plan_of(question, checked, job, machine)
+    except (MachineError, planning.NoForecastError) as error:
+        parser.error(str(error))
+    finally:
+        gc.enable()
+    if args.apply is not None:
+        return _apply(args, parser, question, made)
+    sys.stdout.write(report.FORMATS[args.format](made))
+    return 0 if made.own.fits else 1
+
+
+def _path(args: argparse.Namespace, parser: argparse.ArgumentParser) -> str:
+    paths = arguments.config_paths(args, parser)
+    if len(paths) != 1:
+        parser.error(f"plan takes one config, not {len(paths)}")
+    arguments.project_in(".")
+    return paths[0]
+
+
+def _apply(
+    args: argparse.Namespace, parser: argparse.ArgumentParser, question: planning.Question, made: planning.Plan
+) -> int:
+    from dslpar.cli import plan_apply
+
+    suggestions = made.repairs or made.layouts
+    if args.apply > len(suggestions):
+        parser.error(f"--apply {args.apply}: there are {len(suggestions)} suggestions")
+    return plan_apply.write(question, made, suggestions[args.apply - 1])

@@ -1,0 +1,124 @@
+"""`dslpar plan --apply N`: writes a suggestion into the config's file, where its values stand, or at the end."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+
+from dslpar.core.errors import Fix, Location
+from dslpar.core.visible import visible
+from dslpar.forecast.candidate import candidate_of
+from dslpar.language.load import YAML_ENDINGS, Config
+from dslpar.linter import check, fixes
+from dslpar.reporting.planning import Plan, Question, Suggestion, job_of
+
+
+def write(question: Question, plan: Plan, suggestion: Suggestion) -> int:
+    """Write the words of a suggestion, and those of the command line that it builds on; return the exit status.
+
+    The changed text is linted first: it must make the layout that was forecast, else nothing is written.
+    """
+    words = [*question.words, *suggestion.overrides]
+    path = question.path
+    if not words:
+        print(visible(f"{path} is that layout already: nothing is changed"))
+        return 0
+    if path.endswith(YAML_ENDINGS) or any(word.startswith("~") for word in words):
+        sys.stderr.write(visible(f"{path} is not changed: set {' '.join(words)} in it") + "\n")
+        return 1
+    with open(path, "rb") as file:
+        data = file.read()
+    config = check.load(path, trusted=question.trusted)
+    for text in _texts(config, fixes.decode(data), words):
+        if _makes(question, plan, suggestion, text):
+            return _written(path, data, text, words)
+    sys.stderr.write(visible(f"{path} is not changed, since it computes these values: set {' '.join(words)}") + "\n")
+    return 1
+
+
+def _texts(config: Config, text: str, words: Sequence[str]) -> Iterator[str]:
+    """Yield what the file may become: values changed where they stand, the others at the end; or all at the end."""
+    in_place = [(word, fix) for word in words if (fix := _in_place(config, text, word)) is not None]
+    changed = [word for word, _ in in_place]
+    yield _with_lines(config, fixes.apply(text, [fix for _, fix in in_place]), [w for w in words if w not in changed])
+    yield _with_lines(config, text, words)
+
+
+def _in_place(config: Config, text: str, word: str) -> Fix | None:
+    """Return the change of a value that stands in the file as a literal."""
+    key, _, value = word.partition("=")
+    node = config.root
+    for part in key.split("."):
+        child = node.child(part)
+        if child is None:
+            return None
+        node = child
+    if os.path.realpath(node.location.path) != os.path.realpath(config.path):
+        return None
+    with contextlib.suppress(ValueError, SyntaxError):
+        ast.parse(_excerpt(text, node.location), mode="eval")
+        return Fix(node.location, _python(value))
+    return None
+
+
+def _excerpt(text: str, location: Location) -> str:
+    line = text.splitlines()[location.line - 1] if location.line == location.end_line else ""
+    return line[location.column - 1 : location.end_column - 1]
+
+
+def _with_lines(config: Config, text: str, words: Sequence[str]) -> str:
+    """Return the text with a line for each word at its end."""
+    if not words:
+        return text
+    names = {str(name) for name in config.root.value}
+    lines = []
+    for word in words:
+        key, _, value = word.partition("=")
+        section, _, rest = key.partition(".")
+        written = config.root.child(section)
+        if not rest or (section in names and (written is None or isinstance(written.value, dict))):
+            lines.append(f"{key} = {_python(value)}")
+        else:
+            first, *inner = reversed(rest.split("."))
+            made = f"dict({first}={_python(value)})"
+            for name in inner:
+                made = f"dict({name}={made})"
+            lines.append(f"{section} = {made}")
+            names.add(section)
+    end = "" if text.endswith("\n") or not text else "\n"
+    return f"{text}{end}# As `dslpar plan` suggests:\n" + "".join(line + "\n" for line in lines)
+
+
+def _python(value: str) -> str:
+    """Return a word's value as Python: a literal as it is, else a string."""
+    with contextlib.suppress(ValueError, SyntaxError):
+        ast.literal_eval(value)
+        return value
+    return repr(value)
+
+
+def _makes(question: Question, plan: Plan, suggestion: Suggestion, text: str) -> bool:
+    """Whether a text makes the suggested layout."""
+    texts = {os.path.realpath(question.path): text}
+    config = check.load(question.path, texts=texts, trusted=question.trusted)
+    overridden = check.load(question.path, [*question.words, *suggestion.overrides], trusted=question.trusted)
+    if config.root.plain() != overridden.root.plain():
+        return False  # a value that something else is computed from
+    world_size = plan.job.mesh.world_size
+    job = job_of(check.check(config, world_size, by_program=question.by_program, forecasts=False))
+    if job is None:
+        return False
+    return candidate_of(job) == suggestion.option.candidate and job.batch.global_size == plan.job.batch.global_size
+
+
+def _written(path: str, data: bytes, text: str, words: Sequence[str]) -> int:
+    try:
+        fixes.write(path, data, text)
+    except OSError as error:
+        sys.stderr.write(visible(f"{path} is not changed: {error.strerror or error}") + "\n")
+        return 1
+    print(visible(f"{path}: {' '.join(words)}"))
+    return 0

@@ -1,0 +1,54 @@
+"""`dslpar plan --calibrate RUN...`: fits the forecast of time to runs of one's own."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from math import exp
+from pathlib import Path
+
+from dslpar.cli import arguments
+from dslpar.core.visible import visible
+from dslpar.forecast import constants
+from dslpar.forecast.calibrate import Calibration, calibrate, held_out_error
+from dslpar.forecast.constants import Error
+from dslpar.reporting.measured_runs import Measured, NoMeasurementError, read_measured
+
+
+def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    """Read the runs, fit constants, and write them with what is left of the errors."""
+    folders = [operand for operand in args.operands if not arguments.is_override(operand)]
+    measured = []
+    for folder in folders:
+        try:
+            measured.append(read_measured(Path(folder), args.device, args.nodes_of))
+        except NoMeasurementError as error:
+            sys.stderr.write(visible(f"left out: {error}") + "\n")
+    if not measured:
+        parser.error("--calibrate needs folders of runs, each with a config.yaml and a metrics.jsonl")
+    runs = [each.run for each in measured]
+    found, held_out = calibrate(runs), held_out_error(runs)
+    path = Path(args.calibration or "calibration.json")
+    try:
+        path.write_text(constants.dump(found.constants, held_out, len(runs)), encoding="utf-8")
+    except OSError as error:
+        sys.stderr.write(visible(f"cannot write {path}: {error.strerror or error}") + "\n")
+        return 1
+    sys.stdout.write(_report(measured, found, held_out, path))
+    return 0
+
+
+def _report(measured: list[Measured], found: Calibration, error: Error, path: Path) -> str:
+    lines = [f"{'run':40} {'measured':>10} {'forecast':>10} {'calibrated':>11}"]
+    for each, residual in zip(measured, found.residuals, strict=True):
+        before, after = each.forecast.time.step_s, each.step_s * exp(residual)
+        lines.append(f"{each.path!s:40} {each.step_s:8.3f} s {before:8.3f} s {after:9.3f} s")
+    changed = {name: (getattr(constants.DEFAULT, name), getattr(found.constants, name)) for name in constants.BOUNDS}
+    lines += ["", "constants that changed by more than 2 %"]
+    lines += [
+        f"  {name:24} {old:10.4g} -> {new:.4g}" for name, (old, new) in changed.items() if abs(new / old - 1) > 0.02
+    ]
+    half, most = f"{100 * error.half:.1f} % in half", f"{100 * error.nine_of_ten:.1f} % in nine of ten"
+    lines += ["", f"error, each run by constants of the others: {half}, {most}"]
+    lines += [f"written to {path}: cluster=dict(calibration={str(path)!r}) in a config, or --calibration {path}"]
+    return "".join(visible(line) + "\n" for line in lines)

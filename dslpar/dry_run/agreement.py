@@ -1,0 +1,73 @@
+"""Whether ranks that must do the same do: equal operations in equal order, on tensors of equal forms.
+
+A group's ranks differ on the group's axes alone. Where they issue other operations, or the same ones in another order,
+each waits for what the others never do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import zip_longest
+
+from dslpar.core.mesh import Tensor
+from dslpar.dry_run.problem import Problem
+from dslpar.dry_run.stage import ParameterRecord, StageRun, shown_form
+from dslpar.dry_run.tiling import tiling_errors
+from dslpar.layers.placement import Placement
+
+_NAMES = {"F": "forward", "B": "backward", "W": "weight gradients"}
+
+
+def disagreements(stage: int, rank: int, run: StageRun, other_rank: int, other: StageRun) -> Iterator[Problem]:
+    """Compare what two ranks do with one stage."""
+    ranks = f"rank {rank}", f"rank {other_rank}"
+    for kind in dict.fromkeys((*run.calls, *other.calls)):
+        pairs = zip_longest(run.calls.get(kind, ()), other.calls.get(kind, ()))
+        for index, (ours, theirs) in enumerate(pairs):
+            if ours is None or theirs is None or ours[:4] != theirs[:4] or ours.step != theirs.step:
+                where = f"stage {stage}, {_NAMES[kind]}"
+                what = f"operation {index} is {ours or 'none'} on {ranks[0]}, and {theirs or 'none'} on {ranks[1]}"
+                yield Problem("collectives", where, what, "ranks of one group would wait for each other for ever")
+                break
+    for name in ("inputs", "outputs", "input_gradients"):
+        mine, yours = (", ".join(map(shown_form, getattr(each, name))) for each in (run, other))
+        if mine != yours:
+            what = f"{name.replace('_', ' ')} are {mine} on {ranks[0]}, and {yours} on {ranks[1]}"
+            yield Problem("boundary", f"stage {stage}", what, "pieces of one activation have one shape")
+    for parameter, record in run.parameters.items():
+        yield from _other_record(parameter, record, other.parameters.get(parameter), ranks)
+
+
+def _other_record(
+    name: str, record: ParameterRecord, other: ParameterRecord | None, ranks: tuple[str, str]
+) -> Iterator[Problem]:
+    if other is None:
+        yield Problem("layers", name, f"{ranks[0]} has it and {ranks[1]} has not", "ranks of one stage have its layers")
+    elif record[:3] != other[:3]:
+        shapes = (
+            f"{list(record.local_shape)} of {list(record.shape)}",
+            f"{list(other.local_shape)} of {list(other.shape)}",
+        )
+        what = f"{ranks[0]} holds {shapes[0]} and {ranks[1]} {shapes[1]}, by two placements"
+        yield Problem("tiling", name, what, "a placement is the same on every rank")
+
+
+def parameter_problems(parameters: Mapping[str, ParameterRecord], tensor: Tensor) -> Iterator[Problem]:
+    """Find parameters whose pieces do not tile them; each placement is looked at once."""
+    known: dict[Placement, list[str]] = {}
+    for name, (placement, local_shape, _, _) in parameters.items():
+        if placement is None:
+            if tensor.size > 1:
+                what = f"a plain parameter, of which {tensor.size} tensor ranks would each hold all"
+                yield Problem("tiling", name, what, "its gradient would be taken for whole on each of them")
+            continue
+        if placement.tensor != tensor:
+            yield Problem("tiling", name, "its placement is on another cuboid", "ranks are those of the mesh")
+            continue
+        if placement not in known:
+            known[placement] = tiling_errors(placement)
+        for error in known[placement]:
+            yield Problem("tiling", name, error, "every element of a parameter has one place, and one copy that counts")
+        if not known[placement] and placement.local_shape != local_shape:
+            what = f"a rank holds {list(local_shape)}, and its placement says {list(placement.local_shape)}"
+            yield Problem("tiling", name, what, "shards would not join to the whole")

@@ -1,0 +1,57 @@
+"""torch's attention and RMSNorm on the meta device, with what their fused kernels save on a GPU.
+
+    with fused_kernels():
+        module(x).backward(...)
+
+For meta tensors torch would take both apart: it would save a head's scores of all pairs of tokens, and each step of a
+norm in float32. Shapes in and out are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+@contextmanager
+def fused_kernels() -> Iterator[None]:
+    """Have layers within run as on a GPU that has the kernels."""
+    attention = patch.object(functional, "scaled_dot_product_attention", _attention)
+    with attention, patch.object(functional, "rms_norm", _rms_norm):
+        yield
+
+
+def _attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, p: float = 0.0, causal: bool = False, **_: object
+) -> Tensor:
+    """Run flash attention in half precision, else, or with a mask, the memory-efficient one."""
+    aten = torch.ops.aten
+    if mask is None and q.dtype != torch.float32:
+        return cast("Tensor", aten._scaled_dot_product_flash_attention(q, k, v, p, causal)[0])
+    k, v = (part.repeat_interleave(q.shape[1] // part.shape[1], dim=1) for part in (k, v))
+    result = aten._scaled_dot_product_efficient_attention(q, k, v, None, q.requires_grad, p, causal)
+    return cast("Tensor", result[0])
+
+
+def _rms_norm(x: Tensor, _: Sequence[int], weight: Tensor, __: float | None = None) -> Tensor:
+    return cast("Tensor", _RMSNorm.apply(x, weight))  # type: ignore[no-untyped-call]
+
+
+class _RMSNorm(torch.autograd.Function):
+    """It saves its input, the weight, and a float32 a row."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight, x.new_empty(x.shape[:-1], dtype=torch.float32))
+        return torch.empty_like(x * weight)  # they must fit
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight, _ = ctx.saved_tensors
+        return torch.empty_like(x), torch.empty_like(weight)

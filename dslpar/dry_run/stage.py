@@ -1,0 +1,306 @@
+"""One stage of a pipeline on the meta device: built, and taken through F, B and W with one micro-batch.
+
+    with fake_rank(mesh, rank) as groups:
+        run = run_stage(job, model, Part(range(4), True, False), groups, [input_form(job)])
+    run.calls["F"], run.outputs, run.parameters["blocks.0.mlp.up.weight"].local_shape
+
+The layers are the real ones, on the rank's real groups; weights are not drawn, and no number is computed. What comes in
+is given by its form, a dtype and a shape; what the last stage gives is the loss. A model of one stage is run alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from dslpar.core.errors import DslparError
+from dslpar.distributed.groups import Groups
+from dslpar.distributed.point_to_point import Form, Forms, forms_of
+from dslpar.dry_run.fused_kernels import fused_kernels
+from dslpar.dry_run.recorder import Call, dtype_name, recording
+from dslpar.layers.parameter import defer_sums, mark_owners, placement_of
+from dslpar.layers.placement import Placement
+from dslpar.layers.weight_gradients import WeightGradients, splitting
+from dslpar.layout.deepspeed_config import keeps_gradients
+from dslpar.layout.resolve import Job
+from dslpar.layout.schedule import Kind
+from dslpar.models.layered import LayeredModel, LayerSpec, Loss, forward_steps
+from dslpar.models.recompute import Step, run_layers
+from dslpar.schema.sections import ImageModel, TokenModel
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+META = torch.device("meta")
+
+REFUSALS = (DslparError, RuntimeError, ValueError, TypeError, IndexError, AssertionError)
+"""What layers raise, and torch, where shapes do not fit."""
+
+
+class ParameterRecord(NamedTuple):
+    """What a rank holds of a parameter."""
+
+    placement: Placement | None
+    """None: equal copies on all ranks."""
+    local_shape: tuple[int, ...]
+    dtype: str
+    is_owner: bool
+    """Whether DeepSpeed counts this rank's copy in norms."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The whole parameter's, without padding."""
+        return self.local_shape if self.placement is None else self.placement.shape
+
+
+class StageError(ValueError):
+    """A layer cannot take what it is given, or the backward not go through it."""
+
+
+@dataclass
+class StageRun:
+    """What a stage does with one micro-batch."""
+
+    inputs: Forms
+    outputs: Forms
+    """Of what is sent on; of the loss, on the last stage."""
+    input_gradients: Forms
+    """Of what is sent back."""
+    calls: dict[Kind, tuple[Call, ...]]
+    """This rank's operations within each action."""
+    module: nn.Module
+    """The layers; their parameters and gradients have forms and no numbers."""
+    saved_bytes: int
+    """Of what lives from the forward to the backward, each tensor once, without parameters.
+
+    What autograd saves; in a pipeline also what came in, which gets a gradient, and what was sent.
+    """
+    parameters: dict[str, ParameterRecord] = field(default_factory=dict)
+    """By global name; a tied one by its owner's."""
+    repeated: dict[int, bool] = field(default_factory=dict)
+    """Of each layer, by its position in the model, whether it gives the form that it takes."""
+
+
+class Part(NamedTuple):
+    """The layers of a stage that are run, and where they stand in the pipeline."""
+
+    positions: Sequence[int]
+    """Of the layers in the model; a class of stages is run with fewer of them (`dry_run.classes`)."""
+    is_first: bool
+    is_last: bool
+
+
+def run_stage(job: Job, model: LayeredModel, part: Part, groups: Groups, inputs: Forms) -> StageRun:
+    """Build the layers of a part, and run forward, backward and, where it is split, the backward of weights.
+
+    Raises:
+        StageError: something does not fit.
+    """
+    all_specs = model.layers(groups)
+    specs = [(position, all_specs[position]) for position in part.positions]
+    with torch.random.fork_rng(devices=()):  # dropout draws a seed, also where it has no mask
+        try:
+            module = _build(job, specs, groups)
+        except REFUSALS as error:
+            raise StageError(f"cannot be built: {message_of(error)}") from error
+        forward = _Forward(job, specs, module)
+        loss_fn = model.loss(groups) if part.is_last else None
+        with recording(groups) as calls:
+            run = _run(job, forward, loss_fn, inputs, module, calls)
+    run.parameters = _parameters(specs, module)
+    run.repeated = forward.repeated
+    return run
+
+
+# ---- build ----
+
+
+def _build(job: Job, specs: Sequence[tuple[int, LayerSpec]], groups: Groups) -> nn.ModuleDict:
+    """Build each layer, a tied one once, by the name of its owner; a dropout may stand twice in a model."""
+    modules = nn.ModuleDict()
+    with META:
+        for _, spec in specs:
+            if _key(spec) not in modules:
+                modules[_key(spec)] = spec.build()
+    modules.to(DTYPES[job.spec.precision.dtype])
+    mark_owners(modules, groups)
+    defer_sums(modules, groups.axis("tensor").size > 1 and keeps_gradients(job.spec))
+    return modules.train()
+
+
+def _key(spec: LayerSpec) -> str:
+    return spec.owner.replace(".", "/")  # no name of a module has a dot
+
+
+def _parameters(specs: Sequence[tuple[int, LayerSpec]], modules: nn.ModuleDict) -> dict[str, ParameterRecord]:
+    found: dict[str, ParameterRecord] = {}
+    for _, spec in specs:
+        for name, p in modules[_key(spec)].named_parameters():
+            is_owner = bool(getattr(p, "tensor_model_parallel", False))
+            record = ParameterRecord(placement_of(p), tuple(p.shape), dtype_name(p.dtype), is_owner)
+            found[f"{spec.owner}.{name}"] = record
+    return found
+
+
+# ---- run ----
+
+
+class _Forward:
+    """The forward of a stage's layers, which knows by its name which of them has refused."""
+
+    def __init__(self, job: Job, specs: Sequence[tuple[int, LayerSpec]], modules: nn.ModuleDict) -> None:
+        checkpoint = job.spec.activation_checkpoint
+        self._interval = checkpoint.interval if checkpoint else 0
+        self.repeated: dict[int, bool] = {}
+        built = [(position, spec, modules[_key(spec)]) for position, spec in specs]
+        steps = forward_steps(built, None, None)
+        self._steps = [
+            step._replace(apply=partial(self._apply, position, spec.name, step))
+            for (position, spec), step in zip(specs, steps, strict=True)
+        ]
+
+    def __call__(self, x: Any) -> Any:
+        return run_layers(self._steps, x, self._interval)
+
+    def _apply(self, position: int, name: str, step: Step, x: Any) -> Any:
+        try:
+            y = step.apply(x)
+        except REFUSALS as error:
+            taken = ", ".join(map(shown_form, forms_of(tensors_of(x))))
+            raise StageError(f"{name!r} cannot take {taken}: {message_of(error)}") from error
+        self.repeated[position] = forms_of(tensors_of(x)) == forms_of(tensors_of(y))
+        return y
+
+
+def _run(
+    job: Job,
+    forward: Callable[[Any], Any],
+    loss_fn: Loss | None,
+    forms: Forms,
+    module: nn.Module,
+    calls: list[Call],
+) -> StageRun:
+    split = splits_backward(job)
+    inputs = [empty(form).requires_grad_(form[0].is_floating_point) for form in forms]
+    with _counting_saved(module) as saved, fused_kernels(), splitting() if split else nullcontext():
+        # A copy, as the engine makes: a layer may work in place, and must not on a leaf.
+        x = [each.clone() for each in inputs]
+        output = forward(x[0] if len(x) == 1 else tuple(x))
+        outputs = tensors_of(output) if loss_fn is None else [_loss(job, loss_fn, output)]
+    kept = [each for each in (*inputs, *outputs) if each.is_floating_point()] if job.mesh.pipe > 1 else []
+    saved |= {_storage(each): each.untyped_storage().nbytes() for each in kept}
+    by_action: dict[Kind, tuple[Call, ...]] = {"F": _taken(calls)}
+    aside = WeightGradients()
+    with fused_kernels(), splitting(aside, [aside]) if split else nullcontext():
+        _backward(outputs)
+    by_action["B"] = _taken(calls)
+    if split:
+        aside.accumulate()
+        by_action["W"] = _taken(calls)
+    # A stage may leave an input unused, and the stage before waits for its gradient all the same.
+    gradients = [each if each.grad is None else each.grad for each in inputs if each.is_floating_point()]
+    num_bytes = sum(saved.values())
+    return StageRun(forms, forms_of(outputs), forms_of(gradients), by_action, module, num_bytes)
+
+
+def splits_backward(job: Job) -> bool:
+    """Whether the job runs B and W apart: without a pipeline it does not, whatever its schedule."""
+    return job.schedule.split and job.mesh.pipe > 1
+
+
+def _loss(job: Job, loss_fn: Loss, output: Any) -> Tensor:
+    try:
+        return loss_fn(output, empty(label_form(job)))
+    except REFUSALS as error:
+        taken = ", ".join(map(shown_form, forms_of(tensors_of(output))))
+        raise StageError(f"the loss cannot take {taken}: {message_of(error)}") from error
+
+
+def _backward(outputs: Sequence[Tensor]) -> None:
+    floating = [each for each in outputs if each.is_floating_point() and each.requires_grad]
+    try:
+        torch.autograd.backward(floating, [torch.empty_like(each) for each in floating])
+    except REFUSALS as error:
+        raise StageError(f"the backward fails: {message_of(error)}") from error
+
+
+def _taken(calls: list[Call]) -> tuple[Call, ...]:
+    """Return what was noted since the last time."""
+    noted = tuple(calls)
+    calls.clear()
+    return noted
+
+
+@contextmanager
+def _counting_saved(module: nn.Module) -> Iterator[dict[int, int]]:
+    """Give bytes of what autograd saves within, by storage, without what is a parameter's."""
+    own = {_storage(p) for p in module.parameters()}
+    saved: dict[int, int] = {}
+
+    def pack(x: Tensor) -> Tensor:
+        if _storage(x) not in own:
+            saved[_storage(x)] = x.untyped_storage().nbytes()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        yield saved
+
+
+def _storage(x: Tensor) -> int:
+    return int(x.untyped_storage()._cdata)
+
+
+# ---- forms ----
+
+
+class NoDryRunError(ValueError):
+    """There can be no dry run: no such rank, or what the model takes in is not known before there are data."""
+
+
+def input_form(job: Job) -> Form:
+    """Return what a micro-batch brings to the first stage, whole on every tensor rank.
+
+    Raises:
+        NoDryRunError: the model is none whose inputs are known.
+    """
+    model, micro = job.spec.model, job.batch.micro_size
+    if isinstance(model, TokenModel):
+        return torch.int64, (micro, job.seq_len)
+    if isinstance(model, ImageModel) and not model.TOKENS_BESIDE_PATCHES:
+        return DTYPES[job.spec.precision.dtype], (micro, model.num_channels, model.image_size, model.image_size)
+    name = getattr(model, "target", type(model).__name__)
+    raise NoDryRunError(f"what {name} takes in is not known before there are data: a dry run knows GPT and ResMLP")
+
+
+def label_form(job: Job) -> Form:
+    """Return the labels of a micro-batch."""
+    model, micro = job.spec.model, job.batch.micro_size
+    return torch.int64, (micro, job.seq_len) if isinstance(model, TokenModel) else (micro,)
+
+
+def empty(form: Form) -> Tensor:
+    """Return a tensor of a form, on the meta device."""
+    dtype, shape = form
+    return torch.empty(tuple(shape), dtype=dtype, device=META)
+
+
+def shown_form(form: Form) -> str:
+    """Return 'bf16[2, 128, 512]'."""
+    dtype, shape = form
+    return f"{dtype_name(dtype)}{list(shape)}"
+
+
+def tensors_of(value: Any) -> list[Tensor]:
+    """Return what travels between two layers: one tensor, or several."""
+    return list(value) if isinstance(value, tuple | list) else [value]
+
+
+def message_of(error: BaseException) -> str:
+    """Return the first line of an error, of a DslparError its first finding."""
+    if isinstance(error, DslparError):
+        return error.findings[0].message
+    return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -1,0 +1,315 @@
+"""One step of one rank without ranks: `dry_run(job, rank)` builds it, takes it through its order, and checks all ranks.
+
+    result = dry_run(job, rank=1023)
+    result.problems                      # [] where shards tile, stages chain, and ranks agree
+    result.operations[("all_reduce", "y")]
+
+What repeats is run once: of each stage one micro-batch, forward, backward and, where it is split, the backward of
+weights; of stages and ranks that must do the same, one of each class (`dry_run.classes`). Messages between stages are
+sent and received for the whole order, by the code that does it in training. The rank asked for is run with all its
+layers. DeepSpeed's engine is not built: reduction over replicas and the optimizer's step are not part of it.
+
+That one process can stand for a rank of any world is torch's idea: its fake process group is for that, and torchtitan
+has a mode which runs one rank of a config on it, on tensors with memory. The classes, and the checks, are dslpar's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from dslpar.distributed.groups import Groups
+from dslpar.distributed.point_to_point import Boundary, Forms
+from dslpar.dry_run.agreement import disagreements, parameter_problems
+from dslpar.dry_run.classes import Coord, StageClass, representatives, stage_classes
+from dslpar.dry_run.end_of_step import end_of_step
+from dslpar.dry_run.fake_rank import fake_rank
+from dslpar.dry_run.messages import Message, replay
+from dslpar.dry_run.order import order_problems
+from dslpar.dry_run.problem import Check, Problem
+from dslpar.dry_run.recorder import Call
+from dslpar.dry_run.stage import (
+    DTYPES,
+    NoDryRunError,
+    ParameterRecord,
+    Part,
+    StageError,
+    StageRun,
+    input_form,
+    run_stage,
+    shown_form,
+    splits_backward,
+)
+from dslpar.engine.model import model_from_job
+from dslpar.engine.stage_layers import parts_of
+from dslpar.layers import placement
+from dslpar.layout.resolve import Job
+from dslpar.layout.schedule import Action, Orders
+from dslpar.layout.simulation import held
+from dslpar.models.layered import LayeredModel, LayerSpec
+
+Key = tuple[str, str]
+"""(operation, axes)."""
+
+
+@dataclass
+class ClassRecord:
+    """Stages and ranks that do the same, and which of them were run."""
+
+    stages: tuple[int, ...]
+    num_ranks: int
+    ran: tuple[int, ...]
+    """Ranks."""
+
+
+@dataclass
+class DryRun:
+    """What a rank holds and does in a step, and what is wrong with the layout."""
+
+    job: Job
+    rank: int
+    coord: Mapping[str, int]
+    stages: tuple[int, ...]
+    layers: tuple[str, ...]
+    """Of the rank's stages, by name."""
+    parameters: dict[str, ParameterRecord] = field(default_factory=dict)
+    """By global name."""
+    num_actions: int = 0
+    operations: dict[Key, tuple[int, Fraction]] = field(default_factory=dict)
+    """(calls, bytes that the rank sends) in a step, by operation and axes; messages between stages are apart."""
+    messages: list[Message] = field(default_factory=list)
+    """Those between stages, in the rank's order."""
+    saved_bytes: int = 0
+    """What a micro-batch keeps for the backward on this rank, over its stages, as if a GPU computed it."""
+    peak_saved_bytes: int | None = None
+    """The most of it at a time, by the schedule; None where the backward is split: what waits for W keeps less."""
+    classes: list[ClassRecord] = field(default_factory=list)
+    num_tiled: int = 0
+    """Parameters whose shards were looked at, those of equal layers once."""
+    problems: list[Problem] = field(default_factory=list)
+
+
+def dry_run(job: Job, rank: int) -> DryRun:
+    """Run one step of a rank of the job on the meta device, and check all ranks by their classes.
+
+    Raises:
+        NoDryRunError: the world has no such rank, or nothing is known of what the model takes in.
+        DslparError: the model cannot be made, whatever the rank.
+    """
+    if not 0 <= rank < job.mesh.world_size:
+        raise NoDryRunError(f"there is no rank {rank}: the world has {job.mesh.world_size}")
+    input_form(job)
+    if job.stages.counts is None:
+        raise NoDryRunError("how the model is cut over stages is not known before it is built")
+    return _Dry(job, rank).run()
+
+
+class _Dry:
+    """The dry run under way: what is known already, and the record that it fills."""
+
+    def __init__(self, job: Job, rank: int) -> None:
+        self.job, self.mesh, self.chunks = job, job.mesh, job.chunks
+        self.model: LayeredModel = model_from_job(job)
+        self.specs: Sequence[LayerSpec] = self.model.layers(Groups.without_processes(job.mesh, rank))
+        self.parts = parts_of(self.specs, job.stages.counts or ())
+        checkpoint = job.spec.activation_checkpoint
+        self.classes = stage_classes(self.specs, self.parts, checkpoint.interval if checkpoint else 0)
+        self.class_of = {stage: each for each in self.classes for stage in each.stages}
+        self.coord = job.mesh.coord(rank)
+        self.rank = rank
+        self.forms: dict[Boundary, Forms] = {}
+        """What each action takes in from another stage."""
+        stages = tuple(self.chunks.held_by(self.coord["pipe"]))
+        names = tuple(spec.name for stage in stages for spec in self.specs[self.parts[stage] : self.parts[stage + 1]])
+        self.result = DryRun(job, rank, self.coord, stages, names)
+        self.problems = self.result.problems
+
+    def run(self) -> DryRun:
+        """Do everything, in the order in which one thing needs the other."""
+        orders = [self.job.schedule.order(pipe) for pipe in range(self.chunks.pipe)]
+        self.result.num_actions = len(orders[self.coord["pipe"]])
+        self.problems += order_problems(self.job.schedule, orders)
+        runs = self._chain()
+        for each in self.classes:
+            self._compare(each, runs)
+        self._check_parameters(runs)
+        if len(runs) == self.chunks.stages:
+            self._run_rank(orders)
+        return self.result
+
+    # ---- classes ----
+
+    def _chain(self) -> dict[int, StageRun]:
+        """Run the stages one after the other, each on what the one before sends; those that are alike once."""
+        known: dict[tuple[int, tuple[object, ...]], StageRun] = {}
+        runs: dict[int, StageRun] = {}
+        forms: Forms = [input_form(self.job)]
+        for stage in range(self.chunks.stages):
+            each = self.class_of[stage]
+            key = each.stages[0], tuple((dtype, tuple(shape)) for dtype, shape in forms)
+            try:
+                if key not in known:
+                    known[key] = self._run_class(each, stage, self.coord, forms)
+            except StageError as error:
+                self._refused(stage, error)
+                return runs
+            runs[stage] = run = known[key]
+            self._check_boundary(stage, run)
+            forms = run.outputs
+        return runs
+
+    def _run_class(self, each: StageClass, stage: int, coord: Coord, forms: Forms) -> StageRun:
+        run = self._run_part(each.part, stage, coord, forms)
+        if self._keeps_form(each, run):
+            return run
+        whole = Part(range(self.parts[stage], self.parts[stage + 1]), *each.part[1:])
+        return self._run_part(whole, stage, coord, forms)
+
+    def _keeps_form(self, each: StageClass, run: StageRun) -> bool:
+        """Whether each layer that stands for several gives the form that it takes, so that the next can take it."""
+        left_out = set(each.whole.positions) - set(each.part.positions)
+        stand_ins = {max(position for position in each.part.positions if position < other) for other in left_out}
+        return all(run.repeated[position] for position in stand_ins)
+
+    def _run_part(self, part: Part, stage: int, coord: Coord, forms: Forms) -> StageRun:
+        with fake_rank(self.mesh, self._rank_of(stage, coord)) as groups:
+            return run_stage(self.job, self.model, part, groups, forms)
+
+    def _rank_of(self, stage: int, coord: Coord) -> int:
+        return self.mesh.rank({**coord, "pipe": self.chunks.rank_of(stage)})
+
+    def _refused(self, stage: int, error: StageError) -> None:
+        check: Check = "boundary" if stage and "cannot take" in str(error) else "layers"
+        why = f"stage {stage - 1} sends it" if check == "boundary" else "the stage cannot run"
+        self.problems.append(Problem(check, f"stage {stage}", str(error), why))
+
+    def _check_boundary(self, stage: int, run: StageRun) -> None:
+        """Hold what a stage takes and gives against how the residual is stored, and gradients against activations."""
+        if stage:
+            self.forms["F", stage], self.forms["B", stage - 1] = run.inputs, run.input_gradients
+            floating = [form for form in run.inputs if form[0].is_floating_point]
+            self._compare_forms(stage, "sends back", run.input_gradients, floating, "what it has taken in")
+        if stage < self.chunks.last:
+            why = "the residual of this layout, which every stage but the first takes in"
+            self._compare_forms(stage, "sends", run.outputs, self._residual(), why)
+
+    def _compare_forms(self, stage: int, does: str, forms: Forms, wanted: Forms, name: str) -> None:
+        ours, theirs = (", ".join(map(shown_form, each)) for each in (forms, wanted))
+        if ours != theirs:
+            what = f"{does} {ours}, and not {theirs}, {name}"
+            self.problems.append(Problem("boundary", f"stage {stage}", what, "the next stage takes it for that"))
+
+    def _residual(self) -> Forms:
+        job = self.job
+        hidden: int = job.spec.model.hidden_size  # type: ignore[union-attr]  # of every model whose inputs are known
+        stored = placement.residual(self.mesh.tensor, job.batch.micro_size, job.seq_len, hidden)
+        return [(DTYPES[job.spec.precision.dtype], stored.local_shape)]
+
+    def _compare(self, each: StageClass, runs: Mapping[int, StageRun]) -> None:
+        """Run a class on other ranks, and compare them with the one at hand."""
+        stage = each.stages[0]
+        per_stage = self.mesh.data * self.mesh.tensor.size
+        own = self._rank_of(stage, self.coord)
+        record = ClassRecord(each.stages, len({self.chunks.rank_of(s) for s in each.stages}) * per_stage, (own,))
+        self.result.classes.append(record)
+        if stage not in runs:
+            return
+        for coord in representatives(self.mesh):
+            other_rank = self._rank_of(stage, coord)
+            if other_rank in record.ran:
+                continue
+            try:
+                other = self._run_class(each, stage, coord, runs[stage].inputs)
+            except StageError as error:
+                self.problems.append(Problem("layers", f"stage {stage} on rank {other_rank}", str(error), _ALIKE))
+                continue
+            record.ran = (*record.ran, other_rank)
+            self.problems += disagreements(stage, own, runs[stage], other_rank, other)
+
+    def _check_parameters(self, runs: Mapping[int, StageRun]) -> None:
+        parameters: dict[str, ParameterRecord] = {}
+        for stage, run in runs.items():
+            for name, record in run.parameters.items():
+                first = parameters.setdefault(name, record)
+                if first[:3] != record[:3]:
+                    what = f"{list(first.local_shape)} on one stage, {list(record.local_shape)} on stage {stage}"
+                    self.problems.append(Problem("tiling", name, what, "tied copies are one weight"))
+        self.result.num_tiled = len(parameters)
+        self.problems += parameter_problems(parameters, self.mesh.tensor)
+
+    # ---- the rank itself ----
+
+    def _run_rank(self, orders: Orders) -> None:
+        """Run all layers of the rank's stages, what ends a step, and its messages, these on its neighbours as well."""
+        pipe, order = self.coord["pipe"], orders[self.coord["pipe"]]
+        runs: dict[int, StageRun] = {}
+        with fake_rank(self.mesh, self.rank) as groups:
+            for stage in self.result.stages:
+                part = Part(range(self.parts[stage], self.parts[stage + 1]), stage == 0, stage == self.chunks.last)
+                forms = self.forms.get(("F", stage), [input_form(self.job)])
+                try:
+                    runs[stage] = run_stage(self.job, self.model, part, groups, forms)
+                except StageError as error:
+                    self._refused(stage, error)
+                    return
+                self.result.parameters |= runs[stage].parameters
+                sent = self.forms.get(("F", stage + 1), runs[stage].outputs)
+                self._compare_forms(stage, "sends", runs[stage].outputs, sent, "which fewer of its layers give")
+            last = end_of_step(self.job, groups, self.specs, [run.module for run in runs.values()])
+            found = {pipe: self._replay(groups, orders)} if self.chunks.pipe > 1 else {}
+        self.result.operations = _totals(order, runs, last)
+        self.result.saved_bytes = sum(run.saved_bytes for run in runs.values())
+        if not splits_backward(self.job):
+            self.result.peak_saved_bytes = round(held(order, self.chunks).total * self.result.saved_bytes)
+        self.result.messages = found.get(pipe) or []
+        for other in {(pipe - 1) % self.chunks.pipe, (pipe + 1) % self.chunks.pipe} - {pipe}:
+            with fake_rank(self.mesh, self.mesh.rank({**self.coord, "pipe": other})) as groups:
+                found[other] = self._replay(groups, orders)
+            self._compare_link(pipe, other, found)
+            self._compare_link(other, pipe, found)
+
+    def _replay(self, groups: Groups, orders: Orders) -> list[Message] | None:
+        """Send and receive a step's messages as one rank of the pipeline; None: they do not come to an end."""
+        pipe, size = groups.coord["pipe"], self.chunks.pipe
+        wanted = {(pipe + step) % size for step in (-1, 0, 1)}
+        near = [order if each in wanted else [] for each, order in enumerate(orders)]
+        try:
+            return replay(groups, near, self.chunks, self.forms)
+        except (LookupError, AssertionError) as error:
+            what = "it waits for a message that nobody sends" if isinstance(error, LookupError) else str(error)
+            self.problems.append(Problem("messages", f"pipe {pipe}", what, "the step would hang there"))
+            return None
+
+    def _compare_link(self, sender: int, receiver: int, found: Mapping[int, Sequence[Message] | None]) -> None:
+        sends, receives = found[sender], found[receiver]
+        if sends is None or receives is None:
+            return
+        sent = [each.form for each in sends if each.kind == "send" and each.peer == receiver]
+        taken = [each.form for each in receives if each.kind == "receive" and each.peer == sender]
+        if sent != taken:
+            differ = [index for index, pair in enumerate(zip(sent, taken, strict=False)) if pair[0] != pair[1]]
+            what = f"{len(sent)} messages are sent and {len(taken)} received"
+            what += f"; message {differ[0]} is {sent[differ[0]]} and {taken[differ[0]]}" if differ else ""
+            where = f"pipe {sender} to pipe {receiver}"
+            self.problems.append(Problem("messages", where, what, "one side would wait for the other for ever"))
+
+
+_ALIKE = "ranks of a tensor group run the same layers"
+
+
+def _totals(
+    order: Sequence[Action], runs: Mapping[int, StageRun], last: Sequence[Call]
+) -> dict[Key, tuple[int, Fraction]]:
+    """Count a step's operations, by operation and axes; a send along a tensor axis has its receive beside it."""
+    times = Counter((action.kind, action.stage) for action in order)
+    calls: Counter[Key] = Counter()
+    sent: dict[Key, Fraction] = {}
+    repeated = [(n, runs[stage].calls.get(kind, ())) for (kind, stage), n in times.items() if stage in runs]
+    for count, group in [*repeated, (1, last)]:
+        for call in group:
+            key = call.kind, call.axes
+            calls[key] += count
+            sent[key] = sent.get(key, Fraction(0)) + count * call.num_bytes
+    return {key: (calls[key], sent[key]) for key in sorted(calls, key=lambda key: (key[1], key[0]))}

@@ -1,0 +1,122 @@
+"""Whether the shards of all ranks tile a parameter: every element on exactly one of the boxes that ranks hold.
+
+    >>> from dslpar.core.mesh import Tensor
+    >>> from dslpar.layers.placement import Placement
+    >>> tensor = Tensor(q=2, y=2, mode="2d", residual="hidden")
+    >>> tiling_errors(Placement(tensor, (8, 4), (("y", "q"), ("z",))))
+    []
+    >>> tiling_errors(Placement(tensor, (8, 4), (("y", "y"), ("z",))))
+    ['dim 0, cut over y y: 4 of 8 indices are on no rank, such as 2']
+
+No rank's tensor is built. A placement cuts each dim by itself, so what a rank holds is a box, the product of the
+indices that it holds of each dim; these the real `Placement.cut` gives, of a vector of indices, for each coordinate on
+the axes that cut the dim. Boxes tile the whole where on every dim different pieces are disjoint and cover it, and where
+every combination of pieces is on some rank. Over data and pipeline ranks nothing is cut: there, copies are whole.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from itertools import pairwise, product
+
+import numpy as np
+import torch
+
+from dslpar.core.mesh import TENSOR_AXES
+from dslpar.layers.placement import Letters, Placement
+
+Ranges = tuple[tuple[int, int], ...]
+"""Indices of one dim, as ranges without their ends."""
+
+
+def tiling_errors(placement: Placement) -> list[str]:
+    """Return what is on no rank, on several, or counted otherwise than once; nothing where all is well."""
+    tensor = placement.tensor
+    sizes = {letter: getattr(tensor, letter) for letter in TENSOR_AXES}
+    if unknown := [letter for letters in placement.cuts for letter in letters if letter not in sizes]:
+        return [f"cut over {' '.join(unknown)}, which is no axis of the cuboid"]
+    if len(placement.cuts) != len(placement.shape):
+        return [f"{len(placement.cuts)} cuts of {len(placement.shape)} dims"]
+    try:
+        dims = [_pieces(placement, dim, sizes) for dim in range(len(placement.shape))]
+    except (AssertionError, RuntimeError) as error:  # a length that does not divide
+        return [str(error)]
+    errors = [error for dim, pieces in enumerate(dims) for error in _dim_errors(placement, dim, pieces)]
+    return errors or _box_errors(placement, dims, sizes)
+
+
+def _pieces(placement: Placement, dim: int, sizes: Mapping[str, int]) -> dict[tuple[int, ...], Ranges]:
+    """Return the indices of one dim that a rank holds, by its coordinates on the axes that cut the dim."""
+    letters = placement.cuts[dim]
+    first = dim == 0
+    alone = Placement(
+        placement.tensor,
+        placement.shape[dim : dim + 1],
+        (letters,),
+        blocks=placement.blocks if first else (),
+        padded_rows=placement.padded_rows if first else None,
+    )
+    indices = torch.arange(1, placement.shape[dim] + 1)  # 0 is what is padded
+    found: dict[tuple[int, ...], Ranges] = {}
+    for coord in _coords(letters, sizes):
+        piece = alone.cut(indices, coord)
+        found[_on(coord, letters)] = _ranges(piece)
+    return found
+
+
+def _ranges(piece: torch.Tensor) -> Ranges:
+    """Return what a piece of [1, 2, ...] holds, padding left out, as ranges from 0."""
+    held = piece.numpy()  # single-threaded: torch would start a pool of threads for these few numbers
+    held = held[held > 0] - 1
+    breaks = [0, *(np.flatnonzero(np.diff(held) != 1) + 1).tolist(), len(held)]
+    return tuple((int(held[begin]), int(held[end - 1]) + 1) for begin, end in pairwise(breaks) if end > begin)
+
+
+def _coords(letters: Letters, sizes: Mapping[str, int]) -> list[dict[str, int]]:
+    """Return all coordinates on the axes, 0 on the others."""
+    axes = dict.fromkeys(letters)
+    origin = dict.fromkeys(TENSOR_AXES, 0)
+    return [origin | dict(zip(axes, at, strict=True)) for at in product(*(range(sizes[letter]) for letter in axes))]
+
+
+def _on(coord: Mapping[str, int], letters: Letters) -> tuple[int, ...]:
+    return tuple(coord[letter] for letter in dict.fromkeys(letters))
+
+
+def _dim_errors(placement: Placement, dim: int, pieces: Mapping[tuple[int, ...], Ranges]) -> list[str]:
+    """Look whether different pieces of a dim are disjoint and cover it."""
+    length, name = placement.shape[dim], f"dim {dim}, cut over {' '.join(placement.cuts[dim]) or 'nothing'}"
+    covered, missing, twice = 0, Counter[int](), Counter[int]()
+    for begin, end in [*sorted(held for piece in dict.fromkeys(pieces.values()) for held in piece), (length, length)]:
+        if begin > covered:
+            missing[covered] = begin - covered
+        if begin < covered:
+            twice[begin] = min(covered, end) - begin
+        covered = max(covered, end)
+    return [
+        f"{name}: {wrong.total()} of {length} indices are {kind}, such as {min(wrong)}"
+        for kind, wrong in (("on no rank", missing), ("in two pieces", twice))
+        if wrong
+    ]
+
+
+def _box_errors(placement: Placement, dims: list[dict[tuple[int, ...], Ranges]], sizes: Mapping[str, int]) -> list[str]:
+    """Look whether every combination of pieces is on as many ranks as any other, and owned by one of them."""
+    boxes: Counter[tuple[Ranges, ...]] = Counter()
+    owners: Counter[tuple[Ranges, ...]] = Counter()
+    for coord in _coords(TENSOR_AXES, sizes):
+        box = tuple(pieces[_on(coord, letters)] for pieces, letters in zip(dims, placement.cuts, strict=True))
+        boxes[box] += 1
+        owners[box] += placement.owner(coord)
+    wanted = list(product(*(dict.fromkeys(pieces.values()) for pieces in dims)))
+    errors = []
+    if missing := sum(box not in boxes for box in wanted):
+        errors.append(f"{missing} of {len(wanted)} boxes are on no rank: two dims are cut over one axis")
+    if len(set(boxes.values())) > 1:
+        errors.append(f"boxes have from {min(boxes.values())} to {max(boxes.values())} copies")
+    if wrong := sum(owners[box] != 1 for box in boxes):
+        errors.append(
+            f"{wrong} of {len(boxes)} boxes have no owner, or several: norms would not count each element once"
+        )
+    return errors

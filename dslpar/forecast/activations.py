@@ -1,0 +1,187 @@
+"""Activations of a rank of a pipeline, in bytes: what waits for its backward, what the running layer needs, logits.
+
+A micro-batch that a stage has run forward waits for its backward, with what its layers save (`dslpar.forecast.memory`).
+Where the backward is split, it then waits for W with the operands of each weight's gradient: the input and the
+gradient of the output of every product. How many of both wait at once is the schedule's (`fullest`).
+
+With full recomputation a group of layers keeps the first one's input, and one group at a time has everything. A stage
+keeps what it received until its backward has made its gradient, and what it sent. That memory is a sum over a layer's
+saved tensors times the micro-batches in flight, 34 s b h + 5 a s^2 b bytes of a layer without fused attention, is
+Korthikanti et al.'s (arXiv 2205.05198).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate
+
+from dslpar.core.named_tuple import NamedTuple
+from dslpar.forecast.model_costs import Costs
+from dslpar.forecast.workload import Workload
+from dslpar.layout.chunks import Chunks
+from dslpar.layout.divisors import ranks
+from dslpar.layout.schedule import Schedule
+from dslpar.layout.sharding import residual_cuts
+
+WIDE_BYTES = 4
+"""Of an element of statistics: float32."""
+
+
+class Activations(NamedTuple):
+    """What a rank holds while it runs micro-batches, in bytes."""
+
+    saved: float
+    """At the fullest moment, of all micro-batches in flight."""
+    first: float
+    """Of one micro-batch through all of the rank's stages."""
+    working: float
+    """What the running layer needs besides: gradients of what lies in it, and all of a group that is recomputed."""
+    logits: float
+    """While the loss's backward runs, with all that is made of them."""
+    output: float
+    """Of `logits`, those that are kept until the next micro-batch has its own."""
+
+
+def activations(workload: Workload, pipe_rank: int) -> Activations:
+    """Return what a rank of the pipeline holds."""
+    stages = workload.chunks.held_by(pipe_rank)
+    waiting = [_saved(workload, stage) for stage in stages]
+    deferred = [_deferred(workload, stage) for stage in stages] if workload.schedule.split else [0.0] * len(stages)
+    saved = fullest(workload.schedule, pipe_rank, waiting, deferred)
+    logits, output = _logits(workload) if workload.chunks.last in stages else (0.0, 0.0)
+    return Activations(
+        saved=saved,
+        first=sum(waiting),
+        working=_working(workload),
+        logits=logits,
+        output=output,
+    )
+
+
+def fullest(schedule: Schedule, rank: int, waiting: Sequence[float], deferred: Sequence[float]) -> float:
+    """Return the most that a rank holds at once, of what a micro-batch has on each of its stages.
+
+    `waiting` is what it has from its forward on, `deferred` what it has from B on where the backward is split.
+
+        >>> fullest(Schedule(Chunks(pipe=4), num_micro_batches=8), 0, [1.0], [0.0])
+        4.0
+    """
+    num = schedule.chunks.num
+    # From three rounds on, a step only repeats its middle.
+    count = min(schedule.num_micro_batches, 3 * schedule.chunks.pipe)
+    change = [0.0] * (3 * num)
+    for index, (size, put_off) in enumerate(zip(waiting, deferred, strict=True)):
+        change[index], change[num + index] = size, (put_off if schedule.split else 0.0) - size
+        change[2 * num + index] = -put_off
+    return max(accumulate(map(change.__getitem__, _changes(schedule.chunks, count, schedule.split, rank))))
+
+
+@lru_cache(maxsize=4096)
+def _changes(chunks: Chunks, count: int, split: bool, rank: int) -> tuple[int, ...]:
+    """Return the actions of a rank as places in a list of changes: F of each of its stages, then B, then W."""
+    kinds = {"F": 0, "B": chunks.num, "W": 2 * chunks.num}
+    return tuple(kinds[kind] + stage // chunks.pipe for kind, stage, _ in Schedule(chunks, count, split).order(rank))
+
+
+# One micro-batch of one stage --------------------------------------------------------------------------------------
+
+
+def _saved(workload: Workload, stage: int) -> float:
+    """Return what a micro-batch keeps on a stage from its forward to its backward."""
+    costs, size = workload.costs, workload.element_bytes
+    num_layers, boundary = workload.counts[stage], float(costs.boundary) * size
+    if workload.recompute == "full":
+        layers = -(-num_layers // workload.interval) * boundary
+    else:
+        layers = num_layers * _of_layer(workload)
+    total = layers
+    if stage == workload.chunks.last:
+        total += _bytes(workload, costs.last) - _result_of_norm(workload)
+    if workload.mesh.pipe > 1:
+        neighbours = (stage > 0) + (stage < workload.chunks.last)
+        total += min(neighbours, workload.habits.boundaries) * boundary
+    return total
+
+
+def _of_layer(workload: Workload) -> float:
+    """Return what a layer saves of a micro-batch, with masks of dropout, and scores where attention is not fused."""
+    layer = workload.costs.layer
+    total = _bytes(workload, layer) - 2 * _result_of_norm(workload)
+    dropout = getattr(workload.model, "dropout", 0.0) > 0
+    if dropout:
+        total += 2 * float(workload.costs.boundary)  # two masks, of a byte an element
+    if not workload.habits.fused_attention:
+        total -= WIDE_BYTES * _num_queries(layer)  # the softmax itself takes the place of its sums
+        if workload.recompute == "none":
+            kept = 2 * workload.element_bytes + 1 if dropout else workload.element_bytes
+            total += kept * sum(each.queries / each.head_size * each.keys for each in layer.work.scores)
+    return total
+
+
+def _result_of_norm(workload: Workload) -> float:
+    """Return the bytes of a norm's result that `dslpar.forecast.memory` counts, as on a CPU, and a fused kernel does
+    not keep: of RMSNorm, where features are whole.
+    """
+    tensor = workload.mesh.tensor
+    if not workload.habits.fused_norms or getattr(workload.model, "norm", "") != "rmsnorm":
+        return 0.0
+    is_whole = tensor.size == 1 or ranks(tensor, residual_cuts(tensor).features) == 1
+    return workload.element_bytes * float(workload.costs.boundary) if is_whole else 0.0
+
+
+def _num_queries(layer: Costs) -> float:
+    return sum(each.queries / each.head_size for each in layer.work.scores)
+
+
+def _bytes(workload: Workload, part: Costs) -> float:
+    saved = part.memory.saved
+    return workload.element_bytes * float(saved.elements) + WIDE_BYTES * float(saved.wide)
+
+
+def _deferred(workload: Workload, stage: int) -> float:
+    """Return what a micro-batch keeps on a stage from B to W: both operands of each product's weight gradient."""
+    costs = workload.costs
+    layer = _operands(workload, costs.layer)
+    last = _operands(workload, costs.last) if stage == workload.chunks.last else 0.0
+    return workload.element_bytes * (workload.counts[stage] * layer + last)
+
+
+def _operands(workload: Workload, part: Costs) -> float:
+    """Return the elements of inputs, as the backward keeps them, and of the outputs' gradients, as panels."""
+    tensor, total = workload.mesh.tensor, 0.0
+    for index, (rows, depth, columns) in enumerate(part.work.products):
+        pieces = 1
+        if tensor.keep not in ("x", "both"):  # kept as stored: inward and outward products alternate
+            pieces = tensor.z if index % 2 else (tensor.y if tensor.residual != "replicated" else 1)
+        total += rows * (depth / pieces + columns)
+    return total
+
+
+def _logits(workload: Workload) -> tuple[float, float]:
+    """Return the bytes of logits while the loss's backward runs, and of those that are kept after it.
+
+    The softmax in float32, from which the gradient is made in the logits' type (`dslpar.layers.loss`). Without a
+    pipeline the caller has the logits themselves, until the next micro-batch gives others.
+    """
+    elements, size = float(workload.costs.logits), workload.element_bytes
+    if workload.habits.logit_bytes is not None:
+        return workload.habits.logit_bytes * elements, 0.0
+    output = 0.0 if workload.mesh.pipe > 1 else size * elements
+    return (WIDE_BYTES + size) * elements + output, output
+
+
+def _working(workload: Workload) -> float:
+    """Return what the backward of a layer needs besides what is saved.
+
+    Around its widest product: the gradient of its output, what the activation's gradient is made of, and the gradient
+    of its input. A group of layers that is recomputed has all that these save, but the input, which was kept. Of a
+    pipeline's messages one each way is on its way.
+    """
+    costs, size = workload.costs, workload.element_bytes
+    widest = max((2 * rows * (depth + columns) for rows, depth, columns in costs.layer.work.products), default=0.0)
+    live = 0.0
+    if workload.recompute == "full":
+        live = min(workload.interval, max(workload.counts)) * _of_layer(workload) - size * float(costs.boundary)
+    messages = 2 * size * float(costs.boundary) if workload.mesh.pipe > 1 else 0.0
+    return size * widest + live + messages

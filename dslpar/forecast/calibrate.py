@@ -1,0 +1,203 @@
+"""Calibration: the constants of the forecast of time, fitted to steps that were measured.
+
+    runs = [Run(terms_of(workload, device, nodes), step_s), ...]
+    calibration = calibrate(runs)
+    calibration.constants, calibration.error
+
+Minimized is the mean of a Huber loss of log(forecast / measured), so that a run that stalled counts, but does not rule.
+Constants are moved in log space, within bounds, by Gauss-Newton steps with Levenberg's damping: two dozen evaluations
+of all runs for each step, and a handful of steps. A dozen runs cannot tell two dozen constants. A prior keeps those
+near their start that the runs do not speak of: it weighs like `PRIOR_RUNS` runs that contradict a change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import exp, inf, log
+
+from dslpar.core.frozen import frozen
+from dslpar.core.named_tuple import NamedTuple
+from dslpar.forecast.constants import BOUNDS, DEFAULT, ERROR, Constants, Error
+from dslpar.forecast.step_time import Terms, time_of
+
+HUBER = 0.1
+"""Of the logarithm of a ratio: above it, an error counts by its size and not by its square."""
+PRIOR_RUNS = 0.2
+"""Weight of the prior, in runs; a change by a factor e costs what an error of 100 % in so many runs would."""
+MOST_STEPS = 25
+STEP = 0.02
+"""By which a constant is varied to see what it does."""
+LONGEST_STEP = 0.7
+CONVERGED = 1e-5
+"""Of the loss: steps that gain less than this share end the fit."""
+
+
+class Run(NamedTuple):
+    """A step that was measured."""
+
+    terms: Terms
+    step_s: float
+    weight: float = 1.0
+
+
+@frozen
+class Calibration:
+    """Constants, and how far off they are on the runs that they were fitted to."""
+
+    constants: Constants
+    residuals: tuple[float, ...]
+    """log(forecast / measured) of each run."""
+    loss: float
+    """Of the runs and the prior."""
+
+    @property
+    def error(self) -> Error:
+        """Shares by which the forecast errs on these runs."""
+        return error_of(self.residuals)
+
+
+def error_of(residuals: Sequence[float]) -> Error:
+    """Return the shares by which forecasts err, from log(forecast / measured) of each."""
+    shares = sorted(abs(exp(each) - 1) for each in residuals)
+    return Error(*(quantile(shares, at) for at in (0.5, 0.8, 0.9)))
+
+
+def quantile(ordered: Sequence[float], at: float) -> float:
+    """Return a quantile of values in order, between two of them in proportion."""
+    place = at * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+
+
+def residuals_of(runs: Sequence[Run], constants: Constants) -> list[float]:
+    """Return log(forecast / measured) of each run."""
+    return [log(time_of(run.terms, constants).step_s / run.step_s) for run in runs]
+
+
+def calibrate(
+    runs: Sequence[Run],
+    start: Constants = DEFAULT,
+    names: Sequence[str] = tuple(BOUNDS),
+    prior_runs: float = PRIOR_RUNS,
+) -> Calibration:
+    """Fit the constants of these names to runs, from a start; the others stay."""
+    total = sum(run.weight for run in runs)
+    fit = _Fit(runs, [run.weight / total for run in runs], start, names, prior_runs / total)
+    point = fit.origin
+    residuals, loss, damping = fit.residuals(point), inf, 1e-2
+    loss = fit.loss(residuals, point)
+    for _ in range(MOST_STEPS):
+        matrix, slope = fit.normal_equations(residuals, point)
+        before = loss
+        for _ in range(6):
+            trial = fit.step(matrix, slope, point, damping)
+            found = fit.residuals(trial)
+            at = fit.loss(found, trial)
+            if at < loss:
+                point, residuals, loss, damping = trial, found, at, max(damping / 5, 1e-5)
+                break
+            damping *= 5
+        if before - loss < CONVERGED * before:
+            break
+    return Calibration(constants=fit.constants(point), residuals=tuple(residuals), loss=loss)
+
+
+def held_out_error(runs: Sequence[Run], folds: int = 10) -> Error:
+    """Return by what forecasts err on runs that the constants were not fitted to: each fold by those of the others.
+
+    Of fewer than three runs nothing can be held out: their error is that of the defaults.
+    """
+    folds = min(folds, len(runs))
+    if folds < 3:
+        return ERROR
+    residuals: list[float] = []
+    for fold in range(folds):
+        fitted = calibrate([run for number, run in enumerate(runs) if number % folds != fold])
+        residuals += residuals_of(runs[fold::folds], fitted.constants)
+    return error_of(residuals)
+
+
+class _Fit(NamedTuple):
+    """Runs with their shares of the loss, and the constants that are free; a point has their logarithms."""
+
+    runs: Sequence[Run]
+    shares: Sequence[float]
+    start: Constants
+    names: Sequence[str]
+    prior: float
+
+    @property
+    def origin(self) -> list[float]:
+        return [log(getattr(self.start, name)) for name in self.names]
+
+    def constants(self, point: Sequence[float]) -> Constants:
+        fitted = {name: exp(value) for name, value in zip(self.names, point, strict=True)}
+        return Constants(**vars(self.start) | fitted)
+
+    def residuals(self, point: Sequence[float]) -> list[float]:
+        return residuals_of(self.runs, self.constants(point))
+
+    def loss(self, residuals: Sequence[float], point: Sequence[float]) -> float:
+        moved = sum((value - origin) ** 2 for value, origin in zip(point, self.origin, strict=True))
+        return self.prior * moved + sum(
+            share * (error * error / (2 * HUBER) if abs(error) < HUBER else abs(error) - HUBER / 2)
+            for share, error in zip(self.shares, residuals, strict=True)
+        )
+
+    def normal_equations(
+        self, residuals: Sequence[float], point: Sequence[float]
+    ) -> tuple[list[list[float]], list[float]]:
+        """Return the matrix and the slope of the loss's quadratic form around a point."""
+        columns = []
+        for index, name in enumerate(self.names):
+            by = STEP if point[index] + STEP <= log(BOUNDS[name][1]) else -STEP
+            varied = self.residuals([*point[:index], point[index] + by, *point[index + 1 :]])
+            columns.append([(after - before) / by for after, before in zip(varied, residuals, strict=True)])
+        # A Huber loss is a sum of squares, each error weighted by how far out it is.
+        weights = [share / max(HUBER, abs(error)) for share, error in zip(self.shares, residuals, strict=True)]
+        weighted = [[w * each for w, each in zip(weights, column, strict=True)] for column in columns]
+        matrix = [[_dot(one, other) for other in columns] for one in weighted]
+        slope = [_dot(one, residuals) for one in weighted]
+        for index, (value, origin) in enumerate(zip(point, self.origin, strict=True)):
+            matrix[index][index] += 2 * self.prior
+            slope[index] += 2 * self.prior * (value - origin)
+        return matrix, slope
+
+    def step(
+        self, matrix: Sequence[Sequence[float]], slope: Sequence[float], point: Sequence[float], damping: float
+    ) -> list[float]:
+        """Return where the quadratic form is least, near the point and within bounds."""
+        bounds = [(log(BOUNDS[name][0]), log(BOUNDS[name][1])) for name in self.names]
+        free = [
+            index
+            for index, (value, (low, high)) in enumerate(zip(point, bounds, strict=True))
+            if (value > low or slope[index] < 0) and (value < high or slope[index] > 0)
+        ]
+        damped = [[matrix[i][j] + (damping * matrix[i][i] + 1e-9 if i == j else 0.0) for j in free] for i in free]
+        moved = list(point)
+        for index, by in zip(free, solve(damped, [-slope[index] for index in free]), strict=True):
+            by = max(-LONGEST_STEP, min(by, LONGEST_STEP))
+            low, high = bounds[index]
+            moved[index] = max(low, min(point[index] + by, high))
+        return moved
+
+
+def _dot(one: Sequence[float], other: Sequence[float]) -> float:
+    return sum(map(float.__mul__, one, other))
+
+
+def solve(matrix: Sequence[Sequence[float]], right: Sequence[float]) -> list[float]:
+    """Solve a symmetric positive definite system by Cholesky's factors."""
+    size = len(right)
+    lower = [[0.0] * size for _ in range(size)]
+    for i in range(size):
+        for j in range(i + 1):
+            rest = matrix[i][j] - _dot(lower[i][:j], lower[j][:j])
+            lower[i][j] = rest**0.5 if i == j else rest / lower[j][j]
+    found = [0.0] * size
+    for i in range(size):
+        found[i] = (right[i] - _dot(lower[i][:i], found[:i])) / lower[i][i]
+    for i in reversed(range(size)):
+        found[i] = (found[i] - sum(lower[j][i] * found[j] for j in range(i + 1, size))) / lower[i][i]
+    return found

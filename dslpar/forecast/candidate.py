@@ -1,0 +1,264 @@
+"""A layout of a config's model on its ranks, as the settings that make it; and those in which two of them differ.
+
+    candidate = candidate_of(job)                     # what the config says now
+    candidate.workload(job)                           # what it costs is asked of that
+    other.overrides(job)                              # the words that turn the config into it: ["zero.stage=2"]
+
+Words are those of the command line, as `dslpar lint CFG key=value` takes them. The global batch, and so the maths, is
+the same for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dslpar.core.frozen import fields, frozen, replace
+from dslpar.core.mesh import Mesh, Tensor
+from dslpar.forecast.family import model_costs
+from dslpar.forecast.model_costs import ModelCosts
+from dslpar.forecast.workload import Habits, Workload, habits_of, workload_of
+from dslpar.layout.batch import Batch, Sizes, batch_of, requested_batch
+from dslpar.layout.chunks import Chunks
+from dslpar.layout.modes import cuboid_of
+from dslpar.layout.resolve import Job, auto_counts, method_of, pipeline_of, tensor_of
+from dslpar.layout.schedule import Schedule
+from dslpar.schema.sections import PipelineParallel, Spec, TensorParallel
+
+
+@frozen
+class Candidate:
+    """One layout, as settings of a config."""
+
+    pipe: int
+    chunks: int
+    split: bool
+    """Whether the schedule is 'zero_bubble'."""
+    tensor: TensorParallel
+    """Size 1 without a mode: none."""
+    zero: int
+    micro_size: int
+    interval: int
+    """Layers that are computed again together; 0: none."""
+
+    @property
+    def schedule_type(self) -> str:
+        """The type of `schedule`."""
+        if self.split:
+            return "zero_bubble"
+        return "interleaved" if self.chunks > 1 else "1f1b"
+
+    def changes(self, other: Candidate) -> int:
+        """Count the settings in which two candidates differ, those of tensor parallelism each."""
+        return _differing(self, other) - (self.tensor != other.tensor) + _differing(self.tensor, other.tensor)
+
+
+def _differing(one: object, other: object) -> int:
+    return sum(getattr(one, item.name) != getattr(other, item.name) for item in fields(one))
+
+
+NO_TENSOR = TensorParallel(size=1)
+
+
+def candidate_of(job: Job) -> Candidate:
+    """Return the settings of a job."""
+    checkpoint = job.spec.activation_checkpoint
+    tensor = tensor_of(job.spec)
+    return Candidate(
+        pipe=job.mesh.pipe,
+        chunks=job.chunks.num,
+        split=job.schedule.split,
+        tensor=NO_TENSOR if tensor is None or tensor.size == 1 else tensor,
+        zero=job.spec.zero.stage,
+        micro_size=job.batch.micro_size,
+        interval=0 if checkpoint is None else checkpoint.interval,
+    )
+
+
+class Workloads:
+    """Workloads of candidates for one job: what several of them share is computed once."""
+
+    def __init__(self, job: Job) -> None:
+        base = workload_of(job)
+        assert base is not None, "a model whose costs are known"
+        self.job, self.base, self.own = job, base, candidate_of(job)
+        self._cuboids: dict[TensorParallel, Tensor] = {}
+        self._costs: dict[tuple[Tensor, int], ModelCosts] = {}
+        self._counts: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._habits: dict[int, Habits] = {}
+        self._last: tuple[tuple[Tensor, int, int], Workload] | None = None
+
+    def cuboid(self, tensor: TensorParallel) -> Tensor:
+        """Return the cuboid of ranks of a tensor group."""
+        found = self._cuboids.get(tensor)
+        if found is None:
+            found = self._cuboids[tensor] = cuboid_of(tensor)
+        return found
+
+    def counts(self, candidate: Candidate) -> tuple[int, ...]:
+        """Return the layers on each stage: the author's where the pipeline is the author's, else an automatic cut."""
+        key = candidate.pipe, candidate.chunks
+        if key not in self._counts:
+            own = (self.own.pipe, self.own.chunks)
+            counts = self.job.stages.counts if key == own else self._automatic(candidate)
+            assert counts is not None, "layers that can be counted"
+            self._counts[key] = counts
+        return self._counts[key]
+
+    def _automatic(self, candidate: Candidate) -> tuple[int, ...] | None:
+        spec, model = self.job.spec, self.job.spec.model
+        if candidate.pipe == 1:
+            return None if model.num_layers is None else (model.num_layers,)
+        pipeline = pipeline_of(spec) or PipelineParallel(size=candidate.pipe)
+        given = replace(pipeline, size=candidate.pipe, stage_ids=None, counts=None)
+        in_parallel = replace(spec, parallel=replace(spec.parallel, pipeline=given))
+        method = method_of(spec if is_of_libai(spec) else in_parallel, given).value
+        return auto_counts(model, method, Chunks(candidate.pipe, candidate.chunks), self.job.seq_len)
+
+    def workload(self, candidate: Candidate) -> Workload:
+        """Return what a candidate computes, holds and sends."""
+        pipe, micro_size = candidate.pipe, candidate.micro_size
+        shape = self._shape(self.cuboid(candidate.tensor), pipe, micro_size)
+        micro_batches = self.job.batch.global_size // (shape.mesh.data * micro_size)
+        return replace(
+            shape,
+            counts=self.counts(candidate),
+            schedule=Schedule(Chunks(pipe, candidate.chunks), micro_batches, candidate.split),
+            zero=candidate.zero,
+            habits=self._habits_at(candidate.zero),
+            recompute="full" if candidate.interval else "none",
+            interval=candidate.interval or 1,
+        )
+
+    def _habits_at(self, zero: int) -> Habits:
+        """Return what DeepSpeed and dslpar do at a stage of ZeRO."""
+        if zero not in self._habits:
+            spec = self.job.spec
+            self._habits[zero] = habits_of(replace(spec, zero=replace(spec.zero, stage=zero)))
+        return self._habits[zero]
+
+    def _shape(self, cuboid: Tensor, pipe: int, micro_size: int) -> Workload:
+        """Return a workload of some shape, of any schedule: candidates of one shape come one after the other."""
+        key = cuboid, pipe, micro_size
+        if self._last is None or self._last[0] != key:
+            job = self.job
+            data = job.mesh.world_size // (pipe * cuboid.size)
+            mesh = Mesh(pipe=pipe, data=data, tensor=cuboid, order=job.mesh.order)
+            costs = self._costs_of(cuboid, micro_size)
+            made = replace(self.base, mesh=mesh, micro_size=micro_size, known_costs=costs)
+            self._last = key, made
+        return self._last[1]
+
+    def _costs_of(self, cuboid: Tensor, micro_size: int) -> ModelCosts:
+        key = cuboid, micro_size
+        if key not in self._costs:
+            model, seq_len = self.base.model, self.base.seq_len
+            made = model_costs(model, cuboid, float(micro_size * seq_len), seq_len)
+            assert made is not None, "the base has costs"
+            self._costs[key] = made
+        return self._costs[key]
+
+
+# The words of a command line ---------------------------------------------------------------------------------------
+
+
+def overrides(job: Job, candidate: Candidate, written: Mapping[str, str] = {}) -> list[str]:
+    """Return what turns the job's config into the candidate; nothing where it is that already.
+
+    `written`: names by which the author calls keys (`Reading.written`).
+    """
+    return [f"{written.get(key, key)}={value}" for key, value in settings(job, candidate).items()]
+
+
+def settings(job: Job, candidate: Candidate) -> dict[str, str]:
+    """Return the keys to set with their values as text."""
+    own, spec = candidate_of(job), job.spec
+    found: dict[str, str] = {}
+    if candidate.zero != own.zero:
+        found["zero.stage"] = str(candidate.zero)
+    if candidate.interval != own.interval:
+        found["activation_checkpoint"] = str(candidate.interval) if candidate.interval else "None"
+    if candidate.tensor != own.tensor:
+        found |= _tensor_settings(spec, own.tensor, candidate.tensor)
+    if (candidate.pipe, candidate.chunks) != (own.pipe, own.chunks):
+        found |= _pipeline_settings(spec, own, candidate)
+    if (candidate.chunks, candidate.split) != (own.chunks, own.split):
+        found |= _schedule_settings(spec, candidate)
+    return found | _batch_settings(job, candidate)
+
+
+def _pipeline_settings(spec: Spec, own: Candidate, candidate: Candidate) -> dict[str, str]:
+    """Return the pipeline's size; and without the layers that the config lists for other stages."""
+    pipeline, size = pipeline_of(spec), str(candidate.pipe)
+    lists_layers = pipeline is not None and (pipeline.stage_ids is not None or pipeline.counts is not None)
+    if is_of_libai(spec):
+        found = {"train.dist.custom_pipeline_stage_id": "None"} if lists_layers else {}
+        return found | ({"train.dist.pipeline_parallel_size": size} if candidate.pipe != own.pipe else {})
+    if lists_layers:
+        return {"parallel.pipeline": size}
+    if candidate.pipe == own.pipe:
+        return {}
+    return {"parallel.pipeline.size" if pipeline is not None and pipeline.method else "parallel.pipeline": size}
+
+
+def is_of_libai(spec: Spec) -> bool:
+    """Whether the sizes are in LiBai's form, which has 1d alone."""
+    dist = spec.train.dist
+    return max(dist.pipeline_parallel_size or 1, dist.tensor_parallel_size or 1) > 1
+
+
+def _tensor_settings(spec: Spec, own: TensorParallel, other: TensorParallel) -> dict[str, str]:
+    if is_of_libai(spec):
+        return {"train.dist.tensor_parallel_size": str(other.size)}
+    if other.size == 1:
+        return {"parallel.tensor": "None"}
+    differing = [item.name for item in fields(own) if getattr(own, item.name) != getattr(other, item.name)]
+    if own.mode == other.mode:
+        return {f"parallel.tensor.{name}": _literal(getattr(other, name)) for name in differing}
+    return {"parallel.tensor": _whole(other)}
+
+
+def _whole(tensor: TensorParallel) -> str:
+    given = {item.name: getattr(tensor, item.name) for item in fields(tensor)}
+    return repr({name: value for name, value in given.items() if value is not None})
+
+
+def _schedule_settings(spec: Spec, candidate: Candidate) -> dict[str, str]:
+    found = {"schedule.type": candidate.schedule_type}
+    given = spec.schedule.num_model_chunks if spec.schedule is not None else None
+    default = 2 if found["schedule.type"] == "interleaved" else 1
+    if (given or default) != candidate.chunks:
+        found["schedule.num_model_chunks"] = str(candidate.chunks)
+    return found
+
+
+def _batch_settings(job: Job, candidate: Candidate) -> dict[str, str]:
+    """Return the sizes to set so that the global batch stays: as few as will do."""
+    spec, cuboid = job.spec, cuboid_of(candidate.tensor)
+    data = job.mesh.world_size // (candidate.pipe * candidate.tensor.size)
+    whole, micro = job.batch.global_size, candidate.micro_size
+    wanted = Batch(global_size=whole, micro_size=micro, accumulation=whole // (data * micro))
+    of_schedule = spec.batch.accumulation is None and spec.schedule is not None and spec.schedule.num_microbatches
+    count_key = "schedule.num_microbatches" if of_schedule else "batch.accumulation"
+    keys = {"global_size": "batch.global_size", "micro_size": "batch.micro_size", "accumulation": count_key}
+    given = requested_batch(spec)
+    for names in _FEWEST_FIRST:
+        changed = {name: getattr(wanted, name) for name in names}
+        if batch_of(replace(given, **changed), Sizes(data, cuboid)) == wanted:
+            return {keys[name]: str(size) for name, size in changed.items()}
+    raise AssertionError("three sizes say what the batch is")
+
+
+_FEWEST_FIRST = (
+    (),
+    ("micro_size",),
+    ("accumulation",),
+    ("micro_size", "accumulation"),
+    ("global_size",),
+    ("global_size", "micro_size"),
+    ("global_size", "micro_size", "accumulation"),
+)
+"""What may be set so that a batch comes out."""
+
+
+def _literal(value: object) -> str:
+    return value if isinstance(value, str) else repr(value)

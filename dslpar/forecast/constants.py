@@ -1,0 +1,158 @@
+"""Constants of the forecast of time: what devices, links and hosts reach of what they could; fitted, not looked up.
+
+    constants, error = load("calibration.json")          # as `dslpar plan --calibrate` wrote it
+    constants = replace(DEFAULT, nic_efficiency=0.3)     # a slower network
+
+The defaults are one set for all devices, frameworks and clusters, fitted on 2,000 runs of others that were published
+(`python -m benchmarks.forecast --fit`). What they cannot know is a cluster's own: its hosts, its network, its kernels.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from dslpar.core.frozen import fields, frozen
+from dslpar.core.json_values import mapping, parse
+from dslpar.core.named_tuple import NamedTuple
+
+FORMAT = 1
+"""Of a calibration file."""
+MOST_ERROR = 10.0
+
+
+@frozen
+class Constants:
+    """What a step's time depends on besides sizes and data sheets."""
+
+    product_efficiency: float = 0.7939
+    """Of a device's peak, the share that deep products of whole waves of tiles reach."""
+    wide_products: float = 0.8778
+    """The same on devices with wide tiles (Hopper and later), over that of others."""
+    product_depth: float = 292.7
+    """Depth of a product, in elements, at which it reaches half of that."""
+    misaligned_products: float = 1.687
+    """Time of a product whose depth or columns are no multiple of 64, over that of one whose are."""
+    fused_attention: float = 0.3172
+    """Of a device's peak, the share that fused attention reaches."""
+    wide_attention: float = 0.5413
+    """The same on devices with wide tiles, over that of others."""
+    plain_attention: float = 0.5281
+    """Of a device's peak, the share that the products of attention reach that keeps its scores."""
+    elementwise_passes: float = 2.048
+    """Times that an element between products passes through memory, over what is counted."""
+    logit_bytes: float = 32.09
+    """Bytes through memory for each logit, in the forward and backward of the loss."""
+    layer_launch_s: float = 0.0005579
+    """Seconds in which a host launches the forward of a layer."""
+    backward_launch: float = 4.0
+    """The same of a backward, over that of a forward."""
+    tensor_launch: float = 0.007981
+    """By what share ranks of a tensor group in a node, squared, make launches longer: the slowest host counts."""
+    blocking_launch: float = 1.44
+    """By what share each doubling of a tensor group makes launches longer where the host waits for messages."""
+    link_efficiency: float = 0.95
+    """Of the links within a node, the share that collectives reach."""
+    nic_efficiency: float = 0.7907
+    """Of a node's network cards, the share that collectives reach."""
+    nic_crowding: float = 0.001612
+    """By what share each further node makes the bytes of a collective slower."""
+    link_latency_s: float = 1.887e-05
+    """Seconds of a hop within a node."""
+    nic_latency_s: float = 5.226e-05
+    """Seconds of a hop between nodes."""
+    hop_s: float = 0.0004553
+    """Seconds that a message between stages takes besides its bytes."""
+    reduction_exposed: float = 0.0626
+    """Of a reduction of gradients that runs under the backward, the share that is not hidden."""
+    weights_exposed: float = 1.0
+    """Of ZeRO 2's and 3's traffic of each micro-batch, the share by which it slows what it runs under."""
+    gather_passes: float = 10.76
+    """Time of the gather of changed weights, over that of one collective of its bytes."""
+    optimizer_bytes: float = 12.28
+    """Bytes through memory for each weight that a fused optimizer steps."""
+    unfused_optimizer: float = 40.0
+    """The same of an optimizer that is not fused, over that of a fused one."""
+    step_s: float = 0.001463
+    """Seconds of a step that nothing else explains."""
+
+
+BOUNDS: dict[str, tuple[float, float]] = {
+    "product_efficiency": (0.3, 0.97),
+    "wide_products": (0.5, 1.2),
+    "product_depth": (20, 3000),
+    "misaligned_products": (1, 2.5),
+    "fused_attention": (0.1, 1.2),
+    "wide_attention": (0.2, 1.5),
+    "plain_attention": (0.05, 1.5),
+    "elementwise_passes": (0.3, 8),
+    "logit_bytes": (6, 120),
+    "layer_launch_s": (0.05e-3, 4e-3),
+    "backward_launch": (1, 4),
+    "tensor_launch": (0.0002, 0.1),
+    "blocking_launch": (0.05, 6),
+    "link_efficiency": (0.1, 0.95),
+    "nic_efficiency": (0.05, 1),
+    "nic_crowding": (1e-4, 0.5),
+    "link_latency_s": (2e-6, 200e-6),
+    "nic_latency_s": (2e-6, 400e-6),
+    "hop_s": (0.01e-3, 20e-3),
+    "reduction_exposed": (0.02, 1.5),
+    "weights_exposed": (0.001, 1),
+    "gather_passes": (0.3, 30),
+    "optimizer_bytes": (8, 200),
+    "unfused_optimizer": (1, 40),
+    "step_s": (0.1e-3, 1),
+}
+"""What a calibration may make of each: wider than anything that was seen."""
+
+
+class Error(NamedTuple):
+    """Shares by which a forecast errs, on runs that its constants were not fitted on."""
+
+    half: float
+    """In half of the cases at most."""
+    four_of_five: float
+    nine_of_ten: float
+
+
+DEFAULT = Constants()
+ERROR = Error(half=0.047, four_of_five=0.107, nine_of_ten=0.159)
+"""Of constants for all stacks, out of fold (`python -m benchmarks.forecast`); each stack weighs the same."""
+
+
+def dump(constants: Constants, error: Error = ERROR, num_runs: int = 0) -> str:
+    """Return the text of a calibration file: constants, by what they err, and on how many runs that was seen."""
+    values = {item.name: getattr(constants, item.name) for item in fields(constants)}
+    whole = {"format": FORMAT, "num_runs": num_runs, "error": error._asdict(), "constants": values}
+    return json.dumps(whole, indent=1) + "\n"
+
+
+def load(path: str) -> tuple[Constants, Error]:
+    """Read a calibration file; constants and errors that it leaves out are the defaults.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no calibration, or of another format; or a value is unknown, no number, or out of bounds.
+    """
+    with open(path, "rb") as file:
+        read = mapping(parse(file.read()), "the file", "format", "constants")
+    if read["format"] != FORMAT:
+        raise ValueError(f"its format is {read['format']!r}, and this version of dslpar reads {FORMAT}")
+    constants = _numbers(read["constants"], "constants", BOUNDS)
+    error = _numbers(read.get("error", {}), "error", dict.fromkeys(Error._fields, (0.0, MOST_ERROR)))
+    return Constants(**constants), ERROR._replace(**error)
+
+
+def _numbers(values: object, at: str, bounds: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+    """Return a mapping's numbers, each known and within its bounds."""
+    found = {}
+    for name, value in mapping(values, at).items():
+        if name not in bounds:
+            raise ValueError(f"unknown {at}.{name}; there are {', '.join(bounds)}")
+        least, most = bounds[name]
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not least <= value <= most:
+            raise ValueError(f"{at}.{name} is {value!r}, not a number from {least:g} to {most:g}")
+        found[name] = float(value)
+    return found

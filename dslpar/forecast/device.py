@@ -1,0 +1,143 @@
+"""Devices and the links between them: peaks, memory, bandwidths, as data sheets and others' measurements have them.
+
+    >>> device_named("h100-80g").memory_bytes / 2**30
+    79.6
+    >>> device_of_driver("NVIDIA A100-SXM4-80GB").name
+    'a100-80g'
+
+Peaks are of dense products in bf16 (fp16 where a device has no bf16), links of one direction. Collected in
+stas00/ml-engineering (compute/accelerator and network), cli99/llm-analysis, and vendors' data sheets. What a device
+reaches of its peak is no property of it, but a constant of the forecast (`dslpar.forecast.constants`).
+"""
+
+from __future__ import annotations
+
+import re
+
+from dslpar.core.frozen import frozen, replace
+from dslpar.core.suggest import did_you_mean
+
+GIB = 2**30
+USABLE = 0.995
+"""Of a card's nominal GiB, what its driver reports."""
+
+
+@frozen
+class Device:
+    """One accelerator, in a node of several."""
+
+    name: str
+    """As `--device` and `cluster.device` name it."""
+    tflops: float
+    """Dense products in bf16, TFLOP/s at most."""
+    fp32_tflops: float
+    """The same in fp32, without TF32, which torch leaves off."""
+    memory_gib: int
+    """Nominal memory."""
+    hbm_gb_per_s: float
+    """Bandwidth of the device's memory."""
+    num_sms: int
+    """Processors that work on tiles of a product."""
+    tile: tuple[int, int]
+    """Rows and columns of a product's tile, by which its size is rounded up."""
+    link_gb_per_s: float
+    """To the other devices of its node: NVLink, xGMI, or PCIe."""
+    per_node: int
+    """Devices of a usual node."""
+    nic_gb_per_s: float
+    """Of a usual node to the others, all its network cards together."""
+    driver: str = ""
+    """A pattern of the names by which drivers know it."""
+
+    @property
+    def flops_per_s(self) -> float:
+        """Dense products in half precision at most."""
+        return self.tflops * 1e12
+
+    def computing_in(self, dtype: str) -> Device:
+        """Return the device with the peak of that type."""
+        return replace(self, tflops=self.fp32_tflops) if dtype == "fp32" else self
+
+    @property
+    def memory_bytes(self) -> float:
+        """What a process may allocate at most, its driver's share included."""
+        return self.memory_gib * USABLE * GIB
+
+
+_AMPERE, _HOPPER = (128, 128), (128, 256)
+
+
+def _device(
+    name: str,
+    tflops: tuple[float, float],
+    memory_gib: int,
+    hbm_tb_per_s: float,
+    sms: tuple[int, tuple[int, int]],
+    links: tuple[float, int, float],
+    driver: str = "",
+) -> Device:
+    """Make a row: `tflops` in half precision and in fp32; `links` within a node, devices of a node, and its network."""
+    link, per_node, nic = links
+    return Device(
+        name=name,
+        tflops=tflops[0],
+        fp32_tflops=tflops[1],
+        memory_gib=memory_gib,
+        hbm_gb_per_s=hbm_tb_per_s * 1e3,
+        num_sms=sms[0],
+        tile=sms[1],
+        link_gb_per_s=link,
+        per_node=per_node,
+        nic_gb_per_s=nic,
+        driver=driver,
+    )
+
+
+_TABLE = (
+    _device("h100-80g", (989.5, 67), 80, 3.35, (132, _HOPPER), (450, 8, 400), r"\bH100 80GB HBM3\b"),
+    _device("h100-80g-pcie", (756.5, 51), 80, 2.0, (114, _HOPPER), (63, 8, 100), r"\bH100 PCIe\b"),
+    _device("h100-96g", (989.5, 67), 96, 2.4, (132, _HOPPER), (450, 8, 400), r"\bH100.*96GB\b"),
+    _device("h200-141g", (989.5, 67), 141, 4.8, (132, _HOPPER), (450, 8, 400), r"\bH200\b"),
+    _device("h800-80g", (989.5, 67), 80, 3.35, (132, _HOPPER), (200, 8, 400), r"\bH800\b"),
+    _device("gh200-96g", (989.5, 67), 96, 4.0, (132, _HOPPER), (450, 1, 50), r"\bGH200 480GB\b"),
+    _device("gh200-141g", (989.5, 67), 141, 4.8, (132, _HOPPER), (450, 1, 50), r"\bGH200 144G\b"),
+    _device("b200-180g", (2250, 75), 180, 8.0, (148, _HOPPER), (900, 8, 400), r"\bB200\b"),
+    _device("gb200-186g", (2500, 80), 186, 8.0, (148, _HOPPER), (900, 4, 200), r"\bGB200\b"),
+    _device("b300-288g", (2250, 76), 288, 8.0, (148, _HOPPER), (900, 8, 800), r"\bB300\b"),
+    _device("a100-80g", (312, 19.5), 80, 2.039, (108, _AMPERE), (300, 8, 200), r"\bA100-SXM4-80GB\b"),
+    _device("a100-80g-pcie", (312, 19.5), 80, 1.94, (108, _AMPERE), (31, 8, 200), r"\bA100 80GB PCIe\b"),
+    _device("a100-40g", (312, 19.5), 40, 1.555, (108, _AMPERE), (300, 8, 200), r"\bA100-SXM4-40GB\b"),
+    _device("v100-32g", (125, 15.7), 32, 0.9, (80, _AMPERE), (150, 8, 50), r"\bV100-SXM[23]-32GB\b"),
+    _device("v100-16g", (125, 15.7), 16, 0.9, (80, _AMPERE), (150, 8, 50), r"\bV100-SXM2-16GB\b"),
+    _device("l40s-48g", (362.05, 91.6), 48, 0.864, (142, _AMPERE), (31, 8, 50), r"\bL40S$"),
+    _device("a10-24g", (125, 31.2), 24, 0.6, (72, _AMPERE), (31, 4, 12.5), r"\bA10$"),
+    _device("rtx4090-24g", (165.2, 82.6), 24, 1.008, (128, _AMPERE), (31, 8, 12.5), r"\bRTX 4090\b"),
+    _device("mi250x-64g", (191.5, 47.85), 64, 1.64, (110, _HOPPER), (175, 16, 100), r"\bMI250X$"),
+    _device("mi300x-192g", (1307.4, 163.4), 192, 5.3, (304, _HOPPER), (448, 8, 400), r"\bMI300X\b"),
+    _device("mi325x-256g", (1307.4, 163.4), 256, 6.0, (304, _HOPPER), (448, 8, 400), r"\bMI325X\b"),
+)
+DEVICES: dict[str, Device] = {device.name: device for device in _TABLE}
+"""By name; the SXM form where a name says nothing of the form, of an MI250X one of its two dies."""
+
+
+class UnknownDeviceError(ValueError):
+    """No device of the table has that name; the message says which do."""
+
+
+def device_named(name: str) -> Device:
+    """Return a device by its name.
+
+    Raises:
+        UnknownDeviceError: it is not in the table.
+    """
+    if name in DEVICES:
+        return DEVICES[name]
+    hint = did_you_mean(name, DEVICES) or f"the devices are {', '.join(DEVICES)}"
+    raise UnknownDeviceError(f"unknown device {name!r}; {hint}")
+
+
+def device_of_driver(name: str) -> Device | None:
+    """Return the device that a driver knows by this name; None if it is not in the table, or only a part of one."""
+    if re.search(r"\bMIG\b|\bGRID\b|-\d+C$", name):
+        return None
+    return next((device for device in _TABLE if device.driver and re.search(device.driver, name)), None)

@@ -1,0 +1,145 @@
+"""Kernels of a layer on a device: what products, attention and all between them take, with and without constants.
+
+    layer, head = model_kernels(workload.costs, device, fused=True)    # of sizes and a data sheet alone
+    products_s(layer.forward, constants, wide_tiles=True)              # what a calibration says they take
+
+A product takes its operations over the device's peak, times three losses: tiles at its edges and in its last wave that
+compute nothing; a depth that is too small to hide the loads of a tile; sizes that are no multiple of 64. It takes no
+less than its operands take through memory. That tiles and waves explain what a GPU reaches is in NVIDIA's guide to
+matrix multiplication; that depth does, in vTrain's and Calculon's tables of measured shares. Attention and what lies
+between products are of one kind each: operations at a share of the peak, bytes at the bandwidth of memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+
+from dslpar.core.named_tuple import NamedTuple
+from dslpar.forecast.constants import Constants
+from dslpar.forecast.device import Device
+from dslpar.forecast.model_costs import ModelCosts
+from dslpar.forecast.work import Work
+
+KERNEL_S = 4e-6
+"""What any kernel takes from its start to its end."""
+MEMORY_SHARE = 0.85
+"""Of the bandwidth of memory, what a product's loads and stores reach."""
+MANY_WAVES, LAST_WAVE = 6, 0.92
+"""With more waves than that, their rests hide each other, up to that share."""
+ALIGNED = 64
+SCORE_BYTES = 12
+"""Read and written, an element of attention's scores where they are kept: mask, softmax, dropout."""
+ODD_HEAD, ODDEST_HEAD = 1.15, 2.0
+"""How much longer attention that keeps its scores takes where heads are no multiple of 64, but of 8; else."""
+
+
+class Kernel(NamedTuple):
+    """A product."""
+
+    peak_s: float
+    """Seconds at the device's peak, with what tiles waste."""
+    shallow: float
+    """One over its depth."""
+    memory_s: float
+    """Seconds of its operands through memory."""
+    misaligned: bool
+    """Whether its depth or its columns are no multiple of 64."""
+
+
+class Kernels(NamedTuple):
+    """What a rank computes, in seconds that no constant has entered yet."""
+
+    forward: tuple[Kernel, ...]
+    backward: tuple[Kernel, ...]
+    """Two products for each of the forward: of the gradients of inputs, and of weights."""
+    fused_s: float
+    """Of fused attention, at the device's peak."""
+    scores_s: float
+    """Of attention that keeps its scores: its products, at the device's peak."""
+    scores_memory_s: float
+    """Of those scores, through memory."""
+    elementwise_s: float
+    """Of all elements between products, through memory."""
+    logits_s: float
+    """Of one byte of each logit, through memory."""
+
+
+def model_kernels(costs: ModelCosts, device: Device, *, fused: bool, element_bytes: int = 2) -> tuple[Kernels, Kernels]:
+    """Return the kernels of a layer, and of the head with the loss.
+
+    They are kept with the costs, as a cached property would be: a search asks for the same ones with every pipeline
+    and every stage of ZeRO.
+    """
+    kept: dict[object, tuple[Kernels, Kernels]] = vars(costs).setdefault("_kernels", {})
+    key = (device.tflops, device.hbm_gb_per_s, device.num_sms, device.tile, fused, element_bytes)
+    if key not in kept:
+        kept[key] = (
+            kernels_of(costs.layer.work, device, fused=fused, element_bytes=element_bytes),
+            kernels_of(costs.last.work, device, fused=fused, element_bytes=element_bytes),
+        )
+    return kept[key]
+
+
+def kernels_of(work: Work, device: Device, *, fused: bool, element_bytes: int = 2) -> Kernels:
+    """Return the kernels of a layer, or of a head."""
+    per_s = device.flops_per_s  # of the type that is computed in (`Device.computing_in`)
+    memory_per_s = device.hbm_gb_per_s * 1e9
+    moved_s = element_bytes / (memory_per_s * MEMORY_SHARE)
+    tile, num_sms = device.tile, device.num_sms
+    forward, backward = [], []
+    for rows, depth, columns in work.products:
+        misaligned = depth % ALIGNED != 0 or columns % ALIGNED != 0
+        work_s = 2 * rows * depth * columns / per_s
+        memory_s = (rows * depth + depth * columns + rows * columns) * moved_s
+        forward.append(Kernel(work_s / _filled(rows, columns, tile, num_sms), 1 / depth, memory_s, misaligned))
+        backward.append(Kernel(work_s / _filled(rows, depth, tile, num_sms), 1 / columns, memory_s, misaligned))
+        backward.append(Kernel(work_s / _filled(depth, columns, tile, num_sms), 1 / rows, memory_s, misaligned))
+    fused_s = scores_s = scores_memory_s = 0.0
+    for queries, keys, head_size, causal in work.scores:
+        seconds = 4 * queries * keys / per_s
+        if fused:
+            fused_s += seconds / 2 if causal else seconds
+        else:
+            odd = 1.0 if head_size % ALIGNED == 0 else ODD_HEAD if head_size % 8 == 0 else ODDEST_HEAD
+            scores_s += odd * seconds
+            scores_memory_s += odd * SCORE_BYTES * queries / head_size * keys / memory_per_s
+    return Kernels(
+        tuple(forward),
+        tuple(backward),
+        fused_s,
+        scores_s,
+        scores_memory_s,
+        element_bytes * work.elementwise / memory_per_s,
+        work.losses / memory_per_s,
+    )
+
+
+def _filled(rows: float, columns: float, tile: tuple[int, int], num_sms: int) -> float:
+    """Return the share of the tiles' and waves' elements that a product of so many rows and columns has."""
+    tile_rows, tile_columns = tile
+    tiles = ceil(rows / tile_rows) * ceil(columns / tile_columns)
+    waves = ceil(tiles / num_sms)
+    filled = rows * columns / (tile_rows * tile_columns * waves * num_sms)
+    return LAST_WAVE if waves > MANY_WAVES and filled < LAST_WAVE else filled
+
+
+def products_s(kernels: Sequence[Kernel], constants: Constants, wide_tiles: bool) -> float:
+    """Return what products take, one after the other."""
+    efficiency, half_depth = constants.product_efficiency, constants.product_depth
+    if wide_tiles:
+        efficiency *= constants.wide_products
+    misalignment = constants.misaligned_products
+    total = KERNEL_S * len(kernels)
+    for peak_s, shallow, memory_s, misaligned in kernels:
+        seconds = peak_s * (1 + half_depth * shallow) / efficiency
+        if misaligned:
+            seconds *= misalignment
+        total += seconds if seconds > memory_s else memory_s
+    return total
+
+
+def attention_s(kernels: Kernels, constants: Constants, wide_tiles: bool) -> float:
+    """Return what the forward of attention takes, without the products around it."""
+    fused = constants.fused_attention * (constants.wide_attention if wide_tiles else 1.0)
+    return kernels.fused_s / fused + kernels.scores_s / constants.plain_attention + kernels.scores_memory_s

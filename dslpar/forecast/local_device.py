@@ -1,0 +1,38 @@
+"""The device of this machine, as its driver's files name it: no process is started, and no library loaded.
+
+Every lint asks, so what only machines with a device need is imported there.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dslpar.forecast.device import Device
+
+NVIDIA = "/proc/driver/nvidia/gpus"
+
+
+def local_device() -> Device | None:
+    """Return the device of this machine; None where there is none, several differ, or the table does not know it."""
+    try:
+        folders = os.listdir(NVIDIA)
+    except OSError:
+        return None
+    names = {name for folder in folders if (name := _model(os.path.join(NVIDIA, folder, "information")))}
+    if len(names) != 1:
+        return None
+    from dslpar.forecast.device import device_of_driver
+
+    return device_of_driver(names.pop())
+
+
+def _model(path: str) -> str | None:
+    """Return what a driver's file calls its device."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            lines = file.read(4096).splitlines()
+    except OSError:
+        return None
+    return next((value.strip() for name, _, value in (line.partition(":") for line in lines) if name == "Model"), None)

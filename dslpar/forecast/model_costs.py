@@ -1,0 +1,55 @@
+"""What the parts of a model cost a rank: the layers that a pipeline cuts, and what comes before and after them.
+
+A family's `costs.model_costs` makes one value for a cuboid, a micro-batch and a sequence length; memory, traffic and
+time of every stage are sums over it.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from dslpar.core.frozen import frozen
+from dslpar.forecast.memory import LayerMemory, Saved
+from dslpar.forecast.ring import LayerTraffic, Number
+from dslpar.forecast.work import Work
+
+
+@frozen
+class Costs:
+    """One layer, or several: what a rank computes, sends and holds for one micro-batch."""
+
+    work: Work = Work()
+    traffic: LayerTraffic = LayerTraffic()
+    memory: LayerMemory = LayerMemory(weights=0, saved=Saved())
+
+    def __add__(self, other: Costs) -> Costs:
+        return Costs(
+            work=self.work + other.work,
+            traffic=self.traffic + other.traffic,
+            memory=self.memory + other.memory,
+        )
+
+
+@frozen
+class ModelCosts:
+    """A model as a pipeline sees it."""
+
+    first: Costs
+    """Before the layers: tables, patches."""
+    layer: Costs
+    """One layer of the pipeline's cut; all are alike."""
+    last: Costs
+    """After them: the last norm, the head, the loss."""
+    boundary: Number
+    """Elements that a rank hands on from one layer to the next: the residual stream as it is stored."""
+    tied: Number = 0
+    """Elements of `last`'s weights that `first` has too: held once by a rank that has both."""
+    logits: Number = 0
+    """Elements of the model's output that a rank holds while the loss is computed."""
+
+    @cached_property
+    def weights(self) -> tuple[float, float, float, float]:
+        """Elements of the weights of `first`, of a layer, and of `last`, and those that are tied."""
+        parts = (self.first, self.layer, self.last)
+        first, layer, last = (float(each.memory.weights) for each in parts)
+        return first, layer, last, float(self.tied)

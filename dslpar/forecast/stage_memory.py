@@ -1,0 +1,137 @@
+"""Memory of each rank of a pipeline at the fullest moment of a step: a waterfall in bytes.
+
+    made = stage_memory(workload, pipe_rank=0)
+    made.total, made.moment                    # 7.1e10, 'backward'
+    binding(workload)                          # the rank of the pipeline that needs the most
+
+Three moments can be the fullest:
+
+=========  ===========================================  ==========================================
+moment     when                                         beside weights and optimizer states
+=========  ===========================================  ==========================================
+backward   a backward begins, with as many              activations in flight, logits; gradients of
+           micro-batches in flight as there can be      micro-batches before, and buckets
+reduction  the last backward is over                    whole gradients, and all buckets
+step       the optimizer steps                          gradients as it takes them
+=========  ===========================================  ==========================================
+
+The sum by stage, its worst stage, and what lies outside torch are of the kind that Megatron-LM's memory report and
+LLMem (arXiv 2404.10933) have; constants outside torch are others' measurements (NCCL's issues 964 and 986).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from dslpar.core.mesh import TENSOR_AXES, Mesh
+from dslpar.core.named_tuple import NamedTuple
+from dslpar.forecast.activations import Activations, activations
+from dslpar.forecast.states import States, states
+from dslpar.forecast.workload import Workload
+
+Moment = Literal["backward", "reduction", "step"]
+
+CONTEXT = 1.1e9
+"""Bytes that a process's CUDA context takes, with its libraries."""
+COMMUNICATOR = 0.55 * 2**30
+"""Bytes of NCCL's buffers, a communicator."""
+FRAGMENTATION = 0.01
+"""Of what comes and goes in a step, what torch's allocator holds besides: nanotron's peaks show no more of it."""
+
+
+class StageMemory(NamedTuple):
+    """What a rank of the pipeline holds at its fullest moment, in bytes."""
+
+    pipe_rank: int
+    moment: Moment
+    weights: float
+    gradients: float
+    optimizer: float
+    """Moments, and masters."""
+    masters: float
+    """Of `optimizer`, the weights in fp32."""
+    activations: float
+    """Saved for all micro-batches in flight, and what the running layer needs."""
+    working: float
+    """Of `activations`, what the running layer needs."""
+    logits: float
+    buffers: float
+    """DeepSpeed's buckets, and weights that are gathered for a while."""
+    fragmentation: float
+    outside: float
+    """Outside torch: the device's context, communicators."""
+
+    @property
+    def allocated(self) -> float:
+        """What torch has given out."""
+        return self.weights + self.gradients + self.optimizer + self.activations + self.logits + self.buffers
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return self.allocated + self.fragmentation + self.outside
+
+
+def stage_memory(workload: Workload, pipe_rank: int) -> StageMemory:
+    """Return what a rank of the pipeline holds at its fullest moment."""
+    held, needed = states(workload, pipe_rank), activations(workload, pipe_rank)
+    parts = max(_backward(workload, held, needed), _reduction(held), _step(held), key=lambda each: sum(each[1:]))
+    moment, gradients, saved, working, logits, buffers = parts
+    optimizer, constant = held.optimizer + held.masters, held.allocated + held.constant
+    come_and_go = gradients + saved + working + logits + buffers
+    return StageMemory(
+        pipe_rank=pipe_rank,
+        moment=moment,
+        weights=held.weights,
+        gradients=held.allocated + gradients,
+        optimizer=optimizer,
+        masters=held.masters,
+        activations=saved + working,
+        working=working,
+        logits=logits,
+        buffers=held.constant + buffers,
+        fragmentation=FRAGMENTATION * (come_and_go + constant),
+        outside=CONTEXT + COMMUNICATOR * num_communicators(workload.mesh),
+    )
+
+
+def binding(workload: Workload) -> StageMemory:
+    """Return the memory of the rank of the pipeline that needs the most."""
+    return max((stage_memory(workload, rank) for rank in range(workload.mesh.pipe)), key=lambda each: each.total)
+
+
+_Parts = tuple[Moment, float, float, float, float, float]
+"""A moment; gradients, saved activations, those of the running layer, logits, and buffers, that are there then."""
+
+
+def _backward(workload: Workload, held: States, needed: Activations) -> _Parts:
+    """Return the fullest moment of a micro-batch's backward."""
+    working, logits = needed.working + needed.output, needed.logits
+    working, logits = (0.0, logits) if logits > working else (needed.working, needed.output)
+    gradients, saved = held.gradients, needed.saved
+    if saved >= workload.micro_batches * needed.first * 0.999:
+        # All forwards come first: gradients appear while the first backward gives its activations free.
+        left = saved - needed.first
+        gradients, saved = (gradients, left) if left + gradients > saved else (0.0, saved)
+    return "backward", gradients, saved, working, logits, held.buffers
+
+
+def _reduction(held: States) -> _Parts:
+    gradients = min(held.gradients, held.reduced)
+    return "reduction", gradients, 0.0, 0.0, 0.0, held.reduced - gradients
+
+
+def _step(held: States) -> _Parts:
+    gradients = min(held.gradients, held.stepped)
+    return "step", gradients, 0.0, 0.0, 0.0, held.stepped - gradients
+
+
+def num_communicators(mesh: Mesh) -> int:
+    """Count the communicators of a rank that activations, weights or gradients are sent in.
+
+    One for each tensor axis of several ranks, and one for all of them together, which vectors' gradients are summed
+    in; one for replicas; two for a pipeline's messages, one a way (`dslpar.distributed.groups`). Groups in which only
+    numbers are summed, such as norms and the loss, are not counted.
+    """
+    tensor = sum(mesh.sizes[axis] > 1 for axis in TENSOR_AXES)
+    return tensor + (tensor > 1) + (mesh.data > 1) + 2 * (mesh.pipe > 1)

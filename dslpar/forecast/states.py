@@ -1,0 +1,339 @@
+"""Weights, gradients, optimizer states and DeepSpeed's buffers that a rank holds, in bytes, as closed forms.
+
+    >>> from dslpar.forecast.workload import Buckets
+    >>> made = Owner(elements=1e9, layer=(1e7, 1e7), num_layers=50, ends=(0.0, 0.0), replicas=8)
+    >>> held = zero_1(made, Buckets(), moments=2)
+    >>> (held.weights, held.masters, held.optimizer, held.gradients) == (2e9, 0.5e9, 1e9, 4e9)
+    True
+
+Letters: W elements of this rank's weights, of c bytes; N replicas, S = W/N; k moments of the optimizer; B a bucket. As
+DeepSpeed 0.19.8 holds them with dslpar's settings and mends, read in its source and counted on running engines
+(tests/distributed/engine/test_state_memory.py):
+
+======================  =======  ==========  =======  =========================  ===================================
+ZeRO, precision         weights  masters     moments  gradients until the step   optimizer class
+======================  =======  ==========  =======  =========================  ===================================
+0, fp32                 4W       -           4kW      4W                         torch's own
+0, bf16 and fp16        2W       4W          4kW      2W                         FP16_UnfusedOptimizer
+0, bf16, a pipeline     2W       4S          4kS      2W, and 2W from the start  BF16_Optimizer
+1                       cW       4S          4kS      4W                         DeepSpeedZeroOptimizer
+2                       cW       4S          4kS      4S                         DeepSpeedZeroOptimizer
+3                       cS       4S          4kS      4S, from the start         DeepSpeedZeroOptimizer_Stage3
+======================  =======  ==========  =======  =========================  ===================================
+
+In fp32, ZeRO has masters too, beside the weights. With the optimizer offloaded, masters, moments, and ZeRO 2 and 3's
+gradients are the host's. Two more moments of a step can be its fullest: when the last backward is over and gradients
+are reduced, and the optimizer's step. What is summed is said at each function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+
+from dslpar.core.named_tuple import NamedTuple
+from dslpar.forecast.workload import Buckets, Workload
+
+IN_FLIGHT = 2
+"""Buckets of ZeRO 2 on their way while others fill: that of `dslpar.distributed.gradient_reduction`."""
+ALL_REDUCED = 500_000_000
+"""Elements of gradients that DeepSpeed copies together, and all-reduces, without ZeRO."""
+
+
+class Owner(NamedTuple):
+    """The weights that one rank holds."""
+
+    elements: float
+    """W."""
+    layer: tuple[float, ...]
+    """Elements of each matrix of a layer, in the order in which a backward makes their gradients."""
+    num_layers: int
+    ends: tuple[float, float]
+    """Elements of what comes after the layers, and of what comes before them."""
+    replicas: int
+    """N."""
+    bytes: int = 2
+    """c."""
+    sent: int = 4
+    """Bytes of a gradient on its way."""
+
+    @property
+    def shard(self) -> float:
+        """S."""
+        return self.elements / self.replicas
+
+    @property
+    def largest(self) -> float:
+        """Elements of the largest matrix."""
+        return max(*self.layer, *self.ends)
+
+    @property
+    def is_half(self) -> bool:
+        """Whether weights are in bf16 or fp16."""
+        return self.bytes == 2
+
+
+class States(NamedTuple):
+    """What is held whatever the activations are, in bytes."""
+
+    weights: float
+    masters: float
+    """Weights in fp32, which the optimizer steps."""
+    optimizer: float
+    """Its moments."""
+    allocated: float = 0.0
+    """Gradients that have their place from the start of the run."""
+    gradients: float = 0.0
+    """Those that a step's first backward makes, and that add up until its last one is over."""
+    buffers: float = 0.0
+    """Buckets and gathered weights, while a micro-batch's backward runs."""
+    constant: float = 0.0
+    """Buffers that are there from the start of the run to its end."""
+    reduced: float = 0.0
+    """When the last backward is over: gradients and buffers, of which `allocated` and `constant` are no part."""
+    stepped: float = 0.0
+    """When the optimizer steps: likewise."""
+
+    @property
+    def resting(self) -> float:
+        """Between steps."""
+        return self.weights + self.masters + self.optimizer + self.allocated + self.constant
+
+
+def states(workload: Workload, pipe_rank: int) -> States:
+    """Return what a rank of the pipeline holds."""
+    owner, habits = owner_of(workload, pipe_rank), workload.habits
+    buckets = habits.buckets
+    if buckets is None:
+        return _plain(owner, workload)
+    if workload.zero == 0 and workload.dtype == "bf16" and workload.mesh.pipe > 1:
+        found = without_zero_bf16_pipeline(owner, buckets, habits.moments)
+    else:
+        found = _BY_STAGE[workload.zero](owner, buckets, habits.moments)
+    return _offloaded(found, owner, workload.zero, buckets) if habits.offloads_optimizer and workload.zero else found
+
+
+def owner_of(workload: Workload, pipe_rank: int) -> Owner:
+    """Return the weights that a rank of the pipeline holds."""
+    costs, q, buckets = workload.costs, workload.mesh.tensor.q, workload.habits.buckets
+    first, _, last, tied = costs.weights
+    has_first, has_last = pipe_rank == 0, pipe_rank == workload.mesh.pipe - 1
+    first_again = has_first and not (has_last and tied)
+    return Owner(
+        elements=workload.weights(pipe_rank),
+        layer=tuple(float(depth * columns) / q for _, depth, columns in reversed(costs.layer.work.products)),
+        num_layers=sum(workload.counts[stage] for stage in workload.chunks.held_by(pipe_rank)),
+        ends=(last if has_last else 0.0, first if first_again else 0.0),
+        replicas=workload.mesh.data,
+        bytes=workload.element_bytes,
+        sent=(buckets.communicated_bytes if buckets else None) or (2 if workload.dtype == "fp16" else 4),
+    )
+
+
+# Without ZeRO ------------------------------------------------------------------------------------------------------
+
+
+def without_zero(owner: Owner, buckets: Buckets, moments: float) -> States:
+    """Count ZeRO 0: gradients in the model's type, which are copied to be all-reduced; in half precision the step
+    makes them in fp32 too.
+    """
+    whole, size = owner.elements, owner.bytes
+    return States(
+        weights=size * whole,
+        masters=4 * whole if owner.is_half else 0.0,
+        optimizer=4 * moments * whole,
+        gradients=size * whole,
+        reduced=size * (whole + min(whole, ALL_REDUCED)),
+        stepped=(size + 4) * whole if owner.is_half else size * whole,
+    )
+
+
+def without_zero_bf16_pipeline(owner: Owner, buckets: Buckets, moments: float) -> States:
+    """Count ZeRO 0 of a pipeline in bf16, whose optimizer is sharded all the same: gradients twice, in bf16."""
+    whole, shard = owner.elements, owner.shard
+    return States(
+        weights=2 * whole,
+        masters=4 * shard,
+        optimizer=4 * moments * shard,
+        allocated=2 * whole,
+        gradients=2 * whole,
+        reduced=2 * (whole + min(whole, ALL_REDUCED)),
+        stepped=2 * whole + 4 * shard,
+    )
+
+
+# ZeRO --------------------------------------------------------------------------------------------------------------
+
+
+def zero_1(owner: Owner, buckets: Buckets, moments: float) -> States:
+    """Count ZeRO 1: whole gradients in fp32, which the last backward moves to buckets, all of which are in flight.
+
+    Each bucket has its full size. What of a bucket goes to one rank is copied where other ranks' gradients stand
+    between (`_scattered`), and in fp16 all of it is; the parts that this rank steps are summed in a shard of their own.
+    """
+    whole, shard, summed = owner.elements, owner.shard, buckets.summed_bytes
+    filled = _filled(owner.layer, owner.num_layers, owner.ends, whole, buckets.reduce_elements(1))
+    if not buckets.overlapped:
+        staged = summed * filled.size * buckets.num_staged
+        return States(
+            weights=owner.bytes * whole,
+            masters=4 * shard,
+            optimizer=4 * moments * shard,
+            gradients=summed * whole,
+            buffers=staged,
+            reduced=summed * whole + staged + owner.sent * filled.size + summed * shard,
+            stepped=4 * shard,
+        )
+    sent = owner.sent
+    copied = sent * whole if sent != summed else summed * filled.joined * _scattered(owner, filled.size)
+    in_buckets = summed * (filled.num * filled.size + filled.large + owner.largest)
+    return States(
+        weights=owner.bytes * whole,
+        masters=4 * shard,
+        optimizer=4 * moments * shard,
+        gradients=summed * whole,
+        buffers=summed * filled.size,
+        reduced=in_buckets + copied + summed * shard,
+        stepped=summed * shard,
+    )
+
+
+def zero_2(owner: Owner, buckets: Buckets, moments: float) -> States:
+    """Count ZeRO 2: each backward's gradients in buckets of the model's type, a few in flight, in the type that is
+    sent; their sums in a shard.
+    """
+    whole, shard, size = owner.elements, owner.shard, owner.bytes
+    filled = _filled(owner.layer, owner.num_layers, owner.ends, whole, buckets.reduce_elements(2))
+    sent = owner.sent
+    copied = sent if sent != size else sent * _scattered(owner, filled.size)
+    if buckets.overlapped:
+        in_flight = min(IN_FLIGHT + 1, filled.num)
+        each = max(filled.size if filled.num > 1 else filled.last, min(filled.large, owner.largest))
+        staged = size * filled.size * min(in_flight + 1, filled.num) + copied * each * in_flight
+        staged += size * min(filled.large, owner.largest * in_flight) + size * owner.largest
+        staged += size * each if owner.replicas > 1 else 0.0  # the one that is just begun has pieces of two ranks
+    else:
+        staged = filled.size * (size * buckets.num_staged + copied)
+    return States(
+        weights=size * whole,
+        masters=4 * shard,
+        optimizer=4 * moments * shard,
+        gradients=buckets.summed_bytes * shard,
+        buffers=staged,
+        reduced=buckets.summed_bytes * shard + staged,
+        stepped=buckets.summed_bytes * shard,
+    )
+
+
+def zero_3(owner: Owner, buckets: Buckets, moments: float) -> States:
+    """Count ZeRO 3: shards of all; a bucket that is always there, copied to be scattered; weights that are gathered.
+
+    Small weights stay gathered once they were used. Others do as far as `max_live_parameters` lets the next ones be
+    gathered ahead, and those that will be used again within `max_reuse_distance` elements, there and back.
+    """
+    shard, size, summed = owner.shard, owner.bytes, buckets.summed_bytes
+    bucket, sent = buckets.reduce_elements(3), owner.sent
+    large = owner.num_layers * sum(matrix for matrix in owner.layer if matrix >= buckets.persistent)
+    large = min(large + sum(owner.ends), owner.elements)
+    persistent = owner.elements - large
+    live = min(large, max(buckets.reused / 2, buckets.live, 2 * owner.largest) + buckets.prefetched)
+    if owner.replicas == 1:  # what is gathered is the shard itself
+        persistent = live = 0.0
+    scattered = sent * min(bucket, owner.elements) * (1 + 1 / owner.replicas)
+    return States(
+        weights=size * (shard + persistent),
+        masters=4 * shard,
+        optimizer=4 * moments * shard,
+        allocated=summed * shard,
+        buffers=size * live + (scattered if owner.elements > bucket else 0.0),
+        constant=sent * bucket,
+        reduced=size * min(live, owner.largest + buckets.prefetched) + scattered,
+        stepped=4 * min(shard, buckets.step_elements),
+    )
+
+
+_BY_STAGE: Mapping[int, Callable[[Owner, Buckets, float], States]] = {0: without_zero, 1: zero_1, 2: zero_2, 3: zero_3}
+
+
+def _offloaded(held: States, owner: Owner, zero: int, buckets: Buckets) -> States:
+    """Return what stays on the device where the optimizer is the host's: DeepSpeed's own reduction, and a matrix."""
+    gradients = held.gradients if zero == 1 else 0.0
+    bucket = 0.0 if zero == 3 else buckets.reduce_elements(zero) * (buckets.summed_bytes if zero == 1 else owner.bytes)
+    staged = held.buffers if zero == 3 else bucket + owner.bytes * owner.largest
+    return States(
+        weights=0.0 if buckets.offloads_weights else held.weights,
+        masters=0.0,
+        optimizer=0.0,
+        gradients=gradients,
+        buffers=staged,
+        constant=held.constant,
+        reduced=gradients + staged + (0.0 if zero == 3 else owner.sent * owner.largest),
+        stepped=0.0,
+    )
+
+
+def _plain(owner: Owner, workload: Workload) -> States:
+    """Count a framework without DeepSpeed's buckets: states over replicas from ZeRO 1 on, gradients from 2, weights
+    from 3; gradients that add up have their place from the start.
+    """
+    whole, shard, habits = owner.elements, owner.shard, workload.habits
+    of_states = shard if workload.zero else whole
+    return States(
+        weights=owner.bytes * (shard if workload.zero == 3 else whole),
+        masters=4 * of_states if owner.is_half else 0.0,
+        optimizer=4 * habits.moments * of_states,
+        allocated=habits.gradient_bytes * (shard if workload.zero >= 2 else whole),
+        buffers=owner.bytes * owner.largest * (2 if workload.zero == 3 else 0),
+    )
+
+
+# Buckets -----------------------------------------------------------------------------------------------------------
+
+
+class Filled(NamedTuple):
+    """Buckets that a backward fills."""
+
+    size: float
+    """Elements of each, full or not."""
+    num: int
+    large: float
+    """Elements of matrices that are larger than a bucket: reduced where they are."""
+    last: float
+    """Elements in the last one."""
+    joined: float
+    """Elements in buckets of several matrices."""
+
+
+@lru_cache(maxsize=4096)
+def _filled(layer: tuple[float, ...], num_layers: int, ends: tuple[float, float], whole: float, size: float) -> Filled:
+    """Return the buckets of a backward; vectors, which are small, are spread over the matrices."""
+    matrices = (ends[0], *(layer * num_layers), ends[1])
+    vectors = max(whole - sum(matrices), 0.0) / len(matrices)
+    num, elements, count, large, joined = 1, 0.0, 0, 0.0, 0.0
+    for matrix in matrices:
+        if elements and elements + matrix > size:
+            num += elements <= size  # what was larger had no bucket
+            joined += elements if count > 1 else 0.0
+            elements, count = 0.0, 0
+        if matrix > size:
+            large, elements = large + matrix, matrix
+        elif matrix:
+            elements, count = elements + matrix + vectors, count + 1
+    joined += elements if count > 1 else 0.0
+    return Filled(size=size, num=num, large=large, last=elements if elements <= size else 0.0, joined=joined)
+
+
+def _scattered(owner: Owner, bucket: float) -> float:
+    """Return the share of gradients that are copied, since what goes to one rank does not stand together in a bucket of
+    several matrices.
+
+    Matrices and vectors are sharded each by themselves: the token table, or the head, moves the matrices of a layer to
+    other ranks than its vectors, which stand between them, by a share that falls along the model; and at each border of
+    two ranks a bucket is theirs both.
+    """
+    if owner.replicas == 1 or not owner.elements:
+        return 0.0
+    shift = owner.replicas * max(owner.ends) / owner.elements
+    moved = shift / 2 if shift <= 1 else 1 - 1 / (2 * shift)
+    borders = (owner.replicas - 1) * bucket / owner.elements
+    return min(1.0, moved + borders)

@@ -1,0 +1,387 @@
+"""Time of a training step that was never run, from what each rank computes and sends: closed forms over a workload.
+
+    time = step_time(workload, device, Nodes.usual(device))
+    time.step_s, time.tensor_s, time.bubble
+
+A layer takes what its kernels (`dslpar.forecast.kernels`) and its collectives (`links`) take, or what its host needs to
+launch them, whichever is longer; where both are close, a little more than either. The rank of the pipeline with the
+most to do sets the pace; the step is its micro-batches, its idle time, and what follows the last backward::
+
+    step = m * busiest + (sum - busiest) / v + messages + reduction + gather + optimizer + rest
+
+for m micro-batches, v chunks on each rank, and the sum over the ranks of the pipeline: of equal stages this is the
+closed form of `dslpar.layout.schedule`. ZeRO 2 and 3 send gradients and weights in each micro-batch, under what it
+computes.
+
+What was taken from whom: operations over a share of the peak that falls with the size of a product, from vTrain and
+Calculon; exposed and hidden communication, from Calculon and llm-analysis; recomputation and the parts of a layer, from
+Megatron-LM's papers. Launches as a floor of a layer's time, and what a message that a host waits for costs, are from
+the runs that the constants were fitted on. `terms_of` does all that no constant enters, so that a calibration need
+do it once a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import log2, sqrt
+
+from dslpar.core.frozen import frozen
+from dslpar.core.mesh import TENSOR_AXES
+from dslpar.core.named_tuple import NamedTuple
+from dslpar.forecast.constants import DEFAULT, Constants
+from dslpar.forecast.device import Device
+from dslpar.forecast.kernels import Kernels, attention_s, model_kernels, products_s
+from dslpar.forecast.links import NO_TRANSFER, Group, Nodes, Transfer, group_of, transfer
+from dslpar.forecast.ring import LayerTraffic
+from dslpar.forecast.workload import Workload
+
+BACKWARD_FUSED, BACKWARD_PLAIN = 2.5, 2.0
+"""Attention's backward over its forward: fused, it computes its scores again."""
+BACKWARD_ELEMENTWISE = 1.7
+RECOMPUTED_ELEMENTWISE = 0.3
+"""Of what lies between products, the share that selective recomputation repeats."""
+OVERLAP = 0.5
+"""With `comm_overlap`, the share of a layer's products under which collectives run; measured on few devices so far."""
+LEAST_EXPOSED = 0.3
+"""Of those collectives, the share that stays: their first and last parts."""
+HIDING_BACKWARD = 0.6
+"""Of the last micro-batch's backward, the share under which a reduction runs."""
+HOST_BYTES_PER_S = 12e9
+"""Between a device and its host, where the optimizer's states are there."""
+
+
+class Sent(NamedTuple):
+    """Bytes that a rank of the busiest stage sends in a step along an axis."""
+
+    axis: str
+    across: bool
+    """Whether the axis leaves a node."""
+    num_bytes: float
+
+
+@frozen
+class StepTime:
+    """Seconds of a step; its parts add up to it, those of a micro-batch taken as often as a step has them."""
+
+    step_s: float
+    compute_s: float
+    """Kernels of the busiest rank, a micro-batch, with what is computed again."""
+    tensor_s: float
+    """Tensor parallelism's collectives on that rank, beside its kernels."""
+    launch_s: float
+    """By how much launches make both longer."""
+    weights_s: float
+    """By how much ZeRO 2's or 3's traffic makes a micro-batch longer."""
+    bubble_s: float
+    """Idle time of the busiest rank."""
+    hops_s: float
+    """Messages between stages."""
+    reduction_s: float
+    """Of the reduction of gradients, what the backward does not hide."""
+    gather_s: float
+    """The gather of weights that the step has changed."""
+    optimizer_s: float
+    other_s: float
+    """What nothing else explains."""
+    bubble: float
+    """Idle time of the busiest rank over its busy time."""
+    sent: tuple[Sent, ...]
+    """By axis."""
+
+
+class Terms(NamedTuple):
+    """A workload on a machine, as far as no constant enters."""
+
+    wide_tiles: bool
+    layer: Kernels
+    forward: tuple[Transfer, ...]
+    backward: tuple[Transfer, ...]
+    """Collectives of a layer."""
+    overlapped: bool
+    """Whether they run in parts under its products."""
+    launches: int
+    """Ranks of a tensor group that share a node: hosts that wait for each other."""
+    blocking: bool
+    """Whether the host waits for messages between stages."""
+    recomputes: bool
+    recomputes_scores: bool
+    head: Kernels
+    first_sent: tuple[Transfer, ...]
+    last_sent: tuple[Transfer, ...]
+    """Collectives of the tables, and of the head and the loss."""
+    layers: tuple[int, ...]
+    """On each rank of the pipeline."""
+    micro_batches: int
+    chunks: int
+    splits_backward: bool
+    message: Transfer
+    """One of those between two stages."""
+    num_messages: int
+    """That a micro-batch waits for, one after the other, in a step."""
+    each_micro_batch: tuple[Transfer, ...]
+    """Of ZeRO 2 and 3."""
+    reduction: Transfer
+    overlaps_reduction: bool
+    gather: Transfer
+    overlaps_gather: bool
+    fused_optimizer: bool
+    stepped_s: float
+    """One byte of each weight that the rank steps, through memory."""
+    offloaded_s: float
+    """Gradients and weights to the host and back."""
+    sent: tuple[Sent, ...]
+
+
+def step_time(workload: Workload, device: Device, nodes: Nodes, constants: Constants = DEFAULT) -> StepTime:
+    """Return how long a step takes."""
+    return time_of(terms_of(workload, device, nodes), constants)
+
+
+# Terms ------------------------------------------------------------------------------------------------------------
+
+
+def terms_of(workload: Workload, device: Device, nodes: Nodes) -> Terms:
+    """Return all of a step's time that no constant enters."""
+    habits, costs, chunks = workload.habits, workload.costs, workload.chunks
+    size, pipe, micro_batches = workload.element_bytes, chunks.pipe, workload.micro_batches
+    layer, head = model_kernels(costs, device, fused=habits.fused_attention, element_bytes=size)
+    network = _Network(workload, device, nodes)
+    layers = _layers(workload.counts, pipe)
+    forward, backward = network.transfers(costs.layer.traffic, max(layers))
+    ends = [network.transfers(end.traffic, 0) for end in (costs.first, costs.last)]
+    data = network.data(max(workload.weights(0), workload.weights(pipe - 1)) if pipe > 1 else workload.weights(0))
+    return Terms(
+        wide_tiles=device.tile[1] > 128,
+        layer=layer,
+        forward=forward,
+        backward=backward,
+        overlapped=workload.mesh.tensor.comm_overlap,
+        launches=group_of(workload.mesh, nodes, *TENSOR_AXES).inner,
+        blocking=habits.blocking_messages and pipe > 1,
+        recomputes=workload.recompute == "full",
+        recomputes_scores=workload.recompute == "selective",
+        head=head,
+        first_sent=ends[0][0] + ends[0][1],
+        last_sent=ends[1][0] + ends[1][1],
+        layers=layers,
+        micro_batches=micro_batches,
+        chunks=chunks.num,
+        splits_backward=workload.schedule.split,
+        message=network.message() if pipe > 1 else NO_TRANSFER,
+        num_messages=2 * (micro_batches * chunks.num + pipe - 1) if pipe > 1 else 0,
+        each_micro_batch=data.each_micro_batch,
+        reduction=data.reduction,
+        overlaps_reduction=habits.overlaps_reduction,
+        gather=data.gather,
+        overlaps_gather=habits.overlaps_gather,
+        fused_optimizer=habits.fused_optimizer,
+        stepped_s=data.stepped / (device.hbm_gb_per_s * 1e9),
+        offloaded_s=data.stepped * (4 + size) / HOST_BYTES_PER_S if habits.offloads_optimizer else 0.0,
+        sent=network.sent(),
+    )
+
+
+def _layers(counts: Sequence[int], pipe: int) -> tuple[int, ...]:
+    """Return the layers on each rank of the pipeline."""
+    return tuple(counts) if len(counts) == pipe else tuple(sum(counts[rank::pipe]) for rank in range(pipe))
+
+
+class _Data(NamedTuple):
+    """What replicas send, by the stage of ZeRO."""
+
+    each_micro_batch: tuple[Transfer, ...]
+    reduction: Transfer
+    gather: Transfer
+    stepped: float
+    """Weights that a rank steps."""
+
+
+class _Network:
+    """A workload's groups on the links of a machine, and what was sent so far."""
+
+    def __init__(self, workload: Workload, device: Device, nodes: Nodes) -> None:
+        self.workload, self.device, self.nodes = workload, device, nodes
+        self.groups: dict[str, Group] = {}
+        self.sent_bytes: dict[str, float] = {}
+
+    def group(self, axis: str) -> Group:
+        """Return the group over an axis, or over several whose names are apart."""
+        found = self.groups.get(axis)
+        if found is None:
+            found = self.groups[axis] = group_of(self.workload.mesh, self.nodes, *axis.split())
+        return found
+
+    def send(self, kind: str, axis: str, num_bytes: float, calls: float = 1.0, times: float = 1.0) -> Transfer:
+        """Return collectives of a kind on an axis, and count what they send, so many times in a step."""
+        self.sent_bytes[axis] = self.sent_bytes.get(axis, 0.0) + num_bytes * times
+        return transfer(kind, self.group(axis), self.device, self.nodes, num_bytes, calls)
+
+    def transfers(self, traffic: LayerTraffic, num_layers: int) -> tuple[tuple[Transfer, ...], tuple[Transfer, ...]]:
+        """Return the collectives of a layer, forward and backward; a rank has so many layers.
+
+        Among all-reduces of a backward are those of vectors' gradients, which run once a step in truth: of no more
+        than the forward has over an axis the latency counts.
+        """
+        size, times = self.workload.element_bytes, num_layers * self.workload.micro_batches
+        in_forward = traffic.forward.calls
+        ways = []
+        for way in (traffic.forward, traffic.backward):
+            made = []
+            for key in way:
+                kind, axis = key
+                calls = way.calls[key]
+                if kind == "all_reduce" and way is traffic.backward:
+                    calls = min(calls, in_forward.get(key, 0))
+                made.append(self.send(kind, axis, size * float(way[key]), float(calls), times))
+            ways.append(tuple(made))
+        return ways[0], ways[1]
+
+    def data(self, weights: float) -> _Data:
+        """Return what replicas of so many weights send."""
+        workload, replicas = self.workload, self.group("data").size
+        zero, habits, micro_batches = workload.zero, workload.habits, workload.micro_batches
+        if replicas == 1:
+            return _Data((), NO_TRANSFER, NO_TRANSFER, weights)
+        weight_bytes = workload.element_bytes * weights * (replicas - 1) / replicas
+        gradient_bytes = habits.reduced_bytes * weights * (replicas - 1) / replicas
+        each: tuple[Transfer, ...] = ()
+        reduction = gather = NO_TRANSFER
+        if zero >= 2:
+            each += (self.send("reduce_scatter", "data", gradient_bytes, times=micro_batches),)
+        else:
+            reduction = self.send("all_reduce", "data", 2 * gradient_bytes)
+        if zero == 3:
+            each += (self.send("all_gather", "data", 2 * weight_bytes, 2, times=micro_batches),)
+        elif zero:
+            gather = self.send("all_gather", "data", weight_bytes)
+        return _Data(each, reduction, gather, weights / replicas if zero else weights)
+
+    def message(self) -> Transfer:
+        """Return a message to the next stage: where one leaves the node, all devices of the node send at once."""
+        workload, group = self.workload, self.group("pipe")
+        tensor, times = workload.mesh.tensor, 2 * workload.micro_batches * workload.chunks.num
+        parts = tensor.y if workload.habits.splits_messages and tensor.residual == "replicated" else 1
+        self.groups["pipe"] = group._replace(share=1 / self.nodes.per_node)
+        return self.send("send", "pipe", workload.element_bytes * float(workload.costs.boundary) / parts, 0, times)
+
+    def sent(self) -> tuple[Sent, ...]:
+        """Return what a rank sends in a step along each axis."""
+        return tuple(
+            Sent(axis, self.groups[axis].across, num_bytes) for axis, num_bytes in self.sent_bytes.items() if num_bytes
+        )
+
+
+# Time -------------------------------------------------------------------------------------------------------------
+
+
+def time_of(terms: Terms, constants: Constants) -> StepTime:
+    """Return the time of a step whose terms are known."""
+    layer = _layer(terms, constants)
+    wide, head = terms.wide_tiles, terms.head
+    head_s = products_s(head.forward, constants, wide) + products_s(head.backward, constants, wide)
+    head_s += head.logits_s * constants.logit_bytes
+    first_sent_s = sum([each.seconds(constants) for each in terms.first_sent])
+    last_sent_s = sum([each.seconds(constants) for each in terms.last_sent])
+    loads = [layer.seconds * num for num in terms.layers]
+    loads[0] += first_sent_s
+    loads[-1] += head_s + last_sent_s
+    most = max(loads)
+    busiest = loads.index(most)
+    micro_batches = terms.micro_batches
+
+    busy, zero_s = most, 0.0
+    if terms.each_micro_batch:
+        zero_s = sum([each.seconds(constants) for each in terms.each_micro_batch])
+        busy = _either(most, zero_s) + constants.weights_exposed * zero_s
+    bubble_s = busy * (sum(loads) / most - 1) / terms.chunks * layer.idle
+    hops_s = terms.num_messages * (terms.message.seconds(constants) + constants.hop_s)
+
+    reduction_s = terms.reduction.seconds(constants)
+    if terms.overlaps_reduction and reduction_s:
+        hidden = (1 - constants.reduction_exposed) * reduction_s
+        reduction_s -= min(hidden, HIDING_BACKWARD * most * layer.backward_share)
+    gather_s = constants.gather_passes * terms.gather.seconds(constants)
+    if terms.overlaps_gather:
+        gather_s = max(0.0, gather_s - most * (1 - layer.backward_share))
+    optimizer_s = constants.optimizer_bytes * terms.stepped_s
+    if not terms.fused_optimizer:
+        optimizer_s *= constants.unfused_optimizer
+    optimizer_s += terms.offloaded_s
+    after = reduction_s + gather_s + optimizer_s + constants.step_s
+
+    num_layers = terms.layers[busiest]
+    kernels_s = layer.kernels_s * num_layers + (head_s if busiest == len(loads) - 1 else 0.0)
+    tensor_s = layer.collectives_s * num_layers
+    tensor_s += (first_sent_s if busiest == 0 else 0.0) + (last_sent_s if busiest == len(loads) - 1 else 0.0)
+    return StepTime(
+        step_s=micro_batches * busy + bubble_s + hops_s + after,
+        compute_s=kernels_s,
+        tensor_s=micro_batches * tensor_s,
+        launch_s=micro_batches * (most - kernels_s - tensor_s),
+        weights_s=busy - most,
+        bubble_s=bubble_s,
+        hops_s=hops_s,
+        reduction_s=reduction_s,
+        gather_s=gather_s,
+        optimizer_s=optimizer_s,
+        other_s=constants.step_s,
+        bubble=bubble_s / (micro_batches * busy),
+        sent=terms.sent,
+    )
+
+
+class _Layer(NamedTuple):
+    """One layer, forward and backward."""
+
+    seconds: float
+    kernels_s: float
+    collectives_s: float
+    backward_share: float
+    idle: float
+    """Idle time of a pipeline over that of one whose backward is whole."""
+
+
+def _layer(terms: Terms, constants: Constants) -> _Layer:
+    kernels, wide = terms.layer, terms.wide_tiles
+    scores_s = attention_s(kernels, constants, wide)
+    between_s = constants.elementwise_passes * kernels.elementwise_s
+    products = products_s(kernels.forward, constants, wide), products_s(kernels.backward, constants, wide)
+    forward_s = products[0] + scores_s + between_s
+    backward_s = products[1] + BACKWARD_ELEMENTWISE * between_s
+    backward_s += scores_s * (BACKWARD_FUSED if kernels.fused_s else BACKWARD_PLAIN)
+    sent_s = [sum([each.seconds(constants) for each in way]) for way in (terms.forward, terms.backward)]
+    if terms.overlapped:
+        sent_s = [max(LEAST_EXPOSED * s, s - OVERLAP * under) for s, under in zip(sent_s, products, strict=True)]
+    launch_s = constants.layer_launch_s
+    if terms.launches > 1:
+        launch_s *= 1 + constants.tensor_launch * (terms.launches - 1) ** 2
+        if terms.blocking:
+            launch_s *= 1 + constants.blocking_launch * log2(terms.launches)
+    forward = _either(forward_s + sent_s[0], launch_s)
+    backward = _either(backward_s + sent_s[1], launch_s * constants.backward_launch)
+    again_s = sent_again_s = 0.0
+    if terms.recomputes:
+        again_s, sent_again_s = forward_s, sent_s[0]
+        backward += forward
+    elif terms.recomputes_scores:
+        again_s = scores_s + RECOMPUTED_ELEMENTWISE * between_s
+        backward += again_s
+    seconds = forward + backward
+    idle = 1.0
+    if terms.splits_backward:
+        # As `Schedule.bubble`: B and W are halves of what is not computed again.
+        weights = (backward - (forward if terms.recomputes else 0.0)) / 2
+        inputs = backward - weights
+        idle = max(inputs, forward + max(inputs - weights, 0.0)) / seconds
+    return _Layer(
+        seconds,
+        forward_s + backward_s + again_s,
+        sum(sent_s) + sent_again_s,
+        backward / seconds,
+        idle,
+    )
+
+
+def _either(one: float, other: float) -> float:
+    """Return the longer of two times; more where they are close: which hides which varies from kernel to kernel."""
+    return sqrt(sqrt(sqrt(one**8 + other**8)))

@@ -1,0 +1,247 @@
+"""A training step as the forecast sees it: a model, ranks, and a framework's habits, in plain values.
+
+    workload = workload_of(job)        # of a config of ours
+    workload.costs, workload.weights(pipe_rank=0)
+
+Memory, time and search take this value and a device. The benchmark of the forecast makes it of other frameworks' runs.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Literal
+
+from dslpar.core.frozen import frozen
+from dslpar.core.mesh import Mesh
+from dslpar.forecast.family import model_costs
+from dslpar.forecast.model_costs import Costs, ModelCosts
+from dslpar.layout.chunks import Chunks
+from dslpar.layout.deepspeed_config import CHOICES, overlaps_param_gather, overlaps_reduction
+from dslpar.layout.resolve import Job, offloads
+from dslpar.layout.schedule import Schedule
+from dslpar.schema.sections import SGD, AdamW, Model, Optimizer, OtherModel, Spec
+
+Recompute = Literal["none", "selective", "full"]
+DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+
+
+@frozen
+class Buckets:
+    """Sizes of DeepSpeed's buffers in elements, and the types in them: keys of its `zero_optimization`."""
+
+    reduce: float | None = None
+    """`reduce_bucket_size`; None: dslpar's choice at ZeRO 1 and 2, and DeepSpeed's default at 3."""
+    num_staged: int = 1
+    """Buckets that DeepSpeed fills by turns, where it reduces: 2 with `overlap_comm`."""
+    overlapped: bool = True
+    """Whether dslpar reduces ZeRO 1 and 2's gradients under the backward; else DeepSpeed does."""
+    summed_bytes: int = 4
+    """Of a gradient that micro-batches add to: `data_types.grad_accum_dtype`."""
+    communicated_bytes: int | None = None
+    """Of a gradient on its way: `communication_data_type`; None: 4, but in fp16 2."""
+    prefetched: float = 5e7
+    """`stage3_prefetch_bucket_size`."""
+    persistent: float = 1e5
+    """`stage3_param_persistence_threshold`."""
+    live: float = 1e9
+    """`stage3_max_live_parameters`."""
+    reused: float = 1e9
+    """`stage3_max_reuse_distance`."""
+    step_elements: float = 1e9
+    """`sub_group_size`: what ZeRO 3 steps at once."""
+    offloads_weights: bool = False
+    """ZeRO 3's weights are in the host's memory."""
+
+    def reduce_elements(self, zero: int) -> float:
+        """Return the elements of a bucket of gradients at a stage of ZeRO."""
+        if self.reduce is not None:
+            return self.reduce
+        return 5e8 if zero == 3 else float(CHOICES["zero_optimization.reduce_bucket_size"].value)
+
+
+@frozen
+class Habits:
+    """What a framework does around a model; the defaults are dslpar's on DeepSpeed in half precision."""
+
+    name: str = "dslpar"
+    gradient_bytes: float = 4.0
+    """Of a gradient that is kept until the step, an element."""
+    reduced_bytes: float = 4.0
+    """Of a gradient as replicas sum it, an element."""
+    overlaps_reduction: bool = True
+    """Whether replicas' sums run under the last backward."""
+    overlaps_gather: bool = False
+    """Whether weights that a step has changed are gathered under the next forward."""
+    fused_attention: bool = True
+    """Flash attention: no scores are kept, and of causal ones half are computed."""
+    offloads_optimizer: bool = False
+    """Optimizer states are in the host's memory."""
+    moments: float = 2.0
+    """Numbers in fp32 that the optimizer keeps of a weight, besides the weight itself."""
+    buckets: Buckets | None = Buckets()
+    """DeepSpeed's; None: a framework without it, whose gradients have their place from the start."""
+    boundaries: int = 2
+    """Tensors of the size of the residual that a stage keeps of a micro-batch: what it received, and what it sent."""
+    fused_norms: bool = True
+    """Norms keep their input alone, as kernels of accelerators do; on a CPU torch's RMSNorm keeps its result too."""
+    logit_bytes: float | None = None
+    """Bytes a logit while the loss is computed; None: those of `dslpar.layers.loss`."""
+    splits_messages: bool = False
+    """Whether ranks of a tensor group send a part each of what they all have from one stage to the next."""
+    blocking_messages: bool = False
+    """Whether the host waits for each message between stages, and launches nothing meanwhile."""
+    fused_optimizer: bool = True
+    """One kernel steps a weight; else each of the optimizer's operations is one of its own."""
+
+
+@frozen
+class Workload:
+    """One step of training."""
+
+    model: Model | OtherModel
+    mesh: Mesh
+    counts: tuple[int, ...]
+    """Layers on each stage."""
+    schedule: Schedule
+    """Of the pipeline; its micro-batches are those of the step, with a pipeline or without."""
+    micro_size: int
+    """Samples of a micro-batch, of one data rank."""
+    seq_len: int
+    """Tokens of a sample."""
+    zero: int = 0
+    """Stage of ZeRO."""
+    dtype: str = "bf16"
+    """The type that the model computes in."""
+    recompute: Recompute = "none"
+    """Activations that are computed again: none, those of attention's scores, or all of each `interval` layers."""
+    interval: int = 1
+    habits: Habits = Habits()
+    known_costs: ModelCosts | None = None
+    """What the model's parts cost a rank, where that was computed before."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a micro-batch."""
+        return self.micro_size * self.seq_len
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of a step."""
+        return self.schedule.num_micro_batches
+
+    @property
+    def global_size(self) -> int:
+        """Samples of a step, over all replicas."""
+        return self.micro_size * self.micro_batches * self.mesh.data
+
+    @property
+    def chunks(self) -> Chunks:
+        """Stages, and the rank of the pipeline that holds each."""
+        return self.schedule.chunks
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of an activation or a weight."""
+        return DTYPE_BYTES[self.dtype]
+
+    @cached_property
+    def costs(self) -> ModelCosts:
+        """What the model's parts cost a rank."""
+        if self.known_costs is not None:
+            return self.known_costs
+        found = model_costs(self.model, self.mesh.tensor, self.tokens, self.seq_len)
+        assert found is not None, "a model whose costs are known"
+        return found
+
+    def ends(self, stage: int) -> Costs:
+        """Return what a stage has besides layers: the tables of the first, the head of the last."""
+        first, last = stage == 0, stage == self.chunks.last
+        return (self.costs.first if first else Costs()) + (self.costs.last if last else Costs())
+
+    def weights(self, pipe_rank: int) -> float:
+        """Return the elements of weights that a rank of the pipeline holds; a tied one once."""
+        first, layer, last, tied = self.costs.weights
+        held = self.chunks.held_by(pipe_rank)
+        total = layer * sum(self.counts[stage] for stage in held)
+        has_first, has_last = pipe_rank == 0, pipe_rank == self.chunks.pipe - 1
+        total += (first if has_first else 0.0) + (last if has_last else 0.0)
+        return total - (tied if has_first and has_last else 0.0)
+
+
+def workload_of(job: Job) -> Workload | None:
+    """Return the workload of a job; None of a model whose costs are not known."""
+    model, spec = job.spec.model, job.spec
+    tokens = job.batch.micro_size * job.seq_len
+    costs = model_costs(model, job.mesh.tensor, tokens, job.seq_len) if tokens else None
+    if costs is None or job.stages.counts is None:
+        return None
+    checkpoint = spec.activation_checkpoint
+    return Workload(
+        model=model,
+        mesh=job.mesh,
+        counts=job.stages.counts,
+        schedule=job.schedule,
+        micro_size=job.batch.micro_size,
+        seq_len=job.seq_len,
+        zero=spec.zero.stage,
+        dtype=spec.precision.dtype,
+        recompute="none" if checkpoint is None else "full",
+        interval=1 if checkpoint is None else checkpoint.interval,
+        habits=habits_of(spec),
+        known_costs=costs,
+    )
+
+
+def habits_of(spec: Spec) -> Habits:
+    """Return what DeepSpeed and dslpar do with this config."""
+    half = spec.precision.dtype != "fp32"
+    # ZeRO 0 in half precision keeps and sums gradients in the model's type; ZeRO 1 to 3 in fp32.
+    narrow = half and spec.zero.stage == 0
+    reduced = 2.0 if narrow or (half and spec.precision.dtype == "fp16") else 4.0
+    return Habits(
+        gradient_bytes=2.0 if narrow else 4.0,
+        reduced_bytes=reduced,
+        overlaps_reduction=spec.zero.stage == 3 or overlaps_reduction(spec),
+        overlaps_gather=spec.zero.stage == 3 or overlaps_param_gather(spec),
+        offloads_optimizer=offloads(spec, "optimizer"),
+        moments=_moments(spec.optimizer),
+        buckets=buckets_of(spec),
+    )
+
+
+def buckets_of(spec: Spec) -> Buckets:
+    """Return the sizes of DeepSpeed's buffers with this config: those that it names, and defaults."""
+    own = spec.deepspeed
+    zero = {**spec.zero.extra, **own.get("zero_optimization", {})}
+    sizes = {name: float(zero[key]) for name, key in _SIZES.items() if key in zero}
+    off = any(zero.get(key) is False for key in ("overlap_comm", "reduce_scatter", "contiguous_gradients"))
+    return Buckets(
+        **sizes,
+        num_staged=2 if zero.get("overlap_comm") else 1,
+        overlapped=not (off or zero.get("use_multi_rank_bucket_allreduce") or offloads(spec, "optimizer")),
+        summed_bytes=DTYPE_BYTES.get(own.get("data_types", {}).get("grad_accum_dtype", "fp32"), 4),
+        communicated_bytes=DTYPE_BYTES.get(own.get("communication_data_type", "")),
+        offloads_weights=offloads(spec, "param"),
+    )
+
+
+_SIZES = {
+    "reduce": "reduce_bucket_size",
+    "prefetched": "stage3_prefetch_bucket_size",
+    "persistent": "stage3_param_persistence_threshold",
+    "live": "stage3_max_live_parameters",
+    "reused": "stage3_max_reuse_distance",
+    "step_elements": "sub_group_size",
+}
+
+
+def _moments(optimizer: Optimizer) -> float:
+    """Return the numbers that an optimizer keeps of a weight; of a class that is not known, as many as Adam."""
+    if isinstance(optimizer, SGD):
+        return 1.0 if optimizer.momentum else 0.0
+    if isinstance(optimizer, AdamW):
+        return 3.0 if optimizer.amsgrad else 2.0
+    return _MOMENTS.get(optimizer.target.rpartition(".")[2], 2.0)
+
+
+_MOMENTS = {"Adagrad": 1.0, "DeepSpeedCPUAdagrad": 1.0, "Lion": 1.0, "FusedLion": 1.0, "DeepSpeedCPULion": 1.0}

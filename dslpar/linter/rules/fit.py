@@ -1,0 +1,94 @@
+"""FIT: whether a step fits into the memory of the devices that it is meant for.
+
+What a device is, the config says (`cluster`), the hostfile (`# device: h100-80g`), or this machine; else these rules
+are silent. They look at layouts that are legal, and at models whose costs are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dslpar.linter.context import Context
+from dslpar.linter.problem import Problem, UnknownValueError
+from dslpar.linter.rule import rule
+
+GIB = 2**30
+
+
+@rule("FIT101", "does-not-fit")
+def does_not_fit(cx: Context) -> Iterator[Problem]:
+    """A step needs more memory than the device has."""
+    yield from _of_memory(cx, thrashing=False)
+
+
+@rule("FIT102", "thrashes", "warning")
+def thrashes(cx: Context) -> Iterator[Problem]:
+    """A step needs so much of the device's memory that the allocator would free and ask again all the time."""
+    yield from _of_memory(cx, thrashing=True)
+
+
+@rule("FIT103", "unknown-device")
+def unknown_device(cx: Context) -> Iterator[Problem]:
+    """A device that is not in the table."""
+    name = cx.spec.cluster.device
+    if name is not None:
+        from dslpar.core.suggest import did_you_mean
+        from dslpar.forecast.device import DEVICES
+
+        if name not in DEVICES:
+            hint = did_you_mean(name, DEVICES) or f"choose one of {', '.join(DEVICES)}; or leave it out"
+            yield cx.problem("cluster.device", f"unknown device {name!r}", hint)
+
+
+def has_device(cx: Context) -> bool:
+    """Whether it is known what the run is meant for."""
+    if cx.spec.cluster.device is not None or (cx.cluster is not None and cx.cluster.device is not None):
+        return True
+    from dslpar.forecast.local_device import local_device
+
+    return local_device() is not None
+
+
+def _of_memory(cx: Context, thrashing: bool) -> Iterator[Problem]:
+    """Report what needs more than the device has; or not that, but so much that it would thrash."""
+    if not cx.forecasts or not has_device(cx):
+        return
+    # Only configs with a device need a forecast.
+    from dslpar.forecast.machine import MachineError, machine_of
+    from dslpar.forecast.plan import TIGHT, forecast
+    from dslpar.forecast.workload import workload_of
+
+    job = cx.job
+    workload = workload_of(job)
+    if workload is None:
+        return
+    try:
+        machine = machine_of(job, cluster=cx.cluster)
+    except MachineError:
+        raise UnknownValueError("machine") from None  # FIT103 reports a name; a run without a device needs no forecast
+    made = forecast(workload, machine)
+    if TIGHT < made.share <= 1.0 if thrashing else made.share > 1.0:
+        memory = made.binding
+        parts = ("weights", "gradients", "optimizer", "activations", "logits", "buffers")
+        largest = sorted(((getattr(memory, name), name) for name in parts), reverse=True)[:3]
+        shown = ", ".join(f"{name} {size / GIB:.1f}" for size, name in largest)
+        where = f"stage {made.binding_rank} needs" if len(made.memory) > 1 else "a rank needs"
+        has = machine.device.memory_bytes / GIB
+        verdict = "would thrash" if thrashing else "does not fit"
+        message = f"{verdict}: {where} {memory.total / GIB:.1f} GiB of {has:.1f} ({machine.device.name}): {shown}"
+        yield cx.problem(("batch.micro_size", "model"), message, _repair(cx, machine))
+
+
+def _repair(cx: Context, machine: object) -> str:
+    """Return the smallest change that fits, as one writes it."""
+    from dslpar.forecast.candidate import Workloads, overrides
+    from dslpar.forecast.search import nearest
+
+    workloads = Workloads(cx.job)
+    for option in nearest(workloads, machine):  # type: ignore[arg-type]
+        words = " with ".join(overrides(cx.job, option.candidate, cx.reading.written))
+        return f"{words} ({option.bytes / GIB:.1f} GiB)"
+    return "choose more ranks, a larger device, or a smaller model: no change of one setting fits (see dslpar plan)"
+
+
+RULES = (does_not_fit, thrashes, unknown_device)

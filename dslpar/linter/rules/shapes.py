@@ -1,0 +1,64 @@
+"""PERF114: sizes that do not fill the tiles in which devices multiply, where a device is known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dslpar.core.frozen import replace
+from dslpar.layout.divisors import divisors
+from dslpar.layout.family import conditions
+from dslpar.linter.context import Context
+from dslpar.linter.problem import Problem
+from dslpar.linter.rule import rule
+from dslpar.linter.rules.fit import has_device
+from dslpar.schema.sections import Model
+
+TILE = 64
+"""Features of a head, and of a rank's part of the residual stream, that products and attention take whole."""
+
+
+@rule("PERF114", "off-the-tiles", "warning")
+def off_the_tiles(cx: Context) -> Iterator[Problem]:
+    """Heads, or a rank's part of the features, that are no multiple of 64, in half precision."""
+    model = cx.model_of(Model)
+    heads, hidden = getattr(model, "num_heads", None), getattr(model, "hidden_size", None)
+    if cx.spec.precision.dtype == "fp32" or heads is None or hidden is None or hidden < 1024 or not has_device(cx):
+        return
+    size, part = hidden // heads, hidden // cx.cuboid.y
+    if hidden % heads == 0 and size % TILE and size > TILE:
+        better = _heads(cx, hidden, heads)
+        message = f"head size {size}: attention takes multiples of {TILE}, and pads it or falls back to a slower kernel"
+        hint = f"model.num_heads={better}: head size {hidden // better}" if better else _CHOOSE
+        yield cx.problem("model.num_heads", message, hint)
+    if hidden % cx.cuboid.y == 0 and part % TILE:
+        better = _hidden(cx, hidden, heads)
+        message = f"hidden_size {hidden} over {cx.cuboid.y} ranks: products of {part} features do not fill tiles"
+        hint = f"model.hidden_size={better}" if better else _CHOOSE
+        yield cx.problem("model.hidden_size", message, hint)
+
+
+_CHOOSE = f"choose sizes such that heads have {TILE} or {2 * TILE} features"
+
+
+def _heads(cx: Context, hidden: int, heads: int) -> int | None:
+    """Return the nearest number of heads that is legal and fills tiles."""
+    legal = [
+        each for each in divisors(hidden) if hidden // each in (TILE, 2 * TILE, 4 * TILE) and _holds(cx, num_heads=each)
+    ]
+    return min(legal, key=lambda each: abs(each - heads), default=None)
+
+
+def _hidden(cx: Context, hidden: int, heads: int) -> int | None:
+    """Return the nearest hidden size, below or above, that is legal with these heads."""
+    step = TILE * cx.cuboid.y
+    near = sorted(range(step, 2 * hidden, step), key=lambda each: abs(each - hidden))
+    return next((each for each in near[:64] if each % heads == 0 and _holds(cx, hidden_size=each)), None)
+
+
+def _holds(cx: Context, **sizes: int) -> bool:
+    """Whether the model of other sizes divides as this layout needs."""
+    model = replace(cx.reading.spec.model, **sizes)
+    return all(each.holds for each in conditions(model, cx.cuboid))
+
+
+RULES = (off_the_tiles,)

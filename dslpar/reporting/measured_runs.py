@@ -1,0 +1,87 @@
+"""Runs of one's own as measurements: what a step of them took, for `dslpar plan --calibrate`.
+
+    measured = read_measured(Path("outputs/llama_7b"), device="h100-80g")
+    measured.step_s, measured.forecast.time.step_s
+
+A step's time is the median of metrics.jsonl, without the first steps, in which kernels are chosen and compiled, and
+without steps that were skipped. The layout is that of the run's own config.yaml, in the world that it ran in.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import median
+
+from dslpar.core.frozen import frozen
+from dslpar.forecast.calibrate import Run
+from dslpar.forecast.machine import MachineError, machine_of
+from dslpar.forecast.plan import Forecast, forecast
+from dslpar.forecast.step_time import terms_of
+from dslpar.forecast.workload import workload_of
+from dslpar.linter import check
+from dslpar.reporting import metrics_file, run_dir
+from dslpar.reporting.metrics_file import MetricsError
+from dslpar.reporting.run_list import read_run
+
+FIRST_STEPS = 3
+"""Steps that are not counted."""
+FEWEST_STEPS = 5
+"""Steps that must be left."""
+
+
+class NoMeasurementError(ValueError):
+    """A folder that tells nothing of the time of a step; the message says why."""
+
+
+@frozen
+class Measured:
+    """A run, with what a step of it took, and the forecast of that."""
+
+    path: Path
+    step_s: float
+    forecast: Forecast
+
+    @property
+    def run(self) -> Run:
+        """The measurement, as a calibration takes it."""
+        made = self.forecast
+        device = made.machine.device.computing_in(made.workload.dtype)
+        return Run(terms_of(made.workload, device, made.machine.nodes), self.step_s)
+
+
+def read_measured(path: Path, device: str | None = None, per_node: int | None = None) -> Measured:
+    """Read a run's folder; `device` and `per_node` are those that it ran on, where its config does not say.
+
+    Raises:
+        NoMeasurementError: it has no config, no world size, too few steps, or a model or device that is not known.
+    """
+    step_s = _step_s(path)
+    world_size = read_run(path).world_size
+    config_path = path / run_dir.CONFIG
+    if world_size is None or not config_path.is_file():
+        raise NoMeasurementError(f"{path}: {run_dir.CONFIG} does not say in which world it ran")
+    checked = check.check(check.load(str(config_path)), world_size, forecasts=False)
+    if checked.has_errors:
+        error = next(each for each in checked.findings if each.severity == "error")
+        raise NoMeasurementError(f"{path}: {error.concise()}")
+    workload = workload_of(checked.job)
+    if workload is None:
+        raise NoMeasurementError(f"{path}: there are no costs of its model")
+    try:
+        machine = machine_of(checked.job, device, per_node)
+    except MachineError as error:
+        raise NoMeasurementError(f"{path}: {error}") from error
+    return Measured(path=path, step_s=step_s, forecast=forecast(workload, machine))
+
+
+def _step_s(path: Path) -> float:
+    try:
+        records, _ = metrics_file.read_records(path / run_dir.METRICS)
+    except MetricsError as error:
+        raise NoMeasurementError(f"{path}: cannot read {run_dir.METRICS}: {error}") from error
+    counted = [record["step_s"] for record in records[FIRST_STEPS:] if not record.get("skipped")]
+    taken = [seconds for seconds in counted if isinstance(seconds, int | float) and seconds > 0]
+    if len(taken) < FEWEST_STEPS:
+        few = f"{len(taken)} steps after the first {FIRST_STEPS}, and {FEWEST_STEPS} are needed"
+        raise NoMeasurementError(f"{path}: {few}")
+    return float(median(taken))

@@ -1,0 +1,119 @@
+"""A picture: an SVG that stands alone, or the same within a page; light and dark, no script, no font of its own.
+
+    made = Picture("memory", "Memory by stage", "Bars of 4 ranks", 1180, 240, ('<rect class="cell" .../>',))
+    made.standalone()      # a file: its own style, colours by the viewer's scheme
+    made.inline()          # within a page that has `style()` once
+
+Colours are variables, so that a page can switch the scheme. Fills that carry a meaning are Okabe and Ito's, which tell
+apart for colour-blind readers too, and are the same in both schemes; nothing is told by colour alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from importlib import resources
+
+from dslpar.core.named_tuple import NamedTuple
+from dslpar.core.visible import visible
+
+WIDTH = 1180
+"""Of a picture that fills a page."""
+CHAR = 6.6
+"""The width of a character of 12 pixels, about."""
+_MARGIN = 16
+"""Around a picture that stands alone."""
+
+_LIGHT = {
+    "paper": "#ffffff",
+    "panel": "#f6f8fa",
+    "ink": "#1f2328",
+    "soft": "#59636e",
+    "line": "#d1d9e0",
+    "stage": "#0072b2",
+    "mark": "#d55e00",
+    "bad": "#b3261e",
+}
+_DARK = {
+    "paper": "#0f1419",
+    "panel": "#171d24",
+    "ink": "#e6edf3",
+    "soft": "#9aa5b1",
+    "line": "#343d47",
+    "stage": "#4aa3df",
+    "mark": "#f08a3c",
+    "bad": "#ff8f85",
+}
+
+
+class Picture(NamedTuple):
+    """An SVG, in parts."""
+
+    name: str
+    """Of its file, and the begin of its elements' ids."""
+    title: str
+    description: str
+    """What it shows, for readers who do not see it."""
+    width: float
+    height: float
+    elements: Sequence[str]
+    is_interactive: bool = False
+    """Whether elements in it can be focused; else it is one image for screen readers."""
+
+    def standalone(self) -> str:
+        """Return it as a file."""
+        width, height = self.width + 2 * _MARGIN, self.height + 2 * _MARGIN
+        place = f'x="-{_MARGIN}" y="-{_MARGIN}" width="{width:g}" height="{height:g}"'
+        paper = f'<rect {place} fill="var(--paper)"/>'
+        return "\n".join([self._head(_MARGIN), f"<style>{style()}</style>", paper, *self.elements, "</svg>"]) + "\n"
+
+    def inline(self) -> str:
+        """Return it as an element of a page."""
+        return "\n".join([self._head(0), *self.elements, "</svg>"])
+
+    def _head(self, margin: int) -> str:
+        title, description = f"{self.name}-title", f"{self.name}-description"
+        width, height = self.width + 2 * margin, self.height + 2 * margin
+        role = "group" if self.is_interactive else "img"
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" id="{self.name}-picture" class="picture" role="{role}"'
+            f' aria-labelledby="{title} {description}" width="{width:g}" height="{height:g}"'
+            f' viewBox="{-margin} {-margin} {width:g} {height:g}">\n'
+            f'<title id="{title}">{shown(self.title)}</title>\n'
+            f'<desc id="{description}">{shown(self.description)}</desc>'
+        )
+
+
+def style() -> str:
+    """Return the style of all pictures, in the colours of the viewer's scheme."""
+    rules = resources.files("dslpar.reporting").joinpath("picture.css").read_text(encoding="utf-8")
+    return f"{scheme(':root', 'light')}@media(prefers-color-scheme:dark){{{scheme(':root', 'dark')}}}\n{rules}"
+
+
+def scheme(selector: str, name: str) -> str:
+    """Return the rule that gives elements the colours of a scheme, "light" or "dark"."""
+    colors = _LIGHT if name == "light" else _DARK
+    return f"{selector}{{color-scheme:{name};{';'.join(f'--{key}:{value}' for key, value in colors.items())}}}"
+
+
+def shown(text: object) -> str:
+    """Return anybody's text as HTML and XML that shows it, and does nothing else."""
+    return escape(visible(text))
+
+
+def label(x: float, y: float, text: object, css: str = "", anchor: str = "start") -> str:
+    """Return a line of text."""
+    css = f' class="{css}"' if css else ""
+    anchor = f' text-anchor="{anchor}"' if anchor != "start" else ""
+    return f'<text x="{x:.1f}" y="{y:.1f}"{anchor}{css}>{shown(text)}</text>'
+
+
+def bar(x: float, y: float, width: float, height: float, css: str, tip: str = "", more: str = "") -> str:
+    """Return a rectangle; `tip`: what a pointer over it is told, `more`: further attributes."""
+    inside = f"><title>{shown(tip)}</title></rect>" if tip else "/>"
+    return f'<rect class="{css}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"{more}{inside}'
+
+
+def upright(x: float, top: float, bottom: float, css: str) -> str:
+    """Return a vertical line."""
+    return f'<line class="{css}" x1="{x:.1f}" x2="{x:.1f}" y1="{top:.1f}" y2="{bottom:.1f}"/>'

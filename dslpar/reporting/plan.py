@@ -1,0 +1,289 @@
+"""The report of `dslpar plan`: memory of the binding rank as a waterfall, time, repairs, and better layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from dslpar.core.visible import json_text, visible
+from dslpar.forecast.candidate import Candidate, candidate_of
+from dslpar.forecast.device import GIB
+from dslpar.forecast.plan import Forecast
+from dslpar.forecast.search import Option, leaders
+from dslpar.forecast.stage_memory import StageMemory
+from dslpar.forecast.workload import Workload
+from dslpar.reporting.planning import Plan, Suggestion
+from dslpar.schema.sections import TensorParallel
+
+PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "fragmentation", "outside")
+_BAR = 24
+_VERDICTS = {"fits": "fits", "tight": "TIGHT", "does not fit": "DOES NOT FIT"}
+
+
+def as_record(plan: Plan) -> dict[str, object]:
+    """Return the values of `dslpar plan --format json`; programs rely on their names."""
+    own = plan.own
+    return {
+        "verdict": own.verdict,
+        "binding": {"rank": _global_rank(own), "stage": own.binding_rank, "bytes": round(own.binding.total)},
+        "memory": [_memory_record(stage, memory) for stage, memory in enumerate(own.memory)],
+        "step_s": own.time.step_s,
+        "tokens_per_s_gpu": own.tokens_per_s_gpu,
+        "mfu_causal": own.mfu_causal,
+        "bubble": own.time.bubble,
+        "repairs": [_suggestion_record(each) for each in plan.repairs],
+        "layouts": [_suggestion_record(each) for each in plan.layouts],
+        "device": own.machine.device.name,
+        "device_bytes": round(own.machine.device.memory_bytes),
+        "error": {"half": own.machine.error.half, "nine_of_ten": own.machine.error.nine_of_ten},
+        "num_legal": plan.num_legal,
+        "num_fitting": plan.num_fitting,
+    }
+
+
+def as_json(plan: Plan) -> str:
+    """Return the record as JSON."""
+    return json_text(as_record(plan))
+
+
+def _memory_record(stage: int, memory: StageMemory) -> dict[str, object]:
+    parts = {name: round(getattr(memory, name)) for name in PARTS}
+    return {"stage": stage, **parts, "total": round(memory.total)}
+
+
+def _suggestion_record(suggestion: Suggestion) -> dict[str, object]:
+    option = suggestion.option
+    return {"overrides": list(suggestion.overrides), "bytes": round(option.bytes), "step_s": option.step_s}
+
+
+def _global_rank(made: Forecast) -> int:
+    return made.workload.mesh.rank({"pipe": made.binding_rank})
+
+
+def as_text(plan: Plan) -> str:
+    """Return the report."""
+    lines = [
+        *_heading(plan),
+        *_own_lines(plan),
+        *_time_lines(plan.own),
+        *_repair_lines(plan),
+        *_layout_lines(plan),
+    ]
+    return "".join(visible(line) + "\n" for line in lines)
+
+
+FORMATS = {"text": as_text, "json": as_json}
+
+
+# What was asked ----------------------------------------------------------------------------------------------------
+
+
+def _heading(plan: Plan) -> Iterator[str]:
+    own, job, machine = plan.own, plan.job, plan.machine
+    workload, device, nodes = own.workload, machine.device, machine.nodes
+    batch = f"batch {job.batch.global_size:,} of {job.seq_len:,} tokens ({_count(own.tokens)})"
+    yield f"{job.path}: {_name(workload)}, {_count(_parameters(workload))} parameters, {batch}"
+    world = workload.mesh.world_size
+    num_nodes = -(-world // nodes.per_node)
+    within = f"{num_nodes} node{'s' * (num_nodes > 1)} of {min(world, nodes.per_node)}"
+    network = f", {nodes.nic_gb_per_s:g} GB/s a node between them" if num_nodes > 1 else ""
+    yield f"{world} x {device.name}: {within}, {device.link_gb_per_s:g} GB/s within{network}"
+
+
+def _name(workload: Workload) -> str:
+    target = getattr(workload.model, "target", "")
+    return target.rpartition(".")[2] or type(workload.model).__name__
+
+
+def _parameters(workload: Workload) -> float:
+    """Return the elements of all weights, from what ranks hold, replicas once."""
+    mesh, costs = workload.mesh, workload.costs
+    held = costs.layer.memory.weights * sum(workload.counts) + costs.first.memory.weights + costs.last.memory.weights
+    return float(held - costs.tied) * mesh.tensor.size / mesh.tensor.d
+
+
+def _own_lines(plan: Plan) -> Iterator[str]:
+    own = plan.own
+    needs, has = own.binding.total / GIB, own.machine.device.memory_bytes / GIB
+    where = f"stage {own.binding_rank} needs" if len(own.memory) > 1 else "a rank needs"
+    yield ""
+    yield f"yours    {describe(own.workload, _candidate(plan))}"
+    yield f"         {_VERDICTS[own.verdict]}: {where} {needs:.1f} of {has:.1f} GiB"
+    yield from _waterfall(own)
+
+
+def _candidate(plan: Plan) -> Candidate:
+    return candidate_of(plan.job)
+
+
+def _waterfall(own: Forecast) -> Iterator[str]:
+    memory = own.binding
+    for name in PARTS:
+        size = getattr(memory, name)
+        if size >= 0.05 * GIB or name in ("weights", "activations"):
+            bar = "#" * round(_BAR * size / memory.total)
+            yield f"  {_NAMES.get(name, name):14} {size / GIB:7.1f}  {bar:{_BAR}} {_note(name, own)}".rstrip()
+
+
+_NAMES = {"fragmentation": "fragmentation", "outside": "outside torch"}
+
+
+def _note(name: str, own: Forecast) -> str:
+    workload = own.workload
+    if name == "activations":
+        held = workload.schedule.held(own.binding_rank).total
+        layers = sum(workload.counts[stage] for stage in workload.chunks.held_by(own.binding_rank))
+        again = ", computed again" if workload.recompute == "full" else ""
+        return f"{held:g} micro-batch{'es' * (held != 1)} in flight x {layers} layers{again}"
+    if name == "optimizer" and workload.zero and workload.mesh.data > 1:
+        return f"over {workload.mesh.data} replicas (ZeRO {workload.zero})"
+    if name == "outside":
+        return "driver and communicators"
+    return ""
+
+
+def describe(workload: Workload, candidate: Candidate) -> str:
+    """Return a layout in a line."""
+    mesh = workload.mesh
+    parts = [f"pipeline {mesh.pipe}"] if mesh.pipe > 1 else []
+    if mesh.pipe > 1 and candidate.schedule_type != "1f1b":
+        chunks = f" of {candidate.chunks} chunks" if candidate.chunks > 1 else ""
+        parts[0] += f" ({candidate.schedule_type}{chunks})"
+    parts += [f"data {mesh.data}"] if mesh.data > 1 else []
+    parts += [f"tensor {_tensor(candidate.tensor)}"] if mesh.tensor.size > 1 else []
+    parts += [f"ZeRO {workload.zero}", f"micro {workload.micro_size} x {workload.micro_batches}"]
+    parts += [f"recomputed by {candidate.interval}"] if candidate.interval else []
+    return ", ".join(parts)
+
+
+def _tensor(tensor: TensorParallel) -> str:
+    options = [f"{tensor.mode}"]
+    options += ["sequence"] if tensor.sequence else []
+    options += [f"depth {tensor.depth}"] if tensor.depth else []
+    return f"{tensor.size} ({', '.join(options)})"
+
+
+def _time_lines(own: Forecast) -> Iterator[str]:
+    time = own.time
+    yield ""
+    half, most = own.machine.error.half, own.machine.error.nine_of_ten
+    error = f"+- {_percent(half)} in half of the cases, {_percent(most)} in nine of ten"
+    yield f"a step   {_seconds(time.step_s)} ({error}), {own.tokens_per_s_gpu:,.0f} tokens a second and device"
+    yield f"         MFU {_percent(own.mfu_causal)} (causal attention, nothing that is computed again)"
+    shares = {name: seconds / time.step_s for name, seconds in _parts_s(own).items()}
+    shown = [f"{name} {_percent(share)}" for name, share in shares.items() if share >= _SHOWN_SHARE]
+    yield f"         of it {', '.join(shown)}"
+    for sent in time.sent:
+        over = "between nodes" if sent.across else "within a node"
+        yield f"  sends  {sent.num_bytes / GIB:8.2f} GiB a step on axis {sent.axis}, {over}"
+
+
+# What would be better ----------------------------------------------------------------------------------------------
+
+
+def _repair_lines(plan: Plan) -> Iterator[str]:
+    if plan.own.verdict == "fits":
+        return
+    yield ""
+    if not plan.repairs:
+        yield "no layout of this model and batch fits: choose more ranks, a larger device, or a smaller model or batch"
+        return
+    rows = [(" ".join(each.overrides), each.option) for each in plan.repairs]
+    yield from _table("repairs, the smallest change first", [(text, option, "") for text, option in rows])
+
+
+def _table(title: str, rows: Sequence[tuple[str, Option, str]]) -> Iterator[str]:
+    """Yield numbered options below a title: what they are, memory, time, and a mark at the end."""
+    width = max(len(title) - 5, *(len(text) for text, _, _ in rows))
+    yield f"{title:{width + 5}} {'GiB':>6} {'step':>9} {'MFU':>7} {'bubble':>7}"
+    for number, (text, option, mark) in enumerate(rows, start=1):
+        yield f"  {number:<2} {text:{width}} {_row(option)}{mark}"
+
+
+def _row(option: Option) -> str:
+    made = option.forecast
+    bubble = _percent(made.time.bubble) if made.workload.mesh.pipe > 1 else "-"
+    return f"{option.bytes / GIB:6.1f} {_seconds(option.step_s):>9} {_percent(made.mfu_causal):>7} {bubble:>7}"
+
+
+def _layout_lines(plan: Plan) -> Iterator[str]:
+    if not plan.layouts:
+        return
+    yield ""
+    front = _front([each.option for each in plan.layouts])
+    rows = [
+        (
+            describe(each.option.forecast.workload, each.option.candidate) + ("" if each.overrides else " (yours)"),
+            each.option,
+            "  *" if each.option in front else "",
+        )
+        for each in plan.layouts
+    ]
+    yield from _table(f"the fastest of {plan.num_fitting:,} layouts that fit ({plan.num_legal:,} tried)", rows)
+    yield "  *  none before it needs less memory"
+    yield from _comparison(plan)
+
+
+def _front(options: Iterable[Option]) -> list[Option]:
+    front: list[Option] = []
+    for option in options:
+        if not front or option.bytes < front[-1].bytes:
+            front.append(option)
+    return front
+
+
+def _comparison(plan: Plan) -> Iterator[str]:
+    options = [each.option for each in plan.layouts]
+    alike = leaders(options, plan.machine.error.half)
+    if len(alike) > 1:
+        yield f"1 to {len(alike)} differ by less than the error of the forecast: measure them"
+    best, own = options[0], plan.own
+    if own.time.step_s > _MUCH * best.step_s:
+        why = _reason(own, best.forecast)
+        yield f"yours takes {own.time.step_s / best.step_s:.2f} times as long as the first{why}"
+
+
+def _reason(own: Forecast, best: Forecast) -> str:
+    """Say which part of a step costs the most more than in the best layout."""
+    cheaper = _parts_s(best)
+    more = {name: seconds - cheaper[name] for name, seconds in _parts_s(own).items()}
+    most = max(more, key=lambda name: more[name])
+    return f", most of it for {most}" if more[most] > 0 else ""
+
+
+def _parts_s(made: Forecast) -> dict[str, float]:
+    """Return the seconds of each part of a step."""
+    time, micro_batches = made.time, made.workload.micro_batches
+    return {
+        "computing": time.compute_s * micro_batches,
+        "tensor collectives": time.tensor_s,
+        "the host's launches": time.launch_s,
+        "ZeRO's traffic in each micro-batch": time.weights_s * micro_batches,
+        "bubble": time.bubble_s,
+        "messages between stages": time.hops_s,
+        "reducing gradients": time.reduction_s,
+        "gathering changed weights": time.gather_s,
+        "the optimizer": time.optimizer_s,
+    }
+
+
+_SHOWN_SHARE = 0.005
+_MUCH = 1.02
+"""Times as long as the best, from which on it is said why."""
+
+
+# Numbers -----------------------------------------------------------------------------------------------------------
+
+
+def _count(number: float) -> str:
+    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return f"{number:.0f}"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"

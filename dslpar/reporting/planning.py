@@ -1,0 +1,167 @@
+"""A plan: the forecast of a config on a machine, what would make it fit, and the layouts that are faster.
+
+    made = plan_of(question, checked, job, machine)
+    made.repairs[0].overrides          # ["batch.micro_size=2"]
+
+What is suggested was linted with these words, and resolved to the layout that was forecast: nothing that lint refuses
+is ever shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from dslpar.core.frozen import frozen
+from dslpar.forecast.candidate import Candidate, Workloads, candidate_of, overrides, settings
+from dslpar.forecast.plan import Forecast, Machine, forecast
+from dslpar.forecast.search import Found, Option, Pins, anything, pins_of, search
+from dslpar.forecast.workload import workload_of
+from dslpar.layout.resolve import Job
+from dslpar.linter import check
+from dslpar.linter.check import Checked
+
+MOST_REPAIRS, MOST_LAYOUTS = 3, 8
+_MOST_REFUSED = 40
+"""Layouts that lint may refuse, before no more are tried."""
+
+
+@frozen
+class Suggestion:
+    """A layout that lint passes, with the words that make it."""
+
+    overrides: tuple[str, ...]
+    """As on the command line; empty: the config's own."""
+    option: Option
+
+
+@frozen
+class Plan:
+    """What is known of a config on a machine before it runs."""
+
+    job: Job
+    own: Forecast
+    machine: Machine
+    repairs: tuple[Suggestion, ...]
+    """The smallest changes that make it fit; none where it fits."""
+    layouts: tuple[Suggestion, ...]
+    """The fastest layouts that fit."""
+    num_legal: int
+    """Layouts that were tried."""
+    num_fitting: int
+
+
+@frozen
+class Question:
+    """A config as it was asked about."""
+
+    path: str
+    """The config file."""
+    words: tuple[str, ...]
+    """Overrides of the command line, among them those that are to stay."""
+    fixed: tuple[str, ...]
+    """Keys whose values are to stay."""
+    trusted: tuple[str, ...] = ()
+    by_program: bool = False
+
+    def check(self, world_size: int, more: Sequence[str] = ()) -> Checked:
+        """Lint the config with more words."""
+        config = check.load(self.path, [*self.words, *more], trusted=self.trusted)
+        return check.check(config, world_size, by_program=self.by_program, forecasts=False)
+
+
+def job_of(checked: Checked) -> Job | None:
+    """Return the job; None where something is wrong with the config."""
+    return None if checked.has_errors else checked.job
+
+
+class NoForecastError(ValueError):
+    """The costs of a model are not known."""
+
+
+def plan_of(question: Question, checked: Checked, job: Job, machine: Machine) -> Plan:
+    """Forecast the job of a config that was linted, and search for better ones.
+
+    Raises:
+        NoForecastError: the costs of the model are not known.
+    """
+    if workload_of(job) is None:
+        name = getattr(job.spec.model, "target", type(job.spec.model).__name__)
+        raise NoForecastError(
+            f"there are no costs of {name}: of a model by its class nothing is known before it is built"
+        )
+    workloads = Workloads(job)
+    found = search(workloads, machine, _pins(question, job, workloads))
+    own = found.own.forecast
+    linted = _Linted(question, job, checked.reading.written)
+    repairs = () if own.verdict == "fits" else tuple(_repairs(found, linted))
+    return Plan(
+        job=job,
+        own=own,
+        machine=machine,
+        repairs=repairs,
+        layouts=tuple(linted.first(found.fitting, MOST_LAYOUTS)),
+        num_legal=found.num_legal,
+        num_fitting=len(found.fitting),
+    )
+
+
+def _pins(question: Question, job: Job, workloads: Workloads) -> Pins:
+    if not question.fixed:
+        return anything
+
+    def made(candidate: Candidate) -> Mapping[str, str]:
+        return settings(job, candidate)
+
+    return pins_of(question.fixed, made)
+
+
+def _repairs(found: Found, linted: _Linted) -> Iterator[Suggestion]:
+    """Yield the smallest changes that fit, one of each set of keys: the fastest of it."""
+    seen: list[set[str]] = []
+    for option in found.repairs:
+        keys = {word.partition("=")[0] for word in overrides(linted.job, option.candidate)}
+        if any(each <= keys for each in seen):
+            continue  # a smaller change of some of these keys does
+        suggestion = linted.suggestion(option)
+        if suggestion is not None:
+            seen.append(keys)
+            yield suggestion
+        if len(seen) == MOST_REPAIRS or linted.refused > _MOST_REFUSED:
+            return
+
+
+class _Linted:
+    """Lints suggestions, and counts those that lint refuses."""
+
+    def __init__(self, question: Question, job: Job, written: Mapping[str, str]) -> None:
+        self.question, self.job, self.written, self.refused = question, job, written, 0
+        self._known: dict[Candidate, Suggestion | None] = {}
+
+    def first(self, options: Iterable[Option], count: int) -> Iterator[Suggestion]:
+        """Yield the first ones that lint passes."""
+        for option in options:
+            suggestion = self.suggestion(option)
+            if suggestion is not None:
+                yield suggestion
+                count -= 1
+            if not count or self.refused > _MOST_REFUSED:
+                return
+
+    def suggestion(self, option: Option) -> Suggestion | None:
+        """Return a layout as a suggestion; None if lint refuses it."""
+        candidate = option.candidate
+        if candidate not in self._known:
+            words = tuple(overrides(self.job, candidate, self.written))
+            made = job_of(self.question.check(self.job.mesh.world_size, words))
+            passes = (
+                made is not None and candidate_of(made) == candidate and made.batch.global_size == self._global_size
+            )
+            whole = Option(candidate=candidate, forecast=forecast(option.forecast.workload, option.forecast.machine))
+            passes = passes and whole.forecast.fits
+            self.refused += not passes
+            self._known[candidate] = Suggestion(overrides=words, option=whole) if passes else None
+        return self._known[candidate]
+
+    @property
+    def _global_size(self) -> int:
+        return self.job.batch.global_size

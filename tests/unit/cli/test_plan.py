@@ -1,0 +1,182 @@
+"""`dslpar plan`: the report, JSON with its contract, words that make what is suggested, and --apply."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dslpar.cli.main import main
+from dslpar.linter import check
+
+LLAMA = """\
+model = dict(type='GPT', num_layers=40, hidden_size=5120, num_heads=40, ffn_hidden_size=13824, vocab_size=32000,
+             max_seq_len=4096, norm='rmsnorm', activation='swiglu', positions='rotary', bias=False)
+precision = 'bf16'
+zero = dict(stage=1)
+batch = dict(global_size=512, micro_size=4)
+parallel = dict(pipeline=2, tensor=dict(size=2, mode='1d', sequence=True))
+"""
+ON_H100 = ["--world-size", "64", "--device", "h100-80g"]
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Path:
+    path = tmp_path / "llama.py"
+    path.write_text(LLAMA)
+    return path
+
+
+def record(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
+    capsys.readouterr()  # what was printed before
+    main(["plan", *argv, "--format", "json"])
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_json_has_the_contract(llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = record(capsys, str(llama), *ON_H100)
+    names = ["verdict", "binding", "memory", "step_s", "tokens_per_s_gpu", "mfu_causal", "bubble", "repairs", "layouts"]
+    assert list(made)[:9] == names
+    assert made["verdict"] == "does not fit"
+    assert list(made["binding"]) == ["rank", "stage", "bytes"]
+    parts = ["weights", "gradients", "optimizer", "activations", "logits", "buffers", "outside", "total"]
+    assert [each["stage"] for each in made["memory"]] == [0, 1]
+    assert all(set(parts) <= set(each) for each in made["memory"])
+    for each in made["memory"]:
+        assert each["total"] == pytest.approx(sum(each[name] for name in (*parts[:-1], "fragmentation")), abs=8)
+    assert made["binding"]["bytes"] == max(each["total"] for each in made["memory"])
+    assert made["tokens_per_s_gpu"] == pytest.approx(512 * 4096 / made["step_s"] / 64)
+    assert 0 < made["mfu_causal"] < 1
+    assert made["repairs"]
+    assert all(list(each) == ["overrides", "bytes", "step_s"] for each in made["repairs"] + made["layouts"])
+    assert [each["step_s"] for each in made["layouts"]] == sorted(each["step_s"] for each in made["layouts"])
+
+
+def test_exit_status_tells_whether_it_fits(llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(llama), *ON_H100]) == 1
+    assert main(["plan", str(llama), *ON_H100, "batch.micro_size=1"]) == 0
+    out = capsys.readouterr().out
+    assert "DOES NOT FIT: stage 0 needs" in out
+    assert "repairs, the smallest change first" in out
+
+
+def test_each_suggestion_is_what_its_words_make(llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = record(capsys, str(llama), *ON_H100)
+    for suggestion in made["repairs"] + made["layouts"][:3]:
+        words = suggestion["overrides"]
+        assert check.lint(check.load(str(llama), words), 64) == [] or not any(
+            each.severity == "error" for each in check.lint(check.load(str(llama), words), 64)
+        )
+        other = record(capsys, str(llama), *ON_H100, *words)
+        assert other["verdict"] != "does not fit"
+        assert other["binding"]["bytes"] == suggestion["bytes"]
+        assert other["step_s"] == pytest.approx(suggestion["step_s"], rel=1e-12)
+
+
+def test_fix_keeps_a_value(llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = record(capsys, str(llama), *ON_H100, "--fix", "parallel.pipeline=4")
+    assert len(made["memory"]) == 4
+    assert made["layouts"]
+    assert not any(word.startswith("parallel.pipeline") for each in made["layouts"] for word in each["overrides"])
+
+
+def test_apply_writes_the_change(llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    repair = record(capsys, str(llama), *ON_H100)["repairs"][0]
+    assert main(["plan", str(llama), *ON_H100, "--apply", "1"]) == 0
+    (word,) = repair["overrides"]
+    assert word.startswith("batch.micro_size=")
+    assert llama.read_text() == LLAMA.replace("micro_size=4", word.removeprefix("batch."))
+    after = record(capsys, str(llama), *ON_H100)
+    assert after["verdict"] == "fits"
+    assert after["binding"]["bytes"] == repair["bytes"]
+
+
+def test_apply_adds_what_is_not_written(llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    llama.write_text(LLAMA.replace("zero = dict(stage=1)\n", "zero = 1\n").replace("micro_size=4", "micro_size=2"))
+    best = record(capsys, str(llama), *ON_H100)["layouts"][0]
+    assert main(["plan", str(llama), *ON_H100, "--apply", "1"]) == 0
+    after = record(capsys, str(llama), *ON_H100)
+    assert after["step_s"] == pytest.approx(best["step_s"], rel=1e-12)
+    assert after["layouts"][0]["overrides"] == []
+
+
+def test_apply_changes_nothing_that_other_values_are_computed_from(
+    llama: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "SIZE = 4\n" + LLAMA.replace("micro_size=4", "micro_size=SIZE") + "train = dict(steps=100 * SIZE)\n"
+    llama.write_text(text)
+    assert main(["plan", str(llama), *ON_H100, "--apply", "1"]) == 0
+    written = llama.read_text()
+    assert written.startswith(text)
+    config = check.load(str(llama))
+    assert config.root.get("train.steps").plain() == 400  # type: ignore[union-attr]
+    assert config.root.get("batch.micro_size").plain() < 4  # type: ignore[union-attr]
+
+
+def test_apply_of_yaml_says_what_to_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "llama.yaml"
+    config = check.load_text(LLAMA, "llama.py")
+    path.write_text(json.dumps(config.root.plain()))
+    before = path.read_text()
+    assert main(["plan", str(path), *ON_H100, "--apply", "1"]) == 1
+    assert "is not changed: set batch.micro_size=" in capsys.readouterr().err
+    assert path.read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--world-size", "64", "--device", "h100-80gb"], "unknown device 'h100-80gb'; did you mean 'h100-80g'?"),
+        (["--world-size", "64"], "no device is given, and this machine has none that is known: --device h100-80g"),
+        (["--device", "h100-80g"], "plan needs the number of ranks"),
+        ([*ON_H100, "--apply", "99"], "--apply 99: there are"),
+        ([*ON_H100, "--apply", "0"], "'0' is not a whole number of at least 1"),
+    ],
+)
+def test_wrong_usage(llama: Path, argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["plan", str(llama), *argv])
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_lint_errors_come_first(llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(llama), *ON_H100, "model.num_heads=41"]) == 1
+    captured = capsys.readouterr()
+    assert "TEN205" in captured.err
+    assert captured.out == ""
+
+
+def test_a_model_without_costs_is_said_to_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "own.py"
+    path.write_text("model = dict(type='my_package.MyModel')\nbatch = dict(global_size=64)\n")
+    with pytest.raises(SystemExit):
+        main(["plan", str(path), *ON_H100])
+    assert "there are no costs of my_package.MyModel" in capsys.readouterr().err
+
+
+def test_a_transformers_model_has_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "llama.py"
+    sizes = "num_hidden_layers=32, hidden_size=4096, num_attention_heads=32, num_key_value_heads=8"
+    path.write_text(
+        f"model = dict(type='transformers.LlamaForCausalLM', config=dict({sizes}, intermediate_size=14336,"
+        " vocab_size=128256, max_position_embeddings=8192))\nprecision = 'bf16'\nzero = dict(stage=2)\n"
+        "batch = dict(global_size=64)\ndata = dict(seq_len=2048)\n"
+    )
+    assert main(["plan", str(path), *ON_H100]) == 0
+    assert "LlamaForCausalLM, 8.03 B parameters" in capsys.readouterr().out
+
+
+def test_no_torch_and_no_numpy_is_imported(llama: Path) -> None:
+    code = (
+        "import sys; from dslpar.cli.main import main; "
+        f"main(['plan', {str(llama)!r}, '--world-size', '64', '--device', 'h100-80g']); "
+        "print(sorted({'torch', 'numpy', 'deepspeed', 'yaml'} & set(sys.modules)), file=sys.stderr)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert ran.stderr == "[]\n"

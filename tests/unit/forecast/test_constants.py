@@ -1,0 +1,62 @@
+"""Constants: within their bounds, and a file of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dslpar.core.frozen import fields, replace
+from dslpar.forecast.constants import BOUNDS, DEFAULT, ERROR, Constants, Error, dump, load
+
+
+def test_every_constant_has_bounds_and_a_default_within_them() -> None:
+    assert [item.name for item in fields(Constants)] == list(BOUNDS)
+    for name, (least, most) in BOUNDS.items():
+        assert least <= getattr(DEFAULT, name) <= most, name
+
+
+def test_the_defaults_error_is_in_order() -> None:
+    assert 0 < ERROR.half < ERROR.four_of_five < ERROR.nine_of_ten < 1
+
+
+def test_a_file_has_what_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "calibration.json"
+    constants = replace(DEFAULT, nic_efficiency=0.25, step_s=0.01)
+    error = Error(half=0.01, four_of_five=0.02, nine_of_ten=0.04)
+    path.write_text(dump(constants, error, num_runs=12))
+    assert load(str(path)) == (constants, error)
+    assert json.loads(path.read_text())["num_runs"] == 12
+
+
+def test_what_a_file_leaves_out_is_the_default(tmp_path: Path) -> None:
+    path = tmp_path / "calibration.json"
+    path.write_text(json.dumps({"format": 1, "constants": {"hop_s": 1e-3}}))
+    assert load(str(path)) == (replace(DEFAULT, hop_s=1e-3), ERROR)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "no JSON"),
+        ("[]", "a mapping"),
+        ('{"format": 1}', "'constants'"),
+        ('{"format": 2, "constants": {}}', "its format is 2, and this version of dslpar reads 1"),
+        ('{"format": 1, "constants": {"nic_speed": 1}}', "unknown constants.nic_speed; there are product_efficiency"),
+        (
+            '{"format": 1, "constants": {"nic_efficiency": "0.5"}}',
+            "nic_efficiency is '0.5', not a number from 0.05 to 1",
+        ),
+        ('{"format": 1, "constants": {"nic_efficiency": true}}', "nic_efficiency is True"),
+        ('{"format": 1, "constants": {"nic_efficiency": NaN}}', "nic_efficiency is nan"),
+        ('{"format": 1, "constants": {}, "error": {"half": -1}}', "error.half is -1, not a number from 0 to 10"),
+        ('{"format": 1, "constants": {}, "error": {"most": 1}}', "unknown error.most"),
+        ('{"format": 1, "constants": {"nic_efficiency": 7}}', "nic_efficiency is 7, not a number from 0.05 to 1"),
+    ],
+)
+def test_what_no_calibration_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "calibration.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        load(str(path))

@@ -1,0 +1,193 @@
+"""What a model's parts cost adds up to what its layers were counted to send and hold one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from dslpar.core.mesh import Tensor
+from dslpar.forecast.family import costs_of, flops_per_token, model_costs
+from dslpar.forecast.model_costs import ModelCosts
+from dslpar.layout.family import layout_of, pipeline_weights
+from dslpar.layout.stages import EvenWeights
+from dslpar.models.gpt.section import GPT
+from dslpar.models.moco.section import MoCo
+from dslpar.models.resmlp.section import ResMLP
+from dslpar.policies.costs import gpt_of
+from dslpar.schema.sections import Model, OtherModel
+from tests.support.mlp_family.section import ResidualMLP
+
+MODELS: Mapping[str, Model] = {
+    "gpt": GPT(num_layers=4, hidden_size=64, num_heads=8, vocab_size=96, max_seq_len=16),
+    "llama": GPT(
+        num_layers=4,
+        hidden_size=64,
+        num_heads=8,
+        num_kv_heads=4,
+        vocab_size=96,
+        max_seq_len=16,
+        norm="rmsnorm",
+        activation="swiglu",
+        positions="rotary",
+        bias=False,
+        tie_embeddings=False,
+    ),
+    "resmlp": ResMLP(num_layers=4, hidden_size=64, image_size=32, patch_size=8, num_classes=10),
+    "moco": MoCo(num_layers=4, hidden_size=64, num_heads=8, image_size=32, patch_size=8),
+}
+CUBOIDS: Mapping[str, Tensor] = {
+    "none": Tensor(),
+    "1d": Tensor(y=2, mode="1d"),
+    "1d sequence": Tensor(y=2, mode="1d", residual="sequence"),
+    "2d": Tensor(q=2, y=2, mode="2d", residual="hidden"),
+    "2.5d": Tensor(d=2, q=2, y=2, mode="2.5d", residual="hidden"),
+    "3d": Tensor(q=2, y=2, z=2, mode="3d", residual="batch", inner="batch", keep="none"),
+}
+
+
+def parts(model: Model, cuboid: Tensor, tokens: float) -> ModelCosts:
+    found = model_costs(model, cuboid, tokens, model.longest_sample)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("cuboid", CUBOIDS)
+@pytest.mark.parametrize("name", MODELS)
+def test_parts_send_what_the_model_does(name: str, cuboid: str) -> None:
+    model, tensor = MODELS[name], CUBOIDS[cuboid]
+    tokens = 8 * model.longest_sample
+    made = parts(model, tensor, tokens)
+    whole = costs_of(model).model_traffic(model, tensor, tokens)
+    sent = made.first.traffic + made.layer.traffic * model.num_layers + made.last.traffic
+    assert {key: Fraction(number) for key, number in sent.both.items()} == dict(whole.both)
+
+
+@pytest.mark.parametrize("cuboid", CUBOIDS)
+@pytest.mark.parametrize("name", ["gpt", "llama", "resmlp"])
+def test_ranks_hold_all_parameters(name: str, cuboid: str) -> None:
+    model, tensor = MODELS[name], CUBOIDS[cuboid]
+    made = parts(model, tensor, 8 * model.longest_sample)
+    weights = pipeline_weights(model, "parameters", model.longest_sample)
+    assert isinstance(weights, EvenWeights)
+    held = made.first.memory.weights + made.layer.memory.weights * model.num_layers + made.last.memory.weights
+    total = weights.first + weights.last + weights.layer * model.num_layers
+    if tensor.size == 1:
+        assert held == total
+    else:  # matrices are cut over all but d; vectors and positions over fewer axes
+        assert total / tensor.size * tensor.d <= held <= total / tensor.size * tensor.d * 1.35
+    assert made.tied == (64 * 96 / tensor.size * tensor.d if name == "gpt" else 0)
+
+
+@pytest.mark.parametrize("name", ["gpt", "llama", "resmlp"])
+def test_products_are_the_operations_of_a_forward(name: str) -> None:
+    model = MODELS[name]
+    tokens = 8 * model.longest_sample
+    made = parts(model, Tensor(), tokens)
+    products = [
+        *made.first.work.products,
+        *(each for each in made.layer.work.products for _ in range(model.num_layers)),
+        *made.last.work.products,
+    ]
+    operations = 3 * sum(2 * rows * depth * columns for rows, depth, columns in products)
+    counted = flops_per_token(model, model.longest_sample)
+    assert counted is not None
+    assert operations == pytest.approx(counted.mfu_6n * tokens, rel=0.01)
+
+
+@pytest.mark.parametrize("cuboid", CUBOIDS)
+@pytest.mark.parametrize("name", MODELS)
+def test_ranks_share_the_work(name: str, cuboid: str) -> None:
+    model, tensor = MODELS[name], CUBOIDS[cuboid]
+    if (name, cuboid) == ("resmlp", "1d"):
+        pytest.skip("a ResMLP mixes tokens of the residual stream, which all ranks have whole in 1d")
+    tokens = 8 * model.longest_sample
+
+    def operations(tensor: Tensor) -> float:
+        products = parts(model, tensor, tokens).layer.work.products
+        return sum(rows * depth * columns for rows, depth, columns in products)
+
+    assert operations(tensor) * tensor.size == pytest.approx(operations(Tensor()))
+
+
+@pytest.mark.parametrize("cuboid", CUBOIDS)
+@pytest.mark.parametrize("name", MODELS)
+def test_floats_count_as_fractions_do(name: str, cuboid: str) -> None:
+    model, tensor = MODELS[name], CUBOIDS[cuboid]
+    tokens = 8 * model.longest_sample
+    exact, quick = parts(model, tensor, tokens), parts(model, tensor, float(tokens))
+    for one, other in ((exact.first, quick.first), (exact.layer, quick.layer), (exact.last, quick.last)):
+        assert one.work == other.work
+        assert float(one.memory.saved.elements) == pytest.approx(float(other.memory.saved.elements))
+        assert {key: pytest.approx(float(number)) for key, number in one.traffic.both.items()} == dict(
+            other.traffic.both
+        )
+        assert one.traffic.both.calls == other.traffic.both.calls
+
+
+def test_every_family_has_costs_of_its_parts() -> None:
+    model = ResidualMLP(num_layers=2, width=8, vocab_size=16, max_seq_len=4)
+    assert parts(model, Tensor(), 8).layer.work.products
+    assert layout_of(model) is not None
+
+
+# Models of transformers' --------------------------------------------------------------------------------------------
+
+LLAMA3: Mapping[str, Any] = dict(
+    num_hidden_layers=32,
+    hidden_size=4096,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    intermediate_size=14336,
+    vocab_size=128256,
+)
+
+
+def other(name: str, **config: object) -> OtherModel:
+    return OtherModel(target=f"transformers.{name}", args={"config": config})
+
+
+def held(model: OtherModel, num_layers: int) -> float:
+    made = model_costs(model, Tensor(), 64, 64)
+    assert made is not None
+    return float(made.first.memory.weights + made.layer.memory.weights * num_layers + made.last.memory.weights)
+
+
+@pytest.mark.parametrize(
+    ("model", "num_layers", "billions"),
+    [
+        (other("LlamaForCausalLM", **LLAMA3, tie_word_embeddings=False), 32, 8.03),
+        (other("GPT2LMHeadModel", n_layer=48, n_embd=1600, n_head=25), 48, 1.64),  # the tied table twice
+        (other("MixtralForCausalLM", tie_word_embeddings=False), 32, 46.7),
+    ],
+)
+def test_transformers_models_hold_their_parameters(model: OtherModel, num_layers: int, billions: float) -> None:
+    assert held(model, num_layers) / 1e9 == pytest.approx(billions, rel=0.01)
+
+
+def test_experts_count_as_those_that_a_token_takes() -> None:
+    model = other("MixtralForCausalLM")
+    gpt = gpt_of(model.transformers, 64)
+    assert gpt is not None
+    assert gpt.ffn_size == 2 * 14336  # type: ignore[attr-defined]
+    made = model_costs(model, Tensor(), 64, 64)
+    counted = flops_per_token(model, 64)
+    assert made is not None
+    assert counted is not None
+    products = [*(each for each in made.layer.work.products for _ in range(32)), *made.last.work.products]
+    operations = 6 * sum(rows * depth * columns for rows, depth, columns in products) / 64
+    assert operations == pytest.approx(counted.mfu_6n, rel=0.01)
+
+
+def test_encoders_have_no_causal_mask() -> None:
+    made = model_costs(other("BertForMaskedLM"), Tensor(), 64, 64)
+    assert made is not None
+    assert not made.layer.work.scores[0].causal
+
+
+@pytest.mark.parametrize("model", [other("NoSuchModel"), other("ViTForImageClassification"), OtherModel(target="a.B")])
+def test_models_of_unknown_sizes_have_no_costs(model: OtherModel) -> None:
+    assert model_costs(model, Tensor(), 64, 64) is None
+    assert model.transformers is not None or flops_per_token(model, 64) is None

@@ -1,0 +1,131 @@
+"""The search: what it yields fits, is ranked, keeps the global batch, and honours pinned values."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from dslpar.forecast.candidate import NO_TENSOR, Workloads, settings
+from dslpar.forecast.device import device_named
+from dslpar.forecast.plan import TIGHT, Machine, forecast, verdict_of
+from dslpar.forecast.search import candidates, leaders, nearest, pins_of, search, tensors
+from dslpar.layout.resolve import Job
+from dslpar.linter import check
+from dslpar.schema.sections import TensorParallel
+
+LLAMA = """
+model = dict(type='GPT', num_layers=40, hidden_size=5120, num_heads=40, ffn_hidden_size=13824, vocab_size=32000,
+             max_seq_len=4096, norm='rmsnorm', activation='swiglu', positions='rotary', bias=False)
+precision = 'bf16'
+zero = dict(stage=1)
+batch = dict(global_size=512, micro_size=4)
+parallel = dict(pipeline=2, tensor=dict(size=2, mode='1d', sequence=True))
+"""
+H100 = Machine.usual(device_named("h100-80g"))
+
+
+def job_of(text: str, world: int, *words: str) -> Job:
+    return check.check(check.load_text(text, "config.py", words), world).job
+
+
+@pytest.fixture(scope="module")
+def workloads() -> Workloads:
+    return Workloads(job_of(LLAMA, 64))
+
+
+def test_what_fits_is_ranked(workloads: Workloads) -> None:
+    found = search(workloads, H100)
+    assert len(found.fitting) > 100
+    assert all(option.forecast.share <= TIGHT for option in found.fitting)
+    assert all(one.step_s <= other.step_s for one, other in pairwise(found.fitting))
+    assert len({option.candidate for option in found.fitting}) == len(found.fitting)
+    assert {option.forecast.workload.global_size for option in found.fitting} == {512}
+    assert {option.forecast.workload.mesh.world_size for option in found.fitting} == {64}
+
+
+def test_all_modes_are_tried(workloads: Workloads) -> None:
+    tried = list(candidates(workloads))
+    assert {each.tensor.mode for each in tried} == {None, "1d", "2d", "3d"}
+    assert {each.zero for each in tried} == {1, 2, 3}
+    assert {(each.chunks > 1, each.split) for each in tried} == {(a, b) for a in (False, True) for b in (False, True)}
+    assert all(each.zero == 1 for each in tried if each.pipe > 1)
+    assert workloads.own in tried
+
+
+def test_depth_is_tried_where_the_config_has_it() -> None:
+    job = job_of(LLAMA.replace("size=2, mode='1d', sequence=True", "size=8, mode='2.5d', depth=2"), 64)
+    assert "2.5d" in {each.tensor.mode for each in candidates(Workloads(job))}
+
+
+def test_the_front_has_what_is_faster_than_all_that_needs_less(workloads: Workloads) -> None:
+    found = search(workloads, H100)
+    front = found.pareto
+    assert front[0] is found.fitting[0]
+    for option in found.fitting:
+        dominated = any(other.bytes < option.bytes and other.step_s <= option.step_s for other in found.fitting)
+        if option not in front:
+            assert dominated or any(other.bytes == option.bytes for other in front)
+        else:
+            assert not dominated
+
+
+def test_repairs_begin_with_the_fewest_changes(workloads: Workloads) -> None:
+    assert not forecast(workloads.base, H100).fits
+    changes = [option.candidate.changes(workloads.own) for option in search(workloads, H100).repairs]
+    assert changes == sorted(changes)
+    assert changes[0] == 1
+    first = next(nearest(workloads, H100))
+    assert set(settings(workloads.job, first.candidate)) == {"batch.micro_size"}
+
+
+def test_pinned_values_stay(workloads: Workloads) -> None:
+    job = workloads.job
+    pins = pins_of(["parallel.pipeline", "batch.micro_size"], lambda candidate: settings(job, candidate))
+    found = search(workloads, H100, pins)
+    assert found.fitting
+    assert {(each.candidate.pipe, each.candidate.micro_size) for each in found.fitting} == {(2, 4)}
+    tensor = pins_of(["parallel.tensor.mode"], lambda candidate: settings(job, candidate))
+    assert {each.candidate.tensor.mode for each in search(workloads, H100, tensor).fitting} == {"1d"}
+
+
+def test_gradient_handlers_keep_zero_0() -> None:
+    text = LLAMA.replace("precision = 'bf16'\nzero = dict(stage=1)", "gradient_handler = [dict(type='my.Handler')]")
+    found = list(candidates(Workloads(job_of(text, 64))))
+    assert {each.zero for each in found} == {0}
+
+
+def test_what_torch_compiles_is_not_split() -> None:
+    job = job_of(LLAMA, 64, "train.compile=True")
+    assert not any(each.split for each in candidates(Workloads(job)))
+
+
+def test_the_configs_own_options_stay() -> None:
+    own = TensorParallel(size=4, mode="2d", comm_overlap=True)
+    assert next(tensors(4, own)) == own
+    assert [each.mode for each in tensors(4, own)] == ["2d", "1d", "1d"]
+    assert list(tensors(1, own)) == [NO_TENSOR]
+
+
+def test_leaders_differ_by_less_than_the_error(workloads: Workloads) -> None:
+    fitting = search(workloads, H100).fitting
+    near = leaders(fitting, 0.05)
+    assert 1 <= len(near) < len(fitting)
+    assert near[-1].step_s <= 1.05 * fitting[0].step_s < fitting[len(near)].step_s
+
+
+@pytest.mark.parametrize(
+    ("share", "verdict"),
+    [(0.5, "fits"), (0.84, "fits"), (0.86, "tight"), (0.89, "does not fit"), (3.0, "does not fit")],
+)
+def test_verdicts(share: float, verdict: str) -> None:
+    assert verdict_of(share) == verdict
+
+
+def test_a_larger_device_holds_more_and_a_faster_one_is_faster(workloads: Workloads) -> None:
+    made = {
+        name: search(workloads, Machine.usual(device_named(name))) for name in ("a100-40g", "a100-80g", "h200-141g")
+    }
+    counts = [len(found.fitting) for found in made.values()]
+    assert counts == sorted(counts)
+    assert made["h200-141g"].fitting[0].step_s < made["a100-80g"].fitting[0].step_s

@@ -1,0 +1,118 @@
+"""FIT: what needs more than a device has, where a device is known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dslpar.core.errors import Finding
+from dslpar.forecast import local_device
+from tests.support.helps import Linted
+
+SIZES = "num_layers=24, hidden_size=4096, num_heads=32, vocab_size=32000, max_seq_len=2048"
+HALF = "precision = 'bf16'\nzero = dict(stage=1)\n"
+BATCH = "batch = dict(global_size=256, micro_size=32)\n"
+H100 = "cluster = dict(device='h100-80g')\n"
+TEXT = f"model = dict(type='GPT', {SIZES})\n{HALF}{BATCH}{H100}"
+
+
+def found(text: str, code: str, world: int | None = 8, hostfile: str | None = None) -> list[Finding]:
+    return [each for each in Linted(text, world, hostfile=hostfile).findings() if each.code == code]
+
+
+def test_what_does_not_fit_is_an_error_with_a_repair() -> None:
+    (finding,) = found(TEXT, "FIT101")
+    assert finding.severity == "error"
+    assert "needs" in finding.message
+    assert "of 79.6 (h100-80g)" in finding.message
+    assert finding.key == "batch.micro_size"
+    words = finding.help.partition(" (")[0].split(" with ")
+    overridden = Linted(TEXT, overrides=tuple(words)).findings()
+    assert not [each for each in overridden if each.severity == "error" or each.code.startswith("FIT")]
+
+
+def test_without_a_device_nothing_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert found(TEXT.replace(H100, ""), "FIT101") == []
+    assert found(TEXT, "FIT101", world=None) == []
+
+
+def test_a_hostfile_names_the_device() -> None:
+    hosts = "# device: h100-80g\nnode1 slots=8\n"
+    assert found(TEXT.replace(H100, ""), "FIT101", None, hosts)
+    assert found(TEXT.replace(H100, ""), "FIT101", None, "node1 slots=8\n") == []
+
+
+def test_the_config_comes_before_the_hostfile() -> None:
+    hosts = "# device: a100-40g\nnode1 slots=8\n"
+    (finding,) = found(TEXT, "FIT101", None, hosts)
+    assert "h100-80g" in finding.message
+
+
+def test_this_machines_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    gpu = tmp_path / "0000:01:00.0"
+    gpu.mkdir()
+    (gpu / "information").write_text("Model: \t NVIDIA H100 80GB HBM3\nIRQ:   \t 35\n")
+    monkeypatch.setattr(local_device, "NVIDIA", str(tmp_path))
+    assert local_device.local_device() is not None
+    assert found(TEXT.replace(H100, ""), "FIT101")
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "information").write_text("Model: NVIDIA A100-SXM4-40GB\n")
+    assert local_device.local_device() is None, "two kinds"
+
+
+def test_an_illegal_layout_has_no_forecast() -> None:
+    assert found(TEXT.replace("num_heads=32", "num_heads=33"), "FIT101") == []
+    assert found(TEXT.replace("global_size=256", "global_size=257"), "FIT101") == []
+
+
+def test_unknown_devices() -> None:
+    (finding,) = found(TEXT.replace("h100-80g", "h100-80gb"), "FIT103")
+    assert finding.help == "did you mean 'h100-80g'?"
+    assert found(TEXT.replace("h100-80g", "h100-80gb"), "FIT101") == []
+
+
+def test_near_the_end_of_memory_is_a_warning() -> None:
+    codes = {}
+    for hidden in range(2048, 5120, 128):
+        text = TEXT.replace("micro_size=32", "micro_size=4").replace(
+            "hidden_size=4096, num_heads=32", f"hidden_size={hidden}, num_heads={hidden // 128}"
+        )
+        codes[hidden] = tuple(each.code for each in Linted(text).findings() if each.code.startswith("FIT"))
+    order = list(dict.fromkeys(codes.values()))
+    assert order == [(), ("FIT102",), ("FIT101",)], "as the model grows"
+
+
+def test_models_without_costs_are_passed_over() -> None:
+    text = "model = dict(type='Sequential', layers_cfg=[dict(type='Linear', in_features=4, out_features=4)])\n" + H100
+    assert not [each for each in Linted(text).findings() if each.code.startswith("FIT")]
+
+
+# Shapes -------------------------------------------------------------------------------------------------------------
+
+WIDE = (
+    "model = dict(type='GPT', num_layers=4, hidden_size={}, num_heads={}, vocab_size=50304, max_seq_len=2048)\n"
+    "parallel = dict(tensor=dict(size=8, mode='1d'))\n" + HALF + "batch = dict(global_size=8)\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "heads", "key", "hint"),
+    [
+        (13824, 128, "model.num_heads", "model.num_heads=72: head size 192"),
+        (14400, 96, "model.hidden_size", "model.hidden_size=13824"),
+    ],
+)
+def test_shapes_off_the_tiles(hidden: int, heads: int, key: str, hint: str) -> None:
+    text = WIDE.format(hidden, heads) + H100
+    finding = next(each for each in found(text, "PERF114") if each.key == key)
+    assert finding.help.startswith(hint.partition(":")[0].partition("=")[0])
+    word = finding.help.partition(":")[0]
+    left = Linted(text, overrides=(word,)).findings()
+    assert not [each for each in left if (each.code, each.key) == ("PERF114", key) or each.severity == "error"]
+
+
+def test_shapes_on_the_tiles_or_of_no_device() -> None:
+    assert found(WIDE.format(12288, 96) + H100, "PERF114") == []
+    assert found(WIDE.format(13824, 128), "PERF114") == []
+    assert found(WIDE.format(13824, 128).replace("'bf16'", "'fp32'") + H100, "PERF114") == []
