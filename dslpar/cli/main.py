@@ -23,6 +23,7 @@ COMMANDS: Mapping[str, str] = {
     "explain": "print the page of a rule: what it does, why, an example, what to use instead",
     "show": "print sizes, rank groups, stages and DeepSpeed's config",
     "plan": "forecast memory and time on a device, and find layouts that fit and are faster",
+    "measure": "time products, memory and all-reduces on the devices at hand, for plan",
     "config": "print every value of a config and why it is so; --reference: every key there is",
     "diff": "print what differs between two configs, and what follows from it",
     "launch": "check a config, print the launcher's command line, and run it",

@@ -132,8 +132,16 @@ def device_named(name: str) -> Device:
     """
     if name in DEVICES:
         return DEVICES[name]
-    hint = did_you_mean(name, DEVICES) or f"the devices are {', '.join(DEVICES)}"
-    raise UnknownDeviceError(f"unknown device {name!r}; {hint}")
+    raise UnknownDeviceError(f"unknown device {name!r}; {device_hint(name)}")
+
+
+def device_hint(name: str) -> str:
+    """Return what may have been meant by a name that is not in the table: one that begins so, or resembles it."""
+    for beginning in (f"{name.lower()}-", name.lower()) if name else ():
+        for each in DEVICES:
+            if each.startswith(beginning):
+                return f"did you mean {each!r}?"
+    return did_you_mean(name, DEVICES) or f"choose one of {', '.join(DEVICES)}"
 
 
 def device_of_driver(name: str) -> Device | None:

@@ -32,12 +32,10 @@ def unknown_device(cx: Context) -> Iterator[Problem]:
     """A device that is not in the table."""
     name = cx.spec.cluster.device
     if name is not None:
-        from dslpar.core.suggest import did_you_mean
-        from dslpar.forecast.device import DEVICES
+        from dslpar.forecast.device import DEVICES, device_hint
 
         if name not in DEVICES:
-            hint = did_you_mean(name, DEVICES) or f"choose one of {', '.join(DEVICES)}; or leave it out"
-            yield cx.problem("cluster.device", f"unknown device {name!r}", hint)
+            yield cx.problem("cluster.device", f"unknown device {name!r}", device_hint(name))
 
 
 def has_device(cx: Context) -> bool:

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import pytest
 from _pytest.runner import runtestprotocol
 
+from dslpar.core.errors import has_errors
 from dslpar.linter.context import Context
 from dslpar.linter.engine import run_rules
 from dslpar.linter.registry import RULES
@@ -46,6 +47,8 @@ QUICK = tuple(
 SLOW_S = 1.0
 """Tests that take longer are tried last."""
 CPU_S = 3
+LEGAL = "legal"
+"""What is remembered of a config beside its findings: some rules look at legal ones alone."""
 MOST_TRIED = 80
 """Tests that one mutant is shown, at most."""
 
@@ -56,7 +59,7 @@ class Call(NamedTuple):
     arguments: tuple[Any, ...]
     """Of the Context: the config, its reading, and the world."""
     findings: dict[str, object]
-    """By the code of the rule."""
+    """By the code of the rule; and whether none is an error."""
     tests: list[pytest.Item]
 
 
@@ -70,6 +73,8 @@ class Suite:
         for item in items:
             self._record(item)
         for call in self.calls.values():
+            found = run_rules(Context(*call.arguments))
+            call.findings[LEGAL] = not has_errors(each for each in found if not each.code.startswith("FIT"))
             call.findings.update({rule.code: findings_of(rule, call) for rule in RULES})
 
     def _record(self, item: pytest.Item) -> None:
@@ -118,6 +123,7 @@ def findings_of(rule: Rule, call: Call, read_anew: bool = False) -> object:
     """Run one rule over a config that was linted."""
     config, reading, *world = call.arguments
     cx = Context(config, read(config) if read_anew else reading, *world)
+    cx.is_legal = lambda: bool(call.findings[LEGAL])
     try:
         if rule in comments.RULES and "dslpar:" in "".join(config.sources.values()):
             return [finding for finding in run_rules(cx) if finding.code == rule.code]  # they need what others found

@@ -1,0 +1,112 @@
+"""What `dslpar measure` does on each rank: times what the forecast needs, and has rank 0 write a calibration."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+from deepspeed.accelerator import get_accelerator
+
+from dslpar.core.errors import DslparError
+from dslpar.core.mesh import Mesh
+from dslpar.core.visible import visible
+from dslpar.distributed import bootstrap, timing
+from dslpar.distributed.groups import Groups
+from dslpar.forecast import constants
+from dslpar.forecast.device import Device, UnknownDeviceError, device_named, device_of_driver
+from dslpar.forecast.links import Nodes
+from dslpar.forecast.timings import Timings, constants_of
+from dslpar.reporting import logging
+
+
+class NoDeviceError(ValueError):
+    """There is nothing to measure, or nothing is known of it; the message says what would help."""
+
+
+def run(name: str | None, per_node: int | None, path: Path) -> int:
+    """Measure the devices of these ranks, one process or all that a launcher started; return the exit status.
+
+    `name`: the device in the table, where its driver's name does not tell. `per_node`: devices of a node, where ranks
+    on this host are not all of one.
+
+    Raises:
+        NoDeviceError: this host has no accelerator, and none was named; or its name is not in the table.
+    """
+    try:
+        dist_env = bootstrap.read_distributed_env(os.environ)
+    except DslparError as error:
+        logging.print_findings(error.findings)
+        return 1
+    found = _device(name)
+    monitor = bootstrap.monitor_rank(dist_env, os.environ) if dist_env.world_size > 1 else None
+    if monitor is not None:
+        monitor.page.enter("starting")
+        bootstrap.setup_distributed(dist_env, os.environ, monitor)
+    nodes = Nodes(per_node or max(dist_env.local_size, 1), found.nic_gb_per_s)
+    timings = _measured(dist_env.world_size, _torch_device())
+    if dist_env.rank == 0:
+        made = constants_of(timings, found.computing_in("bf16"), nodes)
+        path.write_text(constants.dump(made), encoding="utf-8")
+        sys.stdout.write(_report(timings, found, made, path))
+    if monitor is not None:
+        bootstrap.teardown_distributed()
+    return 0
+
+
+def _device(name: str | None) -> Device:
+    accelerator = get_accelerator()
+    if name is None and accelerator.device_name() == "cpu":
+        raise NoDeviceError("this host has no accelerator: run it where the devices are, or name one with --device")
+    driver = name or torch.cuda.get_device_name()
+    try:
+        found = device_named(name) if name else device_of_driver(driver)
+    except UnknownDeviceError as error:
+        raise NoDeviceError(str(error)) from error
+    if found is None:
+        raise NoDeviceError(
+            f"{driver!r} is not in the table of devices: name the one that is most like it, --device NAME"
+        )
+    return found
+
+
+def _torch_device() -> torch.device:
+    accelerator = get_accelerator()
+    return torch.device("cpu" if accelerator.device_name() == "cpu" else accelerator.current_device_name())
+
+
+def _measured(world_size: int, device: torch.device) -> Timings:
+    sizes = (
+        timing.PRODUCTS
+        if device.type != "cpu"
+        else tuple((rows // 16, k // 4, n // 4) for rows, k, n in timing.PRODUCTS)
+    )
+    products = timing.time_products(device, torch.bfloat16, sizes)
+    copied = timing.time_copies(device)
+    sums = []
+    if world_size > 1:
+        axis = Groups(Mesh(data=world_size)).axis("data")
+        sums = timing.time_sums(axis, device, timing.SUM_BYTES if device.type != "cpu" else timing.SUM_BYTES[:6])
+    return Timings(products=tuple(products), sums=tuple(sums), world_size=world_size, copied_gb_per_s=copied / 1e9)
+
+
+def _report(timings: Timings, device: Device, made: constants.Constants, path: Path) -> str:
+    lines = [f"{device.name}: rows x depth x columns of products in bf16, and their share of {device.tflops:g} TFLOP/s"]
+    for (rows, depth, columns), seconds in timings.products:
+        rate = 2 * rows * depth * columns / seconds / 1e12
+        lines.append(f"  {rows:6} x {depth:6} x {columns:6} {rate:9.2f} TFLOP/s {100 * rate / device.tflops:6.1f} %")
+    copied = timings.copied_gb_per_s or 0.0
+    lines.append(
+        f"a copy reads and writes {copied:,.1f} GB/s, {100 * copied / device.hbm_gb_per_s:.1f} % of its memory's"
+    )
+    if timings.sums:
+        lines.append(f"all-reduces over {timings.world_size} ranks")
+        lines += [f"  {size / 2**20:10.3f} MiB {1e6 * seconds:10.1f} us" for size, seconds in timings.sums]
+    for name, bounds in constants.BOUNDS.items():
+        old, new = getattr(constants.DEFAULT, name), getattr(made, name)
+        if old != new:
+            bound = " (as far as it goes: this is no such device, or it is busy)" if new in bounds else ""
+            lines.append(f"{name}: {old:.4g} -> {new:.4g}{bound}")
+    lines.append(f"written to {path}: cluster=dict(calibration={str(path)!r}) in a config, or --calibration {path}")
+    return "".join(visible(line) + "\n" for line in lines)

@@ -1,0 +1,104 @@
+"""Constants of the forecast from kernels and collectives that were timed alone: what `dslpar measure` writes.
+
+    constants = constants_of(Timings(products=(Timed((8192, 4096, 4096), 1.1e-3),)), device, Nodes.usual(device))
+
+Where `dslpar plan --calibrate` needs runs, this needs a minute of the devices: products of several depths tell what
+share of the peak they reach and how much a small depth costs, all-reduces of several sizes tell the bandwidth of a link
+and the latency of a hop. The other constants stay. That a forecast starts from a few such timings is vTrain's and
+Calculon's way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import exp, log
+
+from dslpar.core.frozen import frozen, replace
+from dslpar.core.named_tuple import NamedTuple
+from dslpar.forecast.constants import BOUNDS, DEFAULT, Constants
+from dslpar.forecast.device import Device
+from dslpar.forecast.kernels import Kernel, kernels_of, products_s
+from dslpar.forecast.links import Group, Nodes, transfer
+from dslpar.forecast.work import Product, Work
+
+STEPS = (0.5, 0.2, 0.08, 0.03, 0.01, 0.003)
+"""By which the logarithm of a constant is moved, as long as that helps."""
+
+
+class Timed(NamedTuple):
+    """A product [rows, depth] @ [depth, columns]."""
+
+    product: tuple[int, int, int]
+    seconds: float
+
+
+class TimedSum(NamedTuple):
+    """An all-reduce over all ranks."""
+
+    num_bytes: float
+    """Of the tensor that each rank has."""
+    seconds: float
+
+
+@frozen
+class Timings:
+    """What was timed on the devices at hand."""
+
+    products: tuple[Timed, ...] = ()
+    sums: tuple[TimedSum, ...] = ()
+    world_size: int = 1
+    copied_gb_per_s: float | None = None
+    """Read and written by a copy of a large tensor; told, and no constant's."""
+
+
+def constants_of(timings: Timings, device: Device, nodes: Nodes, element_bytes: int = 2) -> Constants:
+    """Return the constants that the timings tell; `device` has the peak of the type that was timed."""
+    constants = DEFAULT
+    if timings.products:
+        parts = [_kernels(each, device, element_bytes) for each in timings.products]
+        wide = device.tile[1] > 128
+
+        def product_loss(made: Constants) -> float:
+            return _loss([(products_s([part], made, wide), seconds) for part, seconds in parts])
+
+        constants = _fitted(constants, ("product_efficiency", "product_depth"), product_loss)
+    if timings.sums and timings.world_size > 1:
+        size = timings.world_size
+        group = Group(size, min(size, nodes.per_node), 1.0)
+        sent = 2 * (size - 1) / size
+        transfers = [
+            (transfer("all_reduce", group, device, nodes, sent * each.num_bytes), each.seconds) for each in timings.sums
+        ]
+
+        def sum_loss(made: Constants) -> float:
+            return _loss([(each.seconds(made), seconds) for each, seconds in transfers])
+
+        names = ("nic_efficiency", "nic_latency_s") if group.across else ("link_efficiency", "link_latency_s")
+        constants = _fitted(constants, names, sum_loss)
+    return constants
+
+
+def _kernels(timed: Timed, device: Device, element_bytes: int) -> tuple[Kernel, float]:
+    work = Work(products=(Product(*map(float, timed.product)),))
+    return kernels_of(work, device, fused=True, element_bytes=element_bytes).forward[0], timed.seconds
+
+
+def _loss(pairs: Sequence[tuple[float, float]]) -> float:
+    """Return the mean square of log(forecast / measured)."""
+    return sum(log(forecast / measured) ** 2 for forecast, measured in pairs) / len(pairs)
+
+
+def _fitted(start: Constants, names: Sequence[str], loss: Callable[[Constants], float]) -> Constants:
+    """Return constants of the least loss, within bounds: one is moved after the other, by smaller and smaller steps."""
+    best, least = start, loss(start)
+    for step in STEPS:
+        moved = True
+        while moved:
+            moved = False
+            for name in names:
+                for factor in (exp(step), exp(-step)):
+                    low, high = BOUNDS[name]
+                    trial = replace(best, **{name: min(max(getattr(best, name) * factor, low), high)})
+                    if (found := loss(trial)) < least * (1 - 1e-9):
+                        best, least, moved = trial, found, True
+    return best
