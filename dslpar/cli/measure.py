@@ -10,8 +10,8 @@ from dslpar.cli.action import import_with_torch
 
 EPILOG = """\
 dslpar measure                                                 # one device: products, memory
-torchrun --nproc-per-node 8 -m dslpar measure                  # eight: all-reduces within the node too
-dslpar plan CFG --world-size 64 --calibration calibration.json # a forecast of these machines
+torchrun --nproc-per-node 8 -m dslpar measure                  # eight: their all-reduces too
+dslpar plan CFG --world-size 64 --calibration calibration.json # a plan for these machines
 
 Takes half a minute. What it tells of products and links stands in place of the defaults; what only
 runs tell, `dslpar plan --calibrate` learns from them.
