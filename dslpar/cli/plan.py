@@ -65,6 +65,7 @@ def _wrapped(names: list[str]) -> list[str]:
 
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Print the plan, or write one of its suggestions."""
+    _check_flags(args, parser)
     if args.calibrate:
         from dslpar.cli import plan_calibrate
 
@@ -90,8 +91,6 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         from dslpar.cli import plan_dry_run
 
         return plan_dry_run.run(job, args.rank, args.format, parser)
-    if args.rank is not None:
-        parser.error("--rank goes with --dry-run")
     try:
         machine = machine_of(job, args.device, args.nodes_of, cluster, args.calibration)
         gc.disable()  # what a search makes has no cycles: looking for them takes an eighth of its time
@@ -104,6 +103,16 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         return _apply(args, parser, question, made)
     sys.stdout.write(report.FORMATS[args.format](made))
     return 0 if made.own.fits else 1
+
+
+def _check_flags(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """Exit with a usage error where a flag would be ignored."""
+    if args.rank is not None and not args.dry_run:
+        parser.error("--rank goes with --dry-run")
+    if args.dry_run and (args.apply is not None or args.fix or args.calibration):
+        parser.error("--dry-run goes without --apply, --fix and --calibration")
+    if args.calibrate and (args.apply is not None or args.fix or args.dry_run or arguments.overrides(args)):
+        parser.error("--calibrate goes without --apply, --fix, --dry-run and overrides")
 
 
 def _path(args: argparse.Namespace, parser: argparse.ArgumentParser) -> str:

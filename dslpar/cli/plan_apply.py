@@ -21,7 +21,8 @@ def write(question: Question, plan: Plan, suggestion: Suggestion) -> int:
 
     The changed text is linted first: it must make the layout that was forecast, else nothing is written.
     """
-    words = [*question.words, *suggestion.overrides]
+    given = [*question.words, *suggestion.overrides]
+    words = list({word.partition("=")[0]: word for word in given}.values())  # the last of each key
     path = question.path
     if not words:
         print(visible(f"{path} is that layout already: nothing is changed"))
@@ -45,6 +46,7 @@ def _texts(config: Config, text: str, words: Sequence[str]) -> Iterator[str]:
     changed = [word for word, _ in in_place]
     yield _with_lines(config, fixes.apply(text, [fix for _, fix in in_place]), [w for w in words if w not in changed])
     yield _with_lines(config, text, words)
+    yield _with_lines(config._replace(root=config.root._replace(value={})), text, words)  # sections of a base
 
 
 def _in_place(config: Config, text: str, word: str) -> Fix | None:

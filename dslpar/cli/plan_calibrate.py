@@ -10,7 +10,7 @@ from pathlib import Path
 from dslpar.cli import arguments
 from dslpar.core.visible import visible
 from dslpar.forecast import constants
-from dslpar.forecast.calibrate import Calibration, calibrate, held_out_error
+from dslpar.forecast.calibrate import FEWEST_HELD_OUT, Calibration, calibrate, held_out_error
 from dslpar.forecast.constants import Error
 from dslpar.reporting.measured_runs import Measured, NoMeasurementError, read_measured
 
@@ -28,6 +28,8 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         parser.error("--calibrate needs folders of runs, each with a config.yaml and a metrics.jsonl")
     runs = [each.run for each in measured]
     found, held_out = calibrate(runs), held_out_error(runs)
+    if len(runs) < FEWEST_HELD_OUT:
+        held_out = Error(*map(max, held_out, found.error))
     path = Path(args.calibration or "calibration.json")
     try:
         path.write_text(constants.dump(found.constants, held_out, len(runs)), encoding="utf-8")
@@ -49,6 +51,10 @@ def _report(measured: list[Measured], found: Calibration, error: Error, path: Pa
         f"  {name:24} {old:10.4g} -> {new:.4g}" for name, (old, new) in changed.items() if abs(new / old - 1) > 0.02
     ]
     half, most = f"{100 * error.half:.1f} % in half", f"{100 * error.nine_of_ten:.1f} % in nine of ten"
-    lines += ["", f"error, each run by constants of the others: {half}, {most}"]
-    lines += [f"written to {path}: cluster=dict(calibration={str(path)!r}) in a config, or --calibration {path}"]
+    whose = (
+        "each run by constants of the others" if len(measured) >= FEWEST_HELD_OUT else "too few runs to hold any out"
+    )
+    lines += ["", f"error, {whose}: {half}, {most}"]
+    in_config = f"cluster=dict(calibration={str(path.absolute())!r})"
+    lines += [f"written to {path}: --calibration {path}, or in a config {in_config}"]
     return "".join(visible(line) + "\n" for line in lines)

@@ -84,6 +84,7 @@ class Cluster(NamedTuple):
     """False: a scheduler's allocation."""
     device: str | None = None
     """The accelerator of its hosts, as a comment names it: `# device: h100-80g`."""
+    device_location: Location | None = None
 
     @property
     def world_size(self) -> int:
@@ -110,7 +111,12 @@ def parse(text: str, path: str) -> Cluster:
             for found in _hosts(line, Location(path, number, 1, number, len(line) + 1)):
                 (hosts if isinstance(found, Host) else bad).append(found)  # type: ignore[arg-type]
     device = _DEVICE.search(text)
-    return Cluster(path, tuple(_merge_names(hosts)), tuple(bad), device=device[1] if device else None)
+    cluster = Cluster(path, tuple(_merge_names(hosts)), tuple(bad))
+    if device is None:
+        return cluster
+    row, column = text.count("\n", 0, device.start(1)) + 1, device.start(1) - text.rfind("\n", 0, device.start(1))
+    location = Location(path, row, column, row, column + len(device[1]))
+    return cluster._replace(device=device[1], device_location=location)
 
 
 def format_hosts(hosts: Sequence[Host]) -> str:

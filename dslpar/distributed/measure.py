@@ -22,7 +22,7 @@ from dslpar.reporting import logging
 
 
 class NoDeviceError(ValueError):
-    """There is nothing to measure, or nothing is known of it; the message says what would help."""
+    """There is nothing to measure, nothing is known of it, or nowhere to write; the message says what would help."""
 
 
 def run(name: str | None, per_node: int | None, path: Path) -> int:
@@ -32,7 +32,8 @@ def run(name: str | None, per_node: int | None, path: Path) -> int:
     on this host are not all of one.
 
     Raises:
-        NoDeviceError: this host has no accelerator, and none was named; or its name is not in the table.
+        NoDeviceError: this host has no accelerator, and none was named; its name is not in the table; or the file
+            cannot be written.
     """
     try:
         dist_env = bootstrap.read_distributed_env(os.environ)
@@ -40,6 +41,8 @@ def run(name: str | None, per_node: int | None, path: Path) -> int:
         logging.print_findings(error.findings)
         return 1
     found = _device(name)
+    if not os.access(path.absolute().parent, os.W_OK):
+        raise NoDeviceError(f"cannot write {path}: its folder is not there, or may not be written to")
     monitor = bootstrap.monitor_rank(dist_env, os.environ) if dist_env.world_size > 1 else None
     if monitor is not None:
         monitor.page.enter("starting")

@@ -28,6 +28,8 @@ MOST_STEPS = 25
 STEP = 0.02
 """By which a constant is varied to see what it does."""
 LONGEST_STEP = 0.7
+FEWEST_HELD_OUT = 3
+"""Runs of which one can be held out."""
 CONVERGED = 1e-5
 """Of the loss: steps that gain less than this share end the fit."""
 
@@ -109,7 +111,7 @@ def held_out_error(runs: Sequence[Run], folds: int = 10) -> Error:
     Of fewer than three runs nothing can be held out: their error is that of the defaults.
     """
     folds = min(folds, len(runs))
-    if folds < 3:
+    if folds < FEWEST_HELD_OUT:
         return ERROR
     residuals: list[float] = []
     for fold in range(folds):

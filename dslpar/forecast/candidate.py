@@ -183,7 +183,18 @@ def settings(job: Job, candidate: Candidate) -> dict[str, str]:
         found |= _pipeline_settings(spec, own, candidate)
     if (candidate.chunks, candidate.split) != (own.chunks, own.split):
         found |= _schedule_settings(spec, candidate)
-    return found | _batch_settings(job, candidate)
+    return found | _data_settings(job, candidate) | _batch_settings(job, candidate)
+
+
+def _data_settings(job: Job, candidate: Candidate) -> dict[str, str]:
+    """Return what leaves out the number of replicas, where the config states one that is another now."""
+    spec = job.spec
+    if job.mesh.world_size // (candidate.pipe * candidate.tensor.size) == job.mesh.data:
+        return {}
+    found = {"parallel.data": "None"} if spec.parallel.data.size is not None else {}
+    if (spec.train.dist.data_parallel_size or 1) > 1:
+        found["train.dist.data_parallel_size"] = "None"
+    return found
 
 
 def _pipeline_settings(spec: Spec, own: Candidate, candidate: Candidate) -> dict[str, str]:

@@ -26,10 +26,11 @@ def machine_of(
     per_node: int | None = None,
     cluster: Cluster | None = None,
     calibration: str | None = None,
+    calibrated: bool = True,
 ) -> Machine:
     """Return the machine of a job: as given, else as the config says, the hostfile, or this machine.
 
-    `calibration` is a file, relative to the working folder.
+    `calibration` is a file, relative to the working folder; memory needs none (`calibrated` False).
 
     Raises:
         MachineError: the table has no device of that name; none is given, and this machine has none that it knows; or
@@ -51,7 +52,7 @@ def machine_of(
     nodes = Nodes(per_node or found.per_node, section.nic_gb_per_s or found.nic_gb_per_s)
     if calibration is None and section.calibration is not None:
         calibration = os.path.join(os.path.dirname(job.path), section.calibration)
-    if calibration is None:
+    if calibration is None or not calibrated:
         return Machine(device=found, nodes=nodes)
     try:
         constants, of_calibration = load(calibration)

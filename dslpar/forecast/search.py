@@ -21,8 +21,9 @@ from dslpar.core.mesh import Tensor
 from dslpar.forecast.candidate import NO_TENSOR, Candidate, Workloads, is_of_libai
 from dslpar.forecast.plan import Forecast, Machine, forecast, forecast_if_it_fits
 from dslpar.layout.divisors import divisors, least_micro_size
-from dslpar.layout.family import conditions
+from dslpar.layout.family import conditions, is_chain
 from dslpar.layout.modes import MODES
+from dslpar.layout.resolve import offloads
 from dslpar.schema.sections import TensorParallel
 
 MOST_MICRO_SIZES = 6
@@ -148,14 +149,18 @@ def _series(workloads: Workloads, pins: Pins) -> Iterator[list[Alternatives]]:
 def _shapes(workloads: Workloads) -> Iterator[tuple[TensorParallel, int, list[int]]]:
     """Yield tensor parallelism, pipeline and micro-batches that go with the model, the world and the global batch."""
     job, model = workloads.job, workloads.job.spec.model
-    world, layers = job.mesh.world_size, model.num_layers or 1
+    world, layers, chain = job.mesh.world_size, model.num_layers or 1, is_chain(model)
     for size in divisors(world):
         for tensor in _legal_tensors(workloads, size):
             for pipe in divisors(world // size):
                 samples = Fraction(job.batch.global_size, world // (size * pipe))
-                if pipe <= layers and samples.denominator == 1:
-                    cuboid = workloads.cuboid(tensor)
+                if pipe > layers or samples.denominator > 1:
+                    continue
+                cuboid = workloads.cuboid(tensor)
+                if chain:
                     yield tensor, pipe, _micro_sizes(int(samples), cuboid, workloads.own.micro_size)
+                elif pipe == 1 and int(samples) % least_micro_size(cuboid) == 0:
+                    yield tensor, pipe, [int(samples)]
 
 
 def _legal_tensors(workloads: Workloads, size: int) -> list[TensorParallel]:
@@ -238,6 +243,8 @@ def _stages_of_zero(workloads: Workloads, tensor: TensorParallel, pipe: int) -> 
     data = workloads.job.mesh.world_size // (pipe * tensor.size)
     if own == 0 and workloads.job.spec.gradient_handler:
         return [0]  # handlers need whole gradients
+    if offloads(workloads.job.spec, "param"):
+        return [3] if pipe == 1 else []
     if data == 1:
         return [min(own, 1)]
     return [1] if pipe > 1 else [1, 2, 3]

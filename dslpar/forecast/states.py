@@ -225,6 +225,10 @@ def zero_2(owner: Owner, buckets: Buckets, moments: float) -> States:
     )
 
 
+MOST_VECTORS, FEW_VECTORS = 0.1, 0.01
+"""Of a model's elements, what biases and norms are at most; and about what they are."""
+
+
 def zero_3(owner: Owner, buckets: Buckets, moments: float) -> States:
     """Count ZeRO 3: shards of all; a bucket that is always there, copied to be scattered; weights that are gathered.
 
@@ -236,6 +240,8 @@ def zero_3(owner: Owner, buckets: Buckets, moments: float) -> States:
     large = owner.num_layers * sum(matrix for matrix in owner.layer if matrix >= buckets.persistent)
     large = min(large + sum(owner.ends), owner.elements)
     persistent = owner.elements - large
+    if persistent > MOST_VECTORS * owner.elements:  # experts that this rank's tokens do not take: sharded as well
+        persistent = FEW_VECTORS * owner.elements
     live = min(large, max(buckets.reused / 2, buckets.live, 2 * owner.largest) + buckets.prefetched)
     if owner.replicas == 1:  # what is gathered is the shard itself
         persistent = live = 0.0

@@ -46,6 +46,11 @@ def layout_of(model: Known) -> FamilyLayout[Known]:
     return cast("FamilyLayout[Known]", families.family_module(model, "layout"))
 
 
+def is_chain(model: Model | OtherModel) -> bool:
+    """Whether a pipeline may cut the model, and a step have several micro-batches: its family says where not."""
+    return not isinstance(model, Model) or bool(getattr(layout_of(model), "IS_CHAIN", True))
+
+
 def conditions(model: Model | OtherModel, cuboid: Tensor, seq_len: int = 0, micro_size: int = 0) -> list[Condition]:
     """Return all that must divide in a job, without what divides by 1; sizes of 0 are not known."""
     found = [*batch(micro_size, cuboid)]

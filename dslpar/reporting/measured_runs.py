@@ -79,7 +79,7 @@ def _step_s(path: Path) -> float:
         records, _ = metrics_file.read_records(path / run_dir.METRICS)
     except MetricsError as error:
         raise NoMeasurementError(f"{path}: cannot read {run_dir.METRICS}: {error}") from error
-    counted = [record["step_s"] for record in records[FIRST_STEPS:] if not record.get("skipped")]
+    counted = [record.get("step_s") for record in records[FIRST_STEPS:] if not record.get("skipped")]
     taken = [seconds for seconds in counted if isinstance(seconds, int | float) and seconds > 0]
     if len(taken) < FEWEST_STEPS:
         few = f"{len(taken)} steps after the first {FIRST_STEPS}, and {FEWEST_STEPS} are needed"

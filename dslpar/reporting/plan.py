@@ -185,7 +185,9 @@ def _repair_lines(plan: Plan) -> Iterator[str]:
         return
     yield ""
     if not plan.repairs:
-        yield "no layout of this model and batch fits: choose more ranks, a larger device, or a smaller model or batch"
+        among = f" with {', '.join(plan.fixed)} fixed" if plan.fixed else ""
+        other = "leave something free, or " if plan.fixed else ""
+        yield f"no layout of this model and batch fits{among}: {other}choose more ranks, or a larger device"
         return
     rows = [(" ".join(each.overrides), each.option) for each in plan.repairs]
     yield from _table("repairs, the smallest change first", [(text, option, "") for text, option in rows])

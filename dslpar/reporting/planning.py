@@ -48,6 +48,8 @@ class Plan:
     num_legal: int
     """Layouts that were tried."""
     num_fitting: int
+    fixed: tuple[str, ...] = ()
+    """Keys whose values were to stay."""
 
 
 @frozen
@@ -84,16 +86,17 @@ def plan_of(question: Question, checked: Checked, job: Job, machine: Machine) ->
     Raises:
         NoForecastError: the costs of the model are not known.
     """
+    if not job.seq_len and getattr(job.spec.model, "transformers", None) is not None:
+        raise NoForecastError("it is not known how long a sample is: set data.seq_len")
     if workload_of(job) is None:
         name = getattr(job.spec.model, "target", type(job.spec.model).__name__)
-        raise NoForecastError(
-            f"there are no costs of {name}: of a model by its class nothing is known before it is built"
-        )
+        raise NoForecastError(f"there are no costs of {name}: what its layers compute is not known before it is built")
     workloads = Workloads(job)
     found = search(workloads, machine, _pins(question, job, workloads))
     own = found.own.forecast
     linted = _Linted(question, job, checked.reading.written)
     repairs = () if own.verdict == "fits" else tuple(_repairs(found, linted))
+    linted.refused = 0
     return Plan(
         job=job,
         own=own,
@@ -102,6 +105,7 @@ def plan_of(question: Question, checked: Checked, job: Job, machine: Machine) ->
         layouts=tuple(linted.first(found.fitting, MOST_LAYOUTS)),
         num_legal=found.num_legal,
         num_fitting=len(found.fitting),
+        fixed=question.fixed,
     )
 
 
@@ -120,6 +124,8 @@ def _repairs(found: Found, linted: _Linted) -> Iterator[Suggestion]:
     seen: list[set[str]] = []
     for option in found.repairs:
         keys = {word.partition("=")[0] for word in overrides(linted.job, option.candidate)}
+        if not keys or option.forecast.verdict != "fits":
+            continue  # it is tight, as the config itself may be
         if any(each <= keys for each in seen):
             continue  # a smaller change of some of these keys does
         suggestion = linted.suggestion(option)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dslpar.core.errors import Location
 from dslpar.linter.context import Context
 from dslpar.linter.problem import Problem, UnknownValueError
 from dslpar.linter.rule import rule
@@ -30,12 +31,17 @@ def thrashes(cx: Context) -> Iterator[Problem]:
 @rule("FIT103", "unknown-device")
 def unknown_device(cx: Context) -> Iterator[Problem]:
     """A device that is not in the table."""
-    name = cx.spec.cluster.device
-    if name is not None:
-        from dslpar.forecast.device import DEVICES, device_hint
+    name, cluster = cx.spec.cluster.device, cx.cluster
+    of_hosts = cluster.device if cluster is not None else None
+    if name is None and of_hosts is None:
+        return
+    from dslpar.forecast.device import DEVICES, device_hint
 
-        if name not in DEVICES:
-            yield cx.problem("cluster.device", f"unknown device {name!r}", device_hint(name))
+    if name is not None and name not in DEVICES:
+        yield cx.problem("cluster.device", f"unknown device {name!r}", device_hint(name))
+    if cluster is not None and of_hosts is not None and of_hosts not in DEVICES:
+        location = cluster.device_location or Location(cluster.path)
+        yield Problem(location, f"unknown device {of_hosts!r}", device_hint(of_hosts))
 
 
 def has_device(cx: Context) -> bool:
@@ -61,7 +67,7 @@ def _of_memory(cx: Context, thrashing: bool) -> Iterator[Problem]:
     if workload is None:
         return
     try:
-        machine = machine_of(job, cluster=cx.cluster)
+        machine = machine_of(job, cluster=cx.cluster, calibrated=False)
     except MachineError:
         raise UnknownValueError("machine") from None  # FIT103 reports a name; a run without a device needs no forecast
     made = forecast(workload, machine)

@@ -12,6 +12,9 @@ from dslpar.layout.sharding import inner_cuts, residual_cuts
 from dslpar.layout.stages import EvenWeights, num_matches
 from dslpar.models.moco.section import MoCo
 
+IS_CHAIN = False
+"""No pipeline cuts it, and a step is one micro-batch, whose samples are all compared."""
+
 
 def conditions(model: MoCo, cuboid: Tensor, seq_len: int) -> list[Condition]:
     """Return what must divide by what."""

@@ -180,3 +180,80 @@ def test_no_torch_and_no_numpy_is_imported(llama: Path) -> None:
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert ran.stderr == "[]\n"
+
+
+def test_a_stated_data_size_does_not_bind_the_search(llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    llama.write_text(LLAMA.replace("dict(pipeline=2", "dict(data=16, pipeline=2"))
+    made = record(capsys, str(llama), *ON_H100)
+    assert len(made["layouts"]) == 8
+    assert any("parallel.data=None" in each["overrides"] for each in made["layouts"])
+
+
+def test_a_tight_config_has_repairs_that_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "gpt.py"
+    for hidden in range(3072, 4608, 128):
+        sizes = f"num_layers=24, hidden_size={hidden}, num_heads={hidden // 128}, vocab_size=32000, max_seq_len=2048"
+        path.write_text(
+            f"model = dict(type='GPT', {sizes})\nprecision = 'bf16'\nzero = 1\n"
+            "batch = dict(global_size=64, micro_size=4)\n"
+        )
+        made = record(capsys, str(path), "--world-size", "8", "--device", "h100-80g")
+        if made["verdict"] == "tight":
+            break
+    assert made["verdict"] == "tight"
+    assert made["repairs"]
+    for repair in made["repairs"]:
+        assert repair["overrides"]
+        assert repair["bytes"] <= 0.84 * made["device_bytes"]
+
+
+def test_a_moco_is_cut_by_no_pipeline_and_steps_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "moco.py"
+    path.write_text(
+        "model = dict(type='MoCo', num_layers=12, hidden_size=768, num_heads=12)\nbatch = dict(global_size=1024)\n"
+    )
+    made = record(capsys, str(path), "--world-size", "8", "--device", "a100-80g")
+    assert made["layouts"]
+    words = [word for each in made["layouts"] for word in each["overrides"]]
+    assert not [word for word in words if word.startswith(("parallel.pipeline", "batch.accumulation"))]
+
+
+def test_experts_are_sharded_by_zero_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mixtral.py"
+    path.write_text(
+        "model = dict(type='transformers.MixtralForCausalLM', config=dict(num_hidden_layers=32))\nprecision = 'bf16'\n"
+        "zero = dict(stage=3)\nbatch = dict(global_size=64)\ndata = dict(seq_len=2048)\n"
+    )
+    (stage,) = record(capsys, str(path), *ON_H100)["memory"]
+    assert stage["weights"] < 5e9, "93 GB over 64 ranks"
+
+
+def test_a_length_that_is_not_known_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "gpt2.py"
+    path.write_text(
+        "model = dict(type='transformers.GPT2LMHeadModel', config=dict(n_layer=12))\nbatch = dict(global_size=64)\n"
+    )
+    with pytest.raises(SystemExit):
+        main(["plan", str(path), *ON_H100])
+    assert "set data.seq_len" in capsys.readouterr().err
+
+
+def test_apply_writes_each_key_once(llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(llama), *ON_H100, "batch.micro_size=8", "--apply", "1"]) == 0
+    assert llama.read_text().count("micro_size") == 1
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--rank", "1"],
+        ["--dry-run", "--apply", "1"],
+        ["--calibrate", "--dry-run"],
+        ["--calibrate", "batch.micro_size=1"],
+    ],
+)
+def test_flags_that_would_be_ignored(llama: Path, argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["plan", str(llama), *ON_H100, *argv])
+    assert stopped.value.code == 2
+    assert " goes with" in capsys.readouterr().err

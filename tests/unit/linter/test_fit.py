@@ -116,3 +116,14 @@ def test_shapes_on_the_tiles_or_of_no_device() -> None:
     assert found(WIDE.format(12288, 96) + H100, "PERF114") == []
     assert found(WIDE.format(13824, 128), "PERF114") == []
     assert found(WIDE.format(13824, 128).replace("'bf16'", "'fp32'") + H100, "PERF114") == []
+
+
+def test_an_unknown_device_of_a_hostfile_is_told_at_its_place() -> None:
+    (finding,) = found(TEXT.replace(H100, ""), "FIT103", None, "node1 slots=8\n# device: h100\n")
+    assert (finding.location.path, finding.location.line, finding.location.column) == ("hosts", 2, 11)
+    assert finding.help == "did you mean 'h100-80g'?"
+
+
+def test_memory_needs_no_calibration() -> None:
+    text = TEXT.replace(H100, "cluster = dict(device='h100-80g', calibration='no_such_file.json')\n")
+    assert found(text, "FIT101")
