@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import os
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 
@@ -28,7 +29,7 @@ def write(question: Question, plan: Plan, suggestion: Suggestion) -> int:
         print(visible(f"{path} is that layout already: nothing is changed"))
         return 0
     if path.endswith(YAML_ENDINGS) or any(word.startswith("~") for word in words):
-        sys.stderr.write(visible(f"{path} is not changed: set {' '.join(words)} in it") + "\n")
+        sys.stderr.write(visible(f"{path} is not changed: set {shlex.join(words)} in it") + "\n")
         return 1
     with open(path, "rb") as file:
         data = file.read()
@@ -122,5 +123,5 @@ def _written(path: str, data: bytes, text: str, words: Sequence[str]) -> int:
     except OSError as error:
         sys.stderr.write(visible(f"{path} is not changed: {error.strerror or error}") + "\n")
         return 1
-    print(visible(f"{path}: {' '.join(words)}"))
+    print(visible(f"{path}: {shlex.join(words)}"))
     return 0

@@ -39,7 +39,8 @@ def machine_of(
     section = job.spec.cluster
     hosts = cluster.hosts if cluster is not None else ()
     name = device or section.device or (cluster.device if cluster is not None else None)
-    per_node = per_node or section.nodes_of or (hosts[0].slots if hosts else None)
+    # Where hosts differ, groups are as near to each other as the smallest lets them be.
+    per_node = per_node or section.nodes_of or min((host.slots for host in hosts), default=None)
     try:
         found = device_named(name) if name else local_device()
     except UnknownDeviceError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 
 from dslpar.core.visible import json_text, visible
@@ -189,7 +190,7 @@ def _repair_lines(plan: Plan) -> Iterator[str]:
         other = "leave something free, or " if plan.fixed else ""
         yield f"no layout of this model and batch fits{among}: {other}choose more ranks, or a larger device"
         return
-    rows = [(" ".join(each.overrides), each.option) for each in plan.repairs]
+    rows = [(shlex.join(each.overrides), each.option) for each in plan.repairs]
     yield from _table("repairs, the smallest change first", [(text, option, "") for text, option in rows])
 
 

@@ -124,8 +124,8 @@ def _repairs(found: Found, linted: _Linted) -> Iterator[Suggestion]:
     seen: list[set[str]] = []
     for option in found.repairs:
         keys = {word.partition("=")[0] for word in overrides(linted.job, option.candidate)}
-        if not keys or option.forecast.verdict != "fits":
-            continue  # it is tight, as the config itself may be
+        if not keys or (found.own.forecast.fits and option.forecast.verdict != "fits"):
+            continue  # what is tight is no repair of what is tight
         if any(each <= keys for each in seen):
             continue  # a smaller change of some of these keys does
         suggestion = linted.suggestion(option)

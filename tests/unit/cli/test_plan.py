@@ -12,6 +12,7 @@ import pytest
 
 from dslpar.cli.main import main
 from dslpar.linter import check
+from tests.support.paths import ROOT
 
 LLAMA = """\
 model = dict(type='GPT', num_layers=40, hidden_size=5120, num_heads=40, ffn_hidden_size=13824, vocab_size=32000,
@@ -257,3 +258,11 @@ def test_flags_that_would_be_ignored(llama: Path, argv: list[str], capsys: pytes
         main(["plan", str(llama), *ON_H100, *argv])
     assert stopped.value.code == 2
     assert " goes with" in capsys.readouterr().err
+
+
+def test_a_tight_layout_repairs_what_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    path = ROOT / "examples" / "plans" / "llama_13b_8_a100_40g.py"
+    made = record(capsys, str(path), "--world-size", "8")
+    assert made["verdict"] == "does not fit"
+    assert made["layouts"]
+    assert made["repairs"], "whatever fits repairs it"
