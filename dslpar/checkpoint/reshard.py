@@ -35,7 +35,7 @@ from dslpar.core.suggest import did_you_mean
 from dslpar.distributed.groups import Groups
 from dslpar.engine import partition
 from dslpar.engine.model import model_from_job
-from dslpar.engine.pipeline_module import stage_parts
+from dslpar.engine.stage_layers import stage_parts
 from dslpar.layers.parameter import placement_of
 from dslpar.layers.placement import Placement
 from dslpar.layout.resolve import Job

@@ -21,7 +21,7 @@ from dslpar.api import Run
 from dslpar.distributed.groups import Groups
 from dslpar.engine.model import CustomModel
 from dslpar.engine.partition import partition_layers
-from dslpar.engine.pipeline_module import stage_parts
+from dslpar.engine.stage_layers import stage_parts
 from dslpar.models import LayeredModel, LayerSpec
 from dslpar.models.layered import Loss, build_layer
 

@@ -89,7 +89,7 @@ class Part(NamedTuple):
     """The layers of a stage that are run, and where they stand in the pipeline."""
 
     positions: Sequence[int]
-    """Of the layers in the model; a class of stages is run with fewer of them (`dry_run.classes`)."""
+    """Of the layers in the model; a class of stages is run with fewer of them (`dry_run.rank_classes`)."""
     is_first: bool
     is_last: bool
 

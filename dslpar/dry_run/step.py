@@ -5,8 +5,8 @@
     result.operations[("all_reduce", "y")]
 
 What repeats is run once: of each stage one micro-batch, forward, backward and, where it is split, the backward of
-weights; of stages and ranks that must do the same, one of each class (`dry_run.classes`). Messages between stages are
-sent and received for the whole order, by the code that does it in training. The rank asked for is run with all its
+weights; of stages and ranks that must do the same, one of each class (`dry_run.rank_classes`). Messages between stages
+are sent and received for the whole order, by the code that does it in training. The rank asked for is run with all its
 layers. DeepSpeed's engine is not built: reduction over replicas and the optimizer's step are not part of it.
 
 That one process can stand for a rank of any world is torch's idea: its fake process group is for that, and torchtitan
@@ -22,13 +22,13 @@ from fractions import Fraction
 
 from dslpar.distributed.groups import Groups
 from dslpar.distributed.point_to_point import Boundary, Forms
-from dslpar.dry_run.agreement import disagreements, parameter_problems
-from dslpar.dry_run.classes import Coord, StageClass, representatives, stage_classes
+from dslpar.dry_run.consistency import disagreements, parameter_problems
 from dslpar.dry_run.end_of_step import end_of_step
 from dslpar.dry_run.fake_rank import fake_rank
 from dslpar.dry_run.messages import Message, replay
 from dslpar.dry_run.order import order_problems
 from dslpar.dry_run.problem import Check, Problem
+from dslpar.dry_run.rank_classes import Coord, StageClass, representatives, stage_classes
 from dslpar.dry_run.recorder import Call
 from dslpar.dry_run.stage import (
     DTYPES,

@@ -20,7 +20,8 @@ from dslpar.core.errors import DslparError, Finding
 from dslpar.distributed import collectives
 from dslpar.distributed.groups import Groups
 from dslpar.engine.model import CustomModel
-from dslpar.engine.pipeline_module import TIED_MODULES, Pipeline, global_name, stage_parts
+from dslpar.engine.pipeline_module import TIED_MODULES, Pipeline, global_name
+from dslpar.engine.stage_layers import stage_parts
 from dslpar.layers.parameter import PlacedModule, placement_of
 from dslpar.layout.resolve import Job, Stages, pipeline_of, stages_from
 from dslpar.layout.stages import Counts, automatic, group_layers, in_order, num_matches

@@ -24,9 +24,6 @@ from dslpar.distributed import deepspeed_patches
 from dslpar.distributed.groups import Groups
 from dslpar.distributed.parameter_gather import ParameterGather
 from dslpar.engine.stage_layers import TIED_WEIGHT, parts_of
-from dslpar.engine.stage_layers import held_layers as held_layers
-from dslpar.engine.stage_layers import shared_params as shared_params
-from dslpar.engine.stage_layers import stage_parts as stage_parts
 from dslpar.layout.chunks import Chunks
 from dslpar.models.layered import BuiltLayer, Loss, forward_steps
 from dslpar.models.recompute import run_layers

@@ -26,7 +26,7 @@ from typing import Literal
 from dslpar.core.mesh import TENSOR_AXES, Mesh
 from dslpar.core.named_tuple import NamedTuple
 from dslpar.forecast.activations import Activations, activations
-from dslpar.forecast.states import States, states
+from dslpar.forecast.model_states import States, states
 from dslpar.forecast.workload import Workload
 
 Moment = Literal["backward", "reduction", "step"]

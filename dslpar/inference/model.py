@@ -24,7 +24,7 @@ from dslpar.distributed import collectives, point_to_point
 from dslpar.distributed.groups import Groups
 from dslpar.engine import partition
 from dslpar.engine.model import model_from_job
-from dslpar.engine.pipeline_module import stage_parts
+from dslpar.engine.stage_layers import stage_parts
 from dslpar.inference.trained import Trained
 from dslpar.inference.weights import load_weights
 from dslpar.layers.activation_sharding import unshard

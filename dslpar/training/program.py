@@ -37,7 +37,7 @@ from dslpar.engine.executor import LossFn
 from dslpar.engine.host_reads import HostReads
 from dslpar.engine.micro_batches import MicroBatch, take_batch
 from dslpar.engine.model import check_criterion, loss_of
-from dslpar.engine.pipeline_module import held_layers, shared_params
+from dslpar.engine.stage_layers import held_layers, shared_params
 from dslpar.layout.resolve import Job
 from dslpar.models.layered import LayeredModel
 from dslpar.reporting.run_dir import CHECKPOINTS, CONFIG, SOURCES

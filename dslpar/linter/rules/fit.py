@@ -78,8 +78,7 @@ def _of_memory(cx: Context, thrashing: bool) -> Iterator[Problem]:
         shown = ", ".join(f"{name} {size / GIB:.1f}" for size, name in largest)
         where = f"stage {made.binding_rank} needs" if len(made.memory) > 1 else "a rank needs"
         has = machine.device.memory_bytes / GIB
-        verdict = "would thrash" if thrashing else "does not fit"
-        message = f"{verdict}: {where} {memory.total / GIB:.1f} GiB of {has:.1f} ({machine.device.name}): {shown}"
+        message = f"{where} {memory.total / GIB:.1f} GiB of {has:.1f} ({machine.device.name}): {shown}"
         yield cx.problem(("batch.micro_size", "model"), message, _repair(cx, machine))
 
 

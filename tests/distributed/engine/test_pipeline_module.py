@@ -35,7 +35,7 @@ def test_deepspeed_sees_the_mesh_as_we_do(order: tuple[str, str, str]) -> None:
     ("counts", "parts"), [([4], [0, 8]), ([1, 3], [0, 3, 8]), ([1, 1, 1, 1], [0, 3, 4, 5, 8]), ([3, 1], [0, 5, 8])]
 )
 def test_embeddings_go_with_the_first_stage_norm_and_head_with_the_last(counts: list[int], parts: list[int]) -> None:
-    from dslpar.engine.pipeline_module import stage_parts
+    from dslpar.engine.stage_layers import stage_parts
 
     assert stage_parts([None, None, 0, 1, 2, 3, None, -1], counts) == parts
 
@@ -80,7 +80,7 @@ def test_the_rank_that_holds_copy_0_owns() -> None:
 
 
 def test_a_user_s_pipeline_of_unknown_layers_is_not_cut_by_guess() -> None:
-    from dslpar.engine.pipeline_module import stage_parts
+    from dslpar.engine.stage_layers import stage_parts
 
     for layer_idx in ([None], [0, 2], [0, 1, 0], [0, 1, 2], [0, -2, 1, -3]):
         with pytest.raises(ValueError, match="do not increase"):

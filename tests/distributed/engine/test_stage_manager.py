@@ -17,7 +17,7 @@ from dslpar.distributed import collectives
 from dslpar.distributed.collectives import Axis
 from dslpar.distributed.groups import Groups
 from dslpar.distributed.stage_manager import PipelineStageManager
-from dslpar.engine.pipeline_module import held_layers, shared_params
+from dslpar.engine.stage_layers import held_layers, shared_params
 from dslpar.layout.chunks import Chunks
 from dslpar.layout.stages import distribute_layers
 from dslpar.models import GPT

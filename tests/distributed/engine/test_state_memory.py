@@ -1,4 +1,4 @@
-"""What DeepSpeed's engine holds is what dslpar.forecast.states says: bytes of tensors that are alive, within 2 %.
+"""What DeepSpeed's engine holds is what dslpar.forecast.model_states says: bytes of tensors that are alive, within 2 %.
 
 Counted on real ranks: storages that Python or autograd keeps alive, each once. Between steps by the garbage collector's
 list of tensors; the peak of forwards and backwards after each operation, by a dispatch mode that sees all results.
@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from dslpar.core.frozen import replace
 from dslpar.forecast.activations import activations
-from dslpar.forecast.states import States, states
+from dslpar.forecast.model_states import States, states
 from dslpar.forecast.workload import Workload, workload_of
 from dslpar.layout.resolve import Job
 from dslpar.models.gpt import section

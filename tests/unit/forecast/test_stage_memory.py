@@ -16,6 +16,7 @@ import pytest
 from dslpar.core.frozen import replace
 from dslpar.core.mesh import Mesh, Tensor
 from dslpar.forecast.activations import activations, fullest
+from dslpar.forecast.model_states import states
 from dslpar.forecast.stage_memory import (
     COMMUNICATOR,
     CONTEXT,
@@ -24,7 +25,6 @@ from dslpar.forecast.stage_memory import (
     num_communicators,
     stage_memory,
 )
-from dslpar.forecast.states import states
 from dslpar.forecast.workload import Buckets, Habits, Workload, workload_of
 from dslpar.layout.chunks import Chunks
 from dslpar.layout.schedule import Schedule

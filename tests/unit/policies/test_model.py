@@ -12,7 +12,7 @@ import torch
 from dslpar.core.errors import DslparError
 from dslpar.core.mesh import Mesh, Tensor
 from dslpar.distributed.groups import Groups
-from dslpar.engine.pipeline_module import held_layers, shared_params
+from dslpar.engine.stage_layers import held_layers, shared_params
 from dslpar.layout.chunks import Chunks
 from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 
