@@ -36,12 +36,13 @@ PART_overlap := tests/properties/invariance/overlap
 PART_reshape := tests/properties/reshape
 PART_families := tests/properties/families
 PART_schedules := tests/properties/schedules
+PART_context := tests/properties/context
 PART_oracle := tests/properties/oracle
-PART_linter := tests/properties $(foreach part,families invariance oracle reshape schedules,--ignore=tests/properties/$(part))
+PART_linter := tests/properties $(foreach part,context families invariance oracle reshape schedules,--ignore=tests/properties/$(part))
 PART_kills := tests/system/kills
 PART_hosts := tests/system/two_hosts
 PART_system := tests/system --ignore=tests/system/kills --ignore=tests/system/two_hosts
-PARTS := unit layers distributed invariance compiled overlap families reshape schedules oracle linter kills hosts system
+PARTS := unit layers distributed invariance compiled overlap families reshape schedules context oracle linter kills hosts system
 ifneq ($(filter-out $(PARTS),$(PART)),)
 $(error no part '$(PART)' of make prove; the parts are: $(PARTS))
 endif

@@ -32,7 +32,15 @@ from dslpar.core.catalog import finding, raise_finding
 from dslpar.core.errors import DslparError, Finding
 from dslpar.distributed import collectives
 from dslpar.distributed.groups import Groups
-from dslpar.layers.placement import Cuts, Letters, inner_cuts, piece, residual_cuts
+from dslpar.layers.placement import (
+    Cuts,
+    Letters,
+    from_stored_order,
+    inner_cuts,
+    piece,
+    residual_cuts,
+    to_stored_order,
+)
 from dslpar.layout.nearest import multiples
 
 
@@ -65,10 +73,15 @@ def from_inner(groups: Groups, x: Tensor) -> Tensor:
 
 
 def unshard(groups: Groups, x: Tensor, dims: tuple[Letters, ...]) -> Tensor:
-    """Gather pieces to the whole: dim i is cut over dims[i], slowest first, so that the fastest is gathered first."""
+    """Gather pieces to the whole: dim i is cut over dims[i], slowest first, so that the fastest is gathered first.
+
+    Where context parallelism cuts dim 1, that is a sequence, whose tokens are put back as they follow.
+    """
     for dim, letters in enumerate(dims):
         for letter in reversed(letters):
             x = collectives.gather_from_group(x, groups.axis(letter), dim)
+        if dim == 1:
+            x = from_stored_order(x, dim, groups.tensor, letters)
     return x
 
 
@@ -80,6 +93,8 @@ def _shard(groups: Groups, x: Tensor, cuts: Cuts) -> Tensor:
     dims = _dims(x, cuts)
     check_divides(groups, x, dims, "an activation")
     for dim, letters in enumerate(dims):
+        if dim == 1:
+            x = to_stored_order(x, dim, groups.tensor, letters)
         for letter in letters:
             x = collectives.scatter_to_group(x, groups.axis(letter), dim)
     return x

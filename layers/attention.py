@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from dslpar.core.catalog import raise_finding
+from dslpar.distributed.collectives import Axis
 from dslpar.distributed.groups import Groups
 from dslpar.layers import placement
 from dslpar.layers.dropout import shard_rng, shard_seed
@@ -26,16 +27,19 @@ from dslpar.layers.linear import Linear
 from dslpar.layers.memory_order import as_stored, is_sequence_first
 from dslpar.layers.parameter import GPT2, Init, Layer, Shared
 from dslpar.layers.rotary import Rotary
-from dslpar.layers.sequence import AttentionDropout, RingOptions, ring, ulysses
+from dslpar.layers.sequence import AttentionDropout, RingOptions, hybrid, ring, ulysses
+from dslpar.layout.attention_blocks import TILE
 
 _TORCH_HAS_GQA = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 5)
 """Whether torch's fused attention takes grouped queries by itself."""
+_ALONE = Axis(1, 0, (0,))
 
 
 class Attention(Layer):
     """Multi-head or grouped-query self-attention of the residual stream.
 
-    `rotary` rotates queries and keys by their positions, counted from the sequence's beginning. `init` is for the
+    `rotary` rotates queries and keys by their positions, counted from the sequence's beginning. With a `window`, tokens
+    attend to none that are so far away or further (Mistral's, arXiv 2310.06825). `init` is for the
     projections in (q, k, v), `init_out` for the one back.
 
     Raises:
@@ -50,6 +54,7 @@ class Attention(Layer):
         *,
         num_kv_heads: int | None = None,
         causal: bool = True,
+        window: int | None = None,
         rotary: Rotary | None = None,
         bias: bool = True,
         dropout: float = 0.0,
@@ -61,7 +66,7 @@ class Attention(Layer):
         self.heads = local_heads(groups, hidden_size, num_heads, num_kv_heads, rotary=rotary is not None)
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         self.head_dim = hidden_size // num_heads
-        self.causal, self.rotary, self.dropout = causal, rotary, dropout
+        self.causal, self.window, self.rotary, self.dropout = causal, window, rotary, dropout
         self.cuts = placement.inner_cuts(groups.tensor)
         self.axis = groups.axis(*self.cuts.sequence)
         blocks = [count * self.head_dim for count in (num_heads, num_kv_heads, num_kv_heads)]
@@ -96,8 +101,9 @@ class Attention(Layer):
         """
         heads = qkv.view(*qkv.shape[:2], -1, self.head_dim)
         if self.rotary is not None:
-            first = first_position() + self.axis.index * qkv.shape[sequence_dim]
-            heads = self.rotary(heads, first=first, num_heads=sum(self.heads[:2]), sequence_dim=sequence_dim)
+            length = qkv.shape[sequence_dim] * self.axis.size
+            tokens = placement.stored_runs(self.groups.tensor, self.groups.coord, self.cuts.sequence, length)
+            heads = self.rotary(heads, first_position(), sum(self.heads[:2]), sequence_dim, tokens)
         to_heads = (0, 2, 1, 3) if sequence_dim == 1 else (1, 2, 0, 3)
         return tuple(part.permute(to_heads) for part in torch.split(heads, self.heads, dim=2))
 
@@ -109,30 +115,42 @@ class Attention(Layer):
                 k, v = cache.extended(self, k, v)
             return self._attend_whole_sequences(q, k, v, mask)
         assert cache is None, "pieces of sequences are attended to without a cache"
-        if self.groups.tensor.impl == "ulysses":
+        if self.groups.tensor.ring == 1:
             return ulysses(q, k, v, self.axis, partial(self._attend_whole_sequences, mask=mask))
         p = self.dropout if self.training else 0.0
         dropout = AttentionDropout(p, shard_seed(self.groups, self.cuts) if p else 0)
-        return ring(q, k, v, RingOptions(self.axis, self.causal, mask, dropout))
+        zigzag = self.groups.tensor.zigzag
+        options = RingOptions(self.groups.axis("ring"), self.causal, mask, dropout, self.window, zigzag=zigzag)
+        return hybrid(q, k, v, self.groups.axis("ulysses"), options)
 
     def _attend_whole_sequences(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         if not self.training or self.dropout == 0:
-            return attend(q, k, v, causal=self.causal, mask=mask)
+            return attend(q, k, v, causal=self.causal, mask=mask, window=self.window)
         with shard_rng(self.groups, self.cuts, q.device):
-            return attend(q, k, v, causal=self.causal, mask=mask, dropout=self.dropout)
+            return attend(q, k, v, causal=self.causal, mask=mask, window=self.window, dropout=self.dropout)
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, mask: Tensor | None = None, dropout: float = 0.0
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool,
+    mask: Tensor | None = None,
+    dropout: float = 0.0,
+    window: int | None = None,
 ) -> Tensor:
     """Run torch's fused attention over whole sequences: q [B, A, S, D], k and v [B, G, S, D] to [B, A, S, D].
 
     With fewer queries than keys these are of the last tokens. `mask` is [B, S], of keys, or of documents, as
-    `Attention` has it. A query without any key is given all of them and
-    its result set to zero: what torch makes of such a row depends on its version and kernel, and where that is NaN, the
-    backward has it too.
+    `Attention` has it; `window` is the distance from which on a query does not attend. Masks of long sequences are made
+    tile by tile. A query without any key is given all of them and its result set to zero: what torch makes of such a
+    row depends on its version and kernel, and where that is NaN, the backward has it too.
     """
     num_before = k.shape[2] - q.shape[2]
+    if window is not None or (mask is not None and q.shape[2] > TILE and not num_before):
+        seed = int(torch.randint(2**62, ())) if dropout else 0
+        return ring(q, k, v, RingOptions(_ALONE, causal, mask, AttentionDropout(dropout, seed), window))
     if mask is None:
         seen = causal_mask(q, k) if causal and num_before and q.shape[2] > 1 else None
         return _fused(q, k, v, seen, causal and not num_before, dropout)

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from dslpar.distributed.groups import Groups
 from dslpar.layers.attention import Attention
@@ -108,6 +109,10 @@ class Form:
 class Block(Layer):
     """Attention and MLP, each after a norm; `init_out` is for the two projections that add to the residual."""
 
+    mlp_chunks: int = 1
+    """Parts of each sequence for which norm and MLP are computed one after the other, and again in the backward: of the
+    MLP's inner activations there are only one part's then (as in ALST, arXiv 2506.13996)."""
+
     def __init__(
         self,
         groups: Groups,
@@ -154,6 +159,12 @@ class Block(Layer):
         """[batch/x, sequence, H/z] to the same, as the residual is stored; `mask` as in `Attention.forward`."""
         shared = self.share()  # one all-reduce for the vectors of all four layers, where each backward sums them
         x = x + self.dropout(self.attention(self.norm1(x, shared), shared, mask))
+        if self.mlp_chunks == 1 or not torch.is_grad_enabled():
+            return self._add_mlp(x, shared)
+        parts = [part for part in x.tensor_split(self.mlp_chunks, 1) if part.shape[1]]
+        return torch.cat([checkpoint(self._add_mlp, part, shared, use_reentrant=False) for part in parts], 1)
+
+    def _add_mlp(self, x: Tensor, shared: Shared) -> Tensor:
         return x + self.dropout(self.mlp(self.norm2(x, shared), shared))
 
 

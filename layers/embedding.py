@@ -124,11 +124,12 @@ class PositionEmbedding(Layer):
         """
         table = cast("Tensor", self.stand_in(self.weight, self.share() if shared is None else shared))
         tensor, coord = self.groups.tensor, self.groups.coord
-        index, count = placement.piece(tensor, coord, placement.residual_cuts(tensor).sequence)
+        letters = placement.residual_cuts(tensor).sequence
+        _, count = placement.piece(tensor, coord, letters)
         first = first_position()
         _check_positions(x, count, first, table.shape[0])
-        length = x.shape[1]
-        return x + table.narrow(0, first + index * length, length)
+        rows = table.narrow(0, first, x.shape[1] * count)
+        return x + placement.take_tokens(rows, 0, tensor, coord, letters)
 
 
 def _check_positions(x: Tensor, pieces: int, first: int, num_positions: int) -> None:

@@ -17,18 +17,21 @@ function            forward sends, in elements a rank             backward
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from dslpar.core.catalog import raise_finding
 from dslpar.distributed import collectives
 from dslpar.distributed.collectives import Axis
 from dslpar.distributed.groups import Groups
 from dslpar.layers.activation_sharding import unshard
-from dslpar.layers.placement import inner_cuts, piece
+from dslpar.layers.placement import inner_cuts, piece, residual_cuts
 from dslpar.layers.token_ids import check_range, local_tokens
 from dslpar.layers.upcast import upcast
 
@@ -81,6 +84,50 @@ def cross_entropy(
     else:
         result = collectives.reduce_from_group(losses.sum(), groups.axis(*cuts.tokens))
     return result if denominator is None else result / denominator
+
+
+def cross_entropy_by_chunks(
+    groups: Groups,
+    head: Callable[[Tensor], Tensor],
+    x: Tensor,
+    labels: Tensor,
+    vocab_size: int,
+    num_chunks: int,
+    denominator: Tensor | None = None,
+    ignore_index: int = IGNORE_INDEX,
+) -> Tensor:
+    """Return `cross_entropy` of head(x), computed for one part of each sequence after the other.
+
+    `x` is the stored residual [batch/x, sequence, H/z]; `head` gives the stored logits [batch/x, tokens, V/n] of any
+    part of its tokens, and runs again in the backward: only one part's logits are ever there. Other arguments are those
+    of `cross_entropy`. All ranks of the tensor group must call it alike.
+
+    Raises:
+        DslparError: as `cross_entropy`, but for shapes of logits, which come later.
+    """
+    labels = labels.long()
+    check_range(labels, vocab_size, "labels", ignore_index)
+    if denominator is None:
+        denominator = (labels != ignore_index).sum().clamp(min=1)
+    cuts, residual = inner_cuts(groups.tensor), residual_cuts(groups.tensor)
+    # What cuts the residual's tokens once more, the head gathers: a part of the tokens of each of these ranks.
+    gathered = math.prod(groups.axis(letter).size for letter in residual.sequence if letter not in cuts.sequence)
+    local_labels = local_tokens(groups, labels, cuts)
+    by_piece = torch.unflatten(local_labels, 1, (gathered, -1))
+    if x.dim() != 3 or by_piece.shape[-1] != x.shape[1]:
+        message = f"labels {tuple(labels.shape)} and a stored residual {tuple(x.shape)}"
+        raise_finding("TEN226", message, "labels [batch, sequence] of the whole micro-batch", key="model")
+
+    def losses(tokens: Tensor, labels: Tensor) -> Tensor:
+        logits = head(tokens).flatten(0, -2)
+        return _token_losses(groups, logits, labels.flatten(), vocab_size, ignore_index, smoothing=0.0).sum()
+
+    parts = zip(x.tensor_split(num_chunks, 1), by_piece.tensor_split(num_chunks, -1), strict=True)
+    total = x.new_zeros((), dtype=torch.promote_types(x.dtype, torch.float32))
+    for tokens, of_tokens in parts:
+        if tokens.shape[1]:
+            total = total + checkpoint(losses, tokens, of_tokens, use_reentrant=False, preserve_rng_state=False)
+    return collectives.reduce_from_group(total, groups.axis(*cuts.tokens)) / denominator
 
 
 def _check_options(reduction: str, label_smoothing: float) -> None:

@@ -34,12 +34,14 @@ from dslpar.core.errors import DslparError, Finding
 from dslpar.core.mesh import TENSOR_AXES, Mesh, Tensor
 from dslpar.layout.divisors import vocabulary
 from dslpar.layout.nearest import multiples
-from dslpar.layout.sharding import INWARD_WEIGHT, OUTWARD_WEIGHT
+from dslpar.layout.sharding import INWARD_WEIGHT, OUTWARD_WEIGHT, ring_of
 from dslpar.layout.sharding import Cuts as Cuts
 from dslpar.layout.sharding import Letters as Letters
 from dslpar.layout.sharding import inner_cuts as inner_cuts
 from dslpar.layout.sharding import piece as piece
 from dslpar.layout.sharding import residual_cuts as residual_cuts
+from dslpar.layout.sharding import stored_runs as stored_runs
+from dslpar.layout.token_order import Run, stored_order
 
 
 def take(full: torch.Tensor, dim: int, tensor: Tensor, coord: Mapping[str, int], letters: Letters) -> torch.Tensor:
@@ -48,6 +50,36 @@ def take(full: torch.Tensor, dim: int, tensor: Tensor, coord: Mapping[str, int],
     assert full.shape[dim] % count == 0, f"dim {dim} of {tuple(full.shape)} in {count} pieces (over {letters})"
     length = full.shape[dim] // count
     return full.narrow(dim, index * length, length) if count > 1 else full
+
+
+def take_tokens(
+    full: torch.Tensor, dim: int, tensor: Tensor, coord: Mapping[str, int], letters: Letters
+) -> torch.Tensor:
+    """Return the tokens along `dim`, those of whole sequences, that a rank stores where `letters` cut sequences."""
+    if ring_of(tensor, letters) == 1:
+        return take(full, dim, tensor, coord, letters)
+    return _select(full, dim, stored_runs(tensor, coord, letters, full.shape[dim]))
+
+
+def to_stored_order(full: torch.Tensor, dim: int, tensor: Tensor, letters: Letters) -> torch.Tensor:
+    """Return the tokens of whole sequences along `dim` in the order in which ranks store them, one after the other."""
+    ring = ring_of(tensor, letters)
+    return full if ring == 1 else _select(full, dim, stored_order(full.shape[dim], ring))
+
+
+def from_stored_order(stored: torch.Tensor, dim: int, tensor: Tensor, letters: Letters) -> torch.Tensor:
+    """Return the tokens of whole sequences along `dim` as they follow: the inverse of `to_stored_order`."""
+    ring = ring_of(tensor, letters)
+    if ring == 1:
+        return stored
+    order = stored_order(stored.shape[dim], ring)
+    pieces = torch.split(stored, [run.length for run in order], dim)
+    return torch.cat([piece for _, piece in sorted(zip(order, pieces, strict=True), key=lambda each: each[0])], dim)
+
+
+def _select(full: torch.Tensor, dim: int, tokens: Sequence[Run]) -> torch.Tensor:
+    views = [full.narrow(dim, run.first, run.length) for run in tokens]
+    return views[0] if len(views) == 1 else torch.cat(views, dim)
 
 
 @dataclass(frozen=True)
@@ -69,6 +101,8 @@ class Placement:
     """Dim 0 is blocks of these lengths (q, k, v), each cut by itself; a piece has its part of each. (): one block."""
     padded_rows: int | None = None
     """Length of dim 0 with the zero rows that make it divisible; None: none."""
+    sequence_dim: int | None = None
+    """The dim that is a sequence's tokens, which context parallelism may store in another order; None: none is."""
 
     @property
     def padded(self) -> tuple[int, ...]:
@@ -112,6 +146,8 @@ class Placement:
         assert tuple(full.shape) == self.shape, f"{tuple(full.shape)} is not {self.shape}"
         if self.padded != self.shape:
             full = torch.cat([full, full.new_zeros(self.padded[0] - self.shape[0], *self.shape[1:])])
+        if self.sequence_dim is not None:
+            full = to_stored_order(full, self.sequence_dim, self.tensor, self.cuts[self.sequence_dim])
         # cat copies even one piece: a view would keep the full tensor alive.
         return torch.cat(self._views(full, coord))
 
@@ -126,6 +162,8 @@ class Placement:
                 views = self._views(full, coord)
                 for view, part in zip(views, torch.split(shard, [len(view) for view in views]), strict=True):
                     view.copy_(part)
+        if self.sequence_dim is not None:
+            full = from_stored_order(full, self.sequence_dim, self.tensor, self.cuts[self.sequence_dim])
         return full[: self.shape[0]] if self.padded_rows is not None else full
 
     def _views(self, padded: torch.Tensor, coord: Mapping[str, int]) -> list[torch.Tensor]:
@@ -196,9 +234,13 @@ def position_table(tensor: Tensor, num_positions: int, hidden_size: int) -> Plac
 
 def residual(tensor: Tensor, *shape: int) -> Placement:
     """Place the residual stream [batch, sequence, hidden], or [tokens, hidden]."""
-    return Placement(tensor, shape, residual_cuts(tensor).of(len(shape)))
+    return _activation(tensor, shape, residual_cuts(tensor))
 
 
 def inner(tensor: Tensor, *shape: int) -> Placement:
     """Place an inner activation [batch, sequence, features], or [tokens, features]."""
-    return Placement(tensor, shape, inner_cuts(tensor).of(len(shape)))
+    return _activation(tensor, shape, inner_cuts(tensor))
+
+
+def _activation(tensor: Tensor, shape: tuple[int, ...], cuts: Cuts) -> Placement:
+    return Placement(tensor, shape, cuts.of(len(shape)), sequence_dim=1 if len(shape) == len(cuts) else None)

@@ -12,7 +12,7 @@ freed, where values that are a view of it would hold all of it until the backwar
 
 Angles are computed in float64, the rotation in float32 or wider, and the result has the input's dtype. The tables of
 cosines and sines are no part of a module: nothing of them is saved, sharded, cast with the weights or sent between
-stages. They are made at their first use, and kept for the last few (length, device, dtype), one for all layers.
+stages. They are made at their first use, and kept for the last few (positions, device, dtype), one for all layers.
 """
 
 from __future__ import annotations
@@ -24,6 +24,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from dslpar.layout.token_order import Run, Runs
+
+Ranges = tuple[tuple[int, int], ...]
+"""Positions: (first, end) of each run."""
+
 
 @dataclass(frozen=True)
 class Rotary:
@@ -32,19 +37,24 @@ class Rotary:
     theta: float = 10000.0
     """The longest wavelength is 2 pi times this, in tokens (nearly: the last pair's exponent is 2/D short of 1)."""
 
-    def __call__(self, x: Tensor, first: int, num_heads: int | None = None, sequence_dim: int = 1) -> Tensor:
+    def __call__(
+        self, x: Tensor, first: int = 0, num_heads: int | None = None, sequence_dim: int = 1, tokens: Runs | None = None
+    ) -> Tensor:
         """Rotate the first `num_heads` heads (None: all) of `x` [batch, sequence, heads, D] to the same shape.
 
-        Its first token stands at position `first`; D is even. `sequence_dim` 0: `x` is [sequence, batch, heads, D].
+        `tokens` are the positions of its tokens, counted from `first`; left out, they follow one another from there. D
+        is even. `sequence_dim` 0: `x` is [sequence, batch, heads, D].
         """
         wide = torch.promote_types(x.dtype, torch.float32)
-        table = _table(self.theta, x.shape[3], first, x.shape[sequence_dim], x.device, wide)
+        tokens = tokens or (Run(0, x.shape[sequence_dim]),)
+        positions = tuple((first + run.first, first + run.end) for run in tokens)
+        table = _table(self.theta, x.shape[3], positions, x.device, wide)
         cos, sin = (table if sequence_dim == 1 else table.unsqueeze(2)).unbind()
         return cast("Tensor", _Rotate.apply(x, cos, sin, x.shape[2] if num_heads is None else num_heads))  # type: ignore[no-untyped-call]
 
 
-def _table(theta: float, head_dim: int, first: int, length: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    return _make_table(theta, head_dim, first, length, device, dtype)
+def _table(theta: float, head_dim: int, positions: Ranges, device: torch.device, dtype: torch.dtype) -> Tensor:
+    return _make_table(theta, head_dim, positions, device, dtype)
 
 
 # A constant to torch.compile, or a compiled block would make its table in every forward; and a function of its own,
@@ -54,15 +64,13 @@ _table._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @lru_cache(maxsize=8)
-def _make_table(
-    theta: float, head_dim: int, first: int, length: int, device: torch.device, dtype: torch.dtype
-) -> Tensor:
+def _make_table(theta: float, head_dim: int, positions: Ranges, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Return cosines and sines, [2, sequence, 1, D/2]."""
     assert head_dim % 2 == 0, f"a head of {head_dim} features is not made of pairs"
     with torch.inference_mode(False):  # else a table first made in evaluation could not serve training
         exponents = torch.arange(0, head_dim, 2, dtype=torch.float64, device="cpu") / head_dim
-        positions = torch.arange(first, first + length, dtype=torch.float64, device="cpu")
-        angles = torch.outer(positions, theta**-exponents).unsqueeze(1)
+        ranges = [torch.arange(first, end, dtype=torch.float64, device="cpu") for first, end in positions]
+        angles = torch.outer(torch.cat(ranges), theta**-exponents).unsqueeze(1)
         return torch.stack([angles.cos(), angles.sin()]).to(device, dtype)
 
 

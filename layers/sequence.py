@@ -1,17 +1,20 @@
-"""Attention over a sequence that is sharded over ranks: `ring` and `ulysses`.
+"""Attention over a sequence whose tokens are cut over ranks: `ring`, `ulysses`, and `hybrid`, which is both.
 
-Letters: B samples, S tokens in n pieces, A heads of queries and G of keys and values, each of D features. Both take q
+Letters: B samples, S tokens over n ranks, A heads of queries and G of keys and values, each of D features. All take q
 [B, A, S/n, D] and k, v [B, G, S/n, D], and give [B, A, S/n, D]. Each rank's mask is of whole sequences, [B, S].
 
 `ulysses` (DeepSpeed-Ulysses, arXiv 2309.14509) exchanges pieces of the sequence for pieces of the heads, q, k and v in
 one message, attends, and exchanges back; A and G must divide by n. Traffic forward and backward:
 4 (n-1)/n times B S/n (A + G) D elements.
 
-`ring` (2105.13120; that blocks are merged by running maxima and sums is Ring Attention's, 2310.01889, after
-FlashAttention) sends keys and values around, n - 1 times forward; backward once more, with their gradients, which come
-home after n. Traffic: (6n - 4) times B S/n G D: G/A of what it is without groups. Products are plain matrix products,
-in float32 or wider, so the scores of one block [B, A, S/n, S/n] are in memory while it is worked on. The queries of a
-group are rows of one matrix [A/G * S/n, D], so keys are never repeated.
+`ring` (2105.13120; that blocks are merged by their sums is Ring Attention's, 2310.01889, after FlashAttention) sends
+keys and values around while a block of them is attended to, n - 1 times forward; backward once more, with their
+gradients, which come home after n. Traffic: (6n - 4) times B S/n G D, which is G/A of what it is without groups. Blocks
+are computed by torch's fused kernels (fused_attention.py), so no scores are in memory; which blocks there are follows
+from the tokens that ranks store (layout/attention_blocks.py): in zigzag order every rank has the same causal work.
+
+`hybrid` (USP, 2405.07719; Megatron-LM's a2a+p2p) is ulysses over neighbouring ranks, such as those of a host, and a
+ring of what they then hold together: for more ranks than there are heads of keys, and a shorter ring.
 """
 
 from __future__ import annotations
@@ -25,15 +28,20 @@ from torch import Tensor
 
 from dslpar.distributed import collectives
 from dslpar.distributed.collectives import Axis, Pending
+from dslpar.layers import fused_attention
 from dslpar.layers.dropout import seeded_generator
 from dslpar.layers.parameter import stable_hash
 from dslpar.layers.upcast import upcast
+from dslpar.layout.attention_blocks import Block, Pattern, blocks
+from dslpar.layout.token_order import Runs, runs
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def ulysses(q: Tensor, k: Tensor, v: Tensor, axis: Axis, attend: Attend) -> Tensor:
     """Exchange sequence pieces for heads, `attend` over whole sequences, exchange back: [B, A, S/n, D] to the same."""
+    if axis.size == 1:
+        return attend(q, k, v)
     shards = [torch.unflatten(part, 1, (axis.size, -1)).movedim(1, 0) for part in (q, k, v)]  # [n, B, heads/n, S/n, D]
     qkv = collectives.all_to_all_autograd(torch.cat(shards, dim=2), axis, split_dim=0, concat_dim=3).squeeze(0)
     y = attend(*torch.split(qkv, [shard.shape[2] for shard in shards], dim=1))
@@ -46,107 +54,235 @@ class AttentionDropout(NamedTuple):
     p: float = 0.0
     seed: int = 0
 
-    def mask(self, scores: Tensor, step: int) -> Tensor | float:
-        """Return the factor of the probabilities of the ring's `step`-th block; the backward gets the same one."""
+    def of_block(self, step: int, number: int) -> Callable[[Tensor], Tensor] | None:
+        """Return what gives the factors of a block's probabilities, the same in the backward; None without dropout."""
         if self.p == 0:
-            return 1.0
-        generator = seeded_generator(stable_hash(self.seed, step), scores.device)
-        kept = torch.rand(scores.shape, generator=generator, device=scores.device) >= self.p
-        return kept / (1 - self.p)
+            return None
+
+        def factors(probabilities: Tensor) -> Tensor:
+            generator = seeded_generator(stable_hash(self.seed, step, number), probabilities.device)
+            kept = torch.rand(probabilities.shape, generator=generator, device=probabilities.device) >= self.p
+            return kept / (1 - self.p)
+
+        return factors
 
 
 class RingOptions(NamedTuple):
-    """Which keys a query attends to, and dropout, around the ring."""
+    """Which tokens ranks store, which keys a query attends to, and dropout, around the ring."""
 
     axis: Axis
     causal: bool = True
     mask: Tensor | None = None
     """[B, S], bool, of keys; True: attended to. Or int32: each token's document, from 1; 0 is attended to by none."""
     dropout: AttentionDropout = AttentionDropout()
+    window: int | None = None
+    """Queries attend to keys less far away than this; None: however far."""
+    scale: float | None = None
+    """Of scores; None: 1 / sqrt(D)."""
+    zigzag: bool = False
+    """Whether each rank stores a piece from either end of the sequence, and not one piece."""
 
-    def attends(self, step: int) -> bool:
-        """Whether this rank's queries attend to any key of the rank `step` places before."""
-        return not self.causal or step <= self.axis.index
+    def stored_by(self, index: int, length: int) -> Runs:
+        """Return which of the sequence's tokens a rank stores, which are `length`."""
+        ranks = self.axis.size
+        return runs(length * ranks, ranks if self.zigzag else 1, index, ranks)
 
-    def scores(self, q: Tensor, k: Tensor, step: int) -> Tensor:
-        """Return [B, G, A/G * S/n, S/n]: this rank's queries times the keys of the rank `step` before it, masked."""
-        scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
-        length = k.shape[2]
-        if self.causal and step == 0:
-            future = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
-            scores.view(*scores.shape[:2], -1, length, length).masked_fill_(future, -torch.inf)
+    def blocks(self, step: int, length: int, *, tiled: bool) -> list[Block]:
+        """Return what this rank's queries attend to of the keys of the rank `step` places before."""
+        pattern = Pattern(self.causal, self.window, by_token=self.mask is not None)
+        queries = self.stored_by(self.axis.index, length)
+        keys = self.stored_by((self.axis.index - step) % self.axis.size, length)
+        return blocks(queries, keys, pattern, tiled=tiled)
+
+    def allowed(self, block: Block, device: torch.device) -> Tensor | None:
+        """Return the mask [B or 1, 1, queries, keys] of a block that has one."""
+        if block.kind != "masked":
+            return None
+        queries, keys = (torch.arange(run.first, run.end, device=device) for run in (block.queries, block.keys))
+        distance = queries.unsqueeze(1) - keys
+        allowed = torch.ones_like(distance, dtype=torch.bool)
+        if self.causal:
+            allowed &= distance >= 0
+        if self.window is not None:
+            allowed &= distance.abs() < self.window
+        allowed = allowed[None, None]
         if self.mask is not None:
-            pieces = self.mask.chunk(self.axis.size, 1)
-            keys = pieces[(self.axis.index - step) % self.axis.size]
-            scores.masked_fill_(~keys.bool()[:, None, None, :], -torch.inf)
-            if keys.dtype != torch.bool:
-                others = pieces[self.axis.index][:, :, None] != keys[:, None, :]
-                scores.view(*scores.shape[:2], -1, length, length).masked_fill_(others[:, None, None], -torch.inf)
-        return scores
+            of_keys = self.mask[:, block.keys.first : block.keys.end]
+            allowed = allowed & of_keys.bool()[:, None, None, :]
+            if self.mask.dtype != torch.bool:
+                of_queries = self.mask[:, block.queries.first : block.queries.end]
+                allowed = allowed & (of_queries[:, :, None] == of_keys[:, None, :]).unsqueeze(1)
+        return allowed
 
 
 def ring(q: Tensor, k: Tensor, v: Tensor, options: RingOptions) -> Tensor:
-    """Attend with this rank's queries to the keys of all ranks, [B, A, S/n, D]; zeros where a query has no key."""
-    rows = torch.unflatten(q, 1, (k.shape[1], -1)).flatten(2, 3)
-    y: Tensor = _Ring.apply(rows, k, v, options)  # type: ignore[no-untyped-call]
-    return y.view(q.shape)
+    """Attend with this rank's queries to the keys of all ranks, [B, A, S/n, D]; zeros where a query has no key.
+
+    A ring of one rank attends to whole sequences, with masks that are made tile by tile.
+    """
+    y: Tensor = _Ring.apply(q, k, v, options)  # type: ignore[no-untyped-call]
+    return y
+
+
+def hybrid(q: Tensor, k: Tensor, v: Tensor, inner: Axis, options: RingOptions) -> Tensor:
+    """Attend by `ulysses` over `inner`, whose ranks hold neighbouring pieces, and a ring over the axis of `options`."""
+    return ulysses(q, k, v, inner, lambda q, k, v: ring(q, k, v, options))
 
 
 class _Ring(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, options: RingOptions) -> Tensor:
-        wide = upcast(q)
-        y, total = wide.new_zeros(q.shape), wide.new_zeros((*q.shape[:-1], 1))
-        peak = torch.full_like(total, -torch.inf)
-        for step, (keys, values) in _circulate(torch.stack([k, v]), options.axis):
-            if not options.attends(step):
-                continue  # keys of the future
-            scores = options.scores(wide, upcast(keys), step)
-            # FlashAttention's merge: what was summed with the old maximum is scaled to the new one.
-            before, peak = peak, torch.maximum(peak, scores.amax(-1, keepdim=True))
-            weights = scores.sub_(_finite(peak)).exp_()
-            rescale = (before - _finite(peak)).exp_()
-            total = total.mul_(rescale).add_(weights.sum(-1, keepdim=True))
-            y = y.mul_(rescale).add_((weights * options.dropout.mask(weights, step)) @ upcast(values))
-        # A query without any key: 0 / 1 instead of 0 / 0.
-        total.masked_fill_(total == 0, 1)
-        y = y.div_(total).to(q.dtype)
+        scale = 1 / math.sqrt(q.shape[-1]) if options.scale is None else options.scale
+        tiled = not fused_attention.has_kernel(q, v, dropout=options.dropout.p > 0)
+        merged = _Merged(q, v)
+        for step, keys, values in _circulate(k, v, options.axis):
+            for number, block in enumerate(options.blocks(step, q.shape[2], tiled=tiled)):
+                allowed = options.allowed(block, q.device)
+                if not _is_empty(allowed):
+                    rows, columns = slice(*block.rows), slice(*block.columns)
+                    part = q[:, :, rows], keys[:, :, columns], values[:, :, columns]
+                    kept = options.dropout.of_block(step, number)
+                    merged.add(rows, *fused_attention.forward(part, block.kind, scale, allowed, kept))
+        y, lse = merged.result()
         # One number a query, from which the backward makes its probabilities again: scores are never kept.
-        ctx.save_for_backward(q, k, v, y, _finite(peak) + total.log())
-        ctx.options = options
+        ctx.save_for_backward(q, k, v, y, lse)
+        ctx.options, ctx.scale, ctx.tiled = options, scale, tiled
         return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         q, k, v, y, lse = ctx.saved_tensors
         options: RingOptions = ctx.options
-        wide, y_grad, scale = upcast(q), upcast(grads[0]), 1 / math.sqrt(q.shape[-1])
-        # The softmax's sum over all keys, which no rank has together: FlashAttention reads it off the output.
-        delta = (y_grad * upcast(y)).sum(-1, keepdim=True)
-        kv = torch.stack([k, v])
-        q_grad, kv_grad = torch.zeros_like(wide), torch.zeros_like(upcast(kv))
-        for step, (keys, values) in _circulate(kv, options.axis):
-            if options.attends(step):
-                keys, values = upcast(keys), upcast(values)
-                probabilities = (options.scores(wide, keys, step) - lse).exp()
-                mask = options.dropout.mask(probabilities, step)
-                scores_grad = probabilities * ((y_grad @ values.transpose(-1, -2)) * mask - delta) * scale
-                q_grad += scores_grad @ keys
-                kv_grad[0] += scores_grad.transpose(-1, -2) @ wide
-                kv_grad[1] += (probabilities * mask).transpose(-1, -2) @ y_grad
-            # The gradients travel on with the keys that they belong to, and once more than these: home.
-            kv_grad = collectives.start_ring_shift(kv_grad, options.axis).wait()
-        return q_grad.to(q.dtype), kv_grad[0].to(q.dtype), kv_grad[1].to(q.dtype), None
+        y_grad, q_grad = grads[0], _Sum(q)
+        # The gradients travel on with the keys that they belong to, and once more than these: home.
+        travelling: Pending | None = None
+        for step, keys, values in _circulate(k, v, options.axis):
+            k_grad, v_grad = _Sum(k), _Sum(v)
+            message: Tensor | None = None
+            for number, block in enumerate(options.blocks(step, q.shape[2], tiled=ctx.tiled)):
+                allowed = options.allowed(block, q.device)
+                if _is_empty(allowed):
+                    continue
+                rows, columns = slice(*block.rows), slice(*block.columns)
+                part = q[:, :, rows], keys[:, :, columns], values[:, :, columns]
+                of_rows = y_grad[:, :, rows], y[:, :, rows], lse[:, :, rows]
+                kept = options.dropout.of_block(step, number)
+                q_part, k_part, v_part = fused_attention.backward(part, *of_rows, block.kind, ctx.scale, allowed, kept)
+                if travelling is not None and message is None:
+                    # Not before the first block is done: so what arrives travels while that is worked on.
+                    message = travelling.wait()
+                    k_grad.total, v_grad.total = _split(message, k, v)
+                q_grad.add(rows, q_part)
+                k_grad.add(columns, k_part)
+                v_grad.add(columns, v_part)
+            if options.axis.size == 1:
+                return q_grad.result(), k_grad.result(), v_grad.result(), None
+            if message is None:
+                message = _joined(k_grad.wide(), v_grad.wide()) if travelling is None else travelling.wait()
+            travelling = collectives.start_ring_shift(message, options.axis)
+        assert travelling is not None
+        k_home, v_home = _split(travelling.wait(), k, v)
+        return q_grad.result(), k_home.to(k.dtype), v_home.to(v.dtype), None
 
 
-def _circulate(kv: Tensor, axis: Axis) -> Iterator[tuple[int, Tensor]]:
+class _Sum:
+    """A gradient of `like` that adds up, part by part; the first one is taken as it is, where it is all of it."""
+
+    def __init__(self, like: Tensor) -> None:
+        self.like = like
+        self.total: Tensor | None = None
+
+    def add(self, tokens: slice, part: Tensor) -> None:
+        """Add the gradient of some tokens; it may be written into."""
+        if self.total is None and part.shape == self.like.shape:
+            self.total = upcast(part)
+        else:
+            self.wide()[:, :, tokens] += part
+
+    def wide(self) -> Tensor:
+        """Return the sum in float32 or wider; zeros where nothing was added."""
+        if self.total is None:
+            self.total = torch.zeros_like(self.like, dtype=_wide(self.like))
+        return self.total
+
+    def result(self) -> Tensor:
+        """Return the sum in the type of `like`."""
+        return self.wide().to(self.like.dtype)
+
+
+class _Merged:
+    """Attention to the blocks so far: its result, and the log-sum-exp by which the next block's is weighed."""
+
+    def __init__(self, q: Tensor, v: Tensor) -> None:
+        self.q, self.v = q, v
+        self.y: Tensor | None = None
+        self.lse = q.new_empty(0)
+
+    def add(self, rows: slice, y: Tensor, lse: Tensor) -> None:
+        """Merge what some queries get of a block's keys, [B, A, rows, D]; it may be written into."""
+        if self.y is None:
+            if y.shape[2] == self.q.shape[2]:
+                self.y, self.lse = y, lse
+                return
+            self._begin()
+        assert self.y is not None
+        self.y = upcast(self.y)
+        # FlashAttention's merge: each part counts as the share of its exponents in the sum of all.
+        before = self.lse[:, :, rows]
+        after = torch.logaddexp(before, lse)
+        total = _finite(after)
+        share, share_before = (lse - total).exp_().unsqueeze(-1), (before - total).exp_().unsqueeze(-1)
+        own = self.y[:, :, rows].mul_(share_before)
+        own.add_(y.mul_(share) if y.dtype == own.dtype else y * share)
+        self.lse[:, :, rows] = after
+
+    def result(self) -> tuple[Tensor, Tensor]:
+        """Return [B, A, S/n, D] in the queries' type, and [B, A, S/n], finite also where a query has no key."""
+        if self.y is None:
+            self._begin()
+        assert self.y is not None
+        return self.y.to(self.q.dtype), _finite(self.lse)
+
+    def _begin(self) -> None:
+        batch, heads, length, _ = self.q.shape
+        # In memory as kernels give it and the projection back takes it: a token's heads together.
+        self.y = self.q.new_zeros((batch, length, heads, self.v.shape[-1]), dtype=_wide(self.q)).transpose(1, 2)
+        self.lse = self.y.new_full((batch, heads, length), -torch.inf)
+
+
+def _circulate(k: Tensor, v: Tensor, axis: Axis) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Yield (step, keys and values of the rank that many places before), each sent on while it is worked on."""
+    if axis.size == 1:
+        yield 0, k, v
+        return
+    travelling = _joined(k, v)
     for step in range(axis.size):
-        following = collectives.start_ring_shift(kv, axis) if step + 1 < axis.size else Pending(kv)
-        yield step, kv
-        kv = following.wait()
+        following = collectives.start_ring_shift(travelling, axis) if step + 1 < axis.size else Pending(travelling)
+        yield step, *_split(travelling, k, v)
+        travelling = following.wait()
 
 
-def _finite(peak: Tensor) -> Tensor:
-    """Replace -inf, the highest score of a query that has seen no key, by 0: exp(-inf - -inf) would be NaN."""
-    return peak.masked_fill(peak == -torch.inf, 0)
+def _joined(k: Tensor, v: Tensor) -> Tensor:
+    """Return keys and values, or their gradients, as one message."""
+    return torch.cat([k.reshape(-1), v.reshape(-1)])
+
+
+def _split(kv: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what travels as keys and values, or as their gradients: views of the shape of k and of v."""
+    of_k, of_v = torch.split(kv, [k.numel(), v.numel()])
+    return of_k.view(k.shape), of_v.view(v.shape)
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def _is_empty(allowed: Tensor | None) -> bool:
+    """Whether a mask is known to allow nothing: on an accelerator nobody waits to know."""
+    is_known = allowed is not None and allowed.device.type == "cpu" and not torch.compiler.is_compiling()
+    return is_known and not bool(allowed.any())  # type: ignore[union-attr]
+
+
+def _finite(lse: Tensor) -> Tensor:
+    """Replace -inf, of a query that has seen no key, by 0: exp(-inf - -inf) would be NaN."""
+    return lse.masked_fill(lse == -torch.inf, 0)

@@ -22,9 +22,10 @@ from dslpar.layers.placement import Cuts
 
 def local_tokens(groups: Groups, ids: Tensor, cuts: Cuts) -> Tensor:
     """Take this rank's ids: [batch, sequence] to [batch/x, sequence], or [tokens] to [tokens/x]."""
-    for dim, letters in enumerate(cuts.of(ids.dim() + 1)[:-1]):
-        ids = placement.take(ids, dim, groups.tensor, groups.coord, letters)
-    return ids
+    if ids.dim() == 1:
+        return placement.take(ids, 0, groups.tensor, groups.coord, cuts.tokens)
+    ids = placement.take(ids, 0, groups.tensor, groups.coord, cuts.batch)
+    return placement.take_tokens(ids, 1, groups.tensor, groups.coord, cuts.sequence)
 
 
 def check_shape(groups: Groups, ids: Tensor, cuts: Cuts) -> None:

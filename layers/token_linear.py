@@ -21,7 +21,7 @@ from dslpar.core.mesh import Tensor as Cuboid
 from dslpar.distributed import collectives
 from dslpar.distributed.groups import Groups
 from dslpar.layers.parameter import GPT2, ZEROS, Init, Layer, Shared, parameter
-from dslpar.layers.placement import Placement, residual_cuts
+from dslpar.layers.placement import Placement, from_stored_order, residual_cuts, to_stored_order
 
 
 class TokenLinear(Layer):
@@ -33,7 +33,8 @@ class TokenLinear(Layer):
         super().__init__(groups, layer_idx)
         self.weight = parameter(_whole(groups.tensor, num_tokens, num_tokens), init)
         self.bias = parameter(_whole(groups.tensor, num_tokens), ZEROS) if bias else None
-        self.sequence = groups.axis(*residual_cuts(groups.tensor).sequence)
+        self.cuts = residual_cuts(groups.tensor).sequence
+        self.sequence = groups.axis(*self.cuts)
 
     def forward(self, x: Tensor, shared: Shared | None = None) -> Tensor:
         """[batch/x, sequence, H/z] to the same, as the residual is stored.
@@ -46,7 +47,9 @@ class TokenLinear(Layer):
         weight = cast("Tensor", self.stand_in(self.weight, shared))
         _check(x, len(weight), self.sequence.size)
         x = collectives.all_to_all_autograd(x, self.sequence, 2, 1)
+        x = from_stored_order(x, 1, self.groups.tensor, self.cuts)
         y = functional.linear(x.transpose(1, 2), weight, self.stand_in(self.bias, shared)).transpose(1, 2)
+        y = to_stored_order(y, 1, self.groups.tensor, self.cuts)
         return collectives.all_to_all_autograd(y, self.sequence, 1, 2)
 
 

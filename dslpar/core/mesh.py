@@ -29,7 +29,7 @@ from dslpar.core.frozen import field, frozen
 Residual = Literal["replicated", "sequence", "hidden", "batch"]
 Inner = Literal["batch", "heads"]
 Keep = Literal["x", "w", "both", "none"]
-Impl = Literal["ring", "ulysses"]
+Impl = Literal["ring", "ulysses", "hybrid"]
 
 STANDARD_ORDER = ("pipe", "data", "tensor")
 LEGACY_ORDER = ("data", "pipe", "tensor")
@@ -44,9 +44,9 @@ class Tensor:
     """The cuboid of one tensor group, and how activations are kept on it; x = d * q, d slow."""
 
     d: int = 1
-    """Depth: splits tokens; weights are replicated over it."""
+    """Splits tokens, those of a sequence or samples as `split` says; weights are replicated over it."""
     q: int = 1
-    """Splits tokens; weights are cut over it too, and gathered for each product."""
+    """Splits samples; weights are cut over it too, and gathered for each product."""
     y: int = 1
     """Splits inner features: heads, MLP hidden, vocabulary."""
     z: int = 1
@@ -60,9 +60,13 @@ class Tensor:
     keep: Keep = "x"
     """Which gathered panels live until the backward."""
     split: Literal["batch", "sequence"] = "batch"
-    """What x splits."""
+    """What d splits: samples, as the depth of 2.5d does, or each sequence, as context parallelism does."""
     impl: Impl = "ring"
     """Attention over a split sequence."""
+    ulysses_size: int = 1
+    """Of impl "hybrid": neighbouring ranks of d that exchange heads; a ring leads over the others."""
+    zigzag: bool = False
+    """Whether ranks of the ring store a piece from either end of a sequence, for equal work under a causal mask."""
     comm_overlap: bool = False
     """Whether collectives of a product are cut into parts that run under it."""
 
@@ -70,6 +74,26 @@ class Tensor:
     def x(self) -> int:
         """Ranks that split tokens."""
         return self.d * self.q
+
+    @property
+    def context(self) -> int:
+        """Ranks that split each sequence, beside those of y that keep the residual so."""
+        return self.d if self.split == "sequence" else 1
+
+    @property
+    def beside_context(self) -> int:
+        """Ranks that share a layer's weights; of mode 'sequence', context parallelism by another name, all."""
+        return self.size if self.mode == "sequence" else self.size // self.context
+
+    @property
+    def ulysses(self) -> int:
+        """Ranks of d that exchange pieces of the sequence for heads; they are neighbours."""
+        return {"ring": 1, "ulysses": self.context, "hybrid": self.ulysses_size}[self.impl]
+
+    @property
+    def ring(self) -> int:
+        """Ranks that keys and values are sent around; each stands for as many as exchange heads."""
+        return self.context // self.ulysses
 
     @property
     def size(self) -> int:

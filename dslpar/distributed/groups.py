@@ -13,7 +13,7 @@ messages a rank in a job of any size. A process by itself (world 1) needs no `in
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import replace
 from datetime import timedelta
@@ -58,6 +58,7 @@ class Groups:
         self._axes = {frozenset[str](): Axis(1, 0, (self.rank,), alone)}
         for names in _needed_axes(mesh):
             self._axes.setdefault(self._key(names), self._make_axis(names, timeout))
+        self._context = self._context_axes(lambda peers, name: _new_group(peers, timeout, name))
         self._by_names = self._axes_by_names()
 
     @classmethod
@@ -72,6 +73,7 @@ class Groups:
         for key in map(groups._key, _needed_axes(mesh)):
             peers = mesh.peers(rank, *key)
             groups._axes[key] = Axis(len(peers), peers.index(rank), peers)
+        groups._context = groups._context_axes(lambda peers, name: None)
         groups._by_names = groups._axes_by_names()
         return groups
 
@@ -98,7 +100,10 @@ class Groups:
         return place_name(held, pipe, self.coord["data"], self.axis("tensor").index)
 
     def axis(self, *names: str) -> Axis:
-        """Return the group over axes: any of d q y z, "x", "tensor", "data", "pipe", "model", or ("data", "d")."""
+        """Return the group over axes: any of d q y z, "x", "tensor", "data", "pipe", "model", or ("data", "d").
+
+        In context parallelism d is two axes as well: "ulysses", of neighbours, and "ring", over what those store.
+        """
         known = self._by_names.get(names)
         return self._axes[self._key(names)] if known is None else known
 
@@ -130,7 +135,24 @@ class Groups:
         """Look up what layers ask for in each forward, in any order: torch.compile guards a table that never grows."""
         orders = (names for length in range(1, len(TENSOR_AXES) + 1) for names in permutations(TENSOR_AXES, length))
         named = ((), ("tensor",), ("x",), ("data",), ("pipe",), ("model",), ("pipe", "data", "tensor"))
-        return {names: self._axes[self._key(names)] for names in (*orders, *named)}
+        return {names: self._axes[self._key(names)] for names in (*orders, *named)} | self._context
+
+    def _context_axes(
+        self, new_group: Callable[[Sequence[int], str], dist.ProcessGroup | None]
+    ) -> dict[tuple[str, ...], Axis]:
+        """Return what exchanges heads and what is a ring: all of d and nothing, or of `hybrid` two groups across d."""
+        whole, alone = self._axes[self._key(("d",))], self._axes[frozenset()]
+        ulysses, ring = self.tensor.ulysses, self.tensor.ring
+        if 1 in (ulysses, ring):
+            return {("ulysses",): whole if ring == 1 else alone, ("ring",): whole if ring > 1 else alone}
+        place, turn = whole.index % ulysses, whole.index // ulysses
+        found: dict[tuple[str, ...], Axis] = {}
+        for name, index, peers in (
+            ("ulysses", place, whole.peers[turn * ulysses : (turn + 1) * ulysses]),
+            ("ring", turn, whole.peers[place::ulysses]),
+        ):
+            found[name,] = Axis(len(peers), index, peers, new_group(peers, name))
+        return found
 
     def _key(self, names: tuple[str, ...]) -> frozenset[str]:
         """Return the named axes that have more than one rank: an axis of one adds nobody to the group."""

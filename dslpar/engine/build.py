@@ -21,11 +21,13 @@ from dslpar.engine import gradient_handlers, optimizers, partition
 from dslpar.engine.compiled_layers import compile_layers
 from dslpar.engine.engine import Engine
 from dslpar.engine.host_reads import HostReads
+from dslpar.engine.loss_by_chunks import loss_by_chunks
 from dslpar.engine.model import model_from_job
 from dslpar.engine.offloaded_adam import choose_adam
 from dslpar.engine.pipeline_module import Pipeline, pipeline_module
 from dslpar.engine.user_optimizer import OptimizerOrFactory, resolve_user_optimizer
 from dslpar.engine.vector_reduction import VectorReduction, defer_vectors
+from dslpar.layers.block import Block
 from dslpar.layers.gradient_accumulation_fusion import enable_accumulation_fusion
 from dslpar.layers.parameter import external_parameters
 from dslpar.layout.deepspeed_config import ds_config, overlaps_param_gather, overlaps_reduction
@@ -63,8 +65,13 @@ def build_engine(
     model = model or model_from_job(job)
     handlers = gradient_handlers.handler_classes(job)
     job, layers = partition.partition_layers(job, model, groups)
+    by_chunks, layers = loss_by_chunks(job, model, groups, layers)
     loss_fn = model.loss(groups)
     module = _build_module(job, layers, loss_fn, groups)
+    if (checkpointing := job.spec.activation_checkpoint) is not None:
+        module.offloads_inputs = checkpointing.offload
+        for block in (each for each in module.modules() if isinstance(each, Block)):
+            block.mlp_chunks = checkpointing.mlp_chunks
     # Before DeepSpeed sees the module: there, a stage without parameters raises on its own ranks, and the others wait
     # for it (DeepSpeed's issue 1522).
     partition.check_module(job, module, groups)
@@ -107,7 +114,7 @@ def build_engine(
     if job.spec.zero.stage == 3:
         deepspeed_patches.register_external_parameters(external_parameters(module))
     gradient_handlers.install(ds_engine, handlers)  # last: a step begins with them, and norms are of what they leave
-    return engine_class(job, groups, ds_engine, model, all_counted, host_reads)
+    return engine_class(job, groups, ds_engine, model, all_counted, host_reads, by_chunks)
 
 
 def parameter_groups(module: nn.Module) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import socket
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -33,6 +33,7 @@ from dslpar.distributed.parameter_gather import finish_gathers
 from dslpar.engine import executor, pipeline_module
 from dslpar.engine.executor import LossFn, concatenate
 from dslpar.engine.host_reads import HostReads
+from dslpar.engine.loss_by_chunks import LossByChunks
 from dslpar.engine.micro_batches import MicroBatch, check_sizes, to_device, with_denominator
 from dslpar.engine.pipeline_executor import PipelineExecutor
 from dslpar.layers.dropout import seed_generators
@@ -78,9 +79,10 @@ class Engine:
         model: LayeredModel,
         all_counted: bool,
         host_reads: HostReads,
+        by_chunks: LossByChunks | None = None,
     ) -> None:
         self.job, self.groups, self.deepspeed, self._model = job, groups, ds_engine, model
-        self.host_reads = host_reads
+        self.host_reads, self._by_chunks = host_reads, by_chunks
         self._loss_fn, self._all_counted = model.loss(groups), all_counted
         self.grad_norm, self.lr, self.skipped = math.nan, math.nan, False
         self._step_pending = False
@@ -193,16 +195,25 @@ class Engine:
         counted = self._with_denominator(batches, criterion is not None)
         self._step_pending, self._unreduced = True, self._in_no_sync
         first, self._num_batches = self._num_batches * self.job.batch.accumulation, self._num_batches + 1
-        loss_fn, reduce = criterion or self._loss_fn, not self._in_no_sync
+        reduce = not self._in_no_sync
 
         def seed(index: int) -> None:
             self._seed_micro_batch(first + index)
 
-        if self._pipeline is not None:
-            result = self._pipeline.forward_backward(loss_fn, counted, seed, keep_outputs, reduce)
-        else:
-            result = executor.forward_backward(self.deepspeed, loss_fn, counted, seed, keep_outputs, reduce, not adds)
+        with self._loss(criterion, keep_outputs) as loss_fn:
+            if self._pipeline is not None:
+                result = self._pipeline.forward_backward(loss_fn, counted, seed, keep_outputs, reduce)
+            else:
+                result = executor.forward_backward(
+                    self.deepspeed, loss_fn, counted, seed, keep_outputs, reduce, not adds
+                )
         return self._results(result, batches, keep_outputs)
+
+    def _loss(self, criterion: LossFn | None, keep_outputs: bool) -> AbstractContextManager[LossFn]:
+        """Return the loss of this call: by chunks of tokens where that is asked for, and nobody reads the logits."""
+        if self._by_chunks is None or criterion is not None or keep_outputs:
+            return nullcontext(criterion or self._loss_fn)
+        return self._by_chunks.in_use()
 
     def forward(
         self, micro_batches: Iterable[MicroBatch], keep_outputs: bool = False, criterion: LossFn | None = None
@@ -210,11 +221,11 @@ class Engine:
         """Run micro-batches forward alone, in evaluation mode; `keep_outputs`, `criterion` as in `forward_backward`."""
         batches = self._prepare_batches(micro_batches)
         counted = self._with_denominator(batches, criterion is not None)
-        loss_fn = criterion or self._loss_fn
-        if self._pipeline is not None:
-            result = self._pipeline.forward_only(loss_fn, counted, keep_outputs)
-        else:
-            result = executor.forward_only(self.deepspeed, loss_fn, counted, keep_outputs)
+        with self._loss(criterion, keep_outputs) as loss_fn:
+            if self._pipeline is not None:
+                result = self._pipeline.forward_only(loss_fn, counted, keep_outputs)
+            else:
+                result = executor.forward_only(self.deepspeed, loss_fn, counted, keep_outputs)
         loss, output, label = self._results(result, batches, keep_outputs)
         return Output(loss.item(), output, label)
 

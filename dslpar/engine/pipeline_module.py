@@ -54,6 +54,8 @@ class Pipeline(PipelineModule):  # type: ignore[misc]
     """As `models.LayeredModule` has it."""
     micro_batch_seed: int | None = None
     """Likewise."""
+    offloads_inputs: bool = False
+    """Likewise."""
 
     def __init__(
         self,
@@ -104,7 +106,8 @@ class Pipeline(PipelineModule):  # type: ignore[misc]
         It replaces DeepSpeed's forward, which recomputes by ranges of all layers, not of blocks.
         """
         seed = self.micro_batch_seed if self.training else None
-        return run_layers(forward_steps(self._layers_of(self.stage), self.parameter_gather, seed), x, self._interval)
+        steps = forward_steps(self._layers_of(self.stage), self.parameter_gather, seed)
+        return run_layers(steps, x, self._interval, self.offloads_inputs)
 
     def built_layers(self) -> list[tuple[models.LayerSpec, nn.Module]]:
         """Return the layers of this rank's stages in their order, each with its module."""

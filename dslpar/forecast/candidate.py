@@ -20,7 +20,7 @@ from dslpar.forecast.workload import Habits, Workload, habits_of, workload_of
 from dslpar.layout.batch import Batch, Sizes, batch_of, requested_batch
 from dslpar.layout.chunks import Chunks
 from dslpar.layout.modes import cuboid_of
-from dslpar.layout.resolve import Job, auto_counts, method_of, pipeline_of, tensor_of
+from dslpar.layout.resolve import Job, auto_counts, heads_of, method_of, pipeline_of, tensor_of
 from dslpar.layout.schedule import Schedule
 from dslpar.schema.sections import PipelineParallel, Spec, TensorParallel
 
@@ -59,6 +59,11 @@ def _differing(one: object, other: object) -> int:
 NO_TENSOR = TensorParallel(size=1)
 
 
+def cuboid_in(job: Job, tensor: TensorParallel) -> Tensor:
+    """Return the cuboid of a tensor group, beside the context parallelism of a job."""
+    return cuboid_of(tensor, job.spec.parallel.context, heads_of(job.spec.model))
+
+
 def candidate_of(job: Job) -> Candidate:
     """Return the settings of a job."""
     checkpoint = job.spec.activation_checkpoint
@@ -91,7 +96,7 @@ class Workloads:
         """Return the cuboid of ranks of a tensor group."""
         found = self._cuboids.get(tensor)
         if found is None:
-            found = self._cuboids[tensor] = cuboid_of(tensor)
+            found = self._cuboids[tensor] = cuboid_in(self.job, tensor)
         return found
 
     def counts(self, candidate: Candidate) -> tuple[int, ...]:
@@ -189,7 +194,7 @@ def settings(job: Job, candidate: Candidate) -> dict[str, str]:
 def _data_settings(job: Job, candidate: Candidate) -> dict[str, str]:
     """Return what leaves out the number of replicas, where the config states one that is another now."""
     spec = job.spec
-    if job.mesh.world_size // (candidate.pipe * candidate.tensor.size) == job.mesh.data:
+    if job.mesh.world_size // (candidate.pipe * cuboid_in(job, candidate.tensor).size) == job.mesh.data:
         return {}
     found = {"parallel.data": "None"} if spec.parallel.data.size is not None else {}
     if (spec.train.dist.data_parallel_size or 1) > 1:
@@ -244,8 +249,8 @@ def _schedule_settings(spec: Spec, candidate: Candidate) -> dict[str, str]:
 
 def _batch_settings(job: Job, candidate: Candidate) -> dict[str, str]:
     """Return the sizes to set so that the global batch stays: as few as will do."""
-    spec, cuboid = job.spec, cuboid_of(candidate.tensor)
-    data = job.mesh.world_size // (candidate.pipe * candidate.tensor.size)
+    spec, cuboid = job.spec, cuboid_in(job, candidate.tensor)
+    data = job.mesh.world_size // (candidate.pipe * cuboid.size)
     whole, micro = job.batch.global_size, candidate.micro_size
     wanted = Batch(global_size=whole, micro_size=micro, accumulation=whole // (data * micro))
     of_schedule = spec.batch.accumulation is None and spec.schedule is not None and spec.schedule.num_microbatches

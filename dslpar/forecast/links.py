@@ -57,12 +57,15 @@ class Group(NamedTuple):
 
 
 def group_of(mesh: Mesh, nodes: Nodes, *axes: str) -> Group:
-    """Return the groups over some axes (of `d q y z`, not their common names).
+    """Return the groups over some axes (of `d q y z`, not their common names), or over a part of d: ulysses, ring.
 
     They are alike on all ranks where sizes divide by each other.
     """
     size = inner = 1
-    sizes, strides, per_node = mesh.sizes, mesh.strides, nodes.per_node
+    per_node, tensor = nodes.per_node, mesh.tensor
+    neighbour = mesh.strides["d"]
+    sizes = {**mesh.sizes, "ulysses": tensor.ulysses, "ring": tensor.ring}
+    strides = {**mesh.strides, "ulysses": neighbour, "ring": neighbour * tensor.ulysses}
     for axis in axes:
         length, room = sizes[axis], per_node // strides[axis]
         size *= length

@@ -93,12 +93,9 @@ def attention(
     outward = linear(tensor, tokens, hidden_size, hidden_size, role="outward", bias=bias)
     result = _inner(tensor, tokens, hidden_size)
     core = _inner(tensor, tokens, hidden_size + 2 * kv_size)
-    split = tensor.split == "sequence" and tensor.x > 1
-    # Over a split sequence the result crosses ranks (ulysses), or gets another memory layout (ring; grouped queries
-    # once more), before the projection back takes it: a second copy lives.
-    if split or (tensor.z > 1 and tensor.keep in ("x", "both")):
-        core += result
-    if split and tensor.impl == "ring" and kv_size < hidden_size:
+    # Before the projection back takes it, the result crosses ranks: those that exchanged its tokens for heads, or those
+    # of z that gather it. A second copy lives.
+    if tensor.ulysses > 1 or (tensor.z > 1 and tensor.keep in ("x", "both")):
         core += result
     wide = _inner(tensor, tokens, num_heads)
     return inward + LayerMemory(weights=0, saved=Saved(elements=core, wide=wide)) + outward

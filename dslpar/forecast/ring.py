@@ -133,12 +133,6 @@ def all_to_all(tensor: Tensor, letters: Letters, elements: Number) -> Traffic:
     return _ring("all_to_all", tensor, letters, elements)
 
 
-def send(tensor: Tensor, letters: Letters, elements: Number) -> Traffic:
-    """Send `elements` to one other rank along the axis."""
-    name, size = _axis(tensor, letters)
-    return Traffic({("send", name): elements if size > 1 else 0})
-
-
 def _ring(collective: str, tensor: Tensor, letters: Letters, elements: Number) -> Traffic:
     name, size = _axis(tensor, letters)
     return Traffic({(collective, name): ratio(elements, size) * (size - 1)})

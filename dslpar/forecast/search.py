@@ -22,7 +22,7 @@ from dslpar.forecast.candidate import NO_TENSOR, Candidate, Workloads, is_of_lib
 from dslpar.forecast.plan import Forecast, Machine, forecast, forecast_if_it_fits
 from dslpar.layout.divisors import divisors, least_micro_size
 from dslpar.layout.family import conditions, is_chain
-from dslpar.layout.modes import MODES
+from dslpar.layout.modes import MODES, combines
 from dslpar.layout.resolve import offloads
 from dslpar.schema.sections import TensorParallel
 
@@ -149,7 +149,9 @@ def _series(workloads: Workloads, pins: Pins) -> Iterator[list[Alternatives]]:
 def _shapes(workloads: Workloads) -> Iterator[tuple[TensorParallel, int, list[int]]]:
     """Yield tensor parallelism, pipeline and micro-batches that go with the model, the world and the global batch."""
     job, model = workloads.job, workloads.job.spec.model
+    context = job.spec.parallel.context
     world, layers, chain = job.mesh.world_size, model.num_layers or 1, is_chain(model)
+    world //= context.size if context is not None else 1
     for size in divisors(world):
         for tensor in _legal_tensors(workloads, size):
             for pipe in divisors(world // size):
@@ -170,6 +172,8 @@ def _legal_tensors(workloads: Workloads, size: int) -> list[TensorParallel]:
     """
     job, own = workloads.job, workloads.own.tensor
     forms = [each for each in tensors(size, own) if not is_of_libai(job.spec) or each in _of_libai(size)]
+    context = job.spec.parallel.context
+    forms = [each for each in forms if context is None or combines(each, context)]
     legal = [
         each
         for each in forms
@@ -231,7 +235,7 @@ def _goes_with(
     With fewer micro-batches than stages, ranks are idle for most of a step: not tried, unless it is so now.
     """
     job, own = workloads.job, workloads.own
-    count = job.batch.global_size * pipe * tensor.size // (job.mesh.world_size * micro_size)
+    count = job.batch.global_size * pipe * workloads.cuboid(tensor).size // (job.mesh.world_size * micro_size)
     if count < pipe:
         return not split and chunks == 1 and (pipe, micro_size) == (own.pipe, own.micro_size)
     return chunks == 1 or count % pipe == 0
@@ -240,7 +244,7 @@ def _goes_with(
 def _stages_of_zero(workloads: Workloads, tensor: TensorParallel, pipe: int) -> list[int]:
     """Return the stages worth trying: 1 holds less than 0 and sends as much."""
     own = workloads.own.zero
-    data = workloads.job.mesh.world_size // (pipe * tensor.size)
+    data = workloads.job.mesh.world_size // (pipe * workloads.cuboid(tensor).size)
     if own == 0 and workloads.job.spec.gradient_handler:
         return [0]  # handlers need whole gradients
     if offloads(workloads.job.spec, "param"):

@@ -36,7 +36,6 @@ from dslpar.forecast.ring import (
     all_to_all,
     ratio,
     reduce_scatter,
-    send,
 )
 from dslpar.layout.divisors import ranks, vocabulary
 from dslpar.layout.sharding import Letters, inner_cuts, residual_cuts
@@ -165,16 +164,16 @@ def attention(
 
 def _sequence_attention(tensor: Tensor, tokens: Number, q_size: int, kv_size: int) -> LayerTraffic:
     """Count what attention over a split sequence sends; causal or not, it is the same."""
-    if tensor.split != "sequence" or tensor.x == 1:
+    if tensor.context == 1:
         return LayerTraffic()
-    letters, n = ("d", "q"), tensor.x
-    pieces = n * ranks(tensor, inner_cuts(tensor).features)
-    if tensor.impl == "ulysses":
-        exchanged = all_to_all(tensor, letters, ratio(2 * tokens * (q_size + kv_size), pieces))
-        return LayerTraffic(forward=exchanged, backward=exchanged)
+    pieces = ranks(tensor, inner_cuts(tensor).tokens + inner_cuts(tensor).features)
+    exchanging, passing = ("ulysses", "ring") if tensor.impl == "hybrid" else ("d", "d")
+    exchanged, kv = ratio(2 * tokens * (q_size + kv_size), pieces), ratio(2 * tokens * kv_size, pieces)
+    exchange = Traffic({("all_to_all", exchanging): ratio(exchanged, tensor.ulysses) * (tensor.ulysses - 1)})
     # A ring passes keys and values n - 1 times; the backward does it again, and brings their gradients home in n.
-    kv = send(tensor, letters, ratio(2 * tokens * kv_size, pieces))
-    return LayerTraffic(forward=kv * (n - 1), backward=kv * (2 * n - 1))
+    home = tensor.ring if tensor.ring > 1 else 0
+    once = Traffic({("send", passing): kv * (tensor.ring - 1)})
+    return LayerTraffic(forward=exchange + once, backward=exchange + once + Traffic({("send", passing): kv * home}))
 
 
 def mlp(

@@ -32,6 +32,8 @@ from dslpar.layers.kv_cache import KeyValueCache
 from dslpar.layers.placement import inner_cuts, piece, residual_cuts
 from dslpar.layout.divisors import least_micro_size
 from dslpar.layout.resolve import Job
+from dslpar.layout.sharding import stored_runs
+from dslpar.layout.token_order import place_of
 from dslpar.models.layered import LayeredModule, LayerSpec
 from dslpar.policies.policy import DECODER_INPUTS
 
@@ -120,10 +122,10 @@ class InferenceModel:
         `stored` are logits [batch/x, sequence/x, V/n] as ranks have them: rows are gathered, never whole sequences.
         """
         tensor, coord, cuts = self.groups.tensor, self.groups.coord, inner_cuts(self.groups.tensor)
-        length = stored.shape[1]
-        own = position - piece(tensor, coord, cuts.sequence)[0] * length
+        length = stored.shape[1] * piece(tensor, coord, cuts.sequence)[1]
+        own = place_of(position, stored_runs(tensor, coord, cuts.sequence, length))
         # It lies on one of the ranks that have a piece of its sequence.
-        rows = stored[:, own] if 0 <= own < length else torch.zeros_like(stored[:, 0])
+        rows = torch.zeros_like(stored[:, 0]) if own is None else stored[:, own]
         rows = collectives.all_reduce(rows, self.groups.axis(*cuts.sequence))
         return unshard(self.groups, rows, (cuts.batch, cuts.features))[:, :vocab_size]
 

@@ -79,7 +79,11 @@ def least_micro_size(cuboid: Tensor) -> int:
 
 def batch(micro_size: int, cuboid: Tensor) -> Iterator[Condition]:
     """What the samples of a micro-batch divide by."""
-    cuts = [("d", "q") if cuboid.split == "batch" else (), residual_cuts(cuboid).batch, inner_cuts(cuboid).batch]
+    cuts = [
+        ("d", "q") if cuboid.split == "batch" else ("q",) if cuboid.q > 1 else (),
+        residual_cuts(cuboid).batch,
+        inner_cuts(cuboid).batch,
+    ]
     for axes in dict.fromkeys(cuts):
         yield cut("batch.micro_size", micro_size, cuboid, axes, "BAT102")
 
@@ -92,12 +96,21 @@ def attention(sizes: Attention, cuboid: Tensor) -> Iterator[Condition]:
 
 def heads(sizes: Attention, cuboid: Tensor) -> Iterator[Condition]:
     """What attention's heads divide by."""
-    axes = head_axes(cuboid)
-    yield cut("num_heads", sizes.num_heads, cuboid, axes, "TEN201")
+    yield _head_cut("num_heads", sizes.num_heads, cuboid, "TEN201")
     if sizes.num_kv_heads is not None:
-        yield cut("num_kv_heads", sizes.num_kv_heads, cuboid, axes, "TEN206")
+        yield _head_cut("num_kv_heads", sizes.num_kv_heads, cuboid, "TEN206")
         why = f"num_kv_heads = {sizes.num_kv_heads}"
         yield Condition("num_heads", sizes.num_heads, sizes.num_kv_heads, why, "TEN207")
+
+
+def _head_cut(key: str, count: int, cuboid: Tensor, code: str) -> Condition:
+    """A number of heads; those of a tensor rank are shared out once more where ranks exchange tokens for heads."""
+    each = cut(key, count, cuboid, head_axes(cuboid), code)
+    if cuboid.ulysses == 1:
+        return each
+    axes = " * ".join([*(axis for axis in head_axes(cuboid) if getattr(cuboid, axis) > 1), "ulysses"])
+    by = head_ranks(cuboid)
+    return each._replace(by=by, why=f"{axes} = {by}")
 
 
 def residual_features(size: int, cuboid: Tensor, key: str = "hidden_size") -> Iterator[Condition]:
@@ -184,9 +197,7 @@ def ranks(cuboid: Tensor, axes: Axes) -> int:
 
 
 def head_axes(cuboid: Tensor) -> Axes:
-    """What attention's heads are shared out over; Ulysses shares those of a rank out once more."""
-    if cuboid.split == "sequence" and cuboid.impl == "ulysses":
-        return ("y", "x")
+    """What attention's heads are cut over, as inner features."""
     return _cutting(cuboid, inner_cuts(cuboid).features)
 
 
@@ -215,7 +226,7 @@ def _cutting(cuboid: Tensor, axes: Axes) -> Axes:
 
 def head_ranks(cuboid: Tensor) -> int:
     """Return the ranks that share attention's heads."""
-    return ranks(cuboid, head_axes(cuboid))
+    return ranks(cuboid, head_axes(cuboid)) * cuboid.ulysses
 
 
 # Numbers ----------------------------------------------------------------------------------------------------------

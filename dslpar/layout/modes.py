@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Literal
 
+from dslpar.core.frozen import replace
 from dslpar.core.mesh import Inner, Keep, Residual, Tensor
 from dslpar.core.named_tuple import NamedTuple
 from dslpar.layout.decision import Decision
-from dslpar.schema.sections import TensorParallel
+from dslpar.layout.divisors import head_ranks
+from dslpar.schema.sections import ContextParallel, TensorParallel
 
 Axes = tuple[int, int, int, int]
 
@@ -49,6 +50,7 @@ MODES: Mapping[str, TensorMode] = {
     "2d": TensorMode(_squares, "hidden", options=_OVERLAP),
     "2.5d": TensorMode(lambda tensor: _squares(tensor, tensor.depth or 1), "hidden", options=("depth", *_OVERLAP)),
     "3d": TensorMode(_cube, "batch", "none", "batch", options=("residual", "inner", *_OVERLAP)),
+    # Context parallelism by another name, from before it could stand beside other modes.
     "sequence": TensorMode(lambda tensor: (tensor.size, 1, 1, 1), "replicated", options=("impl",)),
     "cuboid": TensorMode(_shaped, "hidden", "none", options=("shape", "residual", "inner", *_OVERLAP)),
 }
@@ -65,13 +67,60 @@ def options_of(tensor: TensorParallel) -> dict[str, Decision]:
     return decided | given
 
 
-def cuboid_of(tensor: TensorParallel | None) -> Tensor:
-    """Return the cuboid that a legal TensorParallel requests; one rank for None, or for size 1 without a mode."""
+class Heads(NamedTuple):
+    """What of a model's attention decides how context parallelism splits it."""
+
+    num_heads: int | None = None
+    """Of queries; None: not known."""
+    num_kv_heads: int | None = None
+    """Of keys and values; None: as many as of queries."""
+    is_causal: bool = False
+    """Whether tokens attend to none that come after them."""
+
+
+UNKNOWN_HEADS = Heads()
+
+
+def cuboid_of(
+    tensor: TensorParallel | None, context: ContextParallel | None = None, heads: Heads = UNKNOWN_HEADS
+) -> Tensor:
+    """Return the cuboid that legal sections request; one rank for None, or for size 1 without a mode."""
+    if context is not None and context.size > 1 and (tensor is None or tensor.size == 1):
+        tensor = TensorParallel(size=context.size, mode="sequence", impl=context.impl)
     if tensor is None or tensor.mode is None:
         return Tensor()
     axes = MODES[tensor.mode].axes(tensor)
     assert axes is not None, "a size that lint would have refused"
     d, q, y, z = axes
     options = {name: decision.value for name, decision in options_of(tensor).items()}
-    split: Literal["batch", "sequence"] = "sequence" if tensor.mode == "sequence" else "batch"
-    return Tensor(d=d, q=q, y=y, z=z, mode=tensor.mode, split=split, comm_overlap=bool(tensor.comm_overlap), **options)
+    cuboid = Tensor(d=d, q=q, y=y, z=z, mode=tensor.mode, comm_overlap=bool(tensor.comm_overlap), **options)
+    if tensor.mode == "sequence":
+        cuboid = replace(cuboid, split="sequence")
+    elif context is not None and context.size > 1:
+        assert d == 1, "a mode that lint would have refused"
+        cuboid = replace(cuboid, d=context.size, split="sequence", impl=context.impl or "ring")
+    if cuboid.impl == "hybrid":
+        cuboid = replace(cuboid, ulysses_size=ulysses_size_of(context, cuboid, heads).value)
+    return replace(cuboid, zigzag=heads.is_causal and cuboid.ring > 1)
+
+
+ON_ITS_AXIS: Mapping[str, str] = {
+    "sequence": "is context parallelism by another name",
+    "2.5d": "has its depth on the same axis",
+}
+"""Modes that do not go with context parallelism, and why."""
+
+
+def combines(tensor: TensorParallel | None, context: ContextParallel) -> bool:
+    """Return whether context parallelism goes with a mode."""
+    return context.size == 1 or tensor is None or tensor.size == 1 or tensor.mode not in ON_ITS_AXIS
+
+
+def ulysses_size_of(context: ContextParallel | None, cuboid: Tensor, heads: Heads) -> Decision:
+    """Decide over how many neighbouring ranks `hybrid` exchanges heads: the most that the heads of keys allow."""
+    if context is not None and context.ulysses_size is not None:
+        return Decision(context.ulysses_size)
+    each = [count for count in (heads.num_heads, heads.num_kv_heads) if count is not None]
+    shared = math.gcd(*each) // head_ranks(replace(cuboid, split="batch")) if each else 1
+    why = f"the most ranks of {cuboid.d} that {shared} heads of keys, those of a tensor rank, divide over"
+    return Decision(math.gcd(cuboid.d, shared), why, ("parallel.context.size",))

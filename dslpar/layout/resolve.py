@@ -16,7 +16,7 @@ from dslpar.layout.chunks import Chunks
 from dslpar.layout.decision import Decision
 from dslpar.layout.family import pipeline_weights
 from dslpar.layout.listed_layers import are_all_of_torch
-from dslpar.layout.modes import cuboid_of
+from dslpar.layout.modes import Heads, cuboid_of
 from dslpar.layout.schedule import Schedule
 from dslpar.layout.stages import Counts, Weights, automatic, counts_of, ids_of
 from dslpar.schema.sections import Model, OtherModel, PipelineParallel, Spec, TensorParallel
@@ -64,7 +64,7 @@ class Job:
 
 def resolve(spec: Spec, world_size: int, path: str = "", trusted: tuple[str, ...] = ()) -> Job:
     """Decide everything; the spec has passed the linter for this world."""
-    pipeline, cuboid = pipeline_of(spec), cuboid_of(tensor_of(spec))
+    pipeline, cuboid = pipeline_of(spec), cuboid_of(tensor_of(spec), spec.parallel.context, heads_of(spec.model))
     num_stages = pipeline.size if pipeline else 1
     sizes = Sizes(data_size=data_size_of(world_size, num_stages, cuboid.size).value, cuboid=cuboid)
     mesh = Mesh(pipe=num_stages, data=sizes.data_size, tensor=cuboid, order=spec.parallel.order or STANDARD_ORDER)
@@ -110,6 +110,16 @@ def tensor_of(spec: Spec) -> TensorParallel | None:
         return spec.parallel.tensor
     size = spec.train.dist.tensor_parallel_size or 1
     return TensorParallel(size=size, mode="1d") if size > 1 else None
+
+
+def heads_of(model: Model | OtherModel) -> Heads:
+    """Return what a model's attention is, as far as its section tells."""
+    if isinstance(model, Model):
+        return Heads(getattr(model, "num_heads", None), getattr(model, "num_kv_heads", None), model.is_causal)
+    config = model.transformers
+    if config is None:
+        return Heads()
+    return Heads(config.size("heads"), config.size("kv_heads"), config.is_causal)
 
 
 # Pipeline ---------------------------------------------------------------------------------------------------------

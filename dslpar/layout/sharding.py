@@ -1,8 +1,9 @@
 """Which axes of the cuboid cut weights and activations: those of the residual stream, and those inside a layer.
 
 An inward layer leads from the residual to inner features, an outward one back. Axis x (its letters are d and q) splits
-tokens, y inner features, z the features of the residual; how the residual is kept over y, and inner activations over z,
-is the mode's choice. The layers' placements, the divisors and the closed forms of memory and traffic all read this.
+tokens: q samples, d samples too or, in context parallelism, each sequence. y splits inner features, z the features of
+the residual; how the residual is kept over y, and inner activations over z, is the mode's choice. The layers'
+placements, the divisors and the closed forms of memory and traffic all read this.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Mapping
 
 from dslpar.core.mesh import TENSOR_AXES, Tensor
 from dslpar.core.named_tuple import NamedTuple
+from dslpar.layout.token_order import Runs, runs
 
 Letters = tuple[str, ...]
 """Axes of the cuboid: "d", "q", "y", "z"."""
@@ -45,10 +47,10 @@ class Cuts(NamedTuple):
 def residual_cuts(tensor: Tensor) -> Cuts:
     """Return how the residual stream is stored; also what crosses a pipeline boundary."""
     over_y = {tensor.residual: ("y",)}
-    x = {tensor.split: ("d", "q")}
+    batch, sequence = _token_cuts(tensor)
     return Cuts(
-        batch=x.get("batch", ()) + over_y.get("batch", ()),
-        sequence=x.get("sequence", ()) + over_y.get("sequence", ()),
+        batch=batch + over_y.get("batch", ()),
+        sequence=sequence + over_y.get("sequence", ()),
         features=("z", *over_y.get("hidden", ())),
     )
 
@@ -56,12 +58,28 @@ def residual_cuts(tensor: Tensor) -> Cuts:
 def inner_cuts(tensor: Tensor) -> Cuts:
     """Return how qkv, the MLP's hidden layer and the logits are stored."""
     over_z = {tensor.inner: ("z",)}
-    x = {tensor.split: ("d", "q")}
+    batch, sequence = _token_cuts(tensor)
     return Cuts(
-        batch=x.get("batch", ()) + over_z.get("batch", ()),
-        sequence=x.get("sequence", ()),
+        batch=batch + over_z.get("batch", ()),
+        sequence=sequence,
         features=("y", *over_z.get("heads", ())),
     )
+
+
+def _token_cuts(tensor: Tensor) -> tuple[Letters, Letters]:
+    """Return what of x cuts the batch, and what each sequence."""
+    return (("q",), ("d",)) if tensor.split == "sequence" else (("d", "q"), ())
+
+
+def stored_runs(tensor: Tensor, coord: Mapping[str, int], letters: Letters, length: int) -> Runs:
+    """Return which tokens of a sequence of `length` the rank at `coord` stores, where `letters` cut it."""
+    index, count = piece(tensor, coord, letters)
+    return runs(length, ring_of(tensor, letters), index, count)
+
+
+def ring_of(tensor: Tensor, letters: Letters) -> int:
+    """Return over how many ranks the tokens of a sequence that `letters` cut stand in zigzag; 1: as they follow."""
+    return tensor.ring if tensor.zigzag and "d" in letters else 1
 
 
 def piece(tensor: Tensor, coord: Mapping[str, int], letters: Letters) -> tuple[int, int]:

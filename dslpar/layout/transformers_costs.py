@@ -103,7 +103,7 @@ class _Counted:
 
     def __init__(self, config: TransformersConfig) -> None:
         self.config = config
-        self.is_causal = config.model.endswith(("ForCausalLM", "LMHeadModel"))
+        self.is_causal = config.is_causal
 
     def parts(self) -> Iterator[str]:
         """The parts that are no blocks."""

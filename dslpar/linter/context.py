@@ -7,6 +7,7 @@ rule: its mistake has a finding already. `cx.world` does the same where no world
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -17,8 +18,8 @@ from dslpar.core.project import trusted_packages
 from dslpar.language.load import Config
 from dslpar.layout.batch import Batch, batch_of, requested_batch
 from dslpar.layout.chunks import Chunks
-from dslpar.layout.modes import MODES, cuboid_of
-from dslpar.layout.resolve import Job, chunks_of, pipeline_of, resolve, tensor_of
+from dslpar.layout.modes import MODES, UNKNOWN_HEADS, combines, cuboid_of
+from dslpar.layout.resolve import Job, chunks_of, heads_of, pipeline_of, resolve, tensor_of
 from dslpar.linter.problem import Problem, UnknownValueError
 from dslpar.schema import sections
 from dslpar.schema.datasets import BlendData, Data, part_key
@@ -343,7 +344,9 @@ class Context:
 
     @property
     def tensor_key(self) -> str:
-        """The key that gives the size of tensor parallelism."""
+        """The key that gives the size of tensor parallelism; of context parallelism where there is no other."""
+        if self.tensor is None and self.from_parallel("context"):
+            return "parallel.context.size"
         return "parallel.tensor.size" if self.from_parallel("tensor") else "train.dist.tensor_parallel_size"
 
     @property
@@ -361,7 +364,16 @@ class Context:
                 raise UnknownValueError("parallel.tensor")
             if tensor.mode == "2.5d" and tensor.depth is None and tensor.size > 1:
                 raise UnknownValueError("parallel.tensor.depth")
-        return cuboid_of(tensor)
+        context = self.spec.parallel.context
+        if context is not None:
+            if not combines(tensor, context):
+                raise UnknownValueError("parallel.context")
+            if context.size % (context.ulysses_size or 1):
+                raise UnknownValueError("parallel.context.ulysses_size")
+        heads = UNKNOWN_HEADS
+        with suppress(UnknownValueError):  # sizes of ranks are known without a model
+            heads = heads_of(self.spec.model)
+        return cuboid_of(tensor, context, heads)
 
     @cached_property
     def tensor_size(self) -> int:
@@ -370,6 +382,12 @@ class Context:
             return self.cuboid.size
         tensor = self.tensor
         return tensor.size if tensor is not None else 1
+
+    @property
+    def context_beside(self) -> int:
+        """Ranks of context parallelism that are beside those of tensor parallelism; 1 where it is all there is."""
+        context = self.spec.parallel.context
+        return context.size if context is not None and self.tensor is not None else 1
 
     @cached_property
     def data_size(self) -> int:

@@ -84,10 +84,11 @@ def of_half_precision(value: object, view: View, row: Row) -> Outcome:
 
 
 def tensor_size(value: object, view: View, row: Row) -> Outcome:
-    """Convert the size of a tensor group; the argument is what goes with it."""
+    """Convert the size of a tensor or context group; the argument is what goes with it."""
     if value == 1:
         return dropped("1: none")
-    also = {f"parallel.tensor.{key}": item for key, item in ast.literal_eval(row.argument).items()}
+    section = row.to.rpartition(".")[0]
+    also = {f"{section}.{key}": item for key, item in ast.literal_eval(row.argument).items()}
     return changed(row.to, value, "only layers of dslpar's are partitioned", also)
 
 

@@ -60,11 +60,17 @@ def tensor_size(value: float, view: View, row: Row) -> Outcome:
 @number
 def context_parallel(value: float, view: View, row: Row) -> Outcome:
     """Convert the size of context parallelism."""
-    if value == 1:
-        return dropped("1: none")
-    if (view.any_of("tensor_model_parallel_size", "model_parallel_size") or 1) != 1:
-        return needed("dslpar's mode 'sequence' does not go with tensor parallelism", row.to)
-    return changed(row.to, value, "the sequence is split: mode 'sequence'", {"parallel.tensor.mode": "sequence"})
+    return dropped("1: none") if value == 1 else row.as_is(value)
+
+
+def context_type(value: object, view: View, row: Row) -> Outcome:
+    """Convert how context parallelism communicates."""
+    if (view.any_of("context_parallel_size") or 1) == 1:
+        return dropped("without context parallelism it has no effect")
+    impl = {"p2p": "ring", "a2a": "ulysses", "a2a+p2p": "hybrid"}.get(str(value))
+    if impl is None:
+        return needed(f"{value!r}: of dslpar's three, 'ring' sends as little as can be overlapped", row.to)
+    return changed(row.to, impl, f"Megatron-LM's {value!r}")
 
 
 def sequence_parallel(value: object, view: View, row: Row) -> Outcome:

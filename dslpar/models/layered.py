@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -105,8 +105,19 @@ Finish = Callable[[nn.Module], nn.Module]
 """What is done to a layer as soon as it is initialized: ZeRO 3 shards it before the next one takes memory."""
 
 
+class VocabularyHead(NamedTuple):
+    """The head over a vocabulary, which a model's last layers are, and whose loss is cross-entropy."""
+
+    layer: str
+    """Name of the first layer of it; those after it take a token's logits by themselves."""
+    vocab_size: int
+
+
 class LayeredModel(ABC):
     """A model that can be cut into pipeline stages."""
+
+    vocabulary_head: VocabularyHead | None = None
+    """Its head, where it has one and no other output."""
 
     @abstractmethod
     def layers(self, groups: Groups) -> list[LayerSpec]:
@@ -143,6 +154,8 @@ class LayeredModule(nn.Module):
     """What brings the weights of the last step, where a forward begins before all are there."""
     micro_batch_seed: int | None = None
     """What a forward in training mode draws from; None: torch's generator as it stands."""
+    offloads_inputs: bool = False
+    """Whether the stored input of recomputed layers waits in the host's memory."""
 
     def __init__(self, specs: list[LayerSpec], interval: int = 0) -> None:
         super().__init__()
@@ -155,7 +168,8 @@ class LayeredModule(nn.Module):
         """[batch, sequence] ids to the logits [batch, sequence, V], as each rank stores them."""
         layers = ((position, spec, layer) for position, (spec, layer) in enumerate(self.built_layers()))
         seed = self.micro_batch_seed if self.training else None
-        return run_layers(forward_steps(layers, self.parameter_gather, seed), x, self.interval)
+        steps = forward_steps(layers, self.parameter_gather, seed)
+        return run_layers(steps, x, self.interval, self.offloads_inputs)
 
     def built_layers(self) -> list[tuple[LayerSpec, nn.Module]]:
         """Return the layers in their order, each with its module; a tied one with its owner's."""

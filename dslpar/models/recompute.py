@@ -9,11 +9,13 @@ the backward by torch's own non-reentrant checkpoint, which restores torch's gen
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from itertools import groupby
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
 
@@ -25,11 +27,19 @@ class Step(NamedTuple):
     """Whether it may run again in the backward."""
 
 
-def run_layers(steps: Sequence[Step], x: Tensor, interval: int) -> Tensor:
-    """Return the last layer's output. `interval` layers are a group; 0: everything is stored."""
+def run_layers(steps: Sequence[Step], x: Tensor, interval: int, offload: bool = False) -> Tensor:
+    """Return the last layer's output. `interval` layers are a group; 0: everything is stored.
+
+    With `offload` what is stored of a recomputed group waits for the backward in the host's memory.
+    """
     for recomputed, group in recompute_groups(steps, interval if torch.is_grad_enabled() else 0):
-        # torch's reentrant kind gives a group no gradients where its input needs none, as ids do.
-        x = checkpoint(_apply, group, x, use_reentrant=False) if recomputed else _apply(group, x)
+        if not recomputed:
+            x = _apply(group, x)
+            continue
+        # What the group saves inside is recomputed: its input alone comes to be stored, and goes to the host.
+        with save_on_cpu(pin_memory=torch.cuda.is_available()) if offload else nullcontext():
+            # torch's reentrant kind gives a group no gradients where its input needs none, as ids do.
+            x = checkpoint(_apply, group, x, use_reentrant=False)
     return x
 
 

@@ -4,8 +4,9 @@ The mask door makes no mask: it returns a recipe of one, since what transformers
 residual, which may be cut along batch and sequence) has not the shape of what attends. The attention door makes it of
 the queries and keys that are there, once a micro-batch. Heads and samples are cut as inner activations are.
 
-Ring and ulysses attention take whole recipes alone (causal, or none, with padding): a window, a bias or a soft cap is
-refused by name. (transformers' registries are its own way for other kernels: vLLM and TGI come in by them.)
+Attention over a split sequence takes recipes that are known by positions (causal or not, a window, padding, documents):
+a bias or a soft cap is refused by name. (transformers' registries are its own way for other kernels: vLLM and TGI come
+in by them.)
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -36,8 +38,9 @@ from dslpar.layers import placement
 from dslpar.layers.attention import attend, causal_mask
 from dslpar.layers.dropout import shard_rng, shard_seed
 from dslpar.layers.kv_cache import cache_in_use, first_position
-from dslpar.layers.sequence import AttentionDropout, RingOptions, ring, ulysses
+from dslpar.layers.sequence import AttentionDropout, RingOptions, hybrid, ulysses
 from dslpar.layers.upcast import upcast
+from dslpar.layout.attention_blocks import Pattern
 
 IMPLEMENTATION = "dslpar"
 """Name of the doors in transformers' registries."""
@@ -58,7 +61,8 @@ _KNOWN = {
     *("scaling", "is_causal", "position_ids", "use_cache", "cache_position", "sliding_window"),
     *("output_attentions", "output_router_logits"),
 }
-"""What attention is called with that changes nothing in the ring: its mask says the window, and it may not have one."""
+"""What attention is called with that its mask says as well, or that changes nothing."""
+_SPLIT = "attention over a split sequence"
 _KNOWN_OF_WHOLE = _KNOWN | _ANYWHERE
 
 
@@ -105,6 +109,30 @@ class Recipe:
             options |= dict.fromkeys(_SKIPS, False) if first else {}
             self.made[key] = sdpa_mask(**lengths, q_offset=first, kv_offset=0, device=q.device, **options)
         return self.made[key]
+
+    @cached_property
+    def pattern(self) -> Pattern | None:
+        """What it is by positions alone: causal or not, with a window or without; None: something else.
+
+        A window's function is made anew for each mask, so it is known by what it gives at its edges.
+        """
+        if self.function in _PLAIN:
+            return Pattern(causal=self.function is causal_mask_function)
+        size = self.options.get("local_size")
+        if not isinstance(size, int):
+            return None
+        edges = torch.tensor([0, 1, 2, size - 1, size, size + 1, 2 * size, 2 * size + 1, 3 * size + 2])
+        queries, keys = edges[:, None], edges[None, :]
+        given = self.function(0, 0, queries, keys)
+        distance = queries - keys
+        causal, both_ways = (distance >= 0) & (distance < size), distance.abs() <= size
+        for expected, pattern in (
+            (causal, Pattern(causal=True, window=size)),
+            (both_ways, Pattern(causal=False, window=size + 1)),
+        ):
+            if torch.equal(torch.as_tensor(given).expand_as(expected), expected):
+                return pattern
+        return None
 
     def added(self, groups: Groups, x: Tensor) -> Tensor | None:
         """Return the mask that code adds to scores of inner activations [batch/x, sequence, features]; None: none."""
@@ -245,17 +273,19 @@ def _attend_pieces_of_sequences(
     causal = bool(getattr(module, "is_causal", True)) if causal is None else bool(causal)
     padding = None if mask is None or mask.padding is None else _samples(groups, mask.padding)
     cuts = placement.inner_cuts(groups.tensor)
-    axis = groups.axis(*cuts.sequence)
-    if groups.tensor.impl == "ulysses":
+    window = mask.pattern.window if mask is not None else None
+    if groups.tensor.ring == 1:
 
         def whole(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             with shard_rng(groups, cuts, q.device) if dropout else nullcontext():
-                return attend(q, k, v, causal=causal, mask=padding, dropout=dropout)
+                return attend(q, k, v, causal=causal, mask=padding, dropout=dropout, window=window)
 
-        y = ulysses(q, k, v, axis, whole)
+        y = ulysses(q, k, v, groups.axis("ulysses"), whole)
     else:
         seed = shard_seed(groups, cuts) if dropout else 0
-        y = ring(q, k, v, RingOptions(axis, causal, padding, AttentionDropout(dropout, seed)))
+        ring, zigzag = groups.axis("ring"), groups.tensor.zigzag
+        options = RingOptions(ring, causal, padding, AttentionDropout(dropout, seed), window, zigzag=zigzag)
+        y = hybrid(q, k, v, groups.axis("ulysses"), options)
     return y.transpose(1, 2)
 
 
@@ -270,11 +300,13 @@ def _refuse_unless_plain(module: nn.Module, mask: Any, kwargs: Mapping[str, Any]
     """Raise DslparError where ring and ulysses would compute something else than the model's attention."""
     name = type(module).__name__
     reasons = [f"{key}=" for key, value in kwargs.items() if key not in _KNOWN and value is not None]
-    if mask is not None and not (isinstance(mask, Recipe) and mask.function in _PLAIN):
-        reasons.append("a mask of its own, such as a window")
+    if mask is not None and not (isinstance(mask, Recipe) and mask.pattern is not None):
+        reasons.append("a mask of its own")
     if reasons:
-        message = f"{name} attends with {', '.join(reasons)}, and mode 'sequence' knows causal and padding masks alone"
-        raise_finding("TEN235", message, "another tensor mode, which attends to whole sequences", key="parallel.tensor")
+        message = (
+            f"{name} attends with {', '.join(reasons)}, and {_SPLIT} knows causal masks, windows and padding alone"
+        )
+        raise_finding("TEN235", message, "a layout that attends to whole sequences", key="parallel.context")
 
 
 AttentionInterface.register(IMPLEMENTATION, _attend)

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any, NoReturn
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from transformers import masking_utils
 
 from dslpar.core.catalog import raise_finding
 from dslpar.distributed.groups import Groups
@@ -110,12 +112,17 @@ class BlockCalls:
         """Run a decoder's forward on zeros, after it was run on something else: calls must be the same."""
         positions = first_position() + torch.arange(whole_length(groups, like), device=like.device)[None]
         sequence = placement.inner_cuts(groups.tensor).sequence
-        positions = placement.take(positions, 1, groups.tensor, groups.coord, sequence)
+        positions = placement.take_tokens(positions, 1, groups.tensor, groups.coord, sequence)
         length = positions.shape[1]
         given: dict[str, Tensor | None] = {"position_ids": positions}
         if mask is not None:
             given = {"position_ids": None if self.mask_use.positions else positions, "attention_mask": mask.long()}
         x = like.new_zeros(1, 1, 1).expand(1, length, like.shape[2])
+        # Where positions jump, as those of a zigzag do, transformers would see another document begin.
+        with patch.object(masking_utils, "find_packed_sequence_indices", lambda _: None, create=True):
+            self._run_twice(part, x, length, given)
+
+    def _run_twice(self, part: Any, x: Tensor, length: int, given: Mapping[str, Tensor | None]) -> None:
         if first_position():  # a sequence's first chunk has shown it
             self.skeleton.run(part, x, length, **given)
             return

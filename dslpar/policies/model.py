@@ -27,7 +27,7 @@ from dslpar.core.errors import DslparError
 from dslpar.distributed.groups import Groups
 from dslpar.layers import from_inner, placement
 from dslpar.layers.parameter import PlacedModule
-from dslpar.models.layered import LayeredModel, LayerSpec, Loss
+from dslpar.models.layered import LayeredModel, LayerSpec, Loss, VocabularyHead
 from dslpar.models.pretrained import Folder, PretrainedWeights
 from dslpar.policies import attention, modules, probe, tables
 from dslpar.policies.apply import Setting, apply, make_whole
@@ -40,7 +40,7 @@ from dslpar.policies.families import POLICIES
 from dslpar.policies.initialization import TransformersInit
 from dslpar.policies.lora import Adapters, as_lora
 from dslpar.policies.loss import ModelLoss, OwnLoss, vocabulary_loss, whole_loss
-from dslpar.policies.policy import as_policy
+from dslpar.policies.policy import DECODER_INPUTS, as_policy
 from dslpar.policies.saved import Saved
 from dslpar.policies.skeleton import Piece, Skeleton
 from dslpar.schema.sections import LoRA
@@ -169,6 +169,14 @@ class HuggingFaceModel(LayeredModel):
             build = partial(skeleton.part, ())
             specs.append(LayerSpec(name="logits", modules=(), build=build, forward=chain.run_logits))
         return specs
+
+    @property
+    def vocabulary_head(self) -> VocabularyHead | None:  # type: ignore[override]
+        """The head of a decoder whose logits are its one output."""
+        skeleton = self.skeleton
+        if not skeleton.head or skeleton.outline.outputs or self.policy.loss or self.policy.inputs != DECODER_INPUTS:
+            return None
+        return VocabularyHead(skeleton.head, self.vocab_size)
 
     def loss(self, groups: Groups) -> Loss:
         """Return cross-entropy: the sum over counted labels, by their number.

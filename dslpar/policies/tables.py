@@ -91,6 +91,6 @@ class Rows(Layer):
         assert weight is not None
         rows: Tensor = call_with(self.table[0], {"weight": weight}, *args, **kwargs)
         cuts = placement.residual_cuts(self.groups.tensor)
-        for dim, letters in enumerate((cuts.batch if rows.shape[0] > 1 else (), cuts.sequence)):
-            rows = placement.take(rows, dim, self.groups.tensor, self.groups.coord, letters)
-        return rows
+        tensor, coord = self.groups.tensor, self.groups.coord
+        rows = placement.take(rows, 0, tensor, coord, cuts.batch if rows.shape[0] > 1 else ())
+        return placement.take_tokens(rows, 1, tensor, coord, cuts.sequence)

@@ -49,6 +49,13 @@ def _option(name: str) -> Decide:
     return decide
 
 
+def _ulysses_size(subject: Subject) -> Decision | None:
+    cuboid, spec = subject.cx.cuboid, subject.reading.spec
+    if cuboid.impl != "hybrid":
+        return None
+    return modes.ulysses_size_of(spec.parallel.context, cuboid, resolve.heads_of(spec.model))
+
+
 # The cut over stages ----------------------------------------------------------------------------------------------
 
 
@@ -182,7 +189,9 @@ DECISIONS: Mapping[str, Decide] = {
     "parallel.pipeline.stage_ids": _cut("actual_ids"),
     "parallel.pipeline.counts": _cut("counts"),
     "parallel.tensor.size": lambda subject: Decision(
-        subject.cx.cuboid.size, "no tensor parallelism: each rank has whole layers", how="default"
+        subject.cx.cuboid.size // subject.cx.cuboid.context,
+        "no tensor parallelism: each rank has whole layers",
+        how="default",
     ),
     "parallel.tensor.mode": _mode,
     "parallel.tensor.shape": _shape,
@@ -190,6 +199,15 @@ DECISIONS: Mapping[str, Decide] = {
         Decision(subject.cx.cuboid.d, "left out: 1", how="default") if subject.cx.cuboid.mode == "2.5d" else None
     ),
     **{f"parallel.tensor.{name}": _option(name) for name in ("residual", "inner", "keep", "impl")},
+    "parallel.context.size": lambda subject: Decision(
+        subject.cx.cuboid.context, "no context parallelism: each rank has whole sequences", how="default"
+    ),
+    "parallel.context.impl": lambda subject: (
+        Decision(subject.cx.cuboid.impl, "left out: what needs no number of heads", how="default")
+        if subject.cx.cuboid.context > 1
+        else None
+    ),
+    "parallel.context.ulysses_size": _ulysses_size,
     "parallel.order": lambda subject: Decision(
         STANDARD_ORDER, "left out: the standard order, DeepSpeed's and LiBai's", how="default"
     ),

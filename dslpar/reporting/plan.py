@@ -150,7 +150,8 @@ def describe(workload: Workload, candidate: Candidate) -> str:
         chunks = f" of {candidate.chunks} chunks" if candidate.chunks > 1 else ""
         parts[0] += f" ({candidate.schedule_type}{chunks})"
     parts += [f"data {mesh.data}"] if mesh.data > 1 else []
-    parts += [f"tensor {_tensor(candidate.tensor)}"] if mesh.tensor.size > 1 else []
+    parts += [f"context {mesh.tensor.context} ({mesh.tensor.impl})"] if mesh.tensor.context > 1 else []
+    parts += [f"tensor {_tensor(candidate.tensor)}"] if mesh.tensor.size > mesh.tensor.context else []
     parts += [f"ZeRO {workload.zero}", f"micro {workload.micro_size} x {workload.micro_batches}"]
     parts += [f"recomputed by {candidate.interval}"] if candidate.interval else []
     return ", ".join(parts)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from dslpar.core.mesh import Tensor
 from dslpar.core.visible import json_text, visible
 from dslpar.forecast import bubble, comparison
 from dslpar.forecast.device import GIB
@@ -38,7 +39,8 @@ def as_record(job: Job, made: Forecast | None = None) -> dict[str, object]:
         "parallel": {
             "data": mesh.data,
             "pipeline": mesh.pipe,
-            "tensor": {"size": cuboid.size, "mode": cuboid.mode, "shape": list(cuboid.shape)},
+            "context": {"size": cuboid.context, "impl": cuboid.impl, "ring": cuboid.ring, "ulysses": cuboid.ulysses},
+            "tensor": {"size": cuboid.beside_context, "mode": cuboid.mode, "shape": list(cuboid.shape)},
             "order": list(mesh.order),
         },
         "groups": {axis: [list(ranks) for ranks in mesh.groups(axis)] for axis in AXES},
@@ -68,7 +70,7 @@ def as_text(job: Job, made: Forecast | None = None) -> str:
     mode = f" ({cuboid.mode}: x {x}, y {y}, z {z})" if cuboid.mode else ""
     lines = [
         f"{job.path}: {mesh.world_size} ranks",
-        f"  pipeline {mesh.pipe} * data {mesh.data} * tensor {cuboid.size}{mode}",
+        f"  pipeline {mesh.pipe} * data {mesh.data}{_context(cuboid)} * tensor {cuboid.beside_context}{mode}",
         f"  order    {', '.join(mesh.order)} (slow to fast)",
         f"  batch    global {job.batch.global_size} = micro {job.batch.micro_size}"
         f" * accumulation {job.batch.accumulation} * data {mesh.data}",
@@ -83,6 +85,14 @@ def as_text(job: Job, made: Forecast | None = None) -> str:
         *("  " + line for line in json_text(ds_config(job)).splitlines()),
     ]
     return "".join(visible(line) + "\n" for line in lines)
+
+
+def _context(cuboid: Tensor) -> str:
+    """Return context parallelism as a factor of the world; nothing where mode 'sequence' stands for it."""
+    if cuboid.context == 1 or cuboid.mode == "sequence":
+        return ""
+    parts = f": ulysses {cuboid.ulysses}, ring {cuboid.ring}" if cuboid.impl == "hybrid" else ""
+    return f" * context {cuboid.context} ({cuboid.impl}{parts})"
 
 
 def as_svg(job: Job, made: Forecast | None = None) -> str:

@@ -98,7 +98,7 @@ class TensorParallel:
     sequence: bool | None = key(default=None, resume="free", synonyms="sequence_parallel")
     """Mode 1d: keep the residual stream split by sequence between layers (Megatron's sequence parallelism)."""
     impl: Choice | None = key(default=None, resume="free", choices=("ring", "ulysses"))
-    """Mode sequence: attention by 'ring' (the default) or 'ulysses'."""
+    """Mode sequence, the short form of parallel.context: attention by 'ring' (the default) or 'ulysses'."""
     residual: Choice | None = key(default=None, resume="free", choices=("replicated", "sequence", "hidden", "batch"))
     """Modes 3d and cuboid: the residual stream over y, 'replicated', 'sequence', 'hidden' or 'batch'."""
     inner: Choice | None = key(default=None, resume="free", choices=("batch", "heads"))
@@ -113,8 +113,28 @@ class TensorParallel:
 
 
 @section
+class ContextParallel:
+    """The axis of context parallelism: each sequence is cut over its ranks, in every layer, beside any tensor mode."""
+
+    size: PositiveInt = key(resume="free", shorthand=True)
+    """Ranks that share each sequence; a tensor mode's ranks then share what each of them has."""
+    impl: Choice | None = key(
+        default=None,
+        resume="free",
+        choices=("ring", "ulysses", "hybrid"),
+        synonyms="cp_comm_type",
+    )
+    """How tokens attend to those of other ranks: 'ring' (the default) sends keys and values around, 'ulysses' exchanges
+    tokens for heads, 'hybrid' is ulysses over neighbouring ranks and a ring over the rest."""
+    ulysses_size: PositiveInt | None = key(
+        default=None, resume="free", synonyms="hierarchical_context_parallel_sizes ulysses_degree"
+    )
+    """Impl hybrid: neighbouring ranks that exchange heads; left out: as many as heads of keys divide over."""
+
+
+@section
 class Parallel:
-    """How ranks are divided among data, pipeline and tensor parallelism."""
+    """How ranks are divided among data, pipeline, context and tensor parallelism."""
 
     data: DataParallel = key(
         default_factory=DataParallel, deepspeed="data_parallel_size", synonyms="data_parallel_size dp_size dp"
@@ -128,11 +148,18 @@ class Parallel:
     """Pipeline stages: a number, or dict(size=, stage_ids= / counts= / method=)."""
     tensor: TensorParallel | None = key(
         default=None,
-        deepspeed="tensor_parallel sequence_parallel_size",
+        deepspeed="tensor_parallel",
         synonyms="model_parallel_size tensor_model_parallel_size tensor_parallel_size tp_size tp mp mp_size "
-        "tensor_parallel intra_layer_model_parallel_size context_parallel_size sequence_parallel_size",
+        "tensor_parallel intra_layer_model_parallel_size",
     )
     """Tensor parallelism: dict(size=, mode=, ...)."""
+    context: ContextParallel | None = key(
+        default=None,
+        deepspeed="sequence_parallel_size",
+        synonyms="context_parallel_size context_parallel cp_size cp sequence_parallel_size "
+        "ulysses_sequence_parallel_size",
+    )
+    """Context parallelism, for long sequences: a number, or dict(size=, impl=)."""
     order: AxisOrder | None = key(default=None, resume="free")
     """Axes from slow to fast: ('pipe', 'data', 'tensor'), or ColossalAI's ('data', 'pipe', 'tensor')."""
 
@@ -190,6 +217,11 @@ class Model:
     def longest_sample(self) -> int:
         """Tokens of the longest sample that the model takes: what the sequence of its residual stream counts."""
         raise NotImplementedError
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether tokens attend to none that come after them."""
+        return False
 
     @property
     def packs(self) -> bool:
@@ -485,6 +517,9 @@ class Train:
         synonyms="clip_grad gradient_clipping clip_grad_norm max_grad_norm grad_clip clip_gradient",
     )
     """Largest 2-norm of the gradient; None: no clipping."""
+    loss_chunks: PositiveInt = key(default=1, resume="free", synonyms="num_loss_chunks loss_chunk_size")
+    """Parts of the tokens for which logits and loss are computed one after the other, and again in the backward: with
+    more than 1, logits are never whole. For long sequences and large vocabularies."""
     log_interval: PositiveInt = key(default=1, resume="free", synonyms="log_period logging_steps log_every")
     """Steps between lines on the terminal."""
     eval_interval: PositiveInt | None = key(
@@ -527,6 +562,11 @@ class ActivationCheckpoint:
 
     interval: PositiveInt = key(resume="free", shorthand=True)
     """Layers that go together: of so many in a row only the first one's input is stored; 1: of each layer."""
+    offload: bool = key(default=False, resume="free", synonyms="cpu_checkpointing offload_to_cpu cpu_offload")
+    """Whether that input waits for the backward in the host's memory, and not in the device's."""
+    mlp_chunks: PositiveInt = key(default=1, resume="free")
+    """Parts of the tokens for which a block's second half, norm and MLP, is computed one after the other, and once more
+    in the backward: of its inner activations only one part's are ever there. Of dslpar's own models."""
 
 
 @section

@@ -104,6 +104,11 @@ class TransformersConfig:
         return value if type(value) is int and value > 0 else None
 
     @property
+    def is_causal(self) -> bool:
+        """Whether tokens attend to none that come after them, by the class's name."""
+        return self.model.endswith(("ForCausalLM", "LMHeadModel"))
+
+    @property
     def unused_positions(self) -> int:
         """Positions that no token has: RoBERTa counts from after its padding's id."""
         pad = self.values.get("pad_token_id")

@@ -35,6 +35,7 @@ from dslpar.distributed.stage_manager import PipelineStageManager
 from dslpar.engine.engine import Engine, Output
 from dslpar.engine.executor import LossFn
 from dslpar.engine.host_reads import HostReads
+from dslpar.engine.loss_by_chunks import LossByChunks
 from dslpar.engine.micro_batches import MicroBatch, take_batch
 from dslpar.engine.model import check_criterion, loss_of
 from dslpar.engine.stage_layers import held_layers, shared_params
@@ -66,10 +67,11 @@ class ProgramEngine(Engine):
         model: LayeredModel,
         all_counted: bool,
         host_reads: HostReads,
+        by_chunks: LossByChunks | None = None,
         *,
         session: Session,
     ) -> None:
-        super().__init__(job, groups, ds_engine, model, all_counted, host_reads)
+        super().__init__(job, groups, ds_engine, model, all_counted, host_reads, by_chunks)
         self.session, self.stopped = session, False
         host_reads.local_flags = self._local_flags
         self.in_loop = False

@@ -26,7 +26,22 @@ SPLIT = {
     f"{impl}-{size}": Tensor(d=size, mode="sequence", split="sequence", impl=impl)  # type: ignore[arg-type]
     for impl, size in product(("ring", "ulysses"), (2, 3, 4, 6))
 }
-LAYOUTS = ONE_D | SEQUENCE | TWO_D | TWO_AND_A_HALF_D | THREE_D | CUBOID | SPLIT
+ZIGZAG = {f"{name}-zigzag": replace(SPLIT[name], zigzag=True) for name in ("ring-2", "ring-3", "ring-4")}
+HYBRID = Tensor(d=4, mode="sequence", split="sequence", impl="hybrid", ulysses_size=2, zigzag=True)
+CONTEXT = {
+    "hybrid-4": HYBRID,
+    "ring-2-1d-2": replace(ONE_D["1d-2"], d=2, split="sequence", zigzag=True),
+    "ulysses-2-1d-2": replace(ONE_D["1d-2"], d=2, split="sequence", impl="ulysses"),
+    "ring-2-1d-sequence-2": replace(SEQUENCE["1d-sequence-2"], d=2, split="sequence", zigzag=True),
+    "ring-3-1d-sequence-2": replace(SEQUENCE["1d-sequence-2"], d=3, split="sequence", zigzag=True),
+    "hybrid-4-1d-2": replace(HYBRID, y=2, mode="1d"),
+    "ring-2-2d-4": replace(TWO_D["2d-4"], d=2, split="sequence", zigzag=True),
+    "ring-2-cuboid-1-2-2-sequence-batch": replace(
+        CUBOID["cuboid-1-2-2-sequence-batch"], d=2, split="sequence", zigzag=True
+    ),
+}
+"""Context parallelism, beside other modes too."""
+LAYOUTS = ONE_D | SEQUENCE | TWO_D | TWO_AND_A_HALF_D | THREE_D | CUBOID | SPLIT | ZIGZAG | CONTEXT
 
 RESIDUALS = ("replicated", "sequence", "hidden", "batch")
 INNERS = ("batch", "heads")
@@ -95,7 +110,12 @@ def everything() -> dict[str, Tensor]:
 
 
 def mode_of(tensor: Tensor) -> str:
-    """The mode, with what is a mode of its own in all but name: 1d with sequence, ring and Ulysses."""
+    """The mode, with what is a mode of its own in all but name: 1d with sequence, ring and Ulysses.
+
+    One more is context parallelism beside a mode, and with it whatever is both ring and Ulysses.
+    """
+    if tensor.beside_context != tensor.size or tensor.impl == "hybrid":
+        return "context"
     if tensor.split == "sequence":
-        return tensor.impl
+        return "zigzag" if tensor.zigzag else tensor.impl
     return f"1d, {tensor.residual}" if tensor.mode == "1d" else str(tensor.mode)

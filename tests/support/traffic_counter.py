@@ -34,6 +34,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
+from operator import floordiv, mod
 from typing import Any, NamedTuple
 
 import torch
@@ -89,6 +90,11 @@ class Sent:
         """The letters on which these ranks differ; of a group, if they are all that differ on them alone."""
         coords = [self._mesh.coord(rank) for rank in call.ranks]
         letters = [letter for letter in self._mesh.sizes if len({coord[letter] for coord in coords}) > 1]
+        if letters == ["d"] and self._mesh.tensor.impl == "hybrid":
+            ulysses = self._mesh.tensor.ulysses
+            turns, places = ({f(coord["d"], ulysses) for coord in coords} for f in (floordiv, mod))
+            if 1 in (len(turns), len(places)):
+                return "ulysses" if len(turns) == 1 else "ring"
         whole = sorted(call.ranks) == sorted(self._mesh.peers(self._rank, *letters))
         return " ".join(letters) if whole or call.collective == "send" else OTHER
 

@@ -63,7 +63,9 @@ def _row(cls: str, names: list[str]) -> list[str]:
     if set(names) & set(many_ranks.FAMILIES):
         tensors += map(cuboid_of, many_ranks.LAYOUTS.values())
     for tensor in tensors:
-        exact[mode_of(tensor)].add(tensor.size)
+        mode = mode_of(tensor)
+        if mode != "context":  # beside other modes, which have columns of their own
+            exact["ring" if mode == "zigzag" else mode].add(tensor.size)
     rows = [row for row in LAYOUTS.values() if _trains(row, cls)]
     seen = [ROWS[name] for name in record.read() if ROWS[name].family in names]
     stages = {row.parallel["pipeline"].size for row in rows if "pipeline" in row.parallel}

@@ -13,11 +13,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dslpar.core import mesh
 from dslpar.core.errors import COMMAND_LINE
 from dslpar.layout.deepspeed_config import overlaps_reduction
+from dslpar.layout.divisors import ranks
 from dslpar.layout.modes import MODES
-from dslpar.layout.resolve import offloads
+from dslpar.layout.resolve import offloads, seq_len_of
+from dslpar.layout.sharding import residual_cuts
 from dslpar.linter.context import Context
 from dslpar.linter.problem import Problem
 from dslpar.linter.rule import rule
+from dslpar.schema.sections import Model, OtherModel, TokenModel
 
 
 @rule("DEAD110", "options-of-one-rank", "warning")
@@ -34,6 +37,34 @@ def options_of_one_rank(cx: Context) -> Iterator[Problem]:
         yield cx.problem(
             f"parallel.tensor.{given[0]}", message, f"leave {' and '.join(given)} out; or choose a size over 1"
         )
+
+
+@rule("DEAD123", "chunks-without-effect", "warning")
+def chunks_without_effect(cx: Context) -> Iterator[Problem]:
+    """Parts of tokens where there are none: no head over a vocabulary, no blocks of dslpar's, too few tokens."""
+    checkpoint, model = cx.spec.activation_checkpoint, cx.spec.model
+    if cx.spec.train.loss_chunks > 1 and not _has_vocabulary_head(model):
+        message = "loss_chunks has no effect: the model has no head over a vocabulary"
+        yield cx.problem("train.loss_chunks", message, "leave it out")
+        return
+    if checkpoint is not None and checkpoint.mlp_chunks > 1 and not isinstance(model, TokenModel):
+        message = "mlp_chunks has no effect: the model's blocks are not dslpar's own"
+        yield cx.problem("activation_checkpoint.mlp_chunks", message, "leave it out")
+        return
+    tokens = seq_len_of(cx.spec) // ranks(cx.cuboid, residual_cuts(cx.cuboid).sequence)
+    counts = {"train.loss_chunks": cx.spec.train.loss_chunks}
+    if checkpoint is not None:
+        counts["activation_checkpoint.mlp_chunks"] = checkpoint.mlp_chunks
+    for key, count in counts.items():
+        if count > max(tokens, 1):
+            yield cx.problem(key, f"{count} parts of {tokens} tokens of a sequence on each rank", f"at most {tokens}")
+
+
+def _has_vocabulary_head(model: Model | OtherModel) -> bool:
+    """Whether its last layer gives logits of tokens, of somebody's own class as far as its name tells."""
+    if isinstance(model, Model):
+        return isinstance(model, TokenModel)
+    return model.transformers is not None and model.transformers.is_causal
 
 
 @rule("DEAD111", "order-of-one-axis", "warning")
@@ -256,6 +287,7 @@ def lr_without_effect(cx: Context) -> Iterator[Problem]:
 
 RULES = (
     options_of_one_rank,
+    chunks_without_effect,
     order_of_one_axis,
     evaluation_that_never_runs,
     interval_longer_than_the_run,

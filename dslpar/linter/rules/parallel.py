@@ -84,8 +84,10 @@ class _Replica:
         with suppress(UnknownValueError):
             known.append((cx.stages, "pipeline", cx.pipeline_key))
         with suppress(UnknownValueError):
-            known.append((cx.tensor_size, "tensor", cx.tensor_key))
-        self.complete = len(known) == 2
+            context = cx.context_beside
+            known += [(context, "context", "parallel.context.size")] if context > 1 else []
+            known.append((cx.tensor_size // context, "tensor", cx.tensor_key))
+        self.complete = len(known) >= 2
         sizes = [axis for axis in known if axis[0] > 1]
         self.ranks = prod(size for size, _, _ in sizes)
         total = f" = {self.ranks}" if len(sizes) > 1 else ""

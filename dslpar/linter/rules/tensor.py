@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from dslpar.core import mesh
 from dslpar.layout import divisors
-from dslpar.layout.modes import MODES
+from dslpar.layout.modes import MODES, ON_ITS_AXIS, combines
 from dslpar.linter.context import Context
 from dslpar.linter.problem import Problem, UnknownValueError
 from dslpar.linter.rule import rule
@@ -92,6 +92,31 @@ def option_of_another_mode(cx: Context) -> Iterator[Problem]:
             modes = " or ".join(repr(mode) for mode, row in MODES.items() if option in row.options)
             message = f"{option} has no effect " + (f"in mode {tensor.mode!r}" if tensor.mode else "without a mode")
             yield cx.problem(f"parallel.tensor.{option}", message, f"leave it out: {option} belongs to mode {modes}")
+
+
+@rule("TEN109", "context-does-not-combine")
+def context_does_not_combine(cx: Context) -> Iterator[Problem]:
+    """Context parallelism beside a tensor mode that uses its axis, or with a ulysses_size that does not divide it."""
+    tensor, context = cx.tensor, cx.spec.parallel.context
+    if context is None:
+        return
+    if tensor is not None and not combines(tensor, context):
+        message = f"mode {tensor.mode!r} {ON_ITS_AXIS[str(tensor.mode)]}"
+        other = "" if tensor.mode == "2.5d" else "mode='1d'; or "
+        yield cx.problem("parallel.tensor.mode", message, f"{other}leave parallel.context out")
+    if context.size % (context.ulysses_size or 1):
+        legal = " or ".join(map(str, divisors.divisors(context.size)))
+        message = f"context of {context.size} ranks is not a multiple of {context.ulysses_size}"
+        yield cx.problem("parallel.context.ulysses_size", message, f"choose {legal}; or leave it out")
+
+
+@rule("TEN112", "ulysses-size-without-hybrid")
+def ulysses_size_without_hybrid(cx: Context) -> Iterator[Problem]:
+    """ulysses_size has an effect with impl 'hybrid' alone."""
+    context = cx.spec.parallel.context
+    if context is not None and context.ulysses_size is not None and context.impl != "hybrid":
+        message = f"ulysses_size has no effect with impl {context.impl or 'ring'!r}"
+        yield cx.problem("parallel.context.ulysses_size", message, "impl='hybrid'; or leave it out")
 
 
 @rule("DEAD109", "keep-without-effect", "warning")
@@ -192,6 +217,8 @@ RULES = (
     not_depth_times_square,
     shape_is_not_the_size,
     option_of_another_mode,
+    context_does_not_combine,
+    ulysses_size_without_hybrid,
     keep_without_effect,
     layers_not_parallel,
     sequence_does_not_divide,

@@ -90,39 +90,34 @@ def empty_places_of_experts(cx: Context) -> Iterator[Problem]:
         yield model.problem("experts", message, f"choose a tensor size that divides {experts}")
 
 
-@rule("TEN134", "attention-beyond-mode-sequence")
-def attention_beyond_mode_sequence(cx: Context) -> Iterator[Problem]:
-    """Mode 'sequence' with a transformers model whose attention has a window, a cap, or scores of its own."""
-    if cx.cuboid.split != "sequence" or cx.cuboid.size == 1:
+@rule("TEN134", "attention-beyond-context-parallelism")
+def attention_beyond_context_parallelism(cx: Context) -> Iterator[Problem]:
+    """Context parallelism with a transformers model whose attention has a cap, a bias, or scores of its own."""
+    if cx.cuboid.context == 1:
         return
     model = _model(cx)
-    for key, what in _beyond_plain(model.config.values, model.config.size("head_dim")):
+    for key, what in _beyond_plain(model.config.values):
         name = model.config.keys.get(key, key)
         given = "config" if key in model.config.keys else "file" if key in model.config.in_file else ""
-        message = (
-            f"{key}={model.config.values[key]!r}: {what}, and mode 'sequence' knows causal and padding masks alone"
-        )
-        hint = (
-            f"{name}=None; or choose another tensor mode" if key == "sliding_window" else "choose another tensor mode"
-        )
-        yield model.problem_of_key(name, given, message, hint)
+        message = f"{key}={model.config.values[key]!r}: {what}, and over cut sequences attention knows masks alone"
+        yield model.problem_of_key(name, given, message, _WHOLE[cx.spec.parallel.context is None])
     policy = import_module("dslpar.policies.families").POLICIES.get(model.name)  # by name: it stands above
     if policy and policy.own_attention and "policy" not in model.args:
-        message = f"{model.name}'s code makes its scores itself, of whole sequences, and mode 'sequence' cuts them"
-        yield cx.problem("model.type", message, "choose another tensor mode")
+        message = f"{model.name}'s code makes its scores itself, of whole sequences, and context parallelism cuts them"
+        yield cx.problem("model.type", message, _WHOLE[cx.spec.parallel.context is None])
 
 
-def _beyond_plain(values: Mapping[str, Any], head_dim: int | None) -> Iterator[tuple[str, str]]:
-    """Yield the keys that make a model's attention more than causal or padding masks, with what they make it."""
+_WHOLE = ("leave parallel.context out", "choose another tensor mode")
+"""How sequences stay whole: beside another mode, and where mode 'sequence' cuts them."""
+
+
+def _beyond_plain(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the keys that make a model's attention more than masks, with what they make it."""
     layers = values.get("layer_types")
-    all_full = isinstance(layers, (list, tuple)) and "sliding_attention" not in layers and len(layers) > 0
-    if values.get("sliding_window") and values.get("use_sliding_window", True) and not all_full:
-        yield "sliding_window", "layers attend to a window"
+    if isinstance(layers, (list, tuple)) and "chunked_attention" in layers:
+        yield "layer_types", "layers attend within chunks"
     if values.get("attn_logit_softcapping"):
         yield "attn_logit_softcapping", "scores are capped"
-    scalar = values.get("query_pre_attn_scalar")
-    if scalar and head_dim and scalar != head_dim:
-        yield "query_pre_attn_scalar", f"scores are scaled by another number than head_dim {head_dim}"
     if "relative_attention_num_buckets" in values:
         yield "relative_attention_num_buckets", "scores have a bias by position"
     if values.get("alibi"):
@@ -314,7 +309,7 @@ RULES = (
     size_of_transformers_does_not_divide,
     heads_of_transformers_do_not_fit,
     empty_places_of_experts,
-    attention_beyond_mode_sequence,
+    attention_beyond_context_parallelism,
     no_policy_for_class,
     mode_does_not_fit_class,
     tokens_of_image_do_not_divide,

@@ -37,7 +37,7 @@ from dslpar.layers import (
 from dslpar.layers.block import Activation, Norm
 from dslpar.layers.parameter import PlacedModule, Shared
 from dslpar.models.gpt import hugging_face, section
-from dslpar.models.layered import Labels, LayeredModel, LayerSpec, Loss
+from dslpar.models.layered import Labels, LayeredModel, LayerSpec, Loss, VocabularyHead
 from dslpar.models.pretrained import CONFIG, Folder, PretrainedWeights, Source, read_config
 
 
@@ -79,6 +79,11 @@ class GPT(section.GPT, LayeredModel):
         hugging_face.check_fits(self, read_config(self.pretrained), f"{self.pretrained}/{CONFIG}")
         folder = Folder(self.pretrained, hugging_face.base_prefix(self))
         return [replace(spec, build=partial(self._pretrained, folder, spec.owner, spec.build)) for spec in specs]
+
+    @property
+    def vocabulary_head(self) -> VocabularyHead:  # type: ignore[override]
+        """The head: its own weight, or the token table's."""
+        return VocabularyHead("head", self.vocab_size)
 
     def loss(self, groups: Groups) -> Loss:
         """Return cross-entropy of stored logits [batch, sequence, V]: the sum over counted tokens, over their number.

@@ -74,6 +74,10 @@ class GPT(TokenModel):
     """
 
     @property
+    def is_causal(self) -> bool:
+        return True
+
+    @property
     def packs(self) -> bool:
         return self.positions == "rotary"
 

@@ -79,7 +79,7 @@ def test_the_sample_has_what_the_whole_has() -> None:
 
 def test_the_sample_has_what_it_should() -> None:
     tensors = [PROVEN[name] for name in PROOF]
-    modes = {"1d, replicated", "1d, sequence", "2d", "2.5d", "3d", "cuboid", "ring", "ulysses"}
+    modes = {"1d, replicated", "1d, sequence", "2d", "2.5d", "3d", "cuboid", "ring", "ulysses", "zigzag", "context"}
     assert {tensor.size for tensor in tensors} >= {2, 3, 4, 6, 8, 12}
     assert {tensor.d for tensor in tensors if tensor.mode == "2.5d"} >= {2, 3}
     assert {tensor.shape for tensor in tensors} >= {(2, 3, 1), (1, 2, 3), (2, 3, 2), (2, 2, 2)}

@@ -20,6 +20,7 @@ from dslpar.distributed.groups import Groups
 from dslpar.forecast import memory
 from dslpar.forecast.memory import LayerMemory
 from dslpar.layers import MLP, Attention, Block, Form, LayerNorm, Linear, RMSNorm, initialize, placement
+from dslpar.layout.divisors import head_ranks
 from dslpar.models.gpt import costs, section
 from tests.distributed.layers.compare_dense import BATCH, FFN, HEADS, HIDDEN, SEQUENCE
 from tests.support.fake_world import on_last_ranks
@@ -42,8 +43,7 @@ class Case(NamedTuple):
 
 def divides(tensor: mesh.Tensor) -> bool:
     """Whether half of the heads divide over the ranks that share them."""
-    shared = tensor.y * (tensor.z if tensor.inner == "heads" else 1)
-    return HEADS // 2 % (shared * tensor.x if tensor.impl == "ulysses" else shared) == 0
+    return HEADS // 2 % head_ranks(tensor) == 0
 
 
 CASES: Mapping[str, Case] = {

@@ -6,7 +6,7 @@ A mutation is made inside the ranks, which are processes of their own; nothing h
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from dslpar.core.mesh import Tensor
 from dslpar.distributed import collectives
 from dslpar.distributed.collectives import Axis, Pending
 from dslpar.layers import attention, embedding, gather_reduce, linear, loss, norm, placement, rotary, sequence
+from dslpar.layout.attention_blocks import Block
 from tests.distributed.layers.cases import errors
 from tests.distributed.layers.compare_dense import TOLERANCE
 from tests.support.layouts import LAYOUTS, kept
@@ -126,26 +127,40 @@ def heads_exchanged_as_one() -> None:
 
 
 def ring_never_sees_the_future() -> None:
-    sequence.RingOptions.attends = lambda self, step: step <= self.axis.index
+    original = sequence.RingOptions.blocks
+    sequence.RingOptions.blocks = lambda self, step, length, tiled: (
+        original(self, step, length, tiled=tiled) if step <= self.axis.index else []
+    )
 
 
 def ring_sees_the_future() -> None:
-    _change_scores(lambda how, k, step: how._replace(causal=False))
+    original = sequence.RingOptions.blocks
+    sequence.RingOptions.blocks = lambda self, step, length, tiled: original(
+        self._replace(causal=False), step, length, tiled=tiled
+    )
+
+
+def zigzag_taken_for_pieces() -> None:
+    """Blocks as if each rank stored neighbouring tokens."""
+    original = sequence.RingOptions.stored_by
+    sequence.RingOptions.stored_by = lambda self, index, length: original(self._replace(zigzag=False), index, length)
 
 
 def ring_masks_its_own_keys_alone() -> None:
     """The padding of this rank's tokens for the keys of every other rank."""
-    _change_scores(lambda how, k, step: how._replace(mask=how.mask.roll(-step * k.shape[2], 1)))
+    _change_masks(
+        lambda how, block: how._replace(mask=how.mask.roll(block.keys.first - how.axis.index * block.keys.length, 1))
+    )
 
 
 def ring_forgets_documents() -> None:
     """Documents for padding alone."""
-    _change_scores(lambda how, k, step: how._replace(mask=how.mask.bool().int()))
+    _change_masks(lambda how, block: how._replace(mask=how.mask.bool().int()))
 
 
-def _change_scores(change: Callable[[sequence.RingOptions, Any, int], sequence.RingOptions]) -> None:
-    original_scores = sequence.RingOptions.scores
-    sequence.RingOptions.scores = lambda self, q, k, step: original_scores(change(self, k, step), q, k, step)
+def _change_masks(change: Callable[[sequence.RingOptions, Block], sequence.RingOptions]) -> None:
+    original = sequence.RingOptions.allowed
+    sequence.RingOptions.allowed = lambda self, block, device: original(change(self, block), block, device)
 
 
 def groups_of_distant_heads() -> None:
@@ -164,13 +179,19 @@ def mask_of_the_first_samples() -> None:
 
 
 def positions_counted_from_each_piece() -> None:
-    original_turn = rotary.Rotary.__call__
-    rotary.Rotary.__call__ = lambda self, x, first, *args, **kwargs: original_turn(self, x, 0, *args, **kwargs)
+    original = rotary.Rotary.__call__
+    rotary.Rotary.__call__ = lambda self, x, first, num_heads, sequence_dim, tokens: original(
+        self, x, first, num_heads, sequence_dim
+    )
 
 
 def positions_of_the_first_piece() -> None:
     """The position table: every rank takes the rows that the first one should."""
-    embedding.placement = _Changed(placement, piece=lambda *_: (0, placement.piece(*_)[1]))
+
+    def take_tokens(full: Any, dim: int, tensor: Any, coord: Mapping[str, int], letters: placement.Letters) -> Any:
+        return placement.take_tokens(full, dim, tensor, dict.fromkeys(coord, 0), letters)
+
+    embedding.placement = _Changed(placement, take_tokens=take_tokens)
 
 
 def smoothing_left_out_of_the_gradient() -> None:
@@ -239,6 +260,7 @@ MUTATIONS = (
     (heads_exchanged_as_one, "ulysses-2", "attention_grouped"),
     (ring_never_sees_the_future, "ring-2", "attention_not_causal"),
     (ring_sees_the_future, "ring-2", "attention"),
+    (zigzag_taken_for_pieces, "ring-2-zigzag", "attention"),
     (ring_masks_its_own_keys_alone, "ring-2", "attention_padded_grouped"),
     (ring_forgets_documents, "ring-2", "attention_documents_not_causal"),
     (groups_of_distant_heads, "1d-2", "attention_grouped"),

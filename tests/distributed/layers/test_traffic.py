@@ -5,7 +5,6 @@ Both are exact numbers: there is no tolerance. Sizes are the proof's, so every l
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -33,6 +32,7 @@ from dslpar.layers import (
     initialize,
     placement,
 )
+from dslpar.layout.divisors import head_ranks
 from dslpar.models import GPT, build_module
 from dslpar.models.gpt import costs
 from tests.distributed.layers.compare_dense import BATCH, FFN, HEADS, HIDDEN, SEQUENCE, VOCAB, tokens
@@ -81,9 +81,7 @@ def llama(tensor: mesh.Tensor) -> dict[str, object]:
 
 def kv_heads(tensor: mesh.Tensor) -> int:
     """The fewest heads of keys and values that the layout can share."""
-    _, _, features = placement.inner_cuts(tensor)
-    pieces = math.prod(getattr(tensor, letter) for letter in features)
-    return pieces * tensor.x if tensor.impl == "ulysses" else pieces
+    return head_ranks(tensor)
 
 
 def loss_of(groups: Groups, logits: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

@@ -32,10 +32,11 @@ CLOSE = 1e-12
 NAMES = (
     *("1d-2", "1d-sequence-2", "2d-4", "cuboid-1-2-2-sequence-batch", "cuboid-1-2-2-replicated", "ring-2", "ulysses-2"),
     *("1d-4", "1d-sequence-4", "2.5d-8-depth-2", "3d-8", "3d-8-sequence-heads", "cuboid-2-1-2"),
+    *("ring-2-zigzag", "ring-2-1d-sequence-2", "hybrid-4"),
 )
 LAYOUTS = layouts.LAYOUTS | {"cuboid-2-1-2": mesh.Tensor(q=2, z=2, mode="cuboid")}
-NOT_PLAIN = {"mistral", "gemma2", "gemma3", "t5", "t5, gated", "bloom"}
-"""Families whose layers attend to a window, with a bias, or by code of their own."""
+NOT_PLAIN = {"gemma2", "t5", "t5, gated", "bloom"}
+"""Families whose layers attend with a soft cap, with a bias, or by code of their own."""
 IMAGES = {"vit", "vit_mae", "swin", "swinv2", "resnet"}
 ON_GRIDS = {"swin": "SwinFor", "swinv2": "Swinv2For"}
 """Families of images, which have no padding."""
@@ -46,8 +47,8 @@ def refusal(family: str, layout: str) -> str | None:
     tensor = LAYOUTS[layout] if layout else mesh.Tensor()
     coord = Mesh(tensor=tensor).coord(0)
     cut = {placement.piece(tensor, coord, cuts(tensor).sequence)[1] for cuts in CUTS}
-    if tensor.mode == "sequence" and family in NOT_PLAIN:
-        return "TEN235 .*(a mask of its own, such as a window|position_bias|makes its scores itself)"
+    if tensor.context > 1 and family in NOT_PLAIN:
+        return "TEN235 .*(softcap=|position_bias|makes its scores itself)"
     if family in ON_GRIDS and cut != {1}:
         return f"TEN235 .*{ON_GRIDS[family]}ImageClassification arranges tokens on a grid, and mode .* cuts sequences"
     if family == "resnet" and tensor.size > 1:

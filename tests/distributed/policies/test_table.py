@@ -23,7 +23,7 @@ def test_pages_have_the_table_of_what_is_tested(page: Path) -> None:
 def test_the_table_says_what_is_refused_and_what_is_trained() -> None:
     rows = {cells[1].strip(" `"): cells for cells in (line.split("|") for line in written.table().splitlines())}
     heads = [cell.strip() for cell in rows["class"]]
-    assert rows["MistralForCausalLM"][heads.index("ring")].strip() == "refused"
+    assert rows["Gemma2ForCausalLM"][heads.index("ring")].strip() == "refused"
     assert rows["LlamaForCausalLM"][heads.index("3d")].strip() == "8, 27, 64"
     assert rows["LlamaForCausalLM"][heads.index("stages")].strip() == "2"
 

@@ -54,8 +54,8 @@ UNKNOWN = {
     "mixtral": ("moe_intermediate_size",),
 }
 """Sizes there that a family's config class does not have: a config that is written out may not say them."""
-NOT_PLAIN = ("mistral", "gemma2", "gemma3", "bloom", "t5")
-"""Families whose layers attend to a window, or with a bias."""
+NOT_PLAIN = ("gemma2", "bloom", "t5")
+"""Families whose layers attend with a soft cap, or with a bias."""
 
 
 class Row(NamedTuple):

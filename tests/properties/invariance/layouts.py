@@ -64,6 +64,8 @@ class Layout(NamedTuple):
     """Whether collectives of products are cut into parts that run under them."""
     gather: bool = False
     """Whether weights are gathered under the next forward, in buckets that are small."""
+    chunks: int = 1
+    """Parts of the tokens for the loss; with recomputation also for MLPs, and what it stores waits on the CPU."""
     schedule: tuple[str, int] = ("1f1b", 1)
     """The pipeline's, and the stages that each rank holds."""
 
@@ -81,7 +83,11 @@ class Layout(NamedTuple):
             extra["stage3_param_persistence_threshold"] = 0  # else parameters as small as these are never let go
         if self.gather:
             extra["allgather_bucket_size"] = 1000
-        recompute = sections.ActivationCheckpoint(interval=self.recompute) if self.recompute else None
+        recompute = None
+        if self.recompute:
+            recompute = sections.ActivationCheckpoint(
+                interval=self.recompute, offload=self.chunks > 1, mlp_chunks=self.chunks
+            )
         return resolve(
             sections.Spec(
                 model=self._model(),
@@ -94,6 +100,7 @@ class Layout(NamedTuple):
                 train=sections.Train(
                     steps=STEPS,
                     clip_grad_norm=CLIP if self.clip else None,
+                    loss_chunks=self.chunks,
                     compile=self.compiled,
                     compile_backend="aot_eager",
                 ),

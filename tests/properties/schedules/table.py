@@ -117,6 +117,8 @@ def grid() -> Iterator[Row]:
             rounds = 1 + (turn + turn // 4 + number + pipes // 4) % 4
             keep = KEEPS[(turn // 2 + number) % 4]
             row = Row(mode, pipes, SCHEDULES[0], rounds * pipes, zero, tied, recompute, keep=keep)
+            if row.world > 8:  # few cores: one round of micro-batches, all numbers of which are met on fewer ranks
+                row = row._replace(micro_batches=pipes)
             yield from (row._replace(schedule=schedule) for schedule in SCHEDULES)
 
 

@@ -34,14 +34,14 @@ def test_show(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_check(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A window is refused in the ring, and that is no mistake."""
+    """A soft cap is refused in the ring, and that is no mistake."""
     monkeypatch.setattr(check, "MODES", TWO)
     monkeypatch.setattr(check.check, "__defaults__", (TWO,))
-    assert main(["policy", "check", "MistralForCausalLM", "num_hidden_layers=2"]) == 0
+    assert main(["policy", "check", "Gemma2ForCausalLM", "num_hidden_layers=2"]) == 0
     first, second = (line.split(maxsplit=3) for line in capsys.readouterr().out.splitlines())
     assert first[:3] == ["1d", "2", "exact"]
     assert second[:3] == ["ring", "2", "refused"]
-    assert "a mask of its own, such as a window" in second[3]
+    assert "softcap=" in second[3]
 
 
 OWN = "tests/support/own_decoder_config.py"

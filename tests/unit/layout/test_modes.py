@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from dslpar import resolve
+from dslpar.distributed.groups import Groups
 from dslpar.layout.resolve import Job
 from dslpar.linter.check import load_text
 from tests.support.lint import MODEL, PATH
@@ -36,3 +37,47 @@ def test_cuboid(tensor: str, expected: dict[str, Any]) -> None:
     world = 6 if "size=6" in tensor else 8
     cuboid = job_of(f"parallel = dict(tensor=dict({tensor}))\n", world).mesh.tensor
     assert {name: getattr(cuboid, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("parallel", "expected"),
+    [
+        ("context=4", dict(d=4, y=1, mode="sequence", split="sequence", impl="ring", zigzag=True)),
+        ("context=dict(size=4, impl='ulysses')", dict(d=4, impl="ulysses", zigzag=False, ulysses=4, ring=1)),
+        (
+            "context=2, tensor=dict(size=4, mode='2d')",
+            dict(d=2, q=2, y=2, mode="2d", split="sequence", residual="hidden", zigzag=True),
+        ),
+        ("context=2, tensor=dict(size=2, mode='1d', sequence=True)", dict(d=2, y=2, residual="sequence")),
+        ("context=8, tensor=dict(size=1, mode='1d')", dict(d=8, y=1, split="sequence")),
+        ("context=1, tensor=dict(size=2, mode='2.5d', depth=2)", dict(d=2, split="batch", context=1)),
+        ("context=dict(size=8, impl='hybrid')", dict(ulysses=8, ring=1, zigzag=False)),
+        ("context=dict(size=8, impl='hybrid', ulysses_size=2)", dict(ulysses=2, ring=4, zigzag=True)),
+        ("context=dict(size=4, impl='hybrid'), tensor=dict(size=2, mode='1d')", dict(ulysses=4, ring=1, y=2)),
+    ],
+)
+def test_context_is_an_axis_beside_the_mode_s(parallel: str, expected: dict[str, Any]) -> None:
+    """24 heads, of keys as well: over 8 ranks, three each."""
+    cuboid = job_of(f"parallel = dict({parallel})\n").mesh.tensor
+    assert {name: getattr(cuboid, name) for name in expected} == expected
+    assert cuboid.size == cuboid.d * cuboid.q * cuboid.y * cuboid.z
+
+
+@pytest.mark.parametrize(("kv_heads", "ranks"), [(24, 8), (12, 4), (6, 2), (3, 1)])
+def test_hybrid_exchanges_as_many_heads_as_divide(kv_heads: int, ranks: int) -> None:
+    text = MODEL.replace("num_heads=24", f"num_heads=24, num_kv_heads={kv_heads}")
+    config = load_text(text + "parallel = dict(context=dict(size=8, impl='hybrid'))\n", PATH)
+    assert resolve(config, 8).mesh.tensor.ulysses == ranks
+
+
+def test_ranks_of_a_hybrid() -> None:
+    """Neighbours exchange heads; a ring leads over what stands for as many."""
+    mesh = job_of(
+        "parallel = dict(context=dict(size=4, impl='hybrid', ulysses_size=2), tensor=dict(size=2, mode='1d'))\n"
+    ).mesh
+    for rank, (exchange, ring) in {0: ((0, 2), (0, 4)), 3: ((1, 3), (3, 7)), 6: ((4, 6), (2, 6))}.items():
+        groups = Groups.without_processes(mesh, rank)
+        assert groups.axis("ulysses").peers == exchange
+        assert groups.axis("ring").peers == ring
+        assert groups.axis("ulysses").peers[groups.axis("ulysses").index] == rank
+        assert groups.axis("ring").peers[groups.axis("ring").index] == rank

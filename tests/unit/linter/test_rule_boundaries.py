@@ -706,6 +706,68 @@ CASES: list[Row] = [
             "TEN108 2 impl has no effect in mode '1d'; leave it out: impl belongs to mode 'sequence'",
         ],
     ),
+    (
+        "",
+        "parallel = dict(context=2, tensor=dict(size=2, mode='sequence'))",
+        8,
+        ["TEN109 2 mode 'sequence' is context parallelism by another name; mode='1d'; or leave parallel.context out"],
+    ),
+    (
+        "",
+        "parallel = dict(context=2, tensor=dict(size=2, mode='2.5d', depth=2))",
+        8,
+        ["TEN109 2 mode '2.5d' has its depth on the same axis; leave parallel.context out"],
+    ),
+    (
+        "",
+        "parallel = dict(context=2, tensor=dict(size=2, mode='1d'))",
+        8,
+        [],
+    ),
+    (
+        "",
+        "parallel = dict(context=dict(size=4, impl='hybrid', ulysses_size=3))",
+        8,
+        ["TEN109 2 context of 4 ranks is not a multiple of 3; choose 1 or 2 or 4; or leave it out"],
+    ),
+    (
+        "",
+        "parallel = dict(context=dict(size=4, ulysses_size=2))",
+        8,
+        ["TEN112 2 ulysses_size has no effect with impl 'ring'; impl='hybrid'; or leave it out"],
+    ),
+    (
+        "",
+        "parallel = dict(context=dict(size=4, impl='hybrid', ulysses_size=2))",
+        8,
+        [],
+    ),
+    (
+        "",
+        "parallel = dict(context=3, tensor=dict(size=2, mode='1d'))",
+        8,
+        [
+            (
+                "PAR101 2 a world of 8 is not a multiple of context 3 * tensor 2 = 6; start 6 or 12 ranks; or "
+                "choose sizes whose product divides 8"
+            )
+        ],
+    ),
+    (
+        "",
+        "parallel = dict(context=4, tensor=dict(size=2, mode='1d', sequence=True))\ntrain = dict(loss_chunks=13)",
+        8,
+        ["DEAD123 3 13 parts of 12 tokens of a sequence on each rank; at most 12"],
+    ),
+    (
+        "",
+        (
+            "parallel = dict(context=4, tensor=dict(size=2, mode='1d', sequence=True))\n"
+            "train = dict(loss_chunks=12)\nactivation_checkpoint = dict(interval=1, mlp_chunks=12)"
+        ),
+        8,
+        [],
+    ),
 ]
 
 AND_SLOW: list[Row] = [

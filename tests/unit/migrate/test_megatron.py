@@ -67,7 +67,7 @@ def test_a_yaml_of_gpt_neox() -> None:
         ("--position-embedding-type rope", "--position-embedding-type", ("changed", "model.positions", "rotary")),
         ("--untie-embeddings-and-output-weights", "--untie-embeddings-and-output-weights",
          ("changed", "model.tie_embeddings", False)),
-        ("--context-parallel-size 2", "--context-parallel-size", ("changed", "parallel.tensor.size", 2)),
+        ("--context-parallel-size 2", "--context-parallel-size", ("renamed", "parallel.context.size", 2)),
         ("--tensor-model-parallel-size 1", "--tensor-model-parallel-size", ("dropped", "", None)),
         ("--recompute-granularity selective", "--recompute-granularity", ("dropped", "", None)),
         ("--kv-channels 16", "--kv-channels", ("dropped", "", None)),

@@ -60,7 +60,7 @@ def test_what_differs_in_the_job_is_told(pair: tuple[str, str]) -> None:
     assert {key for key in found if key.startswith("deepspeed.")} == theirs
     assert ("parallel.data.size" in found) == (left.mesh.data != right.mesh.data)
     assert ("parallel.pipeline.size" in found) == (left.mesh.pipe != right.mesh.pipe)
-    assert ("parallel.tensor.size" in found) == (left.mesh.tensor.size != right.mesh.tensor.size)
+    assert ("parallel.tensor.size" in found) == (left.mesh.tensor.beside_context != right.mesh.tensor.beside_context)
     for size in ("global_size", "micro_size", "accumulation"):
         assert (f"batch.{size}" in found) == (getattr(left.batch, size) != getattr(right.batch, size))
 

@@ -131,7 +131,7 @@ def numbers_of(job: Job) -> dict[str, Any]:
     return {
         "parallel.data.size": job.mesh.data,
         "parallel.pipeline.size": job.mesh.pipe,
-        "parallel.tensor.size": cuboid.size,
+        "parallel.tensor.size": cuboid.beside_context,
         "parallel.tensor.shape": cuboid.shape if cuboid.mode else None,
         "parallel.tensor.residual": cuboid.residual,
         "parallel.tensor.keep": cuboid.keep,

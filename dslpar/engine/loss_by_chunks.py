@@ -1,0 +1,86 @@
+"""`train.loss_chunks`: head and loss, chunk of tokens by chunk, so that logits are never whole.
+
+    by_chunks, layers = loss_by_chunks(job, model, groups, layers)     # before they are built
+    with by_chunks.in_use():
+        loss = by_chunks(engine(inputs), labels)
+
+Logits have an element for each token and entry of the vocabulary: of 131,072 tokens and a vocabulary of 128,256 they
+are 31 GiB in bf16, and cross-entropy keeps twice as much again. While in use, the layers from the head on hand the
+residual on as it is; the loss then runs them on one chunk of tokens after the other, and again in the backward. Where a
+program asks for outputs, or brings a criterion of its own, logits are whole as ever.
+
+That the head moves into the loss is Liger Kernel's way and ALST's (Arctic Long Sequence Training, arXiv 2506.13996).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from dslpar.distributed.groups import Groups
+from dslpar.layers.loss import cross_entropy_by_chunks
+from dslpar.layout.resolve import Job
+from dslpar.models import LayeredModel, LayerSpec
+from dslpar.models.layered import Labels
+
+
+class LossByChunks:
+    """A model's loss from what its head is given."""
+
+    def __init__(self, groups: Groups, vocab_size: int, num_chunks: int) -> None:
+        self.groups, self.vocab_size, self.num_chunks = groups, vocab_size, num_chunks
+        self._is_used = False
+        self._put_off: dict[str, tuple[LayerSpec, nn.Module]] = {}
+        """The layers from the head on, by name, as the newest forward has met them."""
+
+    @contextmanager
+    def in_use(self) -> Iterator[LossByChunks]:
+        """Have forwards within end before the head, for this loss to go on."""
+        self._is_used = True
+        try:
+            yield self
+        finally:
+            self._is_used = False
+
+    def put_off(self, spec: LayerSpec) -> LayerSpec:
+        """Return a layer, of those from the head on, that does nothing while this is in use."""
+        return replace(spec, forward=partial(self._forward, spec))
+
+    def _forward(self, spec: LayerSpec, module: nn.Module, value: Any) -> Any:
+        if not self._is_used:
+            return spec.apply(module, value)
+        self._put_off[spec.name] = spec, module
+        return value
+
+    def __call__(self, x: Tensor, labels: Labels) -> Tensor:
+        """Return the loss of the stored residual [batch/x, sequence, H/z] that the head would be given."""
+        labels, denominator = (labels, None) if isinstance(labels, Tensor) else labels
+        return cross_entropy_by_chunks(
+            self.groups, self._logits, x, labels, self.vocab_size, self.num_chunks, denominator
+        )
+
+    def _logits(self, x: Tensor) -> Tensor:
+        for spec, module in self._put_off.values():
+            x = spec.apply(module, x)
+        return x
+
+
+def loss_by_chunks(
+    job: Job, model: LayeredModel, groups: Groups, layers: list[LayerSpec]
+) -> tuple[LossByChunks | None, list[LayerSpec]]:
+    """Return what `train.loss_chunks` asks for, and the layers that go with it.
+
+    None where it is 1; and of a model without a head over a vocabulary, where it has no effect (DEAD123).
+    """
+    num_chunks, head = job.spec.train.loss_chunks, model.vocabulary_head
+    names = [layer.name for layer in layers]
+    if num_chunks == 1 or head is None or head.layer not in names:
+        return None, layers
+    by_chunks = LossByChunks(groups, head.vocab_size, num_chunks)
+    first = names.index(head.layer)
+    return by_chunks, layers[:first] + [by_chunks.put_off(layer) for layer in layers[first:]]

@@ -1,0 +1,95 @@
+"""In which order ranks that cut a sequence store its tokens, and how much causal attention each then computes.
+
+Cut in equal pieces one after the other, the last of n ranks attends to all tokens and the first to its own: the busiest
+computes (2n - 1)/n of the mean. In zigzag order a rank stores two pieces, one from either end of the sequence, so that
+every rank has the same work (Megatron-LM's context parallelism, and zhuzilin's ring-flash-attention). Here the order is
+data: a rank's tokens are `Run`s of positions, and attention reads off them which blocks there are.
+
+    >>> [runs(16, ring=2, index=index, count=2) for index in (0, 1)]
+    [(Run(first=0, length=4), Run(first=12, length=4)), (Run(first=4, length=8),)]
+
+Pieces need not be even: of an odd number of tokens a rank's early piece is one longer than its late one, so sequences
+divide by n alone, where Megatron-LM asks for 2n.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from dslpar.core.named_tuple import NamedTuple
+
+
+class Run(NamedTuple):
+    """Neighbouring tokens of a sequence."""
+
+    first: int
+    """Position of the first token."""
+    length: int
+    """Number of tokens."""
+
+    @property
+    def end(self) -> int:
+        """Position after the last token."""
+        return self.first + self.length
+
+
+Runs = tuple[Run, ...]
+"""The tokens that a rank stores, in this order; positions ascend."""
+
+
+def stored_order(length: int, ring: int) -> list[Run]:
+    """Return a sequence of `length` tokens as `ring` ranks store it in zigzag, rank after rank; of one, as it is."""
+    assert length % ring == 0, f"{length} tokens over {ring} ranks"
+    if ring == 1:
+        return [Run(0, length)]
+    late = length // ring // 2
+    early = length // ring - late
+    pairs = ((Run(rank * early, early), Run(length - (rank + 1) * late, late)) for rank in range(ring))
+    return [run for pair in pairs for run in pair]
+
+
+def runs(length: int, ring: int, index: int, count: int) -> Runs:
+    """Return the `index`-th of `count` equal parts of a sequence that is stored in zigzag over `ring` ranks."""
+    assert length % count == 0, f"{length} tokens in {count} parts"
+    part = length // count
+    return tuple(joined(between(stored_order(length, ring), index * part, (index + 1) * part)))
+
+
+def between(order: Sequence[Run], start: int, stop: int) -> Iterator[Run]:
+    """Yield what stands from place `start` to place `stop` of an order."""
+    place = 0
+    for run in order:
+        first, end = max(start - place, 0), min(stop - place, run.length)
+        if first < end:
+            yield Run(run.first + first, end - first)
+        place += run.length
+
+
+def joined(order: Iterator[Run]) -> Iterator[Run]:
+    """Yield runs with those that follow one another made one."""
+    whole: Run | None = None
+    for run in order:
+        if whole is not None and whole.end == run.first:
+            whole = Run(whole.first, whole.length + run.length)
+            continue
+        if whole is not None:
+            yield whole
+        whole = run
+    if whole is not None:
+        yield whole
+
+
+def place_of(position: int, tokens: Runs) -> int | None:
+    """Return where a rank that stores `tokens` has a position; None where it has not."""
+    place = 0
+    for run in tokens:
+        if run.first <= position < run.end:
+            return place + position - run.first
+        place += run.length
+    return None
+
+
+def causal_pairs(queries: Runs) -> int:
+    """Count the keys that a rank's queries attend to, all queries together: the causal work of its attention."""
+    # A query at position p attends to p + 1 keys.
+    return sum(run.length * (run.first + run.end + 1) // 2 for run in queries)

@@ -1,0 +1,229 @@
+"""torch's fused attention kernels with their log-sum-exp, forward and backward: what blocks of attention are made of.
+
+    y, lse = forward((q, k, v), "full", scale)      # q [B, A, M, D], k and v [B, G, N, D] to [B, A, M, D], [B, A, M]
+    q_grad, k_grad, v_grad = backward((q, k, v), y_grad, y, lse, "full", scale)
+
+`lse` is the logarithm of the sum of exp(score) over a query's keys, float32 or wider; -inf where it has none, and `y`
+is 0 there. Given y and lse of all keys, `backward` gives a block's part of the gradients (FlashAttention, 2205.14135).
+
+`torch.nn.functional.scaled_dot_product_attention` keeps lse to itself, so these are the operators beneath it, as in
+torch's own context parallelism. Which there are: on a CPU one for every type, with masks and grouped queries; on CUDA
+FlashAttention in half precision, without masks, and the memory-efficient kernel, whose queries are grouped here one
+after the other. What has no kernel (dropout, values of another width, float64 on CUDA) is plain products in float32 or
+wider, for which blocks must be tiles: `has_kernel` tells before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from dslpar.layers.upcast import upcast
+from dslpar.layout.attention_blocks import Kind
+
+Qkv = tuple[Tensor, Tensor, Tensor]
+
+aten = torch.ops.aten
+
+_ALIGNED_BYTES = 16
+"""CUDA's kernels read so much at once: rows of heads and of masks are multiples of it."""
+_LSE_MULTIPLE = 32
+"""The memory-efficient kernel pads its log-sum-exp to a multiple of so many queries."""
+
+
+def has_kernel(q: Tensor, v: Tensor, *, dropout: bool = False) -> bool:
+    """Return whether there is a fused kernel for such queries and values; without one, blocks must be tiles."""
+    if dropout or q.shape[-1] != v.shape[-1]:
+        return False
+    if q.device.type in ("cpu", "meta"):
+        return True
+    half_or_single = q.dtype in (torch.float16, torch.bfloat16, torch.float32)
+    return q.device.type == "cuda" and half_or_single and q.shape[-1] * q.element_size() % _ALIGNED_BYTES == 0
+
+
+def forward(
+    qkv: Qkv,
+    kind: Kind,
+    scale: float,
+    allowed: Tensor | None = None,
+    kept: Callable[[Tensor], Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Attend: q [B, A, M, D], k and v [B, G, N, D] to y [B, A, M, D] and lse [B, A, M].
+
+    `allowed` [B or 1, 1, M, N], of a masked block: which keys a query attends to. `kept` gives, of weights, the factors
+    of dropout; equal in the backward.
+    """
+    q, k, v = qkv
+    if not has_kernel(q, v, dropout=kept is not None):
+        return _plain_forward(qkv, kind, scale, allowed, kept)
+    bias = None if allowed is None else _bias(allowed, q)
+    if q.device.type == "cuda":
+        y, lse = _forward_on_cuda(q, k, v, kind == "causal", scale, bias)
+    else:
+        y, lse = aten._scaled_dot_product_flash_attention_for_cpu(
+            q, k, v, is_causal=kind == "causal", attn_mask=bias, scale=scale
+        )
+    if allowed is not None:  # a row without keys: kernels do not agree on what it gives
+        no_keys = ~allowed.any(-1)
+        y, lse = y.masked_fill(no_keys.unsqueeze(-1), 0), lse.masked_fill(no_keys, -torch.inf)
+    return y, lse
+
+
+def backward(
+    qkv: Qkv,
+    y_grad: Tensor,
+    y: Tensor,
+    lse: Tensor,
+    kind: Kind,
+    scale: float,
+    allowed: Tensor | None = None,
+    kept: Callable[[Tensor], Tensor] | None = None,
+) -> Qkv:
+    """Return a block's gradients of q, k and v; `y` and `lse` are of all keys, lse finite where there are none."""
+    q, k, v = qkv
+    if not has_kernel(q, v, dropout=kept is not None):
+        return _plain_backward(qkv, y_grad, y, lse, kind, scale, allowed, kept)
+    bias = None if allowed is None else _bias(allowed, q)
+    if q.device.type == "cuda":
+        return _backward_on_cuda(qkv, y_grad, y, lse, kind == "causal", scale, bias)
+    return aten._scaled_dot_product_flash_attention_for_cpu_backward(  # type: ignore[no-any-return]
+        y_grad, q, k, v, y, lse, 0.0, kind == "causal", attn_mask=bias, scale=scale
+    )
+
+
+def _bias(allowed: Tensor, q: Tensor) -> Tensor:
+    """Return what is added to scores: 0, or -inf where a query does not attend."""
+    return torch.zeros_like(allowed, dtype=q.dtype).masked_fill_(~allowed, -torch.inf)
+
+
+# ---- CUDA ----
+
+
+def _is_flash(q: Tensor, bias: Tensor | None) -> bool:
+    return bias is None and q.dtype != torch.float32 and q.shape[-1] <= 256
+
+
+def _forward_on_cuda(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, bias: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    if _is_flash(q, bias):
+        y, lse = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, scale=scale)[:2]
+        return y, lse
+    bias = _aligned(bias, k)
+    parts = [
+        aten._scaled_dot_product_efficient_attention(rows, k, v, bias, True, 0.0, causal, scale=scale)[:2]
+        for rows in _members(q, k)
+    ]
+    y = torch.stack([part for part, _ in parts], 2).flatten(1, 2)
+    lse = torch.stack([part[..., : q.shape[2]] for _, part in parts], 2).flatten(1, 2)
+    return y, lse
+
+
+def _backward_on_cuda(
+    qkv: Qkv, y_grad: Tensor, y: Tensor, lse: Tensor, causal: bool, scale: float, bias: Tensor | None
+) -> Qkv:
+    q, k, v = qkv
+    if _is_flash(q, bias):
+        # Seeds and lengths of documents, of which there are none.
+        none = torch.empty(0, dtype=torch.int64, device=q.device)
+        lengths = q.shape[2], k.shape[2]
+        seeds = torch.zeros(2, dtype=torch.uint64, device=q.device), none
+        return aten._scaled_dot_product_flash_attention_backward(  # type: ignore[no-any-return]
+            y_grad, q, k, v, y, lse.contiguous(), None, None, *lengths, 0.0, causal, *seeds, scale=scale
+        )
+    bias, seed = _aligned(bias, k), torch.zeros((), dtype=torch.int64, device=q.device)
+    lse = functional.pad(lse, (0, -lse.shape[-1] % _LSE_MULTIPLE))
+    q_grads, k_grad, v_grad = [], torch.zeros_like(k), torch.zeros_like(v)
+    members = (_members(part, k) for part in (y_grad, q, y, lse))
+    for y_grad_part, rows, y_part, lse_part in zip(*members, strict=True):
+        q_part, k_part, v_part, _ = aten._scaled_dot_product_efficient_attention_backward(
+            *(y_grad_part, rows, k, v, bias, y_part, lse_part.contiguous(), seed, seed, 0.0),
+            [True, True, True, False],
+            causal,
+            scale=scale,
+        )
+        q_grads.append(q_part)
+        k_grad += k_part
+        v_grad += v_part
+    return torch.stack(q_grads, 2).flatten(1, 2), k_grad, v_grad
+
+
+def _members(x: Tensor, k: Tensor) -> tuple[Tensor, ...]:
+    """Return [B, G, ...] of each member of the groups of x [B, A, ...]; all heads at once where nothing is grouped."""
+    return _grouped(x, k).unbind(2)
+
+
+def _aligned(bias: Tensor | None, k: Tensor) -> Tensor | None:
+    """Return a bias [B or 1, 1, M, N] for all heads of k, its rows at multiples of what the kernel reads."""
+    if bias is None:
+        return None
+    length = bias.shape[-1]
+    bias = functional.pad(bias, (0, -length % (_ALIGNED_BYTES // bias.element_size())))[..., :length]
+    return bias.expand(*k.shape[:2], -1, -1)
+
+
+# ---- plain products ----
+
+
+def _plain_forward(
+    qkv: Qkv,
+    kind: Kind,
+    scale: float,
+    allowed: Tensor | None,
+    kept: Callable[[Tensor], Tensor] | None,
+) -> tuple[Tensor, Tensor]:
+    q, k, v = qkv
+    scores = _scores(q, k, kind, scale, allowed)
+    lse = torch.logsumexp(scores, -1)
+    weights = scores.sub_(lse.masked_fill(lse == -torch.inf, 0).unsqueeze(-1)).exp_()
+    weights = weights if kept is None else weights * kept(weights)
+    y = weights.flatten(2, 3) @ upcast(v)
+    return torch.unflatten(y, 2, (-1, q.shape[2])).flatten(1, 2).to(q.dtype), lse.flatten(1, 2)
+
+
+def _plain_backward(
+    qkv: Qkv,
+    y_grad: Tensor,
+    y: Tensor,
+    lse: Tensor,
+    kind: Kind,
+    scale: float,
+    allowed: Tensor | None,
+    kept: Callable[[Tensor], Tensor] | None,
+) -> Qkv:
+    q, k, v = qkv
+    weights = _scores(q, k, kind, scale, allowed).sub_(_grouped(lse, k).unsqueeze(-1)).exp_()
+    wide_grad = upcast(y_grad)
+    # The softmax's sum over all keys, of which a block has a part: FlashAttention reads it off the output.
+    delta = _grouped((wide_grad * upcast(y)).sum(-1), k).unsqueeze(-1)
+    rows = _grouped(wide_grad, k).flatten(2, 3)
+    weights_grad = (rows @ upcast(v).transpose(-1, -2)).view(weights.shape)
+    dropped = weights
+    if kept is not None:
+        factor = kept(weights)
+        weights_grad, dropped = weights_grad * factor, weights * factor
+    v_grad = dropped.flatten(2, 3).transpose(-1, -2) @ rows
+    scores_grad = (weights * (weights_grad - delta) * scale).flatten(2, 3)
+    q_grad = torch.unflatten(scores_grad @ upcast(k), 2, (-1, q.shape[2])).flatten(1, 2)
+    k_grad = scores_grad.transpose(-1, -2) @ upcast(_grouped(q, k)).flatten(2, 3)
+    return q_grad.to(q.dtype), k_grad.to(k.dtype), v_grad.to(v.dtype)
+
+
+def _scores(q: Tensor, k: Tensor, kind: Kind, scale: float, allowed: Tensor | None) -> Tensor:
+    """Return masked scores [B, G, A/G, M, N]; the queries of a group are rows of one matrix, so no key is repeated."""
+    rows = upcast(_grouped(q, k)).flatten(2, 3) * scale
+    scores = torch.unflatten(rows @ upcast(k).transpose(-1, -2), 2, (-1, q.shape[2]))
+    if kind == "causal":
+        future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+        scores.masked_fill_(future, -torch.inf)
+    if allowed is not None:
+        scores.masked_fill_(~allowed.unsqueeze(2), -torch.inf)
+    return scores
+
+
+def _grouped(x: Tensor, k: Tensor) -> Tensor:
+    """[B, A, ...] to [B, G, A/G, ...]."""
+    return torch.unflatten(x, 1, (k.shape[1], -1))

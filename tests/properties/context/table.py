@@ -1,0 +1,62 @@
+"""Which attention is compared under context parallelism, as data.
+
+CASES          # name -> Case: what attends how, and which tokens
+worlds()       # name -> (cuboid, cases that go with it): what one set of ranks runs
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import product
+from typing import NamedTuple
+
+from dslpar.core.mesh import Tensor
+
+SAMPLES, TOKENS, HIDDEN, HEADS = 4, 48, 128, 32
+"""Heads divide by 8 ranks of ulysses beside 4 of tensor parallelism; tokens by 8 pieces of 2 halves, cut over y once
+more, and into three."""
+
+
+class Case(NamedTuple):
+    """Attention over whole sequences, and how ranks that cut them attend."""
+
+    impl: str
+    mask: str
+    """'causal', 'full', 'window', 'packed' or 'padded'."""
+    kv_groups: int
+    """Queries' heads that share one of keys."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.impl}, {self.mask}, {self.kv_groups} to a head of keys"
+
+
+IMPLS = ("ring", "ulysses", "hybrid")
+MASKS = ("causal", "full", "window", "packed", "padded")
+CASES: Mapping[str, Case] = {case.name: case for case in (Case(*each) for each in product(IMPLS, MASKS, (1, 2, 4)))}
+
+SIZES = (2, 3, 4, 8)
+BESIDE: Mapping[str, Tensor] = {
+    "alone": Tensor(mode="sequence"),
+    "1d 2": Tensor(y=2, mode="1d"),
+    "1d 2 sequence": Tensor(y=2, mode="1d", residual="sequence"),
+    "2d 4": Tensor(q=2, y=2, mode="2d", residual="hidden"),
+    "3d 8": Tensor(q=2, y=2, z=2, mode="3d", residual="batch", inner="batch", keep="none"),
+}
+
+
+def cuboid(beside: str, size: int, impl: str) -> Tensor:
+    """Return the cuboid of a context of so many ranks beside a tensor mode; a hybrid of an odd number is a ring."""
+    made = replace(BESIDE[beside], d=size, split="sequence", impl=impl, ulysses_size=math.gcd(size, 2))
+    return replace(made, zigzag=made.ring > 1)
+
+
+def worlds() -> dict[str, tuple[str, int]]:
+    """Return (what is beside it, ranks of the context) by name."""
+    return {f"context {size}, {beside}": (beside, size) for size, beside in product(SIZES, BESIDE)}
+
+
+SAMPLE = ("context 2, alone", "context 3, 1d 2 sequence", "context 4, 1d 2")
+"""What `make test` runs: each size but 8, each cut of tokens over y, and hybrid with rings and exchanges."""

@@ -1,0 +1,130 @@
+"""What long sequences take: a share of one process's memory for each rank, and nothing that grows with their square.
+
+One rank of a world whose others are not there: shapes are right, so is what is kept, and kernels compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from dslpar.core import mesh
+from dslpar.core.frozen import replace
+from dslpar.core.mesh import Mesh
+from dslpar.distributed.groups import Groups
+from dslpar.layers import Attention, Block, Form, Rotary, cross_entropy, initialize
+from dslpar.layers.loss import cross_entropy_by_chunks
+from dslpar.layout.attention_blocks import TILE
+from dslpar.models.gpt import costs, section
+from tests.support.fake_world import on_last_ranks
+from tests.support.live_storages import LiveStorages
+
+TOKENS, HIDDEN, HEADS, FFN = 32_768, 32, 2, 96
+RING = mesh.Tensor(d=4, mode="sequence", split="sequence", zigzag=True)
+LAYOUTS = {
+    "ring": RING,
+    "ulysses": mesh.Tensor(d=2, mode="sequence", split="sequence", impl="ulysses"),
+    "hybrid": replace(RING, impl="hybrid", ulysses_size=2),
+}
+MODEL = section.GPT(
+    num_layers=1,
+    hidden_size=HIDDEN,
+    num_heads=HEADS,
+    ffn_hidden_size=FFN,
+    vocab_size=256,
+    max_seq_len=TOKENS,
+    norm="rmsnorm",
+    activation="swiglu",
+    positions="rotary",
+    bias=False,
+    tie_embeddings=False,
+)
+
+
+class Held(NamedTuple):
+    """Elements, of float32."""
+
+    saved: float
+    """What lives between forward and backward, with the input and the output."""
+    peak: float
+    largest: float
+    """Of one tensor."""
+
+
+def held_by(layer: torch.nn.Module, forward: Callable[[Tensor], Tensor], x: Tensor) -> Held:
+    live = LiveStorages()
+    live.watch([x, *layer.parameters()])
+    own = live.bytes()
+    with live:
+        y = forward(x.requires_grad_())
+        saved = live.bytes() - own
+        y.backward(torch.ones_like(y))
+    size = x.element_size()
+    return Held((saved + x.nbytes) / size, (live.peak - own + x.nbytes) / size, live.largest / size)
+
+
+def of_block(tensor: mesh.Tensor) -> Held:
+    form = Form(norm="rmsnorm", activation="swiglu", rotary=Rotary(), bias=False)
+    block = Block(Groups(Mesh(tensor=tensor)), HIDDEN, HEADS, ffn_hidden_size=FFN, form=form)
+    initialize(block, block.groups, seed=1)
+    return held_by(block, block, torch.randn(1, TOKENS // tensor.context, HIDDEN))
+
+
+@pytest.mark.prove
+def test_a_rank_of_n_takes_an_nth_of_the_memory() -> None:
+    """At most 1.1 of that; and what is saved is forecast, but for the output, which the next layer saves."""
+    tensors = [mesh.Tensor(), *LAYOUTS.values()]
+    one, *cut = on_last_ranks(of_block, tensors, timeout=400)
+    for tensor, found in zip(tensors, [one, *cut], strict=True):
+        assert found.saved / one.saved <= 1.1 / tensor.context
+        assert found.peak / one.peak <= 1.1 / tensor.context
+        saved = costs.layer_memory(MODEL, tensor, TOKENS).saved
+        y = TOKENS * HIDDEN / tensor.context
+        assert found.saved - y == pytest.approx(float(saved.elements + saved.wide), rel=0.03)
+
+
+def packed(tensor: mesh.Tensor) -> Held:
+    """Attention with documents: the masks are made, of what lies on an edge."""
+    layer = Attention(Groups(Mesh(tensor=tensor)), HIDDEN, HEADS, causal=True)
+    initialize(layer, layer.groups, seed=1)
+    length = TOKENS // 2
+    documents = (1 + torch.arange(length) // 5000).int()[None]
+    x = torch.randn(1, length // tensor.context, HIDDEN)
+    return held_by(layer, lambda x: layer(x, mask=documents), x)
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("name", ["one process", *LAYOUTS])
+def test_nothing_of_the_square_of_a_piece_is_made(name: str) -> None:
+    tensor = LAYOUTS.get(name, mesh.Tensor())
+    (found,) = on_last_ranks(packed, [tensor], timeout=400)
+    length = TOKENS // 2 // tensor.context
+    assert found.largest <= max(TILE**2, 4 * HIDDEN * length)
+    assert found.largest < length**2 / 8
+
+
+def of_loss(tensor: mesh.Tensor) -> tuple[Held, Held]:
+    """Of a head and its loss over a vocabulary of 4,096: whole, and by 16 parts."""
+    from dslpar.layers import Head
+
+    groups, vocab, length = Groups(Mesh(tensor=tensor)), 4096, 4096
+    head = Head(groups, HIDDEN, vocab)
+    initialize(head, groups, seed=1)
+    labels = torch.arange(length)[None] % vocab
+    x = torch.randn(1, length // tensor.context // max(tensor.y, 1), HIDDEN)
+
+    def by_chunks(x: Tensor) -> Tensor:
+        return cross_entropy_by_chunks(groups, head, x, labels, vocab, num_chunks=16)
+
+    whole = held_by(head, lambda x: cross_entropy(groups, head(x), labels, vocab), x.clone())
+    return whole, held_by(head, by_chunks, x.clone())
+
+
+def test_logits_are_never_whole() -> None:
+    for whole, parts in on_last_ranks(of_loss, [mesh.Tensor(), mesh.Tensor(y=2, mode="1d", residual="sequence")]):
+        assert parts.saved < whole.saved / 50
+        assert parts.peak < whole.peak / 8
