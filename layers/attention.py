@@ -148,19 +148,36 @@ def attend(
     row depends on its version and kernel, and where that is NaN, the backward has it too.
     """
     num_before = k.shape[2] - q.shape[2]
-    if window is not None or (mask is not None and q.shape[2] > TILE and not num_before):
-        seed = int(torch.randint(2**62, ())) if dropout else 0
-        return ring(q, k, v, RingOptions(_ALONE, causal, mask, AttentionDropout(dropout, seed), window))
-    if mask is None:
+    if not num_before and (window is not None or (mask is not None and q.shape[2] > TILE)):
+        options = RingOptions(_ALONE, causal, mask, AttentionDropout(dropout, _drawn_seed(q) if dropout else 0), window)
+        return ring(q, k, v, options)
+    near = None if window is None else _window_mask(q, k, window)
+    if mask is None and near is None:
         seen = causal_mask(q, k) if causal and num_before and q.shape[2] > 1 else None
         return _fused(q, k, v, seen, causal and not num_before, dropout)
+    if mask is None:
+        assert near is not None
+        return _fused(q, k, v, near & causal_mask(q, k) if causal else near, False, dropout)
     allowed = mask.bool()[:, None, None, :]
     if mask.dtype != torch.bool:
         allowed = allowed & (mask[:, None, :, None] == mask[:, None, None, :])
     if causal:
         allowed = allowed & causal_mask(q, k)
+    if near is not None:
+        allowed = allowed & near
     no_keys = ~allowed.any(-1, keepdim=True)
     return _fused(q, k, v, allowed | no_keys, False, dropout).masked_fill(no_keys, 0)
+
+
+def _drawn_seed(q: Tensor) -> int:
+    """Draw a seed from the generator that `shard_rng` has seeded for this rank's piece: the device's."""
+    return int(torch.randint(2**62, (), device="cpu" if q.device.type == "meta" else q.device))
+
+
+def _window_mask(q: Tensor, k: Tensor, window: int) -> Tensor:
+    """Return which keys [queries, keys] are less far away than `window`, queries being the last tokens."""
+    queries = torch.arange(k.shape[2] - q.shape[2], k.shape[2], device=q.device)
+    return (queries[:, None] - torch.arange(k.shape[2], device=q.device)).abs() < window
 
 
 def causal_mask(q: Tensor, k: Tensor) -> Tensor:

@@ -103,7 +103,9 @@ def _bias(allowed: Tensor, q: Tensor) -> Tensor:
 
 
 def _is_flash(q: Tensor, bias: Tensor | None) -> bool:
-    return bias is None and q.dtype != torch.float32 and q.shape[-1] <= 256
+    if bias is not None or q.dtype == torch.float32 or q.shape[-1] > 256:
+        return False
+    return torch.cuda.get_device_capability(q.device) >= (8, 0)  # older ones have the memory-efficient kernel alone
 
 
 def _forward_on_cuda(
@@ -140,7 +142,7 @@ def _backward_on_cuda(
     members = (_members(part, k) for part in (y_grad, q, y, lse))
     for y_grad_part, rows, y_part, lse_part in zip(*members, strict=True):
         q_part, k_part, v_part, _ = aten._scaled_dot_product_efficient_attention_backward(
-            *(y_grad_part, rows, k, v, bias, y_part, lse_part.contiguous(), seed, seed, 0.0),
+            *(y_grad_part, rows, k, v, bias, _tokens_first(y_part), lse_part.contiguous(), seed, seed, 0.0),
             [True, True, True, False],
             causal,
             scale=scale,
@@ -149,6 +151,11 @@ def _backward_on_cuda(
         k_grad += k_part
         v_grad += v_part
     return torch.stack(q_grads, 2).flatten(1, 2), k_grad, v_grad
+
+
+def _tokens_first(y: Tensor) -> Tensor:
+    """Return y [B, G, M, D] with a token's heads together in memory: the kernel takes that for granted, unchecked."""
+    return y.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def _members(x: Tensor, k: Tensor) -> tuple[Tensor, ...]:

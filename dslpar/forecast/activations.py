@@ -93,6 +93,8 @@ def _saved(workload: Workload, stage: int) -> float:
     num_layers, boundary = workload.counts[stage], float(costs.boundary) * size
     if workload.recompute == "full":
         layers = -(-num_layers // workload.interval) * boundary
+        if workload.offloads_inputs:
+            layers = min(layers, boundary)  # the one that is on its way
     else:
         layers = num_layers * _of_layer(workload)
     total = layers
@@ -162,11 +164,14 @@ def _logits(workload: Workload) -> tuple[float, float]:
     """Return the bytes of logits while the loss's backward runs, and of those that are kept after it.
 
     The softmax in float32, from which the gradient is made in the logits' type (`dslpar.layers.loss`). Without a
-    pipeline the caller has the logits themselves, until the next micro-batch gives others.
+    pipeline the caller has the logits themselves, until the next micro-batch gives others. By parts of the tokens, a
+    part's logits are computed again for its backward, and nobody keeps them.
     """
     elements, size = float(workload.costs.logits), workload.element_bytes
     if workload.habits.logit_bytes is not None:
         return workload.habits.logit_bytes * elements, 0.0
+    if workload.loss_chunks > 1:
+        return (WIDE_BYTES + 2 * size) * elements / workload.loss_chunks, 0.0
     output = 0.0 if workload.mesh.pipe > 1 else size * elements
     return (WIDE_BYTES + size) * elements + output, output
 

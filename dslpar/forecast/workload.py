@@ -115,6 +115,10 @@ class Workload:
     recompute: Recompute = "none"
     """Activations that are computed again: none, those of attention's scores, or all of each `interval` layers."""
     interval: int = 1
+    offloads_inputs: bool = False
+    """Whether the stored inputs of recomputed layers are in the host's memory."""
+    loss_chunks: int = 1
+    """Parts of the tokens whose logits are there at a time."""
     habits: Habits = Habits()
     known_costs: ModelCosts | None = None
     """What the model's parts cost a rank, where that was computed before."""
@@ -187,6 +191,8 @@ def workload_of(job: Job) -> Workload | None:
         dtype=spec.precision.dtype,
         recompute="none" if checkpoint is None else "full",
         interval=1 if checkpoint is None else checkpoint.interval,
+        offloads_inputs=checkpoint is not None and checkpoint.offload,
+        loss_chunks=spec.train.loss_chunks,
         habits=habits_of(spec),
         known_costs=costs,
     )

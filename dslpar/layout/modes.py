@@ -121,6 +121,7 @@ def ulysses_size_of(context: ContextParallel | None, cuboid: Tensor, heads: Head
     if context is not None and context.ulysses_size is not None:
         return Decision(context.ulysses_size)
     each = [count for count in (heads.num_heads, heads.num_kv_heads) if count is not None]
-    shared = math.gcd(*each) // head_ranks(replace(cuboid, split="batch")) if each else 1
+    shared = math.gcd(*each) // head_ranks(replace(cuboid, ulysses_size=1)) if each else 1
+    shared = max(shared, 1)  # of heads that do not even divide over the tensor ranks, which lint says
     why = f"the most ranks of {cuboid.d} that {shared} heads of keys, those of a tensor rank, divide over"
     return Decision(math.gcd(cuboid.d, shared), why, ("parallel.context.size",))

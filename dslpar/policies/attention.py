@@ -267,14 +267,16 @@ def _attend_pieces_of_sequences(
     q, k, v = qkv
     _refuse_unless_plain(module, mask, kwargs)
     scaling = kwargs.get("scaling")
-    if scaling is not None and scaling != q.shape[-1] ** -0.5:
-        q = q * (scaling * q.shape[-1] ** 0.5)  # ring and ulysses scale by 1 / sqrt(D)
     causal = kwargs.get("is_causal")
     causal = bool(getattr(module, "is_causal", True)) if causal is None else bool(causal)
+    if mask is not None:
+        causal = mask.pattern.causal
     padding = None if mask is None or mask.padding is None else _samples(groups, mask.padding)
     cuts = placement.inner_cuts(groups.tensor)
     window = mask.pattern.window if mask is not None else None
     if groups.tensor.ring == 1:
+        if scaling is not None and scaling != q.shape[-1] ** -0.5:
+            q = q * (scaling * q.shape[-1] ** 0.5)  # torch's attention scales by 1 / sqrt(D)
 
         def whole(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             with shard_rng(groups, cuts, q.device) if dropout else nullcontext():
@@ -284,7 +286,7 @@ def _attend_pieces_of_sequences(
     else:
         seed = shard_seed(groups, cuts) if dropout else 0
         ring, zigzag = groups.axis("ring"), groups.tensor.zigzag
-        options = RingOptions(ring, causal, padding, AttentionDropout(dropout, seed), window, zigzag=zigzag)
+        options = RingOptions(ring, causal, padding, AttentionDropout(dropout, seed), window, scaling, zigzag)
         y = hybrid(q, k, v, groups.axis("ulysses"), options)
     return y.transpose(1, 2)
 

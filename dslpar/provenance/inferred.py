@@ -49,6 +49,14 @@ def _option(name: str) -> Decide:
     return decide
 
 
+def _context_size(subject: Subject) -> Decision:
+    cuboid = subject.cx.cuboid
+    if cuboid.context > 1:
+        why = f"mode {cuboid.mode!r} is context parallelism by another name"
+        return Decision(cuboid.context, why, ("parallel.tensor.mode", "parallel.tensor.size"))
+    return Decision(1, "no context parallelism: each rank has whole sequences", how="default")
+
+
 def _ulysses_size(subject: Subject) -> Decision | None:
     cuboid, spec = subject.cx.cuboid, subject.reading.spec
     if cuboid.impl != "hybrid":
@@ -199,12 +207,10 @@ DECISIONS: Mapping[str, Decide] = {
         Decision(subject.cx.cuboid.d, "left out: 1", how="default") if subject.cx.cuboid.mode == "2.5d" else None
     ),
     **{f"parallel.tensor.{name}": _option(name) for name in ("residual", "inner", "keep", "impl")},
-    "parallel.context.size": lambda subject: Decision(
-        subject.cx.cuboid.context, "no context parallelism: each rank has whole sequences", how="default"
-    ),
+    "parallel.context.size": _context_size,
     "parallel.context.impl": lambda subject: (
         Decision(subject.cx.cuboid.impl, "left out: what needs no number of heads", how="default")
-        if subject.cx.cuboid.context > 1
+        if subject.reading.spec.parallel.context is not None
         else None
     ),
     "parallel.context.ulysses_size": _ulysses_size,

@@ -244,3 +244,35 @@ def test_evaluation_in_inference_mode_gives_the_same() -> None:
     whole = outputs(mesh.Tensor(), torch.float32)
     for y in on_ranks(2, outputs, LAYOUTS["ring-2"], torch.float32):
         assert (y - whole).abs().max() < 1e-4 * whole.abs().max()
+
+
+# ---- windows ----
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("masked", [True, False])
+def test_the_last_tokens_attend_within_a_window(causal: bool, masked: bool) -> None:
+    """As beside a cache: fewer queries than keys give what all queries give at their places."""
+    q, k, v = numbers((2, 6, 9, 4), 1), numbers((2, 3, 9, 4), 2), numbers((2, 3, 9, 4), 3)
+    mask = torch.arange(9)[None] >= torch.tensor([[0], [2]]) if masked else None
+    whole = attention.attend(q, k, v, causal=causal, window=4, mask=mask)
+    for count in (1, 3):
+        last = attention.attend(q[:, :, -count:], k, v, causal=causal, window=4, mask=mask)
+        assert (last - whole[:, :, -count:]).abs().max() < 1e-14
+    far = attention.attend(q, k, v, causal=causal, mask=mask)
+    assert (far - whole).abs().max() > 1e-2
+
+
+def seeds(tensor: mesh.Tensor) -> list[Tensor]:
+    groups = Groups(Mesh(tensor=tensor))
+    layer = made(groups, causal=False, dropout=0.5, window=SEQUENCE)
+    q, k, v = (torch.zeros(BATCH, heads, SEQUENCE // tensor.context, layer.head_dim) for heads in layer.heads)
+    torch.manual_seed(11)
+    return [layer._attend(q, k, v + 1, None)[..., 0]]
+
+
+@pytest.mark.parametrize("layout", ["1d-2", "ulysses-2"])
+def test_dropout_within_a_window_differs_between_ranks(layout: str) -> None:
+    """Of other heads."""
+    (one,), (other,) = on_ranks(2, seeds, LAYOUTS[layout])
+    assert not torch.equal(one, other)

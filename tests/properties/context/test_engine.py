@@ -53,7 +53,15 @@ def rows() -> Iterator[tuple[str, Layout]]:
         yield ", ".join(words), layout
 
 
-ROWS = dict(rows())
+def scheduled() -> Iterator[tuple[str, Layout]]:
+    """Parts of tokens where the backward is split, and where a rank holds several stages."""
+    parallel = {"context": sections.ContextParallel(size=2)} | pipe(2)
+    for schedule, recompute in product((("zero_bubble", 1), ("interleaved", 2)), (0, 1)):
+        layout = Layout(4, parallel, schedule=schedule, chunks=3, recompute=recompute, zero=recompute)
+        yield f"{schedule[0]}, {'recompute' if recompute else 'stored'}, 3 chunks", layout
+
+
+ROWS = dict(rows()) | dict(scheduled())
 SAMPLE = (
     "ring 2 beside alone, pipe 1, data 2, ZeRO 1, GPT, tied, recompute, 3 chunks",
     "ring 2 beside alone, pipe 2, data 1, ZeRO 0, GPT, 3 chunks",

@@ -264,3 +264,15 @@ def test_it_is_a_value() -> None:
     made = stage_memory(workload(), 0)
     assert isinstance(made, StageMemory)
     assert made == stage_memory(workload(), 0)
+
+
+def test_parts_of_tokens_and_the_host_s_memory_are_counted() -> None:
+    """Of a quarter of the logits themselves, softmax and gradient; of 20 layers' inputs the one that is on its way."""
+    whole = workload(pipe=2, recompute="full")
+    by_chunks, on_host = replace(whole, loss_chunks=4), replace(whole, offloads_inputs=True)
+    plain, parts, host = (activations(each, 1) for each in (whole, by_chunks, on_host))
+    logits, boundary = 4096 * 32_000, 4096 * 5120 * 2
+    assert plain.logits == (4 + 2) * logits
+    assert parts.logits == (4 + 2 * 2) * logits / 4
+    assert parts.first == plain.first
+    assert plain.first - host.first == 19 * boundary

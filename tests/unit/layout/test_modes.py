@@ -8,7 +8,8 @@ import pytest
 
 from dslpar import resolve
 from dslpar.distributed.groups import Groups
-from dslpar.layout.resolve import Job
+from dslpar.layout.modes import ulysses_size_of
+from dslpar.layout.resolve import Job, heads_of
 from dslpar.linter.check import load_text
 from tests.support.lint import MODEL, PATH
 
@@ -81,3 +82,12 @@ def test_ranks_of_a_hybrid() -> None:
         assert groups.axis("ring").peers == ring
         assert groups.axis("ulysses").peers[groups.axis("ulysses").index] == rank
         assert groups.axis("ring").peers[groups.axis("ring").index] == rank
+
+
+def test_what_hybrid_decides_is_told_as_it_is() -> None:
+    """Asked again of the cuboid that has it."""
+    text = MODEL.replace("num_heads=24", "num_heads=24, num_kv_heads=12")
+    job = resolve(load_text(text + "parallel = dict(context=dict(size=8, impl='hybrid'))\n", PATH), 8)
+    decided = ulysses_size_of(job.spec.parallel.context, job.mesh.tensor, heads_of(job.spec.model))
+    assert decided.value == job.mesh.tensor.ulysses == 4
+    assert "12 heads" in decided.why
