@@ -86,7 +86,8 @@ class _Replica:
         with suppress(UnknownValueError):
             context = cx.context_beside
             known += [(context, "context", "parallel.context.size")] if context > 1 else []
-            known.append((cx.tensor_size // context, "tensor", cx.tensor_key))
+            name = "context" if cx.tensor_key == "parallel.context.size" else "tensor"
+            known.append((cx.tensor_size // context, name, cx.tensor_key))
         self.complete = len(known) >= 2
         sizes = [axis for axis in known if axis[0] > 1]
         self.ranks = prod(size for size, _, _ in sizes)

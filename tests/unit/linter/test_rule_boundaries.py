@@ -744,6 +744,17 @@ CASES: list[Row] = [
     ),
     (
         "",
+        "parallel = dict(context=3)",
+        8,
+        [
+            (
+                "PAR101 2 a world of 8 is not a multiple of context 3; start 6 or 9 ranks; or "
+                "choose sizes whose product divides 8"
+            )
+        ],
+    ),
+    (
+        "",
         "parallel = dict(context=3, tensor=dict(size=2, mode='1d'))",
         8,
         [
