@@ -384,6 +384,13 @@ class Context:
         return tensor.size if tensor is not None else 1
 
     @property
+    def mode_name(self) -> str:
+        """What cuts layers, as the author has written it: a tensor mode, or context parallelism alone."""
+        if self.tensor_key == "parallel.context.size":
+            return "context parallelism"
+        return f"mode {self.cuboid.mode!r}"
+
+    @property
     def context_beside(self) -> int:
         """Ranks of context parallelism that are beside those of tensor parallelism; 1 where it is all there is."""
         context = self.spec.parallel.context

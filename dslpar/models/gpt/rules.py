@@ -85,7 +85,7 @@ def kv_features_do_not_divide(cx: Context) -> Iterator[Problem]:
     if _broken(divisors.hidden(sizes, cx.cuboid), "TEN208"):
         by, features = cx.cuboid.y * cx.cuboid.q, kv_features(_gpt(cx))
         message = f"num_kv_heads {sizes.num_kv_heads} has {features} features, not a multiple of y * q = {by}"
-        yield cx.problem("model.num_kv_heads", f"{message} in mode {cx.cuboid.mode!r}", _nearest_legal(cx))
+        yield cx.problem("model.num_kv_heads", f"{message} in {cx.mode_name}", _nearest_legal(cx))
 
 
 @rule("TEN209", "odd-head")
@@ -110,7 +110,7 @@ def _broken(conditions: Iterable[Condition], code: str) -> list[Condition]:
 
 def _message(cx: Context, key: str, broken: list[Condition]) -> str:
     factors = " or of ".join(each.why for each in broken)
-    return f"{_name(cx, key)} {broken[0].value} is not a multiple of {factors} in mode {cx.cuboid.mode!r}"
+    return f"{_name(cx, key)} {broken[0].value} is not a multiple of {factors} in {cx.mode_name}"
 
 
 def _nearest_legal(cx: Context) -> str:

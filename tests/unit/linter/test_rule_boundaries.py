@@ -744,6 +744,15 @@ CASES: list[Row] = [
     ),
     (
         "",
+        "parallel = dict(context=dict(size=16, impl='ulysses'))",
+        16,
+        [
+            "TEN201 1 num_heads 24 is not a multiple of ulysses = 16 in context parallelism; "
+            "nearest legal: num_heads=16 or 32"
+        ],
+    ),
+    (
+        "",
         "parallel = dict(context=3)",
         8,
         [
