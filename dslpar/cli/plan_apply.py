@@ -8,6 +8,7 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
+from typing import TypeGuard
 
 from dslpar.core.errors import Fix, Location
 from dslpar.core.visible import visible
@@ -96,11 +97,18 @@ def _with_lines(config: Config, text: str, words: Sequence[str]) -> str:
 
 
 def _python(value: str) -> str:
-    """Return a word's value as Python: a literal as it is, else a string."""
+    """Return a word's value as Python: a literal, or dict(...) of literals, as it is, else a string."""
     with contextlib.suppress(ValueError, SyntaxError):
-        ast.literal_eval(value)
+        call = ast.parse(value, mode="eval").body
+        literals = [each.value for each in call.keywords] if _is_dict(call) else [value]
+        for each in literals:
+            ast.literal_eval(each)
         return value
     return repr(value)
+
+
+def _is_dict(node: ast.expr) -> TypeGuard[ast.Call]:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "dict" and not node.args
 
 
 def _makes(question: Question, plan: Plan, suggestion: Suggestion, text: str) -> bool:

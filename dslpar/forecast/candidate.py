@@ -22,7 +22,7 @@ from dslpar.layout.chunks import Chunks
 from dslpar.layout.modes import cuboid_of
 from dslpar.layout.resolve import Job, auto_counts, heads_of, method_of, pipeline_of, tensor_of
 from dslpar.layout.schedule import Schedule
-from dslpar.schema.sections import PipelineParallel, Spec, TensorParallel
+from dslpar.schema.sections import ContextParallel, PipelineParallel, Spec, TensorParallel
 
 
 @frozen
@@ -35,6 +35,8 @@ class Candidate:
     """Whether the schedule is 'zero_bubble'."""
     tensor: TensorParallel
     """Size 1 without a mode: none."""
+    context: ContextParallel | None
+    """None, never size 1: none."""
     zero: int
     micro_size: int
     interval: int
@@ -48,31 +50,36 @@ class Candidate:
         return "interleaved" if self.chunks > 1 else "1f1b"
 
     def changes(self, other: Candidate) -> int:
-        """Count the settings in which two candidates differ, those of tensor parallelism each."""
-        return _differing(self, other) - (self.tensor != other.tensor) + _differing(self.tensor, other.tensor)
+        """Count the settings in which two candidates differ, those of tensor and context parallelism each."""
+        count = len(_differing(self, other) - {"tensor", "context"}) + len(_differing(self.tensor, other.tensor))
+        if self.context is None or other.context is None:
+            return count + (self.context is not other.context)
+        return count + len(_differing(self.context, other.context))
 
 
-def _differing(one: object, other: object) -> int:
-    return sum(getattr(one, item.name) != getattr(other, item.name) for item in fields(one))
+def _differing(one: object, other: object) -> set[str]:
+    """Return the fields in which two of a class differ."""
+    return {item.name for item in fields(one) if getattr(one, item.name) != getattr(other, item.name)}
 
 
 NO_TENSOR = TensorParallel(size=1)
 
 
-def cuboid_in(job: Job, tensor: TensorParallel) -> Tensor:
-    """Return the cuboid of a tensor group, beside the context parallelism of a job."""
-    return cuboid_of(tensor, job.spec.parallel.context, heads_of(job.spec.model))
+def cuboid_in(job: Job, tensor: TensorParallel, context: ContextParallel | None) -> Tensor:
+    """Return the cuboid of both for the model of a job."""
+    return cuboid_of(tensor, context, heads_of(job.spec.model))
 
 
 def candidate_of(job: Job) -> Candidate:
     """Return the settings of a job."""
     checkpoint = job.spec.activation_checkpoint
-    tensor = tensor_of(job.spec)
+    tensor, context = tensor_of(job.spec), job.spec.parallel.context
     return Candidate(
         pipe=job.mesh.pipe,
         chunks=job.chunks.num,
         split=job.schedule.split,
         tensor=NO_TENSOR if tensor is None or tensor.size == 1 else tensor,
+        context=None if context is None or context.size == 1 else context,
         zero=job.spec.zero.stage,
         micro_size=job.batch.micro_size,
         interval=0 if checkpoint is None else checkpoint.interval,
@@ -80,24 +87,27 @@ def candidate_of(job: Job) -> Candidate:
 
 
 class Workloads:
-    """Workloads of candidates for one job: what several of them share is computed once."""
+    """Workloads of candidates for one job: what several of them share is computed once.
 
-    def __init__(self, job: Job) -> None:
+    `per_node`: devices of a node, within which context parallelism may exchange heads; 0: not known.
+    """
+
+    def __init__(self, job: Job, per_node: int = 0) -> None:
         base = workload_of(job)
         assert base is not None, "a model whose costs are known"
-        self.job, self.base, self.own = job, base, candidate_of(job)
-        self._cuboids: dict[TensorParallel, Tensor] = {}
+        self.job, self.base, self.own, self.per_node = job, base, candidate_of(job), per_node
+        self._cuboids: dict[tuple[TensorParallel, ContextParallel | None], Tensor] = {}
         self._costs: dict[tuple[Tensor, int], ModelCosts] = {}
         self._counts: dict[tuple[int, int], tuple[int, ...]] = {}
         self._habits: dict[int, Habits] = {}
         self._last: tuple[tuple[Tensor, int, int], Workload] | None = None
 
-    def cuboid(self, tensor: TensorParallel) -> Tensor:
-        """Return the cuboid of ranks of a tensor group."""
-        found = self._cuboids.get(tensor)
-        if found is None:
-            found = self._cuboids[tensor] = cuboid_in(self.job, tensor)
-        return found
+    def cuboid(self, tensor: TensorParallel, context: ContextParallel | None) -> Tensor:
+        """Return the cuboid of ranks of both."""
+        key = tensor, context
+        if key not in self._cuboids:
+            self._cuboids[key] = cuboid_in(self.job, *key)
+        return self._cuboids[key]
 
     def counts(self, candidate: Candidate) -> tuple[int, ...]:
         """Return the layers on each stage: the author's where the pipeline is the author's, else an automatic cut."""
@@ -122,7 +132,7 @@ class Workloads:
     def workload(self, candidate: Candidate) -> Workload:
         """Return what a candidate computes, holds and sends."""
         pipe, micro_size = candidate.pipe, candidate.micro_size
-        shape = self._shape(self.cuboid(candidate.tensor), pipe, micro_size)
+        shape = self._shape(self.cuboid(candidate.tensor, candidate.context), pipe, micro_size)
         micro_batches = self.job.batch.global_size // (shape.mesh.data * micro_size)
         return replace(
             shape,
@@ -184,6 +194,8 @@ def settings(job: Job, candidate: Candidate) -> dict[str, str]:
         found["activation_checkpoint"] = str(candidate.interval) if candidate.interval else "None"
     if candidate.tensor != own.tensor:
         found |= _tensor_settings(spec, own.tensor, candidate.tensor)
+    if candidate.context != own.context:
+        found |= _context_settings(own.context, candidate.context)
     if (candidate.pipe, candidate.chunks) != (own.pipe, own.chunks):
         found |= _pipeline_settings(spec, own, candidate)
     if (candidate.chunks, candidate.split) != (own.chunks, own.split):
@@ -191,10 +203,15 @@ def settings(job: Job, candidate: Candidate) -> dict[str, str]:
     return found | _data_settings(job, candidate) | _batch_settings(job, candidate)
 
 
+def _replicas(job: Job, candidate: Candidate) -> int:
+    """Return the size of the data axis."""
+    return job.mesh.world_size // (candidate.pipe * cuboid_in(job, candidate.tensor, candidate.context).size)
+
+
 def _data_settings(job: Job, candidate: Candidate) -> dict[str, str]:
     """Return what leaves out the number of replicas, where the config states one that is another now."""
     spec = job.spec
-    if job.mesh.world_size // (candidate.pipe * cuboid_in(job, candidate.tensor).size) == job.mesh.data:
+    if _replicas(job, candidate) == job.mesh.data:
         return {}
     found = {"parallel.data": "None"} if spec.parallel.data.size is not None else {}
     if (spec.train.dist.data_parallel_size or 1) > 1:
@@ -227,15 +244,29 @@ def _tensor_settings(spec: Spec, own: TensorParallel, other: TensorParallel) -> 
         return {"train.dist.tensor_parallel_size": str(other.size)}
     if other.size == 1:
         return {"parallel.tensor": "None"}
-    differing = [item.name for item in fields(own) if getattr(own, item.name) != getattr(other, item.name)]
     if own.mode == other.mode:
-        return {f"parallel.tensor.{name}": _literal(getattr(other, name)) for name in differing}
+        return {f"parallel.tensor.{name}": _literal(getattr(other, name)) for name in sorted(_differing(own, other))}
     return {"parallel.tensor": _whole(other)}
 
 
-def _whole(tensor: TensorParallel) -> str:
-    given = {item.name: getattr(tensor, item.name) for item in fields(tensor)}
-    return repr({name: value for name, value in given.items() if value is not None})
+def _context_settings(own: ContextParallel | None, other: ContextParallel | None) -> dict[str, str]:
+    """Return the keys that differ where the config has a dict, which it has if there is more in it than a size."""
+    if other is None:
+        return {"parallel.context": "None"}
+    if own is None or (own.impl is None and own.ulysses_size is None):
+        return {"parallel.context": _whole(other)}
+    return {f"parallel.context.{name}": _literal(getattr(other, name)) for name in sorted(_differing(own, other))}
+
+
+def _whole(section: TensorParallel | ContextParallel) -> str:
+    """Return a section as one writes it: in double quotes, since a shell's word stands in single ones."""
+    given = {item.name: getattr(section, item.name) for item in fields(section)}
+    shown = [
+        f'{name}="{value}"' if isinstance(value, str) else f"{name}={value!r}"
+        for name, value in given.items()
+        if value is not None
+    ]
+    return f"dict({', '.join(shown)})"
 
 
 def _schedule_settings(spec: Spec, candidate: Candidate) -> dict[str, str]:
@@ -249,8 +280,8 @@ def _schedule_settings(spec: Spec, candidate: Candidate) -> dict[str, str]:
 
 def _batch_settings(job: Job, candidate: Candidate) -> dict[str, str]:
     """Return the sizes to set so that the global batch stays: as few as will do."""
-    spec, cuboid = job.spec, cuboid_in(job, candidate.tensor)
-    data = job.mesh.world_size // (candidate.pipe * cuboid.size)
+    spec, cuboid = job.spec, cuboid_in(job, candidate.tensor, candidate.context)
+    data = _replicas(job, candidate)
     whole, micro = job.batch.global_size, candidate.micro_size
     wanted = Batch(global_size=whole, micro_size=micro, accumulation=whole // (data * micro))
     of_schedule = spec.batch.accumulation is None and spec.schedule is not None and spec.schedule.num_microbatches

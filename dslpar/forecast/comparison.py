@@ -13,9 +13,11 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from dslpar.core.mesh import Tensor
-from dslpar.forecast.family import costs_of
+from dslpar.forecast.family import costs_of, model_costs
 from dslpar.forecast.ring import LayerTraffic
-from dslpar.layout.resolve import Job
+from dslpar.layout.family import conditions
+from dslpar.layout.modes import context_forms, cuboid_of
+from dslpar.layout.resolve import Job, heads_of, tensor_of
 from dslpar.schema.sections import Model
 
 
@@ -63,6 +65,25 @@ class _Line(NamedTuple):
         return self.slope * tokens + self.fixed
 
 
+def by_context_form(job: Job, per_node: int = 0) -> dict[str, int]:
+    """Return what a layer sends over the axis of context parallelism, by the forms of it that are legal.
+
+    Elements a rank and micro-batch, forward and backward: those of attention, and gradients of weights. Empty without
+    context parallelism, or where the model's layers are not known.
+    """
+    spec, model = job.spec, job.spec.model
+    heads, tokens = heads_of(model), job.batch.micro_size * job.seq_len
+    found = {}
+    for form, sections in context_forms(tensor_of(spec), spec.parallel.context, heads, per_node).items():
+        cuboid = cuboid_of(*sections, heads)
+        if all(each.holds for each in conditions(model, cuboid, job.seq_len)):
+            costs = model_costs(model, cuboid, tokens, job.seq_len)
+            if costs is not None:
+                sent = costs.layer.traffic.both.by_axis()
+                found[form] = math.ceil(sum(sent.get(axis, 0) for axis in ("d", "ulysses", "ring")))
+    return found
+
+
 class Summary(NamedTuple):
     """What a tensor group sends for one micro-batch, forward and backward: elements a rank."""
 
@@ -74,6 +95,8 @@ class Summary(NamedTuple):
     """By axis, all layers, embedding, head and loss."""
     break_even_tokens: int | None
     """From so many tokens on, a layer sends less than in 1d on as many ranks; None in 1d, or if it never does."""
+    context: dict[str, int]
+    """By form of context parallelism that is legal, what a layer would send over that axis."""
 
 
 def summary(job: Job) -> Summary | None:
@@ -90,6 +113,7 @@ def summary(job: Job) -> Summary | None:
         layer=_rounded(costs.layer_traffic(model, tensor, tokens)),
         model=_rounded(costs.model_traffic(model, tensor, tokens)),
         break_even_tokens=None if tensor.mode == "1d" else break_even(model, tensor, tokens).needed,
+        context=by_context_form(job),
     )
 
 

@@ -103,7 +103,8 @@ def transfer(kind: str, group: Group, device: Device, nodes: Nodes, sent_bytes: 
     """Return `calls` collectives of a kind in which a rank sends so many bytes in all.
 
     A ring takes a hop for each other rank; within a node NCCL's are shorter. An all-reduce goes round twice, or over
-    nodes up and down a tree; a message takes one hop.
+    nodes up and down a tree; a message takes one hop, over the card of the device that sends it. Of what is exchanged
+    by all with all, the part for other nodes leaves each of the group's devices, and not only the last of a ring.
     """
     size, inner, share = group
     if size == 1:
@@ -114,5 +115,9 @@ def transfer(kind: str, group: Group, device: Device, nodes: Nodes, sent_bytes: 
         return Transfer(link_s, 0.0, 0.0, calls * hops, 0.0)
     others = size / inner - 1
     nic_hops = 1.0 if kind == "send" else TREE_HOPS * others if kind == "all_reduce" else size - 1
-    nic_s = sent_bytes / (nodes.nic_gb_per_s * share * 1e9)
+    if kind == "all_to_all":
+        leaving, cards = (size - inner) / (size - 1), 1 / nodes.per_node
+    else:
+        leaving, cards = 1.0, 1 / nodes.per_node if kind == "send" else share
+    nic_s = sent_bytes * leaving / (nodes.nic_gb_per_s * cards * 1e9)
     return Transfer(link_s, nic_s, others, calls * LEAVE_HOPS, calls * nic_hops)

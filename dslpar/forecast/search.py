@@ -4,10 +4,11 @@
     found.fitting[0]                   # the fastest that fits
     found.repairs                      # those nearest to the config, the fewest changes first
 
-Tried are all tensor modes and sizes, pipelines, chunks and schedules, ZeRO stages, micro-batches and recomputation; the
-global batch stays. What cannot be legal, or cannot win, is left out before its time is computed: sizes that do not
-divide; ZeRO stages that hold more and send no less than the next one; recomputation where all fits without it. A rule
-of lint may still refuse a layout: whoever shows one lints it first. That memory prunes, and an analytic model ranks, is
+Tried are all tensor modes and sizes, pipelines, chunks and schedules, ZeRO stages, micro-batches and recomputation, and
+of long sequences context parallelism in each of its forms; the global batch stays. What cannot be legal, or cannot win,
+is left out before its time is computed: sizes that do not divide; ZeRO stages that hold more and send no less than the
+next one; recomputation where all fits without it; forms of context parallelism of which another is faster. A rule of
+lint may still refuse a layout: whoever shows one lints it first. That memory prunes, and an analytic model ranks, is
 how Alpa's, Galvatron's and vTrain's searches work; here all candidates are ranked.
 """
 
@@ -16,19 +17,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 
-from dslpar.core.frozen import frozen
+from dslpar.core.frozen import frozen, replace
 from dslpar.core.mesh import Tensor
 from dslpar.forecast.candidate import NO_TENSOR, Candidate, Workloads, is_of_libai
 from dslpar.forecast.plan import Forecast, Machine, forecast, forecast_if_it_fits
+from dslpar.forecast.step_time import layer_s, terms_of
 from dslpar.layout.divisors import divisors, least_micro_size
 from dslpar.layout.family import conditions, is_chain
-from dslpar.layout.modes import MODES, combines
-from dslpar.layout.resolve import offloads
-from dslpar.schema.sections import TensorParallel
+from dslpar.layout.modes import MODES, combines, context_forms
+from dslpar.layout.resolve import heads_of, offloads
+from dslpar.schema.sections import ContextParallel, TensorParallel
 
 MOST_MICRO_SIZES = 6
 """Micro-batches that are tried of each layout: the least, and its doubles."""
 CHUNKS = (2, 4)
+LONG, LEAST_PART = 8192, 4096
+"""Tokens of a sample from which on context parallelism is tried where the config has none, and those that a rank then
+has of it at the least: of shorter ones replicas send less."""
 
 
 @frozen
@@ -88,7 +93,10 @@ def search(workloads: Workloads, machine: Machine, pins: Pins = anything) -> Fou
     """Try every layout; `pins` says which are asked for."""
     own = Option(candidate=workloads.own, forecast=forecast(workloads.base, machine))
     tried, fitting = 0, []
+    slower = _Slower(workloads, machine, pins)
     for growing in _series(workloads, pins):
+        if growing and slower(growing[0][0]):
+            continue
         for alternatives in growing:
             made = None
             for candidate in alternatives:  # the first that fits is the fastest
@@ -100,6 +108,34 @@ def search(workloads: Workloads, machine: Machine, pins: Pins = anything) -> Fou
             if made is None:
                 break  # with a larger micro-batch it needs more yet
     return Found(own=own, fitting=tuple(sorted(fitting, key=lambda option: option.step_s)), num_legal=tried)
+
+
+class _Slower:
+    """Says of which forms of context parallelism another form is faster with as many ranks: they hold as much."""
+
+    def __init__(self, workloads: Workloads, machine: Machine, pins: Pins) -> None:
+        self.workloads, self.machine, self.pins = workloads, machine, pins
+        self._fastest: dict[tuple[TensorParallel, int], ContextParallel | None] = {}
+
+    def __call__(self, candidate: Candidate) -> bool:
+        """Whether it is so of a candidate's, and of those that differ from it in all else; never of the config's."""
+        tensor, context = candidate.tensor, candidate.context
+        if context is None or context == self.workloads.own.context:
+            return False
+        key = tensor, context.size
+        if key not in self._fastest:
+            forms = [
+                each
+                for each in _contexts(self.workloads, context.size, tensor)
+                if _divides(self.workloads, tensor, each) and self.pins(replace(candidate, context=each))
+            ]
+            self._fastest[key] = min(forms, key=lambda each: self._layer_s(replace(candidate, context=each)))
+        return context != self._fastest[key]
+
+    def _layer_s(self, candidate: Candidate) -> float:
+        workload, device = self.workloads.workload(candidate), self.machine.device
+        device = device.computing_in(workload.dtype)
+        return layer_s(terms_of(workload, device, self.machine.nodes), self.machine.constants)
 
 
 def nearest(workloads: Workloads, machine: Machine) -> Iterator[Option]:
@@ -123,12 +159,13 @@ def _series(workloads: Workloads, pins: Pins) -> Iterator[list[Alternatives]]:
     """Yield layouts with growing micro-batches, each with its alternatives."""
     own = workloads.own.interval
     intervals = (0, own, 1) if own > 1 else (0, 1)
-    for tensor, pipe, micro_sizes in _shapes(workloads):
+    for tensor, context, pipe, micro_sizes in _shapes(workloads):
+        ranks = pipe * workloads.cuboid(tensor, context).size
         for chunks, split in _schedules(workloads, pipe):
-            for zero in _stages_of_zero(workloads, tensor, pipe):
+            for zero in _stages_of_zero(workloads, ranks, pipe):
                 growing = []
                 for micro_size in micro_sizes:
-                    if not _goes_with(workloads, tensor, pipe, micro_size, chunks, split):
+                    if not _goes_with(workloads, ranks, pipe, micro_size, chunks, split):
                         continue
                     made = [
                         Candidate(
@@ -136,6 +173,7 @@ def _series(workloads: Workloads, pins: Pins) -> Iterator[list[Alternatives]]:
                             chunks=chunks,
                             split=split,
                             tensor=tensor,
+                            context=context,
                             zero=zero,
                             micro_size=micro_size,
                             interval=interval,
@@ -146,45 +184,75 @@ def _series(workloads: Workloads, pins: Pins) -> Iterator[list[Alternatives]]:
                 yield [alternatives for alternatives in growing if alternatives]
 
 
-def _shapes(workloads: Workloads) -> Iterator[tuple[TensorParallel, int, list[int]]]:
-    """Yield tensor parallelism, pipeline and micro-batches that go with the model, the world and the global batch."""
+Shape = tuple[TensorParallel, ContextParallel | None, int, list[int]]
+
+
+def _shapes(workloads: Workloads) -> Iterator[Shape]:
+    """Yield tensor and context parallelism, pipeline and micro-batches that go with model, world and global batch."""
     job, model = workloads.job, workloads.job.spec.model
-    context = job.spec.parallel.context
     world, layers, chain = job.mesh.world_size, model.num_layers or 1, is_chain(model)
-    world //= context.size if context is not None else 1
-    for size in divisors(world):
-        for tensor in _legal_tensors(workloads, size):
-            for pipe in divisors(world // size):
-                samples = Fraction(job.batch.global_size, world // (size * pipe))
+    for context_size in _context_sizes(workloads):
+        beside = world // context_size
+        for tensor, context in _legal(workloads, beside, context_size):
+            cuboid = workloads.cuboid(tensor, context)
+            for pipe in divisors(world // cuboid.size):
+                samples = Fraction(job.batch.global_size, world // (cuboid.size * pipe))
                 if pipe > layers or samples.denominator > 1:
                     continue
-                cuboid = workloads.cuboid(tensor)
                 if chain:
-                    yield tensor, pipe, _micro_sizes(int(samples), cuboid, workloads.own.micro_size)
+                    yield tensor, context, pipe, _micro_sizes(int(samples), cuboid, workloads.own.micro_size)
                 elif pipe == 1 and int(samples) % least_micro_size(cuboid) == 0:
-                    yield tensor, pipe, [int(samples)]
+                    yield tensor, context, pipe, [int(samples)]
 
 
-def _legal_tensors(workloads: Workloads, size: int) -> list[TensorParallel]:
-    """Return the forms over so many ranks by which the model's sizes divide.
+def _context_sizes(workloads: Workloads) -> list[int]:
+    """Return sizes of context parallelism: 1, the config's own, and of long sequences those that leave long parts."""
+    job, own = workloads.job, workloads.own.context
+    sizes = {1} if own is None else {1, own.size}
+    heads = heads_of(job.spec.model)
+    if job.seq_len >= LONG and heads.num_heads is not None and not is_of_libai(job.spec):
+        sizes |= {size for size in divisors(job.mesh.world_size) if job.seq_len // size >= LEAST_PART}
+    return sorted(sizes)
 
-    With sequence=True, 1d sends as much and holds less: without it is not tried besides, unless it is the config's own.
+
+def _legal(
+    workloads: Workloads, world: int, context_size: int
+) -> Iterator[tuple[TensorParallel, ContextParallel | None]]:
+    """Yield tensor parallelism within so many ranks, beside context parallelism of a size, by which sizes divide."""
+    for size in divisors(world):
+        for tensor in tensors(size, workloads.own.tensor):
+            for context in _contexts(workloads, context_size, tensor):
+                if _divides(workloads, tensor, context) and not _worse(workloads, tensor, context):
+                    yield tensor, context
+
+
+def _divides(workloads: Workloads, tensor: TensorParallel, context: ContextParallel | None) -> bool:
+    job = workloads.job
+    if is_of_libai(job.spec) and tensor not in (NO_TENSOR, TensorParallel(size=tensor.size, mode="1d")):
+        return False
+    return all(one.holds for one in conditions(job.spec.model, workloads.cuboid(tensor, context), job.seq_len))
+
+
+def _worse(workloads: Workloads, tensor: TensorParallel, context: ContextParallel | None) -> bool:
+    """Whether it is 1d without sequence=True, which sends as much and holds more, where that is legal.
+
+    The config's own is tried all the same.
     """
-    job, own = workloads.job, workloads.own.tensor
-    forms = [each for each in tensors(size, own) if not is_of_libai(job.spec) or each in _of_libai(size)]
-    context = job.spec.parallel.context
-    forms = [each for each in forms if context is None or combines(each, context)]
-    legal = [
-        each
-        for each in forms
-        if all(one.holds for one in conditions(job.spec.model, workloads.cuboid(each), job.seq_len))
-    ]
-    with_sequence = TensorParallel(size=size, mode="1d", sequence=True) in legal
-    return [each for each in legal if not with_sequence or each == own or each.mode != "1d" or each.sequence]
+    if tensor.mode != "1d" or tensor.sequence or tensor == workloads.own.tensor:
+        return False
+    return _divides(workloads, TensorParallel(size=tensor.size, mode="1d", sequence=True), context)
 
 
-def _of_libai(size: int) -> tuple[TensorParallel, TensorParallel]:
-    return NO_TENSOR, TensorParallel(size=size, mode="1d")
+def _contexts(workloads: Workloads, size: int, tensor: TensorParallel) -> Iterator[ContextParallel | None]:
+    """Yield the forms of context parallelism of a size beside a mode; that of the config keeps its options."""
+    if size == 1:
+        yield None
+        return
+    own = workloads.own.context
+    context = own if own is not None and own.size == size else ContextParallel(size=size, impl="ring")
+    if combines(tensor, context):
+        forms = context_forms(tensor, context, heads_of(workloads.job.spec.model), workloads.per_node)
+        yield from (each for _, each in forms.values())
 
 
 def tensors(size: int, own: TensorParallel) -> Iterator[TensorParallel]:
@@ -227,24 +295,23 @@ def _schedules(workloads: Workloads, pipe: int) -> Iterator[tuple[int, bool]]:
                 yield chunks, True
 
 
-def _goes_with(
-    workloads: Workloads, tensor: TensorParallel, pipe: int, micro_size: int, chunks: int, split: bool
-) -> bool:
+def _goes_with(workloads: Workloads, ranks: int, pipe: int, micro_size: int, chunks: int, split: bool) -> bool:
     """Whether a schedule goes with the micro-batches of a step: several chunks take whole rounds of the ranks.
 
+    A replica has so many ranks.
     With fewer micro-batches than stages, ranks are idle for most of a step: not tried, unless it is so now.
     """
     job, own = workloads.job, workloads.own
-    count = job.batch.global_size * pipe * workloads.cuboid(tensor).size // (job.mesh.world_size * micro_size)
+    count = job.batch.global_size * ranks // (job.mesh.world_size * micro_size)
     if count < pipe:
         return not split and chunks == 1 and (pipe, micro_size) == (own.pipe, own.micro_size)
     return chunks == 1 or count % pipe == 0
 
 
-def _stages_of_zero(workloads: Workloads, tensor: TensorParallel, pipe: int) -> list[int]:
-    """Return the stages worth trying: 1 holds less than 0 and sends as much."""
+def _stages_of_zero(workloads: Workloads, ranks: int, pipe: int) -> list[int]:
+    """Return the stages worth trying where a replica has so many ranks: 1 holds less than 0 and sends as much."""
     own = workloads.own.zero
-    data = workloads.job.mesh.world_size // (pipe * workloads.cuboid(tensor).size)
+    data = workloads.job.mesh.world_size // ranks
     if own == 0 and workloads.job.spec.gradient_handler:
         return [0]  # handlers need whole gradients
     if offloads(workloads.job.spec, "param"):

@@ -32,7 +32,7 @@ from dslpar.forecast.constants import DEFAULT, Constants
 from dslpar.forecast.device import Device
 from dslpar.forecast.kernels import Kernels, attention_s, model_kernels, products_s
 from dslpar.forecast.links import NO_TRANSFER, Group, Nodes, Transfer, group_of, transfer
-from dslpar.forecast.ring import LayerTraffic
+from dslpar.forecast.ring import LayerTraffic, Traffic
 from dslpar.forecast.workload import Workload
 
 BACKWARD_FUSED, BACKWARD_PLAIN = 2.5, 2.0
@@ -97,8 +97,11 @@ class Terms(NamedTuple):
     forward: tuple[Transfer, ...]
     backward: tuple[Transfer, ...]
     """Collectives of a layer."""
+    ring: tuple[Transfer, Transfer]
+    """Keys and values that go around a ring in a layer's forward, and with their gradients in its backward."""
+    ring_size: int
     overlapped: bool
-    """Whether they run in parts under its products."""
+    """Whether the collectives run in parts under its products."""
     launches: int
     """Ranks of a tensor group that share a node: hosts that wait for each other."""
     blocking: bool
@@ -155,6 +158,8 @@ def terms_of(workload: Workload, device: Device, nodes: Nodes) -> Terms:
         layer=layer,
         forward=forward,
         backward=backward,
+        ring=network.ring(costs.layer.traffic, max(layers)),
+        ring_size=workload.mesh.tensor.ring,
         overlapped=workload.mesh.tensor.comm_overlap,
         launches=group_of(workload.mesh, nodes, *TENSOR_AXES).inner,
         blocking=habits.blocking_messages and pipe > 1,
@@ -216,8 +221,21 @@ class _Network:
         self.sent_bytes[axis] = self.sent_bytes.get(axis, 0.0) + num_bytes * times
         return transfer(kind, self.group(axis), self.device, self.nodes, num_bytes, calls)
 
+    def ring(self, traffic: LayerTraffic, num_layers: int) -> tuple[Transfer, Transfer]:
+        """Return the messages of a layer's ring, forward and backward; a rank has so many layers."""
+        times = num_layers * self.workload.micro_batches
+        return self._around(traffic.forward, times), self._around(traffic.backward, times)
+
+    def _around(self, way: Traffic, times: float) -> Transfer:
+        sent = [key for key in way if key[0] == "send"]
+        if not sent:
+            return NO_TRANSFER
+        ((kind, axis),) = sent  # attention's, of one axis
+        num_bytes = self.workload.element_bytes * float(way[kind, axis])
+        return self.send(kind, axis, num_bytes, float(way.calls[kind, axis]), times)
+
     def transfers(self, traffic: LayerTraffic, num_layers: int) -> tuple[tuple[Transfer, ...], tuple[Transfer, ...]]:
-        """Return the collectives of a layer, forward and backward; a rank has so many layers.
+        """Return the collectives of a layer, forward and backward, without a ring's; a rank has so many layers.
 
         Among all-reduces of a backward are those of vectors' gradients, which run once a step in truth: of no more
         than the forward has over an axis the latency counts.
@@ -229,6 +247,8 @@ class _Network:
             made = []
             for key in way:
                 kind, axis = key
+                if kind == "send":
+                    continue
                 calls = way.calls[key]
                 if kind == "all_reduce" and way is traffic.backward:
                     calls = min(calls, in_forward.get(key, 0))
@@ -258,10 +278,9 @@ class _Network:
 
     def message(self) -> Transfer:
         """Return a message to the next stage: where one leaves the node, all devices of the node send at once."""
-        workload, group = self.workload, self.group("pipe")
+        workload = self.workload
         tensor, times = workload.mesh.tensor, 2 * workload.micro_batches * workload.chunks.num
         parts = tensor.y if workload.habits.splits_messages and tensor.residual == "replicated" else 1
-        self.groups["pipe"] = group._replace(share=1 / self.nodes.per_node)
         return self.send("send", "pipe", workload.element_bytes * float(workload.costs.boundary) / parts, 0, times)
 
     def sent(self) -> tuple[Sent, ...]:
@@ -330,6 +349,11 @@ def time_of(terms: Terms, constants: Constants) -> StepTime:
     )
 
 
+def layer_s(terms: Terms, constants: Constants) -> float:
+    """Return what a layer takes, forward and backward, of one micro-batch."""
+    return _layer(terms, constants).seconds
+
+
 class _Layer(NamedTuple):
     """One layer, forward and backward."""
 
@@ -352,6 +376,10 @@ def _layer(terms: Terms, constants: Constants) -> _Layer:
     sent_s = [sum([each.seconds(constants) for each in way]) for way in (terms.forward, terms.backward)]
     if terms.overlapped:
         sent_s = [max(LEAST_EXPOSED * s, s - OVERLAP * under) for s, under in zip(sent_s, products, strict=True)]
+    if terms.ring_size > 1:
+        blocks_s = scores_s, scores_s * (BACKWARD_FUSED if kernels.fused_s else BACKWARD_PLAIN)
+        exposed = exposed_by_ring([each.seconds(constants) for each in terms.ring], blocks_s, terms.ring_size)
+        sent_s = [s + more for s, more in zip(sent_s, exposed, strict=True)]
     launch_s = constants.layer_launch_s
     if terms.launches > 1:
         launch_s *= 1 + constants.tensor_launch * (terms.launches - 1) ** 2
@@ -380,6 +408,18 @@ def _layer(terms: Terms, constants: Constants) -> _Layer:
         backward / seconds,
         idle,
     )
+
+
+def exposed_by_ring(sent_s: Sequence[float], blocks_s: Sequence[float], size: int) -> tuple[float, float]:
+    """Return by how much a ring's messages make attention longer, forward and backward; `blocks_s` is without them.
+
+    Of a forward's `size` blocks all but the last have a message above them. A backward sends keys again, and gradients
+    one block later: the last of those lies under none.
+    """
+    forward, backward = sent_s
+    under = (size - 1) / size
+    last = backward / (2 * size - 1)
+    return max(0.0, forward - under * blocks_s[0]), last + max(0.0, backward - last - under * blocks_s[1])
 
 
 def _either(one: float, other: float) -> float:

@@ -169,11 +169,18 @@ def _sequence_attention(tensor: Tensor, tokens: Number, q_size: int, kv_size: in
     pieces = ranks(tensor, inner_cuts(tensor).tokens + inner_cuts(tensor).features)
     exchanging, passing = ("ulysses", "ring") if tensor.impl == "hybrid" else ("d", "d")
     exchanged, kv = ratio(2 * tokens * (q_size + kv_size), pieces), ratio(2 * tokens * kv_size, pieces)
-    exchange = Traffic({("all_to_all", exchanging): ratio(exchanged, tensor.ulysses) * (tensor.ulysses - 1)})
+    key = "all_to_all", exchanging  # q, k and v together, and the output back
+    exchange = Traffic({key: ratio(exchanged, tensor.ulysses) * (tensor.ulysses - 1)}, {key: 2})
     # A ring passes keys and values n - 1 times; the backward does it again, and brings their gradients home in n.
-    home = tensor.ring if tensor.ring > 1 else 0
-    once = Traffic({("send", passing): kv * (tensor.ring - 1)})
-    return LayerTraffic(forward=exchange + once, backward=exchange + once + Traffic({("send", passing): kv * home}))
+    times = tensor.ring - 1
+    once = _around(passing, kv, times)
+    home = _around(passing, kv, tensor.ring if times else 0)
+    return LayerTraffic(forward=exchange + once, backward=exchange + once + home)
+
+
+def _around(axis: str, elements: Number, times: int) -> Traffic:
+    """Count messages of so many elements to the next rank of a ring."""
+    return Traffic({("send", axis): elements * times}, {("send", axis): times})
 
 
 def mlp(

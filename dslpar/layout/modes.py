@@ -116,6 +116,47 @@ def combines(tensor: TensorParallel | None, context: ContextParallel) -> bool:
     return context.size == 1 or tensor is None or tensor.size == 1 or tensor.mode not in ON_ITS_AXIS
 
 
+Sections = tuple[TensorParallel | None, ContextParallel | None]
+
+
+def context_forms(
+    tensor: TensorParallel | None, context: ContextParallel | None, heads: Heads, per_node: int = 0
+) -> dict[str, Sections]:
+    """Return the sections for each form of context parallelism on as many ranks: 'ring', 'ulysses', 'hybrid of 4'.
+
+    That of the given sections comes first, as it was given. `hybrid` exchanges over the most ranks that heads allow,
+    and over those that share one of nodes of `per_node` devices (0: not known); over all ranks it is ulysses, over one
+    a ring. Whether heads divide as ulysses needs is asked of `dslpar.layout.family.conditions`. Empty without context
+    parallelism.
+    """
+    cuboid = cuboid_of(tensor, context, heads)
+    size = cuboid.context
+    if size == 1:
+        return {}
+    found: dict[str, Sections] = {_form(cuboid): (tensor, context)}
+    if context is None or context.size == 1:
+        assert tensor is not None, "the mode of the axis"
+        for impl in ("ring", "ulysses"):
+            found.setdefault(impl, (replace(tensor, impl=impl), context))
+        return found
+    for impl in ("ring", "ulysses"):
+        found.setdefault(impl, (tensor, ContextParallel(size=size, impl=impl)))
+    most = ulysses_size_of(None, cuboid_of(*found["ring"], heads), heads).value
+    near = math.gcd(most, max(1, per_node // (cuboid.size // size))) if per_node else 1
+    for exchanging in sorted({most, near} - {1, size}, reverse=True):
+        given = None if exchanging == most else exchanging
+        made = ContextParallel(size=size, impl="hybrid", ulysses_size=given)
+        found.setdefault(f"hybrid of {exchanging}", (tensor, made))
+    return found
+
+
+def _form(cuboid: Tensor) -> str:
+    """Return how the ranks of a context are named by what they do."""
+    if cuboid.ulysses == 1:
+        return "ring"
+    return "ulysses" if cuboid.ring == 1 else f"hybrid of {cuboid.ulysses}"
+
+
 def ulysses_size_of(context: ContextParallel | None, cuboid: Tensor, heads: Heads) -> Decision:
     """Decide over how many neighbouring ranks `hybrid` exchanges heads: the most that the heads of keys allow."""
     if context is not None and context.ulysses_size is not None:

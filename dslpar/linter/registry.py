@@ -16,6 +16,7 @@ from dslpar.linter.rules import (
     batch,
     blends,
     comments,
+    context_parallel,
     data,
     deepspeed,
     fit,
@@ -57,6 +58,7 @@ RULES: tuple[Rule, ...] = (
     *hosts.RULES,
     *performance.RULES,
     *shapes.RULES,
+    *context_parallel.RULES,
     *(rule for package in FAMILIES.values() for rule in import_module(f"{package}.rules").RULES),
     *no_effect.RULES,
     *fit.RULES,  # what is legal is forecast

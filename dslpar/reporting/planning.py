@@ -91,7 +91,7 @@ def plan_of(question: Question, checked: Checked, job: Job, machine: Machine) ->
     if workload_of(job) is None:
         name = getattr(job.spec.model, "target", type(job.spec.model).__name__)
         raise NoForecastError(f"there are no costs of {name}: what its layers compute is not known before it is built")
-    workloads = Workloads(job)
+    workloads = Workloads(job, machine.nodes.per_node)
     found = search(workloads, machine, _pins(question, job, workloads))
     own = found.own.forecast
     linted = _Linted(question, job, checked.reading.written)

@@ -229,6 +229,10 @@ def _traffic_lines(job: Job) -> Iterator[str]:
     for name, by_axis in (("a layer", sent.layer), (stages, sent.model)):
         axes = ", ".join(f"{axis}: {elements:,}" for axis, elements in by_axis.items())
         yield f"  {name:<7} {sum(by_axis.values()):,}" + (f" ({axes})" if by_axis else "")
+    if len(sent.context) > 1:
+        yield (
+            "  context " + ", ".join(f"by {impl} {elements:,}" for impl, elements in sent.context.items()) + " a layer"
+        )
     if job.mesh.tensor.mode != "1d":
         needed = "never" if sent.break_even_tokens is None else f"from {sent.break_even_tokens:,} tokens on"
         yield f"  less than 1d on {job.mesh.tensor.size} ranks: {needed}"

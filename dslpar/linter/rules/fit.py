@@ -7,11 +7,15 @@ are silent. They look at layouts that are legal, and at models whose costs are k
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from dslpar.core.errors import Location
 from dslpar.linter.context import Context
 from dslpar.linter.problem import Problem, UnknownValueError
 from dslpar.linter.rule import rule
+
+if TYPE_CHECKING:
+    from dslpar.forecast.plan import Machine
 
 GIB = 2**30
 
@@ -53,23 +57,32 @@ def has_device(cx: Context) -> bool:
     return local_device() is not None
 
 
-def _of_memory(cx: Context, thrashing: bool) -> Iterator[Problem]:
-    """Report what needs more than the device has; or not that, but so much that it would thrash."""
+def known_machine(cx: Context) -> Machine | None:
+    """Return the devices and nodes that a job of known costs is meant for; None where one of both is not known."""
     if not cx.forecasts or not has_device(cx):
-        return
+        return None
     # Only configs with a device need a forecast.
     from dslpar.forecast.machine import MachineError, machine_of
+    from dslpar.forecast.workload import workload_of
+
+    if workload_of(cx.job) is None:
+        return None
+    try:
+        return machine_of(cx.job, cluster=cx.cluster, calibrated=False)
+    except MachineError:
+        raise UnknownValueError("machine") from None  # FIT103 reports a name; a run without a device needs no forecast
+
+
+def _of_memory(cx: Context, thrashing: bool) -> Iterator[Problem]:
+    """Report what needs more than the device has; or not that, but so much that it would thrash."""
+    machine = known_machine(cx)
+    if machine is None:
+        return
     from dslpar.forecast.plan import TIGHT, forecast
     from dslpar.forecast.workload import workload_of
 
-    job = cx.job
-    workload = workload_of(job)
-    if workload is None:
-        return
-    try:
-        machine = machine_of(job, cluster=cx.cluster, calibrated=False)
-    except MachineError:
-        raise UnknownValueError("machine") from None  # FIT103 reports a name; a run without a device needs no forecast
+    workload = workload_of(cx.job)
+    assert workload is not None, "the costs are known"
     made = forecast(workload, machine)
     if TIGHT < made.share <= 1.0 if thrashing else made.share > 1.0:
         memory = made.binding
@@ -82,13 +95,13 @@ def _of_memory(cx: Context, thrashing: bool) -> Iterator[Problem]:
         yield cx.problem(("batch.micro_size", "model"), message, _repair(cx, machine))
 
 
-def _repair(cx: Context, machine: object) -> str:
+def _repair(cx: Context, machine: Machine) -> str:
     """Return the smallest change that fits, as one writes it."""
     from dslpar.forecast.candidate import Workloads, overrides
     from dslpar.forecast.search import nearest
 
-    workloads = Workloads(cx.job)
-    for option in nearest(workloads, machine):  # type: ignore[arg-type]
+    workloads = Workloads(cx.job, machine.nodes.per_node)
+    for option in nearest(workloads, machine):
         words = " with ".join(overrides(cx.job, option.candidate, cx.reading.written))
         return f"{words} ({option.bytes / GIB:.1f} GiB)"
     return "choose more ranks, a larger device, or a smaller model: no change of one setting fits (see dslpar plan)"

@@ -41,7 +41,8 @@ from dslpar.schema.sections import Model
 def below_break_even(cx: Context) -> Iterator[Problem]:
     """The tensor mode sends more than '1d' would, for micro-batches of this size."""
     cuboid, model = cx.cuboid, cx.model_of(Model)
-    if cuboid.x == cuboid.z == 1 or cuboid.beside_context != cuboid.size:
+    context = cx.spec.parallel.context
+    if cuboid.x == cuboid.z == 1 or (context is not None and context.size > 1):
         return  # the layout is 1d, whatever its mode is called; or sequences are cut besides, which 1d does not
     seq_len = seq_len_of(cx.spec)
     if cx.batch.micro_size < 1 or not _all_hold(conditions(model, cuboid, seq_len, cx.batch.micro_size)):

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 
 import pytest
 
+from dslpar.core.frozen import replace
 from dslpar.forecast.candidate import Candidate, Workloads, candidate_of, overrides, settings
 from dslpar.forecast.search import candidates
 from dslpar.layout.resolve import Job, resolve
 from dslpar.linter import check
 from dslpar.linter.check import Checked
-from dslpar.schema.sections import TensorParallel
+from dslpar.schema.sections import ContextParallel, TensorParallel
 
 GPT = "model = dict(type='GPT', num_layers=16, hidden_size=512, num_heads=16, vocab_size=512, max_seq_len=64)\n"
 CONFIGS: Mapping[str, str] = {
@@ -24,6 +25,9 @@ CONFIGS: Mapping[str, str] = {
     "2d": "parallel = dict(tensor=dict(size=4, mode='2d', comm_overlap=True))\n"
     "batch = dict(global_size=64, micro_size=4)",
     "libai": "train = dict(dist=dict(tensor_parallel_size=2, pipeline_parallel_size=2))\nbatch = dict(global_size=64)",
+    "context": "parallel = dict(context=dict(size=4, impl='ring'), tensor=dict(size=2, mode='1d'))\n"
+    "batch = dict(global_size=64, micro_size=2)",
+    "a number of context ranks": "parallel = dict(context=2)\nbatch = dict(global_size=64)",
     "recomputed": "activation_checkpoint = 2\nprecision = 'bf16'\nzero = dict(stage=2)\nbatch = dict(global_size=64)",
     "interleaved": "parallel = dict(pipeline=2)\nschedule = dict(type='interleaved', num_chunks=2)\n"
     "batch = dict(global_size=64, micro_size=2)",
@@ -89,7 +93,7 @@ def test_few_words() -> None:
     assert changed(micro_size=1) == {"batch.micro_size": "1", "batch.accumulation": "8"}
     assert changed(pipe=1) == {"parallel.pipeline": "1", "batch.accumulation": "2"}
     assert changed(tensor=TensorParallel(size=2, mode="1d")) == {
-        "parallel.tensor": "{'size': 2, 'mode': '1d'}",
+        "parallel.tensor": 'dict(size=2, mode="1d")',
         "batch.accumulation": "8",
     }
     assert changed(split=True) == {"schedule.type": "zero_bubble"}
@@ -97,8 +101,31 @@ def test_few_words() -> None:
     assert changed(chunks=4) == {"schedule.type": "interleaved", "schedule.num_model_chunks": "4"}
 
 
+def test_context_parallelism_in_words() -> None:
+    job = job_of(CONFIGS["context"])
+
+    def changed(job: Job, context: ContextParallel | None) -> dict[str, str]:
+        return settings(job, replace(candidate_of(job), context=context))
+
+    assert changed(job, ContextParallel(size=4, impl="ulysses")) == {"parallel.context.impl": "ulysses"}
+    assert changed(job, ContextParallel(size=2, impl="ring"))["parallel.context.size"] == "2"
+    assert changed(job, None)["parallel.context"] == "None"
+    by_number = job_of(CONFIGS["a number of context ranks"])
+    assert changed(by_number, ContextParallel(size=2, impl="ulysses")) == {
+        "parallel.context": 'dict(size=2, impl="ulysses")'
+    }
+
+
+def test_changes_count_options_of_context_parallelism() -> None:
+    own = candidate_of(job_of(CONFIGS["context"]))
+    assert own.changes(replace(own, context=ContextParallel(size=4, impl="ulysses"))) == 1
+    assert own.changes(replace(own, context=ContextParallel(size=2, impl="ulysses"))) == 2
+    assert own.changes(replace(own, context=None)) == 1
+    assert replace(own, context=None).changes(own) == 1
+
+
 def _values(candidate: Candidate) -> dict[str, object]:
-    names = ("pipe", "chunks", "split", "tensor", "zero", "micro_size", "interval")
+    names = ("pipe", "chunks", "split", "tensor", "context", "zero", "micro_size", "interval")
     return {name: getattr(candidate, name) for name in names}
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import pairwise
 
 import pytest
 
-from dslpar.forecast.candidate import NO_TENSOR, Workloads, settings
+from dslpar.core.frozen import replace
+from dslpar.forecast.candidate import NO_TENSOR, Candidate, Workloads, settings
 from dslpar.forecast.device import device_named
 from dslpar.forecast.plan import TIGHT, Machine, forecast, verdict_of
 from dslpar.forecast.search import candidates, leaders, nearest, pins_of, search, tensors
+from dslpar.forecast.step_time import step_time
 from dslpar.layout.resolve import Job
 from dslpar.linter import check
 from dslpar.schema.sections import TensorParallel
@@ -56,6 +59,78 @@ def test_all_modes_are_tried(workloads: Workloads) -> None:
 def test_depth_is_tried_where_the_config_has_it() -> None:
     job = job_of(LLAMA.replace("size=2, mode='1d', sequence=True", "size=8, mode='2.5d', depth=2"), 64)
     assert "2.5d" in {each.tensor.mode for each in candidates(Workloads(job))}
+
+
+LONG = """
+model = dict(type='GPT', num_layers=32, hidden_size=4096, num_heads=32, num_kv_heads=8, ffn_hidden_size=14336,
+             vocab_size=128256, max_seq_len=65536, norm='rmsnorm', activation='swiglu', positions='rotary', bias=False)
+precision = 'bf16'
+zero = dict(stage=1)
+batch = dict(global_size=64)
+activation_checkpoint = 1
+"""
+
+
+def contexts(found: Iterable[Candidate]) -> set[tuple[int, str]]:
+    return {(each.context.size, str(each.context.impl)) for each in found if each.context is not None}
+
+
+def test_context_parallelism_is_tried_for_long_sequences() -> None:
+    tried = list(candidates(Workloads(job_of(LONG, 64), per_node=4)))
+    sizes = {size for size, _ in contexts(tried)}
+    assert sizes == {2, 4, 8, 16}, "those that leave a rank 4,096 tokens"
+    assert {impl for _, impl in contexts(tried)} == {"ring", "ulysses", "hybrid"}
+    assert any(each.context is None for each in tried)
+    assert not contexts(candidates(Workloads(job_of(LONG.replace("65536", "4096"), 64))))
+
+
+def test_the_config_s_own_context_is_tried_with_others() -> None:
+    text = LONG.replace("65536", "4096") + "parallel = dict(context=dict(size=4, impl='ulysses'))\n"
+    workloads = Workloads(job_of(text, 64))
+    tried = list(candidates(workloads))
+    assert workloads.own in tried
+    assert contexts(tried) == {(4, "ulysses"), (4, "ring"), (4, "hybrid")}
+    assert any(each.context is None for each in tried)
+
+
+def test_of_forms_that_hold_as_much_the_fastest_is_kept_and_the_config_s_own() -> None:
+    text = (
+        LONG + "parallel = dict(context=dict(size=16, impl='ulysses'), tensor=dict(size=2, mode='1d', sequence=True))\n"
+    )
+    job = job_of(text.replace("num_kv_heads=8", "num_kv_heads=32"), 64)
+    workloads = Workloads(job, H100.nodes.per_node)
+    found = search(workloads, H100).fitting
+    by_shape: dict[object, set[str]] = {}
+    for option in found:
+        each = option.candidate
+        if each.context is not None and each.context != workloads.own.context:
+            by_shape.setdefault((each.tensor, each.context.size), set()).add(form(workloads, each))
+    assert by_shape
+    assert all(len(forms) == 1 for forms in by_shape.values()), by_shape
+    assert workloads.own.context in {option.candidate.context for option in found}
+    first = next(option.candidate for option in found if option.candidate.context is not None)
+    assert first.context is not None
+    every = {
+        form(workloads, each): step_time(workloads.workload(each), H100.device, H100.nodes).step_s
+        for each in candidates(workloads)
+        if each.context is not None and each.context.size == first.context.size
+        if each == replace(first, context=each.context)
+    }
+    assert len(every) > 1
+    assert min(every, key=lambda name: every[name]) == form(workloads, first)
+
+
+def form(workloads: Workloads, candidate: Candidate) -> str:
+    cuboid = workloads.cuboid(candidate.tensor, candidate.context)
+    return f"ulysses {cuboid.ulysses}, ring {cuboid.ring}"
+
+
+def test_a_pinned_impl_stays_though_another_is_faster() -> None:
+    job = job_of(LONG + "parallel = dict(context=dict(size=8, impl='ulysses'))\n", 64)
+    pins = pins_of(["parallel.context"], lambda candidate: settings(job, candidate))
+    found = search(Workloads(job, 8), H100, pins)
+    assert found.fitting
+    assert contexts(option.candidate for option in found.fitting) == {(8, "ulysses")}
 
 
 def test_the_front_has_what_is_faster_than_all_that_needs_less(workloads: Workloads) -> None:

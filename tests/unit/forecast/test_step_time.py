@@ -12,7 +12,7 @@ from dslpar.core.mesh import Mesh, Tensor
 from dslpar.forecast.constants import DEFAULT
 from dslpar.forecast.device import Device, device_named
 from dslpar.forecast.links import Group, Nodes, group_of, transfer
-from dslpar.forecast.step_time import StepTime, step_time
+from dslpar.forecast.step_time import StepTime, exposed_by_ring, step_time
 from dslpar.forecast.workload import Habits, Workload
 from dslpar.layout.chunks import Chunks
 from dslpar.layout.schedule import Schedule
@@ -121,6 +121,52 @@ def test_recomputation_repeats_the_forward_with_its_collectives() -> None:
 def test_overlap_hides_a_part_of_the_collectives() -> None:
     plain, hidden = (timed(workload(tensor=one_d(8, comm_overlap=on), micro_size=4)) for on in (False, True))
     assert 0.25 * plain.tensor_s < hidden.tensor_s < 0.8 * plain.tensor_s
+
+
+# Context parallelism ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [2, 3, 8])
+@pytest.mark.parametrize("message_s", [0.1, 0.9, 1.0, 1.7])
+def test_a_ring_hides_its_messages_under_the_blocks_that_they_are_not_for(size: int, message_s: float) -> None:
+    """Played out message by message: a block starts when the one before is done and its keys are there."""
+    block_s = 1.0
+    done = arrived = 0.0
+    for _ in range(size):
+        start = max(done, arrived)
+        done, arrived = start + block_s, start + message_s  # it is sent on while it is worked on
+    forward, _ = exposed_by_ring([(size - 1) * message_s, 0.0], [size * block_s, size * block_s], size)
+    assert forward == pytest.approx(done - size * block_s)
+
+
+def test_the_last_gradients_of_a_ring_come_home_under_nothing() -> None:
+    """Keys go around in n - 1 messages and gradients in n: with messages that blocks hide, the last one is left."""
+    _, backward = exposed_by_ring([0.0, 7 * 0.1], [4.0, 4.0], 4)
+    assert backward == pytest.approx(0.1)
+    _, slow = exposed_by_ring([0.0, 7 * 1.0], [4.0, 4.0], 4)
+    assert slow == pytest.approx(7 * 1.0 - 3.0)
+
+
+def test_of_an_exchange_each_device_sends_what_leaves_its_node() -> None:
+    """8 devices of 2 nodes: 4 of 7 parts leave, over a quarter of a node's cards; of a message all does."""
+    across = Group(size=8, inner=4, share=1.0)
+    nodes = Nodes(per_node=4, nic_gb_per_s=200)
+    made = {kind: transfer(kind, across, H100, nodes, 7e9).nic_s for kind in ("all_to_all", "send", "all_gather")}
+    assert made == pytest.approx({"all_to_all": 4 / 50, "send": 7 / 50, "all_gather": 7 / 200})
+
+
+def context(size: int, impl: str, **values: Any) -> Tensor:
+    return Tensor(d=size, mode="sequence", split="sequence", impl=impl, **values)
+
+
+def test_a_ring_pays_for_short_sequences_and_an_exchange_for_long_ones() -> None:
+    def ratio(seq_len: int) -> float:
+        made = (timed(workload(tensor=context(8, impl), seq_len=seq_len, micro_size=1)) for impl in ("ring", "ulysses"))
+        ring, ulysses = made
+        return ring.tensor_s / ulysses.tensor_s
+
+    assert ratio(4096) > 1.05
+    assert ratio(131072) < 1.0
 
 
 def test_sizes_off_the_tiles_cost_more() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from dslpar import resolve
 from dslpar.distributed.groups import Groups
-from dslpar.layout.modes import ulysses_size_of
+from dslpar.layout.modes import context_forms, cuboid_of, ulysses_size_of
 from dslpar.layout.resolve import Job, heads_of
 from dslpar.linter.check import load_text
 from tests.support.lint import MODEL, PATH
@@ -91,3 +91,34 @@ def test_what_hybrid_decides_is_told_as_it_is() -> None:
     decided = ulysses_size_of(job.spec.parallel.context, job.mesh.tensor, heads_of(job.spec.model))
     assert decided.value == job.mesh.tensor.ulysses == 4
     assert "12 heads" in decided.why
+
+
+@pytest.mark.parametrize(
+    ("parallel", "per_node", "forms"),
+    [
+        ("context=dict(size=8, impl='ring')", 0, ["ring", "ulysses"]),
+        ("context=8", 0, ["ring", "ulysses"]),
+        ("context=dict(size=8, impl='ulysses')", 4, ["ulysses", "ring", "hybrid of 4"]),
+        ("context=dict(size=8, impl='ulysses')", 8, ["ulysses", "ring"]),
+        ("context=dict(size=16, impl='ring')", 0, ["ring", "ulysses", "hybrid of 8"]),
+        (
+            "context=dict(size=16, impl='hybrid', ulysses_size=2)",
+            4,
+            ["hybrid of 2", "ring", "ulysses", "hybrid of 8", "hybrid of 4"],
+        ),
+        ("context=dict(size=4, impl='ring'), tensor=dict(size=4, mode='1d')", 8, ["ring", "ulysses", "hybrid of 2"]),
+        ("tensor=dict(size=4, mode='sequence')", 2, ["ring", "ulysses"]),
+        ("tensor=dict(size=4, mode='1d')", 8, []),
+    ],
+)
+def test_forms_of_context_parallelism(parallel: str, per_node: int, forms: list[str]) -> None:
+    """What was given first; 24 heads of keys, so at most 8 of 8 or 16 ranks exchange them, with tensor ranks 2 of 4."""
+    spec = job_of(f"parallel = dict({parallel})\n", 16).spec
+    heads = heads_of(spec.model)
+    found = context_forms(spec.parallel.tensor, spec.parallel.context, heads, per_node)
+    assert list(found) == forms
+    for name, sections in found.items():
+        cuboid = cuboid_of(*sections, heads)
+        assert name == {1: "ring", cuboid.context: "ulysses"}.get(cuboid.ulysses, f"hybrid of {cuboid.ulysses}")
+    if found:
+        assert found[forms[0]] == (spec.parallel.tensor, spec.parallel.context)

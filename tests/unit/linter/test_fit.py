@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,67 @@ def test_shapes_on_the_tiles_or_of_no_device() -> None:
     assert found(WIDE.format(12288, 96) + H100, "PERF114") == []
     assert found(WIDE.format(13824, 128), "PERF114") == []
     assert found(WIDE.format(13824, 128).replace("'bf16'", "'fp32'") + H100, "PERF114") == []
+
+
+CONTEXT = """
+cluster = dict(device='h100-80g', nodes_of={per_node})
+parallel = dict({parallel})
+model = dict(type='GPT', num_layers=4, hidden_size=4096, num_heads=32, num_kv_heads={kv_heads}, vocab_size=32000,
+             max_seq_len={seq_len})
+precision = 'bf16'
+zero = dict(stage=1)
+"""
+
+
+def in_context(parallel: str, per_node: int, kv_heads: int, seq_len: int) -> str:
+    return CONTEXT.format(parallel=parallel, per_node=per_node, kv_heads=kv_heads, seq_len=seq_len)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "sizes", "best", "followed"),
+    [
+        ("context=dict(size=8, impl='ulysses')", (4, 8, 32768), "impl='ring'", "context=dict(size=8, impl='ring')"),
+        ("context=dict(size=8, impl='hybrid')", (4, 8, 32768), "impl='ring'", "context=dict(size=8, impl='ring')"),
+        (
+            "context=8",
+            (4, 32, 4096),
+            "impl='hybrid', ulysses_size=4",
+            "context=dict(size=8, impl='hybrid', ulysses_size=4)",
+        ),
+        (
+            "tensor=dict(size=8, mode='sequence')",
+            (4, 32, 4096),
+            "impl='ulysses'",
+            "tensor=dict(size=8, mode='sequence', impl='ulysses')",
+        ),
+    ],
+)
+def test_the_better_form_of_context_parallelism_is_named_in_numbers(
+    parallel: str, sizes: tuple[int, int, int], best: str, followed: str
+) -> None:
+    (finding,) = found(in_context(parallel, *sizes), "PERF115")
+    assert finding.help == best
+    assert re.search(
+        r"sends [\d,]+ elements a rank and layer, by [\w ]+ [\d,]+: a step takes 1\.\d+ times", finding.message
+    )
+    assert found(in_context(followed, *sizes), "PERF115") == []
+
+
+@pytest.mark.parametrize(
+    ("parallel", "sizes"),
+    [
+        ("context=dict(size=8, impl='ring')", (4, 8, 32768)),
+        ("context=dict(size=8, impl='ulysses')", (8, 32, 4096)),
+        ("context=dict(size=8, impl='ring')", (8, 4, 4096)),  # of 4 heads of keys ulysses over 8 ranks is not legal
+        ("tensor=dict(size=8, mode='1d')", (8, 8, 4096)),
+    ],
+)
+def test_the_best_form_has_no_finding(parallel: str, sizes: tuple[int, int, int]) -> None:
+    assert found(in_context(parallel, *sizes), "PERF115") == []
+
+
+def test_without_a_device_no_form_is_said_to_be_slower() -> None:
+    assert found(in_context("context=8", 4, 32, 4096).replace("cluster", "# cluster"), "PERF115") == []
 
 
 def test_an_unknown_device_of_a_hostfile_is_told_at_its_place() -> None:

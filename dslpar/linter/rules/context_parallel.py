@@ -1,0 +1,59 @@
+"""PERF115: forms of context parallelism of which another is faster, on a device that is known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dslpar.core.frozen import replace
+from dslpar.layout.modes import Sections, context_forms, cuboid_of
+from dslpar.layout.resolve import heads_of, tensor_of
+from dslpar.linter.context import Context
+from dslpar.linter.problem import Problem
+from dslpar.linter.rule import rule
+from dslpar.linter.rules.fit import known_machine
+
+WORTH = 1.05
+"""Times as long as with another impl, from which on it is said: only messages differ, not what is forecast beside."""
+
+
+@rule("PERF115", "slower-context-impl", "warning")
+def slower_context_impl(cx: Context) -> Iterator[Problem]:
+    """Another impl of context parallelism makes the step shorter."""
+    machine = known_machine(cx) if cx.cuboid.context > 1 else None
+    if machine is None:
+        return
+    from dslpar.forecast.comparison import by_context_form
+    from dslpar.forecast.plan import forecast
+    from dslpar.forecast.workload import workload_of
+
+    spec, heads = cx.job.spec, heads_of(cx.job.spec.model)
+    forms = context_forms(tensor_of(spec), spec.parallel.context, heads, machine.nodes.per_node)
+    sent = by_context_form(cx.job, machine.nodes.per_node)  # of those that are legal
+    steps = {}
+    for form in sent:
+        workload = workload_of(replace(cx.job, mesh=replace(cx.job.mesh, tensor=cuboid_of(*forms[form], heads))))
+        assert workload is not None, "the costs are known"
+        steps[form] = forecast(workload, machine).time.step_s
+    own = next(iter(forms))
+    best = min(steps, key=lambda form: steps[form], default=own)
+    if own not in steps or steps[own] < WORTH * steps[best]:
+        return
+    message = (
+        f"context parallelism by {own} sends {sent[own]:,} elements a rank and layer, by {best} {sent[best]:,}: a step"
+        f" takes {steps[own] / steps[best]:.2f} times as long ({machine.device.name}, {machine.nodes.per_node} a node)"
+    )
+    section = "parallel.tensor" if spec.parallel.context is None else "parallel.context"
+    yield cx.problem((f"{section}.impl", section), message, _written(forms[best]))
+
+
+def _written(sections: Sections) -> str:
+    """Return the options of a form as one writes them."""
+    tensor, context = sections
+    holder = tensor if context is None else context
+    assert holder is not None, "a form of context parallelism"
+    impl = holder.impl or "ring"
+    exchanging = f", ulysses_size={context.ulysses_size}" if context is not None and context.ulysses_size else ""
+    return f"impl={impl!r}{exchanging}"
+
+
+RULES = (slower_context_impl,)
