@@ -13,6 +13,11 @@ gradients, which come home after n. Traffic: (6n - 4) times B S/n G D, which is 
 are computed by torch's fused kernels (fused_attention.py), so no scores are in memory; which blocks there are follows
 from the tokens that ranks store (layout/attention_blocks.py): in zigzag order every rank has the same causal work.
 
+What a ring's backward holds at its fullest moment, besides what was saved and the gradient that it is given, of n > 2
+ranks in zigzag order: the queries' gradient and a block's part of it, 2 A; keys and their gradients, of each what was
+sent and what arrives, 8 G; a block's part of these, G. In all 2 A + 9 G times B S/n D elements, or 1.5 A + 10 G where
+that is more on the first ranks; in a piece each 2 A + 10 G. Gradients add up in float32.
+
 `hybrid` (USP, 2405.07719; Megatron-LM's a2a+p2p) is ulysses over neighbouring ranks, such as those of a host, and a
 ring of what they then hold together: for more ranks than there are heads of keys, and a shorter ring.
 """
@@ -143,6 +148,8 @@ class _Ring(torch.autograd.Function):
                     part = q[:, :, rows], keys[:, :, columns], values[:, :, columns]
                     kept = options.dropout.of_block(step, number)
                     merged.add(rows, *fused_attention.forward(part, block.kind, scale, allowed, kept))
+                    del part
+            del keys, values  # else they live until the next ones are there, and those after them are on their way
         y, lse = merged.result()
         # One number a query, from which the backward makes its probabilities again: scores are never kept.
         ctx.save_for_backward(q, k, v, y, lse)
@@ -175,10 +182,13 @@ class _Ring(torch.autograd.Function):
                 q_grad.add(rows, q_part)
                 k_grad.add(columns, k_part)
                 v_grad.add(columns, v_part)
+                del part, q_part, k_part, v_part
+            del keys, values  # as in the forward
             if options.axis.size == 1:
                 return q_grad.result(), k_grad.result(), v_grad.result(), None
             if message is None:
                 message = _joined(k_grad.wide(), v_grad.wide()) if travelling is None else travelling.wait()
+            del k_grad, v_grad
             travelling = collectives.start_ring_shift(message, options.axis)
         assert travelling is not None
         k_home, v_home = _split(travelling.wait(), k, v)
@@ -260,11 +270,15 @@ def _circulate(k: Tensor, v: Tensor, axis: Axis) -> Iterator[tuple[int, Tensor, 
         following = collectives.start_ring_shift(travelling, axis) if step + 1 < axis.size else Pending(travelling)
         yield step, *_split(travelling, k, v)
         travelling = following.wait()
+        del following
 
 
 def _joined(k: Tensor, v: Tensor) -> Tensor:
-    """Return keys and values, or their gradients, as one message."""
-    return torch.cat([k.reshape(-1), v.reshape(-1)])
+    """Return keys and values, or their gradients, as one message: in one copy, however they lie in memory."""
+    message = k.new_empty(k.numel() + v.numel())
+    for part, whole in zip(_split(message, k, v), (k, v), strict=True):
+        part.copy_(whole)
+    return message
 
 
 def _split(kv: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

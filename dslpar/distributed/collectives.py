@@ -71,6 +71,8 @@ class Pending(NamedTuple):
     work: Sequence[dist.Work] = ()
     finish: Callable[[Tensor], Tensor] | None = None
     """Computes the result from `received`, which else is the result."""
+    sent: Tensor | None = None
+    """What must live until then."""
 
     def wait(self) -> Tensor:
         """Block (on an accelerator: its stream) until the result is there, and return it."""
@@ -272,11 +274,12 @@ def start_ring_shift(x: Tensor, axis: Axis, received: Tensor | None = None) -> P
         return Pending(
             received,
             [dist.all_to_all_single(received.view(-1), sent, to_other, to_other, group=axis.group, async_op=True)],
+            sent=x,
         )
     ahead, behind = (axis.peers[(axis.index + step) % axis.size] for step in (1, -1))
     # In one batch: NCCL would wait for ever where two ranks both send before either receives.
     operations = [dist.P2POp(dist.isend, x, ahead, axis.group), dist.P2POp(dist.irecv, received, behind, axis.group)]
-    return Pending(received, dist.batch_isend_irecv(operations))
+    return Pending(received, dist.batch_isend_irecv(operations), sent=x)
 
 
 def broadcast(x: Tensor, axis: Axis, source: int = 0) -> Tensor:
