@@ -89,6 +89,7 @@ class Attention(Layer):
         qkv = self.qkv(x, shared)
         sequence_dim = 0 if is_sequence_first(qkv) else 1
         q, k, v = self._split_heads(as_stored(qkv), sequence_dim)
+        del qkv  # where positions turn them, queries and keys are others
         y = self._attend(q, k, v, mask)
         if sequence_dim == 1:
             return self.out(y.transpose(1, 2).flatten(2), shared)

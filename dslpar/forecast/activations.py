@@ -107,9 +107,13 @@ def _saved(workload: Workload, stage: int) -> float:
 
 
 def _of_layer(workload: Workload) -> float:
-    """Return what a layer saves of a micro-batch, with masks of dropout, and scores where attention is not fused."""
+    """Return what a layer saves of a micro-batch, with masks of dropout, and scores where attention is not fused.
+
+    Of what is computed by parts of the tokens, all inputs and one part's rest.
+    """
     layer = workload.costs.layer
     total = _bytes(workload, layer) - 2 * _result_of_norm(workload)
+    total -= _saved_by_mlp(workload) * (1 - 1 / _mlp_chunks(workload))
     dropout = getattr(workload.model, "dropout", 0.0) > 0
     if dropout:
         total += 2 * float(workload.costs.boundary)  # two masks, of a byte an element
@@ -130,6 +134,17 @@ def _result_of_norm(workload: Workload) -> float:
         return 0.0
     is_whole = tensor.size == 1 or ranks(tensor, residual_cuts(tensor).features) == 1
     return workload.element_bytes * float(workload.costs.boundary) if is_whole else 0.0
+
+
+def _mlp_chunks(workload: Workload) -> int:
+    return workload.mlp_chunks if workload.recompute == "full" else 1
+
+
+def _saved_by_mlp(workload: Workload) -> float:
+    """Return what the second norm and the MLP save, but for their input."""
+    costs = workload.costs
+    of_mlp = _bytes(workload, costs.in_parts) - _result_of_norm(workload)
+    return of_mlp - workload.element_bytes * float(costs.boundary) if of_mlp > 0 else 0.0
 
 
 def _num_queries(layer: Costs) -> float:
@@ -180,11 +195,19 @@ def _working(workload: Workload) -> float:
     """Return what the backward of a layer needs besides what is saved.
 
     Around its widest product: the gradient of its output, what the activation's gradient is made of, and the gradient
-    of its input. A group of layers that is recomputed has all that these save, but the input, which was kept. Of a
-    pipeline's messages one each way is on its way.
+    of its input. Or in attention, when what the MLP has saved is gone: the residual's gradient, and what
+    `dslpar.forecast.memory.attention_working` counts. A group of layers that is recomputed has all that these save, but
+    the input, which was kept. Of a pipeline's messages one each way is on its way.
     """
-    costs, size = workload.costs, workload.element_bytes
-    widest = max((2 * rows * (depth + columns) for rows, depth, columns in costs.layer.work.products), default=0.0)
+    costs, size, chunks = workload.costs, workload.element_bytes, _mlp_chunks(workload)
+    products = costs.layer.work.products
+    if chunks > 1:
+        products = costs.in_parts.work.products
+    widest = max((2 * rows * (depth + columns) for rows, depth, columns in products), default=0.0) / chunks
+    around, wide = float(costs.attention_working.elements), float(costs.attention_working.wide)
+    if around:
+        in_attention = size * (around + float(costs.boundary)) + WIDE_BYTES * wide - _saved_by_mlp(workload) / chunks
+        widest = max(widest, in_attention / size)
     live = 0.0
     if workload.recompute == "full":
         live = min(workload.interval, max(workload.counts)) * _of_layer(workload) - size * float(costs.boundary)

@@ -191,7 +191,7 @@ def settings(job: Job, candidate: Candidate) -> dict[str, str]:
     if candidate.zero != own.zero:
         found["zero.stage"] = str(candidate.zero)
     if candidate.interval != own.interval:
-        found["activation_checkpoint"] = str(candidate.interval) if candidate.interval else "None"
+        found |= _recompute_settings(spec, candidate.interval)
     if candidate.tensor != own.tensor:
         found |= _tensor_settings(spec, own.tensor, candidate.tensor)
     if candidate.context != own.context:
@@ -201,6 +201,15 @@ def settings(job: Job, candidate: Candidate) -> dict[str, str]:
     if (candidate.chunks, candidate.split) != (own.chunks, own.split):
         found |= _schedule_settings(spec, candidate)
     return found | _data_settings(job, candidate) | _batch_settings(job, candidate)
+
+
+def _recompute_settings(spec: Spec, interval: int) -> dict[str, str]:
+    """Return the interval; the section's other options stay, unless nothing is to be computed again."""
+    checkpoint = spec.activation_checkpoint
+    has_options = checkpoint is not None and (checkpoint.offload or checkpoint.mlp_chunks > 1)
+    if not interval or not has_options:
+        return {"activation_checkpoint": str(interval) if interval else "None"}
+    return {"activation_checkpoint.interval": str(interval)}
 
 
 def _replicas(job: Job, candidate: Candidate) -> int:

@@ -101,6 +101,30 @@ def attention(
     return inward + LayerMemory(weights=0, saved=Saved(elements=core, wide=wide)) + outward
 
 
+def attention_working(
+    tensor: Tensor, tokens: Number, hidden_size: int, num_heads: int, *, kv_heads: int | None = None, rotary: bool
+) -> Saved:
+    """Count what attention needs besides what it saves, at the fullest moment of its backward with the forward again.
+
+    That is its core's backward (`dslpar.layers.sequence` tells a ring's, whose gradients add up in float32), or where
+    positions turn queries and keys back, or an exchange of tokens for heads. By then, or not yet, some of what it saves
+    is not there: that is taken off.
+    """
+    kv_size = hidden_size // num_heads * (kv_heads or num_heads)
+    q, kv = _inner(tensor, tokens, hidden_size), _inner(tensor, tokens, kv_size)
+    exchanges = tensor.ulysses > 1
+    if tensor.ring == 1:
+        core = Saved(elements=2 * q + 2 * kv + (2 * q if exchanges else 0))
+    else:
+        messages = 4 if tensor.ring > 2 else 2  # keys and values, of each what is there and what arrives
+        parts = kv if tensor.zigzag else 2 * kv
+        core = Saved(elements=2 * q + messages * kv + parts, wide=q + 4 * kv)
+    saved = 2 * q + 2 * kv
+    others: list[Number] = [2 * (q + 2 * kv) + 2 * (q + kv) - saved] if rotary else []
+    others += [4 * (q + 2 * kv) - saved - q] if exchanges else []
+    return max([core, *(Saved(elements=each) for each in others)], key=lambda each: each.elements + each.wide)
+
+
 def mlp(
     tensor: Tensor, tokens: Number, hidden_size: int, ffn_size: int, *, activation: str = "gelu", bias: bool = True
 ) -> LayerMemory:

@@ -44,6 +44,10 @@ class ModelCosts:
     """Elements that a rank hands on from one layer to the next: the residual stream as it is stored."""
     tied: Number = 0
     """Elements of `last`'s weights that `first` has too: held once by a rank that has both."""
+    in_parts: Costs = Costs()
+    """Of `layer`, what `mlp_chunks` computes for a part of the tokens at a time: the last of its products."""
+    attention_working: Saved = Saved()
+    """What the backward of a layer's attention needs besides what the layer saved."""
     logits: Number = 0
     """Elements of the model's output that a rank holds while the loss is computed."""
 

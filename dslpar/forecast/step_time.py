@@ -30,7 +30,7 @@ from dslpar.core.mesh import TENSOR_AXES
 from dslpar.core.named_tuple import NamedTuple
 from dslpar.forecast.constants import DEFAULT, Constants
 from dslpar.forecast.device import Device
-from dslpar.forecast.kernels import Kernels, attention_s, model_kernels, products_s
+from dslpar.forecast.kernels import Kernels, attention_s, kernels_of, model_kernels, products_s
 from dslpar.forecast.links import NO_TRANSFER, Group, Nodes, Transfer, group_of, transfer
 from dslpar.forecast.ring import LayerTraffic, Traffic
 from dslpar.forecast.workload import Workload
@@ -108,7 +108,15 @@ class Terms(NamedTuple):
     """Whether the host waits for messages between stages."""
     recomputes: bool
     recomputes_scores: bool
+    recomputed_part: Kernels | None
+    """What a layer computes once more for each part of the tokens: norm and MLP, of `mlp_chunks`."""
+    part_sent: tuple[Transfer, ...]
+    """And what it sends for that."""
+    moved_s: float
+    """A layer's stored input to the host and back, for as long as its device waits."""
     head: Kernels
+    repeats_head: bool
+    """Whether the head runs again in the backward, for each of `loss_chunks`."""
     first_sent: tuple[Transfer, ...]
     last_sent: tuple[Transfer, ...]
     """Collectives of the tables, and of the head and the loss."""
@@ -151,6 +159,7 @@ def terms_of(workload: Workload, device: Device, nodes: Nodes) -> Terms:
     network = _Network(workload, device, nodes)
     layers = _layers(workload.counts, pipe)
     forward, backward = network.transfers(costs.layer.traffic, max(layers))
+    part = _recomputed_part(workload, device)
     ends = [network.transfers(end.traffic, 0) for end in (costs.first, costs.last)]
     data = network.data(max(workload.weights(0), workload.weights(pipe - 1)) if pipe > 1 else workload.weights(0))
     return Terms(
@@ -165,7 +174,13 @@ def terms_of(workload: Workload, device: Device, nodes: Nodes) -> Terms:
         blocking=habits.blocking_messages and pipe > 1,
         recomputes=workload.recompute == "full",
         recomputes_scores=workload.recompute == "selective",
+        recomputed_part=part,
+        part_sent=network.transfers(LayerTraffic(forward=costs.in_parts.traffic.forward), max(layers))[0]
+        if part
+        else (),
+        moved_s=_moved_s(workload),
         head=head,
+        repeats_head=workload.loss_chunks > 1,
         first_sent=ends[0][0] + ends[0][1],
         last_sent=ends[1][0] + ends[1][1],
         layers=layers,
@@ -184,6 +199,21 @@ def terms_of(workload: Workload, device: Device, nodes: Nodes) -> Terms:
         offloaded_s=data.stepped * (4 + size) / HOST_BYTES_PER_S if habits.offloads_optimizer else 0.0,
         sent=network.sent(),
     )
+
+
+def _recomputed_part(workload: Workload, device: Device) -> Kernels | None:
+    if workload.recompute != "full" or workload.mlp_chunks == 1:
+        return None
+    fused = workload.habits.fused_attention
+    return kernels_of(workload.costs.in_parts.work, device, fused=fused, element_bytes=workload.element_bytes)
+
+
+def _moved_s(workload: Workload) -> float:
+    """Return what the stored inputs of recomputed groups take to the host and back, a layer."""
+    if workload.recompute != "full" or not workload.offloads_inputs:
+        return 0.0
+    num_bytes = 2 * workload.element_bytes * float(workload.costs.boundary)
+    return num_bytes / workload.interval / HOST_BYTES_PER_S
 
 
 def _layers(counts: Sequence[int], pipe: int) -> tuple[int, ...]:
@@ -298,6 +328,8 @@ def time_of(terms: Terms, constants: Constants) -> StepTime:
     layer = _layer(terms, constants)
     wide, head = terms.wide_tiles, terms.head
     head_s = products_s(head.forward, constants, wide) + products_s(head.backward, constants, wide)
+    if terms.repeats_head:
+        head_s += products_s(head.forward, constants, wide)
     head_s += head.logits_s * constants.logit_bytes
     first_sent_s = sum([each.seconds(constants) for each in terms.first_sent])
     last_sent_s = sum([each.seconds(constants) for each in terms.last_sent])
@@ -394,6 +426,13 @@ def _layer(terms: Terms, constants: Constants) -> _Layer:
     elif terms.recomputes_scores:
         again_s = scores_s + RECOMPUTED_ELEMENTWISE * between_s
         backward += again_s
+    if terms.recomputed_part is not None:
+        part = terms.recomputed_part
+        part_s = products_s(part.forward, constants, wide) + constants.elementwise_passes * part.elementwise_s
+        part_sent_s = sum([each.seconds(constants) for each in terms.part_sent])
+        again_s, sent_again_s = again_s + part_s, sent_again_s + part_sent_s
+        backward += part_s + part_sent_s
+    backward += terms.moved_s
     seconds = forward + backward
     idle = 1.0
     if terms.splits_backward:

@@ -117,6 +117,8 @@ class Workload:
     interval: int = 1
     offloads_inputs: bool = False
     """Whether the stored inputs of recomputed layers are in the host's memory."""
+    mlp_chunks: int = 1
+    """Parts of the tokens in which a layer that is computed again computes its norm and MLP."""
     loss_chunks: int = 1
     """Parts of the tokens whose logits are there at a time."""
     habits: Habits = Habits()
@@ -192,6 +194,7 @@ def workload_of(job: Job) -> Workload | None:
         recompute="none" if checkpoint is None else "full",
         interval=1 if checkpoint is None else checkpoint.interval,
         offloads_inputs=checkpoint is not None and checkpoint.offload,
+        mlp_chunks=checkpoint.mlp_chunks if checkpoint is not None and isinstance(model, Model) else 1,
         loss_chunks=spec.train.loss_chunks,
         habits=habits_of(spec),
         known_costs=costs,

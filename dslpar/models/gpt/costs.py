@@ -56,6 +56,18 @@ def layer_memory(model: GPT, cuboid: Tensor, tokens: Number) -> LayerMemory:
     return norm + norm + attention + mlp
 
 
+def _mlp_costs(model: GPT, cuboid: Tensor, tokens: Number) -> Costs:
+    """Return what the second norm and the MLP cost, with the sum that they begin with."""
+    hidden, bias, ffn = model.hidden_size, model.bias, model.ffn_size
+    return Costs(
+        work=_around(model, cuboid, tokens) + work.mlp(cuboid, tokens, hidden, ffn, activation=model.activation),
+        traffic=traffic.norm(cuboid, tokens, hidden, kind=model.norm, bias=bias)
+        + traffic.mlp(cuboid, tokens, hidden, ffn, activation=model.activation, bias=bias),
+        memory=memory.norm(cuboid, tokens, hidden, kind=model.norm, bias=bias)
+        + memory.mlp(cuboid, tokens, hidden, ffn, activation=model.activation, bias=bias),
+    )
+
+
 def model_costs(model: GPT, cuboid: Tensor, tokens: Number, seq_len: int) -> ModelCosts:
     """Return what blocks, tables, and head with loss cost a rank for a micro-batch of `tokens`."""
     hidden, vocab = model.hidden_size, model.vocab_size
@@ -84,14 +96,19 @@ def model_costs(model: GPT, cuboid: Tensor, tokens: Number, seq_len: int) -> Mod
         ),
         last=last,
         boundary=memory.residual(cuboid, tokens, hidden),
+        in_parts=_mlp_costs(model, cuboid, tokens),
+        attention_working=memory.attention_working(
+            *(cuboid, tokens, hidden, model.num_heads),
+            kv_heads=model.kv_heads,
+            rotary=model.positions == "rotary",
+        ),
         tied=memory.embedding(cuboid, vocab, hidden).weights if model.tie_embeddings else 0,
         logits=memory.logits(cuboid, tokens, vocab),
     )
 
 
 def _layer_work(model: GPT, cuboid: Tensor, tokens: Number, seq_len: int) -> Work:
-    hidden = model.hidden_size
-    around = work.norm(cuboid, tokens, hidden) + work.residual_add(cuboid, tokens, hidden)
+    hidden, around = model.hidden_size, _around(model, cuboid, tokens)
     attention = work.attention(
         *(cuboid, tokens, seq_len, hidden, model.num_heads),
         kv_heads=model.kv_heads,
@@ -99,6 +116,10 @@ def _layer_work(model: GPT, cuboid: Tensor, tokens: Number, seq_len: int) -> Wor
     )
     mlp = work.mlp(cuboid, tokens, hidden, model.ffn_size, activation=model.activation)
     return around + attention + around + mlp
+
+
+def _around(model: GPT, cuboid: Tensor, tokens: Number) -> Work:
+    return work.norm(cuboid, tokens, model.hidden_size) + work.residual_add(cuboid, tokens, model.hidden_size)
 
 
 def flops_per_token(model: GPT, seq_len: int) -> Flops:

@@ -123,6 +123,25 @@ def test_overlap_hides_a_part_of_the_collectives() -> None:
     assert 0.25 * plain.tensor_s < hidden.tensor_s < 0.8 * plain.tensor_s
 
 
+def test_parts_of_tokens_cost_what_is_computed_again() -> None:
+    """The MLP's forward is 2/3 of a layer's products here, and the head's a third of its own."""
+    again = workload(recompute="full")
+    parts = timed(replace(again, mlp_chunks=8))
+    more = parts.compute_s / timed(again).compute_s
+    assert 1.12 < more < 1.2, "five passes of the MLP for four"
+    assert timed(replace(workload(), mlp_chunks=8)) == timed(workload()), "of what is not computed again"
+    vocab = replace(LLAMA, vocab_size=128_000)
+    whole, by_parts = (timed(workload(model=vocab, loss_chunks=chunks)).compute_s for chunks in (1, 16))
+    head_s = 2 * 4096 * 4096 * 128_000 / 989e12
+    assert head_s < by_parts - whole < 2 * head_s
+
+
+def test_inputs_that_wait_in_the_hosts_memory_take_their_way() -> None:
+    made = workload(recompute="full")
+    moved = timed(replace(made, offloads_inputs=True)).step_s - timed(made).step_s
+    assert moved == pytest.approx(8 * 32 * 2 * 2 * 4096 * 4096 / 12e9, rel=0.01)
+
+
 # Context parallelism ----------------------------------------------------------------------------------------------
 
 
