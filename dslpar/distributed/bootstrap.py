@@ -153,7 +153,7 @@ def setup_distributed(
     import torch.distributed as dist
     from deepspeed.accelerator import get_accelerator
 
-    from dslpar.distributed import deepspeed_patches, numa
+    from dslpar.distributed import deepspeed_patches, gloo_device, numa
 
     logging.disable(logging.NOTSET)
     accelerator = get_accelerator()
@@ -166,6 +166,7 @@ def setup_distributed(
     if "OMP_NUM_THREADS" not in environ:
         torch.set_num_threads(numa.num_threads(dist_env.local_size))
     deepspeed_patches.skip_shm_op()
+    gloo_device.share_device()
     backend = accelerator.communication_backend_name()
     store = store or dist.HashStore()  # type: ignore[attr-defined]  # of a world of one, which needs no port
     # Not left to DeepSpeed, which would ask mpi4py for this rank's number; it takes over a group that is there. Without

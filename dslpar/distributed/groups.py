@@ -25,6 +25,7 @@ from torch.distributed import distributed_c10d
 
 from dslpar.core.mesh import TENSOR_AXES, Mesh, Tensor, expand
 from dslpar.distributed.collectives import Axis
+from dslpar.distributed.gloo_device import share_device
 from dslpar.layout.chunks import Chunks
 from dslpar.watchdog.status_page import place_name
 
@@ -53,6 +54,7 @@ class Groups:
         self.mesh, self._num_chunks = mesh, num_chunks
         self.rank = (dist.get_rank() if running else 0) if rank is None else rank
         self.coord = mesh.coord(self.rank)
+        share_device()
         # A group for axes of one rank as well: where a function takes a group, None means the whole world.
         alone = _new_group([self.rank], timeout) if running else None
         self._axes = {frozenset[str](): Axis(1, 0, (self.rank,), alone)}

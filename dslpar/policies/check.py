@@ -21,6 +21,7 @@ from torch.multiprocessing.spawn import ProcessRaisedException, start_processes
 
 from dslpar.core import mesh
 from dslpar.core.errors import DslparError
+from dslpar.distributed.gloo_device import share_device
 from dslpar.layout.modes import cuboid_of
 from dslpar.policies import compare
 from dslpar.policies.compare import Subject
@@ -144,6 +145,7 @@ def _row(name: str, tensor: mesh.Tensor, job: tuple[Any, ...]) -> Row:
 def _rank(rank: int, folder: str, tensor: mesh.Tensor, job: tuple[Any, ...]) -> None:
     """Compute and compare on one rank; leave how far each tensor is off, or why the mode is refused."""
     subject, weights, given, reference = job
+    share_device()
     store = dist.FileStore(str(Path(folder, "store")), tensor.size)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=rank, world_size=tensor.size, timeout=TIMEOUT)
     found: tuple[dict[str, float], list[str] | str] | str

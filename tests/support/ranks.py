@@ -28,6 +28,7 @@ import torch
 import torch.distributed as dist
 
 from dslpar.cluster.network import free_port
+from dslpar.distributed.gloo_device import share_device
 from tests.support import warm
 from tests.support.fork import fork
 
@@ -152,6 +153,7 @@ def _child(
 def _start(folder: Path, rank: int, world: int, init: Init, timeout: float) -> None:
     if init is None:
         return
+    share_device()
     store = dist.FileStore(str(folder / "store"), world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=timeout))
     if init == "deepspeed":

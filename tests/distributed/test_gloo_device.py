@@ -1,0 +1,75 @@
+"""One device of gloo's a process: its thread is there once, whatever groups there are, and they work."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from dslpar.core.mesh import Mesh, Tensor
+from dslpar.distributed import collectives
+from dslpar.distributed.collectives import Axis
+from dslpar.distributed.gloo_device import share_device
+from dslpar.distributed.groups import Groups
+from tests.support.ranks import on_ranks
+
+
+def threads(name: str) -> int:
+    """Threads of this process whose name begins so."""
+    names = [(task / "comm").read_text() for task in Path(f"/proc/{os.getpid()}/task").iterdir()]
+    return sum(each.startswith(name) for each in names)
+
+
+def many_groups(rank: int) -> tuple[int, int, list[float]]:
+    groups = Groups(Mesh(tensor=Tensor(q=2, y=2, mode="2d", residual="hidden")))
+    others = [dist.new_group([0, 1, 2, 3]) for _ in range(3)]
+    sums = []
+    for axis in ("tensor", "q", "y"):
+        sums.append(collectives.all_reduce(torch.tensor([float(rank)]), groups.axis(axis)).item())
+    peers = (0, 1, 2, 3)
+    sums += [collectives.all_reduce(torch.ones(1), Axis(4, rank, peers, group)).item() for group in others]
+    return threads("gloo_tcp_loop"), threads("pt_gloo_runloop"), sums
+
+
+def test_all_groups_of_a_process_share_one_thread_for_sockets() -> None:
+    found = on_ranks(4, lambda: many_groups(dist.get_rank()))
+    for rank, (loops, runners, sums) in enumerate(found):
+        assert loops == 1
+        assert runners >= 2 * 7, "those that run a group's collectives are its own"
+        q, y = divmod(rank, 2)
+        assert sums == [6.0, 2.0 * y + 2.0, 4.0 * q + 1.0, 4.0, 4.0, 4.0]
+
+
+def before_and_after() -> tuple[bool, bool, int]:
+    """A world that torch set up by itself, then groups of ours; and a second world after the first one is gone."""
+    distributed_c10d.ProcessGroupGloo = distributed_c10d.ProcessGroupGloo.__mro__[1]  # type: ignore[attr-defined, misc]
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    world = distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+    share_device()
+    share_device()
+    of_before = isinstance(world, distributed_c10d.ProcessGroupGloo)
+    made = dist.new_group([0])._get_backend(torch.device("cpu"))
+    dist.destroy_process_group()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    again = distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+    return of_before, isinstance(made, distributed_c10d.ProcessGroupGloo), again.size()
+
+
+def test_a_group_from_before_is_still_one_of_gloo_s() -> None:
+    share_device()
+    assert on_ranks(1, before_and_after, init=None) == [(True, True, 1)]
+
+
+@pytest.mark.parametrize("interfaces", ["lo", "lo,lo"])
+def test_interfaces_of_the_environment_are_used(monkeypatch: pytest.MonkeyPatch, interfaces: str) -> None:
+    """As many devices as torch would open, and two threads of each for a group's collectives."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", interfaces)
+    count = len(interfaces.split(","))
+    for loops, runners, sums in on_ranks(4, lambda: many_groups(dist.get_rank())):
+        assert loops == count
+        assert runners >= 2 * count * 7
+        assert sums[-1] == 4.0
