@@ -100,10 +100,13 @@ class Row(NamedTuple):
         return sections.Parallel(**pipe(self.pipe, **dict(self.cut)), **group)
 
     def _model(self) -> Any:
-        model = MODELS[self.model](self.tied)
-        if not isinstance(model, GPT):
-            return model
-        return replace(model, num_layers=self.layers or 2 * self.pipe, dropout=self.dropout)
+        model, num_layers = MODELS[self.model](self.tied), self.layers or 2 * self.pipe
+        if isinstance(model, GPT):
+            return replace(model, num_layers=num_layers, dropout=self.dropout)
+        if "config" in model.args:  # transformers', of two layers
+            config = {**model.args["config"], "num_hidden_layers": num_layers}
+            return replace(model, args={**model.args, "config": config})
+        return model
 
 
 # ---- the table ----
