@@ -72,7 +72,7 @@ class Pending(NamedTuple):
     finish: Callable[[Tensor], Tensor] | None = None
     """Computes the result from `received`, which else is the result."""
     sent: Tensor | None = None
-    """What must live until then."""
+    """The tensor that is being sent, kept until `wait`."""
 
     def wait(self) -> Tensor:
         """Block (on an accelerator: its stream) until the result is there, and return it."""

@@ -1,30 +1,30 @@
-"""One device of gloo's for all process groups of a process, where torch opens one a group.
+"""One device of gloo's for the process groups of a process, where torch opens one a group.
 
-    share_device()                   # before init_process_group, or at any time after it
-    dist.new_group([0, 1])           # uses the device that the first group has opened
+    share_device()                   # before init_process_group
+    dist.new_group([0, 1])           # uses the device that the world has opened
 
 A device has a thread that looks after its sockets, and wakes a hundred times a second though nothing was sent. A rank
 is in some ten to fifty groups, and all ranks of a host wake for each: of attention over 32 ranks on 2 cores that took
 six of seven parts of the time, over 64 all but one of seventy. Sockets are each pair's own as before, and so are the
-threads of a group that run its collectives.
+threads of a group that run its collectives. Groups that torch makes without `init_process_group` and `new_group`, as
+its rpc does, have devices of their own.
 """
 
 from __future__ import annotations
 
 import os
-from datetime import timedelta
 from typing import Any
 
 from torch.distributed import distributed_c10d
 
-_devices: dict[int, list[Any]] = {}
-"""By process, since threads do not live on in a fork."""
+_devices: dict[tuple[int, str | None, str | None], list[Any]] = {}
+"""By process, since threads do not live on in a fork, and by what torch opens them by."""
 
 
 def share_device() -> None:
     """Have groups that torch makes over gloo from now on use one device; it may be said again."""
     torchs: Any = getattr(distributed_c10d, "ProcessGroupGloo", None)
-    # A torch before `options` tells nobody its devices, and a build without gloo has none.
+    # A build without gloo has none, and a torch without `options` tells nobody its devices.
     if torchs is None or not hasattr(torchs, "options") or getattr(torchs, "shares_device", False):
         return
 
@@ -32,21 +32,24 @@ def share_device() -> None:
         """torch asks whether a group is of this class, also of one that was there before."""
 
         def __instancecheck__(cls, group: object) -> bool:
-            return isinstance(group, torchs)
+            return isinstance(group, torchs) if cls is ProcessGroupGloo else super().__instancecheck__(group)
 
     class ProcessGroupGloo(torchs, metaclass=AsTorchs):  # type: ignore[misc]
         """torch's, on the device of the first one of this process."""
 
         shares_device = True
 
-        def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
-            devices = _devices.get(os.getpid())
-            if devices is None:
-                super().__init__(store, rank, size, timeout=timeout)
-                _devices[os.getpid()] = self.options._devices
+        def __init__(self, store: Any, rank: int, size: int, *args: Any, **kwargs: Any) -> None:
+            key = os.getpid(), os.environ.get("GLOO_SOCKET_IFNAME"), os.environ.get("TORCH_GLOO_LAZY_INIT")
+            devices = _devices.get(key)
+            if devices is not None and not args and kwargs.keys() <= {"timeout"}:
+                options = torchs._Options()
+                options._devices, options._threads = devices, 2 * len(devices)  # as many as torch's own
+                if "timeout" in kwargs:
+                    options._timeout = kwargs["timeout"]
+                super().__init__(store, rank, size, options)
                 return
-            options = torchs._Options()
-            options._devices, options._threads, options._timeout = devices, 2 * len(devices), timeout  # as torch's own
-            super().__init__(store, rank, size, options)
+            super().__init__(store, rank, size, *args, **kwargs)
+            _devices.setdefault(key, self.options._devices)
 
     distributed_c10d.ProcessGroupGloo = ProcessGroupGloo  # type: ignore[misc]

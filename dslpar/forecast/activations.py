@@ -109,11 +109,12 @@ def _saved(workload: Workload, stage: int) -> float:
 def _of_layer(workload: Workload) -> float:
     """Return what a layer saves of a micro-batch, with masks of dropout, and scores where attention is not fused.
 
-    Of what is computed by parts of the tokens, all inputs and one part's rest.
+    Of what is computed by parts of the tokens, its input alone: the rest is there for one part at a time.
     """
     layer = workload.costs.layer
     total = _bytes(workload, layer) - 2 * _result_of_norm(workload)
-    total -= _saved_by_mlp(workload) * (1 - 1 / _mlp_chunks(workload))
+    if _mlp_chunks(workload) > 1:
+        total -= _saved_by_mlp(workload)
     dropout = getattr(workload.model, "dropout", 0.0) > 0
     if dropout:
         total += 2 * float(workload.costs.boundary)  # two masks, of a byte an element
@@ -200,13 +201,13 @@ def _working(workload: Workload) -> float:
     the input, which was kept. Of a pipeline's messages one each way is on its way.
     """
     costs, size, chunks = workload.costs, workload.element_bytes, _mlp_chunks(workload)
-    products = costs.layer.work.products
-    if chunks > 1:
-        products = costs.in_parts.work.products
+    of_mlp = _saved_by_mlp(workload)
+    products = costs.layer.work.products if chunks == 1 else costs.in_parts.work.products
     widest = max((2 * rows * (depth + columns) for rows, depth, columns in products), default=0.0) / chunks
+    widest += of_mlp / chunks / size if chunks > 1 else 0.0
     around, wide = float(costs.attention_working.elements), float(costs.attention_working.wide)
     if around:
-        in_attention = size * (around + float(costs.boundary)) + WIDE_BYTES * wide - _saved_by_mlp(workload) / chunks
+        in_attention = size * (around + float(costs.boundary)) + WIDE_BYTES * wide - (of_mlp if chunks == 1 else 0.0)
         widest = max(widest, in_attention / size)
     live = 0.0
     if workload.recompute == "full":

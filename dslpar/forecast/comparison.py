@@ -66,10 +66,10 @@ class _Line(NamedTuple):
 
 
 def by_context_form(job: Job, per_node: int = 0) -> dict[str, int]:
-    """Return what a layer sends over the axis of context parallelism, by the forms of it that are legal.
+    """Return what a layer's attention sends over the axis of context parallelism, by the forms of it that are legal.
 
-    Elements a rank and micro-batch, forward and backward: those of attention, and gradients of weights. Empty without
-    context parallelism, or where the model's layers are not known.
+    Elements a rank and micro-batch, forward and backward. Empty without context parallelism, or where the model's
+    layers are not known.
     """
     spec, model = job.spec, job.spec.model
     heads, tokens = heads_of(model), job.batch.micro_size * job.seq_len
@@ -79,9 +79,14 @@ def by_context_form(job: Job, per_node: int = 0) -> dict[str, int]:
         if all(each.holds for each in conditions(model, cuboid, job.seq_len)):
             costs = model_costs(model, cuboid, tokens, job.seq_len)
             if costs is not None:
-                sent = costs.layer.traffic.both.by_axis()
-                found[form] = math.ceil(sum(sent.get(axis, 0) for axis in ("d", "ulysses", "ring")))
+                sent = costs.layer.traffic.both
+                of_attention = [sent[kind, axis] for kind, axis in sent if (kind, axis) in _OF_ATTENTION]
+                found[form] = math.ceil(sum(of_attention))
     return found
+
+
+_OF_ATTENTION = {(kind, axis) for kind in ("send", "all_to_all") for axis in ("d", "ulysses", "ring")}
+"""Messages and exchanges; over d gradients of weights are summed besides."""
 
 
 class Summary(NamedTuple):
@@ -96,7 +101,7 @@ class Summary(NamedTuple):
     break_even_tokens: int | None
     """From so many tokens on, a layer sends less than in 1d on as many ranks; None in 1d, or if it never does."""
     context: dict[str, int]
-    """By form of context parallelism that is legal, what a layer would send over that axis."""
+    """By form of context parallelism that is legal, what a layer's attention would send."""
 
 
 def summary(job: Job) -> Summary | None:

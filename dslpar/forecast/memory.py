@@ -117,8 +117,9 @@ def attention_working(
         core = Saved(elements=2 * q + 2 * kv + (2 * q if exchanges else 0))
     else:
         messages = 4 if tensor.ring > 2 else 2  # keys and values, of each what is there and what arrives
-        parts = kv if tensor.zigzag else 2 * kv
-        core = Saved(elements=2 * q + messages * kv + parts, wide=q + 4 * kv)
+        # Of a block's gradients: half of the keys' with all queries', or the other way round on the first ranks.
+        parts = max(q + kv, ratio(q, 2) + 2 * kv) if tensor.zigzag else q + 2 * kv
+        core = Saved(elements=q + messages * kv + parts, wide=q + 4 * kv)
     saved = 2 * q + 2 * kv
     others: list[Number] = [2 * (q + 2 * kv) + 2 * (q + kv) - saved] if rotary else []
     others += [4 * (q + 2 * kv) - saved - q] if exchanges else []

@@ -7,14 +7,15 @@
 Tried are all tensor modes and sizes, pipelines, chunks and schedules, ZeRO stages, micro-batches and recomputation, and
 of long sequences context parallelism in each of its forms; the global batch stays. What cannot be legal, or cannot win,
 is left out before its time is computed: sizes that do not divide; ZeRO stages that hold more and send no less than the
-next one; recomputation where all fits without it; forms of context parallelism of which another is faster. A rule of
+next one; recomputation where all fits without it; forms of context parallelism of which another is faster and holds no
+more, or fits. A rule of
 lint may still refuse a layout: whoever shows one lints it first. That memory prunes, and an analytic model ranks, is
 how Alpa's, Galvatron's and vTrain's searches work; here all candidates are ranked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from fractions import Fraction
 
 from dslpar.core.frozen import frozen, replace
@@ -23,7 +24,7 @@ from dslpar.forecast.candidate import NO_TENSOR, Candidate, Workloads, is_of_lib
 from dslpar.forecast.plan import Forecast, Machine, forecast, forecast_if_it_fits
 from dslpar.forecast.step_time import layer_s, terms_of
 from dslpar.layout.divisors import divisors, least_micro_size
-from dslpar.layout.family import conditions, is_chain
+from dslpar.layout.family import conditions, is_chain, splits_sequences
 from dslpar.layout.modes import MODES, combines, context_forms
 from dslpar.layout.resolve import heads_of, offloads
 from dslpar.schema.sections import ContextParallel, TensorParallel
@@ -93,10 +94,10 @@ def search(workloads: Workloads, machine: Machine, pins: Pins = anything) -> Fou
     """Try every layout; `pins` says which are asked for."""
     own = Option(candidate=workloads.own, forecast=forecast(workloads.base, machine))
     tried, fitting = 0, []
-    slower = _Slower(workloads, machine, pins)
-    for growing in _series(workloads, pins):
-        if growing and slower(growing[0][0]):
-            continue
+    forms = _Forms(workloads, machine, pins)
+    tight: set[tuple[object, ...]] = set()
+    """Shapes that do not fit in the fastest form of context parallelism, however small the micro-batch."""
+    for growing in forms.fastest_first(_series(workloads, pins), tight):
         for alternatives in growing:
             made = None
             for candidate in alternatives:  # the first that fits is the fastest
@@ -106,36 +107,74 @@ def search(workloads: Workloads, machine: Machine, pins: Pins = anything) -> Fou
                     fitting.append(Option(candidate=candidate, forecast=made))
                     break
             if made is None:
+                if alternatives is growing[0]:
+                    tight.add(_shape(alternatives[0]))
                 break  # with a larger micro-batch it needs more yet
     return Found(own=own, fitting=tuple(sorted(fitting, key=lambda option: option.step_s)), num_legal=tried)
 
 
-class _Slower:
-    """Says of which forms of context parallelism another form is faster with as many ranks: they hold as much."""
+def _shape(candidate: Candidate) -> tuple[object, ...]:
+    """Return what candidates have in common that differ in micro-batch, recomputation and the form of a context."""
+    size = 1 if candidate.context is None else candidate.context.size
+    return candidate.tensor, size, candidate.pipe, candidate.chunks, candidate.split, candidate.zero
+
+
+class _Forms:
+    """Forms of context parallelism over as many ranks: which is the fastest, and which hold less than faster ones."""
 
     def __init__(self, workloads: Workloads, machine: Machine, pins: Pins) -> None:
         self.workloads, self.machine, self.pins = workloads, machine, pins
-        self._fastest: dict[tuple[TensorParallel, int], ContextParallel | None] = {}
+        self._of_use: dict[tuple[TensorParallel, int], list[ContextParallel | None]] = {}
 
-    def __call__(self, candidate: Candidate) -> bool:
-        """Whether it is so of a candidate's, and of those that differ from it in all else; never of the config's."""
+    def fastest_first(
+        self, series: Iterator[list[Alternatives]], tight: Collection[tuple[object, ...]]
+    ) -> Iterator[list[Alternatives]]:
+        """Yield the series of the fastest forms and of the config's own; then those of others, of `tight` shapes."""
+        others: list[list[Alternatives]] = []
+        for growing in series:
+            if not growing:
+                continue
+            place = self._place(growing[0][0])
+            if place == 0:
+                yield growing
+            elif place is not None:
+                others.append(growing)
+        yield from (growing for growing in others if _shape(growing[0][0]) in tight)
+
+    def _place(self, candidate: Candidate) -> int | None:
+        """Return a form's place among those of use, the fastest first; None: one is faster that holds no more."""
         tensor, context = candidate.tensor, candidate.context
         if context is None or context == self.workloads.own.context:
-            return False
+            return 0
         key = tensor, context.size
-        if key not in self._fastest:
-            forms = [
-                each
-                for each in _contexts(self.workloads, context.size, tensor)
-                if _divides(self.workloads, tensor, each) and self.pins(replace(candidate, context=each))
-            ]
-            self._fastest[key] = min(forms, key=lambda each: self._layer_s(replace(candidate, context=each)))
-        return context != self._fastest[key]
+        if key not in self._of_use:
+            self._of_use[key] = self._without_beaten(candidate, context.size)
+        of_use = self._of_use[key]
+        return of_use.index(context) if context in of_use else None
 
-    def _layer_s(self, candidate: Candidate) -> float:
-        workload, device = self.workloads.workload(candidate), self.machine.device
-        device = device.computing_in(workload.dtype)
-        return layer_s(terms_of(workload, device, self.machine.nodes), self.machine.constants)
+    def _without_beaten(self, candidate: Candidate, size: int) -> list[ContextParallel | None]:
+        """Return the forms of a size of which no other is faster and holds no more, the fastest first."""
+        forms = []
+        for form in _contexts(self.workloads, size, candidate.tensor):
+            other = replace(candidate, context=form)
+            if _divides(self.workloads, other.tensor, form) and self.pins(other):
+                forms.append((*self._takes(other), form))
+        kept: list[ContextParallel | None] = []
+        least = float("inf")
+        for _, held, form in sorted(forms, key=lambda each: each[:2]):
+            if held < least:
+                kept.append(form)
+                least = held
+        return kept
+
+    def _takes(self, candidate: Candidate) -> tuple[float, float]:
+        """Return a layer's seconds, and the elements in which forms differ: what is saved, and attention's own."""
+        workload = self.workloads.workload(candidate)
+        device = self.machine.device.computing_in(workload.dtype)
+        costs = workload.costs
+        held = [costs.layer.memory.saved, costs.attention_working]
+        elements = sum(float(each.elements) + 2 * float(each.wide) for each in held)
+        return layer_s(terms_of(workload, device, self.machine.nodes), self.machine.constants), elements
 
 
 def nearest(workloads: Workloads, machine: Machine) -> Iterator[Option]:
@@ -209,8 +248,7 @@ def _context_sizes(workloads: Workloads) -> list[int]:
     """Return sizes of context parallelism: 1, the config's own, and of long sequences those that leave long parts."""
     job, own = workloads.job, workloads.own.context
     sizes = {1} if own is None else {1, own.size}
-    heads = heads_of(job.spec.model)
-    if job.seq_len >= LONG and heads.num_heads is not None and not is_of_libai(job.spec):
+    if job.seq_len >= LONG and splits_sequences(job.spec.model) and not is_of_libai(job.spec):
         sizes |= {size for size in divisors(job.mesh.world_size) if job.seq_len // size >= LEAST_PART}
     return sorted(sizes)
 

@@ -46,6 +46,8 @@ LEAST_EXPOSED = 0.3
 """Of those collectives, the share that stays: their first and last parts."""
 HIDING_BACKWARD = 0.6
 """Of the last micro-batch's backward, the share under which a reduction runs."""
+WIDE_BYTES = 4
+"""Of an element of gradients that add up around a ring: float32."""
 HOST_BYTES_PER_S = 12e9
 """Between a device and its host, where the optimizer's states are there."""
 
@@ -98,7 +100,7 @@ class Terms(NamedTuple):
     backward: tuple[Transfer, ...]
     """Collectives of a layer."""
     ring: tuple[Transfer, Transfer]
-    """Keys and values that go around a ring in a layer's forward, and with their gradients in its backward."""
+    """One message of keys and values that go around a ring, and one of their gradients, which are in float32."""
     ring_size: int
     overlapped: bool
     """Whether the collectives run in parts under its products."""
@@ -160,6 +162,8 @@ def terms_of(workload: Workload, device: Device, nodes: Nodes) -> Terms:
     layers = _layers(workload.counts, pipe)
     forward, backward = network.transfers(costs.layer.traffic, max(layers))
     part = _recomputed_part(workload, device)
+    part_sent = network.transfers(costs.in_parts.traffic, 0)[0] if part else ()
+    part_sent += network.of_each_part(costs.weights_of_parts, workload.mlp_chunks - 1) if part else ()
     ends = [network.transfers(end.traffic, 0) for end in (costs.first, costs.last)]
     data = network.data(max(workload.weights(0), workload.weights(pipe - 1)) if pipe > 1 else workload.weights(0))
     return Terms(
@@ -167,7 +171,7 @@ def terms_of(workload: Workload, device: Device, nodes: Nodes) -> Terms:
         layer=layer,
         forward=forward,
         backward=backward,
-        ring=network.ring(costs.layer.traffic, max(layers)),
+        ring=network.ring(costs.layer.traffic.forward, max(layers)),
         ring_size=workload.mesh.tensor.ring,
         overlapped=workload.mesh.tensor.comm_overlap,
         launches=group_of(workload.mesh, nodes, *TENSOR_AXES).inner,
@@ -175,9 +179,7 @@ def terms_of(workload: Workload, device: Device, nodes: Nodes) -> Terms:
         recomputes=workload.recompute == "full",
         recomputes_scores=workload.recompute == "selective",
         recomputed_part=part,
-        part_sent=network.transfers(LayerTraffic(forward=costs.in_parts.traffic.forward), max(layers))[0]
-        if part
-        else (),
+        part_sent=part_sent,
         moved_s=_moved_s(workload),
         head=head,
         repeats_head=workload.loss_chunks > 1,
@@ -251,18 +253,17 @@ class _Network:
         self.sent_bytes[axis] = self.sent_bytes.get(axis, 0.0) + num_bytes * times
         return transfer(kind, self.group(axis), self.device, self.nodes, num_bytes, calls)
 
-    def ring(self, traffic: LayerTraffic, num_layers: int) -> tuple[Transfer, Transfer]:
-        """Return the messages of a layer's ring, forward and backward; a rank has so many layers."""
+    def ring(self, forward: Traffic, num_layers: int) -> tuple[Transfer, Transfer]:
+        """Return a message of keys and values, and one of their gradients; a rank has so many layers."""
+        found = [key for key in forward if key[0] == "send"]
+        if not found:
+            return NO_TRANSFER, NO_TRANSFER
+        (key,) = found  # attention's, of one axis
+        elements, others = float(forward[key]) / float(forward.calls[key]), float(forward.calls[key])
         times = num_layers * self.workload.micro_batches
-        return self._around(traffic.forward, times), self._around(traffic.backward, times)
-
-    def _around(self, way: Traffic, times: float) -> Transfer:
-        sent = [key for key in way if key[0] == "send"]
-        if not sent:
-            return NO_TRANSFER
-        ((kind, axis),) = sent  # attention's, of one axis
-        num_bytes = self.workload.element_bytes * float(way[kind, axis])
-        return self.send(kind, axis, num_bytes, float(way.calls[kind, axis]), times)
+        # Keys go around in the forward and in the backward; their gradients once more than these, home.
+        keys = self.send(*key, self.workload.element_bytes * elements, 1.0, 2 * others * times)
+        return keys, self.send(*key, WIDE_BYTES * elements, 1.0, (others + 1) * times)
 
     def transfers(self, traffic: LayerTraffic, num_layers: int) -> tuple[tuple[Transfer, ...], tuple[Transfer, ...]]:
         """Return the collectives of a layer, forward and backward, without a ring's; a rank has so many layers.
@@ -285,6 +286,11 @@ class _Network:
                 made.append(self.send(kind, axis, size * float(way[key]), float(calls), times))
             ways.append(tuple(made))
         return ways[0], ways[1]
+
+    def of_each_part(self, weights: LayerTraffic, more: int) -> tuple[Transfer, ...]:
+        """Return what weights send so many times more: each part gathers them and reduces their gradients by itself."""
+        forward, backward = self.transfers(weights * more, 0)
+        return 3 * forward + backward  # the forward, the layer's that is computed again, and the part's
 
     def data(self, weights: float) -> _Data:
         """Return what replicas of so many weights send."""
@@ -410,7 +416,8 @@ def _layer(terms: Terms, constants: Constants) -> _Layer:
         sent_s = [max(LEAST_EXPOSED * s, s - OVERLAP * under) for s, under in zip(sent_s, products, strict=True)]
     if terms.ring_size > 1:
         blocks_s = scores_s, scores_s * (BACKWARD_FUSED if kernels.fused_s else BACKWARD_PLAIN)
-        exposed = exposed_by_ring([each.seconds(constants) for each in terms.ring], blocks_s, terms.ring_size)
+        messages_s = [each.seconds(constants) for each in terms.ring]
+        exposed = exposed_by_ring(messages_s, [each / terms.ring_size for each in blocks_s], terms.ring_size)
         sent_s = [s + more for s, more in zip(sent_s, exposed, strict=True)]
     launch_s = constants.layer_launch_s
     if terms.launches > 1:
@@ -419,7 +426,7 @@ def _layer(terms: Terms, constants: Constants) -> _Layer:
             launch_s *= 1 + constants.blocking_launch * log2(terms.launches)
     forward = _either(forward_s + sent_s[0], launch_s)
     backward = _either(backward_s + sent_s[1], launch_s * constants.backward_launch)
-    again_s = sent_again_s = 0.0
+    again_s = sent_again_s = repeated = 0.0
     if terms.recomputes:
         again_s, sent_again_s = forward_s, sent_s[0]
         backward += forward
@@ -431,13 +438,14 @@ def _layer(terms: Terms, constants: Constants) -> _Layer:
         part_s = products_s(part.forward, constants, wide) + constants.elementwise_passes * part.elementwise_s
         part_sent_s = sum([each.seconds(constants) for each in terms.part_sent])
         again_s, sent_again_s = again_s + part_s, sent_again_s + part_sent_s
-        backward += part_s + part_sent_s
-    backward += terms.moved_s
+        repeated += part_s + part_sent_s
+    repeated += terms.moved_s
+    backward += repeated
     seconds = forward + backward
     idle = 1.0
     if terms.splits_backward:
         # As `Schedule.bubble`: B and W are halves of what is not computed again.
-        weights = (backward - (forward if terms.recomputes else 0.0)) / 2
+        weights = (backward - repeated - (forward if terms.recomputes else 0.0)) / 2
         inputs = backward - weights
         idle = max(inputs, forward + max(inputs - weights, 0.0)) / seconds
     return _Layer(
@@ -449,16 +457,18 @@ def _layer(terms: Terms, constants: Constants) -> _Layer:
     )
 
 
-def exposed_by_ring(sent_s: Sequence[float], blocks_s: Sequence[float], size: int) -> tuple[float, float]:
-    """Return by how much a ring's messages make attention longer, forward and backward; `blocks_s` is without them.
+def exposed_by_ring(messages_s: Sequence[float], blocks_s: Sequence[float], size: int) -> tuple[float, float]:
+    """Return by how much a ring's messages make attention longer, forward and backward.
 
-    Of a forward's `size` blocks all but the last have a message above them. A backward sends keys again, and gradients
-    one block later: the last of those lies under none.
+    `messages_s` are one of keys and one of gradients, `blocks_s` one block's forward and backward. While a forward's
+    block is computed the next one's keys arrive. In the backward gradients follow one block later, along the same link,
+    and the last ones come home when nothing is left to compute.
     """
-    forward, backward = sent_s
-    under = (size - 1) / size
-    last = backward / (2 * size - 1)
-    return max(0.0, forward - under * blocks_s[0]), last + max(0.0, backward - last - under * blocks_s[1])
+    key_s, gradient_s = messages_s
+    forward, backward = blocks_s
+    between = (size - 2) * max(0.0, key_s + gradient_s - backward)
+    ends = max(0.0, key_s - backward) + max(0.0, gradient_s - backward) + gradient_s
+    return (size - 1) * max(0.0, key_s - forward), between + ends
 
 
 def _either(one: float, other: float) -> float:

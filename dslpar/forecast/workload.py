@@ -19,7 +19,7 @@ from dslpar.layout.chunks import Chunks
 from dslpar.layout.deepspeed_config import CHOICES, overlaps_param_gather, overlaps_reduction
 from dslpar.layout.resolve import Job, offloads
 from dslpar.layout.schedule import Schedule
-from dslpar.schema.sections import SGD, AdamW, Model, Optimizer, OtherModel, Spec
+from dslpar.schema.sections import SGD, AdamW, Model, Optimizer, OtherModel, Spec, TokenModel
 
 Recompute = Literal["none", "selective", "full"]
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -194,7 +194,7 @@ def workload_of(job: Job) -> Workload | None:
         recompute="none" if checkpoint is None else "full",
         interval=1 if checkpoint is None else checkpoint.interval,
         offloads_inputs=checkpoint is not None and checkpoint.offload,
-        mlp_chunks=checkpoint.mlp_chunks if checkpoint is not None and isinstance(model, Model) else 1,
+        mlp_chunks=checkpoint.mlp_chunks if checkpoint is not None and isinstance(model, TokenModel) else 1,
         loss_chunks=spec.train.loss_chunks,
         habits=habits_of(spec),
         known_costs=costs,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Protocol, TypeVar, cast
 
 from dslpar.core.mesh import Tensor
@@ -49,6 +50,19 @@ def layout_of(model: Known) -> FamilyLayout[Known]:
 def is_chain(model: Model | OtherModel) -> bool:
     """Whether a pipeline may cut the model, and a step have several micro-batches: its family says where not."""
     return not isinstance(model, Model) or bool(getattr(layout_of(model), "IS_CHAIN", True))
+
+
+def splits_sequences(model: Model | OtherModel) -> bool:
+    """Whether the model's attention, as far as it is known, can be computed over cut sequences: it is masks alone."""
+    if isinstance(model, Model):
+        return getattr(model, "num_heads", None) is not None
+    config = model.transformers
+    if config is None:
+        return False
+    from dslpar.layout.transformers_sizes import beyond_masks
+
+    policy = import_module("dslpar.policies.families").POLICIES.get(config.model)  # by name: it stands above
+    return not any(beyond_masks(config.values)) and not (policy and policy.own_attention)
 
 
 def conditions(model: Model | OtherModel, cuboid: Tensor, seq_len: int = 0, micro_size: int = 0) -> list[Condition]:

@@ -12,7 +12,7 @@ is left out has the class's default, as far as the class is known.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dslpar.core.mesh import Tensor
 from dslpar.core.named_tuple import NamedTuple
@@ -23,7 +23,7 @@ from dslpar.schema.sections import OtherModel
 if TYPE_CHECKING:
     from dslpar.schema.transformers_configs import TransformersConfig
 
-__all__ = ["OtherModel", "Size", "conditions", "inner_features", "sizes_of"]
+__all__ = ["OtherModel", "Size", "beyond_masks", "conditions", "inner_features", "sizes_of"]
 
 _ROLES = ("hidden", "heads", "kv_heads", "head_dim", "ffn", "shared_ffn", "experts")
 
@@ -73,3 +73,16 @@ def inner_features(sizes: Mapping[str, Size]) -> Iterator[tuple[Size, int]]:
         width = head_dim.value if head_dim else hidden.value // heads.value  # type: ignore[union-attr]
         for size in filter(None, (heads, sizes.get("kv_heads"))):
             yield size, size.value * width
+
+
+def beyond_masks(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the keys that make a model's attention more than masks, with what they make it."""
+    layers = values.get("layer_types")
+    if isinstance(layers, (list, tuple)) and "chunked_attention" in layers:
+        yield "layer_types", "layers attend within chunks"
+    if values.get("attn_logit_softcapping"):
+        yield "attn_logit_softcapping", "scores are capped"
+    if "relative_attention_num_buckets" in values:
+        yield "relative_attention_num_buckets", "scores have a bias by position"
+    if values.get("alibi"):
+        yield "alibi", "scores have a bias by position"

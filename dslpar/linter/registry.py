@@ -58,10 +58,10 @@ RULES: tuple[Rule, ...] = (
     *hosts.RULES,
     *performance.RULES,
     *shapes.RULES,
-    *context_parallel.RULES,
     *(rule for package in FAMILIES.values() for rule in import_module(f"{package}.rules").RULES),
     *no_effect.RULES,
-    *fit.RULES,  # what is legal is forecast
+    *context_parallel.RULES,  # what is legal is forecast
+    *fit.RULES,
     *comments.RULES,  # last: they look at what the others found
 )
 

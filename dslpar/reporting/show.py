@@ -231,7 +231,9 @@ def _traffic_lines(job: Job) -> Iterator[str]:
         yield f"  {name:<7} {sum(by_axis.values()):,}" + (f" ({axes})" if by_axis else "")
     if len(sent.context) > 1:
         yield (
-            "  context " + ", ".join(f"by {impl} {elements:,}" for impl, elements in sent.context.items()) + " a layer"
+            "  context "
+            + ", ".join(f"by {impl} {elements:,}" for impl, elements in sent.context.items())
+            + " for attention"
         )
     if job.mesh.tensor.mode != "1d":
         needed = "never" if sent.break_even_tokens is None else f"from {sent.break_even_tokens:,} tokens on"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -44,24 +45,46 @@ def test_all_groups_of_a_process_share_one_thread_for_sockets() -> None:
         assert sums == [6.0, 2.0 * y + 2.0, 4.0 * q + 1.0, 4.0, 4.0, 4.0]
 
 
-def before_and_after() -> tuple[bool, bool, int]:
-    """A world that torch set up by itself, then groups of ours; and a second world after the first one is gone."""
+def before_and_after() -> tuple[bool, bool, list[int]]:
+    """A world that torch set up by itself, then groups on a device of theirs; and a second world on the same one."""
     distributed_c10d.ProcessGroupGloo = distributed_c10d.ProcessGroupGloo.__mro__[1]  # type: ignore[attr-defined, misc]
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     world = distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+    counts = [threads("gloo_tcp_loop")]
     share_device()
     share_device()
     of_before = isinstance(world, distributed_c10d.ProcessGroupGloo)
     made = dist.new_group([0])._get_backend(torch.device("cpu"))
+    dist.new_group([0])
+    counts.append(threads("gloo_tcp_loop"))
     dist.destroy_process_group()
+    del world
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    again = distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
-    return of_before, isinstance(made, distributed_c10d.ProcessGroupGloo), again.size()
+    counts.append(threads("gloo_tcp_loop"))
+    return of_before, isinstance(made, distributed_c10d.ProcessGroupGloo), counts
+
+
+def of_a_subclass() -> list[bool]:
+    share_device()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    shared = distributed_c10d.ProcessGroupGloo
+    own = type("Own", (shared,), {})
+    store = dist.HashStore()
+    made = [shared(store, 0, 1), own(dist.PrefixStore("own", store), 0, 1, timedelta(seconds=9))]
+    options = dist.ProcessGroupGloo._Options()
+    options._devices = [dist.ProcessGroupGloo.create_default_device()]
+    made.append(shared(dist.PrefixStore("options", store), 0, 1, options))
+    return [isinstance(each, own) for each in made]
+
+
+def test_it_is_made_and_asked_as_torch_s_own() -> None:
+    """With a time-out, without, and with options, whose devices are the caller's."""
+    assert on_ranks(1, of_a_subclass, init=None) == [[False, True, False]]
 
 
 def test_a_group_from_before_is_still_one_of_gloo_s() -> None:
     share_device()
-    assert on_ranks(1, before_and_after, init=None) == [(True, True, 1)]
+    assert on_ranks(1, before_and_after, init=None) == [(True, True, [1, 2, 1])]
 
 
 @pytest.mark.parametrize("interfaces", ["lo", "lo,lo"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dslpar.core.frozen import replace
-from dslpar.layout.modes import Sections, context_forms, cuboid_of
+from dslpar.layout.modes import context_forms, cuboid_of
 from dslpar.layout.resolve import heads_of, tensor_of
 from dslpar.linter.context import Context
 from dslpar.linter.problem import Problem
@@ -13,7 +13,7 @@ from dslpar.linter.rule import rule
 from dslpar.linter.rules.fit import known_machine
 
 WORTH = 1.05
-"""Times as long as with another impl, from which on it is said: only messages differ, not what is forecast beside."""
+"""Times as long as with another form that fits, from which on it is said: only their messages differ."""
 
 
 @rule("PERF115", "slower-context-impl", "warning")
@@ -29,12 +29,13 @@ def slower_context_impl(cx: Context) -> Iterator[Problem]:
     spec, heads = cx.job.spec, heads_of(cx.job.spec.model)
     forms = context_forms(tensor_of(spec), spec.parallel.context, heads, machine.nodes.per_node)
     sent = by_context_form(cx.job, machine.nodes.per_node)  # of those that are legal
-    steps = {}
+    own, steps = next(iter(forms)), {}
     for form in sent:
         workload = workload_of(replace(cx.job, mesh=replace(cx.job.mesh, tensor=cuboid_of(*forms[form], heads))))
         assert workload is not None, "the costs are known"
-        steps[form] = forecast(workload, machine).time.step_s
-    own = next(iter(forms))
+        made = forecast(workload, machine)
+        if made.fits or form == own:
+            steps[form] = made.time.step_s
     best = min(steps, key=lambda form: steps[form], default=own)
     if own not in steps or steps[own] < WORTH * steps[best]:
         return
@@ -42,18 +43,18 @@ def slower_context_impl(cx: Context) -> Iterator[Problem]:
         f"context parallelism by {own} sends {sent[own]:,} elements a rank and layer, by {best} {sent[best]:,}: a step"
         f" takes {steps[own] / steps[best]:.2f} times as long ({machine.device.name}, {machine.nodes.per_node} a node)"
     )
-    section = "parallel.tensor" if spec.parallel.context is None else "parallel.context"
-    yield cx.problem((f"{section}.impl", section), message, _written(forms[best]))
+    context = spec.parallel.context
+    section = "parallel.tensor" if context is None or context.size == 1 else "parallel.context"
+    hint = _as_written(best)
+    if context is not None and context.ulysses_size is not None and "ulysses_size" not in hint:
+        hint += ", without ulysses_size"
+    yield cx.problem((f"{section}.impl", section), message, hint)
 
 
-def _written(sections: Sections) -> str:
-    """Return the options of a form as one writes them."""
-    tensor, context = sections
-    holder = tensor if context is None else context
-    assert holder is not None, "a form of context parallelism"
-    impl = holder.impl or "ring"
-    exchanging = f", ulysses_size={context.ulysses_size}" if context is not None and context.ulysses_size else ""
-    return f"impl={impl!r}{exchanging}"
+def _as_written(form: str) -> str:
+    """Return the options of a form: of 'hybrid of 4' those that make it so, whatever is left out."""
+    impl, _, exchanging = form.partition(" of ")
+    return f"impl={impl!r}" + (f", ulysses_size={exchanging}" if exchanging else "")
 
 
 RULES = (slower_context_impl,)

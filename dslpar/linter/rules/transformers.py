@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dslpar.core.errors import DslparError
 from dslpar.core.suggest import did_you_mean
 from dslpar.layout.divisors import Condition, divisors, ranks
 from dslpar.layout.sharding import inner_cuts, residual_cuts
+from dslpar.layout.transformers_sizes import beyond_masks
 from dslpar.linter.context import Context
 from dslpar.linter.problem import Problem, UnknownValueError
 from dslpar.linter.rule import rule
@@ -96,7 +97,7 @@ def attention_beyond_context_parallelism(cx: Context) -> Iterator[Problem]:
     if cx.cuboid.context == 1:
         return
     model = _model(cx)
-    for key, what in _beyond_plain(model.config.values):
+    for key, what in beyond_masks(model.config.values):
         name = model.config.keys.get(key, key)
         given = "config" if key in model.config.keys else "file" if key in model.config.in_file else ""
         message = f"{key}={model.config.values[key]!r}: {what}, and over cut sequences attention knows masks alone"
@@ -109,19 +110,6 @@ def attention_beyond_context_parallelism(cx: Context) -> Iterator[Problem]:
 
 _WHOLE = ("leave parallel.context out", "choose another tensor mode")
 """How sequences stay whole: beside another mode, and where mode 'sequence' cuts them."""
-
-
-def _beyond_plain(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the keys that make a model's attention more than masks, with what they make it."""
-    layers = values.get("layer_types")
-    if isinstance(layers, (list, tuple)) and "chunked_attention" in layers:
-        yield "layer_types", "layers attend within chunks"
-    if values.get("attn_logit_softcapping"):
-        yield "attn_logit_softcapping", "scores are capped"
-    if "relative_attention_num_buckets" in values:
-        yield "relative_attention_num_buckets", "scores have a bias by position"
-    if values.get("alibi"):
-        yield "alibi", "scores have a bias by position"
 
 
 # Classes and policies ---------------------------------------------------------------------------------------------

@@ -56,13 +56,18 @@ def layer_memory(model: GPT, cuboid: Tensor, tokens: Number) -> LayerMemory:
     return norm + norm + attention + mlp
 
 
+def _mlp_traffic(model: GPT, cuboid: Tensor, tokens: Number) -> LayerTraffic:
+    hidden, bias = model.hidden_size, model.bias
+    norm = traffic.norm(cuboid, tokens, hidden, kind=model.norm, bias=bias)
+    return norm + traffic.mlp(cuboid, tokens, hidden, model.ffn_size, activation=model.activation, bias=bias)
+
+
 def _mlp_costs(model: GPT, cuboid: Tensor, tokens: Number) -> Costs:
     """Return what the second norm and the MLP cost, with the sum that they begin with."""
     hidden, bias, ffn = model.hidden_size, model.bias, model.ffn_size
     return Costs(
         work=_around(model, cuboid, tokens) + work.mlp(cuboid, tokens, hidden, ffn, activation=model.activation),
-        traffic=traffic.norm(cuboid, tokens, hidden, kind=model.norm, bias=bias)
-        + traffic.mlp(cuboid, tokens, hidden, ffn, activation=model.activation, bias=bias),
+        traffic=_mlp_traffic(model, cuboid, tokens),
         memory=memory.norm(cuboid, tokens, hidden, kind=model.norm, bias=bias)
         + memory.mlp(cuboid, tokens, hidden, ffn, activation=model.activation, bias=bias),
     )
@@ -97,6 +102,7 @@ def model_costs(model: GPT, cuboid: Tensor, tokens: Number, seq_len: int) -> Mod
         last=last,
         boundary=memory.residual(cuboid, tokens, hidden),
         in_parts=_mlp_costs(model, cuboid, tokens),
+        weights_of_parts=_mlp_traffic(model, cuboid, 0),
         attention_working=memory.attention_working(
             *(cuboid, tokens, hidden, model.num_heads),
             kv_heads=model.kv_heads,

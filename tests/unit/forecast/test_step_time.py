@@ -154,16 +154,23 @@ def test_a_ring_hides_its_messages_under_the_blocks_that_they_are_not_for(size: 
     for _ in range(size):
         start = max(done, arrived)
         done, arrived = start + block_s, start + message_s  # it is sent on while it is worked on
-    forward, _ = exposed_by_ring([(size - 1) * message_s, 0.0], [size * block_s, size * block_s], size)
+    forward, _ = exposed_by_ring([message_s, 0.0], [block_s, block_s], size)
     assert forward == pytest.approx(done - size * block_s)
 
 
-def test_the_last_gradients_of_a_ring_come_home_under_nothing() -> None:
-    """Keys go around in n - 1 messages and gradients in n: with messages that blocks hide, the last one is left."""
-    _, backward = exposed_by_ring([0.0, 7 * 0.1], [4.0, 4.0], 4)
-    assert backward == pytest.approx(0.1)
-    _, slow = exposed_by_ring([0.0, 7 * 1.0], [4.0, 4.0], 4)
-    assert slow == pytest.approx(7 * 1.0 - 3.0)
+@pytest.mark.parametrize("size", [2, 3, 4, 8])
+@pytest.mark.parametrize(("key_s", "gradient_s"), [(0.1, 0.2), (0.4, 0.9), (0.9, 0.9), (1.2, 2.4)])
+def test_gradients_follow_keys_around_a_ring_and_come_home_under_nothing(
+    size: int, key_s: float, gradient_s: float
+) -> None:
+    """Played out: during a block the next keys and the gradients of the block before are on the way."""
+    block_s, now = 1.0, 0.0
+    for step in range(size):
+        on_the_way = (key_s if step + 1 < size else 0.0) + (gradient_s if step else 0.0)
+        now += max(block_s, on_the_way)
+    now += gradient_s
+    _, backward = exposed_by_ring([key_s, gradient_s], [block_s, block_s], size)
+    assert backward == pytest.approx(now - size * block_s)
 
 
 def test_of_an_exchange_each_device_sends_what_leaves_its_node() -> None:

@@ -176,6 +176,53 @@ def test_the_best_form_has_no_finding(parallel: str, sizes: tuple[int, int, int]
     assert found(in_context(parallel, *sizes), "PERF115") == []
 
 
+def test_context_of_one_rank_beside_mode_sequence_is_spoken_of_as_that_mode() -> None:
+    text = in_context("context=1, tensor=dict(size=8, mode='sequence')", 4, 32, 4096)
+    (finding,) = found(text, "PERF115")
+    assert (finding.help, finding.key) == ("impl='ulysses'", "parallel.tensor")
+
+
+def test_hybrid_s_ranks_are_written_though_they_could_be_left_out() -> None:
+    text = in_context("context=dict(size=16, impl='hybrid', ulysses_size=2)", 8, 8, 4096)
+    (finding,) = found(text, "PERF115", 16)
+    assert finding.help == "impl='hybrid', ulysses_size=8"
+    assert found(text.replace("impl='hybrid', ulysses_size=2", finding.help), "PERF115", 16) == []
+    (other,) = found(in_context("context=dict(size=8, impl='hybrid', ulysses_size=8)", 4, 8, 32768), "PERF115")
+    assert other.help == "impl='ring', without ulysses_size"
+
+
+def test_what_is_not_legal_is_not_forecast() -> None:
+    """Heads that do not divide are the family's to say, and say alone: no memory of such a layout is told."""
+    text = (
+        in_context("context=dict(size=8, impl='ulysses')", 8, 4, 65536) + "batch = dict(global_size=64, micro_size=32)"
+    )
+    codes = {each.code for each in Linted(text, 8).findings()}
+    assert "TEN206" in codes
+    assert not codes & {"FIT101", "FIT102", "PERF115"}
+
+
+@pytest.mark.parametrize(("name", "goes"), [("Gemma2ForCausalLM", False), ("MistralForCausalLM", True)])
+def test_a_repair_names_context_parallelism_where_the_model_goes_with_it(name: str, goes: bool) -> None:
+    config = (
+        "num_hidden_layers=8, hidden_size=4096, num_attention_heads=32, num_key_value_heads=8, intermediate_size=14336,"
+        " vocab_size=32000, max_position_embeddings=65536, head_dim=128"
+    )
+    text = (
+        f"model = dict(type='transformers.{name}', config=dict({config}))\n{H100}{HALF}"
+        "data = dict(seq_len=65536)\nbatch = dict(global_size=16, micro_size=2)\n"
+    )
+    (finding,) = found(text, "FIT101")
+    assert ("parallel.context" in finding.help) == goes
+    if not goes:
+        assert finding.help.startswith("choose more ranks, a larger device, or a smaller model"), (
+            "its scores are capped"
+        )
+        return
+    words = finding.help.partition(" (")[0].split(" with ")
+    followed = Linted(text, overrides=tuple(words)).findings()
+    assert not [each for each in followed if each.severity == "error"], followed
+
+
 def test_without_a_device_no_form_is_said_to_be_slower() -> None:
     assert found(in_context("context=8", 4, 32, 4096).replace("cluster", "# cluster"), "PERF115") == []
 
