@@ -1,7 +1,15 @@
-"""Several GPUs over NCCL: tensor groups, pipelines and ZeRO over data ranks give the losses of one."""
+"""Several ranks over NCCL: tensor and context groups, pipelines and ZeRO over data ranks give the losses of one.
+
+They take a GPU each. Where there are fewer, all can share the first: NCCL from 2.31 on does that, if it is told to.
+
+    LD_PRELOAD=/path/to/libnccl.so.2 NCCL_MULTI_RANK_GPU_ENABLE=1 python -m benchmarks.gpu ranks
+
+That shows that the branch for NCCL is right, not how fast it is: ranks take turns on the device.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import tempfile
@@ -10,19 +18,19 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu import processes
+from benchmarks.gpu import processes, worlds
 from benchmarks.gpu.processes import Ended
 from benchmarks.gpu.rows import Row, at_most, holds
-from benchmarks.gpu.runs import CLOSE, losses_of, write_text
+from benchmarks.gpu.runs import CLOSE
+from benchmarks.gpu.worlds import Seen
 
-LIMIT_S = 75
-"""For a run of six steps; the half of it is imports and the start of ranks."""
+LIMIT_S = 150
+"""For all layouts of a number of ranks."""
 CONFIG = """
 model = dict(type='GPT', num_layers=4, hidden_size=256, num_heads=8, vocab_size=256, max_seq_len=64)
 optimizer = dict(type='AdamW', lr=1e-3)
-batch = dict(global_size=16, accumulation=2)
+batch = dict(global_size=16, accumulation=4)
 train = dict(steps=6, save_interval=0, clip_grad_norm=1.0)
-data = dict(files=['text.txt'])
 """
 OVERLAP = "parallel = dict(tensor=dict(size=2, mode='1d', sequence=True, comm_overlap=True))"
 BF16 = "precision = 'bf16'\nzero = 1"
@@ -33,10 +41,15 @@ LAYOUTS: Mapping[int, Mapping[str, str]] = {
         "1d, sequence, overlap": OVERLAP,
         "1d, sequence, overlap, bf16": f"{OVERLAP}\n{BF16}",
         "pipeline": "parallel = dict(pipeline=2)",
+        "pipeline, interleaved": "parallel = dict(pipeline=2)\nschedule = dict(type='interleaved', num_model_chunks=2)",
+        "pipeline, zero bubble": "parallel = dict(pipeline=2)\nschedule = dict(type='zero_bubble', num_model_chunks=2)",
         "data, ZeRO 1": "zero = 1",
         "data, ZeRO 2": "zero = 2",
         "data, ZeRO 3": "zero = 3",
         "data, ZeRO 1, bf16": BF16,
+        "ring": "parallel = dict(context=dict(size=2, impl='ring'))",
+        "ring, bf16": f"parallel = dict(context=dict(size=2, impl='ring'))\n{BF16}",
+        "ulysses": "parallel = dict(context=dict(size=2, impl='ulysses'))",
     },
     4: {
         "1d": "parallel = dict(tensor=dict(size=4, mode='1d'))",
@@ -44,10 +57,13 @@ LAYOUTS: Mapping[int, Mapping[str, str]] = {
         "2d": "parallel = dict(tensor=dict(size=4, mode='2d'))",
         "1d 2, pipeline 2": "parallel = dict(tensor=dict(size=2, mode='1d'), pipeline=2)",
         "pipeline 2, data 2, ZeRO 1": "parallel = dict(pipeline=2)\nzero = 1",
+        "ring of 4, bf16": f"parallel = dict(context=dict(size=4, impl='ring'))\n{BF16}",
+        "ring 2, 1d 2": "parallel = dict(context=dict(size=2, impl='ring'), tensor=dict(size=2, mode='1d'))",
     },
     8: {
-        "3d": "parallel = dict(tensor=dict(size=8, mode='3d'))",
         "1d, sequence": "parallel = dict(tensor=dict(size=8, mode='1d', sequence=True))",
+        "2.5d": "parallel = dict(tensor=dict(size=8, mode='2.5d', depth=2))",
+        "3d": "parallel = dict(tensor=dict(size=8, mode='3d'))",
     },
 }
 CLOSE_BF16 = 1e-2
@@ -55,51 +71,59 @@ CLOSE_BF16 = 1e-2
 over four layers; and the weights of half a dozen steps differ by as much."""
 ON_CPU = 2
 """Ranks over gloo, where the check itself is checked."""
+SHARED = 8
+"""Ranks that may share a GPU."""
+SHARING: Mapping[str, str] = {"NCCL_NVLS_ENABLE": "0", "NCCL_MAX_CTAS": "2"}
+"""Little of NCCL's for each of many ranks on one device."""
+
+
+def most_ranks(device: torch.device) -> int:
+    """Return how many ranks can run here."""
+    if device.type == "cpu":
+        return ON_CPU
+    count = torch.cuda.device_count()
+    return max(count, SHARED) if os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1" else count
 
 
 def over_nccl(device: torch.device) -> Iterator[Row]:
-    """For each layout that the GPUs here can hold: the largest distance of a loss from one GPU's."""
-    count = torch.cuda.device_count() if device.type == "cuda" else ON_CPU
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        write_text(folder)
-        alone: dict[str, list[float]] = {}
-        for world, layouts in LAYOUTS.items():
-            for layout, keys in layouts.items():
-                if world > count:
-                    yield Row(f"{layout} on {world} ranks", "not run", f"{world} GPUs; here {count}")
-                    continue
-                precision = BF16 if BF16 in keys else ""
-                if precision not in alone:
-                    ended, alone[precision] = _run(folder, precision, 1)
-                    if not alone[precision]:
-                        yield _failed(f"one rank{', bf16' if precision else ''}", ended)
-                if alone[precision]:
-                    yield _compare(folder, f"{layout} on {world} ranks", keys, world, alone[precision])
+    """For each layout that the ranks here can hold: the largest distance of a loss from one rank's."""
+    most = most_ranks(device)
+    ended, alone = train({"": CONFIG, BF16: CONFIG + BF16}, 1, device)
+    if len(alone) < 2:
+        yield failed("one rank", ended)
+        return
+    for world, layouts in LAYOUTS.items():
+        if world > most:
+            for layout in layouts:
+                yield Row(f"{layout} on {world} ranks", "not run", f"{world} GPUs; here {most}")
+            continue
+        ended, found = train({layout: CONFIG + keys for layout, keys in layouts.items()}, world, device)
+        for layout, keys in layouts.items():
+            name, precision = f"{layout} on {world} ranks", BF16 if BF16 in keys else ""
+            if layout not in found:
+                yield failed(name, ended)  # the first such; those after it were not begun
+                continue
+            pairs = zip(found[layout].losses, alone[precision].losses, strict=True)
+            off = max(abs(own / other - 1) for own, other in pairs)
+            yield at_most(f"{name}: losses against one", off, CLOSE_BF16 if precision else CLOSE)
 
 
-def _compare(folder: Path, name: str, keys: str, world: int, alone: list[float]) -> Row:
-    ended, losses = _run(folder, keys, world)
-    if ended.status != 0 or len(losses) != len(alone):
-        return _failed(name, ended)
-    off = max(abs(own / other - 1) for own, other in zip(losses, alone, strict=True))
-    return at_most(f"{name}: losses against one", off, CLOSE_BF16 if BF16 in keys else CLOSE)
-
-
-def _failed(name: str, ended: Ended) -> Row:
+def failed(name: str, ended: Ended) -> Row:
+    """Say how a launch ended that was to give more."""
     said = f"it hung: no end in {LIMIT_S} s" if ended.status is None else f"it failed: {ended.reason[:160]}"
     return holds(name, said, "a run", held=False)
 
 
-def _run(folder: Path, keys: str, world: int) -> tuple[Ended, list[float]]:
-    """Train on so many ranks; also the losses, of a run that ended in order."""
-    config, output = folder / "cfg.py", folder / "run"
-    config.write_text(f"{CONFIG}{keys}\n")
-    # --standalone: at a free port, so that what may be left of another run is not met.
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
-    command = [*launcher, "train.py", "--config", str(config), f"train.output_dir={output}"]
-    ended = processes.run(command, LIMIT_S, os.environ)
-    metrics = output / "metrics.jsonl"
-    losses = losses_of(output) if ended.status == 0 else []
-    metrics.unlink(missing_ok=True)
-    return ended, losses
+def train(configs: Mapping[str, str], world: int, device: torch.device) -> tuple[Ended, dict[str, Seen]]:
+    """Train configs on so many ranks; also what those gave that came to their end."""
+    with tempfile.TemporaryDirectory() as name:
+        texts, output = Path(name) / "configs.json", Path(name) / "seen.jsonl"
+        texts.write_text(json.dumps(configs))
+        # --standalone: at a free port, so that what may be left of another run is not met.
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
+        command = [*launcher, "-m", "benchmarks.gpu.worlds", str(texts), str(output)]
+        env = os.environ | {"DS_ACCELERATOR": device.type, "OMP_NUM_THREADS": "1"}
+        if device.type == "cuda" and world > torch.cuda.device_count():
+            env = SHARING | env
+        ended = processes.run(command, LIMIT_S, env)
+        return ended, worlds.read(output)
