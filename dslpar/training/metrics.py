@@ -79,9 +79,8 @@ def num_parameters(engine: Engine) -> ParameterCounts:
 def device_name(engine: Engine) -> str:
     """Return the name by which the driver knows this rank's device; "cpu" for a CPU."""
     device = engine.deepspeed.device
-    if device.type == "cpu":
-        return "cpu"
-    return str(get_accelerator().get_device_properties(device.index).name)
+    # DeepSpeed's accelerators do not tell; of torch's modules of other devices not all do.
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def loss_scale(job: Job, engine: Engine) -> dict[str, float]:
