@@ -183,7 +183,8 @@ class _SwiGLU(torch.autograd.Function):
     def forward(ctx: Any, gate_and_up: Tensor) -> Tensor:
         ctx.save_for_backward(gate_and_up)
         gate, up = gate_and_up.chunk(2, -1)
-        return functional.silu(gate).mul_(up)
+        # Out of place: torch 2.11's compiler takes a result that was written into for one that no gradient reaches.
+        return functional.silu(gate) * up
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:

@@ -152,6 +152,7 @@ def _run(name: str, device: str, left_s: float) -> int:
     if process.returncode not in (0, _FAILED) or (process.returncode and "Traceback" in errors):
         last = errors.strip().splitlines()[-1] if errors.strip() else f"status {process.returncode}"
         print(Row(name, last[:90], "an end", held=False), flush=True)
+    if process.returncode:
         print(errors, file=sys.stderr, flush=True)
     return _FAILED if process.returncode else 0
 

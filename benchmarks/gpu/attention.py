@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +24,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 class _Case(NamedTuple):
     groups: int = HEADS
     features: int = 64
-    options: dict[str, Any] = {}
+    options: Mapping[str, Any] = MappingProxyType({})
     """Of the ring."""
     mask: str = ""
     """"padded": the second sample is shorter; "packed": of documents."""

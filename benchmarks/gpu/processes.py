@@ -32,7 +32,7 @@ class Ended(NamedTuple):
         """Why it failed, in a line: the first error that it names, for torchrun's own comes after a rank's; else what
         it said last."""
         lines = [line.strip() for line in (self.errors.strip() or self.output).splitlines()]
-        named = [line for line in lines if _ERROR.search(line)]
+        named = [line for line in lines if _ERROR.search(line) and "[warning]" not in line]
         worded = [line for line in lines if any(map(str.isalpha, line))]
         return named[0] if named else worded[-1] if worded else f"nothing said, status {self.status}"
 

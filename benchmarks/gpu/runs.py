@@ -104,6 +104,7 @@ optimizer = dict(type='AdamW', lr=1e-3)
 batch = dict(micro_size=512)
 train = dict(steps=1, save_interval=0)
 data = dict(files=['text.txt'])
+cluster = dict(device='b300-288g')  # or lint, which knows the device at hand, would let nothing start
 """
 TOO_LARGE_LINES = 60_000
 """1.5 MB: 512 samples of 1025 bytes, and what is held out."""
@@ -129,6 +130,8 @@ def out_of_memory(device: torch.device) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as name:
         ended = _run(_folder(name, TOO_LARGE, TOO_LARGE_LINES), f"train.output_dir={name}/run")
         said = re.search(r"HST230[^\n]*", ended.text)
+        if said is None:
+            sys.stderr.write(ended.text)
         yield holds(
             "out of memory: what is said",
             said.group(0)[:28] if said else _said(ended),
@@ -216,6 +219,8 @@ def _row(name: str, spun: _Spun, stack: str, due_s: float, held: bool) -> Row:
     else:
         seen = f"status {spun.status} after {spun.taken_s:.0f} s{stack}"
     in_time = spun.taken_s <= due_s + LEAVING_S
+    if not held:
+        sys.stderr.write(spun.text)
     ended = spun.status not in (0, None) and SPINS in spun.text
     return holds(name, seen, f"an end within {due_s + LEAVING_S:.0f} s", held and in_time and ended)
 

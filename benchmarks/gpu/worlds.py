@@ -38,7 +38,7 @@ class Seen(NamedTuple):
     name: str
     losses: list[float]
     peaks: list[tuple[int, int]]
-    """Of each rank: its place in the pipeline, and bytes; none on a CPU."""
+    """Of each rank: its place in the pipeline, and bytes beyond those of before; none on a CPU."""
 
 
 class _Tokens:
@@ -64,6 +64,7 @@ def of_config(name: str, text: str, device: torch.device) -> Seen:
     model, mesh = job.spec.model, job.mesh
     assert isinstance(model, TokenModel)
     groups = Groups(mesh)
+    before = torch.cuda.memory_allocated() if device.type == "cuda" else 0  # what an engine before has left
     engine = build_engine(job, groups, all_counted=True)
     samples, losses = _Tokens(model.max_seq_len, model.vocab_size), []
     for step in range(STEPS):
@@ -77,7 +78,7 @@ def of_config(name: str, text: str, device: torch.device) -> Seen:
     if device.type == "cuda":
         torch.cuda.synchronize()
         peaks = [(0, 0)] * world_size
-        dist.all_gather_object(peaks, (groups.coord["pipe"], torch.cuda.max_memory_allocated()))
+        dist.all_gather_object(peaks, (groups.coord["pipe"], torch.cuda.max_memory_allocated() - before))
     del engine, groups
     gc.collect()
     if device.type == "cuda":
