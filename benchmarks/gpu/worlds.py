@@ -23,6 +23,7 @@ from torch import Tensor
 
 from dslpar.data.order import micro_batches
 from dslpar.distributed import bootstrap
+from dslpar.distributed.collectives import gather_objects
 from dslpar.distributed.groups import Groups
 from dslpar.engine.build import build_engine
 from dslpar.linter import check
@@ -77,8 +78,8 @@ def of_config(name: str, text: str, device: torch.device) -> Seen:
     peaks: list[tuple[int, int]] = []
     if device.type == "cuda":
         torch.cuda.synchronize()
-        peaks = [(0, 0)] * world_size
-        dist.all_gather_object(peaks, (groups.coord["pipe"], torch.cuda.max_memory_allocated() - before))
+        own = groups.coord["pipe"], torch.cuda.max_memory_allocated() - before
+        peaks = gather_objects(own, groups.axis("pipe", "data", "tensor"))
     del engine, groups
     gc.collect()
     if device.type == "cuda":

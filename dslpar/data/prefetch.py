@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 MicroBatches = list[tuple[Any, Any]]
@@ -35,8 +35,8 @@ class Prefetcher:
         """Seconds that the last step waited for its micro-batches."""
         self._next: _Step | None = None
 
-    def step(self, consumed: int) -> Iterator[tuple[Any, Any]]:
-        """Return the micro-batches of the step that begins after `consumed` samples.
+    def step(self, consumed: int) -> MicroBatches:
+        """Return the micro-batches of the step that begins after `consumed` samples: a list, which nobody writes to.
 
         Raises:
             Exception: what making them raised, in the thread or here.
@@ -49,7 +49,7 @@ class Prefetcher:
         if consumed + self.step_size < self.end:
             self._next = _Step(self.make, consumed + self.step_size, self.pin)
             self._next.start()
-        return iter(batches)
+        return batches
 
     def close(self) -> None:
         """Wait for the thread, whose result nobody will ask for."""

@@ -22,8 +22,8 @@ M    function                        symptom                                    
 10   `without_eager_state`           ZeRO makes Adagrad anew in one group of defaults   engine/test_optimizers.py
 11   `compute_norm_without_zero`     without ZeRO in fp32 the gradient norm is None     engine/test_engine.py
 12   `read_norms_once`               the host waits for the device five times a step,   engine/test_host_reads.py,
-                                     with offload once a parameter                      engine/test_offload.py
-13   `fill_without_copies`           and once more for each norm, to copy a constant    engine/test_host_reads.py
+                                     with offload once a parameter, and begins kernels  engine/test_offload.py
+                                     for each of a norm's gradients
 14   `overlap_reduction`             ZeRO 1 and 2 reduce gradients while nothing else   engine/test_reduction.py
                                      is computed
 15   `accumulate_without_copies`     ZeRO 1 in half precision copies each gradient in   engine/test_reduction.py
@@ -62,6 +62,7 @@ from torch import Tensor, nn
 
 from dslpar.distributed import collectives
 from dslpar.distributed.collectives import Axis
+from dslpar.distributed.gradient_buffer import GradientBuffer
 from dslpar.distributed.gradient_reduction import GradientReduction
 from dslpar.distributed.parameter_gather import ParameterGather
 from dslpar.distributed.stage_reduction import StageReduction
@@ -300,8 +301,8 @@ def read_norms_once(ds_engine: DeepSpeedEngine, data_axis: Axis, model_axis: Axi
     """
     zero = ds_engine.optimizer
     if hasattr(zero, "scaled_global_norm"):  # ZeRO 1 and 2
-        if model_axis.size > 1:
-            _watch_copies(zero)
+        axis = replace(data_axis, group=zero.dp_process_group)
+        zero.get_grad_norm_direct = lambda gradients, params, norm_type=2: _norm_of_parts(zero, axis, gradients, params)
         scaled_global_norm = zero.scaled_global_norm
         zero.scaled_global_norm = lambda **kwargs: read([scaled_global_norm(**kwargs)])[0]
     elif hasattr(zero, "_get_norm_groups"):  # ZeRO 3
@@ -321,43 +322,53 @@ _COUNTED = SimpleNamespace(model_parallel=True)
 """Stands for a parameter that this rank counts."""
 
 
-def _watch_copies(zero: Any) -> None:
-    """Have a norm be nan where a gradient is not finite that another rank of the replica counts: it is that rank's too,
-    but where a kernel adds up in no fixed order, fp16 may overflow on one of them alone.
-    """
-    from deepspeed.runtime.utils import is_model_parallel_parameter
-
-    get_grad_norm_direct = zero.get_grad_norm_direct
-
-    def with_copies(gradients: Iterable[Tensor], params: Iterable[Any], norm_type: int = 2) -> object:
-        kept: list[tuple[Tensor, Any]] = []
-        own = (gradient for gradient in gradients if not getattr(gradient, "_zero_padding", False))
-        for gradient, p in zip(own, params, strict=False):  # as DeepSpeed pairs them: padding may follow
-            is_counted = is_model_parallel_parameter(p) or zero.model_parallel_rank == 0
-            is_copy = getattr(p, "ds_pipe_replicated", False) or not is_counted
-            kept.append(((gradient * 0).sum(), _COUNTED) if is_copy else (gradient, p))
-        return get_grad_norm_direct([each for each, _ in kept], [p for _, p in kept], norm_type)
-
-    zero.get_grad_norm_direct = with_copies
+def _norm_of_parts(zero: Any, axis: Axis, gradients: Iterable[Tensor], params: Iterable[Any]) -> Tensor:
+    """Return ZeRO 1 and 2's norm of a group, to the bit as DeepSpeed's, which begins some kernels a parameter."""
+    total = _sum_of_squares(gradients, params, zero.model_parallel_rank == 0, zero.device).float()
+    total = collectives.all_reduce(total, axis)
+    zero._model_parallel_all_reduce(tensor=total, op=torch.distributed.ReduceOp.SUM)
+    norm = total.sqrt()
+    # As DeepSpeed marks it, but without a constant that the host copies to the device, and waits for.
+    return norm.masked_fill(~torch.isfinite(norm), -1.0)
 
 
 def _norm_of_shards(gradients: Iterable[Tensor], params: Iterable[Any], axes: Sequence[Axis]) -> Tensor:
     """Return ZeRO 3's norm of a group, in float64 as DeepSpeed's, without the constant that it copies to the device.
 
-    `axes`: of the ranks that have the other shards, and of a replica. It is nan or infinite where any gradient is,
-    those included that another rank of the replica counts.
+    `axes`: of the ranks that have the other shards, and of a replica.
     """
-    from deepspeed.runtime.utils import is_model_parallel_parameter
-
-    squares = []
-    for gradient, p in zip(gradients, params, strict=True):
-        is_counted = axes[-1].index == 0 or is_model_parallel_parameter(p)
-        norm = torch.linalg.vector_norm(gradient, dtype=torch.float64)
-        squares.append(norm.square() if is_counted else norm * 0)
-    total = torch.stack(squares).sum()
+    gradients = list(gradients)
+    total = _sum_of_squares(gradients, params, axes[-1].index == 0, gradients[0].device)
     for axis in axes:
         total = collectives.all_reduce(total, axis)
     return total.sqrt()
+
+
+def _sum_of_squares(
+    gradients: Iterable[Tensor], params: Iterable[Any], counts_copies: bool, device: torch.device
+) -> Tensor:
+    """Return the sum of squares of what this rank counts, in float64; nan where a gradient is not finite.
+
+    That includes those that another rank of the replica counts: they are that rank's too, but where a kernel adds up in
+    no fixed order, fp16 may overflow on one of them alone.
+    """
+    from deepspeed.runtime.utils import is_model_parallel_parameter
+
+    counted, copies = list[Tensor](), list[Tensor]()
+    own = (gradient for gradient in gradients if not getattr(gradient, "_zero_padding", False))
+    for gradient, p in zip(own, params, strict=False):  # as DeepSpeed pairs them: padding may follow
+        is_counted = is_model_parallel_parameter(p) or counts_copies
+        (copies if getattr(p, "ds_pipe_replicated", False) or not is_counted else counted).append(gradient)
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    if counted:
+        total = _norms(counted).square().sum()
+    return total + (_norms(copies) * 0).sum() if copies else total
+
+
+def _norms(tensors: list[Tensor]) -> Tensor:
+    """Return the norm of each tensor, in float64: on an accelerator by few kernels."""
+    norms = torch._foreach_norm(tensors, 2, dtype=torch.float64)
+    return torch.stack(norms)
 
 
 def _sum_norms_on_device(zero: Any, device: torch.device) -> None:
@@ -381,17 +392,6 @@ def _sum_norms_on_device(zero: Any, device: torch.device) -> None:
     zero.complete_grad_norm_calculation_for_cpu_offload = without_reads
 
 
-def fill_without_copies() -> None:
-    """M13. Have ZeRO mark a norm that is not finite without a copy from the host, for which the host would wait."""
-    for name in ("deepspeed.runtime.zero.stage_1_and_2", "deepspeed.runtime.zero.stage3"):
-        module: Any = import_module(name)
-        module.mask_nan_or_inf_with_val_inplace = _mask_nonfinite_
-
-
-def _mask_nonfinite_(input: Tensor, device: object = None, val: float = -1.0) -> None:
-    input.masked_fill_(~torch.isfinite(input), val)
-
-
 def overlap_reduction(ds_engine: DeepSpeedEngine, data_axis: Axis, late: Collection[int] = ()) -> None:
     """M14. Have ZeRO 1 and 2 reduce each bucket of gradients while the backward computes the next ones.
 
@@ -403,13 +403,21 @@ def overlap_reduction(ds_engine: DeepSpeedEngine, data_axis: Axis, late: Collect
     zero = ds_engine.optimizer
     tied: list[tuple[Any, Any]] = getattr(ds_engine.module, "get_tied_weights_and_groups", list)()
     not_complete = {id(p) for p, _ in tied} | set(late)
-    reduction = GradientReduction(zero, replace(data_axis, group=zero.dp_process_group), not_complete)
+    axis = replace(data_axis, group=zero.dp_process_group)
     zero.overlap_comm = False  # in place of its own
     # Gradients of fp32 models too are summed up in one flat tensor, which is what the step takes.
     zero._use_compact_grad_partition_buffer = lambda group: True
+    reduction: GradientBuffer | GradientReduction
+    if zero.partition_gradients:
+        reduction = GradientReduction(zero, axis)
+        zero.reduce_ipg_grads = reduction.reduce_bucket
+    else:
+        order = {id(p): index for index, p in enumerate(ds_engine.module.parameters())}
+        reduction = GradientBuffer(zero, axis, order, not_complete)
+        zero._fill_param_grad_accum_attribute = reduction.accumulate
+        zero.reduce_gradients = reduction.reduce_rest
+        _reduce_after_engine_s_backwards_alone(ds_engine)
     zero.process_gradients = reduction.on_gradient
-    zero.reduce_gradients = reduction.reduce_rest
-    zero.reduce_ipg_grads = reduction.reduce_bucket
     step = zero.step
 
     def after_reduction(*args: object) -> object:
@@ -417,6 +425,14 @@ def overlap_reduction(ds_engine: DeepSpeedEngine, data_axis: Axis, late: Collect
         return step(*args)
 
     zero.step = after_reduction
+
+
+def _reduce_after_engine_s_backwards_alone(ds_engine: DeepSpeedEngine) -> None:
+    """Have nothing follow a call of autograd within a criterion, say: DeepSpeed takes it for a step's last backward,
+    and would reduce gradients that are not there yet."""
+    zero = ds_engine.optimizer
+    zero.unregister_grad_acc_post_hooks()
+    zero.register_grad_acc_post_hook(lambda: None if ds_engine._running_engine_backward else zero.exit_backward())
 
 
 def accumulate_without_copies(ds_engine: DeepSpeedEngine) -> None:

@@ -1,27 +1,20 @@
-"""ZeRO 1 and 2's reduction of gradients, bucket by bucket, while the backward that makes them goes on.
+"""ZeRO 2's reduction of gradients, bucket by bucket, while the backward that makes them goes on.
 
-    reduction = GradientReduction(zero, groups.axis("data"), late=())
+    reduction = GradientReduction(zero, groups.axis("data"))
     reduction.on_gradient(p, group)    # a hook: the gradient of `p` is there
-    reduction.reduce_rest()            # after the step's last backward
     reduction.finish()                 # before the norm
 
 DeepSpeed shards the optimizer's state in equal, contiguous parts of each parameter group, so a bucket's gradients go to
 one or a few ranks: each rank's part is summed up there by one reduction. Its buckets, hooks and shards are used as they
 are; what is ours is when a reduction begins, and that nobody waits for it until the step. Megatron-LM and torch's DDP
-overlap theirs in the same way.
-
-=====  ==============================  ==============================================================
-ZeRO   a bucket is reduced in          and in flight are
-=====  ==============================  ==============================================================
-1      the step's last backward alone  all of them: gradients that were whole until then fill them
-2      each backward                   `IN_FLIGHT` at most: to keep no whole gradient is what it is for
-=====  ==============================  ==============================================================
+overlap theirs in the same way. At most `IN_FLIGHT` are on their way: to keep no whole gradient is what ZeRO 2 is for.
+ZeRO 1, which keeps them, has a buffer for that (gradient_buffer.py).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -48,43 +41,22 @@ class _Reduction(NamedTuple):
 
 
 class GradientReduction:
-    """Reduces the gradients of a DeepSpeedZeroOptimizer; ranks of `axis` must have their gradients in one order.
+    """Reduces the gradients of a DeepSpeedZeroOptimizer; ranks of `axis` must have their gradients in one order."""
 
-    late: ids of parameters whose gradients are not complete when the last backward is over, such as weights that a
-        pipeline's stages share.
-    """
-
-    def __init__(self, zero: Any, axis: Axis, late: Collection[int]) -> None:
-        self._zero, self._axis, self._late = zero, axis, frozenset(late)
+    def __init__(self, zero: Any, axis: Axis) -> None:
+        self._zero, self._axis = zero, axis
         self._in_flight: deque[list[_Reduction]] = deque()
         """Of each bucket that was begun, one reduction for each rank that it goes to."""
 
     # ---- what takes the place of DeepSpeed's methods ----
 
     def on_gradient(self, p: nn.Parameter, group: int) -> None:
-        """Take a gradient that a backward has made; where no other micro-batch adds to it, into a bucket."""
+        """Take a gradient that a backward has made into a bucket."""
         zero = self._zero
         if zero._coalesce_grad_reduction:
             return
         zero.setup_buckets()
-        if zero.use_grad_accum_attribute:
-            zero._fill_param_grad_accum_attribute(p)
-        is_complete = zero.is_gradient_accumulation_boundary() and id(p) not in self._late
-        if zero.partition_gradients or is_complete:
-            zero.reduce_independent_p_g_buckets_and_remove_grads(p, group)
-
-    def reduce_rest(self, pipeline_parallel: bool = False) -> None:
-        """Begin all reductions that are left at ZeRO 1, after the last backward."""
-        zero = self._zero
-        for bucket in zero.ipg_buckets.values():
-            if not bucket.buffer:  # no hook has run since the last reduction
-                bucket.buffer.append(self._buffer())
-        in_bucket = {param_id for bucket in zero.ipg_buckets.values() for *_, param_id in bucket.params}
-        for index, group in enumerate(zero.bit16_groups):
-            for p in group:
-                if zero.get_gradient_for_reduction(p) is not None and zero.get_param_id(p) not in in_bucket:
-                    zero.reduce_independent_p_g_buckets_and_remove_grads(p, index)
-        zero.overlapping_partition_gradients_reduce_epilogue()
+        zero.reduce_independent_p_g_buckets_and_remove_grads(p, group)
 
     def reduce_bucket(self, comm_dtype: torch.dtype | None = None) -> None:
         """Begin to reduce the bucket of a dtype, which is full; without one all buckets, at the end of a backward."""
@@ -105,7 +77,7 @@ class GradientReduction:
             bucket.clear()
             if large is None and comm_dtype is not None:
                 bucket.buffer[bucket.index] = self._buffer()
-        while zero.partition_gradients and len(self._in_flight) > IN_FLIGHT:
+        while len(self._in_flight) > IN_FLIGHT:
             self._finish_first()
 
     def finish(self) -> None:

@@ -61,7 +61,6 @@ def build_engine(
     deepspeed_patches.build_ops_alone()
     deepspeed_patches.ignore_deprecated_names()
     deepspeed_patches.shard_gradients_of_bf16()
-    deepspeed_patches.fill_without_copies()
     model = model or model_from_job(job)
     handlers = gradient_handlers.handler_classes(job)
     job, layers = partition.partition_layers(job, model, groups)

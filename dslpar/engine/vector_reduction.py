@@ -72,7 +72,8 @@ class VectorReduction:
             return p._hp_grad  # type: ignore[no-any-return]
         if getattr(zero, "use_grad_accum_attribute", False):  # ZeRO 1 in half precision
             if p.grad_accum is None:
-                p.grad_accum = torch.zeros_like(p, dtype=zero.gradient_accumulation_dtype)
+                p.grad = torch.zeros_like(p)
+                zero._fill_param_grad_accum_attribute(p)
             return p.grad_accum  # type: ignore[no-any-return]
         if p.grad is None:
             p.grad = torch.zeros_like(p)

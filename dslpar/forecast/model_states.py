@@ -85,6 +85,8 @@ class States(NamedTuple):
     """Gradients that have their place from the start of the run."""
     gradients: float = 0.0
     """Those that a step's first backward makes, and that add up until its last one is over."""
+    at_once: bool = False
+    """Whether all of these have their place as soon as there is one."""
     buffers: float = 0.0
     """Buckets and gathered weights, while a micro-batch's backward runs."""
     constant: float = 0.0
@@ -166,14 +168,13 @@ def without_zero_bf16_pipeline(owner: Owner, buckets: Buckets, moments: float) -
 
 
 def zero_1(owner: Owner, buckets: Buckets, moments: float) -> States:
-    """Count ZeRO 1: whole gradients in fp32, which the last backward moves to buckets, all of which are in flight.
+    """Count ZeRO 1: whole gradients in fp32, in one buffer, whose parts are reduced where they stand.
 
-    Each bucket has its full size. What of a bucket goes to one rank is copied where other ranks' gradients stand
-    between (`_scattered`), and in fp16 all of it is; the parts that this rank steps are summed in a shard of their own.
+    In fp16, which is sent as such, those on their way are copies.
     """
     whole, shard, summed = owner.elements, owner.shard, buckets.summed_bytes
-    filled = _filled(owner.layer, owner.num_layers, owner.ends, whole, buckets.reduce_elements(1))
     if not buckets.overlapped:
+        filled = _filled(owner.layer, owner.num_layers, owner.ends, whole, buckets.reduce_elements(1))
         staged = summed * filled.size * buckets.num_staged
         return States(
             weights=owner.bytes * whole,
@@ -184,17 +185,14 @@ def zero_1(owner: Owner, buckets: Buckets, moments: float) -> States:
             reduced=summed * whole + staged + owner.sent * filled.size + summed * shard,
             stepped=4 * shard,
         )
-    sent = owner.sent
-    copied = sent * whole if sent != summed else summed * filled.joined * _scattered(owner, filled.size)
-    in_buckets = summed * (filled.num * filled.size + filled.large + owner.largest)
     return States(
         weights=owner.bytes * whole,
         masters=4 * shard,
         optimizer=4 * moments * shard,
         gradients=summed * whole,
-        buffers=summed * filled.size,
-        reduced=in_buckets + copied + summed * shard,
-        stepped=summed * shard,
+        at_once=True,
+        reduced=summed * whole + (owner.sent * whole if owner.sent != summed else 0.0),
+        stepped=summed * whole,
     )
 
 
@@ -306,8 +304,6 @@ class Filled(NamedTuple):
     """Elements of matrices that are larger than a bucket: reduced where they are."""
     last: float
     """Elements in the last one."""
-    joined: float
-    """Elements in buckets of several matrices."""
 
 
 @lru_cache(maxsize=4096)
@@ -315,18 +311,16 @@ def _filled(layer: tuple[float, ...], num_layers: int, ends: tuple[float, float]
     """Return the buckets of a backward; vectors, which are small, are spread over the matrices."""
     matrices = (ends[0], *(layer * num_layers), ends[1])
     vectors = max(whole - sum(matrices), 0.0) / len(matrices)
-    num, elements, count, large, joined = 1, 0.0, 0, 0.0, 0.0
+    num, elements, large = 1, 0.0, 0.0
     for matrix in matrices:
         if elements and elements + matrix > size:
             num += elements <= size  # what was larger had no bucket
-            joined += elements if count > 1 else 0.0
-            elements, count = 0.0, 0
+            elements = 0.0
         if matrix > size:
             large, elements = large + matrix, matrix
         elif matrix:
-            elements, count = elements + matrix + vectors, count + 1
-    joined += elements if count > 1 else 0.0
-    return Filled(size=size, num=num, large=large, last=elements if elements <= size else 0.0, joined=joined)
+            elements += matrix + vectors
+    return Filled(size=size, num=num, large=large, last=elements if elements <= size else 0.0)
 
 
 def _scattered(owner: Owner, bucket: float) -> float:

@@ -42,11 +42,7 @@ def _without(mend: str) -> Waits:
 def test_m12_deepspeed_still_reads_its_norms_one_by_one() -> None:
     (waits,) = in_forks(_without, ["read_norms_once"], timeout_s=120)
     assert len(waits.reads) > 1
-
-
-def test_m13_deepspeed_still_copies_a_constant_for_each_norm() -> None:
-    (waits,) = in_forks(_without, ["fill_without_copies"], timeout_s=120)
-    assert len(waits.copies) >= 1
+    assert len(waits.copies) >= 1, "of a constant, for each norm"
 
 
 # ---- what is read ----

@@ -42,6 +42,13 @@ def test_the_next_step_is_made_while_this_one_computes() -> None:
     prefetcher.close()
 
 
+def test_a_step_is_a_list() -> None:
+    """Of an iterator, which may fill one buffer again and again, the engine waits for each copy to the device."""
+    prefetcher = Prefetcher(made, 4)
+    assert all(isinstance(prefetcher.step(4 * step), list) for step in range(3))
+    prefetcher.close()
+
+
 def test_what_making_raises_comes_in_its_own_step() -> None:
     def make(consumed: int) -> Iterator[tuple[int, int]]:
         if consumed == 8:

@@ -78,18 +78,31 @@ def test_a_head_of_many_words_makes_the_last_stage_bind() -> None:
 
 
 def test_moments() -> None:
-    """A long step binds in a backward, short sequences where gradients are reduced, half precision in the step."""
+    """A long step binds in a backward, short sequences where DeepSpeed reduces, half precision in the step."""
     assert stage_memory(workload(), 0).moment == "backward"
     short = replace(workload(), seq_len=16)
-    assert stage_memory(short, 0).moment == "reduction"
+    assert stage_memory(replace(short, habits=Habits(buckets=Buckets(overlapped=False))), 0).moment == "reduction"
     assert stage_memory(replace(short, zero=0), 0).moment == "step"
 
 
 def test_one_micro_batch_has_no_gradients_at_its_fullest() -> None:
     """Activations go as gradients come: either binds, not both."""
-    several, one = (stage_memory(replace(workload(), schedule=Schedule(Chunks(1), count)), 0) for count in (2, 1))
+    several, one = (
+        stage_memory(replace(workload(data=1), zero=2, schedule=Schedule(Chunks(1), count)), 0) for count in (2, 1)
+    )
     assert several.moment == "backward"
     assert several.total > one.total + 0.4 * several.activations
+
+
+def test_zero_1_has_room_for_all_gradients_as_soon_as_there_is_one() -> None:
+    one = stage_memory(replace(workload(), schedule=Schedule(Chunks(1), 1)), 0)
+    assert one.moment == "backward"
+    assert one.gradients == 2 * one.weights
+    assert one.activations > 0.9 * stage_memory(workload(), 0).activations
+    # Small weights, and the moment before binds: the logits are larger than their room.
+    small = replace(LLAMA_13B, num_layers=1, hidden_size=512, ffn_hidden_size=2048, num_heads=4)
+    before = stage_memory(replace(workload(), model=small, counts=(1,), schedule=Schedule(Chunks(1), 1)), 0)
+    assert before.gradients == 0 < before.logits
 
 
 def test_what_is_outside_torch() -> None:
@@ -248,7 +261,7 @@ def test_moments_are_those_of_the_config(optimizer: str, moments: int) -> None:
 def test_a_larger_bucket_takes_more() -> None:
     """Where gradients are reduced: buckets have their full size, however little is in the last one."""
     small, large = (
-        stage_memory(replace(workload(), seq_len=16, habits=Habits(buckets=Buckets(reduce=size))), 0)
+        stage_memory(replace(workload(), zero=2, seq_len=16, habits=Habits(buckets=Buckets(reduce=size))), 0)
         for size in (4e7, 4e9)
     )
     assert large.buffers > small.buffers + 4e9

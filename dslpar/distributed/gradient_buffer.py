@@ -1,0 +1,215 @@
+"""ZeRO 1's gradients: one contiguous buffer a parameter group, reduced bucket by bucket under the last backward.
+
+    buffer = GradientBuffer(zero, groups.axis("data"), order, late)
+    buffer.accumulate(p)               # adds p.grad to p's place, and frees it
+    buffer.on_gradient(p, group)       # a hook: the gradient of `p` is there
+    buffer.reduce_rest()               # after the step's last backward
+    buffer.finish()                    # before the norm
+
+The place of a gradient is that of its weight in DeepSpeed's flat weights. So the part that a rank steps is a slice, a
+bucket is another, and what of a bucket goes to a rank is summed up where it stands: nothing is copied, and a rank holds
+its whole gradients once. Megatron-LM's and torch DDP's buckets are slices of such a buffer too. Buckets begin in one
+order on all ranks, whatever the order in which a backward makes their gradients.
+
+Micro-batches add up in the buffer itself, in fp32 also where weights are in half precision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from dslpar.distributed import collectives
+from dslpar.distributed.collectives import Axis, Pending
+
+
+class _Place(NamedTuple):
+    """Where the gradient of a parameter stands."""
+
+    group: int
+    offset: int
+    """In its group's buffer, in elements."""
+
+
+@dataclass
+class _Bucket:
+    """Gradients that stand together, which are reduced together."""
+
+    group: int
+    begin: int
+    end: int
+    params: list[nn.Parameter]
+    missing: int = 0
+    """Of its gradients, those that this step's last backward has not made; late ones stay so until it is over."""
+
+
+class _Begun(NamedTuple):
+    """A part of a bucket on its way to the rank that steps it."""
+
+    pending: Pending
+    target: Tensor | None
+    """Where that rank, if it is this one, has it: given where it travels in another type."""
+
+
+class GradientBuffer:
+    """Holds and reduces the gradients of a DeepSpeedZeroOptimizer at stage 1.
+
+    order: of parameters by id, that in which a forward uses them.
+    late: ids of parameters whose gradients are not complete when the last backward is over, such as weights that a
+        pipeline's stages share.
+    """
+
+    def __init__(self, zero: Any, axis: Axis, order: Mapping[int, int], late: Collection[int]) -> None:
+        self._zero, self._axis = zero, axis
+        self._places = {
+            id(p): _Place(group, int(offset))
+            for group, params in enumerate(zero.round_robin_bit16_groups)
+            for p, offset in zip(params, zero.round_robin_bit16_offsets[group], strict=True)
+        }
+        self._buckets = self._cut(frozenset(late))
+        # As a backward completes them: from the model's end, and what comes late last.
+        self._buckets.sort(key=lambda each: (_is_late(each, late), -min(order[id(p)] for p in each.params)))
+        self._bucket_of = {id(p): bucket for bucket in self._buckets for p in bucket.params}
+        self._late = frozenset(late)
+        self._flat: list[Tensor] = []
+        """A buffer for each parameter group, from a step's first gradient to the optimizer's step."""
+        self._in_flight: list[_Begun] = []
+        self._num_begun = 0
+        self._expect_all()
+
+    # ---- what takes the place of DeepSpeed's methods ----
+
+    def accumulate(self, p: Any) -> None:
+        """Add a micro-batch's gradient to those before, in its place.
+
+        In half precision DeepSpeed has them in `p.grad_accum`: a sum in fp32 takes a bf16 or fp16 number without
+        rounding, so 10 bytes move for a parameter. Where a product has added to the sum itself
+        (`layers.gradient_accumulation_fusion`) there is no gradient, and nothing to do. In the sum's own type
+        autograd adds to `p.grad`, once that stands there.
+        """
+        gradient = p.grad
+        if gradient is None:
+            return
+        if not self._zero.use_grad_accum_attribute:
+            place = self.place(p)
+            if gradient.data_ptr() != place.data_ptr():
+                p.grad = place.copy_(gradient)
+            return
+        if p.grad_accum is None:
+            p.grad_accum = self.place(p)
+            p.grad_accum.copy_(gradient)
+        else:
+            p.grad_accum.add_(gradient)
+        p.grad = None
+
+    def on_gradient(self, p: Any, group: int) -> None:
+        """Take a gradient that a backward has made; begin the buckets that it completes."""
+        zero = self._zero
+        if zero._coalesce_grad_reduction:
+            return
+        self.accumulate(p)
+        if not zero.is_gradient_accumulation_boundary() or id(p) in self._late:
+            return
+        bucket = self._bucket_of[id(p)]
+        assert bucket.missing > 0, "one more gradient of a step whose reduction has begun: it would be lost"
+        bucket.missing -= 1
+        while self._num_begun < len(self._buckets) and self._buckets[self._num_begun].missing == 0:
+            self._begin_next()
+
+    def reduce_rest(self, pipeline_parallel: bool = False) -> None:
+        """Begin all reductions that are left, after the last backward."""
+        while self._num_begun < len(self._buckets):
+            for p in self._buckets[self._num_begun].params:
+                self.accumulate(p)  # where a gradient was made anew since: that of a weight which stages share
+            self._begin_next()
+        self._zero._epilogue_ran_this_backward = True
+
+    def finish(self) -> None:
+        """Wait for all reductions, and give the step what it takes."""
+        for begun in self._in_flight:
+            summed = begun.pending.wait()
+            if begun.target is not None:
+                begun.target.copy_(summed)
+        zero, rank = self._zero, self._axis.index
+        group_of = import_module("deepspeed.runtime.zero.stage_1_and_2").GradPartitionBufferGroup
+        for group, flat in enumerate(self._buffers()):
+            size = int(zero.partition_size[group])
+            own = flat.narrow(0, rank * size, size)
+            zero.averaged_gradients[group] = group_of(list(self._parts(group, own, rank * size)), own)
+        self._flat, self._in_flight, self._num_begun = [], [], 0
+        self._expect_all()
+
+    # ---- the buffer ----
+
+    def place(self, p: nn.Parameter) -> Tensor:
+        """Return where the gradient of a parameter stands, in its shape; zeros until one was written there."""
+        group, offset = self._places[id(p)]
+        return self._buffers()[group].narrow(0, offset, p.numel()).view(p.shape)
+
+    def _buffers(self) -> list[Tensor]:
+        if not self._flat:
+            zero = self._zero
+            dtype = zero._gradient_reduction_buffer_dtype()
+            # Zeros: of parameters that no sample of a step has used, and between them.
+            self._flat = [torch.zeros(len(flat), dtype=dtype, device=flat.device) for flat in zero.bit16_groups_flat]
+        return self._flat
+
+    def _parts(self, group: int, own: Tensor, begin: int) -> Iterator[Tensor]:
+        """Yield what of each gradient stands in a slice that begins there, as DeepSpeed pairs it with parameters."""
+        for p in self._zero.params_in_partition[group]:
+            offset = self._places[id(p)].offset
+            first, end = max(offset, begin), min(offset + p.numel(), begin + len(own))
+            part = own.narrow(0, first - begin, end - first)
+            yield part.view(p.shape) if end - first == p.numel() else part
+
+    # ---- buckets ----
+
+    def _cut(self, late: Collection[int]) -> list[_Bucket]:
+        """Cut each group in slices of at most `reduce_bucket_size`; of what is late, and of what is not."""
+        buckets: list[_Bucket] = []
+        for group, params in enumerate(self._zero.round_robin_bit16_groups):
+            bucket: _Bucket | None = None
+            for p in params:
+                offset = self._places[id(p)].offset
+                end = offset + p.numel()
+                if (
+                    bucket is None
+                    or end - bucket.begin > self._zero.reduce_bucket_size
+                    or (id(p) in late) != (id(bucket.params[0]) in late)
+                ):
+                    bucket = _Bucket(group, offset, end, [])
+                    buckets.append(bucket)
+                bucket.end = end
+                bucket.params.append(p)
+        return buckets
+
+    def _expect_all(self) -> None:
+        for bucket in self._buckets:
+            bucket.missing = len(bucket.params)
+
+    def _begin_next(self) -> None:
+        """Begin to average the next bucket, each part on the rank that steps it."""
+        bucket = self._buckets[self._num_begun]
+        self._num_begun += 1
+        zero, axis = self._zero, self._axis
+        flat, size = self._buffers()[bucket.group], int(zero.partition_size[bucket.group])
+        for p in bucket.params:
+            zero.clear_grad_attribute(p)  # until the step is over, nobody's
+        gradients = flat.narrow(0, bucket.begin, bucket.end - bucket.begin)
+        if zero.gradient_average and axis.size > 1:
+            gradients.div_(axis.size)
+        dtype = zero.get_param_comm_dtype(bucket.params[0])
+        for rank in range(bucket.begin // size, (bucket.end - 1) // size + 1):
+            first, end = max(bucket.begin, rank * size), min(bucket.end, (rank + 1) * size)
+            part = flat.narrow(0, first, end - first)
+            pending = collectives.start_reduce_(part.to(dtype), axis, rank)
+            self._in_flight.append(_Begun(pending, part if dtype != part.dtype and rank == axis.index else None))
+
+
+def _is_late(bucket: _Bucket, late: Collection[int]) -> bool:
+    return id(bucket.params[0]) in late
