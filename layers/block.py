@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from dslpar.core.mesh import Tensor as Cuboid
 from dslpar.distributed.groups import Groups
 from dslpar.layers.attention import Attention
 from dslpar.layers.dropout import Dropout
@@ -59,27 +60,27 @@ class MLP(Layer):
         self.up = Linear(groups, hidden_size, inner, role="inward", bias=bias, init=init)
         self.up.keep_memory_order()
         self.down = Linear(groups, ffn_hidden_size, hidden_size, role="outward", bias=bias, init=init_out)
+        self._may_be_flat = _may_be_flat(groups.tensor)
 
     def forward(self, x: Tensor, shared: Shared | None = None) -> Tensor:
         """[batch/x, sequence, H/z] to the same, as the residual is stored; or [tokens/x, H/z]."""
         shared = self.share() if shared is None else shared
-        flat = x.dim() == 3 and self._takes_flat_tokens()
+        flat = self._may_be_flat and x.dim() == 3 and not (self.up.adapters or self.down.adapters)
         tokens = x.flatten(0, -2) if flat else x
         y = self.down(self.activation(self.up(tokens, shared)), shared)
         return y.view(x.shape) if flat else y
 
-    def _takes_flat_tokens(self) -> bool:
-        """Whether tokens stand in one dim: each is computed by itself, and pieces of them are gathered uncopied.
 
-        Not with adapters, which draw their dropout by sample and token; nor where a collective along features runs in
-        parts: it takes the dim that the other one does not cut.
-        """
-        tensor = self.groups.tensor
-        cuts = {"y": residual_cuts(tensor).tokens, "z": inner_cuts(tensor).tokens}
-        along_features = [axis for axis in cuts if getattr(tensor, axis) > 1 and axis not in cuts[axis]]
-        along_tokens = [axis for axis in cuts if getattr(tensor, axis) > 1 and axis in cuts[axis]]
-        mixed = tensor.comm_overlap and along_features and along_tokens
-        return not (mixed or self.up.adapters or self.down.adapters)
+def _may_be_flat(tensor: Cuboid) -> bool:
+    """Return whether tokens may stand in one dim: each is computed by itself, and pieces of them are gathered uncopied.
+
+    Not with adapters, which draw their dropout by sample and token; nor where a collective along features runs in
+    parts: it takes the dim that the other one does not cut.
+    """
+    cuts = {"y": residual_cuts(tensor).tokens, "z": inner_cuts(tensor).tokens}
+    along_features = [axis for axis in cuts if getattr(tensor, axis) > 1 and axis not in cuts[axis]]
+    along_tokens = [axis for axis in cuts if getattr(tensor, axis) > 1 and axis in cuts[axis]]
+    return not (tensor.comm_overlap and along_features and along_tokens)
 
 
 @dataclass(frozen=True, kw_only=True)

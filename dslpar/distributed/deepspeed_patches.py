@@ -411,28 +411,41 @@ def overlap_reduction(ds_engine: DeepSpeedEngine, data_axis: Axis, late: Collect
     if zero.partition_gradients:
         reduction = GradientReduction(zero, axis)
         zero.reduce_ipg_grads = reduction.reduce_bucket
+        zero.process_gradients = reduction.on_gradient
     else:
         order = {id(p): index for index, p in enumerate(ds_engine.module.parameters())}
         reduction = GradientBuffer(zero, axis, order, not_complete)
-        zero._fill_param_grad_accum_attribute = reduction.accumulate
         zero.reduce_gradients = reduction.reduce_rest
-        _reduce_after_engine_s_backwards_alone(ds_engine)
-    zero.process_gradients = reduction.on_gradient
+        _replace_gradient_hooks(ds_engine, reduction.accumulate, reduction.on_gradient)
     step = zero.step
 
     def after_reduction(*args: object) -> object:
         reduction.finish()
-        return step(*args)
+        # After each step DeepSpeed makes all weights views of their flat ones again, which they are: "just to be safe".
+        with _replaced(zero, "_update_model_bit16_weights", lambda group: None):
+            return step(*args)
 
     zero.step = after_reduction
 
 
-def _reduce_after_engine_s_backwards_alone(ds_engine: DeepSpeedEngine) -> None:
-    """Have nothing follow a call of autograd within a criterion, say: DeepSpeed takes it for a step's last backward,
-    and would reduce gradients that are not there yet."""
+def _replace_gradient_hooks(
+    ds_engine: DeepSpeedEngine, accumulate: Callable[[Any], None], on_gradient: Callable[[Any], None]
+) -> None:
+    """Have a parameter's hook do what is ours alone.
+
+    DeepSpeed's count how many gradients a backward makes, so that a call of `loss.backward()` ends a micro-batch as
+    engine.backward does. It takes half as long as the gradients' sums; and a criterion's own call of autograd would end
+    a step, whose gradients are not there yet.
+    """
     zero = ds_engine.optimizer
+    for hook in zero._grad_acc_hooks:
+        hook.remove()
+    params = [p for group in zero.bit16_groups for p in group if p.requires_grad]
+    zero._grad_acc_hooks = [p.register_post_accumulate_grad_hook(on_gradient) for p in params]
     zero.unregister_grad_acc_post_hooks()
     zero.register_grad_acc_post_hook(lambda: None if ds_engine._running_engine_backward else zero.exit_backward())
+    zero._fill_param_grad_accum_attribute = accumulate
+    zero.fill_grad_accum_attribute = lambda: None  # of all parameters after each backward: their hooks have done it
 
 
 def accumulate_without_copies(ds_engine: DeepSpeedEngine) -> None:

@@ -2,7 +2,7 @@
 
     buffer = GradientBuffer(zero, groups.axis("data"), order, late)
     buffer.accumulate(p)               # adds p.grad to p's place, and frees it
-    buffer.on_gradient(p, group)       # a hook: the gradient of `p` is there
+    buffer.on_gradient(p)              # a hook: the gradient of `p` is there
     buffer.reduce_rest()               # after the step's last backward
     buffer.finish()                    # before the norm
 
@@ -16,7 +16,7 @@ Micro-batches add up in the buffer itself, in fp32 also where weights are in hal
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -76,6 +76,8 @@ class GradientBuffer:
         self._buckets.sort(key=lambda each: (_is_late(each, late), -min(order[id(p)] for p in each.params)))
         self._bucket_of = {id(p): bucket for bucket in self._buckets for p in bucket.params}
         self._late = frozenset(late)
+        own = [self._cut_own(group) for group in range(len(zero.bit16_groups))]
+        self._sizes, self._shapes = [sizes for sizes, _ in own], [shapes for _, shapes in own]
         self._flat: list[Tensor] = []
         """A buffer for each parameter group, from a step's first gradient to the optimizer's step."""
         self._in_flight: list[_Begun] = []
@@ -107,13 +109,10 @@ class GradientBuffer:
             p.grad_accum.add_(gradient)
         p.grad = None
 
-    def on_gradient(self, p: Any, group: int) -> None:
+    def on_gradient(self, p: Any) -> None:
         """Take a gradient that a backward has made; begin the buckets that it completes."""
-        zero = self._zero
-        if zero._coalesce_grad_reduction:
-            return
         self.accumulate(p)
-        if not zero.is_gradient_accumulation_boundary() or id(p) in self._late:
+        if not self._zero.is_gradient_accumulation_boundary() or id(p) in self._late:
             return
         bucket = self._bucket_of[id(p)]
         assert bucket.missing > 0, "one more gradient of a step whose reduction has begun: it would be lost"
@@ -140,7 +139,9 @@ class GradientBuffer:
         for group, flat in enumerate(self._buffers()):
             size = int(zero.partition_size[group])
             own = flat.narrow(0, rank * size, size)
-            zero.averaged_gradients[group] = group_of(list(self._parts(group, own, rank * size)), own)
+            pairs = zip(torch.split(own, self._sizes[group]), self._shapes[group], strict=True)
+            parts = [part.view(shape) for part, shape in pairs if shape is not None]
+            zero.averaged_gradients[group] = group_of(parts, own)
         self._flat, self._in_flight, self._num_begun = [], [], 0
         self._expect_all()
 
@@ -159,13 +160,22 @@ class GradientBuffer:
             self._flat = [torch.zeros(len(flat), dtype=dtype, device=flat.device) for flat in zero.bit16_groups_flat]
         return self._flat
 
-    def _parts(self, group: int, own: Tensor, begin: int) -> Iterator[Tensor]:
-        """Yield what of each gradient stands in a slice that begins there, as DeepSpeed pairs it with parameters."""
+    def _cut_own(self, group: int) -> tuple[list[int], list[Sequence[int] | None]]:
+        """Return sizes of the parts that this rank's slice consists of; and a part's shape, None where nothing is."""
+        size = int(self._zero.partition_size[group])
+        begin, at = self._axis.index * size, 0
+        sizes: list[int] = []
+        shapes: list[Sequence[int] | None] = []
         for p in self._zero.params_in_partition[group]:
             offset = self._places[id(p)].offset
-            first, end = max(offset, begin), min(offset + p.numel(), begin + len(own))
-            part = own.narrow(0, first - begin, end - first)
-            yield part.view(p.shape) if end - first == p.numel() else part
+            first, end = max(offset - begin, 0), min(offset - begin + p.numel(), size)
+            if first > at:
+                sizes.append(first - at)
+                shapes.append(None)
+            sizes.append(end - first)
+            shapes.append(p.shape if end - first == p.numel() else (end - first,))
+            at = end
+        return [*sizes, size - at], [*shapes, None]
 
     # ---- buckets ----
 
