@@ -222,9 +222,9 @@ class _TokenLosses(torch.autograd.Function):
     Of this rank's columns the first `columns` are vocabulary. Each gets the share `even` of a token's label, which
     leaves 1 - `smoothing` on top for the target.
 
-    The softmax of this rank's columns alone is all that is made of the logits' size, by torch's one kernel, which
-    upcasts on its way; a factor a token, from what the ranks tell each other, then turns it into the softmax of all.
-    So 14 bytes move for a logit in bfloat16, where the steps one by one, as torch has them, move 64.
+    The softmax of this rank's columns alone is all that is made of the logits' size; a factor a token, from what the
+    ranks tell each other, then turns it into the softmax of all. So 14 bytes move for a logit in float16, where the
+    steps one by one, as torch has them, move 64; and in bfloat16, of which torch makes copies first, 22.
     """
 
     @staticmethod
@@ -232,7 +232,7 @@ class _TokenLosses(torch.autograd.Function):
         ctx: Any, logits: Tensor, targets: Tensor, axis: Axis, columns: int, smoothing: float, even: float
     ) -> Tensor:
         vocabulary = logits if columns == logits.shape[-1] else logits[:, :columns]
-        softmax = torch.softmax(vocabulary, -1, dtype=torch.promote_types(logits.dtype, torch.float32))
+        softmax = _wide_softmax(vocabulary)
         # With its index a maximum takes a CPU as long as the softmax; without, an accelerator reads it all once more.
         own_largest, own_sum = _largest_and_sum(vocabulary, softmax, indexed=logits.device.type != "cpu")
         largest, exponent_sum = own_largest, own_sum
@@ -282,6 +282,25 @@ class _TokenLosses(torch.autograd.Function):
             target_grad = target_grad.sub_(loss_grad.unsqueeze(-1) * ctx.even) if ctx.smoothing else target_grad
             logits_grad.scatter_(-1, targets, target_grad.to(ctx.dtype))
         return logits_grad, None, None, None, None, None
+
+
+_MANY, _PARTS = 1 << 24, 8
+"""So many logits are converted in parts, and in how many."""
+
+
+def _wide_softmax(logits: Tensor) -> Tensor:
+    """Return the softmax of logits [m, V], in float32 or wider.
+
+    torch's kernel for GPUs upcasts float16 on its way. Of bfloat16 torch makes a copy in float32 first: a second tensor
+    of the softmax's size, so it is made of a part of the tokens at a time.
+    """
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    if logits.dtype != torch.bfloat16 or logits.numel() < _MANY:
+        return torch.softmax(logits, -1, dtype=wide)
+    softmax = torch.empty(logits.shape, dtype=wide, device=logits.device)
+    for part, rows in zip(logits.chunk(_PARTS), softmax.chunk(_PARTS), strict=True):
+        torch.softmax(part, -1, dtype=wide, out=rows)
+    return softmax
 
 
 def _largest_and_sum(logits: Tensor, softmax: Tensor, indexed: bool) -> tuple[Tensor, Tensor]:

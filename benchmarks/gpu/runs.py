@@ -96,18 +96,18 @@ def _compare(name: str, ends: list[Ended], stays: Path, moves: Path, limit: floa
     return at_most(name, off, limit)
 
 
-# Float32 logits of 512 samples are 105 GB, and their softmax as much again; the weights are 300 MB. No device has room
-# for both, and the host draws no more than any small model's weights.
+# Float32 logits of 320 samples are 66 GB, their softmax and its gradient as much again; the weights are 300 MB. Few
+# devices have room for them, and the host draws no more than any small model's weights.
 TOO_LARGE = """
 model = dict(type='GPT', num_layers=2, hidden_size=1024, num_heads=16, vocab_size=50304, max_seq_len=1024)
 optimizer = dict(type='AdamW', lr=1e-3)
-batch = dict(micro_size=512)
+batch = dict(micro_size=320)
 train = dict(steps=1, save_interval=0)
 data = dict(files=['text.txt'])
 cluster = dict(device='b300-288g')  # or lint, which knows the device at hand, would let nothing start
 """
 TOO_LARGE_LINES = 60_000
-"""1.5 MB: 512 samples of 1025 bytes, and what is held out."""
+"""1.5 MB: 320 samples of 1025 bytes, and what is held out."""
 BAD_ID = '''
 import torch
 from torch.utils.data import Dataset

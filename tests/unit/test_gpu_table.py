@@ -4,20 +4,25 @@ the models that dslpar is compared with are GPTs of the same size that learn.
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
+from deepspeed.accelerator.cuda_accelerator import CUDA_Accelerator
 from torch import nn
 
 from benchmarks import by_hand
-from benchmarks.gpu import ranks, speed, training
+from benchmarks.gpu import attention, peak, ranks, runs, speed, training
 from benchmarks.gpu.__main__ import CHECKS
 from benchmarks.gpu.nano_gpt import NanoGPT
 from benchmarks.plain_torch import StockGPT
+from dslpar.forecast.stage_memory import stage_memory
+from dslpar.forecast.workload import workload_of
 from dslpar.linter import check
 from tests.support.paths import ROOT
 
@@ -63,6 +68,53 @@ def test_a_layout_of_several_gpus_resolves(world: int, name: str) -> None:
 def test_one_dim_is_on_every_number_of_gpus() -> None:
     for world, layouts in ranks.LAYOUTS.items():
         assert any(f"size={world}, mode='1d'" in keys for keys in layouts.values()), world
+
+
+# ---- what no run on a CPU reaches ----
+
+
+def _accelerator_attributes() -> set[str]:
+    """What dslpar asks DeepSpeed's accelerator for: `get_accelerator().name`, and of a variable of that value."""
+    found: set[str] = set()
+    for path in (ROOT / "dslpar").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute):
+                owner = ast.unparse(node.value)
+                found |= {node.attr} if owner in ("accelerator", "get_accelerator()") else set()
+    return found
+
+
+def test_the_accelerator_of_gpus_has_what_is_asked_of_it() -> None:
+    """A CPU's answers for a name that nobody has, and a run on a GPU would end there."""
+    names = _accelerator_attributes()
+    assert {"device_name", "set_device", "max_memory_allocated"} <= names
+    assert [name for name in sorted(names) if not hasattr(CUDA_Accelerator, name)] == []
+
+
+def test_a_batch_that_no_device_holds_passes_lint(tmp_path: Path) -> None:
+    """Or nothing would run out of memory: lint refuses what does not fit the device that it knows."""
+    config = tmp_path / "cfg.py"
+    config.write_text(runs.TOO_LARGE)
+    runs.write_text(tmp_path, runs.TOO_LARGE_LINES)
+    job = check.resolve(check.load(str(config)), 1)
+    made = workload_of(job)
+    assert made is not None
+    assert stage_memory(made, 0).allocated > 150e9
+
+
+@pytest.mark.parametrize(("world", "name"), [(w, name) for w, layouts in peak.LAYOUTS.items() for name in layouts])
+def test_a_layout_whose_peak_is_forecast_resolves(world: int, name: str) -> None:
+    job = check.resolve(check.load_text(peak.config_of(peak.LAYOUTS[world][name]), "gpu.py"), world)
+    made = workload_of(job)
+    assert made is not None
+    assert all(stage_memory(made, rank).allocated < 2**33 for rank in range(made.mesh.pipe)), "eight share 80 GB"
+
+
+@pytest.mark.prove
+def test_attention_by_blocks_on_a_cpu() -> None:
+    rows = list(attention.blocks(CPU))
+    assert len(rows) == len(attention.CASES) * len(attention.TOLERANCE)
+    assert [row.name for row in rows if not row.held] == []
 
 
 # ---- what dslpar is compared with ----

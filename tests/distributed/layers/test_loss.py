@@ -26,6 +26,7 @@ from dslpar.layers import IGNORE_INDEX, Placement, accuracy, cross_entropy, gath
 from dslpar.layers.loss import Reduction
 from dslpar.layout import divisors
 from tests.support.layouts import LAYOUTS
+from tests.support.live_storages import LiveStorages
 from tests.support.ranks import on_ranks
 from tests.support.traffic_counter import counting
 
@@ -322,3 +323,15 @@ def test_the_softmax_of_one_rank_alone_is_torch_s_loss(case: Case, indexed: bool
             results.append((token_losses.detach(), x.grad[:, : case.vocab]))
     for mine, right in zip(*results, strict=True):
         assert (mine - right).abs().max() <= TOLERANCE * max(1.0, float(right.abs().max()))
+
+
+@pytest.mark.parametrize("rows", [1, 5, 8, 9, 64])
+def test_a_softmax_of_bfloat16_makes_no_second_tensor_of_its_size(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch converts all of it first: 4 bytes a logit more, at the fullest moment of a step."""
+    monkeypatch.setattr(loss, "_MANY", 0)
+    logits = torch.randn(rows, 40, generator=torch.Generator().manual_seed(1)).bfloat16()[:, :33]
+    with LiveStorages() as storages:
+        found = loss._wide_softmax(logits)
+    assert torch.equal(found, torch.softmax(logits, -1, dtype=torch.float32))
+    parts = -(-rows // loss._PARTS) / rows
+    assert storages.peak <= logits.untyped_storage().nbytes() + 4 * found.numel() * (1 + parts)
