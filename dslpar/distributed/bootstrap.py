@@ -282,10 +282,12 @@ def teardown_distributed(*, together: bool = True) -> None:
     import torch.distributed as dist
     from deepspeed.accelerator import get_accelerator
 
+    from dslpar.distributed.collectives import wait_for_all
+
     # A program's last step may still be on its device: a communicator must not go while a kernel uses it.
     accelerator = get_accelerator()
     if together:
-        dist.barrier()
+        wait_for_all()
         accelerator.synchronize()
     elif not _is_idle(accelerator, within_s=_LAST_KERNELS_S):
         return  # a collective whose peers never come, or a device that has failed: the end of the process frees both

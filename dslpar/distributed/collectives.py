@@ -294,7 +294,14 @@ def broadcast(x: Tensor, axis: Axis, source: int = 0) -> Tensor:
 def barrier(axis: Axis) -> None:
     """Return when all ranks of the axis have come here."""
     if axis.size > 1:
-        dist.barrier(group=axis.group)
+        wait_for_all(axis.group)
+
+
+def wait_for_all(group: dist.ProcessGroup | None = None) -> None:
+    """Return when all ranks of a group, or of the world, have come here."""
+    # NCCL else guesses the device by the rank's number, which is wrong where ranks see one device each.
+    is_nccl = str(dist.get_backend(group)) == "nccl"
+    dist.barrier(group=group, device_ids=[torch.cuda.current_device()] if is_nccl else None)
 
 
 def broadcast_object(value: Value, axis: Axis, source: int = 0) -> Value:

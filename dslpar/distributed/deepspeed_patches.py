@@ -414,7 +414,8 @@ def overlap_reduction(ds_engine: DeepSpeedEngine, data_axis: Axis, late: Collect
         zero.process_gradients = reduction.on_gradient
     else:
         order = {id(p): index for index, p in enumerate(ds_engine.module.parameters())}
-        reduction = GradientBuffer(zero, axis, order, not_complete)
+        accumulates = ds_engine.gradient_accumulation_steps() > 1
+        reduction = GradientBuffer(zero, axis, accumulates, order, not_complete)
         zero.reduce_gradients = reduction.reduce_rest
         _replace_gradient_hooks(ds_engine, reduction.accumulate, reduction.on_gradient)
     step = zero.step

@@ -11,7 +11,9 @@ bucket is another, and what of a bucket goes to a rank is summed up where it sta
 its whole gradients once. Megatron-LM's and torch DDP's buckets are slices of such a buffer too. Buckets begin in one
 order on all ranks, whatever the order in which a backward makes their gradients.
 
-Micro-batches add up in the buffer itself, in fp32 also where weights are in half precision.
+Micro-batches add up in the buffer itself, in fp32 also where weights are in half precision. In a step of one
+micro-batch each bucket is a buffer of its own, made when its first gradient is: all of them at once would stand beside
+the activations, which go as gradients come. This rank's part is then copied together at the end.
 """
 
 from __future__ import annotations
@@ -28,12 +30,20 @@ from dslpar.distributed import collectives
 from dslpar.distributed.collectives import Axis, Pending
 
 
-class _Place(NamedTuple):
-    """Where the gradient of a parameter stands."""
+@dataclass
+class _Buffer:
+    """Memory of a part of a group's gradients, or of all, from a step's first one to the optimizer's step."""
 
     group: int
-    offset: int
-    """In its group's buffer, in elements."""
+    begin: int
+    end: int
+    memory: Tensor | None = None
+
+    def between(self, first: int, end: int) -> Tensor:
+        """Return the elements of the group between these two, as far as they are here; zeros at first."""
+        assert self.memory is not None
+        first, end = max(first, self.begin), min(end, self.end)
+        return self.memory.narrow(0, first - self.begin, end - first)
 
 
 @dataclass
@@ -59,27 +69,35 @@ class _Begun(NamedTuple):
 class GradientBuffer:
     """Holds and reduces the gradients of a DeepSpeedZeroOptimizer at stage 1.
 
+    accumulates: whether a step has several micro-batches.
     order: of parameters by id, that in which a forward uses them.
     late: ids of parameters whose gradients are not complete when the last backward is over, such as weights that a
         pipeline's stages share.
     """
 
-    def __init__(self, zero: Any, axis: Axis, order: Mapping[int, int], late: Collection[int]) -> None:
-        self._zero, self._axis = zero, axis
-        self._places = {
-            id(p): _Place(group, int(offset))
-            for group, params in enumerate(zero.round_robin_bit16_groups)
-            for p, offset in zip(params, zero.round_robin_bit16_offsets[group], strict=True)
+    def __init__(
+        self, zero: Any, axis: Axis, accumulates: bool, order: Mapping[int, int], late: Collection[int]
+    ) -> None:
+        self._zero, self._axis, self._late = zero, axis, frozenset(late)
+        self._offsets = {
+            id(p): int(offset)
+            for params, offsets in zip(zero.round_robin_bit16_groups, zero.round_robin_bit16_offsets, strict=True)
+            for p, offset in zip(params, offsets, strict=True)
         }
-        self._buckets = self._cut(frozenset(late))
+        """Of each parameter in its group's flat weights, in elements."""
+        self._buckets = self._cut()
         # As a backward completes them: from the model's end, and what comes late last.
-        self._buckets.sort(key=lambda each: (_is_late(each, late), -min(order[id(p)] for p in each.params)))
+        self._buckets.sort(key=lambda each: (self._is_late(each.params[0]), -min(order[id(p)] for p in each.params)))
         self._bucket_of = {id(p): bucket for bucket in self._buckets for p in bucket.params}
-        self._late = frozenset(late)
+        if accumulates:
+            whole = [_Buffer(group, 0, len(flat)) for group, flat in enumerate(zero.bit16_groups_flat)]
+            self._buffers = {id(p): whole[bucket.group] for bucket in self._buckets for p in bucket.params}
+        else:
+            parts = [_Buffer(bucket.group, bucket.begin, bucket.end) for bucket in self._buckets]
+            pairs = zip(self._buckets, parts, strict=True)
+            self._buffers = {id(p): part for bucket, part in pairs for p in bucket.params}
         own = [self._cut_own(group) for group in range(len(zero.bit16_groups))]
         self._sizes, self._shapes = [sizes for sizes, _ in own], [shapes for _, shapes in own]
-        self._flat: list[Tensor] = []
-        """A buffer for each parameter group, from a step's first gradient to the optimizer's step."""
         self._in_flight: list[_Begun] = []
         self._num_begun = 0
         self._expect_all()
@@ -112,7 +130,7 @@ class GradientBuffer:
     def on_gradient(self, p: Any) -> None:
         """Take a gradient that a backward has made; begin the buckets that it completes."""
         self.accumulate(p)
-        if not self._zero.is_gradient_accumulation_boundary() or id(p) in self._late:
+        if not self._zero.is_gradient_accumulation_boundary() or self._is_late(p):
             return
         bucket = self._bucket_of[id(p)]
         assert bucket.missing > 0, "one more gradient of a step whose reduction has begun: it would be lost"
@@ -134,31 +152,48 @@ class GradientBuffer:
             summed = begun.pending.wait()
             if begun.target is not None:
                 begun.target.copy_(summed)
-        zero, rank = self._zero, self._axis.index
+        self._in_flight, self._num_begun = [], 0
+        self._expect_all()
         group_of = import_module("deepspeed.runtime.zero.stage_1_and_2").GradPartitionBufferGroup
-        for group, flat in enumerate(self._buffers()):
-            size = int(zero.partition_size[group])
-            own = flat.narrow(0, rank * size, size)
+        for group in range(len(self._sizes)):
+            own = self._own_part(group)
             pairs = zip(torch.split(own, self._sizes[group]), self._shapes[group], strict=True)
             parts = [part.view(shape) for part, shape in pairs if shape is not None]
-            zero.averaged_gradients[group] = group_of(parts, own)
-        self._flat, self._in_flight, self._num_begun = [], [], 0
-        self._expect_all()
+            self._zero.averaged_gradients[group] = group_of(parts, own)
 
-    # ---- the buffer ----
+    # ---- the buffers ----
 
     def place(self, p: nn.Parameter) -> Tensor:
         """Return where the gradient of a parameter stands, in its shape; zeros until one was written there."""
-        group, offset = self._places[id(p)]
-        return self._buffers()[group].narrow(0, offset, p.numel()).view(p.shape)
+        offset = self._offsets[id(p)]
+        return self._with_memory(self._buffers[id(p)]).between(offset, offset + p.numel()).view(p.shape)
 
-    def _buffers(self) -> list[Tensor]:
-        if not self._flat:
-            zero = self._zero
-            dtype = zero._gradient_reduction_buffer_dtype()
+    def _with_memory(self, buffer: _Buffer) -> _Buffer:
+        if buffer.memory is None:
             # Zeros: of parameters that no sample of a step has used, and between them.
-            self._flat = [torch.zeros(len(flat), dtype=dtype, device=flat.device) for flat in zero.bit16_groups_flat]
-        return self._flat
+            buffer.memory = self._zeros(buffer.group, buffer.end - buffer.begin)
+        return buffer
+
+    def _zeros(self, group: int, length: int) -> Tensor:
+        dtype = self._zero._gradient_reduction_buffer_dtype()
+        return torch.zeros(length, dtype=dtype, device=self._zero.bit16_groups_flat[group].device)
+
+    def _own_part(self, group: int) -> Tensor:
+        """Return what this rank steps of a group, and give all else free."""
+        size = int(self._zero.partition_size[group])
+        begin, end = self._axis.index * size, (self._axis.index + 1) * size
+        buffers = list({id(each): each for each in self._buffers.values() if each.group == group}.values())
+        if len(buffers) == 1 and buffers[0].begin <= begin and end <= buffers[0].end:
+            own = self._with_memory(buffers[0]).between(begin, end)
+            buffers[0].memory = None
+            return own
+        own = self._zeros(group, size)
+        for buffer in (each for each in buffers if each.memory is not None):
+            if begin < buffer.end and buffer.begin < end:
+                part = buffer.between(begin, end)
+                own.narrow(0, max(buffer.begin - begin, 0), len(part)).copy_(part)
+            buffer.memory = None
+        return own
 
     def _cut_own(self, group: int) -> tuple[list[int], list[Sequence[int] | None]]:
         """Return sizes of the parts that this rank's slice consists of; and a part's shape, None where nothing is."""
@@ -167,7 +202,7 @@ class GradientBuffer:
         sizes: list[int] = []
         shapes: list[Sequence[int] | None] = []
         for p in self._zero.params_in_partition[group]:
-            offset = self._places[id(p)].offset
+            offset = self._offsets[id(p)]
             first, end = max(offset - begin, 0), min(offset - begin + p.numel(), size)
             if first > at:
                 sizes.append(first - at)
@@ -179,19 +214,19 @@ class GradientBuffer:
 
     # ---- buckets ----
 
-    def _cut(self, late: Collection[int]) -> list[_Bucket]:
+    def _is_late(self, p: nn.Parameter) -> bool:
+        return id(p) in self._late
+
+    def _cut(self) -> list[_Bucket]:
         """Cut each group in slices of at most `reduce_bucket_size`; of what is late, and of what is not."""
         buckets: list[_Bucket] = []
         for group, params in enumerate(self._zero.round_robin_bit16_groups):
             bucket: _Bucket | None = None
             for p in params:
-                offset = self._places[id(p)].offset
+                offset = self._offsets[id(p)]
                 end = offset + p.numel()
-                if (
-                    bucket is None
-                    or end - bucket.begin > self._zero.reduce_bucket_size
-                    or (id(p) in late) != (id(bucket.params[0]) in late)
-                ):
+                is_full = bucket is not None and end - bucket.begin > self._zero.reduce_bucket_size
+                if bucket is None or is_full or self._is_late(p) != self._is_late(bucket.params[0]):
                     bucket = _Bucket(group, offset, end, [])
                     buckets.append(bucket)
                 bucket.end = end
@@ -207,19 +242,13 @@ class GradientBuffer:
         bucket = self._buckets[self._num_begun]
         self._num_begun += 1
         zero, axis = self._zero, self._axis
-        flat, size = self._buffers()[bucket.group], int(zero.partition_size[bucket.group])
         for p in bucket.params:
             zero.clear_grad_attribute(p)  # until the step is over, nobody's
-        gradients = flat.narrow(0, bucket.begin, bucket.end - bucket.begin)
+        buffer, size = self._with_memory(self._buffers[id(bucket.params[0])]), int(zero.partition_size[bucket.group])
         if zero.gradient_average and axis.size > 1:
-            gradients.div_(axis.size)
+            buffer.between(bucket.begin, bucket.end).div_(axis.size)
         dtype = zero.get_param_comm_dtype(bucket.params[0])
         for rank in range(bucket.begin // size, (bucket.end - 1) // size + 1):
-            first, end = max(bucket.begin, rank * size), min(bucket.end, (rank + 1) * size)
-            part = flat.narrow(0, first, end - first)
+            part = buffer.between(max(bucket.begin, rank * size), min(bucket.end, (rank + 1) * size))
             pending = collectives.start_reduce_(part.to(dtype), axis, rank)
             self._in_flight.append(_Begun(pending, part if dtype != part.dtype and rank == axis.index else None))
-
-
-def _is_late(bucket: _Bucket, late: Collection[int]) -> bool:
-    return id(bucket.params[0]) in late

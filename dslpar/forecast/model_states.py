@@ -56,6 +56,8 @@ class Owner(NamedTuple):
     """c."""
     sent: int = 4
     """Bytes of a gradient on its way."""
+    accumulates: bool = True
+    """Whether a step has several micro-batches."""
 
     @property
     def shard(self) -> float:
@@ -128,6 +130,7 @@ def owner_of(workload: Workload, pipe_rank: int) -> Owner:
         ends=(last if has_last else 0.0, first if first_again else 0.0),
         replicas=workload.mesh.data,
         bytes=workload.element_bytes,
+        accumulates=workload.micro_batches > 1,
         sent=(buckets.communicated_bytes if buckets else None) or (2 if workload.dtype == "fp16" else 4),
     )
 
@@ -170,7 +173,8 @@ def without_zero_bf16_pipeline(owner: Owner, buckets: Buckets, moments: float) -
 def zero_1(owner: Owner, buckets: Buckets, moments: float) -> States:
     """Count ZeRO 1: whole gradients in fp32, in one buffer, whose parts are reduced where they stand.
 
-    In fp16, which is sent as such, those on their way are copies.
+    In fp16, which is sent as such, those on their way are copies. Of one micro-batch a step, buckets come one by one,
+    and the part that this rank steps is copied from them in the end.
     """
     whole, shard, summed = owner.elements, owner.shard, buckets.summed_bytes
     if not buckets.overlapped:
@@ -185,14 +189,15 @@ def zero_1(owner: Owner, buckets: Buckets, moments: float) -> States:
             reduced=summed * whole + staged + owner.sent * filled.size + summed * shard,
             stepped=4 * shard,
         )
+    copied = owner.sent * whole if owner.sent != summed else 0.0
     return States(
         weights=owner.bytes * whole,
         masters=4 * shard,
         optimizer=4 * moments * shard,
         gradients=summed * whole,
-        at_once=True,
-        reduced=summed * whole + (owner.sent * whole if owner.sent != summed else 0.0),
-        stepped=summed * whole,
+        at_once=owner.accumulates,
+        reduced=summed * whole + (copied if owner.accumulates else max(copied, summed * shard)),
+        stepped=summed * (whole if owner.accumulates else shard),
     )
 
 

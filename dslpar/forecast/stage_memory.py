@@ -109,16 +109,8 @@ def _backward(workload: Workload, held: States, needed: Activations) -> _Parts:
     working, logits = needed.working + needed.output, needed.logits
     working, logits = (0.0, logits) if logits > working else (needed.working, needed.output)
     gradients, saved = held.gradients, needed.saved
-    if saved >= workload.micro_batches * needed.first * 0.999:
-        # All forwards come first.
-        if held.at_once:
-            after = gradients + needed.working + needed.output  # the loss's backward is over, the head's is not
-            return (
-                ("backward", gradients, saved, needed.working, needed.output, held.buffers)
-                if after > working + logits
-                else ("backward", 0.0, saved, working, logits, held.buffers)
-            )
-        # Gradients appear while the first backward gives its activations free.
+    if saved >= workload.micro_batches * needed.first * 0.999 and not held.at_once:
+        # All forwards come first: gradients appear while the first backward gives its activations free.
         left = saved - needed.first
         gradients, saved = (gradients, left) if left + gradients > saved else (0.0, saved)
     return "backward", gradients, saved, working, logits, held.buffers

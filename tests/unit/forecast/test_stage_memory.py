@@ -95,14 +95,15 @@ def test_one_micro_batch_has_no_gradients_at_its_fullest() -> None:
 
 
 def test_zero_1_has_room_for_all_gradients_as_soon_as_there_is_one() -> None:
-    one = stage_memory(replace(workload(), schedule=Schedule(Chunks(1), 1)), 0)
-    assert one.moment == "backward"
-    assert one.gradients == 2 * one.weights
-    assert one.activations > 0.9 * stage_memory(workload(), 0).activations
-    # Small weights, and the moment before binds: the logits are larger than their room.
-    small = replace(LLAMA_13B, num_layers=1, hidden_size=512, ffn_hidden_size=2048, num_heads=4)
-    before = stage_memory(replace(workload(), model=small, counts=(1,), schedule=Schedule(Chunks(1), 1)), 0)
-    assert before.gradients == 0 < before.logits
+    """Where micro-batches add up in it; of one alone gradients come bucket by bucket, as activations go."""
+    first = stage_memory(workload(pipe=4, micro_batches=4), 0)  # of which all forwards come first
+    assert first.moment == "backward"
+    assert first.gradients == 2 * first.weights
+    assert first.activations > 0.9 * stage_memory(workload(pipe=4), 0).activations
+    one, several = (stage_memory(workload(micro_batches=count), 0) for count in (1, 2))
+    assert several.gradients == 2 * several.weights
+    assert (one.moment, one.activations) == ("reduction", 0)
+    assert one.total < several.total
 
 
 def test_what_is_outside_torch() -> None:
