@@ -87,7 +87,9 @@ class GradientBuffer:
         """Of each parameter in its group's flat weights, in elements."""
         self._buckets = self._cut()
         # As a backward completes them: from the model's end, and what comes late last.
-        self._buckets.sort(key=lambda each: (self._is_late(each.params[0]), -min(order[id(p)] for p in each.params)))
+        self._buckets.sort(
+            key=lambda each: (any(map(self._is_late, each.params)), -min(order[id(p)] for p in each.params))
+        )
         self._bucket_of = {id(p): bucket for bucket in self._buckets for p in bucket.params}
         if accumulates:
             whole = [_Buffer(group, 0, len(flat)) for group, flat in enumerate(zero.bit16_groups_flat)]
@@ -218,15 +220,14 @@ class GradientBuffer:
         return id(p) in self._late
 
     def _cut(self) -> list[_Bucket]:
-        """Cut each group in slices of at most `reduce_bucket_size`; of what is late, and of what is not."""
+        """Cut each group in slices of at most `reduce_bucket_size`."""
         buckets: list[_Bucket] = []
         for group, params in enumerate(self._zero.round_robin_bit16_groups):
             bucket: _Bucket | None = None
             for p in params:
                 offset = self._offsets[id(p)]
                 end = offset + p.numel()
-                is_full = bucket is not None and end - bucket.begin > self._zero.reduce_bucket_size
-                if bucket is None or is_full or self._is_late(p) != self._is_late(bucket.params[0]):
+                if bucket is None or end - bucket.begin > self._zero.reduce_bucket_size:
                     bucket = _Bucket(group, offset, end, [])
                     buckets.append(bucket)
                 bucket.end = end
