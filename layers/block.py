@@ -184,8 +184,7 @@ class _SwiGLU(torch.autograd.Function):
     def forward(ctx: Any, gate_and_up: Tensor) -> Tensor:
         ctx.save_for_backward(gate_and_up)
         gate, up = gate_and_up.chunk(2, -1)
-        # Out of place: torch 2.11's compiler takes a result that was written into for one that no gradient reaches.
-        return functional.silu(gate) * up
+        return functional.silu(gate).mul_(up)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:

@@ -19,8 +19,10 @@ from torch import Tensor
 from benchmarks import by_hand
 from benchmarks.gpu.nano_gpt import nano_step
 from benchmarks.gpu.rows import Row, at_most
+from benchmarks.gpu.training import cannot_compile
 from benchmarks.gpu.world import engine_of, one_rank
 from benchmarks.plain_torch import StockGPT, TrainingStep, training_step
+from dslpar.engine.compiled_layers import loses_gradients
 from dslpar.forecast import flops
 
 TURNS, STEPS = 7, 4
@@ -71,6 +73,8 @@ def gpt_1500m(device: torch.device) -> Iterator[Row]:
 
 def gpt_350m_compiled(device: torch.device) -> Iterator[Row]:
     """350M with `compile=True`; the others stay as they are."""
+    if loses_gradients():
+        return iter([cannot_compile()])
     return _in_turns("350M, compile=True", GPT_350M, device, train=", compile=True")
 
 

@@ -11,6 +11,7 @@ import torch
 from benchmarks.gpu.rows import Row, holds
 from benchmarks.gpu.world import engine_of, one_rank
 from dslpar.core.errors import DslparError
+from dslpar.engine.compiled_layers import loses_gradients
 from dslpar.linter import check
 
 STEPS = 12
@@ -67,11 +68,19 @@ def refusals() -> Iterator[Row]:
 def compiled_learns(device: torch.device) -> Iterator[Row]:
     """The same of compiled blocks, against those that are not; apart, since torch.compile takes minutes."""
     more = KINDS["bf16, ZeRO 1"]
+    if loses_gradients():
+        yield cannot_compile()
+        return
     with one_rank(device):
         for form, keys in FORMS.items():
             reference = _losses(CONFIG.format(form=keys, train="") + more)[1]
             losses = _losses(CONFIG.format(form=keys, train=", compile=True") + more)
             yield _fell(f"{form}, bf16, ZeRO 1, compiled", losses, reference)
+
+
+def cannot_compile() -> Row:
+    """Say that this torch's compiler is refused (HST233)."""
+    return Row("compiled layers", "not run", f"torch {torch.__version__} loses gradients")
 
 
 def _fell(name: str, losses: tuple[float, float], reference: float) -> Row:

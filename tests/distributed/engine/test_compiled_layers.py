@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from dslpar.core.errors import DslparError
+from dslpar.engine.compiled_layers import loses_gradients
 from dslpar.layout.resolve import Job
 from dslpar.schema import sections
 from tests.distributed.engine.test_engine import batches, engine_of, job
@@ -32,8 +34,8 @@ LAYOUTS: dict[str, tuple[int, int, dict[str, Any], bool]] = {
 
 def _losses(made: Job) -> tuple[list[float], list[float], int]:
     """Losses and norms of three steps, and how many graphs torch has made."""
-    torch._dynamo.utils.counters.clear()
     engine = engine_of(made)
+    torch._dynamo.utils.counters.clear()  # a function was compiled to try torch
     losses, norms = [], []
     for step in range(3):
         losses.append(engine.train_batch(batches(made, engine.groups.coord["data"], step)))
@@ -60,3 +62,21 @@ def test_a_run_with_compiled_layers_is_the_run_without(name: str) -> None:
         assert compiled[2] == 1, "all blocks of a rank share one graph"
         assert compiled[0] == pytest.approx(plain[0], rel=CLOSE)
         assert compiled[1] == pytest.approx(plain[1], rel=CLOSE)
+
+
+def test_this_torch_keeps_gradients_in_compiled_layers() -> None:
+    assert on_ranks(1, loses_gradients) == [False]
+
+
+def _refused(made: Job) -> str:
+    # As torch 2.11 compiles a function that writes into its result.
+    torch.compile = lambda fn, **_: lambda x: fn(x.detach()) + 0 * x
+    with pytest.raises(DslparError) as refused:
+        engine_of(made)
+    return refused.value.findings[0].concise()
+
+
+def test_a_torch_that_loses_gradients_is_refused() -> None:
+    made = job(1, train=sections.Train(compile=True))
+    (said,) = on_ranks(1, _refused, made, init="deepspeed")
+    assert "HST233 compiler-loses-gradients: torch" in said

@@ -105,7 +105,7 @@ def test_messages_in_the_order_of_use_are_caught() -> None:
 def test_weight_gradients_added_by_hand_are_caught() -> None:
     """Of bf16: ZeRO 1 sums in fp32, in hooks of autograd's own accumulation.
 
-    Sums by hand round in bf16, which norms hardly show. Of tied weights, stages would send sums of other types, and end.
+    Sums by hand round in bf16, which norms hardly show. Of tied weights stages would send sums of other types, and end.
     """
     row = BOTH._replace(zero=1, dtype="bf16", tied=False)
     true, mutated = with_and_without(row, add_to_gradients_by_hand)
