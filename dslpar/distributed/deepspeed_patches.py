@@ -324,7 +324,8 @@ _COUNTED = SimpleNamespace(model_parallel=True)
 
 def _norm_of_parts(zero: Any, axis: Axis, gradients: Iterable[Tensor], params: Iterable[Any]) -> Tensor:
     """Return ZeRO 1 and 2's norm of a group, to the bit as DeepSpeed's, which begins some kernels a parameter."""
-    total = _sum_of_squares(gradients, params, zero.model_parallel_rank == 0, zero.device).float()
+    # Padding may follow the gradients of DeepSpeed's own reduction.
+    total = _sum_of_squares(gradients, params, zero.model_parallel_rank == 0, zero.device, strict=False).float()
     total = collectives.all_reduce(total, axis)
     zero._model_parallel_all_reduce(tensor=total, op=torch.distributed.ReduceOp.SUM)
     norm = total.sqrt()
@@ -338,14 +339,14 @@ def _norm_of_shards(gradients: Iterable[Tensor], params: Iterable[Any], axes: Se
     `axes`: of the ranks that have the other shards, and of a replica.
     """
     gradients = list(gradients)
-    total = _sum_of_squares(gradients, params, axes[-1].index == 0, gradients[0].device)
+    total = _sum_of_squares(gradients, params, axes[-1].index == 0, gradients[0].device, strict=True)
     for axis in axes:
         total = collectives.all_reduce(total, axis)
     return total.sqrt()
 
 
 def _sum_of_squares(
-    gradients: Iterable[Tensor], params: Iterable[Any], counts_copies: bool, device: torch.device
+    gradients: Iterable[Tensor], params: Iterable[Any], counts_copies: bool, device: torch.device, *, strict: bool
 ) -> Tensor:
     """Return the sum of squares of what this rank counts, in float64; nan where a gradient is not finite.
 
@@ -356,7 +357,7 @@ def _sum_of_squares(
 
     counted, copies = list[Tensor](), list[Tensor]()
     own = (gradient for gradient in gradients if not getattr(gradient, "_zero_padding", False))
-    for gradient, p in zip(own, params, strict=False):  # as DeepSpeed pairs them: padding may follow
+    for gradient, p in zip(own, params, strict=strict):
         is_counted = is_model_parallel_parameter(p) or counts_copies
         (copies if getattr(p, "ds_pipe_replicated", False) or not is_counted else counted).append(gradient)
     total = torch.zeros((), dtype=torch.float64, device=device)
@@ -398,7 +399,8 @@ def overlap_reduction(ds_engine: DeepSpeedEngine, data_axis: Axis, late: Collect
     DeepSpeed waits for each reduction, and ZeRO 1 begins the first one when the last backward is over. Its own
     `overlap_comm` does so in a pipeline too, and else synchronizes the device for each data rank's part of a bucket
     (stage_1_and_2.py, `allreduce_and_copy`). Call this where `layout.deepspeed_config.overlaps_reduction` says so.
-    `late`: ids of parameters whose gradients are not complete when the last backward is over; tied weights' never are.
+    `late`: ids of parameters whose gradients are not complete when ZeRO 1's last backward is over; tied weights' never
+    are. Between that and the step, DeepSpeed's `safe_get_full_grad` has nothing to read.
     """
     zero = ds_engine.optimizer
     tied: list[tuple[Any, Any]] = getattr(ds_engine.module, "get_tied_weights_and_groups", list)()
@@ -415,7 +417,8 @@ def overlap_reduction(ds_engine: DeepSpeedEngine, data_axis: Axis, late: Collect
     else:
         order = {id(p): index for index, p in enumerate(ds_engine.module.parameters())}
         accumulates = ds_engine.gradient_accumulation_steps() > 1
-        reduction = GradientBuffer(zero, axis, accumulates, order, not_complete)
+        is_last = ds_engine.is_gradient_accumulation_boundary
+        reduction = GradientBuffer(zero, axis, is_last, accumulates=accumulates, order=order, late=not_complete)
         zero.reduce_gradients = reduction.reduce_rest
         _replace_gradient_hooks(ds_engine, reduction.accumulate, reduction.on_gradient)
     step = zero.step

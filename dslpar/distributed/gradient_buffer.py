@@ -1,6 +1,6 @@
 """ZeRO 1's gradients: one contiguous buffer a parameter group, reduced bucket by bucket under the last backward.
 
-    buffer = GradientBuffer(zero, groups.axis("data"), order, late)
+    buffer = GradientBuffer(zero, groups.axis("data"), is_last_backward, accumulates=True, order=order, late=late)
     buffer.accumulate(p)               # adds p.grad to p's place, and frees it
     buffer.on_gradient(p)              # a hook: the gradient of `p` is there
     buffer.reduce_rest()               # after the step's last backward
@@ -18,7 +18,8 @@ the activations, which go as gradients come. This rank's part is then copied tog
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -56,6 +57,8 @@ class _Bucket:
     params: list[nn.Parameter]
     missing: int = 0
     """Of its gradients, those that this step's last backward has not made; late ones stay so until it is over."""
+    has_begun: bool = False
+    """Whether it is being reduced, or was, in this step."""
 
 
 class _Begun(NamedTuple):
@@ -69,16 +72,25 @@ class _Begun(NamedTuple):
 class GradientBuffer:
     """Holds and reduces the gradients of a DeepSpeedZeroOptimizer at stage 1.
 
+    is_last_backward: whether the backward that runs completes the gradients of a step. DeepSpeed's engine knows; its
+        optimizer is told by a hook of the model's output, which comes too late for a head that the loss runs.
     accumulates: whether a step has several micro-batches.
-    order: of parameters by id, that in which a forward uses them.
+    order: of parameters by id, that in which they were registered: a forward uses them in about the same.
     late: ids of parameters whose gradients are not complete when the last backward is over, such as weights that a
         pipeline's stages share.
     """
 
     def __init__(
-        self, zero: Any, axis: Axis, accumulates: bool, order: Mapping[int, int], late: Collection[int]
+        self,
+        zero: Any,
+        axis: Axis,
+        is_last_backward: Callable[[], bool],
+        *,
+        accumulates: bool,
+        order: Mapping[int, int],
+        late: Collection[int],
     ) -> None:
-        self._zero, self._axis, self._late = zero, axis, frozenset(late)
+        self._zero, self._axis, self._is_last_backward, self._late = zero, axis, is_last_backward, frozenset(late)
         self._offsets = {
             id(p): int(offset)
             for params, offsets in zip(zero.round_robin_bit16_groups, zero.round_robin_bit16_offsets, strict=True)
@@ -100,7 +112,7 @@ class GradientBuffer:
             self._buffers = {id(p): part for bucket, part in pairs for p in bucket.params}
         own = [self._cut_own(group) for group in range(len(zero.bit16_groups))]
         self._sizes, self._shapes = [sizes for sizes, _ in own], [shapes for _, shapes in own]
-        self._in_flight: list[_Begun] = []
+        self._in_flight: deque[_Begun] = deque()
         self._num_begun = 0
         self._expect_all()
 
@@ -130,12 +142,19 @@ class GradientBuffer:
         p.grad = None
 
     def on_gradient(self, p: Any) -> None:
-        """Take a gradient that a backward has made; begin the buckets that it completes."""
-        self.accumulate(p)
-        if not self._zero.is_gradient_accumulation_boundary() or self._is_late(p):
-            return
+        """Take a gradient that a backward has made; begin the buckets that it completes.
+
+        A parameter that the last backward does not use keeps its bucket, and those after it, until that is over.
+
+        Raises:
+            RuntimeError: its bucket has begun, and the gradient would be lost.
+        """
         bucket = self._bucket_of[id(p)]
-        assert bucket.missing > 0, "one more gradient of a step whose reduction has begun: it would be lost"
+        if bucket.has_begun:
+            raise RuntimeError("a gradient of a step whose reduction has begun, in which it would be missing")
+        self.accumulate(p)
+        if not self._is_last_backward() or self._is_late(p):
+            return
         bucket.missing -= 1
         while self._num_begun < len(self._buckets) and self._buckets[self._num_begun].missing == 0:
             self._begin_next()
@@ -144,17 +163,25 @@ class GradientBuffer:
         """Begin all reductions that are left, after the last backward."""
         while self._num_begun < len(self._buckets):
             for p in self._buckets[self._num_begun].params:
-                self.accumulate(p)  # where a gradient was made anew since: that of a weight which stages share
+                self.accumulate(p)  # where one was made since: zeros of a vector that was not used, and is summed
             self._begin_next()
         self._zero._epilogue_ran_this_backward = True
 
     def finish(self) -> None:
-        """Wait for all reductions, and give the step what it takes."""
-        for begun in self._in_flight:
+        """Wait for all reductions, and give the step what it takes.
+
+        Raises:
+            RuntimeError: gradients were not reduced: no backward of the engine was the step's last.
+        """
+        if self._num_begun < len(self._buckets):
+            raise RuntimeError("a step whose gradients were not reduced: engine.backward() must be its last call")
+        while self._in_flight:
+            begun = self._in_flight.popleft()
             summed = begun.pending.wait()
             if begun.target is not None:
                 begun.target.copy_(summed)
-        self._in_flight, self._num_begun = [], 0
+            del begun, summed  # the last one may be a copy of a large table's
+        self._num_begun = 0
         self._expect_all()
         group_of = import_module("deepspeed.runtime.zero.stage_1_and_2").GradPartitionBufferGroup
         for group in range(len(self._sizes)):
@@ -236,14 +263,17 @@ class GradientBuffer:
 
     def _expect_all(self) -> None:
         for bucket in self._buckets:
-            bucket.missing = len(bucket.params)
+            bucket.missing, bucket.has_begun = len(bucket.params), False
 
     def _begin_next(self) -> None:
         """Begin to average the next bucket, each part on the rank that steps it."""
         bucket = self._buckets[self._num_begun]
         self._num_begun += 1
+        bucket.has_begun = True
         zero, axis = self._zero, self._axis
         for p in bucket.params:
+            if zero.get_gradient_for_reduction(p) is None:
+                self.place(p).zero_()  # not used in this step; or what stood there was dropped, as `zero_grad` does
             zero.clear_grad_attribute(p)  # until the step is over, nobody's
         buffer, size = self._with_memory(self._buffers[id(bucket.params[0])]), int(zero.partition_size[bucket.group])
         if zero.gradient_average and axis.size > 1:

@@ -5,7 +5,7 @@
     reduction.finish()                     # before the norm; the gradients are averaged then
 
 A rank that holds several stages has the gradients of its later stages long before those of its first. DeepSpeed reduces
-all of them when the last backward is over (`gradient_reduction` is the same for ZeRO 1, where hooks begin it).
+all of them when the last backward is over (`gradient_buffer` is the same for ZeRO 1, where hooks begin it).
 Megatron-LM's interleaved schedule overlaps its data-parallel reductions in the same way, a chunk at a time.
 """
 

@@ -14,7 +14,7 @@ any engine, and splits a backward by running it twice. Here W is what the layers
 (`layers.weight_gradients`).
 
 Gradients of a stage are complete in its last B, or W where the backward is split: from there on they are reduced over
-replicas while the rank's other stages go on (`distributed.gradient_reduction`).
+replicas while the rank's other stages go on (`distributed.gradient_buffer`; without ZeRO, `stage_reduction`).
 """
 
 from __future__ import annotations

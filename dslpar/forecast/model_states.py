@@ -174,7 +174,8 @@ def zero_1(owner: Owner, buckets: Buckets, moments: float) -> States:
     """Count ZeRO 1: whole gradients in fp32, in one buffer, whose parts are reduced where they stand.
 
     In fp16, which is sent as such, those on their way are copies. Of one micro-batch a step, buckets come one by one,
-    and the part that this rank steps is copied from them in the end.
+    and the part that this rank steps is copied from them in the end. A matrix's gradient is made in the model's type
+    before it is added.
     """
     whole, shard, summed = owner.elements, owner.shard, buckets.summed_bytes
     if not buckets.overlapped:
@@ -189,14 +190,14 @@ def zero_1(owner: Owner, buckets: Buckets, moments: float) -> States:
             reduced=summed * whole + staged + owner.sent * filled.size + summed * shard,
             stepped=4 * shard,
         )
-    copied = owner.sent * whole if owner.sent != summed else 0.0
+    besides = owner.bytes * owner.largest + (owner.sent * whole if owner.sent != summed else 0.0)
     return States(
         weights=owner.bytes * whole,
         masters=4 * shard,
         optimizer=4 * moments * shard,
         gradients=summed * whole,
         at_once=owner.accumulates,
-        reduced=summed * whole + (copied if owner.accumulates else max(copied, summed * shard)),
+        reduced=summed * whole + (besides if owner.accumulates else max(besides, summed * shard)),
         stepped=summed * (whole if owner.accumulates else shard),
     )
 

@@ -30,14 +30,13 @@ BUCKET = 2000
 
 def trained(world: int, stage: int, accumulation: int, dtype: str = "fp32", **other: Any) -> Job:
     gpt = section.GPT(num_layers=2, hidden_size=16, num_heads=2, vocab_size=VOCAB, max_seq_len=LENGTH)
+    given: dict[str, Any] = dict(model=gpt, train=sections.Train(clip_grad_norm=0.5))
     return job(
         world,
-        model=gpt,
         zero=sections.Zero(stage=stage, extra={"reduce_bucket_size": BUCKET} | other.pop("zero", {})),
         batch=sections.Batch(global_size=12, accumulation=accumulation),
         precision=sections.Precision(dtype=dtype, extra={"initial_scale_power": 6} if dtype == "fp16" else {}),
-        train=sections.Train(clip_grad_norm=0.5),
-        **other,
+        **given | other,
     )
 
 
@@ -176,6 +175,58 @@ def test_gradients_that_were_kept_back_are_reduced_once(parallel: sections.Paral
     found, expected = (on_ranks(world, fn, made, init="deepspeed") for fn in (_summed_later, _summed_by_deepspeed))
     for mine, theirs in zip(found, expected, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+
+
+def _by_parts_of_tokens(made: Job) -> list[torch.Tensor]:
+    engine = engine_of(made)
+    for step in range(2):
+        engine.train_batch(batches(made, engine.groups.coord["data"], step))
+    return [p.detach().clone() for _, p in engine.named_parameters()]
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_head_that_the_loss_runs_is_reduced_when_the_last_backward_is_there(world: int, dtype: str) -> None:
+    """Its hook runs before that of the model's output, by which DeepSpeed tells the optimizer which backward it is; and
+    a large head has a bucket of its own."""
+    gpt = section.GPT(
+        num_layers=2, hidden_size=16, num_heads=2, vocab_size=VOCAB, max_seq_len=LENGTH, tie_embeddings=False
+    )
+    whole, parts = (
+        trained(
+            *(world, 1, 3, dtype),
+            model=gpt,
+            zero={"reduce_bucket_size": VOCAB * 16},
+            train=sections.Train(loss_chunks=chunks),
+            optimizer=sections.SGD(lr=0.5),
+        )
+        for chunks in (1, 2)
+    )
+    found, expected = (on_ranks(world, _by_parts_of_tokens, made, init="deepspeed") for made in (parts, whole))
+    for mine, theirs in zip(found, expected, strict=True):
+        for a, b in zip(mine, theirs, strict=True):
+            # Weights move by half a gradient: as far as they are large. In bf16 each product is rounded by 2**-9.
+            assert (a - b).abs().max() <= (1e-5 if dtype == "fp32" else 2**-5) * b.abs().max()
+
+
+def _raised(made: Job, call: str) -> str:
+    """What is said of a step, or of a loss.backward() of a program's own, after the engine's first backward."""
+    engine = engine_of(made)
+    x, y = batches(made, 0)[0]
+    engine.backward(engine.criterion(engine(x), y))
+    loss = engine.criterion(engine.deepspeed.module(x), y)
+    with pytest.raises(RuntimeError) as raised:
+        {"step": engine.deepspeed.optimizer.step, "backward": loss.backward}[call]()
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("accumulation", "call", "said"),
+    [(3, "step", "gradients were not reduced"), (1, "backward", "whose reduction has begun")],
+)
+def test_no_gradient_is_lost_without_a_word(accumulation: int, call: str, said: str) -> None:
+    (message,) = on_ranks(1, _raised, trained(1, 1, accumulation), call, init="deepspeed")
+    assert said in message
 
 
 def _is_overlapped(made: Job) -> bool:
