@@ -11,7 +11,7 @@ from benchmarks.measure import HEADER
 NAMES = (
     *("lint_speed", "lint_many", "overhead", "tensor_speed", "one_device", "transformers_step", "checkpoint_cost"),
     *("save_stall", "reshard_memory", "tokenize_speed", "generate_speed", "bubble", "schedule_overhead"),
-    "context_parallel",
+    *("context_parallel", "host_time"),
 )
 
 
