@@ -109,10 +109,11 @@ class _KernelMode(TorchDispatchMode):
         self.counts.by_name[name] += 1
         self.counts.num_bytes += sum(map(_num_bytes, tensors))
         if name == "_softmax" and args[0] is self._cast:
-            # softmax(x, dtype=torch.float32) upcasts by a kernel of its own on a CPU alone.
+            # Of float16 softmax(x, dtype=torch.float32) upcasts by a kernel of its own on a CPU alone; of bfloat16 on a
+            # GPU too, as a profile of an H200 has shown.
             self.counts.kernels -= 1
             self.counts.num_bytes -= 2 * _num_bytes(args[0])
-        self._cast = result if name == "_to_copy" else None
+        self._cast = result if name == "_to_copy" and args[0].dtype == torch.float16 else None
         if name in COPIES and len({each.dtype for each in tensors}) == 1:
             self.counts.layout_copies += 1
         self._products += name in PRODUCTS or name.startswith(PRODUCT_PREFIXES)
