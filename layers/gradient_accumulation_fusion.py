@@ -18,9 +18,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 _adding = False
 """Of the module, as in weight_gradients: autograd's threads on an accelerator see no variable of a context."""
@@ -66,6 +68,36 @@ def sum_of(weight: Tensor | None) -> Tensor | None:
         return None
     total: Tensor | None = getattr(weight, "grad_accum", None)
     return total if total is not None and total.dtype is torch.float32 else None
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return x W^T + b on a rank that needs no other; the backward adds dW to its sum, where it may."""
+    y: Tensor = _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
+    return y
+
+
+class _Linear(torch.autograd.Function):
+    """As layers.linear's product, without what collectives need: a small layer's time on the host is its Python."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return functional.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        needs_x, needs_w, needs_b = ctx.needs_input_grad
+        y_grad = grads[0].flatten(0, -2)
+        x_grad = torch.mm(y_grad, weight).view(x.shape) if needs_x else None
+        w_grad = None
+        if needs_w:
+            total = sum_of(weight)
+            if total is None:
+                w_grad = torch.mm(y_grad.t(), x.flatten(0, -2))
+            else:
+                add_product_(total, y_grad.t(), x.flatten(0, -2))
+        return x_grad, w_grad, y_grad.sum(0) if needs_b else None
 
 
 def add_product_(total: Tensor, a: Tensor, b: Tensor) -> None:

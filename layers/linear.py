@@ -110,8 +110,8 @@ def sharded_matmul(
     """
     leaf = weight_gradients.leaf_of(weight)
     summed = weight if leaf is None and fusion.fuses_accumulation(weight) else None
-    if sharding.is_local and not adapters and leaf is None and summed is None:
-        return functional.linear(x, weight, bias)
+    if sharding.is_local and not adapters and leaf is None:
+        return functional.linear(x, weight, bias) if summed is None else fusion.linear(x, weight, bias)
     weight = weight if leaf is None else leaf.stand_in()
     y = _ShardedMatmul.apply(x, weight, bias, sharding, leaf, summed, adapters, *matrices)  # type: ignore[no-untyped-call]
     return cast("Tensor", y)

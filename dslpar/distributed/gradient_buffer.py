@@ -11,8 +11,9 @@ bucket is another, and what of a bucket goes to a rank is summed up where it sta
 its whole gradients once. Megatron-LM's and torch DDP's buckets are slices of such a buffer too. Buckets begin in one
 order on all ranks, whatever the order in which a backward makes their gradients.
 
-Micro-batches add up in the buffer itself, in fp32 also where weights are in half precision. In a step of one
-micro-batch each bucket is a buffer of its own, made when its first gradient is: all of them at once would stand beside
+Micro-batches add up in the buffer itself, in fp32 also where weights are in half precision. Small gradients, of which a
+model has many, wait for each other, and one call adds them: one by one they cost the host more than the device. In a
+step of one micro-batch each bucket is a buffer of its own, made when its first gradient is: all of them at once would stand beside
 the activations, which go as gradients come. This rank's part is then copied together at the end.
 """
 
@@ -29,6 +30,9 @@ from torch import Tensor, nn
 
 from dslpar.distributed import collectives
 from dslpar.distributed.collectives import Axis, Pending
+
+_MOST_WAITING = 2**18
+"""Elements of the gradients that wait to be added: few beside those of a matrix, many beside those of a vector."""
 
 
 @dataclass
@@ -103,15 +107,25 @@ class GradientBuffer:
             key=lambda each: (any(map(self._is_late, each.params)), -min(order[id(p)] for p in each.params))
         )
         self._bucket_of = {id(p): bucket for bucket in self._buckets for p in bucket.params}
+        self._whole: list[_Buffer] = []
         if accumulates:
-            whole = [_Buffer(group, 0, len(flat)) for group, flat in enumerate(zero.bit16_groups_flat)]
-            self._buffers = {id(p): whole[bucket.group] for bucket in self._buckets for p in bucket.params}
+            self._whole = [_Buffer(group, 0, len(flat)) for group, flat in enumerate(zero.bit16_groups_flat)]
+            self._buffers = {id(p): self._whole[bucket.group] for bucket in self._buckets for p in bucket.params}
         else:
             parts = [_Buffer(bucket.group, bucket.begin, bucket.end) for bucket in self._buckets]
             pairs = zip(self._buckets, parts, strict=True)
             self._buffers = {id(p): part for bucket, part in pairs for p in bucket.params}
         own = [self._cut_own(group) for group in range(len(zero.bit16_groups))]
         self._sizes, self._shapes = [sizes for sizes, _ in own], [shapes for _, shapes in own]
+        self._places: dict[int, Tensor] = {}
+        """By a parameter's id, views of the buffers that stand."""
+        self._waiting: list[Any] = []
+        self._num_waiting = 0
+        """Elements of them."""
+        self._backward: int | None = None
+        """torch's number of the backward that runs, as far as one has brought a gradient."""
+        self._completes = False
+        """Whether that is a step's last."""
         self._in_flight: deque[_Begun] = deque()
         self._num_begun = 0
         self._expect_all()
@@ -119,27 +133,9 @@ class GradientBuffer:
     # ---- what takes the place of DeepSpeed's methods ----
 
     def accumulate(self, p: Any) -> None:
-        """Add a micro-batch's gradient to those before, in its place.
-
-        In half precision DeepSpeed has them in `p.grad_accum`: a sum in fp32 takes a bf16 or fp16 number without
-        rounding, so 10 bytes move for a parameter. Where a product has added to the sum itself
-        (`layers.gradient_accumulation_fusion`) there is no gradient, and nothing to do. In the sum's own type
-        autograd adds to `p.grad`, once that stands there.
-        """
-        gradient = p.grad
-        if gradient is None:
-            return
-        if not self._zero.use_grad_accum_attribute:
-            place = self.place(p)
-            if gradient.data_ptr() != place.data_ptr():
-                p.grad = place.copy_(gradient)
-            return
-        if p.grad_accum is None:
-            p.grad_accum = self.place(p)
-            p.grad_accum.copy_(gradient)
-        else:
-            p.grad_accum.add_(gradient)
-        p.grad = None
+        """Add a micro-batch's gradient to those before, in its place."""
+        if p.grad is not None:
+            self._add([p])
 
     def on_gradient(self, p: Any) -> None:
         """Take a gradient that a backward has made; begin the buckets that it completes.
@@ -152,11 +148,19 @@ class GradientBuffer:
         bucket = self._bucket_of[id(p)]
         if bucket.has_begun:
             raise RuntimeError("a gradient of a step whose reduction has begun, in which it would be missing")
-        self.accumulate(p)
-        if not self._is_last_backward() or self._is_late(p):
+        if torch._C._current_graph_task_id() != self._backward:
+            self._enter_backward()
+        # Where a product has added to the sum itself (layers.gradient_accumulation_fusion) there is no gradient.
+        if p.grad is not None:
+            self._waiting.append(p)
+            self._num_waiting += p.numel()
+            if self._num_waiting > _MOST_WAITING:
+                self._add_waiting()
+        if not self._completes or self._is_late(p):
             return
         bucket.missing -= 1
         while self._num_begun < len(self._buckets) and self._buckets[self._num_begun].missing == 0:
+            self._add_waiting()
             self._begin_next()
 
     def reduce_rest(self, pipeline_parallel: bool = False) -> None:
@@ -182,6 +186,7 @@ class GradientBuffer:
                 begun.target.copy_(summed)
             del begun, summed  # the last one may be a copy of a large table's
         self._num_begun = 0
+        self._places.clear()
         self._expect_all()
         group_of = import_module("deepspeed.runtime.zero.stage_1_and_2").GradPartitionBufferGroup
         for group in range(len(self._sizes)):
@@ -190,12 +195,72 @@ class GradientBuffer:
             parts = [part.view(shape) for part, shape in pairs if shape is not None]
             self._zero.averaged_gradients[group] = group_of(parts, own)
 
+    # ---- what waits ----
+
+    def _enter_backward(self) -> None:
+        """Note which backward brings gradients, and have what waits at its end added.
+
+        A backward can run within another one, as where activations are recomputed. Each adds what it has made before
+        another goes on: else autograd would add up two gradients of a parameter in half precision.
+        """
+        self._add_waiting()
+        self._backward = torch._C._current_graph_task_id()
+        self._completes = self._is_last_backward()
+        for buffer in self._whole:
+            if buffer.memory is None:
+                self._begin_sums(buffer)
+        torch.autograd.Variable._execution_engine.queue_callback(self._leave_backward)  # type: ignore[attr-defined]
+
+    def _begin_sums(self, buffer: _Buffer) -> None:
+        """Have sums stand that products may add to (layers.gradient_accumulation_fusion): also a step's first ones."""
+        self._with_memory(buffer)
+        for p in self._zero.round_robin_bit16_groups[buffer.group]:
+            if getattr(p, "fuses_accumulation", False) and p.grad_accum is None:
+                p.grad_accum = self.place(p)
+
+    def _leave_backward(self) -> None:
+        self._add_waiting()
+        self._backward = None
+
+    def _add_waiting(self) -> None:
+        params, self._waiting, self._num_waiting = self._waiting, [], 0
+        if params:
+            self._add(params)
+
+    def _add(self, params: Sequence[Any]) -> None:
+        """Add the gradients of parameters to those before, in their places.
+
+        In half precision DeepSpeed has the sums in `p.grad_accum`: one in fp32 takes a bf16 or fp16 number without
+        rounding, so 10 bytes move for a parameter. In the sum's own type autograd adds to `p.grad`, once that is the
+        place.
+        """
+        if not self._zero.use_grad_accum_attribute:
+            elsewhere = [p for p in params if p.grad.data_ptr() != self.place(p).data_ptr()]
+            _copy([self.place(p) for p in elsewhere], [p.grad for p in elsewhere])
+            for p in elsewhere:
+                p.grad = self.place(p)
+            return
+        first, more = [p for p in params if p.grad_accum is None], [p for p in params if p.grad_accum is not None]
+        for p in first:
+            p.grad_accum = self.place(p)
+        _copy([p.grad_accum for p in first], [p.grad for p in first])
+        if more:
+            torch._foreach_add_([p.grad_accum for p in more], [p.grad for p in more])
+        for p in params:
+            p.grad = None
+
     # ---- the buffers ----
 
     def place(self, p: nn.Parameter) -> Tensor:
         """Return where the gradient of a parameter stands, in its shape; zeros until one was written there."""
-        offset = self._offsets[id(p)]
-        return self._with_memory(self._buffers[id(p)]).between(offset, offset + p.numel()).view(p.shape)
+        place = self._places.get(id(p))
+        if place is None:
+            offset = self._offsets[id(p)]
+            place = self._with_memory(self._buffers[id(p)]).between(offset, offset + p.numel())
+            if p.dim() != 1:
+                place = place.view(p.shape)
+            self._places[id(p)] = place
+        return place
 
     def _with_memory(self, buffer: _Buffer) -> _Buffer:
         if buffer.memory is None:
@@ -283,3 +348,8 @@ class GradientBuffer:
             part = buffer.between(max(bucket.begin, rank * size), min(bucket.end, (rank + 1) * size))
             pending = collectives.start_reduce_(part.to(dtype), axis, rank)
             self._in_flight.append(_Begun(pending, part if dtype != part.dtype and rank == axis.index else None))
+
+
+def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
+    if targets:
+        torch._foreach_copy_(targets, sources)
