@@ -87,11 +87,22 @@ def of_config(name: str, text: str, device: torch.device) -> Seen:
     return Seen(name, losses, peaks)
 
 
+def _start_libraries(device: torch.device) -> None:
+    """Multiply forward and backward: what torch gives cuBLAS to work in, in each of the two threads, stands from then on.
+
+    The forecast has it outside of what torch gives out for a step (`dslpar.forecast.stage_memory.CONTEXT`).
+    """
+    for dtype in (torch.float32, torch.bfloat16):
+        x = torch.ones(64, 64, device=device, dtype=dtype, requires_grad=True)
+        (x @ x).sum().backward()  # type: ignore[no-untyped-call]
+
+
 def main(configs: str, output: str) -> None:
     """Train each config; rank 0 writes what they gave."""
     dist_env = bootstrap.read_distributed_env(os.environ)
     bootstrap.setup_distributed(dist_env, os.environ)
     device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+    _start_libraries(device)
     for name, text in json.loads(Path(configs).read_text()).items():
         seen = of_config(name, text, device)
         if dist_env.rank == 0:

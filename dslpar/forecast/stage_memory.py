@@ -32,7 +32,8 @@ from dslpar.forecast.workload import Workload
 Moment = Literal["backward", "reduction", "step"]
 
 CONTEXT = 1.1e9
-"""Bytes that a process's CUDA context takes, with its libraries."""
+"""Bytes that a process's CUDA context takes, with its libraries: also what torch gives cuBLAS to work in, once for each
+thread that multiplies (32 MiB each on Hopper)."""
 COMMUNICATOR = 0.55 * 2**30
 """Bytes of NCCL's buffers, a communicator."""
 FRAGMENTATION = 0.01
