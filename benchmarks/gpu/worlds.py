@@ -88,7 +88,7 @@ def of_config(name: str, text: str, device: torch.device) -> Seen:
 
 
 def _start_libraries(device: torch.device) -> None:
-    """Multiply forward and backward: what torch gives cuBLAS to work in, in each of the two threads, stands from then on.
+    """Multiply forward and backward: what torch gives cuBLAS to work in, in either thread, stands from then on.
 
     The forecast has it outside of what torch gives out for a step (`dslpar.forecast.stage_memory.CONTEXT`).
     """

@@ -18,6 +18,7 @@ dslpar plan CFG --world-size 64 --device h100-80g zero.stage=2       # of anothe
 dslpar plan CFG --world-size 64 --device h100-80g --fix parallel.pipeline=2   # search with that pipeline
 dslpar plan CFG --world-size 64 --device h100-80g --apply 1          # write the first repair, or layout
 dslpar plan --calibrate outputs/a outputs/b --device h100-80g        # learn from runs of one's own
+dslpar plan CFG --world-size 16 --device a100-80g --trace            # a model that only torch knows
 dslpar plan CFG --world-size 10240 --dry-run --rank 1023             # build and run one rank's part
 
 Without --device: cluster.device of the config, else this machine's. Memory is that of the fullest
@@ -53,6 +54,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "build one rank's layers without memory, run its step alone, and check it against all other ranks; needs torch"
     )
     add("--dry-run", action="store_true", help=help)
+    help = (
+        "learn what the model costs from its layers, built and run without memory, and its data; for models of which"
+        " no costs are known: slower, and needs torch"
+    )
+    add("--trace", action="store_true", help=help)
     add("--rank", type=lambda text: arguments.whole_number(text, 0), metavar="R", help="that rank; default: 0")
     arguments.add_format(parser, *report.FORMATS)
 
@@ -93,8 +99,16 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         return plan_dry_run.run(job, args.rank, args.format, parser)
     try:
         machine = machine_of(job, args.device, args.nodes_of, cluster, args.calibration)
+        costs_of = None
+        if args.trace:
+            from dslpar.cli import plan_trace
+
+            traced = plan_trace.traced(job, parser)
+            if traced is None:
+                return 1
+            job, costs_of = traced
         gc.disable()  # what a search makes has no cycles: looking for them takes an eighth of its time
-        made = planning.plan_of(question, checked, job, machine)
+        made = planning.plan_of(question, checked, job, machine, costs_of)
     except (MachineError, planning.NoForecastError) as error:
         parser.error(str(error))
     finally:
@@ -111,8 +125,11 @@ def _check_flags(args: argparse.Namespace, parser: argparse.ArgumentParser) -> N
         parser.error("--rank goes with --dry-run")
     if args.dry_run and (args.apply is not None or args.fix or args.calibration):
         parser.error("--dry-run goes without --apply, --fix and --calibration")
-    if args.calibrate and (args.apply is not None or args.fix or args.dry_run or arguments.overrides(args)):
-        parser.error("--calibrate goes without --apply, --fix, --dry-run and overrides")
+    if args.trace and args.dry_run:
+        parser.error("--dry-run goes without --trace")
+    others = args.apply is not None or args.fix or args.dry_run or args.trace
+    if args.calibrate and (others or arguments.overrides(args)):
+        parser.error("--calibrate goes without --apply, --fix, --dry-run, --trace and overrides")
 
 
 def _path(args: argparse.Namespace, parser: argparse.ArgumentParser) -> str:

@@ -13,8 +13,8 @@ order on all ranks, whatever the order in which a backward makes their gradients
 
 Micro-batches add up in the buffer itself, in fp32 also where weights are in half precision. Small gradients, of which a
 model has many, wait for each other, and one call adds them: one by one they cost the host more than the device. In a
-step of one micro-batch each bucket is a buffer of its own, made when its first gradient is: all of them at once would stand beside
-the activations, which go as gradients come. This rank's part is then copied together at the end.
+step of one micro-batch each bucket is a buffer of its own, made when its first gradient is: all of them at once would
+stand beside the activations, which go as gradients come. This rank's part is then copied together at the end.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ class GradientBuffer:
         for buffer in self._whole:
             if buffer.memory is None:
                 self._begin_sums(buffer)
-        torch.autograd.Variable._execution_engine.queue_callback(self._leave_backward)  # type: ignore[attr-defined]
+        torch.autograd.Variable._execution_engine.queue_callback(self._leave_backward)
 
     def _begin_sums(self, buffer: _Buffer) -> None:
         """Have sums stand that products may add to (layers.gradient_accumulation_fusion): also a step's first ones."""

@@ -28,15 +28,26 @@ def fused_kernels() -> Iterator[None]:
 
 
 def _attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, p: float = 0.0, causal: bool = False, **_: object
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **_: object,
 ) -> Tensor:
-    """Run flash attention in half precision, else, or with a mask, the memory-efficient one."""
+    """Run flash attention in half precision, else, or with a mask, the memory-efficient one.
+
+    Arguments are named as torch's are: transformers gives some of them by name.
+    """
     aten = torch.ops.aten
-    if mask is None and q.dtype != torch.float32:
-        return cast("Tensor", aten._scaled_dot_product_flash_attention(q, k, v, p, causal)[0])
-    k, v = (part.repeat_interleave(q.shape[1] // part.shape[1], dim=1) for part in (k, v))
-    result = aten._scaled_dot_product_efficient_attention(q, k, v, None, q.requires_grad, p, causal)
-    return cast("Tensor", result[0])
+    if attn_mask is None and query.dtype != torch.float32:
+        made = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal)
+        return cast("Tensor", made[0])
+    key, value = (part.repeat_interleave(query.shape[1] // part.shape[1], dim=1) for part in (key, value))
+    wants_sums = query.requires_grad
+    made = aten._scaled_dot_product_efficient_attention(query, key, value, None, wants_sums, dropout_p, is_causal)
+    return cast("Tensor", made[0])
 
 
 def _rms_norm(x: Tensor, _: Sequence[int], weight: Tensor, __: float | None = None) -> Tensor:

@@ -90,13 +90,13 @@ def _changes(chunks: Chunks, count: int, split: bool, rank: int) -> tuple[int, .
 def _saved(workload: Workload, stage: int) -> float:
     """Return what a micro-batch keeps on a stage from its forward to its backward."""
     costs, size = workload.costs, workload.element_bytes
-    num_layers, boundary = workload.counts[stage], float(costs.boundary) * size
+    boundary = float(costs.boundary) * size
     if workload.recompute == "full":
-        layers = -(-num_layers // workload.interval) * boundary
+        layers = -(-workload.counts[stage] // workload.interval) * boundary
         if workload.offloads_inputs:
             layers = min(layers, boundary)  # the one that is on its way
     else:
-        layers = num_layers * _of_layer(workload)
+        layers = sum(number * _of_layer(workload, layer) for layer, number in workload.layers_of(stage))
     total = layers
     if stage == workload.chunks.last:
         total += _bytes(workload, costs.last) - _result_of_norm(workload)
@@ -106,12 +106,11 @@ def _saved(workload: Workload, stage: int) -> float:
     return total
 
 
-def _of_layer(workload: Workload) -> float:
+def _of_layer(workload: Workload, layer: Costs) -> float:
     """Return what a layer saves of a micro-batch, with masks of dropout, and scores where attention is not fused.
 
     Of what is computed by parts of the tokens, its input alone: the rest is there for one part at a time.
     """
-    layer = workload.costs.layer
     total = _bytes(workload, layer) - 2 * _result_of_norm(workload)
     if _mlp_chunks(workload) > 1:
         total -= _saved_by_mlp(workload)
@@ -128,10 +127,10 @@ def _of_layer(workload: Workload) -> float:
 
 def _result_of_norm(workload: Workload) -> float:
     """Return the bytes of a norm's result that `dslpar.forecast.memory` counts, as on a CPU, and a fused kernel does
-    not keep: of RMSNorm, where features are whole.
+    not keep: of RMSNorm, where features are whole. A trace counts none.
     """
     tensor = workload.mesh.tensor
-    if not workload.habits.fused_norms or getattr(workload.model, "norm", "") != "rmsnorm":
+    if workload.costs.units or not workload.habits.fused_norms or getattr(workload.model, "norm", "") != "rmsnorm":
         return 0.0
     is_whole = tensor.size == 1 or ranks(tensor, residual_cuts(tensor).features) == 1
     return workload.element_bytes * float(workload.costs.boundary) if is_whole else 0.0
@@ -160,9 +159,9 @@ def _bytes(workload: Workload, part: Costs) -> float:
 def _deferred(workload: Workload, stage: int) -> float:
     """Return what a micro-batch keeps on a stage from B to W: both operands of each product's weight gradient."""
     costs = workload.costs
-    layer = _operands(workload, costs.layer)
+    layers = sum(number * _operands(workload, layer) for layer, number in workload.layers_of(stage))
     last = _operands(workload, costs.last) if stage == workload.chunks.last else 0.0
-    return workload.element_bytes * (workload.counts[stage] * layer + last)
+    return workload.element_bytes * (layers + last)
 
 
 def _operands(workload: Workload, part: Costs) -> float:
@@ -211,6 +210,7 @@ def _working(workload: Workload) -> float:
         widest = max(widest, in_attention / size)
     live = 0.0
     if workload.recompute == "full":
-        live = min(workload.interval, max(workload.counts)) * _of_layer(workload) - size * float(costs.boundary)
+        fullest_layer = max(_of_layer(workload, layer) for layer in costs.units or (costs.layer,))
+        live = min(workload.interval, max(workload.counts)) * fullest_layer - size * float(costs.boundary)
     messages = 2 * size * float(costs.boundary) if workload.mesh.pipe > 1 else 0.0
     return size * widest + live + messages

@@ -14,14 +14,14 @@ from collections.abc import Mapping
 
 from dslpar.core.frozen import fields, frozen, replace
 from dslpar.core.mesh import Mesh, Tensor
-from dslpar.forecast.family import model_costs
 from dslpar.forecast.model_costs import ModelCosts
-from dslpar.forecast.workload import Habits, Workload, habits_of, workload_of
+from dslpar.forecast.workload import CostsOf, Habits, Workload, costs_by_form, habits_of, workload_of
 from dslpar.layout.batch import Batch, Sizes, batch_of, requested_batch
 from dslpar.layout.chunks import Chunks
 from dslpar.layout.modes import cuboid_of
 from dslpar.layout.resolve import Job, auto_counts, heads_of, method_of, pipeline_of, tensor_of
 from dslpar.layout.schedule import Schedule
+from dslpar.layout.stages import automatic
 from dslpar.schema.sections import ContextParallel, PipelineParallel, Spec, TensorParallel
 
 
@@ -89,15 +89,17 @@ def candidate_of(job: Job) -> Candidate:
 class Workloads:
     """Workloads of candidates for one job: what several of them share is computed once.
 
-    `per_node`: devices of a node, within which context parallelism may exchange heads; 0: not known.
+    `per_node`: devices of a node, within which context parallelism may exchange heads; 0: not known. `costs_of`: what
+    the model costs, where closed forms do not tell.
     """
 
-    def __init__(self, job: Job, per_node: int = 0) -> None:
-        base = workload_of(job)
+    def __init__(self, job: Job, per_node: int = 0, costs_of: CostsOf | None = None) -> None:
+        self._find_costs = costs_of or costs_by_form(job)
+        base = workload_of(job, self._find_costs)
         assert base is not None, "a model whose costs are known"
         self.job, self.base, self.own, self.per_node = job, base, candidate_of(job), per_node
         self._cuboids: dict[tuple[TensorParallel, ContextParallel | None], Tensor] = {}
-        self._costs: dict[tuple[Tensor, int], ModelCosts] = {}
+        self._costs: dict[tuple[Tensor, int], ModelCosts | None] = {}
         self._counts: dict[tuple[int, int], tuple[int, ...]] = {}
         self._habits: dict[int, Habits] = {}
         self._last: tuple[tuple[Tensor, int, int], Workload] | None = None
@@ -120,14 +122,17 @@ class Workloads:
         return self._counts[key]
 
     def _automatic(self, candidate: Candidate) -> tuple[int, ...] | None:
-        spec, model = self.job.spec, self.job.spec.model
+        spec, model, units = self.job.spec, self.job.spec.model, self.base.costs.units
         if candidate.pipe == 1:
-            return None if model.num_layers is None else (model.num_layers,)
+            return (sum(self.base.counts),)
         pipeline = pipeline_of(spec) or PipelineParallel(size=candidate.pipe)
         given = replace(pipeline, size=candidate.pipe, stage_ids=None, counts=None)
         in_parallel = replace(spec, parallel=replace(spec.parallel, pipeline=given))
         method = method_of(spec if is_of_libai(spec) else in_parallel, given).value
-        return auto_counts(model, method, Chunks(candidate.pipe, candidate.chunks), self.job.seq_len)
+        chunks = Chunks(candidate.pipe, candidate.chunks)
+        if units:  # as the engine weighs layers that it has built, but for the classes of 'type:'
+            return automatic(method, len(units), chunks, lambda _: [int(each.memory.weights) for each in units])
+        return auto_counts(model, method, chunks, self.job.seq_len)
 
     def workload(self, candidate: Candidate) -> Workload:
         """Return what a candidate computes, holds and sends."""
@@ -158,18 +163,16 @@ class Workloads:
             job = self.job
             data = job.mesh.world_size // (pipe * cuboid.size)
             mesh = Mesh(pipe=pipe, data=data, tensor=cuboid, order=job.mesh.order)
-            costs = self._costs_of(cuboid, micro_size)
+            costs = self.costs_of(cuboid, micro_size)
             made = replace(self.base, mesh=mesh, micro_size=micro_size, known_costs=costs)
             self._last = key, made
         return self._last[1]
 
-    def _costs_of(self, cuboid: Tensor, micro_size: int) -> ModelCosts:
+    def costs_of(self, cuboid: Tensor, micro_size: int) -> ModelCosts | None:
+        """Return what the model costs a rank; None where its layers cannot be cut so."""
         key = cuboid, micro_size
         if key not in self._costs:
-            model, seq_len = self.base.model, self.base.seq_len
-            made = model_costs(model, cuboid, float(micro_size * seq_len), seq_len)
-            assert made is not None, "the base has costs"
-            self._costs[key] = made
+            self._costs[key] = self._find_costs(cuboid, micro_size)
         return self._costs[key]
 
 

@@ -1,7 +1,8 @@
 """What the parts of a model cost a rank: the layers that a pipeline cuts, and what comes before and after them.
 
 A family's `costs.model_costs` makes one value for a cuboid, a micro-batch and a sequence length; memory, traffic and
-time of every stage are sums over it.
+time of every stage are sums over it. Of a model that was traced (`dslpar.dry_run.trace`) layers may differ, and each
+has its own costs.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from functools import cached_property
 
 from dslpar.core.frozen import frozen
+from dslpar.forecast.flops import Flops
 from dslpar.forecast.memory import LayerMemory, Saved
 from dslpar.forecast.ring import LayerTraffic, Number
 from dslpar.forecast.work import Work
@@ -52,6 +54,17 @@ class ModelCosts:
     """What the backward of a layer's attention needs besides what the layer saved."""
     logits: Number = 0
     """Elements of the model's output that a rank holds while the loss is computed."""
+    units: tuple[Costs, ...] = ()
+    """Of a model whose layers may differ, each one that a pipeline counts, in order; `layer` is all of them together,
+    and `first` nothing."""
+    flops: Flops | None = None
+    """Of a token, where only a trace tells."""
+
+    @cached_property
+    def shares(self) -> tuple[float, ...]:
+        """Of what all `units` take a device, the share of each."""
+        loads = [_load(each.work) for each in self.units]
+        return tuple(load / sum(loads) for load in loads)
 
     @cached_property
     def weights(self) -> tuple[float, float, float, float]:
@@ -59,3 +72,14 @@ class ModelCosts:
         parts = (self.first, self.layer, self.last)
         first, layer, last = (float(each.memory.weights) for each in parts)
         return first, layer, last, float(self.tied)
+
+
+_OPERATIONS_AN_ELEMENT = 300
+"""What a device computes in products while an element goes through its memory: 310 on an A100, 410 on an H100."""
+
+
+def _load(work: Work) -> float:
+    """Return about how long a layer takes, in operations of products; never nothing."""
+    products = sum(2 * rows * depth * columns for rows, depth, columns in work.products)
+    scores = sum(4 * each.queries * each.keys / (2 if each.causal else 1) for each in work.scores)
+    return products + scores + _OPERATIONS_AN_ELEMENT * work.elementwise + 1.0

@@ -123,10 +123,15 @@ def owner_of(workload: Workload, pipe_rank: int) -> Owner:
     first, _, last, tied = costs.weights
     has_first, has_last = pipe_rank == 0, pipe_rank == workload.mesh.pipe - 1
     first_again = has_first and not (has_last and tied)
+    held = workload.chunks.held_by(pipe_rank)
+    layers, num_layers = [costs.layer], sum(workload.counts[stage] for stage in held)
+    if costs.units:
+        layers, num_layers = [layer for stage in held for layer, _ in workload.layers_of(stage)], 1
+    products = [product for layer in layers for product in layer.work.products]
     return Owner(
         elements=workload.weights(pipe_rank),
-        layer=tuple(float(depth * columns) / q for _, depth, columns in reversed(costs.layer.work.products)),
-        num_layers=sum(workload.counts[stage] for stage in workload.chunks.held_by(pipe_rank)),
+        layer=tuple(float(depth * columns) / q for _, depth, columns in reversed(products)),
+        num_layers=num_layers,
         ends=(last if has_last else 0.0, first if first_again else 0.0),
         replicas=workload.mesh.data,
         bytes=workload.element_bytes,

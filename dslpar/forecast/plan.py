@@ -100,7 +100,7 @@ class Forecast:
     @property
     def mfu_causal(self) -> float:
         """Share of the devices' peak that the model's operations take, attention's causal half counted."""
-        flops = flops_per_token(self.workload.model, self.workload.seq_len)
+        flops = self.workload.costs.flops or flops_per_token(self.workload.model, self.workload.seq_len)
         assert flops is not None, "a model whose costs are known"
         return flops.mfu_causal * self.tokens_per_s_gpu / self._device.flops_per_s
 

@@ -229,7 +229,7 @@ Shape = tuple[TensorParallel, ContextParallel | None, int, list[int]]
 def _shapes(workloads: Workloads) -> Iterator[Shape]:
     """Yield tensor and context parallelism, pipeline and micro-batches that go with model, world and global batch."""
     job, model = workloads.job, workloads.job.spec.model
-    world, layers, chain = job.mesh.world_size, model.num_layers or 1, is_chain(model)
+    world, layers, chain = job.mesh.world_size, sum(workloads.base.counts), is_chain(model)
     for context_size in _context_sizes(workloads):
         beside = world // context_size
         for tensor, context in _legal(workloads, beside, context_size):
@@ -260,7 +260,10 @@ def _legal(
     for size in divisors(world):
         for tensor in tensors(size, workloads.own.tensor):
             for context in _contexts(workloads, context_size, tensor):
-                if _divides(workloads, tensor, context) and not _worse(workloads, tensor, context):
+                if not _divides(workloads, tensor, context) or _worse(workloads, tensor, context):
+                    continue
+                cuboid = workloads.cuboid(tensor, context)
+                if workloads.costs_of(cuboid, least_micro_size(cuboid)) is not None:
                     yield tensor, context
 
 
@@ -324,8 +327,7 @@ def _micro_sizes(samples: int, cuboid: Tensor, own: int) -> list[int]:
 
 def _schedules(workloads: Workloads, pipe: int) -> Iterator[tuple[int, bool]]:
     """Yield chunks, and whether the backward is split."""
-    spec = workloads.job.spec
-    layers = spec.model.num_layers or 1
+    spec, layers = workloads.job.spec, sum(workloads.base.counts)
     for chunks in (1, *CHUNKS) if pipe > 1 else (1,):
         if pipe * chunks <= layers:
             yield chunks, False

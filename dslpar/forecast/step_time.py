@@ -122,8 +122,10 @@ class Terms(NamedTuple):
     first_sent: tuple[Transfer, ...]
     last_sent: tuple[Transfer, ...]
     """Collectives of the tables, and of the head and the loss."""
-    layers: tuple[int, ...]
-    """On each rank of the pipeline."""
+    layers: tuple[float, ...]
+    """How many times each rank of the pipeline computes `layer`."""
+    launched: int
+    """Layers that `layer` stands for: 1, or all of a model whose layers differ."""
     micro_batches: int
     chunks: int
     splits_backward: bool
@@ -159,7 +161,7 @@ def terms_of(workload: Workload, device: Device, nodes: Nodes) -> Terms:
     size, pipe, micro_batches = workload.element_bytes, chunks.pipe, workload.micro_batches
     layer, head = model_kernels(costs, device, fused=habits.fused_attention, element_bytes=size)
     network = _Network(workload, device, nodes)
-    layers = _layers(workload.counts, pipe)
+    layers, launched = workload.layers_on_ranks, max(1, len(costs.units))
     forward, backward = network.transfers(costs.layer.traffic, max(layers))
     part = _recomputed_part(workload, device)
     part_sent = network.transfers(costs.in_parts.traffic, 0)[0] if part else ()
@@ -180,12 +182,13 @@ def terms_of(workload: Workload, device: Device, nodes: Nodes) -> Terms:
         recomputes_scores=workload.recompute == "selective",
         recomputed_part=part,
         part_sent=part_sent,
-        moved_s=_moved_s(workload),
+        moved_s=launched * _moved_s(workload),
         head=head,
         repeats_head=workload.loss_chunks > 1,
         first_sent=ends[0][0] + ends[0][1],
         last_sent=ends[1][0] + ends[1][1],
         layers=layers,
+        launched=launched,
         micro_batches=micro_batches,
         chunks=chunks.num,
         splits_backward=workload.schedule.split,
@@ -218,11 +221,6 @@ def _moved_s(workload: Workload) -> float:
     return num_bytes / workload.interval / HOST_BYTES_PER_S
 
 
-def _layers(counts: Sequence[int], pipe: int) -> tuple[int, ...]:
-    """Return the layers on each rank of the pipeline."""
-    return tuple(counts) if len(counts) == pipe else tuple(sum(counts[rank::pipe]) for rank in range(pipe))
-
-
 class _Data(NamedTuple):
     """What replicas send, by the stage of ZeRO."""
 
@@ -253,7 +251,7 @@ class _Network:
         self.sent_bytes[axis] = self.sent_bytes.get(axis, 0.0) + num_bytes * times
         return transfer(kind, self.group(axis), self.device, self.nodes, num_bytes, calls)
 
-    def ring(self, forward: Traffic, num_layers: int) -> tuple[Transfer, Transfer]:
+    def ring(self, forward: Traffic, num_layers: float) -> tuple[Transfer, Transfer]:
         """Return a message of keys and values, and one of their gradients; a rank has so many layers."""
         found = [key for key in forward if key[0] == "send"]
         if not found:
@@ -265,7 +263,7 @@ class _Network:
         keys = self.send(*key, self.workload.element_bytes * elements, 1.0, 2 * others * times)
         return keys, self.send(*key, WIDE_BYTES * elements, 1.0, (others + 1) * times)
 
-    def transfers(self, traffic: LayerTraffic, num_layers: int) -> tuple[tuple[Transfer, ...], tuple[Transfer, ...]]:
+    def transfers(self, traffic: LayerTraffic, num_layers: float) -> tuple[tuple[Transfer, ...], tuple[Transfer, ...]]:
         """Return the collectives of a layer, forward and backward, without a ring's; a rank has so many layers.
 
         Among all-reduces of a backward are those of vectors' gradients, which run once a step in truth: of no more
@@ -419,7 +417,7 @@ def _layer(terms: Terms, constants: Constants) -> _Layer:
         messages_s = [each.seconds(constants) for each in terms.ring]
         exposed = exposed_by_ring(messages_s, [each / terms.ring_size for each in blocks_s], terms.ring_size)
         sent_s = [s + more for s, more in zip(sent_s, exposed, strict=True)]
-    launch_s = constants.layer_launch_s
+    launch_s = constants.layer_launch_s * terms.launched
     if terms.launches > 1:
         launch_s *= 1 + constants.tensor_launch * (terms.launches - 1) ** 2
         if terms.blocking:

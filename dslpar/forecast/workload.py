@@ -8,11 +8,13 @@ Memory, time and search take this value and a device. The benchmark of the forec
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import Literal
 
 from dslpar.core.frozen import frozen
-from dslpar.core.mesh import Mesh
+from dslpar.core.mesh import Mesh, Tensor
 from dslpar.forecast.family import model_costs
 from dslpar.forecast.model_costs import Costs, ModelCosts
 from dslpar.layout.chunks import Chunks
@@ -22,6 +24,8 @@ from dslpar.layout.schedule import Schedule
 from dslpar.schema.sections import SGD, AdamW, Model, Optimizer, OtherModel, Spec, TokenModel
 
 Recompute = Literal["none", "selective", "full"]
+CostsOf = Callable[[Tensor, int], ModelCosts | None]
+"""What a job's model costs a rank of a cuboid, for a micro-batch of so many samples; None where that is not known."""
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
@@ -164,21 +168,50 @@ class Workload:
         first, last = stage == 0, stage == self.chunks.last
         return (self.costs.first if first else Costs()) + (self.costs.last if last else Costs())
 
+    def layers_of(self, stage: int) -> tuple[tuple[Costs, int], ...]:
+        """Return the layers of a stage, each kind with their number."""
+        if not self.costs.units:
+            return ((self.costs.layer, self.counts[stage]),)
+        before = sum(self.counts[:stage])
+        return tuple((each, 1) for each in self.costs.units[before : before + self.counts[stage]])
+
+    @property
+    def layers_on_ranks(self) -> tuple[float, ...]:
+        """How many times each rank of the pipeline computes `costs.layer`: its layers, or its share of all."""
+        loads: tuple[float, ...] = self.counts
+        if self.costs.units:
+            ends = [0, *accumulate(self.counts)]
+            loads = tuple(sum(self.costs.shares[begin:end]) for begin, end in pairwise(ends))
+        pipe = self.chunks.pipe
+        return loads if len(loads) == pipe else tuple(sum(loads[rank::pipe]) for rank in range(pipe))
+
     def weights(self, pipe_rank: int) -> float:
         """Return the elements of weights that a rank of the pipeline holds; a tied one once."""
         first, layer, last, tied = self.costs.weights
         held = self.chunks.held_by(pipe_rank)
-        total = layer * sum(self.counts[stage] for stage in held)
+        if self.costs.units:
+            total = sum(float(each.memory.weights) for stage in held for each, _ in self.layers_of(stage))
+        else:
+            total = layer * sum(self.counts[stage] for stage in held)
         has_first, has_last = pipe_rank == 0, pipe_rank == self.chunks.pipe - 1
         total += (first if has_first else 0.0) + (last if has_last else 0.0)
         return total - (tied if has_first and has_last else 0.0)
 
 
-def workload_of(job: Job) -> Workload | None:
+def costs_by_form(job: Job) -> CostsOf:
+    """Return the costs of a job's model in closed form, as far as they are known before it is built."""
+
+    def costs_of(cuboid: Tensor, micro_size: int) -> ModelCosts | None:
+        tokens = float(micro_size * job.seq_len)
+        return model_costs(job.spec.model, cuboid, tokens, job.seq_len) if tokens else None
+
+    return costs_of
+
+
+def workload_of(job: Job, costs_of: CostsOf | None = None) -> Workload | None:
     """Return the workload of a job; None of a model whose costs are not known."""
     model, spec = job.spec.model, job.spec
-    tokens = job.batch.micro_size * job.seq_len
-    costs = model_costs(model, job.mesh.tensor, tokens, job.seq_len) if tokens else None
+    costs = (costs_of or costs_by_form(job))(job.mesh.tensor, job.batch.micro_size)
     if costs is None or job.stages.counts is None:
         return None
     checkpoint = spec.activation_checkpoint
@@ -188,7 +221,7 @@ def workload_of(job: Job) -> Workload | None:
         counts=job.stages.counts,
         schedule=job.schedule,
         micro_size=job.batch.micro_size,
-        seq_len=job.seq_len,
+        seq_len=job.seq_len or 1,  # of a traced model whose samples are no sequences
         zero=spec.zero.stage,
         dtype=spec.precision.dtype,
         recompute="none" if checkpoint is None else "full",

@@ -86,7 +86,7 @@ class BlockCalls:
         if self.is_decoder:
             self._run_on_zeros(part, groups, like, mask)
         else:
-            self.skeleton.run(part, None, whole_length(groups, like))
+            self.skeleton.run(part, None, whole_length(groups, like), like.device)
         lists = [list(part.get_submodule(name)) for name in self.policy.blocks]
         for name, blocks in zip(self.policy.blocks, lists, strict=True):
             for number, (earlier, block) in enumerate(pairwise(blocks), 1):

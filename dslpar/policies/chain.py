@@ -163,7 +163,8 @@ class Chain:
             for name in self.policy.inputs:
                 zeros = self.skeleton.zeros(name, length).to(first.device)
                 given.setdefault(name, zeros.expand(len(first), *zeros.shape[1:]))
-        return self.skeleton.run(module, None, length, **given)
+        device = next(iter(state.values())).device
+        return self.skeleton.run(module, None, length, device, **given)
 
     def _pass_along(self, module: nn.Module, state: Mapping[str, Tensor], beside: dict[str, Tensor]) -> list[Any]:
         """Have stand-ins of modules before the blocks return what these did; note in `beside` what real ones return.

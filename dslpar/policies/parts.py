@@ -95,13 +95,22 @@ class Parts:
         model.stand_ins = in_place  # type: ignore[assignment]
         return model
 
-    def run(self, part: nn.Module, x: Tensor | None, length: int, **given: Tensor | None) -> Any:
+    def run(
+        self,
+        part: nn.Module,
+        x: Tensor | None,
+        length: int,
+        device: torch.device | None = None,
+        /,
+        **given: Tensor | None,
+    ) -> Any:
         """Run a part; return what its forward gives.
 
         `x` is the residual [batch, sequence, H] of a decoder, of whose whole sequence (or chunk, beside a cache) there
-        are `length` tokens. Other models are run on their inputs: what is not `given` is zeros.
+        are `length` tokens. Other models are run on their inputs: what is not `given` is zeros, on `device` where
+        nothing that is given has one.
         """
-        device = next((value.device for value in (x, *given.values()) if value is not None), None)
+        device = device or next((value.device for value in (x, *given.values()) if value is not None), None)
         settings = self._settings
         if self.policy.inputs == DECODER_INPUTS:
             given.setdefault("position_ids", first_position() + torch.arange(length, device=device)[None])

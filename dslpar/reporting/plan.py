@@ -81,13 +81,21 @@ FORMATS = {"text": as_text, "json": as_json}
 def _heading(plan: Plan) -> Iterator[str]:
     own, job, machine = plan.own, plan.job, plan.machine
     workload, device, nodes = own.workload, machine.device, machine.nodes
-    batch = f"batch {job.batch.global_size:,} of {job.seq_len:,} tokens ({_count(own.tokens)})"
-    yield f"{job.path}: {_name(workload)}, {_count(_parameters(workload))} parameters, {batch}"
+    batch = f"batch {job.batch.global_size:,}"
+    if job.seq_len:
+        batch += f" of {job.seq_len:,} tokens ({_count(own.tokens)})"
+    name = _name(workload) + " (traced)" * bool(workload.costs.units)
+    yield f"{job.path}: {name}, {_count(_parameters(workload))} parameters, {batch}"
     world = workload.mesh.world_size
     num_nodes = -(-world // nodes.per_node)
     within = f"{num_nodes} node{'s' * (num_nodes > 1)} of {min(world, nodes.per_node)}"
     network = f", {nodes.nic_gb_per_s:g} GB/s a node between them" if num_nodes > 1 else ""
     yield f"{world} x {device.name}: {within}, {device.link_gb_per_s:g} GB/s within{network}"
+
+
+def _unit(own: Forecast) -> str:
+    """Return what is counted: of a traced model whose samples are no sequences, these."""
+    return "tokens" if own.workload.seq_len > 1 else "samples"
 
 
 def _name(workload: Workload) -> str:
@@ -98,7 +106,8 @@ def _name(workload: Workload) -> str:
 def _parameters(workload: Workload) -> float:
     """Return the elements of all weights, from what ranks hold, replicas once."""
     mesh, costs = workload.mesh, workload.costs
-    held = costs.layer.memory.weights * sum(workload.counts) + costs.first.memory.weights + costs.last.memory.weights
+    layers = costs.layer.memory.weights * (1 if costs.units else sum(workload.counts))
+    held = layers + costs.first.memory.weights + costs.last.memory.weights
     return float(held - costs.tied) * mesh.tensor.size / mesh.tensor.d
 
 
@@ -169,7 +178,7 @@ def _time_lines(own: Forecast) -> Iterator[str]:
     yield ""
     half, most = own.machine.error.half, own.machine.error.nine_of_ten
     error = f"+- {_percent(half)} in half of the cases, {_percent(most)} in nine of ten"
-    yield f"a step   {_seconds(time.step_s)} ({error}), {own.tokens_per_s_gpu:,.0f} tokens a second and device"
+    yield f"a step   {_seconds(time.step_s)} ({error}), {own.tokens_per_s_gpu:,.0f} {_unit(own)} a second and device"
     yield f"         MFU {_percent(own.mfu_causal)} (causal attention, nothing that is computed again)"
     shares = {name: seconds / time.step_s for name, seconds in _parts_s(own).items()}
     shown = [f"{name} {_percent(share)}" for name, share in shares.items() if share >= _SHOWN_SHARE]

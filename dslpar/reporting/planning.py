@@ -15,7 +15,7 @@ from dslpar.core.frozen import frozen
 from dslpar.forecast.candidate import Candidate, Workloads, candidate_of, overrides, settings
 from dslpar.forecast.plan import Forecast, Machine, forecast
 from dslpar.forecast.search import Found, Option, Pins, anything, pins_of, search
-from dslpar.forecast.workload import workload_of
+from dslpar.forecast.workload import CostsOf, workload_of
 from dslpar.layout.resolve import Job
 from dslpar.linter import check
 from dslpar.linter.check import Checked
@@ -80,18 +80,22 @@ class NoForecastError(ValueError):
     """The costs of a model are not known."""
 
 
-def plan_of(question: Question, checked: Checked, job: Job, machine: Machine) -> Plan:
+def plan_of(question: Question, checked: Checked, job: Job, machine: Machine, costs_of: CostsOf | None = None) -> Plan:
     """Forecast the job of a config that was linted, and search for better ones.
+
+    `costs_of`: what the model costs, where it was traced (`dslpar.dry_run.trace`).
 
     Raises:
         NoForecastError: the costs of the model are not known.
     """
-    if not job.seq_len and getattr(job.spec.model, "transformers", None) is not None:
+    if costs_of is None and not job.seq_len and getattr(job.spec.model, "transformers", None) is not None:
         raise NoForecastError("it is not known how long a sample is: set data.seq_len")
-    if workload_of(job) is None:
+    if workload_of(job, costs_of) is None:
         name = getattr(job.spec.model, "target", type(job.spec.model).__name__)
-        raise NoForecastError(f"there are no costs of {name}: what its layers compute is not known before it is built")
-    workloads = Workloads(job, machine.nodes.per_node)
+        raise NoForecastError(
+            f"there are no costs of {name}: what its layers compute is not known before it is built; --trace builds it"
+        )
+    workloads = Workloads(job, machine.nodes.per_node, costs_of)
     found = search(workloads, machine, _pins(question, job, workloads))
     own = found.own.forecast
     linted = _Linted(question, job, checked.reading.written)

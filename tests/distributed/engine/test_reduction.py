@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from itertools import product
 from typing import Any
 
 import pytest
 import torch
 from deepspeed.runtime.zero import stage_1_and_2
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from benchmarks.device_counter import count_kernels
 from dslpar.distributed import collectives, deepspeed_patches
@@ -148,6 +151,45 @@ def test_the_result_is_deepspeed_s_to_the_bit(layout: str, stage: int, accumulat
     for (weights, norms), (expected, expected_norms) in zip(with_mends, without, strict=True):
         assert norms == expected_norms
         assert all(torch.equal(a, b) for a, b in zip(weights, expected, strict=True))
+
+
+class RunsTwice(nn.Module):
+    """A layer that is used twice, each time with a backward of its own within the backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.layer, self.head = nn.Embedding(VOCAB, 16), nn.Linear(16, 16), nn.Linear(16, VOCAB)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.tokens(ids)
+        for _ in range(2):
+            x = x + checkpoint(self.layer, x, use_reentrant=True)
+        logits: Tensor = self.head(x)
+        return logits
+
+
+def _sums_of_first_backward(made: Job) -> list[tuple[Tensor, Tensor]]:
+    """Of each parameter, its sum, and what its gradients add up to in fp32, as they came."""
+    engine = engine_of(made)
+    came: dict[Any, Tensor] = {p: torch.zeros(p.shape) for p in engine.module.parameters()}
+
+    def note(grad: Tensor, total: Tensor) -> None:
+        total.add_(grad)
+
+    for p, total in came.items():
+        p.register_hook(partial(note, total=total))
+    x, y = batches(made, 0)[0]
+    engine.backward(engine.criterion(engine(x), y))
+    return [(p.grad_accum.clone(), total) for p, total in came.items()]
+
+
+def test_gradients_of_a_backward_within_another_are_not_added_in_half_precision() -> None:
+    """Gradients wait to be added no longer than a backward takes: the second one of a layer would go on top of them."""
+    model = sections.OtherModel(target=f"{__name__}.RunsTwice")
+    (sums,) = on_ranks(1, _sums_of_first_backward, trained(1, 1, 3, "bf16", model=model), init="deepspeed")
+    for found, expected in sums:
+        assert torch.equal(found, expected)
+        assert expected.abs().max() > 0
 
 
 def _summed_later(made: Job) -> list[torch.Tensor]:

@@ -76,10 +76,10 @@ def by_dslpar(
 FAMILIES = ("gpt", "gpt, rotary", "llama", "gpt2", "mistral", "mixtral", "t5", "bloom")
 OF_PIECES = [layout for layout in LAYOUTS if "ring" in layout or "ulysses" in layout]
 REFUSED = {
-    *((name, layout) for name in ("t5", "mistral", "bloom") for layout in OF_PIECES),
+    *((name, layout) for name in ("t5", "bloom") for layout in OF_PIECES),
     *((name, "1d-8") for name in ("gpt, rotary", "llama", "mistral", "mixtral")),
 }
-"""Attention that mode 'sequence' does not know; and four heads of keys over eight ranks."""
+"""Attention that no context knows how to cut; and four heads of keys over eight ranks."""
 
 
 @pytest.mark.parametrize(

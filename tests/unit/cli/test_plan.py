@@ -161,6 +161,80 @@ def test_a_model_without_costs_is_said_to_be(tmp_path: Path, capsys: pytest.Capt
     assert "there are no costs of my_package.MyModel" in capsys.readouterr().err
 
 
+LAYERS = """\
+model = dict(type='Sequential', layers_cfg=[
+    dict(type='Embedding', num_embeddings=256, embedding_dim=64), dict(type='LayerNorm', normalized_shape=64),
+    dict(type='Linear', in_features=64, out_features=256), dict(type='GELU'),
+    dict(type='Linear', in_features=256, out_features=256)])
+data = dict(seq_len=32)
+precision = 'bf16'
+zero = 1
+batch = dict(global_size=64, micro_size=4)
+train = dict(steps=3)
+"""
+
+
+@pytest.fixture
+def layers(tmp_path: Path) -> Path:
+    path = tmp_path / "layers.py"
+    path.write_text(LAYERS)
+    return path
+
+
+def run_plan(*argv: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "dslpar", "plan", *argv]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
+
+
+def test_a_trace_tells_what_closed_forms_do_not(layers: Path) -> None:
+    on = [str(layers), "--world-size", "4", "--device", "a100-80g"]
+    without = run_plan(*on)
+    assert without.returncode == 2
+    assert "there are no costs of Sequential" in without.stderr
+    assert "--trace builds it" in without.stderr
+    done = run_plan(*on, "--trace", "parallel.pipeline=2")
+    assert done.returncode == 0, done.stderr
+    elements = 256 * 64 + 128 + 64 * 256 + 256 + 256 * 256 + 256
+    assert f"Sequential (traced), {elements / 1000:.1f} k parameters, batch 64 of 32 tokens" in done.stdout
+    assert "yours    pipeline 2, data 2" in done.stdout
+    assert "the fastest of" in done.stdout
+    assert "tensor" not in done.stdout.partition("the fastest of")[2], "plain layers cannot be cut"
+
+
+def test_samples_that_are_no_sequences_are_counted_by_themselves(tmp_path: Path) -> None:
+    import numpy as np
+
+    np.savez(tmp_path / "images.npz", images=np.zeros((200, 32, 32, 3), np.uint8), labels=np.zeros(200, int))
+    path = tmp_path / "resnet.py"
+    config = "dict(num_channels=3, embedding_size=16, hidden_sizes=[32, 64], depths=[2, 2], num_labels=10)"
+    path.write_text(
+        f"model = dict(type='transformers.ResNetForImageClassification', config={config})\n"
+        f"data = dict(type='images', path={str(tmp_path / 'images.npz')!r})\n"
+        "precision = 'bf16'\nzero = 1\nbatch = dict(global_size=64, micro_size=4)\ntrain = dict(steps=3)\n"
+    )
+    done = run_plan(str(path), "--world-size", "2", "--device", "a100-80g", "--trace")
+    assert done.returncode == 0, done.stderr
+    assert ", batch 64\n" in done.stdout
+    assert "samples a second and device" in done.stdout
+
+
+def test_what_cannot_be_traced_is_said(layers: Path) -> None:
+    wrong = layers.read_text().replace("in_features=256", "in_features=255")
+    layers.write_text(wrong)
+    done = run_plan(str(layers), "--world-size", "1", "--device", "a100-80g", "--trace")
+    assert done.returncode == 2
+    assert "'4' cannot be traced: " in done.stderr
+    assert "256" in done.stderr
+    assert "255" in done.stderr
+
+
+@pytest.mark.parametrize("flag", ["--dry-run", "--calibrate"])
+def test_a_trace_goes_alone(layers: Path, flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["plan", str(layers), *ON_H100, "--trace", flag])
+    assert "--trace" in capsys.readouterr().err
+
+
 def test_a_transformers_model_has_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "llama.py"
     sizes = "num_hidden_layers=32, hidden_size=4096, num_attention_heads=32, num_key_value_heads=8"

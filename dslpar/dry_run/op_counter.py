@@ -1,0 +1,131 @@
+"""What a forward computes, counted operation by operation: the `Work` of a layer whose closed form nobody has written.
+
+    with OpCounter(dtype) as counted:
+        module(x)
+    counted.work.products, counted.work.elementwise
+
+It runs on the meta device as well, where nothing is computed. Products are those of `mm` and its kin, of attention and
+of convolutions (as the products that im2col makes of them); every other operation that makes a tensor reads its
+arguments and writes its results. torch's FlopCounterMode counts operations in the same way, and no bytes. Kernels that
+a compiler would fuse are counted one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dslpar.forecast.work import Product, Scores, Work
+
+aten = torch.ops.aten
+
+
+class OpCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts what runs within; elements are of `dtype`'s size, so that a float32 counts twice beside bf16."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._size = dtype.itemsize
+        self.work = Work()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run an operation, and count it."""
+        answer = _ANSWERS.get(func.overloadpacket)
+        if answer is not None and any(each.is_meta for each in _tensors(args)):
+            return answer(args)
+        result = func(*args, **(kwargs or {}))
+        if func.namespace == "aten":
+            counting = _COUNTED.get(func.overloadpacket)
+            if counting is not None:
+                self.work += counting(args, kwargs or {}, result)
+            elif not _is_view(func) and func.overloadpacket not in _FREE:
+                tensors = [*_tensors(args), *_tensors((kwargs or {}).values()), *_tensors([result])]
+                moved = sum(each.numel() * each.element_size() for each in tensors)
+                self.work += Work(elementwise=moved / self._size)
+        return result
+
+
+_FREE = {
+    aten._unsafe_view,
+    aten.empty,
+    aten.empty_like,
+    aten.empty_strided,
+    aten.lift_fresh,
+    aten.new_empty,
+    aten.new_empty_strided,
+}
+"""What begins no kernel, though by its schema it gives a tensor of its own."""
+
+
+_ANSWERS: Mapping[Any, Callable[[Sequence[Any]], Any]] = {
+    aten.equal: lambda args: True,
+    aten._local_scalar_dense: lambda args: torch.zeros((), dtype=args[0].dtype).item(),
+}
+"""What is said of numbers that are not there, where a forward asks for them: tensors are equal, and a number is 0."""
+
+
+def _is_view(func: Any) -> bool:
+    """Whether all that an operation gives is its argument's memory, unwritten."""
+    returns = func._schema.returns
+    aliases = [each.alias_info for each in returns]
+    return bool(returns) and all(each is not None and not each.is_write for each in aliases)
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    found = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found += _tensors(value)
+    return found
+
+
+Counting = Callable[[Sequence[Any], Mapping[str, Any], Any], Work]
+
+
+def _product(a: Tensor, b: Tensor) -> Work:
+    """[..., rows, depth] @ [..., depth, columns]; those of a batch stand one below the other."""
+    rows, depth, columns = prod(a.shape[:-1]), a.shape[-1], b.shape[-1]
+    return Work(products=(Product(float(rows), float(depth), float(columns)),))
+
+
+def _convolution(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Work:
+    """Count [samples * positions, channels * window] @ [.., channels out]; transposed, from the larger side."""
+    x, weight, transposed = args[0], args[1], bool(args[6])
+    groups = int(args[8])
+    positions = x if transposed else result
+    rows = positions.shape[0] * prod(positions.shape[2:])
+    depth, columns = prod(weight.shape[1:]), weight.shape[0] // groups
+    return Work(products=(Product(float(rows * groups), float(depth), float(columns)),))
+
+
+def _attention(position: int) -> Counting:
+    """Count fused attention, of which the argument at `position` is whether it is causal."""
+
+    def count(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Work:
+        q, k = args[0], args[1]
+        causal = bool(args[position] if len(args) > position else kwargs.get("is_causal", False))
+        return Work(scores=(Scores(float(q.numel()), float(k.shape[-2]), float(q.shape[-1]), causal),))
+
+    return count
+
+
+_COUNTED: Mapping[Any, Counting] = {
+    aten.mm: lambda args, kwargs, result: _product(args[0], args[1]),
+    aten.bmm: lambda args, kwargs, result: _product(args[0], args[1]),
+    aten.addmm: lambda args, kwargs, result: _product(args[1], args[2]),
+    aten.baddbmm: lambda args, kwargs, result: _product(args[1], args[2]),
+    aten.convolution: _convolution,
+    aten._scaled_dot_product_flash_attention: _attention(4),
+    aten._scaled_dot_product_efficient_attention: _attention(6),
+    aten._scaled_dot_product_cudnn_attention: _attention(6),
+    aten._scaled_dot_product_flash_attention_for_cpu: _attention(4),
+}

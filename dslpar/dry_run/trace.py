@@ -1,0 +1,402 @@
+"""What a model costs a rank, from its layers run once without memory: for models of which no closed form is known.
+
+    tracer = Tracer(job)
+    tracer.job                          # with its stages, which only the built layers tell
+    workload_of(tracer.job, tracer.costs_of)
+
+Each layer is built on the meta device as a rank of the tensor group would build it, and run forward and backward
+(`dslpar.dry_run`): its operations are its work, its groups' operations its traffic, what autograd saves its memory.
+Layers that are built alike, and take the same forms, are run once; that a layer goes by its number alone, and not by
+what it was built with, no trace would see. All of it grows evenly with the samples of a micro-batch, so two sizes of it
+tell all others.
+
+That a model's memory is found by running it on tensors without memory is LLMem's and torch's own (MemTracker,
+FakeTensorMode); that its operations are counted so is torch's FlopCounterMode. What it takes in is asked of its data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property, partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from dslpar.core.errors import DslparError
+from dslpar.core.frozen import replace
+from dslpar.core.mesh import Mesh
+from dslpar.core.mesh import Tensor as Cuboid
+from dslpar.data.source import find_source, make_samples
+from dslpar.distributed.groups import Groups
+from dslpar.distributed.point_to_point import Forms, forms_of
+from dslpar.dry_run.fake_rank import fake_rank
+from dslpar.dry_run.fused_kernels import fused_kernels
+from dslpar.dry_run.op_counter import OpCounter
+from dslpar.dry_run.recorder import Call, recording
+from dslpar.dry_run.stage import DTYPES, META, REFUSALS, empty, input_form, message_of, tensors_of
+from dslpar.engine.model import model_from_job
+from dslpar.engine.partition import partition_layers
+from dslpar.forecast.flops import Flops
+from dslpar.forecast.memory import LayerMemory, Saved
+from dslpar.forecast.model_costs import Costs, ModelCosts
+from dslpar.forecast.ring import LayerTraffic, Traffic
+from dslpar.forecast.work import Work
+from dslpar.layers.parameter import mark_owners
+from dslpar.layout.divisors import least_micro_size
+from dslpar.layout.resolve import Job, Stages
+from dslpar.layout.stages import group_layers
+from dslpar.models.layered import LayeredModel, LayerSpec, Loss
+from dslpar.policies.data_types import inputs_of
+from dslpar.schema.sections import ImageModel, TokenModel
+
+_WIDE = 4
+"""Bytes of an element of `Saved.wide`."""
+
+
+class TraceError(ValueError):
+    """The model cannot be run without memory."""
+
+
+class Taken(NamedTuple):
+    """What a micro-batch brings: forms of inputs, and of labels."""
+
+    inputs: Forms
+    labels: Any
+    """A form, or a tuple of them."""
+
+
+class Tracer:
+    """Traces the layers of a job's model, for any cuboid of ranks and any micro-batch.
+
+    Raises:
+        TraceError: the model cannot be run on tensors without memory, or what it takes in is not known.
+        DslparError: it cannot be made, or cut as the job says.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._models = {job.mesh.tensor.size > 1: model_from_job(job)}
+        (model,) = self._models.values()
+        self.job, specs = partition_layers(job, model, Groups.without_processes(job.mesh))
+        if self.job.stages.counts is None:
+            count = len(group_layers([spec.layer_idx for spec in specs]))
+            self.job = replace(self.job, stages=Stages(None, None, (count,)))
+        self._traced: dict[Cuboid, tuple[ModelCosts, ModelCosts] | None] = {}
+        self._samples: dict[int, Taken] = {}
+
+    def costs_of(self, cuboid: Cuboid, micro_size: int) -> ModelCosts | None:
+        """Return what the model costs a rank of a cuboid; None where its layers cannot be cut so."""
+        if cuboid not in self._traced:
+            self._traced[cuboid] = self._trace(cuboid)
+        found = self._traced[cuboid]
+        return None if found is None else _between(*found, micro_size / least_micro_size(cuboid) - 1)
+
+    def _trace(self, cuboid: Cuboid) -> tuple[ModelCosts, ModelCosts] | None:
+        """Return the costs for the smallest micro-batch, and for the one that is twice as large."""
+        mesh, least = Mesh(pipe=1, data=1, tensor=cuboid), least_micro_size(cuboid)
+        job = replace(self.job, mesh=mesh)
+        try:
+            if (cuboid.size > 1) not in self._models:
+                self._models[cuboid.size > 1] = model_from_job(job)
+            with fake_rank(mesh, 0) as groups, torch.random.fork_rng(devices=()), _one_thread():
+                trace = _Trace(job, self._models[cuboid.size > 1], groups)
+                return trace.run(self._taken(least), least), trace.run(self._taken(2 * least), 2 * least)
+        except (TraceError, DslparError):
+            if cuboid == self.job.mesh.tensor:
+                raise  # as the job has it: there is no forecast
+            return None
+
+    def _taken(self, micro_size: int) -> Taken:
+        """Return what a micro-batch brings, of a model that does not say so as its data have it."""
+        model, job = self.job.spec.model, self.job
+        if isinstance(model, TokenModel) or (isinstance(model, ImageModel) and not model.TOKENS_BESIDE_PATCHES):
+            sized = replace(job, batch=job.batch._replace(micro_size=micro_size))
+            shape = (micro_size, job.seq_len) if isinstance(model, TokenModel) else (micro_size,)
+            return Taken([input_form(sized)], (torch.int64, shape))
+        if micro_size not in self._samples:
+            self._samples[micro_size] = self._read(micro_size)
+        return self._samples[micro_size]
+
+    def _read(self, micro_size: int) -> Taken:
+        data = self._data
+        first = [number % data.num_samples for number in range(micro_size)]
+        inputs, labels = data.batch(first, range(micro_size))
+        dtype = DTYPES[self.job.spec.precision.dtype]
+        forms = [(dtype if kind.is_floating_point else kind, shape) for kind, shape in forms_of(tensors_of(inputs))]
+        return Taken(forms, tuple(forms_of(labels)) if isinstance(labels, tuple) else forms_of([labels])[0])
+
+    @cached_property
+    def _data(self) -> Any:
+        return make_samples(self.job, find_source(self.job).train, inputs_of(self.job))
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Compute in one thread within: policies try many small products, for which threads only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class _Layer(NamedTuple):
+    """What one layer was seen to do."""
+
+    costs: Costs
+    outputs: Forms
+    saved: frozenset[int]
+    """Which of its outputs, by position, it has saved itself: who comes next saves no more of them."""
+    tied: float
+
+
+class _Trace:
+    """The layers of a model, run one after the other on one rank."""
+
+    def __init__(self, job: Job, model: LayeredModel, groups: Groups) -> None:
+        self.job, self.model, self.groups = job, model, groups
+        self.dtype = DTYPES[job.spec.precision.dtype]
+        self.specs: Sequence[LayerSpec] = model.layers(groups)
+        self._modules: dict[str, tuple[nn.Module, object]] = {}
+        self._known: dict[object, _Layer] = {}
+
+    def run(self, taken: Taken, micro_size: int) -> ModelCosts:
+        """Run all layers, and the loss, on a micro-batch of so many samples."""
+        forms, is_saved = taken.inputs, frozenset[int]()
+        layers: list[_Layer] = []
+        boundary = 0.0
+        for spec in self.specs:
+            layer = self._layer(spec, forms, is_saved)
+            layers.append(layer)
+            forms, is_saved = layer.outputs, layer.saved
+            if len(layers) < len(self.specs):
+                boundary = max(boundary, self._elements(forms))
+        last = self._loss(forms, taken.labels)
+        units = [
+            sum((layers[position].costs for position in group), Costs())
+            for group in group_layers([spec.layer_idx for spec in self.specs])
+        ]
+        logits = last.work.losses
+        return ModelCosts(
+            first=Costs(),
+            layer=sum(units, Costs()),
+            last=last,
+            boundary=boundary,
+            tied=sum(layer.tied for layer in layers),
+            logits=logits,
+            units=tuple(units),
+            flops=self._flops(units, micro_size * (self.job.seq_len or 1)),
+        )
+
+    def _elements(self, forms: Forms) -> float:
+        return sum(empty(form).numel() * form[0].itemsize / self.dtype.itemsize for form in forms)
+
+    def _flops(self, units: Sequence[Costs], tokens: int) -> Flops:
+        """Return those of a token, or of a sample where samples are no sequences."""
+        ranks = self.groups.mesh.tensor.size
+        products = sum(rows * depth * columns for each in units for rows, depth, columns in each.work.products)
+        scores = [each for unit in units for each in unit.work.scores]
+        causal = sum(2 * each.queries * each.keys for each in scores if each.causal)
+        others = sum(2 * each.queries * each.keys for each in scores if not each.causal)
+        multiplied = 6 * ranks * products / tokens
+        # Forward and backward are thrice the products; of a causal mask's half are left.
+        in_attention = 3 * ranks * (causal + 2 * others) / tokens
+        return Flops(mfu_causal=round(multiplied + in_attention), mfu_6n=round(multiplied))
+
+    # ---- a layer ----
+
+    def _layer(self, spec: LayerSpec, forms: Forms, is_saved: frozenset[int]) -> _Layer:
+        shown = tuple((dtype, tuple(shape)) for dtype, shape in forms)
+        try:
+            module, likeness = self._built(spec)
+            key = (likeness, _function(spec.forward), spec.tied, shown, is_saved, spec is self.specs[0])
+            if key not in self._known:
+                with recording(self.groups) as calls:
+                    self._known[key] = self._run(spec, module, forms, is_saved, calls)
+        except REFUSALS as error:
+            raise TraceError(f"{spec.name!r} cannot be traced: {message_of(error)}") from error
+        return self._known[key]
+
+    def _built(self, spec: LayerSpec) -> tuple[nn.Module, object]:
+        """Return a layer's module, and what it has in common with those that are like it."""
+        if spec.owner not in self._modules:
+            with META:
+                module = spec.build()
+            module.to(META, self.dtype)  # also buffers that it computes
+            mark_owners(module, self.groups)
+            self._modules[spec.owner] = module.train(), _likeness(module)
+        return self._modules[spec.owner]
+
+    def _run(
+        self, spec: LayerSpec, module: nn.Module, forms: Forms, is_saved: frozenset[int], calls: list[Call]
+    ) -> _Layer:
+        with torch.no_grad(), OpCounter(self.dtype), fused_kernels():
+            # Once before: policies find out at a first forward what blocks are called with, by other forwards.
+            spec.apply(module, _entering([empty(form) for form in forms]))
+        calls.clear()
+        # What data bring needs no gradient, nor a backward through the first layer's own products.
+        needs_gradient = spec is not self.specs[0]
+        leaves = [empty(form).requires_grad_(needs_gradient and form[0].is_floating_point) for form in forms]
+        x = [each.view_as(each) for each in leaves]
+        own = {_storage(p) for p in module.parameters()}
+        own |= {_storage(x[position]) for position in is_saved}
+        saved: dict[int, Tensor] = {}
+
+        def pack(each: Tensor) -> Tensor:
+            if _storage(each) not in own:
+                saved.setdefault(_storage(each), each)
+            return each
+
+        with OpCounter(self.dtype) as counted, fused_kernels(), torch.autograd.graph.saved_tensors_hooks(pack, _same):
+            output = spec.apply(module, _entering(x))
+        forward = _traffic(calls, self.dtype.itemsize)
+        outputs = tensors_of(output)
+        kept = frozenset(position for position, each in enumerate(outputs) if _storage(each) in saved)
+        is_tied = spec.tied is not None
+        weights = float(sum(p.numel() for p in module.parameters()))
+        memory = LayerMemory(weights=weights, saved=self._saved(saved.values()))
+        self._backward(outputs)
+        costs = Costs(
+            work=counted.work,
+            traffic=LayerTraffic(forward=forward, backward=_traffic(calls, self.dtype.itemsize)),
+            memory=memory,
+        )
+        return _Layer(costs, forms_of(outputs), kept, weights if is_tied else 0.0)
+
+    def _saved(self, tensors: Any) -> Saved:
+        elements = wide = 0.0
+        for each in tensors:
+            num_bytes = each.untyped_storage().nbytes()
+            if each.dtype == torch.float32 and self.dtype != torch.float32:
+                wide += num_bytes / _WIDE
+            else:
+                elements += num_bytes / self.dtype.itemsize
+        return Saved(elements=elements, wide=wide)
+
+    def _backward(self, outputs: Sequence[Tensor]) -> None:
+        with fused_kernels():
+            ends = [each for each in outputs if each.is_floating_point() and each.requires_grad]
+            torch.autograd.backward(ends, [torch.empty_like(each) for each in ends])
+
+    def _loss(self, forms: Forms, labels: Any) -> Costs:
+        """Run the loss: its collectives, and the output that it is computed of."""
+        try:
+            loss_fn: Loss = self.model.loss(self.groups)
+            outputs = [empty(form).requires_grad_(form[0].is_floating_point) for form in forms]
+            wanted = tuple(map(empty, labels)) if isinstance(labels[0], tuple) else empty(labels)
+            with recording(self.groups) as calls:
+                loss = loss_fn(_entering(outputs), wanted)  # type: ignore[arg-type]
+                forward = _traffic(calls, self.dtype.itemsize)
+                self._backward([loss])
+                backward = _traffic(calls, self.dtype.itemsize)
+        except REFUSALS as error:
+            raise TraceError(f"the loss cannot be traced: {message_of(error)}") from error
+        return Costs(work=Work(losses=self._elements(forms)), traffic=LayerTraffic(forward=forward, backward=backward))
+
+
+def _likeness(module: nn.Module) -> object:
+    """Return the classes within a layer, their plain attributes but a layer's number, and the shapes of all tensors."""
+    return tuple(
+        (
+            name,
+            type(part),
+            tuple((key, value) for key, value in sorted(vars(part).items()) if _is_plain(key, value)),
+            tuple((key, tuple(p.shape), p.requires_grad) for key, p in part.named_parameters(recurse=False)),
+            tuple((key, tuple(buffer.shape)) for key, buffer in part.named_buffers(recurse=False)),
+        )
+        for name, part in module.named_modules()
+    )
+
+
+def _is_plain(key: str, value: object) -> bool:
+    return not key.startswith("_") and key != "layer_idx" and isinstance(value, bool | int | float | str | type(None))
+
+
+def _function(forward: Any) -> object:
+    """Return the function that applies a layer, without what it is given: a block's number, say."""
+    while isinstance(forward, partial):
+        forward = forward.func
+    return getattr(forward, "__func__", forward)
+
+
+def _entering(tensors: Sequence[Tensor]) -> Any:
+    """Return what travels between layers as a layer takes it."""
+    return tensors[0] if len(tensors) == 1 else tuple(tensors)
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
+
+
+def _storage(x: Tensor) -> int:
+    return int(x.untyped_storage()._cdata)
+
+
+def _traffic(calls: list[Call], element_bytes: int) -> Traffic:
+    """Return what was noted since the last time, in elements of the model's type."""
+    elements: dict[tuple[str, str], float] = {}
+    number: dict[tuple[str, str], float] = {}
+    for call in calls:
+        if call.kind == "receive":
+            continue  # the other end of a send
+        key = call.kind, call.axes
+        elements[key] = elements.get(key, 0.0) + float(call.num_bytes) / element_bytes
+        number[key] = number.get(key, 0.0) + 1
+    calls.clear()
+    return Traffic(elements, number)
+
+
+# ---- other sizes of a micro-batch ----
+
+
+def _between(one: ModelCosts, two: ModelCosts, at: float) -> ModelCosts:
+    """Return the costs at 0 for `one`, at 1 for `two`, and evenly further: all of them are constants and multiples."""
+    units = tuple(_costs_between(*pair, at) for pair in zip(one.units, two.units, strict=True))
+    return replace(
+        one,
+        layer=sum(units, Costs()),
+        last=_costs_between(one.last, two.last, at),
+        boundary=_number(one.boundary, two.boundary, at),
+        logits=_number(one.logits, two.logits, at),
+        units=units,
+    )
+
+
+def _number(one: Any, two: Any, at: float) -> float:
+    return float(one) + at * (float(two) - float(one))
+
+
+def _costs_between(one: Costs, two: Costs, at: float) -> Costs:
+    products = [
+        a._replace(rows=_number(a.rows, b.rows, at), depth=_number(a.depth, b.depth, at))
+        for a, b in zip(one.work.products, two.work.products, strict=True)
+    ]
+    scores = [
+        a._replace(queries=_number(a.queries, b.queries, at))
+        for a, b in zip(one.work.scores, two.work.scores, strict=True)
+    ]
+    return Costs(
+        work=Work(
+            products=tuple(products),
+            scores=tuple(scores),
+            elementwise=_number(one.work.elementwise, two.work.elementwise, at),
+            losses=_number(one.work.losses, two.work.losses, at),
+        ),
+        traffic=LayerTraffic(
+            forward=_traffic_between(one.traffic.forward, two.traffic.forward, at),
+            backward=_traffic_between(one.traffic.backward, two.traffic.backward, at),
+        ),
+        memory=LayerMemory(
+            weights=one.memory.weights,
+            saved=Saved(
+                elements=_number(one.memory.saved.elements, two.memory.saved.elements, at),
+                wide=_number(one.memory.saved.wide, two.memory.saved.wide, at),
+            ),
+        ),
+    )
+
+
+def _traffic_between(one: Traffic, two: Traffic, at: float) -> Traffic:
+    return Traffic({key: _number(one[key], two.get(key, 0), at) for key in one}, dict(one.calls))
