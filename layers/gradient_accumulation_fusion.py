@@ -82,6 +82,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
+        ctx.weight = weight  # itself: what is recomputed, or was on the host, is another tensor, without the sum
         return functional.linear(x, weight, bias)
 
     @staticmethod
@@ -92,7 +93,7 @@ class _Linear(torch.autograd.Function):
         x_grad = torch.mm(y_grad, weight).view(x.shape) if needs_x else None
         w_grad = None
         if needs_w:
-            total = sum_of(weight)
+            total = sum_of(ctx.weight)
             if total is None:
                 w_grad = torch.mm(y_grad.t(), x.flatten(0, -2))
             else:

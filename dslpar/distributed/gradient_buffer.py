@@ -201,7 +201,8 @@ class GradientBuffer:
         """Note which backward brings gradients, and have what waits at its end added.
 
         A backward can run within another one, as where activations are recomputed. Each adds what it has made before
-        another goes on: else autograd would add up two gradients of a parameter in half precision.
+        another brings a gradient: else autograd would add up two gradients of a parameter in half precision, as it does
+        with the inner one's first where that is of a parameter whose gradient waits.
         """
         self._add_waiting()
         self._backward = torch._C._current_graph_task_id()
@@ -223,7 +224,9 @@ class GradientBuffer:
         self._backward = None
 
     def _add_waiting(self) -> None:
-        params, self._waiting, self._num_waiting = self._waiting, [], 0
+        # Without a gradient: where a backward failed, and its gradients were dropped.
+        params = [p for p in self._waiting if p.grad is not None]
+        self._waiting, self._num_waiting = [], 0
         if params:
             self._add(params)
 

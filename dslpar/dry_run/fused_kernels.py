@@ -1,10 +1,10 @@
-"""torch's attention and RMSNorm on the meta device, with what their fused kernels save on a GPU.
+"""torch's attention, RMSNorm and dropout on the meta device, with what their kernels save on a GPU.
 
     with fused_kernels():
         module(x).backward(...)
 
-For meta tensors torch would take both apart: it would save a head's scores of all pairs of tokens, and each step of a
-norm in float32. Shapes in and out are the same.
+For meta tensors torch would take them apart: it would save a head's scores of all pairs of tokens, each step of a norm
+in float32, and a mask in the model's type. Shapes in and out are the same.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.nn import functional
 def fused_kernels() -> Iterator[None]:
     """Have layers within run as on a GPU that has the kernels."""
     attention = patch.object(functional, "scaled_dot_product_attention", _attention)
-    with attention, patch.object(functional, "rms_norm", _rms_norm):
+    with attention, patch.object(functional, "rms_norm", _rms_norm), patch.object(functional, "dropout", _dropout):
         yield
 
 
@@ -50,8 +50,17 @@ def _attention(
     return cast("Tensor", made[0])
 
 
-def _rms_norm(x: Tensor, _: Sequence[int], weight: Tensor, __: float | None = None) -> Tensor:
-    return cast("Tensor", _RMSNorm.apply(x, weight))  # type: ignore[no-untyped-call]
+def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """Save a mask of a byte an element."""
+    return torch.native_dropout(input, p, training)[0] if training and p > 0 else input
+
+
+def _rms_norm(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
+) -> Tensor:
+    if weight is None:
+        weight = input.new_empty(tuple(normalized_shape))
+    return cast("Tensor", _RMSNorm.apply(input, weight))  # type: ignore[no-untyped-call]
 
 
 class _RMSNorm(torch.autograd.Function):

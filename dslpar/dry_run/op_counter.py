@@ -118,7 +118,13 @@ def _attention(position: int) -> Counting:
     return count
 
 
+def _embedding(args: Sequence[Any], kwargs: Mapping[str, Any], result: Tensor) -> Work:
+    """Count the rows that are looked up, and not the table."""
+    return Work(elementwise=2.0 * result.numel())
+
+
 _COUNTED: Mapping[Any, Counting] = {
+    aten.embedding: _embedding,
     aten.mm: lambda args, kwargs, result: _product(args[0], args[1]),
     aten.bmm: lambda args, kwargs, result: _product(args[0], args[1]),
     aten.addmm: lambda args, kwargs, result: _product(args[1], args[2]),

@@ -51,6 +51,8 @@ from dslpar.models.layered import LayeredModel, LayerSpec, Loss
 from dslpar.policies.data_types import inputs_of
 from dslpar.schema.sections import ImageModel, TokenModel
 
+_RAISED = (*REFUSALS, ArithmeticError, AttributeError, LookupError)
+"""What code raises that meets tensors without numbers, or numbers that are all 0."""
 _WIDE = 4
 """Bytes of an element of `Saved.wide`."""
 
@@ -92,6 +94,10 @@ class Tracer:
         found = self._traced[cuboid]
         return None if found is None else _between(*found, micro_size / least_micro_size(cuboid) - 1)
 
+    def _own(self, cuboid: Cuboid) -> bool:
+        """Whether it is the job's own: where that cannot be traced there is no forecast, and the reason is raised."""
+        return cuboid == self.job.mesh.tensor
+
     def _trace(self, cuboid: Cuboid) -> tuple[ModelCosts, ModelCosts] | None:
         """Return the costs for the smallest micro-batch, and for the one that is twice as large."""
         mesh, least = Mesh(pipe=1, data=1, tensor=cuboid), least_micro_size(cuboid)
@@ -101,11 +107,17 @@ class Tracer:
                 self._models[cuboid.size > 1] = model_from_job(job)
             with fake_rank(mesh, 0) as groups, torch.random.fork_rng(devices=()), _one_thread():
                 trace = _Trace(job, self._models[cuboid.size > 1], groups)
-                return trace.run(self._taken(least), least), trace.run(self._taken(2 * least), 2 * least)
+                one, two = (trace.run(self._taken(size), size) for size in (least, 2 * least))
+            _between(one, two, 0.5)  # they have the same operations
         except (TraceError, DslparError):
-            if cuboid == self.job.mesh.tensor:
-                raise  # as the job has it: there is no forecast
+            if self._own(cuboid):
+                raise
             return None
+        except _RAISED as error:
+            if self._own(cuboid):
+                raise TraceError(f"the model cannot be traced: {message_of(error)}") from error
+            return None
+        return one, two
 
     def _taken(self, micro_size: int) -> Taken:
         """Return what a micro-batch brings, of a model that does not say so as its data have it."""
@@ -150,6 +162,7 @@ class _Layer(NamedTuple):
     saved: frozenset[int]
     """Which of its outputs, by position, it has saved itself: who comes next saves no more of them."""
     tied: float
+    recomputable: bool
 
 
 class _Trace:
@@ -174,10 +187,8 @@ class _Trace:
             if len(layers) < len(self.specs):
                 boundary = max(boundary, self._elements(forms))
         last = self._loss(forms, taken.labels)
-        units = [
-            sum((layers[position].costs for position in group), Costs())
-            for group in group_layers([spec.layer_idx for spec in self.specs])
-        ]
+        groups = group_layers([spec.layer_idx for spec in self.specs])
+        units = [sum((layers[position].costs for position in group), Costs()) for group in groups]
         logits = last.work.losses
         return ModelCosts(
             first=Costs(),
@@ -187,6 +198,7 @@ class _Trace:
             tied=sum(layer.tied for layer in layers),
             logits=logits,
             units=tuple(units),
+            recomputable=tuple(any(layers[position].recomputable for position in group) for group in groups),
             flops=self._flops(units, micro_size * (self.job.seq_len or 1)),
         )
 
@@ -211,11 +223,19 @@ class _Trace:
         shown = tuple((dtype, tuple(shape)) for dtype, shape in forms)
         try:
             module, likeness = self._built(spec)
-            key = (likeness, _function(spec.forward), spec.tied, shown, is_saved, spec is self.specs[0])
+            key = (
+                likeness,
+                _function(spec.forward),
+                spec.tied,
+                spec.recomputable,
+                shown,
+                is_saved,
+                spec is self.specs[0],
+            )
             if key not in self._known:
                 with recording(self.groups) as calls:
                     self._known[key] = self._run(spec, module, forms, is_saved, calls)
-        except REFUSALS as error:
+        except _RAISED as error:
             raise TraceError(f"{spec.name!r} cannot be traced: {message_of(error)}") from error
         return self._known[key]
 
@@ -239,9 +259,9 @@ class _Trace:
         # What data bring needs no gradient, nor a backward through the first layer's own products.
         needs_gradient = spec is not self.specs[0]
         leaves = [empty(form).requires_grad_(needs_gradient and form[0].is_floating_point) for form in forms]
-        x = [each.view_as(each) for each in leaves]
-        own = {_storage(p) for p in module.parameters()}
-        own |= {_storage(x[position]) for position in is_saved}
+        x = [each.clone() for each in leaves]  # a layer may work in place, and must not on a leaf
+        before = {_storage(x[position]) for position in is_saved}
+        own = {_storage(p) for p in module.parameters()} | before
         saved: dict[int, Tensor] = {}
 
         def pack(each: Tensor) -> Tensor:
@@ -253,7 +273,7 @@ class _Trace:
             output = spec.apply(module, _entering(x))
         forward = _traffic(calls, self.dtype.itemsize)
         outputs = tensors_of(output)
-        kept = frozenset(position for position, each in enumerate(outputs) if _storage(each) in saved)
+        kept = frozenset(position for position, each in enumerate(outputs) if _storage(each) in before | saved.keys())
         is_tied = spec.tied is not None
         weights = float(sum(p.numel() for p in module.parameters()))
         memory = LayerMemory(weights=weights, saved=self._saved(saved.values()))
@@ -263,7 +283,7 @@ class _Trace:
             traffic=LayerTraffic(forward=forward, backward=_traffic(calls, self.dtype.itemsize)),
             memory=memory,
         )
-        return _Layer(costs, forms_of(outputs), kept, weights if is_tied else 0.0)
+        return _Layer(costs, forms_of(outputs), kept, weights if is_tied else 0.0, spec.recomputable)
 
     def _saved(self, tensors: Any) -> Saved:
         elements = wide = 0.0
@@ -276,7 +296,7 @@ class _Trace:
         return Saved(elements=elements, wide=wide)
 
     def _backward(self, outputs: Sequence[Tensor]) -> None:
-        with fused_kernels():
+        with fused_kernels(), OpCounter(self.dtype):
             ends = [each for each in outputs if each.is_floating_point() and each.requires_grad]
             torch.autograd.backward(ends, [torch.empty_like(each) for each in ends])
 
@@ -286,12 +306,12 @@ class _Trace:
             loss_fn: Loss = self.model.loss(self.groups)
             outputs = [empty(form).requires_grad_(form[0].is_floating_point) for form in forms]
             wanted = tuple(map(empty, labels)) if isinstance(labels[0], tuple) else empty(labels)
-            with recording(self.groups) as calls:
+            with recording(self.groups) as calls, OpCounter(self.dtype):
                 loss = loss_fn(_entering(outputs), wanted)  # type: ignore[arg-type]
                 forward = _traffic(calls, self.dtype.itemsize)
                 self._backward([loss])
                 backward = _traffic(calls, self.dtype.itemsize)
-        except REFUSALS as error:
+        except _RAISED as error:
             raise TraceError(f"the loss cannot be traced: {message_of(error)}") from error
         return Costs(work=Work(losses=self._elements(forms)), traffic=LayerTraffic(forward=forward, backward=backward))
 
@@ -302,7 +322,7 @@ def _likeness(module: nn.Module) -> object:
         (
             name,
             type(part),
-            tuple((key, value) for key, value in sorted(vars(part).items()) if _is_plain(key, value)),
+            tuple((key, _plain(value)) for key, value in sorted(vars(part).items()) if _counts(key)),
             tuple((key, tuple(p.shape), p.requires_grad) for key, p in part.named_parameters(recurse=False)),
             tuple((key, tuple(buffer.shape)) for key, buffer in part.named_buffers(recurse=False)),
         )
@@ -310,8 +330,15 @@ def _likeness(module: nn.Module) -> object:
     )
 
 
-def _is_plain(key: str, value: object) -> bool:
-    return not key.startswith("_") and key != "layer_idx" and isinstance(value, bool | int | float | str | type(None))
+def _counts(key: str) -> bool:
+    return not key.startswith("_") and key != "layer_idx"
+
+
+def _plain(value: object) -> object:
+    """Return a value that can be compared, such as a convolution's stride; of others, their class."""
+    if isinstance(value, tuple | list):
+        return tuple(map(_plain, value))
+    return value if isinstance(value, bool | int | float | str | type(None) | torch.dtype) else type(value)
 
 
 def _function(forward: Any) -> object:

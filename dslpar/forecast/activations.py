@@ -92,9 +92,15 @@ def _saved(workload: Workload, stage: int) -> float:
     costs, size = workload.costs, workload.element_bytes
     boundary = float(costs.boundary) * size
     if workload.recompute == "full":
-        layers = -(-workload.counts[stage] // workload.interval) * boundary
+        begin = sum(workload.counts[:stage])
+        kept = costs.recomputable[begin : begin + workload.counts[stage]].count(False)
+        layers = -(-(workload.counts[stage] - kept) // workload.interval) * boundary
         if workload.offloads_inputs:
             layers = min(layers, boundary)  # the one that is on its way
+        if kept:
+            units = costs.units[begin : begin + workload.counts[stage]]
+            pairs = zip(units, costs.recomputable[begin : begin + len(units)], strict=True)
+            layers += sum(_of_layer(workload, unit) for unit, again in pairs if not again)
     else:
         layers = sum(number * _of_layer(workload, layer) for layer, number in workload.layers_of(stage))
     total = layers
@@ -114,7 +120,7 @@ def _of_layer(workload: Workload, layer: Costs) -> float:
     total = _bytes(workload, layer) - 2 * _result_of_norm(workload)
     if _mlp_chunks(workload) > 1:
         total -= _saved_by_mlp(workload)
-    dropout = getattr(workload.model, "dropout", 0.0) > 0
+    dropout = not workload.costs.units and getattr(workload.model, "dropout", 0.0) > 0  # a trace has seen it
     if dropout:
         total += 2 * float(workload.costs.boundary)  # two masks, of a byte an element
     if not workload.habits.fused_attention:
@@ -210,7 +216,8 @@ def _working(workload: Workload) -> float:
         widest = max(widest, in_attention / size)
     live = 0.0
     if workload.recompute == "full":
-        fullest_layer = max(_of_layer(workload, layer) for layer in costs.units or (costs.layer,))
+        again = [unit for unit, may in zip(costs.units, costs.recomputable, strict=True) if may]
+        fullest_layer = max((_of_layer(workload, layer) for layer in again or (costs.layer,)), default=0.0)
         live = min(workload.interval, max(workload.counts)) * fullest_layer - size * float(costs.boundary)
     messages = 2 * size * float(costs.boundary) if workload.mesh.pipe > 1 else 0.0
     return size * widest + live + messages

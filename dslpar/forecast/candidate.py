@@ -130,9 +130,10 @@ class Workloads:
         in_parallel = replace(spec, parallel=replace(spec.parallel, pipeline=given))
         method = method_of(spec if is_of_libai(spec) else in_parallel, given).value
         chunks = Chunks(candidate.pipe, candidate.chunks)
-        if units:  # as the engine weighs layers that it has built, but for the classes of 'type:'
+        counts = auto_counts(model, method, chunks, self.job.seq_len)
+        if counts is None and units:  # as the engine weighs layers that it has built, but for the classes of 'type:'
             return automatic(method, len(units), chunks, lambda _: [int(each.memory.weights) for each in units])
-        return auto_counts(model, method, chunks, self.job.seq_len)
+        return counts
 
     def workload(self, candidate: Candidate) -> Workload:
         """Return what a candidate computes, holds and sends."""

@@ -57,6 +57,8 @@ class ModelCosts:
     units: tuple[Costs, ...] = ()
     """Of a model whose layers may differ, each one that a pipeline counts, in order; `layer` is all of them together,
     and `first` nothing."""
+    recomputable: tuple[bool, ...] = ()
+    """Of each of `units`, whether activation checkpointing may run it again."""
     flops: Flops | None = None
     """Of a token, where only a trace tells."""
 

@@ -128,11 +128,14 @@ def owner_of(workload: Workload, pipe_rank: int) -> Owner:
     if costs.units:
         layers, num_layers = [layer for stage in held for layer, _ in workload.layers_of(stage)], 1
     products = [product for layer in layers for product in layer.work.products]
+    elements, ends = workload.weights(pipe_rank), (last if has_last else 0.0, first if first_again else 0.0)
+    if costs.units:  # tables, which are no product's
+        ends = 0.0, max(0.0, elements - sum(depth * columns for _, depth, columns in products) / q)
     return Owner(
-        elements=workload.weights(pipe_rank),
+        elements=elements,
         layer=tuple(float(depth * columns) / q for _, depth, columns in reversed(products)),
         num_layers=num_layers,
-        ends=(last if has_last else 0.0, first if first_again else 0.0),
+        ends=ends,
         replicas=workload.mesh.data,
         bytes=workload.element_bytes,
         accumulates=workload.micro_batches > 1,

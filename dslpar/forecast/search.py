@@ -157,7 +157,8 @@ class _Forms:
         forms = []
         for form in _contexts(self.workloads, size, candidate.tensor):
             other = replace(candidate, context=form)
-            if _divides(self.workloads, other.tensor, form) and self.pins(other):
+            both = self.workloads, other.tensor, form
+            if _divides(*both) and _has_costs(*both) and self.pins(other):
                 forms.append((*self._takes(other), form))
         kept: list[ContextParallel | None] = []
         least = float("inf")
@@ -197,7 +198,9 @@ Alternatives = list[Candidate]
 def _series(workloads: Workloads, pins: Pins) -> Iterator[list[Alternatives]]:
     """Yield layouts with growing micro-batches, each with its alternatives."""
     own = workloads.own.interval
-    intervals = (0, own, 1) if own > 1 else (0, 1)
+    intervals: tuple[int, ...] = (0, own, 1) if own > 1 else (0, 1)
+    if workloads.base.costs.units and not any(workloads.base.costs.recomputable):
+        intervals = (own,)
     for tensor, context, pipe, micro_sizes in _shapes(workloads):
         ranks = pipe * workloads.cuboid(tensor, context).size
         for chunks, split in _schedules(workloads, pipe):
@@ -262,8 +265,7 @@ def _legal(
             for context in _contexts(workloads, context_size, tensor):
                 if not _divides(workloads, tensor, context) or _worse(workloads, tensor, context):
                     continue
-                cuboid = workloads.cuboid(tensor, context)
-                if workloads.costs_of(cuboid, least_micro_size(cuboid)) is not None:
+                if _has_costs(workloads, tensor, context):
                     yield tensor, context
 
 
@@ -274,6 +276,12 @@ def _divides(workloads: Workloads, tensor: TensorParallel, context: ContextParal
     return all(one.holds for one in conditions(job.spec.model, workloads.cuboid(tensor, context), job.seq_len))
 
 
+def _has_costs(workloads: Workloads, tensor: TensorParallel, context: ContextParallel | None) -> bool:
+    """Whether the model's layers can be cut so: of a traced model only the layers tell."""
+    cuboid = workloads.cuboid(tensor, context)
+    return workloads.costs_of(cuboid, least_micro_size(cuboid)) is not None
+
+
 def _worse(workloads: Workloads, tensor: TensorParallel, context: ContextParallel | None) -> bool:
     """Whether it is 1d without sequence=True, which sends as much and holds more, where that is legal.
 
@@ -281,7 +289,8 @@ def _worse(workloads: Workloads, tensor: TensorParallel, context: ContextParalle
     """
     if tensor.mode != "1d" or tensor.sequence or tensor == workloads.own.tensor:
         return False
-    return _divides(workloads, TensorParallel(size=tensor.size, mode="1d", sequence=True), context)
+    with_sequence = TensorParallel(size=tensor.size, mode="1d", sequence=True)
+    return _divides(workloads, with_sequence, context) and _has_costs(workloads, with_sequence, context)
 
 
 def _contexts(workloads: Workloads, size: int, tensor: TensorParallel) -> Iterator[ContextParallel | None]:

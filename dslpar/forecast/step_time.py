@@ -261,7 +261,8 @@ class _Network:
         times = num_layers * self.workload.micro_batches
         # Keys go around in the forward and in the backward; their gradients once more than these, home.
         keys = self.send(*key, self.workload.element_bytes * elements, 1.0, 2 * others * times)
-        return keys, self.send(*key, WIDE_BYTES * elements, 1.0, (others + 1) * times)
+        home = max(1, len(self.workload.costs.units))
+        return keys, self.send(*key, WIDE_BYTES * elements, 1.0, (others + home) * times)
 
     def transfers(self, traffic: LayerTraffic, num_layers: float) -> tuple[tuple[Transfer, ...], tuple[Transfer, ...]]:
         """Return the collectives of a layer, forward and backward, without a ring's; a rank has so many layers.
@@ -415,8 +416,9 @@ def _layer(terms: Terms, constants: Constants) -> _Layer:
     if terms.ring_size > 1:
         blocks_s = scores_s, scores_s * (BACKWARD_FUSED if kernels.fused_s else BACKWARD_PLAIN)
         messages_s = [each.seconds(constants) for each in terms.ring]
-        exposed = exposed_by_ring(messages_s, [each / terms.ring_size for each in blocks_s], terms.ring_size)
-        sent_s = [s + more for s, more in zip(sent_s, exposed, strict=True)]
+        num_blocks = terms.ring_size * terms.launched
+        exposed = exposed_by_ring(messages_s, [each / num_blocks for each in blocks_s], terms.ring_size)
+        sent_s = [s + terms.launched * more for s, more in zip(sent_s, exposed, strict=True)]
     launch_s = constants.layer_launch_s * terms.launched
     if terms.launches > 1:
         launch_s *= 1 + constants.tensor_launch * (terms.launches - 1) ** 2

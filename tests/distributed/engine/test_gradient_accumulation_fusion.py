@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -32,7 +33,7 @@ MATRICES = 4 * LAYERS + 1
 """Linears of a block, and the head."""
 
 
-def trained(layout: str, stage: int = 1, dtype: str = "bf16", batch: sections.Batch | None = None) -> Job:
+def trained(layout: str, stage: int = 1, dtype: str = "bf16", batch: sections.Batch | None = None, **more: Any) -> Job:
     world, parallel = LAYOUTS[layout]
     gpt = section.GPT(
         num_layers=LAYERS, hidden_size=16, num_heads=4, vocab_size=VOCAB, max_seq_len=LENGTH, tie_embeddings=False
@@ -44,6 +45,7 @@ def trained(layout: str, stage: int = 1, dtype: str = "bf16", batch: sections.Ba
         zero=sections.Zero(stage=stage),
         batch=batch or sections.Batch(global_size=12, accumulation=ACCUMULATION),
         precision=sections.Precision(dtype=dtype, extra={"initial_scale_power": 6} if dtype == "fp16" else {}),
+        **more,
     )
 
 
@@ -132,6 +134,9 @@ def _added(made: Job, how: str) -> int:
     shapes = _pretend(_as_ever)
     engine = engine_of(made)
     linears = [part for part in engine.module.modules() if isinstance(part, Linear)]
+    if how == "recomputed":
+        engine.train_batch(batches(made, 0))
+        return len(shapes)
     if how == "hooks":
         for p in engine.module.parameters():
             p.register_hook(lambda grad: grad.mul_(1.0))
@@ -154,6 +159,15 @@ def _added(made: Job, how: str) -> int:
 @pytest.mark.parametrize("how", ["hooks", "autograd.grad"])
 def test_who_asks_for_a_gradient_gets_it(how: str) -> None:
     assert on_ranks(1, _added, trained("one process"), how, init="deepspeed") == [0]
+
+
+@pytest.mark.parametrize("checkpoint", [{"interval": 1}, {"interval": 1, "mlp_chunks": 2}], ids=["layers", "parts"])
+def test_what_is_computed_again_is_added_in_products_too(checkpoint: dict[str, int]) -> None:
+    """What the backward of a recomputed layer is given for the weight is another tensor, which has no sum."""
+    made = trained("one process", activation_checkpoint=sections.ActivationCheckpoint(**checkpoint))
+    parts = checkpoint.get("mlp_chunks", 1)
+    in_a_batch = LAYERS * (2 + 2 * parts) + 1
+    assert on_ranks(1, _added, made, "recomputed", init="deepspeed") == [in_a_batch * ACCUMULATION - 1]
 
 
 def _penalized(made: Job, asks: bool) -> tuple[list[Tensor], int]:

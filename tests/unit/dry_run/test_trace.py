@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from dslpar.core.frozen import replace
 from dslpar.dry_run.op_counter import OpCounter
 from dslpar.dry_run.trace import TraceError, Tracer
 from dslpar.forecast.device import DEVICES
@@ -117,7 +118,12 @@ SWIN = (
     "dict(type='transformers.SwinForImageClassification', config=dict(image_size=32, patch_size=2, num_channels=3,"
     " embed_dim=24, depths=[2, 2], num_heads=[2, 4], window_size=4, num_labels=10))"
 )
+VIT = (
+    "dict(type='transformers.ViTForImageClassification', config=dict(num_hidden_layers=2, num_attention_heads=4,"
+    " hidden_size=64, intermediate_size=128, image_size=32, patch_size=4, num_channels=3, num_labels=10))"
+)
 OTHERS = {
+    "vit": (VIT, "dict(type='images', path='images.npz', eval_fraction=0.2)"),
     "t5": (T5, "dict(type='span', seq_len=24, files=['text.txt'])"),
     "bert": (BERT, "dict(type='mlm', seq_len=32, files=['text.txt'])"),
     "resnet": (RESNET, "dict(type='images', path='images.npz', eval_fraction=0.2)"),
@@ -164,7 +170,7 @@ def _flops_by_torch(name: str) -> tuple[float, float]:
     return (products + scores) / 2, counter.get_total_flops() / 2
 
 
-@pytest.mark.parametrize("name", ["bert", "resnet", "swin"])
+@pytest.mark.parametrize("name", ["bert", "resnet", "swin", "vit"])
 def test_operations_are_those_that_torch_counts(data: None, name: str) -> None:
     ((ours, expected),) = on_ranks(1, _flops_by_torch, name, init=None)
     assert ours == pytest.approx(expected, rel=0.02)
@@ -245,6 +251,68 @@ def test_a_layer_that_cannot_take_what_comes_is_named() -> None:
     assert "'1'" in said
 
 
+CHAIN = """
+model = dict(type='Sequential', layers_cfg=[{layers}])
+data = dict(type='images', path='images.npz')
+batch = dict(micro_size=2)
+train = dict(steps=1{more})
+"""
+CONV = "dict(type='torch.nn.Conv2d', in_channels={}, out_channels={}, kernel_size=3, {})"
+RELU = "dict(type='torch.nn.ReLU'{})"
+HEAD = "dict(type='torch.nn.Flatten'), dict(type='torch.nn.Linear', in_features={}, out_features=10)"
+
+
+def _chain(layers: list[str], more: str = "") -> ModelCosts:
+    text = CHAIN.format(layers=", ".join(layers), more=more)
+    job = check.resolve(check.load_text(text, "traced.py"), 1)
+    costs = Tracer(job).costs_of(job.mesh.tensor, 2)
+    assert costs is not None
+    return costs
+
+
+def _convolutions() -> list[float]:
+    same, halved = "padding=1", "padding=1, stride=2"
+    first, alike, other = CONV.format(3, 8, same), CONV.format(8, 8, same), CONV.format(8, 8, halved)
+    costs = _chain([first, alike, other, HEAD.format(2048)])
+    return [rows for unit in costs.units for rows, _, _ in unit.work.products]
+
+
+def test_layers_that_differ_in_their_stride_are_not_alike(data: None) -> None:
+    ((rows),) = on_ranks(1, _convolutions, init=None)
+    assert rows == [2 * 32 * 32, 2 * 32 * 32, 2 * 16 * 16, 2]
+
+
+def _saved_by_chain(inplace: str) -> list[float]:
+    costs = _chain([CONV.format(3, 8, "padding=1"), RELU.format(inplace), HEAD.format(8192)])
+    return [float(unit.memory.saved.elements) for unit in costs.units]
+
+
+@pytest.mark.parametrize("inplace", ["", ", inplace=True"])
+def test_what_passes_through_layers_is_saved_once(data: None, inplace: str) -> None:
+    """By a ReLU that saves its result: the Flatten after it makes a view, and the Linear after that takes the same."""
+    ((saved),) = on_ranks(1, _saved_by_chain, inplace, init=None)
+    assert saved == [2 * 3 * 32 * 32, 2 * 8 * 32 * 32, 0.0, 0.0]
+
+
+def _recomputed(name: str) -> tuple[float, float]:
+    model, data = OTHERS[name]
+    job = job_of(model, more=f"data = {data}\n")
+    tracer = Tracer(job)
+    workload = workload_of(tracer.job, tracer.costs_of)
+    assert workload is not None
+    machine = Machine.usual(DEVICES["a100-80g"])
+    made = forecast(workload, machine), forecast(replace(workload, recompute="full"), machine)
+    whole, again = (each.memory[0].activations - each.memory[0].working for each in made)
+    return whole, again
+
+
+@pytest.mark.parametrize(("name", "may"), [("resnet", False), ("vit", True)])
+def test_what_is_never_recomputed_is_saved_all_the_same(data: None, name: str, may: bool) -> None:
+    """Layers that keep statistics of their inputs, as ResNet's do, run once."""
+    ((whole, again),) = on_ranks(1, _recomputed, name, init=None)
+    assert (again < 0.8 * whole) if may else (again == whole)
+
+
 class TestOpCounter:
     """Operations by hand."""
 
@@ -267,6 +335,12 @@ class TestOpCounter:
         with OpCounter(torch.bfloat16) as counted:
             x.float() + 1
         assert counted.work.elementwise == (10 + 20) + (20 + 20)
+
+    def test_a_table_is_not_read(self) -> None:
+        table, ids = nn.Embedding(1000, 16, device="meta"), torch.zeros(6, dtype=torch.long, device="meta")
+        with OpCounter(torch.float32) as counted:
+            table(ids)
+        assert counted.work.elementwise == 2 * 6 * 16
 
     def test_views_cost_nothing(self) -> None:
         x = torch.empty(4, 6, device="meta")
