@@ -29,7 +29,8 @@ IN := PATH="$(CURDIR)/$(BIN):$$PATH"
 # The parts of `make prove`: each takes minutes, none more than an hour on 2 cores. Together they are all of tests/.
 PART_unit := tests/unit
 PART_layers := tests/distributed/layers
-PART_distributed := tests/distributed --ignore=tests/distributed/layers
+PART_policies := tests/distributed/policies
+PART_distributed := tests/distributed $(foreach part,layers policies,--ignore=tests/distributed/$(part))
 PART_invariance := tests/properties/invariance $(foreach part,compiled overlap,--ignore=tests/properties/invariance/$(part))
 PART_compiled := tests/properties/invariance/compiled
 PART_overlap := tests/properties/invariance/overlap
@@ -42,7 +43,7 @@ PART_linter := tests/properties $(foreach part,context families invariance oracl
 PART_kills := tests/system/kills
 PART_hosts := tests/system/two_hosts
 PART_system := tests/system --ignore=tests/system/kills --ignore=tests/system/two_hosts
-PARTS := unit layers distributed invariance compiled overlap families reshape schedules context oracle linter kills hosts system
+PARTS := unit layers policies distributed invariance compiled overlap families reshape schedules context oracle linter kills hosts system
 ifneq ($(filter-out $(PARTS),$(PART)),)
 $(error no part '$(PART)' of make prove; the parts are: $(PARTS))
 endif
