@@ -11,10 +11,11 @@ bucket is another, and what of a bucket goes to a rank is summed up where it sta
 its whole gradients once. Megatron-LM's and torch DDP's buckets are slices of such a buffer too. Buckets begin in one
 order on all ranks, whatever the order in which a backward makes their gradients.
 
-Micro-batches add up in the buffer itself, in fp32 also where weights are in half precision. Small gradients, of which a
-model has many, wait for each other, and one call adds them: one by one they cost the host more than the device. In a
-step of one micro-batch each bucket is a buffer of its own, made when its first gradient is: all of them at once would
-stand beside the activations, which go as gradients come. This rank's part is then copied together at the end.
+Micro-batches add up in the buffer itself, in fp32 also where weights are in half precision. Gradients of vectors, of
+which a model has many, wait for each other, and one call adds them: one by one they cost the host more than the device;
+a matrix' would need memory meanwhile. In a step of one micro-batch each bucket is a buffer of its own, made when its
+first gradient is: all of them at once would stand beside the activations, which go as gradients come. This rank's part
+is then copied together at the end.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from dslpar.distributed import collectives
 from dslpar.distributed.collectives import Axis, Pending
 
 _MOST_WAITING = 2**18
-"""Elements of the gradients that wait to be added: few beside those of a matrix, many beside those of a vector."""
+"""Elements of the vectors' gradients that wait to be added: few beside those of a matrix, many beside one vector's."""
 
 
 @dataclass
@@ -134,7 +135,12 @@ class GradientBuffer:
 
     def accumulate(self, p: Any) -> None:
         """Add a micro-batch's gradient to those before, in its place."""
-        if p.grad is not None:
+        if p.grad is None:
+            return
+        if self._zero.use_grad_accum_attribute and p.grad_accum is not None:
+            p.grad_accum.add_(p.grad)
+            p.grad = None
+        else:
             self._add([p])
 
     def on_gradient(self, p: Any) -> None:
@@ -152,10 +158,10 @@ class GradientBuffer:
             self._enter_backward()
         # Where a product has added to the sum itself (layers.gradient_accumulation_fusion) there is no gradient.
         if p.grad is not None:
-            self._waiting.append(p)
-            self._num_waiting += p.numel()
-            if self._num_waiting > _MOST_WAITING:
-                self._add_waiting()
+            if p.dim() > 1:
+                self.accumulate(p)
+            else:
+                self._wait(p)
         if not self._completes or self._is_late(p):
             return
         bucket.missing -= 1
@@ -222,6 +228,12 @@ class GradientBuffer:
     def _leave_backward(self) -> None:
         self._add_waiting()
         self._backward = None
+
+    def _wait(self, p: Any) -> None:
+        self._waiting.append(p)
+        self._num_waiting += p.numel()
+        if self._num_waiting > _MOST_WAITING:
+            self._add_waiting()
 
     def _add_waiting(self) -> None:
         # Without a gradient: where a backward failed, and its gradients were dropped.
