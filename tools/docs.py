@@ -83,7 +83,7 @@ def plans_page() -> str:
     head = f"""{_GENERATED}
 # Plans, worked
 
-What `dslpar plan` says of the configs in [examples/plans](../examples/plans); [planning.md](planning.md) says how to
+What `dslpar plan` says of the configs in examples/plans; [planning.md](planning.md) says how to
 read it.
 
 """

@@ -96,14 +96,14 @@ def attention(sizes: Attention, cuboid: Tensor) -> Iterator[Condition]:
 
 def heads(sizes: Attention, cuboid: Tensor) -> Iterator[Condition]:
     """What attention's heads divide by."""
-    yield _head_cut("num_heads", sizes.num_heads, cuboid, "TEN201")
+    yield head_cut("num_heads", sizes.num_heads, cuboid, "TEN201")
     if sizes.num_kv_heads is not None:
-        yield _head_cut("num_kv_heads", sizes.num_kv_heads, cuboid, "TEN206")
+        yield head_cut("num_kv_heads", sizes.num_kv_heads, cuboid, "TEN206")
         why = f"num_kv_heads = {sizes.num_kv_heads}"
         yield Condition("num_heads", sizes.num_heads, sizes.num_kv_heads, why, "TEN207")
 
 
-def _head_cut(key: str, count: int, cuboid: Tensor, code: str) -> Condition:
+def head_cut(key: str, count: int, cuboid: Tensor, code: str) -> Condition:
     """A number of heads; those of a tensor rank are shared out once more where ranks exchange tokens for heads."""
     each = cut(key, count, cuboid, head_axes(cuboid), code)
     if cuboid.ulysses == 1:

@@ -50,7 +50,7 @@ def conditions(config: TransformersConfig | None, cuboid: Tensor) -> Iterator[Co
         sizes.pop("ffn", None)  # of experts, each of which is whole
     for name in ("heads", "kv_heads"):
         if size := sizes.get(name):
-            yield divisors.cut(size.key, size.value, cuboid, divisors.head_axes(cuboid), "TEN131")
+            yield divisors.head_cut(size.key, size.value, cuboid, "TEN131")
     for size, features in inner_features(sizes):
         for axes in divisors.inner_axes(cuboid):
             yield divisors.cut(size.key, features, cuboid, axes, "TEN131")
