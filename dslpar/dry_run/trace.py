@@ -31,6 +31,7 @@ from dslpar.core.mesh import Tensor as Cuboid
 from dslpar.data.source import find_source, make_samples
 from dslpar.distributed.groups import Groups
 from dslpar.distributed.point_to_point import Forms, forms_of
+from dslpar.dry_run.cost_interpolation import interpolate
 from dslpar.dry_run.fake_rank import fake_rank
 from dslpar.dry_run.fused_kernels import fused_kernels
 from dslpar.dry_run.op_counter import OpCounter
@@ -92,7 +93,7 @@ class Tracer:
         if cuboid not in self._traced:
             self._traced[cuboid] = self._trace(cuboid)
         found = self._traced[cuboid]
-        return None if found is None else _between(*found, micro_size / least_micro_size(cuboid) - 1)
+        return None if found is None else interpolate(*found, micro_size / least_micro_size(cuboid) - 1)
 
     def _own(self, cuboid: Cuboid) -> bool:
         """Whether it is the job's own: where that cannot be traced there is no forecast, and the reason is raised."""
@@ -108,7 +109,7 @@ class Tracer:
             with fake_rank(mesh, 0) as groups, torch.random.fork_rng(devices=()), _one_thread():
                 trace = _Trace(job, self._models[cuboid.size > 1], groups)
                 one, two = (trace.run(self._taken(size), size) for size in (least, 2 * least))
-            _between(one, two, 0.5)  # they have the same operations
+            interpolate(one, two, 0.5)  # they have the same operations
         except (TraceError, DslparError):
             if self._own(cuboid):
                 raise
@@ -373,57 +374,3 @@ def _traffic(calls: list[Call], element_bytes: int) -> Traffic:
         number[key] = number.get(key, 0.0) + 1
     calls.clear()
     return Traffic(elements, number)
-
-
-# ---- other sizes of a micro-batch ----
-
-
-def _between(one: ModelCosts, two: ModelCosts, at: float) -> ModelCosts:
-    """Return the costs at 0 for `one`, at 1 for `two`, and evenly further: all of them are constants and multiples."""
-    units = tuple(_costs_between(*pair, at) for pair in zip(one.units, two.units, strict=True))
-    return replace(
-        one,
-        layer=sum(units, Costs()),
-        last=_costs_between(one.last, two.last, at),
-        boundary=_number(one.boundary, two.boundary, at),
-        logits=_number(one.logits, two.logits, at),
-        units=units,
-    )
-
-
-def _number(one: Any, two: Any, at: float) -> float:
-    return float(one) + at * (float(two) - float(one))
-
-
-def _costs_between(one: Costs, two: Costs, at: float) -> Costs:
-    products = [
-        a._replace(rows=_number(a.rows, b.rows, at), depth=_number(a.depth, b.depth, at))
-        for a, b in zip(one.work.products, two.work.products, strict=True)
-    ]
-    scores = [
-        a._replace(queries=_number(a.queries, b.queries, at))
-        for a, b in zip(one.work.scores, two.work.scores, strict=True)
-    ]
-    return Costs(
-        work=Work(
-            products=tuple(products),
-            scores=tuple(scores),
-            elementwise=_number(one.work.elementwise, two.work.elementwise, at),
-            losses=_number(one.work.losses, two.work.losses, at),
-        ),
-        traffic=LayerTraffic(
-            forward=_traffic_between(one.traffic.forward, two.traffic.forward, at),
-            backward=_traffic_between(one.traffic.backward, two.traffic.backward, at),
-        ),
-        memory=LayerMemory(
-            weights=one.memory.weights,
-            saved=Saved(
-                elements=_number(one.memory.saved.elements, two.memory.saved.elements, at),
-                wide=_number(one.memory.saved.wide, two.memory.saved.wide, at),
-            ),
-        ),
-    )
-
-
-def _traffic_between(one: Traffic, two: Traffic, at: float) -> Traffic:
-    return Traffic({key: _number(one[key], two.get(key, 0), at) for key in one}, dict(one.calls))

@@ -21,8 +21,8 @@ from dslpar.forecast.constants import BOUNDS, DEFAULT, ERROR, Constants, Error
 from dslpar.forecast.step_time import Terms, time_of
 
 HUBER = 0.05
-"""Of the logarithm of a ratio: above it, an error counts by its size and not by its square. By about so much forecasts of
-most steps err; what errs by more was often disturbed, and is not to move the constants of the others."""
+"""Of the logarithm of a ratio: above it, an error counts by its size and not by its square. Forecasts of most steps err
+by about so much; what errs by more was often disturbed, and is not to move the constants of the others."""
 PRIOR_RUNS = 0.2
 """Weight of the prior, in runs; a change by a factor e costs what an error of 100 % in so many runs would."""
 MOST_STEPS = 25

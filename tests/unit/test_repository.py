@@ -243,8 +243,8 @@ def test_the_readme_is_short() -> None:
 
 def test_architecture_lists_every_mend_of_deepspeed() -> None:
     """Each has its number, and a test that fails when DeepSpeed no longer needs it."""
-    patches = ast.parse((ROOT / "dslpar/distributed/deepspeed_patches.py").read_text())
-    functions = [node for node in patches.body if isinstance(node, ast.FunctionDef)]
+    patches = [ast.parse(path.read_text()) for path in (ROOT / "dslpar/distributed/deepspeed_patches").glob("*.py")]
+    functions = [node for module in patches for node in module.body if isinstance(node, ast.FunctionDef)]
     numbers = {node.name: re.match(r"M\d+(?=\. )", ast.get_docstring(node) or "") for node in functions}
     there = {(name, number[0]) for name, number in numbers.items() if number}
     rows = re.findall(r"(?m)^\| (M\d+) \| `(\w+)` \|.*\| (\S+) \|$", (ROOT / "docs/architecture.md").read_text())

@@ -462,7 +462,7 @@ def test_it_is_on_where_the_author_says_so_and_there_are_replicas(
     assert on_ranks(world, _gathers, made, init="deepspeed") == [expected] * world
 
 
-# ---- DeepSpeed's behaviour: when this fails, the mend of its number in deepspeed_patches.py can go ----
+# ---- DeepSpeed's behaviour: when this fails, the mend of its number in deepspeed_patches can go ----
 
 
 def test_m16_deepspeed_still_waits_for_the_gathers() -> None:

@@ -203,7 +203,7 @@ def test_tied_copies_stay_equal(name: str, dtype: str) -> None:
     assert torch.equal(first, last)
 
 
-# ---- DeepSpeed's behaviour: when one of these fails, the mend of its number in deepspeed_patches.py can go ----
+# ---- DeepSpeed's behaviour: when one of these fails, the mend of its number in deepspeed_patches can go ----
 
 
 def _skips_of_deepspeed(made: Job) -> list[bool]:

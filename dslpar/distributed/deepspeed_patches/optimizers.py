@@ -1,0 +1,104 @@
+"""Which optimizer DeepSpeed takes, and what its state goes by."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from deepspeed.runtime.engine import DeepSpeedEngine
+
+
+def shard_gradients_of_bf16() -> None:
+    """M6. Give ZeRO 1 in bf16 with fp32 accumulation the optimizer that fp16 and ZeRO 2 get.
+
+    DeepSpeed chooses BF16_Optimizer, which all-reduces whole gradients (3 (N-1)/N parameters a step, where 2 (N-1)/N
+    do), and raises "stack expects a non-empty TensorList" on a rank that owns no parameter.
+    """
+    from deepspeed.runtime.engine import BFLOAT16, ZERO_OPTIMIZATION, DeepSpeedEngine
+
+    original = DeepSpeedEngine._do_optimizer_sanity_check
+    if getattr(original, "shards_bf16", False):
+        return
+
+    def patched(self: DeepSpeedEngine, basic_optimizer: object) -> object:
+        chosen = original(self, basic_optimizer)
+        return ZERO_OPTIMIZATION if chosen == BFLOAT16 and self.zero_optimization() else chosen
+
+    patched.shards_bf16 = True  # type: ignore[attr-defined]
+    DeepSpeedEngine._do_optimizer_sanity_check = patched
+
+
+def drop_overflowed_gradients(ds_engine: DeepSpeedEngine) -> None:
+    """M8. Reset the fp32 gradient buffers of an offloaded optimizer when a step overflows.
+
+    With the optimizer on the CPU, ZeRO 1 and 2 accumulate half-precision gradients in these buffers, and leave them as
+    they are after an overflow: infinite for ever, so that every later step is skipped too.
+    """
+    zero = ds_engine.optimizer
+    if not getattr(zero, "cpu_offload", False) or not hasattr(zero, "reset_cpu_buffers"):
+        return
+    reset = zero.reset_cpu_buffers
+
+    def reset_all() -> None:
+        reset()
+        zero.averaged_gradients = dict.fromkeys(zero.averaged_gradients)
+
+    zero.reset_cpu_buffers = reset_all
+
+
+def without_eager_state(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """M10. Return an Adagrad whose state is made at its first step; other optimizers as they are.
+
+    ZeRO makes an instance of torch's Adagrad anew over its shards, since its state exists from the beginning: in one
+    group of default settings, of which the learning-rate scheduler knows nothing. This one, with the same groups, it
+    leaves alone.
+    """
+    return _LazyAdagrad(optimizer) if isinstance(optimizer, torch.optim.Adagrad) else optimizer
+
+
+class _LazyAdagrad(torch.optim.Optimizer):
+    """torch's Adagrad, but no instance of its class; state is made at the first step."""
+
+    step = torch.optim.Adagrad.step
+
+    def __init__(self, eager: torch.optim.Adagrad) -> None:
+        super().__init__(eager.param_groups, eager.defaults)
+
+    def _init_group(self, group: dict[str, Any], *lists: list[Any]) -> tuple[bool, bool]:
+        for p in group["params"]:
+            if p.grad is not None and not self.state[p]:
+                step = torch.zeros((), device=p.device if group["fused"] else "cpu")
+                self.state[p] = {"step": step, "sum": torch.full_like(p, group["initial_accumulator_value"])}
+        flags: tuple[bool, bool] = torch.optim.Adagrad._init_group(self, group, *lists)  # type: ignore
+        return flags
+
+
+def correct_bias_exactly(ds_engine: DeepSpeedEngine) -> None:
+    """M20. Have a step of DeepSpeedCPUAdam depend on its number, and not on those that came before it in this run.
+
+    It multiplies the betas' powers in fp32 from step to step, and begins by `pow` in a run that goes on after a
+    checkpoint. Here its own correction is off, and is in what it is given instead, computed in float64:
+    p -= lr / c1 * m / (sqrt(v) / c2 + eps) is p -= (lr c2 / c1) * m / (sqrt(v) + c2 eps). AdamW's decay is lr's too.
+    """
+    optimizer: Any = ds_engine.basic_optimizer
+    op = getattr(optimizer, "ds_opt_adam", None)
+    if op is None:
+        return
+
+    def update(
+        number: int, step: Any, lr: float, beta1: float, beta2: float, eps: float, decay: float, *rest: Any
+    ) -> None:
+        corrects, *tensors = rest
+        # The betas as the op has them: 1 - 0.999 in fp32 is 1e-5 off, and must be so here.
+        first, second = torch.tensor([beta1, beta2], dtype=torch.float32).tolist()
+        c1, c2 = (1 - first ** int(step), math.sqrt(1 - second ** int(step))) if corrects else (1.0, 1.0)
+        decay *= c1 / c2 if optimizer.adam_w_mode else 1.0
+        op.adam_update(number, int(step), lr * c2 / c1, beta1, beta2, eps * c2, decay, False, *tensors)
+
+    optimizer.ds_opt_adam = SimpleNamespace(
+        adam_update=update, adam_rollback=op.adam_rollback, destroy_adam=op.destroy_adam
+    )

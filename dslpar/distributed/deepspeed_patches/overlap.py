@@ -1,0 +1,192 @@
+"""Gradients that are added up and reduced while a backward runs, and weights that are gathered under a forward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from dslpar.distributed.collectives import Axis
+from dslpar.distributed.gradient_buffer import GradientBuffer
+from dslpar.distributed.gradient_reduction import GradientReduction
+from dslpar.distributed.parameter_gather import ParameterGather
+from dslpar.distributed.stage_reduction import StageReduction
+
+if TYPE_CHECKING:
+    from deepspeed.runtime.engine import DeepSpeedEngine
+
+
+def overlap_reduction(ds_engine: DeepSpeedEngine, data_axis: Axis, late: Collection[int] = ()) -> None:
+    """M14. Have ZeRO 1 and 2 reduce each bucket of gradients while the backward computes the next ones.
+
+    DeepSpeed waits for each reduction, and ZeRO 1 begins the first one when the last backward is over. Its own
+    `overlap_comm` does so in a pipeline too, and else synchronizes the device for each data rank's part of a bucket
+    (stage_1_and_2.py, `allreduce_and_copy`). Call this where `layout.deepspeed_config.overlaps_reduction` says so.
+    `late`: ids of parameters whose gradients are not complete when ZeRO 1's last backward is over; tied weights' never
+    are. Between that and the step, DeepSpeed's `safe_get_full_grad` has nothing to read.
+    """
+    zero = ds_engine.optimizer
+    tied: list[tuple[Any, Any]] = getattr(ds_engine.module, "get_tied_weights_and_groups", list)()
+    not_complete = {id(p) for p, _ in tied} | set(late)
+    axis = replace(data_axis, group=zero.dp_process_group)
+    zero.overlap_comm = False  # in place of its own
+    # Gradients of fp32 models too are summed up in one flat tensor, which is what the step takes.
+    zero._use_compact_grad_partition_buffer = lambda group: True
+    reduction: GradientBuffer | GradientReduction
+    if zero.partition_gradients:
+        reduction = GradientReduction(zero, axis)
+        zero.reduce_ipg_grads = reduction.reduce_bucket
+        zero.process_gradients = reduction.on_gradient
+    else:
+        order = {id(p): index for index, p in enumerate(ds_engine.module.parameters())}
+        accumulates = ds_engine.gradient_accumulation_steps() > 1
+        is_last = ds_engine.is_gradient_accumulation_boundary
+        reduction = GradientBuffer(zero, axis, is_last, accumulates=accumulates, order=order, late=not_complete)
+        zero.reduce_gradients = reduction.reduce_rest
+        _replace_gradient_hooks(ds_engine, reduction.accumulate, reduction.on_gradient)
+    step = zero.step
+
+    def after_reduction(*args: object) -> object:
+        reduction.finish()
+        # After each step DeepSpeed makes all weights views of their flat ones again, which they are: "just to be safe".
+        with _replaced(zero, "_update_model_bit16_weights", lambda group: None):
+            return step(*args)
+
+    zero.step = after_reduction
+
+
+def _replace_gradient_hooks(
+    ds_engine: DeepSpeedEngine, accumulate: Callable[[Any], None], on_gradient: Callable[[Any], None]
+) -> None:
+    """Have a parameter's hook do what is ours alone.
+
+    DeepSpeed's count how many gradients a backward makes, so that a call of `loss.backward()` ends a micro-batch as
+    engine.backward does. It takes half as long as the gradients' sums; and a criterion's own call of autograd would end
+    a step, whose gradients are not there yet.
+    """
+    zero = ds_engine.optimizer
+    for hook in zero._grad_acc_hooks:
+        hook.remove()
+    params = [p for group in zero.bit16_groups for p in group if p.requires_grad]
+    zero._grad_acc_hooks = [p.register_post_accumulate_grad_hook(on_gradient) for p in params]
+    zero.unregister_grad_acc_post_hooks()
+    zero.register_grad_acc_post_hook(lambda: None if ds_engine._running_engine_backward else zero.exit_backward())
+    zero._fill_param_grad_accum_attribute = accumulate
+    zero.fill_grad_accum_attribute = lambda: None  # of all parameters after each backward: their hooks have done it
+
+
+def accumulate_without_copies(ds_engine: DeepSpeedEngine) -> None:
+    """M15. Have ZeRO 1 in half precision add a micro-batch's gradients to those in fp32 as they are.
+
+    DeepSpeed makes a copy of each in fp32 first: 18 bytes read and written for a parameter, where 10 do. A sum in fp32
+    takes a bf16 or fp16 number without rounding, so both are one. Where a product has added to the sum itself
+    (`layers.gradient_accumulation_fusion`) there is no gradient, and nothing to do.
+    """
+    zero = ds_engine.optimizer
+    if not getattr(zero, "use_grad_accum_attribute", False):
+        return
+
+    def accumulate(p: Any) -> None:
+        if p.grad is None:
+            return
+        if p.grad_accum is None:
+            p.grad_accum = p.grad.to(zero.gradient_accumulation_dtype)
+        else:
+            p.grad_accum.add_(p.grad)
+        p.grad = None
+
+    zero._fill_param_grad_accum_attribute = accumulate
+
+
+def overlap_param_gather(ds_engine: DeepSpeedEngine, data_axis: Axis, layers: Sequence[nn.Module]) -> None:
+    """M16. Have ZeRO 1 and 2 gather each bucket of weights while the forward computes the layers before it.
+
+    DeepSpeed gathers whole parameter groups, and its step waits for them. `layers` are the modules that the forward
+    waits for by `ds_engine.module.parameter_gather`, in their order. Weights that anything else reads may be those of
+    the step before: `parameter_gather` lists who waits.
+    """
+    zero, module = ds_engine.optimizer, ds_engine.module
+    axis = replace(data_axis, group=zero.dp_process_group)
+    gather = ParameterGather(zero, axis, layers, zero.allgather_bucket_size)
+    stage_1_and_2 = import_module("deepspeed.runtime.zero.stage_1_and_2")
+    step = zero.step
+
+    def with_gather(*args: object) -> object:
+        gather.finish()  # it writes into what this rank sends; a layer that no forward has run has not waited
+        with _replaced(stage_1_and_2, "all_gather_dp_groups", gather.start):
+            return step(*args)
+
+    zero.step = with_gather
+    moving = [(zero, name) for name in ("update_lp_params", "offload_states", "reload_states")]
+    for owner, name in [*moving, (ds_engine, "load_checkpoint")]:
+        setattr(owner, name, _after(gather.finish, getattr(owner, name)))
+    for part in module.modules():
+        part.register_state_dict_pre_hook(lambda *_: gather.finish())
+    for layer in layers:
+        if layer._compiled_call_impl is None:  # else torch would trace it; a program's own call of a layer is rare
+            layer.register_forward_pre_hook(lambda layer, _: gather.wait_for(layer))
+    module.parameter_gather = gather
+
+
+def reduce_by_stages(ds_engine: DeepSpeedEngine, data_axis: Axis, late: Collection[int] = ()) -> StageReduction | None:
+    """M17. Return what reduces a stage's gradients while a rank's other stages go on, without ZeRO; None: nothing can.
+
+    DeepSpeed then leaves out what was begun, and its reduction ends with a wait for it. Nothing can in bf16, whose
+    gradients DeepSpeed keeps in one flat fp32 tensor over all stages, nor where it scales gradients before it sums.
+    `late` as in `overlap_reduction`.
+    """
+    scales = not ds_engine.postscale_gradients() or ds_engine.gradient_predivide_factor() != 1.0
+    if ds_engine.zero_optimization() or ds_engine.using_bf16_optimizer or scales or data_axis.size == 1:
+        return None
+    tied = {id(p) for p, _ in ds_engine.module.get_tied_weights_and_groups()}
+    reduction = StageReduction(ds_engine, data_axis, tied | set(late))
+    reduce_all = ds_engine.buffered_allreduce_fallback
+
+    def reduce_rest(grads: object = None, elements_per_buffer: int = 500_000_000) -> None:
+        reduced = [p for p in ds_engine.module.parameters() if id(p) in reduction.begun]
+        for p in reduced:
+            p.requires_grad_(False)  # DeepSpeed passes by what is frozen
+        try:
+            reduce_all(grads, elements_per_buffer)
+        finally:
+            for p in reduced:
+                p.requires_grad_(True)
+        reduction.finish()
+
+    ds_engine.buffered_allreduce_fallback = reduce_rest
+    return reduction
+
+
+def call_before_reduction(ds_engine: DeepSpeedEngine, first: Callable[[], None]) -> None:
+    """M18. Call `first` once a step, between its last backward and the reduction of whole gradients over replicas.
+
+    At ZeRO 0 and 1, and after `overlap_reduction`. DeepSpeed has no such place: only hooks of single gradients.
+    """
+    zero = ds_engine.zero_optimization()
+    owner, name = (ds_engine.optimizer, "reduce_gradients") if zero else (ds_engine, "buffered_allreduce_fallback")
+    setattr(owner, name, _after(first, getattr(owner, name)))
+
+
+@contextmanager
+def _replaced(owner: object, name: str, value: object) -> Iterator[None]:
+    """Set an attribute within the context."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+def _after(first: Callable[[], None], then: Callable[..., object]) -> Callable[..., object]:
+    """Return a function that calls `first`, and is `then`."""
+
+    def both(*args: object, **kwargs: object) -> object:
+        first()
+        return then(*args, **kwargs)
+
+    return both

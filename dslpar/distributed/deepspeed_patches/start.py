@@ -1,0 +1,83 @@
+"""What must be so before an engine is built: of collectives, precision, and ops that are compiled."""
+
+from __future__ import annotations
+
+import fcntl
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def skip_shm_op() -> None:
+    """M1. Keep DeepSpeed from compiling its shared-memory op on a CPU: 30 s, for an all-reduce that ignores its group.
+
+    No environment variable turns it off. To set its entry of `deepspeed.ops.__compatible_ops__` would have every op
+    probed first: 0.15 s and a run of the C compiler for each rank.
+    """
+    backend: Any = import_module("deepspeed.comm.torch")  # as an attribute of deepspeed.comm it is torch itself
+    backend.build_shm_op = lambda: None
+
+
+def ignore_deprecated_names() -> None:
+    """M2. Silence the warnings of torch 2.13 about two collectives that DeepSpeed calls by their old names."""
+    for name in ("all_gather_into_tensor", "reduce_scatter_tensor"):
+        warnings.filterwarnings("ignore", f"`torch.distributed.{name}` is deprecated", FutureWarning)
+
+
+def allow_fp16_on_cpus() -> None:
+    """M3. Have DeepSpeed accept fp16 on every CPU where torch computes it, slowly or not: so it runs, and is tested.
+
+    DeepSpeed accepts it only where oneDNN has fast instructions for it.
+    """
+    from deepspeed.accelerator import get_accelerator
+
+    accelerator = get_accelerator()
+    if accelerator.device_name() == "cpu" and not accelerator.is_fp16_supported() and _cpu_computes(torch.float16):
+        accelerator.is_fp16_supported = lambda: True
+
+
+def _cpu_computes(dtype: torch.dtype) -> bool:
+    """Return whether this torch has matrix products, norms and gradients of a dtype on a CPU."""
+    x = torch.ones(2, 2, dtype=dtype, requires_grad=True)
+    try:
+        torch.autograd.grad(nn.functional.softmax(nn.functional.layer_norm(x @ x, (2,)), -1).sum(), x)
+    except RuntimeError:  # '"addmm_impl_cpu_" not implemented for 'Half''
+        return False
+    return True
+
+
+def build_ops_alone() -> None:
+    """M19. Have DeepSpeed compile its ops one rank of a host after another; remove the lock of a start that was killed.
+
+    torch's own lock is a file that its owner removes. Of one that was killed while it compiled the file stays, and
+    every later start waits for it without a word. The kernel gives this lock back by itself.
+    """
+    from deepspeed.ops.op_builder.builder import OpBuilder
+
+    jit_load = OpBuilder.jit_load
+    if getattr(jit_load, "builds_alone", False):
+        return
+
+    def alone(self: Any, verbose: bool = True) -> object:
+        with _building_alone(self.name):
+            return jit_load(self, verbose)
+
+    alone.builds_alone = True  # type: ignore[attr-defined]
+    OpBuilder.jit_load = alone
+
+
+@contextmanager
+def _building_alone(op: str) -> Iterator[None]:
+    from torch.utils import cpp_extension
+
+    folder = Path(cpp_extension._get_build_directory(op, verbose=False))
+    with (folder / "dslpar.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        (folder / "lock").unlink(missing_ok=True)
+        yield

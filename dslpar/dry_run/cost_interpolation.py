@@ -1,0 +1,72 @@
+"""What a model costs for a micro-batch of any size, from what it was seen to cost for two.
+
+    one, two = trace.run(taken(1), 1), trace.run(taken(2), 2)
+    interpolate(one, two, at=3.0)      # of four samples
+
+Operations, bytes and kept activations are each a constant and a multiple of the samples, so two sizes tell all others.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dslpar.core.frozen import replace
+from dslpar.forecast.memory import LayerMemory, Saved
+from dslpar.forecast.model_costs import Costs, ModelCosts
+from dslpar.forecast.ring import LayerTraffic, Traffic
+from dslpar.forecast.work import Work
+
+
+def interpolate(one: ModelCosts, two: ModelCosts, at: float) -> ModelCosts:
+    """Return the costs that are `one`'s at 0 and `two`'s at 1, and grow evenly from there.
+
+    Raises:
+        ValueError: the two have not the same operations.
+    """
+    units = tuple(_costs(*pair, at) for pair in zip(one.units, two.units, strict=True))
+    return replace(
+        one,
+        layer=sum(units, Costs()),
+        last=_costs(one.last, two.last, at),
+        boundary=_value(one.boundary, two.boundary, at),
+        logits=_value(one.logits, two.logits, at),
+        units=units,
+    )
+
+
+def _value(one: Any, two: Any, at: float) -> float:
+    return float(one) + at * (float(two) - float(one))
+
+
+def _costs(one: Costs, two: Costs, at: float) -> Costs:
+    products = [
+        a._replace(rows=_value(a.rows, b.rows, at), depth=_value(a.depth, b.depth, at))
+        for a, b in zip(one.work.products, two.work.products, strict=True)
+    ]
+    scores = [
+        a._replace(queries=_value(a.queries, b.queries, at))
+        for a, b in zip(one.work.scores, two.work.scores, strict=True)
+    ]
+    return Costs(
+        work=Work(
+            products=tuple(products),
+            scores=tuple(scores),
+            elementwise=_value(one.work.elementwise, two.work.elementwise, at),
+            losses=_value(one.work.losses, two.work.losses, at),
+        ),
+        traffic=LayerTraffic(
+            forward=_traffic(one.traffic.forward, two.traffic.forward, at),
+            backward=_traffic(one.traffic.backward, two.traffic.backward, at),
+        ),
+        memory=LayerMemory(
+            weights=one.memory.weights,
+            saved=Saved(
+                elements=_value(one.memory.saved.elements, two.memory.saved.elements, at),
+                wide=_value(one.memory.saved.wide, two.memory.saved.wide, at),
+            ),
+        ),
+    )
+
+
+def _traffic(one: Traffic, two: Traffic, at: float) -> Traffic:
+    return Traffic({key: _value(one[key], two.get(key, 0), at) for key in one}, dict(one.calls))
