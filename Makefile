@@ -82,7 +82,7 @@ demo: $(STAMP)
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy dslpar
+	$(BIN)/mypy dslpar benchmarks
 	$(BIN)/lint-imports
 
 test: lint

@@ -117,7 +117,8 @@ def load(block: Block, weights: Weights) -> Block:
 
 def by_head(rows: Tensor, heads: int) -> Tensor:
     """(q k v, head, feature) to (head, q k v, feature), along the first dim."""
-    return rows.unflatten(0, (3, heads, -1)).transpose(0, 1).flatten(0, 2)
+    apart: Tensor = rows.unflatten(0, (3, heads, -1))
+    return apart.transpose(0, 1).flatten(0, 2)
 
 
 # DTensor --------------------------------------------------------------------------------------------------------

@@ -22,7 +22,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.state_dict_loader import load as torch_load
+from torch.distributed.checkpoint.state_dict_saver import save as torch_save
 
 from benchmarks.measure import Costs, Ratio, in_turns, ratio
 from benchmarks.overhead import start_deepspeed
@@ -133,7 +134,7 @@ def save(engine: Engine) -> Costs:
 def save_theirs(tensors: Tensors, folder: Path) -> Costs:
     """torch's."""
     cleared(folder)
-    return timed(partial(dcp.save, tensors, checkpoint_id=folder))
+    return timed(partial(torch_save, tensors, checkpoint_id=folder))
 
 
 def load(engine: Engine) -> Costs:
@@ -149,4 +150,4 @@ def load(engine: Engine) -> Costs:
 
 def load_theirs(tensors: Tensors, folder: Path) -> Costs:
     """torch's."""
-    return timed(partial(dcp.load, tensors, checkpoint_id=folder))
+    return timed(partial(torch_load, tensors, checkpoint_id=folder))

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from deepspeed.accelerator import get_accelerator
@@ -108,11 +108,11 @@ class _KernelMode(TorchDispatchMode):
         self.counts.kernels += 1
         self.counts.by_name[name] += 1
         self.counts.num_bytes += sum(map(_num_bytes, tensors))
-        if name == "_softmax" and args[0] is self._cast:
+        if name == "_softmax" and self._cast is not None and args[0] is self._cast:
             # Of float16 softmax(x, dtype=torch.float32) upcasts by a kernel of its own on a CPU alone; of bfloat16 on a
             # GPU too, as a profile of an H200 has shown.
             self.counts.kernels -= 1
-            self.counts.num_bytes -= 2 * _num_bytes(args[0])
+            self.counts.num_bytes -= 2 * _num_bytes(self._cast)
         self._cast = result if name == "_to_copy" and args[0].dtype == torch.float16 else None
         if name in COPIES and len({each.dtype for each in tensors}) == 1:
             self.counts.layout_copies += 1
@@ -140,18 +140,19 @@ def _written(func: Any, args: tuple[Any, ...]) -> list[Tensor]:
 @contextmanager
 def count_kernels() -> Iterator[Kernels]:
     """Count what is asked of the device within the context."""
-    mode, original = _KernelMode(), FakeWork.wait
+    mode, work = _KernelMode(), cast("Any", FakeWork)
+    original = work.wait
 
     def wait(self: Any, *args: Any) -> Any:
         mode.wait()
         return original(self, *args)
 
-    FakeWork.wait = wait
+    work.wait = wait
     try:
         with mode:
             yield mode.counts
     finally:
-        FakeWork.wait = original
+        work.wait = original
 
 
 # ---- waits of the host ----

@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks import injected
-from tests.system.two_hosts.hosts import ROOT, Hosts, Job, missing, two_hosts
+from tests.support.paths import ROOT
+from tests.system.two_hosts.hosts import Hosts, Job, missing, two_hosts
 
 SLOTS, RANK, STEP = 2, 2, 3
 """Ranks of a host; the rank that fails; the step in which it does."""

@@ -32,9 +32,9 @@ def ratios() -> Iterator[Ratio]:
     middle, around = mean(costs), 1.96 * stdev(costs) / FILES**0.5
     yield Ratio(f"dslpar lint, ms of CPU a file, mean of {FILES}", middle, middle - around, middle + around, MOST_MS)
     for name, long_file in LONG.items():
-        costs = costs_of_lengths(long_file)
-        print(f"  {name}: " + ", ".join(f"{1e6 * each:.0f} us a line of {n}" for n, each in costs.items()))
-        grows = exponent({lines: each * lines for lines, each in costs.items()})
+        of_lengths = costs_of_lengths(long_file)
+        print(f"  {name}: " + ", ".join(f"{1e6 * each:.0f} us a line of {n}" for n, each in of_lengths.items()))
+        grows = exponent({lines: each * lines for lines, each in of_lengths.items()})
         yield Ratio(f"dslpar lint, exponent of a file's length: {name}", grows, grows, grows, MOST_EXPONENT)
 
 
@@ -57,7 +57,7 @@ def exponent(costs: Mapping[int, float]) -> float:
     """The slope of log(cost) over log(length), by least squares."""
     points = [(log(length), log(cost)) for length, cost in costs.items()]
     x, y = (mean(each) for each in zip(*points, strict=True))
-    return sum((a - x) * (b - y) for a, b in points) / sum((a - x) ** 2 for a, _ in points)
+    return float(sum((a - x) * (b - y) for a, b in points) / sum((a - x) ** 2 for a, _ in points))
 
 
 # Files of every kind ----------------------------------------------------------------------------------------------

@@ -144,7 +144,7 @@ class Side:
         with counting(self.groups) as sent:
             self.step()
         peak = median(self.peak_bytes() for _ in range(3))
-        return Cost(cpu_s, weights, self.saved_bytes(), weights + peak, int(sent.elements.total))
+        return Cost(cpu_s, weights, self.saved_bytes(), weights + int(peak), int(sent.elements.total))
 
     def saved_bytes(self) -> int:
         """Storages that the forward keeps, each once."""
@@ -167,7 +167,7 @@ class Side:
         cpu = [torch.profiler.ProfilerActivity.CPU]
         with without_stderr(), torch.profiler.profile(activities=cpu, profile_memory=True) as profile:
             self.step()
-        events = profile.profiler.kineto_results.events()  # type: ignore[union-attr]
+        events = profile.profiler.kineto_results.events()
         changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
         held = peak = 0
         for _, change in changes:

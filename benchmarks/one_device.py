@@ -62,11 +62,9 @@ def compare(size: Size, device: torch.device, dtype: torch.dtype) -> list[float]
     initialize(ours, ours.groups, seed=1)
     theirs = Plain(size.hidden, size.heads)
     theirs.load_state_dict(ours.state_dict())
-    runs = []
-    for block in (ours, theirs):
-        runs.append(run(block.to(device, dtype), size, device, dtype))
+    our_run, their_run = (run(block.to(device, dtype), size, device, dtype) for block in (ours, theirs))
     check_same(ours, theirs, dtype)
-    return [seconds for (seconds,) in in_turns(*runs)]
+    return [seconds for (seconds,) in in_turns(our_run, their_run)]
 
 
 def check_same(ours: nn.Module, theirs: nn.Module, dtype: torch.dtype) -> None:
@@ -105,11 +103,11 @@ def seconds_of(work: Callable[[], None], device: torch.device) -> float:
         work()
         return time.process_time() - began
     began_at, ended_at = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    began_at.record()  # type: ignore[no-untyped-call]
+    began_at.record()
     work()
-    ended_at.record()  # type: ignore[no-untyped-call]
+    ended_at.record()
     torch.cuda.synchronize()
-    return began_at.elapsed_time(ended_at) / 1e3  # type: ignore[no-untyped-call, no-any-return]
+    return began_at.elapsed_time(ended_at) / 1e3  # type: ignore[no-any-return]
 
 
 # The same in torch.nn, under the same names ---------------------------------------------------------------------

@@ -152,7 +152,7 @@ def training_step(model: nn.Module, optimizer: torch.optim.Optimizer | None = No
         for ids, labels in batches:
             with torch.autocast(ids.device.type, torch.bfloat16):
                 mean = loss(model(ids), labels)
-            (mean / len(batches)).backward()  # type: ignore[no-untyped-call]
+            (mean / len(batches)).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

@@ -23,7 +23,7 @@ from benchmarks.sides import side
 from dslpar.core import mesh
 from dslpar.core.mesh import Mesh
 from dslpar.distributed.groups import Groups
-from dslpar.layers import Block, gather, initialize, placement
+from dslpar.layers import Block, gather, initialize, placement, placement_of
 
 LAYERS, HEADS, MICRO, SEQUENCE = 4, 4, 4, 64
 STEPS = 3
@@ -79,7 +79,7 @@ def of_dtensor(hidden: int, tensor: mesh.Tensor) -> Step:
 
 def of_dtensor_fused(hidden: int, tensor: mesh.Tensor) -> Step:
     """The same with one projection."""
-    return training(others.over_dtensor(plain(hidden), sequence=tensor.residual == "sequence"), tensor)
+    return training(others.over_dtensor(nn.Sequential(*plain(hidden)), sequence=tensor.residual == "sequence"), tensor)
 
 
 def by_hand(hidden: int, tensor: mesh.Tensor) -> Step:
@@ -108,18 +108,22 @@ def blocks(groups: Groups, hidden: int) -> nn.Sequential:
     return model
 
 
-def plain(hidden: int) -> nn.Sequential:
-    """The same weights in plain torch, whole."""
+def plain(hidden: int) -> list[others.Block]:
+    """Blocks with the same weights in plain torch, whole."""
     groups = Groups(Mesh(tensor=PLAIN))
-    return nn.Sequential(
-        *(
-            others.load(
-                others.Block(hidden, HEADS),
-                {name: gather(p, p.placement, groups) for name, p in block.named_parameters()},
-            )
-            for block in blocks(groups, hidden)
+    return [
+        others.load(
+            others.Block(hidden, HEADS),
+            {name: _whole(p, groups) for name, p in block.named_parameters()},
         )
-    )
+        for block in blocks(groups, hidden)
+    ]
+
+
+def _whole(p: nn.Parameter, groups: Groups) -> Tensor:
+    at = placement_of(p)
+    assert at is not None, "blocks place all parameters"
+    return gather(p, at, groups)
 
 
 def training(model: nn.Module, tensor: mesh.Tensor) -> Step:

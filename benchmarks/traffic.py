@@ -45,7 +45,7 @@ from dslpar.core import mesh
 from dslpar.core.mesh import Mesh
 from dslpar.distributed.groups import Groups
 from dslpar.forecast import traffic
-from dslpar.forecast.ring import LayerTraffic, Traffic
+from dslpar.forecast.ring import LayerTraffic, Number, Traffic
 from dslpar.layers import MLP, Block, Form, Linear, initialize, placement
 from dslpar.layout.modes import cuboid_of
 from dslpar.models.gpt import costs, section
@@ -248,7 +248,7 @@ def ratios() -> Iterator[Ratio]:
     yield Ratio("dslpar 1d / DeepSpeed AutoTP, elements sent, 2 ranks", found, found, found, TARGET)
 
 
-def sent_by_our_stack() -> Fraction:
+def sent_by_our_stack() -> Number:
     """Elements, forward and backward."""
     form = Form(norm="rmsnorm", activation="swiglu", bias=False)
 
@@ -260,7 +260,7 @@ def sent_by_our_stack() -> Fraction:
     return sent_by(Groups(Mesh(tensor=mesh.Tensor(y=2, mode="1d"))), stack).total
 
 
-def sent_by_autotp() -> Fraction:
+def sent_by_autotp() -> Number:
     """Elements, forward and backward, of the second micro-batch: at the first, inputs are compared."""
     import deepspeed
     from deepspeed.ops import __compatible_ops__
@@ -296,6 +296,14 @@ def sent_by_autotp() -> Fraction:
 class LlamaBlock(nn.Module):
     """As Llama's, with seven linears; AutoTP knows them by name."""
 
+    q_proj: nn.Linear
+    k_proj: nn.Linear
+    v_proj: nn.Linear
+    o_proj: nn.Linear
+    gate_proj: nn.Linear
+    up_proj: nn.Linear
+    down_proj: nn.Linear
+
     def __init__(self) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.RMSNorm(HIDDEN), nn.RMSNorm(HIDDEN)
@@ -315,7 +323,8 @@ class LlamaBlock(nn.Module):
         return found
 
     def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (-1, HIDDEN // HEADS)).transpose(1, 2)
+        apart: Tensor = x.unflatten(-1, (-1, HIDDEN // HEADS))
+        return apart.transpose(1, 2)
 
 
 if __name__ == "__main__":

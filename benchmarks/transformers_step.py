@@ -180,7 +180,7 @@ def training(module: torch.nn.Module, loss_of: Callable[[Tensor, Tensor], Tensor
     def step() -> float:
         optimizer.zero_grad()
         loss = loss_of(ids, labels)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         return loss.item()
 

@@ -101,7 +101,7 @@ def head_and_loss(device: torch.device) -> Iterator[Row]:
         for dtype, tolerance in TOLERANCE.items():
             ours, x = copy.deepcopy(head).to(device, dtype), _input(hidden, device, dtype)
             loss = cross_entropy(groups, ours(x), labels.to(device), vocab, label_smoothing=smoothing, reduction="sum")
-            (SCALE * loss).backward()  # type: ignore[no-untyped-call]
+            (SCALE * loss).backward()
             found = {"loss": loss.detach(), "x": x.grad, "weight": ours.weight.grad}
             what = f"head and loss, smoothing {smoothing:g}, {str(dtype).removeprefix('torch.')}, against float64"
             yield at_most(what, _distance(found, exact), tolerance)
@@ -113,7 +113,7 @@ def _exact_loss(head: Head, x: Tensor, labels: Tensor, vocab: int, smoothing: fl
     loss = functional.cross_entropy(
         logits, labels.flatten(), reduction="sum", label_smoothing=smoothing, ignore_index=IGNORE_INDEX
     )
-    (SCALE * loss).backward()  # type: ignore[no-untyped-call]
+    (SCALE * loss).backward()
     return {"loss": loss.detach(), "x": x.grad, "weight": weight.grad}
 
 
@@ -191,7 +191,7 @@ def bits(device: torch.device) -> Iterator[Row]:
             x = _input(256, device, torch.bfloat16)
             torch.manual_seed(5)
             y = run_layers([Step(block, True) for block in blocks], x, interval)
-            y.backward(torch.ones_like(y))  # type: ignore[no-untyped-call]
+            y.backward(torch.ones_like(y))
             results.append([y.detach(), x.grad, *(p.grad for block in blocks for p in block.parameters())])
         first, recomputed, again = results
         yield holds(

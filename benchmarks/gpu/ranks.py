@@ -124,6 +124,6 @@ def train(configs: Mapping[str, str], world: int, device: torch.device) -> tuple
         command = [*launcher, "-m", "benchmarks.gpu.worlds", str(texts), str(output)]
         env = os.environ | {"DS_ACCELERATOR": device.type, "OMP_NUM_THREADS": "1"}
         if device.type == "cuda" and world > torch.cuda.device_count():
-            env = SHARING | env
+            env = {**SHARING, **env}
         ended = processes.run(command, LIMIT_S, env)
         return ended, worlds.read(output)
