@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import os
+import time
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -20,9 +21,15 @@ from tests.support.ranks import on_ranks
 
 
 def threads(name: str) -> int:
-    """Threads of this process whose name begins so."""
-    names = [(task / "comm").read_text() for task in Path(f"/proc/{os.getpid()}/task").iterdir()]
-    return sum(each.startswith(name) for each in names)
+    """Threads of this process whose name begins so, once no name has changed for a while: a thread names itself."""
+    seen, since = list[str](), time.monotonic()
+    while time.monotonic() < since + 0.3:
+        with suppress(OSError):  # one has ended in between
+            names = sorted(comm.read_text() for comm in Path("/proc/self/task").glob("*/comm"))
+            if names != seen:
+                seen, since = names, time.monotonic()
+        time.sleep(0.01)
+    return sum(each.startswith(name) for each in seen)
 
 
 def many_groups(rank: int) -> tuple[int, int, list[float]]:
