@@ -25,7 +25,7 @@ from dslpar.core import mesh
 from dslpar.core.mesh import Mesh
 from dslpar.distributed.groups import Groups
 from dslpar.layers.attention import attend
-from dslpar.layers.sequence import RingOptions, ring
+from dslpar.layers.context_attention import RingOptions, ring
 
 RANKS, TOKENS, HEADS, HEAD_DIM = 4, 8192, 4, 64
 CONTEXT = mesh.Tensor(d=RANKS, mode="sequence", split="sequence", zigzag=True)

@@ -20,6 +20,7 @@ from dslpar.core.catalog import raise_finding
 from dslpar.distributed.collectives import Axis
 from dslpar.distributed.groups import Groups
 from dslpar.layers import placement
+from dslpar.layers.context_attention import AttentionDropout, RingOptions, hybrid, ring, ulysses
 from dslpar.layers.dropout import shard_rng, shard_seed
 from dslpar.layers.heads import local_heads, local_samples
 from dslpar.layers.kv_cache import cache_in_use, first_position
@@ -27,7 +28,6 @@ from dslpar.layers.linear import Linear
 from dslpar.layers.memory_order import as_stored, is_sequence_first
 from dslpar.layers.parameter import GPT2, Init, Layer, Shared
 from dslpar.layers.rotary import Rotary
-from dslpar.layers.sequence import AttentionDropout, RingOptions, hybrid, ring, ulysses
 from dslpar.layout.attention_blocks import TILE
 
 _TORCH_HAS_GQA = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 5)

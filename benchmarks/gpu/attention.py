@@ -13,7 +13,7 @@ from torch import Tensor
 from benchmarks.gpu.rows import Row, at_most, holds
 from dslpar.distributed.collectives import Axis
 from dslpar.layers import fused_attention
-from dslpar.layers.sequence import RingOptions, ring
+from dslpar.layers.context_attention import RingOptions, ring
 
 HEADS, LENGTH = 8, 1000
 """No multiple of what kernels take at once."""

@@ -149,7 +149,7 @@ def _mlp_chunks(workload: Workload) -> int:
 def _saved_by_mlp(workload: Workload) -> float:
     """Return what the second norm and the MLP save, but for their input."""
     costs = workload.costs
-    of_mlp = _bytes(workload, costs.in_parts) - _result_of_norm(workload)
+    of_mlp = _bytes(workload, costs.mlp_part) - _result_of_norm(workload)
     return of_mlp - workload.element_bytes * float(costs.boundary) if of_mlp > 0 else 0.0
 
 
@@ -207,7 +207,7 @@ def _working(workload: Workload) -> float:
     """
     costs, size, chunks = workload.costs, workload.element_bytes, _mlp_chunks(workload)
     of_mlp = _saved_by_mlp(workload)
-    products = costs.layer.work.products if chunks == 1 else costs.in_parts.work.products
+    products = costs.layer.work.products if chunks == 1 else costs.mlp_part.work.products
     widest = max((2 * rows * (depth + columns) for rows, depth, columns in products), default=0.0) / chunks
     widest += of_mlp / chunks / size if chunks > 1 else 0.0
     around, wide = float(costs.attention_working.elements), float(costs.attention_working.wide)

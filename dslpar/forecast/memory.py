@@ -106,9 +106,9 @@ def attention_working(
 ) -> Saved:
     """Count what attention needs besides what it saves, at the fullest moment of its backward with the forward again.
 
-    That is its core's backward (`dslpar.layers.sequence` tells a ring's, whose gradients add up in float32), or where
-    positions turn queries and keys back, or an exchange of tokens for heads. By then, or not yet, some of what it saves
-    is not there: that is taken off.
+    That is its core's backward (`dslpar.layers.context_attention` tells a ring's, whose gradients add up in float32),
+    or where positions turn queries and keys back, or an exchange of tokens for heads. By then, or not yet, some of what
+    it saves is not there: that is taken off.
     """
     kv_size = hidden_size // num_heads * (kv_heads or num_heads)
     q, kv = _inner(tensor, tokens, hidden_size), _inner(tensor, tokens, kv_size)

@@ -46,10 +46,10 @@ class ModelCosts:
     """Elements that a rank hands on from one layer to the next: the residual stream as it is stored."""
     tied: Number = 0
     """Elements of `last`'s weights that `first` has too: held once by a rank that has both."""
-    in_parts: Costs = Costs()
+    mlp_part: Costs = Costs()
     """Of `layer`, what `mlp_chunks` computes for a part of the tokens at a time: the last of its products."""
     weights_of_parts: LayerTraffic = LayerTraffic()
-    """Of `in_parts`, what is sent however many tokens there are: weights, and their gradients."""
+    """Of `mlp_part`, what is sent however many tokens there are: weights, and their gradients."""
     attention_working: Saved = Saved()
     """What the backward of a layer's attention needs besides what the layer saved."""
     logits: Number = 0

@@ -114,7 +114,7 @@ class Terms(NamedTuple):
     """What a layer computes once more for each part of the tokens: norm and MLP, of `mlp_chunks`."""
     part_sent: tuple[Transfer, ...]
     """And what it sends for that."""
-    moved_s: float
+    offload_s: float
     """A layer's stored input to the host and back, for as long as its device waits."""
     head: Kernels
     repeats_head: bool
@@ -164,7 +164,7 @@ def terms_of(workload: Workload, device: Device, nodes: Nodes) -> Terms:
     layers, launched = workload.layers_on_ranks, max(1, len(costs.units))
     forward, backward = network.transfers(costs.layer.traffic, max(layers))
     part = _recomputed_part(workload, device)
-    part_sent = network.transfers(costs.in_parts.traffic, 0)[0] if part else ()
+    part_sent = network.transfers(costs.mlp_part.traffic, 0)[0] if part else ()
     part_sent += network.of_each_part(costs.weights_of_parts, workload.mlp_chunks - 1) if part else ()
     ends = [network.transfers(end.traffic, 0) for end in (costs.first, costs.last)]
     data = network.data(max(workload.weights(0), workload.weights(pipe - 1)) if pipe > 1 else workload.weights(0))
@@ -182,7 +182,7 @@ def terms_of(workload: Workload, device: Device, nodes: Nodes) -> Terms:
         recomputes_scores=workload.recompute == "selective",
         recomputed_part=part,
         part_sent=part_sent,
-        moved_s=launched * _moved_s(workload),
+        offload_s=launched * _offload_s(workload),
         head=head,
         repeats_head=workload.loss_chunks > 1,
         first_sent=ends[0][0] + ends[0][1],
@@ -210,10 +210,10 @@ def _recomputed_part(workload: Workload, device: Device) -> Kernels | None:
     if workload.recompute != "full" or workload.mlp_chunks == 1:
         return None
     fused = workload.habits.fused_attention
-    return kernels_of(workload.costs.in_parts.work, device, fused=fused, element_bytes=workload.element_bytes)
+    return kernels_of(workload.costs.mlp_part.work, device, fused=fused, element_bytes=workload.element_bytes)
 
 
-def _moved_s(workload: Workload) -> float:
+def _offload_s(workload: Workload) -> float:
     """Return what the stored inputs of recomputed groups take to the host and back, a layer."""
     if workload.recompute != "full" or not workload.offloads_inputs:
         return 0.0
@@ -439,7 +439,7 @@ def _layer(terms: Terms, constants: Constants) -> _Layer:
         part_sent_s = sum([each.seconds(constants) for each in terms.part_sent])
         again_s, sent_again_s = again_s + part_s, sent_again_s + part_sent_s
         repeated += part_s + part_sent_s
-    repeated += terms.moved_s
+    repeated += terms.offload_s
     backward += repeated
     seconds = forward + backward
     idle = 1.0

@@ -36,9 +36,9 @@ from dslpar.core.catalog import raise_finding
 from dslpar.distributed.groups import Groups
 from dslpar.layers import placement
 from dslpar.layers.attention import attend, causal_mask
+from dslpar.layers.context_attention import AttentionDropout, RingOptions, hybrid, ulysses
 from dslpar.layers.dropout import shard_rng, shard_seed
 from dslpar.layers.kv_cache import cache_in_use, first_position
-from dslpar.layers.sequence import AttentionDropout, RingOptions, hybrid, ulysses
 from dslpar.layers.upcast import upcast
 from dslpar.layout.attention_blocks import Pattern
 

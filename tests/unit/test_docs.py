@@ -20,6 +20,7 @@ def test_the_generated_pages_are_up_to_date() -> None:
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
+@pytest.mark.prove
 def test_a_stale_page_would_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
     import docs  # type: ignore[import-not-found]

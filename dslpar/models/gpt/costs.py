@@ -101,7 +101,7 @@ def model_costs(model: GPT, cuboid: Tensor, tokens: Number, seq_len: int) -> Mod
         ),
         last=last,
         boundary=memory.residual(cuboid, tokens, hidden),
-        in_parts=_mlp_costs(model, cuboid, tokens),
+        mlp_part=_mlp_costs(model, cuboid, tokens),
         weights_of_parts=_mlp_traffic(model, cuboid, 0),
         attention_working=memory.attention_working(
             *(cuboid, tokens, hidden, model.num_heads),

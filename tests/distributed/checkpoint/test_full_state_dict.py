@@ -63,6 +63,7 @@ def saved_and_loaded(tensor: mesh.Tensor, other: State) -> tuple[State, State]:
     return before, full_state(module, groups)
 
 
+@pytest.mark.prove
 def test_weights_go_from_mode_to_mode() -> None:
     """Each layout loads what the one before it saved, and saves what one process would: so all pairs agree."""
     state = drawn(4)

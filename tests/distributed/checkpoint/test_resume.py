@@ -227,13 +227,11 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
 
 
 EACH_TIME = {
-    "pipe 2, data 2, order of ColossalAI",
     "pipe 2, data 2, interleaved 2",
-    "data 2, zero 2, fp16",
     "data 2, zero 3, offload",
     "data 2, tensor 2, zero 3, recomputed",  # where DeepSpeed forgets what a layer borrows (mend M9)
 }
-"""What `make test` runs of these: of each engine and ZeRO stage the row with the most besides, in up to 4 ranks.
+"""What `make test` runs of these: of pipelines and of ZeRO 3 the rows with the most besides, in up to 4 ranks.
 
 ZeRO 0 goes on to the bit in test_after_a_skipped_step_the_schedule_stays_behind.
 """
@@ -283,7 +281,7 @@ OTHER_SCHEDULES = [(one, other) for one in SCHEDULES for other in SCHEDULES if o
 
 @pytest.mark.parametrize(
     ("saves", "resumes"),
-    sampled(OTHER_SCHEDULES, lambda row: row in {("interleaved 2", "zero bubble 1"), ("zero bubble 2", "1f1b")}),
+    sampled(OTHER_SCHEDULES, lambda row: row == ("zero bubble 2", "1f1b")),
 )
 def test_a_run_goes_on_under_another_schedule(tmp_path: Path, saves: str, resumes: str) -> None:
     """With dropout, on the same ranks: the numbers are those of the undisturbed run under the first one.
@@ -430,6 +428,7 @@ def _each_optimizer(folder: Path) -> None:
         assert [step(other) for _ in range(2)] == [pytest.approx(line, rel=1e-5) for line in undisturbed], name
 
 
+@pytest.mark.prove
 def test_every_optimizer_s_state_is_restored_on_this_layout_and_on_another(tmp_path: Path) -> None:
     on_ranks(2, _each_optimizer, tmp_path, init="deepspeed", timeout=240)
 
@@ -469,7 +468,7 @@ HALF: dict[str, tuple[int, list[dict[str, Any]]]] = {
 }
 
 
-@pytest.mark.parametrize("name", HALF)
+@pytest.mark.parametrize("name", sampled(HALF, {"bf16, pipelines and offload"}))
 def test_masters_of_half_precision_go_through_every_stage_to_the_bit(tmp_path: Path, name: str) -> None:
     world, rows = HALF[name]
     on_ranks(world, _through, tmp_path, world, rows, 6, init="deepspeed", timeout=240)

@@ -291,7 +291,8 @@ LAUNCHERS = {
 }
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", pytest.param("deepspeed", marks=pytest.mark.prove)])
+@pytest.mark.prove
+@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed"])
 def test_a_script_of_colossalai_s_kind_runs_under_a_launcher(script: Path, launcher: str) -> None:
     piped = start([*LAUNCHERS[launcher](), str(script)])
     assert piped.status == 0, piped.output

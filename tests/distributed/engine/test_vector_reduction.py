@@ -121,7 +121,7 @@ LAYOUTS = {
 
 @pytest.mark.parametrize(
     ("layout", "stage"),
-    sampled([(layout, stage) for layout in LAYOUTS for stage in (0, 1)], {("sequence, data 2", 1), ("2d", 0)}),
+    sampled([(layout, stage) for layout in LAYOUTS for stage in (0, 1)], {("sequence, data 2", 1)}),
 )
 def test_the_step_is_that_of_sums_in_each_backward(layout: str, stage: int) -> None:
     """The same numbers, added up in another order: some ulps of fp32 apart."""
@@ -137,7 +137,8 @@ def test_the_step_is_that_of_sums_in_each_backward(layout: str, stage: int) -> N
 CHUNKS = sections.PipelineSchedule(type="interleaved", num_model_chunks=2)
 
 
-@pytest.mark.parametrize("stage", sampled([0, 1], {0}))
+@pytest.mark.prove
+@pytest.mark.parametrize("stage", [0, 1])
 def test_a_stage_that_is_reduced_early_leaves_its_vectors_to_the_end(stage: int) -> None:
     made = trained(SEQUENCE, pipe=2, data=2, stage=stage, schedule=CHUNKS)
     now, before = (on_ranks(8, _stepped, made, once, init="deepspeed") for once in (True, False))
@@ -176,7 +177,7 @@ def _in_two_batches(made: Job) -> tuple[Gradients, float]:
     return {}, engine.grad_norm
 
 
-@pytest.mark.parametrize(("pipe", "stage"), sampled([(1, 0), (1, 1), (2, 0), (2, 1)], {(1, 1), (2, 0)}))
+@pytest.mark.parametrize(("pipe", "stage"), sampled([(1, 0), (1, 1), (2, 0), (2, 1)], {(2, 0)}))
 def test_no_sync_keeps_the_sum_for_the_end(stage: int, pipe: int) -> None:
     """Two halves of the mean over a batch, of the same batch: its gradient, and not twice as much from one half."""
     made = trained(SEQUENCE, pipe=pipe, stage=stage)

@@ -67,7 +67,7 @@ def _both(tensor: Tensor, forms: tuple[str, ...]) -> dict[str, tuple[Sent, Sent]
 @pytest.mark.parametrize(
     ("layout", "forms"),
     [
-        pytest.param("2d-4", ("llama",)),
+        pytest.param("1d-2", ("llama",)),
         *(pytest.param(layout, tuple(FORMS), marks=pytest.mark.prove) for layout in NAMES),
     ],
 )

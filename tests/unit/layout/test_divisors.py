@@ -110,7 +110,7 @@ def legal_sizes(key: str, model: GPT, tensor: Tensor) -> list[int]:
     return [size for size in candidates if legal(replace(model, **{key: size}), tensor)]  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("positions", ["learned", "rotary"])
+@pytest.mark.parametrize("positions", [pytest.param("learned", marks=pytest.mark.prove), "rotary"])
 @pytest.mark.parametrize("heads", [(5, None), (6, 3), (8, 8), (9, 6), (12, 4)], ids=str)
 def test_the_nearest_sizes_are_the_nearest(heads: tuple[int, int | None], positions: str) -> None:
     """Against every size, one changed at a time; several change together only where none alone will do."""

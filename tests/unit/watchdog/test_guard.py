@@ -81,6 +81,7 @@ def test_an_abort_is_told_when_no_better_cause_was(tmp_path: Path, aborted: int)
         assert [ranks.said(rank) for rank in range(3) if rank != aborted] == ["", ""]
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("aborted", [1, pytest.param(0, marks=pytest.mark.prove)])
 def test_a_better_cause_than_an_abort_is_told_alone(tmp_path: Path, aborted: int) -> None:
     then = [WAITS, WAITS, when_all_have_met("raise ValueError('wrong')", 2.0)]
@@ -173,6 +174,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("deaf", [False, pytest.param(True, marks=pytest.mark.prove)])
 def test_a_launcher_that_waits_for_a_host_that_is_gone_is_ended(tmp_path: Path, deaf: bool) -> None:
     """By the guard of its rank, and with it the ssh that it started; what is above it stays.
@@ -200,6 +202,7 @@ def _is_stopped(pid: int) -> bool:
     return processes.stat(pid)[:1] == ["T"]
 
 
+@pytest.mark.prove
 def test_what_was_last_heard_is_not_taken_for_where_a_rank_is(tmp_path: Path) -> None:
     """A step may be shorter than the time between beats: the hub's own step tells."""
     then = "monitor.page.enter('step', 900); wait(600)"
@@ -390,6 +393,7 @@ def test_a_guard_that_is_killed_again_and_again_is_what_the_end_of_the_job_is_pu
         assert ranks.said(0).splitlines()[-1] == f"{at(1)} {how}"
 
 
+@pytest.mark.prove
 def test_a_rank_whose_folder_a_cleaner_has_deleted_is_well(tmp_path: Path) -> None:
     """Its guard is replaced all the same, and what it fails by is told."""
     reports = tmp_path / "reports"
@@ -461,6 +465,7 @@ def test_a_stopped_rank_has_no_stack(tmp_path: Path) -> None:
         assert NO_STACK in text
 
 
+@pytest.mark.prove
 def test_a_rank_that_hangs_on_leaving_is_ended_though_the_hub_has_left(tmp_path: Path) -> None:
     leaves = "monitor.page.enter('ending', 8)"
     with Ranks(tmp_path, leaves, "monitor.page.enter('ending', 8, 2.0); time.sleep(600)") as ranks:
@@ -530,6 +535,7 @@ def test_a_rank_that_has_stopped_in_order_may_take_its_time_to_leave(tmp_path: P
         assert ranks.all_said() == []
 
 
+@pytest.mark.prove
 def test_a_fork_of_a_rank_has_its_own_signals(tmp_path: Path) -> None:
     """A worker that is ended by SIGTERM does not stop the run."""
     then = PROMISE + "\npid = os.fork()\nif pid == 0: time.sleep(600)\n"
@@ -588,6 +594,7 @@ def test_ranks_end_when_dslpar_launch_is_gone(tmp_path: Path, receiver: Receiver
         assert "[rank 0 of 1 on host0] ends because `dslpar launch` is gone" in ranks.all_said()
 
 
+@pytest.mark.prove
 def test_ranks_that_have_promised_to_stop_in_order_do_so_when_dslpar_launch_is_gone(
     tmp_path: Path, receiver: Receiver
 ) -> None:

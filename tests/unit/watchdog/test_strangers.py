@@ -67,6 +67,7 @@ def test_a_job_is_not_harmed_by_what_strangers_say(tmp_path: Path, count: int) -
         unharmed(ranks)
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("count", COUNTS)
 def test_a_job_is_not_harmed_by_what_a_peer_says_that_went_mad(tmp_path: Path, count: int) -> None:
     """It knows the secret, and takes the place of rank 1's guard, again and again."""
@@ -76,6 +77,7 @@ def test_a_job_is_not_harmed_by_what_a_peer_says_that_went_mad(tmp_path: Path, c
         unharmed(ranks)
 
 
+@pytest.mark.prove
 def test_a_line_that_ended_jobs(tmp_path: Path) -> None:
     """From a stranger, and from a guard."""
     with Ranks(tmp_path, WAITS, WAITS, WAITS) as ranks:
@@ -90,6 +92,7 @@ def test_a_line_that_ended_jobs(tmp_path: Path) -> None:
         unharmed(ranks)
 
 
+@pytest.mark.prove
 def test_strangers_who_say_much_or_nothing_take_neither_time_nor_memory(tmp_path: Path) -> None:
     """16 MiB of lines from one, and 16 MiB without a line from each of many, who stay."""
     with Ranks(tmp_path, WAITS, WAITS, WAITS) as ranks, contextlib.ExitStack() as stack:
