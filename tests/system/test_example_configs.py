@@ -34,7 +34,6 @@ CONFIGS = sorted(
 HOSTFILES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "hostfiles").iterdir())
 RUN_BY_DEFAULT = {
     "configs/gpt_3d.py",
-    "configs/gpt_zero3.py",
     "configs/libai/load_balanced.py",
 }
 

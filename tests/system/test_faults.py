@@ -31,7 +31,6 @@ PYTHON = sys.executable
 QUICK = (
     ("dslpar launch", "exception"),
     ("dslpar launch, openmpi", "SIGKILL"),
-    ("torchrun", "exception"),
 )
 CELLS = sampled(product(LAUNCHERS, (*IN_RANK_1, *SENT)), QUICK)
 AT = "stage 1 (pipe 1, data 0, tensor 0), step 3"
@@ -321,6 +320,7 @@ def test_nor_did_one_that_could_not_write_its_stack_any_more(tmp_path: Path, num
     assert not watch.poll()
 
 
+@pytest.mark.prove
 def test_a_consequence_waits_to_be_ended_and_then_says_one_line(tmp_path: Path) -> None:
     watch = first_failure.JobWatch(tmp_path)
     began = time.monotonic()
@@ -672,7 +672,7 @@ sys.exit(250)
 """
 
 
-@pytest.mark.parametrize("better", [False, True])
+@pytest.mark.parametrize("better", [False, pytest.param(True, marks=pytest.mark.prove)])
 def test_an_abort_is_told_when_there_is_no_better_cause(tmp_path: Path, better: bool) -> None:
     """Whoever is said to be the first, the job ends, and not with 0: at once, or when the abort was held back."""
     raises = f"time.sleep({2 if better else 600}); raise ValueError('wrong')"

@@ -140,6 +140,7 @@ def test_dslpar_launch_passes_flags_on(tmp_path: Path) -> None:
 SCRIPT = ROOT / "tools" / "train.sh"
 
 
+@pytest.mark.prove
 def test_train_sh(tmp_path: Path) -> None:
     """As LiBai documents its scripts; FILE is found in the repository, CONFIG from where it is called."""
     write_config(tmp_path, PIPED + CONFIG)
@@ -231,6 +232,7 @@ def test_ranks_that_differ_do_not_start(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.prove
 def test_a_rank_that_cannot_run_says_so(tmp_path: Path) -> None:
     command = [str(write_config(tmp_path)), f"train.output_dir={tmp_path / 'out'}"]
     done = _two_programs(command, [str(tmp_path / "nothing.py"), *command[1:]])

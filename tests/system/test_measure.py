@@ -20,6 +20,7 @@ def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.prove
 def test_without_a_device_there_is_nothing_to_measure(tmp_path: Path) -> None:
     ran = run([sys.executable, "-m", "dslpar", "measure"], tmp_path)
     assert ran.returncode == 2

@@ -17,7 +17,7 @@ from dslpar.core import mesh
 from dslpar.core.mesh import Tensor
 from dslpar.distributed import collectives
 from dslpar.distributed.collectives import Axis, Pending
-from dslpar.layers import attention, embedding, gather_reduce, linear, loss, norm, placement, rotary, sequence
+from dslpar.layers import attention, context_attention, embedding, gather_reduce, linear, loss, norm, placement, rotary
 from dslpar.layout.attention_blocks import Block
 from tests.distributed.layers.cases import errors
 from tests.distributed.layers.compare_dense import TOLERANCE
@@ -118,7 +118,7 @@ def blocks_cut_as_one() -> None:
 def heads_exchanged_as_one() -> None:
     """Ulysses: the heads of q, k and v in one row, cut over the ranks."""
 
-    def ulysses(q: Any, k: Any, v: Any, axis: Axis, attend: sequence.Attend) -> Any:
+    def ulysses(q: Any, k: Any, v: Any, axis: Axis, attend: context_attention.Attend) -> Any:
         qkv = collectives.all_to_all_autograd(torch.cat([q, k, v], dim=1), axis, split_dim=1, concat_dim=2)
         heads = [part.shape[1] // axis.size for part in (q, k, v)]
         return collectives.all_to_all_autograd(attend(*torch.split(qkv, heads, dim=1)), axis, split_dim=2, concat_dim=1)
@@ -127,23 +127,25 @@ def heads_exchanged_as_one() -> None:
 
 
 def ring_never_sees_the_future() -> None:
-    original = sequence.RingOptions.blocks
-    sequence.RingOptions.blocks = lambda self, step, length, tiled: (
+    original = context_attention.RingOptions.blocks
+    context_attention.RingOptions.blocks = lambda self, step, length, tiled: (
         original(self, step, length, tiled=tiled) if step <= self.axis.index else []
     )
 
 
 def ring_sees_the_future() -> None:
-    original = sequence.RingOptions.blocks
-    sequence.RingOptions.blocks = lambda self, step, length, tiled: original(
+    original = context_attention.RingOptions.blocks
+    context_attention.RingOptions.blocks = lambda self, step, length, tiled: original(
         self._replace(causal=False), step, length, tiled=tiled
     )
 
 
 def zigzag_taken_for_pieces() -> None:
     """Blocks as if each rank stored neighbouring tokens."""
-    original = sequence.RingOptions.stored_by
-    sequence.RingOptions.stored_by = lambda self, index, length: original(self._replace(zigzag=False), index, length)
+    original = context_attention.RingOptions.stored_by
+    context_attention.RingOptions.stored_by = lambda self, index, length: original(
+        self._replace(zigzag=False), index, length
+    )
 
 
 def ring_masks_its_own_keys_alone() -> None:
@@ -158,9 +160,9 @@ def ring_forgets_documents() -> None:
     _change_masks(lambda how, block: how._replace(mask=how.mask.bool().int()))
 
 
-def _change_masks(change: Callable[[sequence.RingOptions, Block], sequence.RingOptions]) -> None:
-    original = sequence.RingOptions.allowed
-    sequence.RingOptions.allowed = lambda self, block, device: original(change(self, block), block, device)
+def _change_masks(change: Callable[[context_attention.RingOptions, Block], context_attention.RingOptions]) -> None:
+    original = context_attention.RingOptions.allowed
+    context_attention.RingOptions.allowed = lambda self, block, device: original(change(self, block), block, device)
 
 
 def groups_of_distant_heads() -> None:

@@ -212,6 +212,7 @@ def refusals(job: Job) -> list[tuple[str, tuple[str, ...], str]]:
     return messages
 
 
+@pytest.mark.prove
 def test_resuming_refuses_each_of_them_on_every_rank_and_offers_the_one_before(job: Job, root: Path) -> None:
     ranks: list[list[Any]] = on_ranks(WORLD, refusals, job)
     assert all(rank == ranks[0] for rank in ranks)

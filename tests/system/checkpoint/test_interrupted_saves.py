@@ -22,6 +22,7 @@ from dslpar.checkpoint import folder, tensor_file, writer
 from dslpar.checkpoint.folder import FileDigest
 from dslpar.checkpoint.manifest import manifest_of
 from tests.distributed.checkpoint.test_folder import job_of
+from tests.support.sampling import sampled
 
 JOB = job_of()
 EVENTS = {"os.mkdir": "mkdir", "os.rename": "rename", "os.remove": "remove", "os.rmdir": "rmdir", "open": "open"}
@@ -148,7 +149,7 @@ def one_of_a_later_step(root: Path) -> list[int]:
 PREPARED = [nothing_before, two_before, one_of_the_same_step, left_by_kills, one_of_a_later_step]
 
 
-@pytest.mark.parametrize("prepare", PREPARED)
+@pytest.mark.parametrize("prepare", sampled(PREPARED, {two_before, left_by_kills}))
 def test_a_kill_before_any_operation_leaves_intact_checkpoints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prepare: Prepare
 ) -> None:
