@@ -231,7 +231,7 @@ EACH_TIME = {
     "data 2, zero 3, offload",
     "data 2, tensor 2, zero 3, recomputed",  # where DeepSpeed forgets what a layer borrows (mend M9)
 }
-"""What `make test` runs of these: of pipelines and of ZeRO 3 the rows with the most besides, in up to 4 ranks.
+"""What `make test` runs of these: of pipelines and of ZeRO 3 rows with much besides.
 
 ZeRO 0 goes on to the bit in test_after_a_skipped_step_the_schedule_stays_behind.
 """

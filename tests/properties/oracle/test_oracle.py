@@ -166,6 +166,7 @@ def check_coverage(cases: Iterable[Case]) -> None:
 # ---- the tests ----
 
 
+@pytest.mark.prove
 @pytest.mark.timeout(240)
 def test_lint_and_deepspeed_agree() -> None:
     verdicts = judge(covering())

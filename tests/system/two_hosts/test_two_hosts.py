@@ -86,6 +86,7 @@ def test_deepspeed_over_pdsh(tmp_path: Path, slots: int) -> None:
     check_places(tmp_path, slots)
 
 
+@pytest.mark.prove
 @EACH
 def test_mpirun_over_ssh(tmp_path: Path, slots: int) -> None:
     """Nobody says where rank 0 is, nor the interface."""

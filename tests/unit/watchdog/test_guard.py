@@ -363,6 +363,7 @@ def test_a_job_that_was_suspended_does_not_hang(tmp_path: Path) -> None:
         assert ranks.all_said() == []
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("victim", [1, pytest.param(0, marks=pytest.mark.prove)])
 def test_a_guard_that_is_killed_is_replaced(tmp_path: Path, victim: int) -> None:
     """The out-of-memory killer takes it as well as a rank. Its rank is well, and the job goes on, watched as before."""
