@@ -53,23 +53,27 @@ class Layout(NamedTuple):
     data: int
     pipe: int
     tensor: Sections
+    context: Sections = {}  # noqa: RUF012
 
     @property
     def world(self) -> int:
         """All ranks."""
-        return self.data * self.pipe * self.tensor.get("size", 1)
+        return self.data * self.pipe * self.tensor.get("size", 1) * self.context.get("size", 1)
 
     @property
     def cuboid(self) -> Any:
         """The mesh's tensor axes."""
-        return cuboid_of(schema_sections.TensorParallel(**self.tensor) if self.tensor else None)
+        tensor = schema_sections.TensorParallel(**self.tensor) if self.tensor else None
+        return cuboid_of(tensor, schema_sections.ContextParallel(**self.context) if self.context else None)
 
 
 def sample(seed: int) -> Case:
     """The config of that seed."""
     rng = Random(f"oracle {seed}")
-    layout = _layout(rng)
+    later = Random(f"oracle later {seed}")
+    layout = _with_context(later, _layout(rng))
     sections = _sections(rng, layout)
+    _add_later_keys(later, sections)
     world, broken = layout.world, ""
     if rng.random() < 0.45:
         name = rng.choice(list(BREAKINGS))
@@ -87,6 +91,34 @@ def _layout(rng: Random) -> Layout:
         made = Layout(rng.choice((1, 1, 2, 3, 4, 8)), rng.choice((1, 1, 1, 2, 2, 3, 4)), rng.choice(_TENSORS)(rng))
         if made.world <= MOST_RANKS:
             return made
+
+
+def _with_context(rng: Random, layout: Layout) -> Layout:
+    """The same, perhaps with a context axis and overlap: drawn apart, so that other samples stay as they were."""
+    if layout.tensor.get("size", 1) > 1 and rng.random() < 0.1:
+        layout = layout._replace(tensor=layout.tensor | {"comm_overlap": rng.choice((True, False))})
+    size = rng.choice((2, 2, 3, 4))
+    if layout.tensor.get("mode") in ("2.5d", "sequence") or layout.world * size > MOST_RANKS or rng.random() < 0.85:
+        return layout
+    context: Sections = {"size": size}
+    if rng.random() < 0.7:
+        context["impl"] = rng.choice(("ring", "ulysses"))
+    elif size == 4:
+        context |= {"impl": "hybrid", "ulysses_size": 2}
+    return layout._replace(context=context)
+
+
+def _add_later_keys(rng: Random, sections: Sections) -> None:
+    """Add keys that came later, likewise."""
+    is_gpt = sections["model"].get("type") in ("GPT", "dslpar.models.GPT")
+    if "activation_checkpoint" in sections and is_gpt and rng.random() < 0.3:
+        sections["activation_checkpoint"] = {
+            "interval": 1,
+            "offload": rng.choice((True, False)),
+            "mlp_chunks": rng.choice((1, 2)),
+        }
+    if "train" in sections and rng.random() < 0.1:
+        sections["train"]["compile_backend"] = "aot_eager"
 
 
 def _keep(rng: Random, **tensor: Any) -> Sections:
@@ -172,7 +204,8 @@ def _fields(rng: Random, cls: type, most: int, without: tuple[str, ...] = ()) ->
 def _parallel(rng: Random, layout: Layout, model: Sections) -> Sections:
     """`parallel`, or LiBai's form where it can say the same."""
     pipeline = _pipeline(rng, layout.pipe, model)
-    if layout.tensor.get("mode", "1d") == "1d" and set(layout.tensor) <= {"size", "mode"} and rng.random() < 0.3:
+    is_libai_s = layout.tensor.get("mode", "1d") == "1d" and set(layout.tensor) <= {"size", "mode"}
+    if is_libai_s and rng.random() < 0.3 and not layout.context:
         return {"train": {"dist": _dist(rng, layout, pipeline, num_layers(model))}}
     made: Sections = {}
     if pipeline is not None:
@@ -186,6 +219,8 @@ def _parallel(rng: Random, layout: Layout, model: Sections) -> Sections:
             made["tensor"] = 1
     if rng.random() < 0.3:
         made["data"] = rng.choice((layout.data, {"size": layout.data}))
+    if layout.context:
+        made["context"] = dict(layout.context)
     if rng.random() < 0.3:
         made["order"] = rng.choice(ORDERS)
     return {"parallel": made}
@@ -239,7 +274,7 @@ def num_layers(model: Sections) -> int | None:
 
 
 def _model(rng: Random, layout: Layout) -> Sections:
-    if not layout.tensor.get("size", 1) > 1 and rng.random() < 0.25:
+    if not layout.tensor.get("size", 1) > 1 and rng.random() < 0.25 and not layout.context:
         return _other_model(rng, layout)
     return _gpt(rng, layout)
 
@@ -255,7 +290,7 @@ def _gpt(rng: Random, layout: Layout) -> Sections:
         "hidden_size": heads * rng.choice((2, 4, 6, 8)),
         "num_heads": heads,
         "vocab_size": rng.choice((256, 257, 300)),
-        "max_seq_len": cuboid.x * cuboid.y * rng.choice((2, 4)),
+        "max_seq_len": cuboid.x * cuboid.y * rng.choice((2, 4)),  # twice: a ring stores a piece from either end
     }
     if rng.random() < 0.25:
         made["num_kv_heads"] = heads // 2

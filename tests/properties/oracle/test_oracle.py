@@ -125,7 +125,8 @@ def keys_of_spec() -> set[str]:
     sections = {
         "parallel": (spec.Parallel,), "parallel.data": (spec.DataParallel,),
         "parallel.pipeline": (spec.PipelineParallel,),
-        "parallel.tensor": (spec.TensorParallel,), "model": (section.GPT,), "data": (spec.TextData,),
+        "parallel.tensor": (spec.TensorParallel,), "parallel.context": (spec.ContextParallel,),
+        "model": (section.GPT,), "data": (spec.TextData,),
         "optimizer": (spec.AdamW, spec.SGD), "lr_scheduler": (spec.LRScheduler,), "batch": (spec.Batch,),
         "train": (spec.Train,), "train.dist": (spec.Dist,), "activation_checkpoint": (spec.ActivationCheckpoint,),
         "checkpoint": (spec.Checkpoint,), "monitor": (spec.Monitor,), "monitor.csv": (spec.FileMonitor,),
