@@ -2,7 +2,7 @@
 
 Letters: A heads of queries, G of keys and values, each of D features, both cut as inner features are. Every rank
 computes its own heads for its own samples, as in Megatron-LM (arXiv 1909.08053), with torch's fused attention. Where x
-splits the sequence, sequence.py brings keys to queries.
+splits the sequence, context_attention.py brings keys to queries.
 
 With G < A (grouped queries, arXiv 2305.13245) each head of keys serves A/G neighbouring heads of queries; groups are
 never cut, so G divides by all that A divides by.

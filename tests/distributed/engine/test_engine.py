@@ -269,7 +269,7 @@ def test_a_plain_module_is_not_copied_over_tensor_ranks() -> None:
         model_from_job(job(2, model=foreign(f"{__name__}.Bigram"), parallel=parallel))
 
 
-# ---- DeepSpeed's behaviour: when one of these fails, the mend of its number in deepspeed_patches.py can go ----
+# ---- DeepSpeed's behaviour: when one of these fails, the mend of its number in deepspeed_patches can go ----
 
 
 def test_m1_the_shm_op_still_ignores_its_group() -> None:

@@ -257,7 +257,7 @@ def test_deepspeed_lets_the_finding_through() -> None:
     assert on_ranks(2, _refused_in_a_run, job(2, optimizer=section), init="deepspeed") == ["CFG223"] * 2
 
 
-# ---- DeepSpeed's behaviour: when this fails, the mend of its number in deepspeed_patches.py can go ----
+# ---- DeepSpeed's behaviour: when this fails, the mend of its number in deepspeed_patches can go ----
 
 
 def _groups_of_adagrad(made: Job) -> int:

@@ -290,7 +290,7 @@ def test_it_is_on_unless_the_author_says_otherwise(zero: dict[str, Any], expecte
     assert on_ranks(1, _is_overlapped, trained(1, 1, 1, zero=zero), init="deepspeed") == [expected]
 
 
-# ---- DeepSpeed's behaviour: when one of these fails, the mend of its number in deepspeed_patches.py can go ----
+# ---- DeepSpeed's behaviour: when one of these fails, the mend of its number in deepspeed_patches can go ----
 
 
 def test_m14_deepspeed_still_waits_for_each_reduction() -> None:

@@ -4,8 +4,9 @@
     case.text, case.world, case.ranks, case.broken
 
 Sizes are chosen to fit the layout first (what a person does), options are drawn from the spec's own fields and tables,
-by kind: a key that is added to the spec is sampled from then on. The shape, a legal sample and then a mutation, is
-that of grammar-based fuzzers (Csmith's random programs against a second compiler are the model of the whole test).
+by kind: a key of a known kind that is added to the spec is sampled from then on, and a test tells those of no known
+kind. The shape, a legal sample and then a mutation, is that of grammar-based fuzzers (Csmith's random programs against
+a second compiler are the model of the whole test).
 """
 
 from __future__ import annotations
@@ -70,10 +71,10 @@ class Layout(NamedTuple):
 def sample(seed: int) -> Case:
     """The config of that seed."""
     rng = Random(f"oracle {seed}")
-    later = Random(f"oracle later {seed}")
-    layout = _with_context(later, _layout(rng))
+    apart = Random(f"oracle later {seed}")
+    layout = _with_context(apart, _layout(rng))
     sections = _sections(rng, layout)
-    _add_later_keys(later, sections)
+    _add_options(apart, sections)
     world, broken = layout.world, ""
     if rng.random() < 0.45:
         name = rng.choice(list(BREAKINGS))
@@ -108,8 +109,8 @@ def _with_context(rng: Random, layout: Layout) -> Layout:
     return layout._replace(context=context)
 
 
-def _add_later_keys(rng: Random, sections: Sections) -> None:
-    """Add keys that came later, likewise."""
+def _add_options(rng: Random, sections: Sections) -> None:
+    """Add keys that go by others, likewise drawn apart."""
     is_gpt = sections["model"].get("type") in ("GPT", "dslpar.models.GPT")
     if "activation_checkpoint" in sections and is_gpt and rng.random() < 0.3:
         sections["activation_checkpoint"] = {
