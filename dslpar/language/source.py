@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+from bisect import bisect_right
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,12 +24,21 @@ TOKEN = r"\w+|[^\w\s]"
 class Source:
     """The text of one file, under the path that findings show."""
 
-    __slots__ = ("lines", "path", "text")
+    __slots__ = ("_starts", "lines", "path", "text")
 
     def __init__(self, path: str, text: str) -> None:
         self.path = path
         self.text = text.replace("\r\n", "\n").replace("\r", "\n")
         self.lines = self.text.split("\n")
+        self._starts: list[int] = []
+
+    def position(self, index: int) -> tuple[int, int]:
+        """Return the line and column, from 1, of a character of the text; beyond its end: of the place after it."""
+        if not self._starts:
+            self._starts = [0, *(match.end() for match in re.finditer("\n", self.text))]
+        index = min(index, len(self.text))
+        line = bisect_right(self._starts, index)
+        return line, index - self._starts[line - 1] + 1
 
     def location(self, node: Any) -> Location:
         """Return where a syntax node stands, and keep that on the node."""

@@ -123,11 +123,10 @@ def read_names(source: Source, session: Session) -> dict[str, Binding] | None:
 
 
 def _location_of_mark(mark: Value, source: Source) -> Location:
-    """Return where the parser stopped; the end of the text counts to its last line."""
+    """Return where the parser stopped."""
     if mark is None:
         return Location(source.path)
-    line = min(mark.line + 1, len(source.lines))
-    column = mark.column + 1 if line == mark.line + 1 else max(len(source.lines[-1]), 1)
+    line, column = source.position(mark.index)
     return Location(source.path, line, column, line, column + 1)
 
 
@@ -173,8 +172,9 @@ class _Reader:
         return result
 
     def location(self, event: Value) -> Location:
-        start, end = event.start_mark, event.end_mark
-        return Location(self.source.path, start.line + 1, start.column + 1, end.line + 1, end.column + 1)
+        # By the index: to the parser U+0085, U+2028 and U+2029 end a line too, and to an editor (and to `lines`) not.
+        start, end = (self.source.position(mark.index) for mark in (event.start_mark, event.end_mark))
+        return Location(self.source.path, *start, *end)
 
     def value(self, event: yaml.Event, depth: int) -> Located:
         """Read the value that begins with an event, and all events up to its end."""

@@ -102,22 +102,22 @@ def _yaml_comments(text: str) -> Iterator[tuple[int, int, str]]:
     """Do as `_python_comments`; a comment of YAML begins with a `#` after a blank, outside of every scalar."""
     import yaml
 
-    scalars: list[tuple[tuple[int, int], tuple[int, int]]] = []
+    scalars: list[tuple[int, int]] = []
     try:
         for token in yaml.scan(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
             if isinstance(token, yaml.ScalarToken):
-                start, end = token.start_mark, token.end_mark
-                scalars.append(((start.line, start.column), (end.line, end.column)))
+                scalars.append((token.start_mark.index, token.end_mark.index))
     except yaml.YAMLError:
         return  # CFG001 reports it
-    last = 0
+    last, start = 0, 0
     for number, line in enumerate(text.split("\n")):
         for match in re.finditer(r"(?<!\S)#.*", line) if "dslpar:" in line else ():
-            at = (number, match.start())
+            at = start + match.start()
             while last < len(scalars) and scalars[last][1] <= at:
                 last += 1
             if last == len(scalars) or at < scalars[last][0]:
                 yield number + 1, match.start() + 1, match[0]
+        start += len(line) + 1
 
 
 # What they silence ------------------------------------------------------------------------------------------------

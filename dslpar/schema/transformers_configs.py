@@ -39,7 +39,8 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "channels": ("num_channels",),
 }
 """What transformers' config classes call each size."""
-
+LIMIT = 2**31
+"""No size is as large; dslpar's own keys have the same bound."""
 
 GATED = "gated-gelu"
 """What T5's feed_forward_proj is where its MLP has a gate; a switch in the table, as fields that are true or false."""
@@ -95,13 +96,13 @@ class TransformersConfig:
         return "config" if name in self.keys else "file" if name in self.in_file else ""
 
     def size(self, size: str) -> int | None:
-        """Return a size of NAMES: a positive number, or None."""
+        """Return a size of NAMES, as `number` has it."""
         return self.number(self.own_name(size))
 
     def number(self, name: str) -> int | None:
-        """Return a field: a positive number, or None."""
+        """Return a field: a whole number from 1 to below LIMIT, or None."""
         value = self.values.get(name)
-        return value if type(value) is int and value > 0 else None
+        return value if type(value) is int and 0 < value < LIMIT else None
 
     @property
     def is_causal(self) -> bool:

@@ -43,20 +43,16 @@ def options_of_one_rank(cx: Context) -> Iterator[Problem]:
 def chunks_without_effect(cx: Context) -> Iterator[Problem]:
     """Parts of tokens where there are none: no head over a vocabulary, no blocks of dslpar's, too few tokens."""
     checkpoint, model = cx.spec.activation_checkpoint, cx.spec.model
-    if cx.spec.train.loss_chunks > 1 and not _has_vocabulary_head(model):
-        message = "loss_chunks has no effect: the model has no head over a vocabulary"
-        yield cx.problem("train.loss_chunks", message, "leave it out")
-        return
-    if checkpoint is not None and checkpoint.mlp_chunks > 1 and not isinstance(model, TokenModel):
-        message = "mlp_chunks has no effect: the model's blocks are not dslpar's own"
-        yield cx.problem("activation_checkpoint.mlp_chunks", message, "leave it out")
-        return
     tokens = seq_len_of(cx.spec) // ranks(cx.cuboid, residual_cuts(cx.cuboid).sequence)
-    counts = {"train.loss_chunks": cx.spec.train.loss_chunks}
+    no_head = "" if _has_vocabulary_head(model) else "the model has no head over a vocabulary"
+    counts = [("train.loss_chunks", cx.spec.train.loss_chunks, no_head)]
     if checkpoint is not None:
-        counts["activation_checkpoint.mlp_chunks"] = checkpoint.mlp_chunks
-    for key, count in counts.items():
-        if count > max(tokens, 1):
+        no_blocks = "" if isinstance(model, TokenModel) else "the model's blocks are not dslpar's own"
+        counts.append(("activation_checkpoint.mlp_chunks", checkpoint.mlp_chunks, no_blocks))
+    for key, count, why in counts:
+        if count > 1 and why:
+            yield cx.problem(key, f"{key.rpartition('.')[2]} has no effect: {why}", "leave it out")
+        elif count > max(tokens, 1):
             yield cx.problem(key, f"{count} parts of {tokens} tokens of a sequence on each rank", f"at most {tokens}")
 
 

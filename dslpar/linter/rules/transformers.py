@@ -19,6 +19,7 @@ from dslpar.layout.transformers_sizes import beyond_masks
 from dslpar.linter.context import Context
 from dslpar.linter.problem import Problem, UnknownValueError
 from dslpar.linter.rule import rule
+from dslpar.schema.reader import show
 
 if TYPE_CHECKING:
     from dslpar.linter.transformers_model import TransformersModel
@@ -37,6 +38,27 @@ def _model(cx: Context) -> TransformersModel:
 
 
 # Sizes ------------------------------------------------------------------------------------------------------------
+
+_OPTIONAL = ("experts", "expert_ffn", "shared_ffn", "active_experts", "decoder_layers")
+"""Sizes that may be 0: such a model has none of them."""
+
+
+@rule("CFG127", "size-of-transformers-out-of-range")
+def size_of_transformers_out_of_range(cx: Context) -> Iterator[Problem]:
+    """A size of a transformers model is text, a fraction, not positive, or larger than any size is."""
+    model = _model(cx)
+    from dslpar.schema.transformers_configs import LIMIT, NAMES
+
+    for size in NAMES if model.config.known else ():  # another class may mean something else by these names
+        value, given, least = model.config.values.get(model.config.own_name(size)), model.config.given(size), 1
+        if not given or not isinstance(value, int | float | str):
+            continue  # None is often a default's name; some classes take a list, of a number a stage or side
+        if size in _OPTIONAL:
+            least = 0
+        if type(value) is not int or not least <= value < LIMIT:
+            message = f"{model.config.key(size)} is {show(value)}, and must be a whole number"
+            hint = f"choose a whole number, at least {least} (and below 2**31)"
+            yield model.problem_of_key(model.config.key(size), given, message, hint)
 
 
 @rule("TEN131", "size-of-transformers-does-not-divide")
@@ -294,6 +316,7 @@ def pretrained_not_found(cx: Context) -> Iterator[Problem]:
 
 
 RULES = (
+    size_of_transformers_out_of_range,
     size_of_transformers_does_not_divide,
     heads_of_transformers_do_not_fit,
     empty_places_of_experts,

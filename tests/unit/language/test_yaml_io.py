@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dslpar.language.load import load, load_text
-from dslpar.language.yaml_io import dump, dump_plain
+from dslpar.language.session import Session
+from dslpar.language.source import Source
+from dslpar.language.yaml_io import dump, dump_plain, read_names
 
 TEXT = """\
 from dslpar import LazyCall as L
@@ -117,6 +119,22 @@ def test_reading(case: str) -> None:
 def test_json() -> None:
     text = '{"parallel": {"pipeline": 2, "ids": [0, 1.5e-3, null, true, "a\\/b\\u00e4"]},\n\t"train": {}}'
     assert read(text, "cfg.json") == {"parallel": {"pipeline": 2, "ids": [0, 1.5e-3, None, True, "a/bä"]}, "train": {}}
+
+
+@pytest.mark.parametrize("end", ["\x85", "\u2028", "\u2029", "\r", "\r\n"])
+@pytest.mark.parametrize("loader", ["CSafeLoader", "SafeLoader"])
+def test_places_behind_other_ends_of_lines(end: str, loader: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ends a line to YAML 1.1 alone ends none to an editor, nor to a finding; a carriage return does to both."""
+    monkeypatch.setattr(yaml, "CSafeLoader", getattr(yaml, loader))
+    starts = 2 if "\r" in end else 1
+    source = Source("cfg.yaml", f"# a{end}one: 1\n\U0001f600: '2'\n")
+    names = read_names(source, Session({}, lambda parsed, session: {}))
+    assert names is not None
+    at = names["one"].name_location
+    assert (at.line, at.column) == (starts, 1 if starts == 2 else 5)
+    assert names["\U0001f600"].location[1:] == (starts + 1, 4, starts + 1, 7)
+    (item,) = load_text(f"# a{end}one: ]1\n", "cfg.yaml").findings
+    assert (item.code, item.location.line, item.location.column) == ("CFG001", starts, 6 if starts == 2 else 10)
 
 
 def test_places() -> None:

@@ -43,6 +43,20 @@ def test_a_length_alone_is_a_program_s_too() -> None:
     assert not [item for item in findings(of_class("BertForMaskedLM", "dict(seq_len=32)")) if item.code == "BAT113"]
 
 
+@pytest.mark.parametrize(
+    ("name", "given", "said"),
+    [
+        ("BertForMaskedLM", True, "BertForMaskedLM does not tell whether a second piece of text follows the first"),
+        ("BertForMaskedLM", False, ""),
+        ("BertForPreTraining", True, ""),
+        ("BertForPreTraining", False, "BertForPreTraining tells whether a second piece of text follows the first"),
+    ],
+)
+def test_pairs_of_texts_are_told_by_some_classes(name: str, given: bool, said: str) -> None:
+    found = findings(of_class(name, f"dict(type='mlm', next_sentence={given})"))
+    assert "".join(item.message for item in found if item.code == "BAT113") == said
+
+
 def test_pairs_are_of_the_class() -> None:
     text = of_class("BertForMaskedLM", "dict(type='mlm', next_sentence=True)")
     (found,) = [item for item in findings(text) if item.code == "BAT113"]

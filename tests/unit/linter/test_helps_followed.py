@@ -68,6 +68,7 @@ ANSWERS: Mapping[str, Callable[[Linted], Linted]] = {
     "TEN133": replacing("Mamba", "Llama"),
     "CFG125": replacing("LazyCall(GPT2Config)(n_positions=64)", "dict(max_position_embeddings=64)"),
     "CFG126": replacing("'Lama'", "'derived'"),
+    "CFG127": replacing("num_attention_heads=0", "num_attention_heads=8"),
     "CKP101": replacing("pretrained='.'", "config=dict(max_position_embeddings=64)"),
     "CKP102": replacing("pretrained='no_such_folder'", "config=dict(max_position_embeddings=64)"),
     "CKP103": replacing("pretrained='.'", ""),

@@ -13,6 +13,10 @@ from tests.support.lint import TOO_SMALL, findings
 Where = int | str | None | tuple[int, str]
 Row = tuple[str, str, Where, list[str]]
 SIZES = {"num_layers": "8", "hidden_size": "96", "num_heads": "24", "vocab_size": "256", "max_seq_len": "96"}
+RESMLP = (
+    "model = dict(type='ResMLP', num_layers=2, hidden_size={}, num_classes=8, image_size={}, patch_size={})\n"
+    "data = dict(type='images', path='.')\n"
+)
 
 CASES: list[Row] = [
     (
@@ -787,6 +791,87 @@ CASES: list[Row] = [
         ),
         8,
         [],
+    ),
+    ("", f"{RESMLP.format(48, 32, 4)}parallel = dict(tensor=dict(size=4, mode='2d'))", 8, []),
+    (
+        "",
+        f"{RESMLP.format(50, 36, 4)}parallel = dict(tensor=dict(size=8, mode='3d'))",
+        8,
+        ["TEN140 1 hidden_size: 50 does not divide by z * q = 4; nearest legal: 48 or 52"],
+    ),
+    (
+        "",
+        f"{RESMLP.format(48, 36, 4)}parallel = dict(tensor=dict(size=4, mode='1d', sequence=True))",
+        8,
+        [
+            (
+                "TEN140 1 image_size: 81 does not divide by y = 4 (tokens of an image); choose other sizes of images "
+                "or patches, or another tensor mode"
+            )
+        ],
+    ),
+    (
+        "",
+        f"{RESMLP.format(48, 30, 7)}",
+        8,
+        ["TEN141 1 patch_size 7 does not divide image_size 30; nearest legal: 5 or 6"],
+    ),
+    (
+        "",
+        f"{RESMLP.format(48, 36, 7)}parallel = dict(tensor=dict(size=8, mode='1d'))",
+        8,
+        ["TEN141 1 patch_size 7 does not divide image_size 36; nearest legal: 6 or 9"],
+    ),
+    (
+        "",
+        f"{RESMLP.format(48, 36, 4)}train = dict(loss_chunks=4)\n"
+        "activation_checkpoint = dict(interval=1, mlp_chunks=9999)",
+        8,
+        [
+            "DEAD123 3 loss_chunks has no effect: the model has no head over a vocabulary; leave it out",
+            "DEAD123 4 mlp_chunks has no effect: the model's blocks are not dslpar's own; leave it out",
+        ],
+    ),
+    ("", "zero = dict(stage=1, use_multi_rank_bucket_allreduce=True)", 1, []),
+    ("", "zero = dict(stage=2, allgather_bucket_size=6)", 8, []),
+    (
+        "",
+        "zero = dict(stage=1, allgather_bucket_size=7)",
+        8,
+        ["ZER108 2 allgather_bucket_size 7 is odd: ZeRO aligns to two elements; such as 8: an even number"],
+    ),
+    (
+        "",
+        "zero = dict(stage=3, zero_quantized_gradients=True, reduce_scatter=False)",
+        8,
+        ["ZER108 2 zero_quantized_gradients needs reduce_scatter; leave reduce_scatter out"],
+    ),
+    ("", "zero = dict(stage=3, zero_quantized_gradients=True)", 8, []),
+    *(
+        (
+            "",
+            f"zero = dict(stage={stage}, pipeline_loading_checkpoint=True)",
+            8,
+            [
+                (
+                    "ZER108 2 DeepSpeed loads checkpoints rank by rank only at ZeRO stage 3; at stage "
+                    f"{stage} a resume would fail; leave pipeline_loading_checkpoint out"
+                )
+            ],
+        )
+        for stage in (1, 2)
+    ),
+    ("", "zero = dict(stage=3, pipeline_loading_checkpoint=True)", 8, []),
+    (
+        "",
+        "data = dict(type='blend', parts=[dict(type='text'), dict(eval_fraction=0.1, weight=3), dict()])",
+        8,
+        [
+            (
+                "BAT121 2 part 0 has no weight, and part 1 has 3; add weight=1 to data.parts.0, or leave "
+                "data.parts.1.weight out"
+            )
+        ],
     ),
 ]
 

@@ -167,6 +167,8 @@ def test_comments_of_yaml() -> None:
     assert [item.code for item in in_yaml(text.replace(" # ", "# "))] == ["CFG001"]  # no blank: no comment
     assert list(read("a: '# dslpar: ignore[X]'\nb: |\n  # dslpar: ignore[X]\n", "c.yaml")) == []
     assert len(list(read("# dslpar: ignore[X]\na: 1 # dslpar: ignore[Y]\n", "c.yaml"))) == 2
+    (comment,) = read("b: '\u2028 x'\na: '# dslpar: ignore[X]' # dslpar: ignore[Y]\n", "c.yaml")
+    assert (comment.codes[0].text, comment.location.line, comment.location.column) == ("Y", 2, 26)
 
 
 def test_a_broken_file_has_its_own_finding() -> None:

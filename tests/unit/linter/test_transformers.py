@@ -63,6 +63,31 @@ def test_each_size_is_found_at_its_place(made: Any, old: str, new: str, parallel
     assert marked(text, found) == value
 
 
+@pytest.mark.parametrize("value", ["0", "-4", "2.0", "'8'", "True", "2**31", "10**400"])
+@pytest.mark.parametrize("key", ["num_attention_heads", "num_hidden_layers", "vocab_size"])
+def test_sizes_that_are_none(key: str, value: str) -> None:
+    text = model(f"config=dict({key}={value}, max_position_embeddings=64)")
+    (found,) = [item for item in findings(text + TWO) if item.severity == "error"]
+    assert (found.code, marked(text, found)) == ("CFG127", value)
+    assert found.message.startswith(f"{key} is ")
+    assert found.help == "choose a whole number, at least 1 (and below 2**31)"
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("LlamaForCausalLM", "num_key_value_heads=None, head_dim=None"),
+        ("LlamaForCausalLM", f"vocab_size={2**31 - 1}"),
+        ("LlamaForCausalLM", "num_hidden_layers=1"),
+        ("Qwen2MoeForCausalLM", "shared_expert_intermediate_size=0"),
+        ("ViTForImageClassification", "image_size=[224, 224]"),
+        ("MyForCausalLM", "num_heads='four'"),
+    ],
+)
+def test_sizes_that_are_some(name: str, given: str) -> None:
+    assert "CFG127" not in codes(model(f"config=dict({given})", name))
+
+
 def test_stages_and_sequences() -> None:
     found = findings(model() + "parallel = dict(pipeline=8)\n")
     assert [(item.code, item.message) for item in found] == [("PIP101", "8 stages, and the model has 6 layers")]
