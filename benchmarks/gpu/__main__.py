@@ -63,6 +63,7 @@ CHECKS = {
     "bits": Check("layers.bits", 60, on_cpu=True),
     "saved": Check("layers.saved", 60),
     "training": Check("training.learns", 180, on_cpu=True),
+    "families": Check("families.learn", 300, on_cpu=True),
     "step": Check("training.step_waits", 60),
     "peak": Check("peak.of_layouts", 480),
     "devices": Check("runs.across_devices", 180, on_cpu=True),

@@ -39,7 +39,7 @@ def _run(folder: Path, *words: str, **env: str) -> Ended:
     return processes.run(command, LIMIT_S, os.environ | env)
 
 
-def _said(ended: Ended) -> str:
+def how_it_ended(ended: Ended) -> str:
     """What a run that should have ended in order has said."""
     return "it hung" if ended.status is None else f"it failed: {ended.reason[:160]}"
 
@@ -91,7 +91,7 @@ def _compare(name: str, ends: list[Ended], stays: Path, moves: Path, limit: floa
     """The largest distance of the losses of two runs, both of which must have ended in order."""
     failed = next((end for end in ends if end.status != 0), None)
     if failed is not None:
-        return holds(name, _said(failed), "a run", held=False)
+        return holds(name, how_it_ended(failed), "a run", held=False)
     off = max(abs(own / other - 1) for own, other in zip(losses_of(moves), losses_of(stays), strict=True))
     return at_most(name, off, limit)
 
@@ -134,7 +134,7 @@ def out_of_memory(device: torch.device) -> Iterator[Row]:
             sys.stderr.write(ended.text)
         yield holds(
             "out of memory: what is said",
-            said.group(0)[:28] if said else _said(ended),
+            said.group(0)[:28] if said else how_it_ended(ended),
             "HST230",
             said is not None and ended.status not in (0, None),
         )
@@ -150,7 +150,7 @@ def bad_id(device: torch.device) -> Iterator[Row]:
         said = re.search(r"outside the vocabulary|HST232|TEN222", ended.text)
         yield holds(
             "a bad id: what is said",
-            said.group(0) if said else _said(ended),
+            said.group(0) if said else how_it_ended(ended),
             "why the device stopped",
             said is not None and ended.status not in (0, None),
         )

@@ -169,8 +169,12 @@ def _zero3_sharding(job: Job, groups: Groups) -> Finish:
 
     def shard(layer: nn.Module) -> nn.Module:
         if all(p.dim() for p in layer.parameters()):  # else partition.check_module refuses the layer, as it stands
+            for p in layer.parameters():
+                p.data = p.data.to(dtype)  # and no buffers, such as a batch norm's statistics: as at other stages
+            # Buffers too: DeepSpeed moves no module that zero.Init has sharded, and zero.Init parameters alone.
+            layer.to(get_accelerator().current_device_name())
             deepspeed.zero.Init(
-                module=layer.to(dtype),
+                module=layer,
                 dtype=dtype,
                 data_parallel_group=groups.axis("data").group,
                 config_dict_or_path=ds_config(job),

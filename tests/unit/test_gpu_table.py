@@ -17,7 +17,7 @@ from deepspeed.accelerator.cuda_accelerator import CUDA_Accelerator
 from torch import nn
 
 from benchmarks import by_hand
-from benchmarks.gpu import attention, peak, ranks, runs, speed, training
+from benchmarks.gpu import attention, families, peak, ranks, runs, speed, training
 from benchmarks.gpu.__main__ import CHECKS
 from benchmarks.gpu.nano_gpt import NanoGPT
 from benchmarks.plain_torch import StockGPT
@@ -39,10 +39,15 @@ TRAINED = {
     for form, keys in training.FORMS.items()
     for kind, more in training.KINDS.items()
 }
+OF_OTHERS = {
+    f"{model}, {kind}": families.config_of(model, kind) for model in families.MODELS for kind in families.KINDS
+}
 TIMED = {size: speed.CONFIG.format(s=size, train="") for size in (speed.GPT_350M, speed.GPT_1500M)}
 
 
-@pytest.mark.parametrize("config", [*TRAINED.values(), *TIMED.values()], ids=[*TRAINED, "350M", "1.5B"])
+@pytest.mark.parametrize(
+    "config", [*TRAINED.values(), *OF_OTHERS.values(), *TIMED.values()], ids=[*TRAINED, *OF_OTHERS, "350M", "1.5B"]
+)
 def test_a_config_of_one_gpu_resolves(config: str) -> None:
     assert check.resolve(check.load_text(config, "gpu.py"), 1).mesh.world_size == 1
 

@@ -15,7 +15,10 @@ from torch import Tensor
 from dslpar.core import mesh
 from dslpar.core.mesh import Mesh
 from dslpar.distributed.groups import Groups, Mpu
+from dslpar.engine import build
+from dslpar.engine.build import build_engine
 from dslpar.layers import gather
+from dslpar.linter import check
 from dslpar.models import GPT, build_module
 from dslpar.models.gpt import section
 from tests.support.layouts import LAYOUTS
@@ -117,3 +120,40 @@ def test_no_rank_ever_holds_the_whole_model() -> None:
     for most, whole in on_ranks(2, most_at_once, made, init="deepspeed", timeout=120):
         assert most == block
         assert whole == 6 * block + (17 + 8 + 2) * 24
+
+
+# ---- what is no parameter ----
+
+NORMS = """
+model = dict(type='Sequential', layers_cfg=[
+    dict(type='Linear', in_features=4, out_features=4), dict(type='BatchNorm1d', num_features=4)])
+optimizer = dict(type='AdamW', lr=1e-3)
+batch = dict(micro_size=4)
+train = dict(steps=4)
+precision = 'bf16'
+"""
+
+
+def buffers(stages: list[int]) -> list[dict[str, str]]:
+    found = []
+    for stage in stages:
+        job = check.resolve(check.load_text(f"{NORMS}zero = {stage}\n", "cfg.py"), 1)
+        module = build_engine(job, Groups(job.mesh)).module
+        found.append({name: str(buffer.dtype) for name, buffer in module.named_buffers()})
+    return found
+
+
+def test_buffers_keep_their_dtype_as_at_other_stages() -> None:
+    """A mean over many batches, in bf16, would no more move once a batch adds less than a 256th to it."""
+    ((at_1, at_3),) = on_ranks(1, buffers, [1, 3], init="deepspeed", timeout=120)
+    assert at_1 == at_3
+    assert {*at_1.values()} == {"torch.float32", "torch.int64"}
+
+
+def test_buffers_go_where_the_parameters_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU; DeepSpeed moves no module that zero.Init has sharded, and zero.Init moves parameters alone."""
+    monkeypatch.setattr(build.get_accelerator(), "current_device_name", lambda: "meta")
+    monkeypatch.setattr(build.deepspeed.zero, "Init", lambda module, **options: None)
+    job = check.resolve(check.load_text(f"{NORMS}zero = 3\n", "cfg.py"), 1)
+    layer = build._zero3_sharding(job, Groups(job.mesh))(torch.nn.BatchNorm1d(4))
+    assert all(each.is_meta for each in (*layer.parameters(), *layer.buffers()))
