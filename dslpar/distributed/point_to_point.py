@@ -136,10 +136,14 @@ class StageMessages:
         self._arrived: dict[Action, list[Tensor]] = {}
         self._in_flight: deque[tuple[dist.Work, Tensor]] = deque()
         """What is being sent, with what must live until then."""
+        self._ahead_from = 0
 
-    def begin(self, orders: Orders) -> None:
-        """Expect the messages of these orders, of all ranks; those of ranks that are no neighbours may be empty."""
-        self._incoming = {}
+    def begin(self, orders: Orders, ahead_from: int = 0) -> None:
+        """Expect the messages of these orders, of all ranks; those of ranks that are no neighbours may be empty.
+
+        `ahead_from`: behind a message of this micro-batch, or of a later one, the next is received ahead.
+        """
+        self._incoming, self._ahead_from = {}, ahead_from
         for link, expected in messages(orders, self._chunks).items():
             source, target = link
             if target == self._rank:
@@ -167,7 +171,7 @@ class StageMessages:
             self._in_flight.append((work, sent))
 
     def receive(self, action: Action) -> list[Tensor]:
-        """Return what an action takes in, as soon as it is here; then begin to receive what comes after it."""
+        """Return what an action takes in, as soon as it is here; then begin to receive the next, if `begin` said so."""
         before = producer(action, self._chunks)
         assert before is not None, "an action at an end of the pipeline"
         incoming = self._incoming[self._chunks.rank_of(before.stage)]
@@ -177,7 +181,8 @@ class StageMessages:
             for work in posted.works:
                 work.wait()
             self._arrived[posted.taken_by] = posted.values
-            if incoming.expected and incoming.expected[0][:2] in self._received_forms:
+            is_known = bool(incoming.expected) and incoming.expected[0][:2] in self._received_forms
+            if is_known and posted.taken_by.micro >= self._ahead_from:
                 incoming.posted = self._post(incoming)
         return self._arrived.pop(action)
 

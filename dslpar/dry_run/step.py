@@ -131,6 +131,7 @@ class _Dry:
         orders = [self.job.schedule.order(pipe) for pipe in range(self.chunks.pipe)]
         self.result.num_actions = len(orders[self.coord["pipe"]])
         self.problems += order_problems(self.job.schedule, orders)
+        self.problems += order_problems(self.job.schedule, self.job.schedule.first_orders())
         runs = self._chain()
         for each in self.classes:
             self._compare(each, runs)

@@ -13,6 +13,9 @@ torch.distributed.pipelining and Megatron-LM have executors of actions too; torc
 any engine, and splits a backward by running it twice. Here W is what the layers have put aside in B
 (`layers.weight_gradients`).
 
+A process's first step takes some micro-batches through the pipeline one by one: on a GPU two ranks that load kernels
+beside messages posted ahead would wait for each other for ever (`layout.schedule.Schedule.first_order`).
+
 Gradients of a stage are complete in its last B, or W where the backward is split: from there on they are reduced over
 replicas while the rank's other stages go on (`distributed.gradient_buffer`; without ZeRO, `stage_reduction`).
 """
@@ -62,7 +65,10 @@ class PipelineExecutor:
         self._engine, self._groups, self._schedule = ds_engine, groups, _splittable(schedule, ds_engine.module, groups)
         self._chunks, self._rank = schedule.chunks, groups.coord["pipe"]
         self._orders = self._near(self._schedule.order)
+        self._first_orders = self._near(self._schedule.first_order)
         self._forward_orders = self._near(self._schedule.forward_order)
+        self._kernels_of: set[str] = set()
+        """Runs that this process has done once, after which each kernel of theirs is loaded: "step", "evaluation"."""
         ways = groups.second("pipe", "pipe_up"), groups.second("pipe", "pipe_down")
         self._messages = StageMessages(ways, self._chunks, ds_engine.device)
         self._forwards: dict[tuple[int, int], _Forward] = {}
@@ -87,13 +93,14 @@ class PipelineExecutor:
         reduce: bool = True,
     ) -> Result:
         """Run a step's micro-batches; `batches` may be empty on ranks that hold neither end of the model."""
-        orders = self._orders
+        is_first = "step" not in self._kernels_of
+        orders = self._first_orders if is_first else self._orders
         order = orders[self._rank]
         last = {(action.kind, action.stage): action for action in order}
         completes = {action for action in last.values() if action.kind == ("W" if self._schedule.split else "B")}
         early = completes - {order[-1]} if self._reduction is not None and reduce else set()
         with training_mode(self._engine.module, True):
-            self._begin(orders)
+            self._begin(orders, self._schedule.num_alone if is_first else 0)
             for action in order:
                 with record_function(f"{_NAMES[action.kind]}, stage {action.stage}, micro-batch {action.micro}"):
                     if action.kind == "F":
@@ -108,6 +115,7 @@ class PipelineExecutor:
             self._messages.finish()
         assert not self._forwards
         assert not self._weights
+        self._kernels_of.add("step")
         if reduce:
             reduce_gradients(self._engine)
         return self._result()
@@ -116,11 +124,13 @@ class PipelineExecutor:
         """Run a step's micro-batches forward, in evaluation mode."""
         orders = self._forward_orders
         with training_mode(self._engine.module, False), torch.no_grad():
-            self._begin(orders)
+            # Once nothing is received ahead, as `Schedule.first_order` says; one way, that is enough.
+            self._begin(orders, 0 if "evaluation" in self._kernels_of else self._schedule.num_micro_batches)
             for action in orders[self._rank]:
                 with record_function(f"evaluation, stage {action.stage}, micro-batch {action.micro}"):
                     self._forward(action, loss_fn, batches, keep_outputs)
             self._messages.finish()
+        self._kernels_of.add("evaluation")
         self._forwards.clear()
         return self._result()
 
@@ -225,9 +235,9 @@ class PipelineExecutor:
         near = {(self._rank + step) % pipe for step in (-1, 0, 1)}
         return [order(rank) if rank in near else [] for rank in range(pipe)]
 
-    def _begin(self, orders: Orders) -> None:
+    def _begin(self, orders: Orders, ahead_from: int) -> None:
         self._losses, self._outputs = [], []
-        self._messages.begin(orders)
+        self._messages.begin(orders, ahead_from)
 
     def _result(self) -> Result:
         """Return the mean loss over micro-batches and replicas, on all ranks."""

@@ -67,8 +67,8 @@ def receive_in_order_of_use(row: Row) -> None:
 
     begin, schedule = StageMessages.begin, row.job().schedule
 
-    def patched(self: Any, orders: Any) -> None:
-        begin(self, orders)
+    def patched(self: Any, orders: Any, ahead_from: int) -> None:
+        begin(self, orders, ahead_from)
         used = schedule.order(self._rank)
         for incoming in self._incoming.values():
             if any(taken_by[:2] not in self._received_forms for taken_by in incoming.expected):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from itertools import chain, pairwise
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from torch.distributed.pipelining import schedules as torchs
 
 from dslpar.layout.chunks import Chunks
-from dslpar.layout.schedule import Action, Schedule, consumer, direction, messages, producer
+from dslpar.layout.schedule import Action, Link, Schedule, consumer, direction, messages, producer
 from dslpar.layout.simulation import Durations, even_durations, held, simulate
 from tests.support.sampling import sampled
 
@@ -214,6 +215,114 @@ def test_two_ranks_never_send_both_ways_in_one_group(schedule: Schedule) -> None
     links = messages(schedule.orders(), schedule.chunks)
     groups = Counter((direction(link), frozenset(link)) for link in links)
     assert set(groups.values()) <= {1}
+
+
+# First steps on a GPU ---------------------------------------------------------------------------------------------
+
+
+class _Rank:
+    """A rank whose actions may wait for all that it has posted, as where CUDA loads a kernel.
+
+    A send ends when its receive is posted, a receive when its send is, as NCCL's large messages do.
+    """
+
+    def __init__(
+        self, rank: int, orders: list[list[Action]], chunks: Chunks, ahead_from: int, loads_until: int
+    ) -> None:
+        self.rank, self.order, self.chunks = rank, orders[rank], chunks
+        self.links = messages(orders, chunks)
+        self.ahead_from, self.loads_until = ahead_from, loads_until
+        """Micro-batches: from where on the next message is received ahead, and up to where each action loads."""
+
+    def run(self, sent: Counter[Link], posted: Counter[Link]) -> Iterator[None]:
+        """Yield where it waits."""
+        taken, arrived, own = Counter[Link](), set[Action](), list[tuple[Link, int]]()
+        for action in self.order:
+            source = producer(action, self.chunks)
+            if source is not None and action not in arrived:
+                link = (self.chunks.rank_of(source.stage), self.rank)
+                while action not in arrived:
+                    posted[link] = max(posted[link], taken[link] + 1)
+                    while sent[link] <= taken[link]:
+                        yield
+                    arrived.add(self.links[link][taken[link]])
+                    last, taken[link] = self.links[link][taken[link]], taken[link] + 1
+                    if last.micro >= self.ahead_from and taken[link] < len(self.links[link]):
+                        posted[link] = taken[link] + 1
+            if action.micro < self.loads_until:
+                while any(posted[link] <= number for link, number in own):
+                    yield
+                while any(posted[link] > sent[link] for link in self.links if link[1] == self.rank):
+                    yield
+            target = consumer(action, self.chunks)
+            if target is not None:
+                link = (self.rank, self.chunks.rank_of(target.stage))
+                own.append((link, sent[link]))
+                sent[link] += 1
+
+
+def ends(orders: list[list[Action]], chunks: Chunks, ahead_from: int, loads_until: int) -> bool:
+    """Whether all ranks come to their end."""
+    sent, posted = Counter[Link](), Counter[Link]()
+    ranks = [_Rank(rank, orders, chunks, ahead_from, loads_until).run(sent, posted) for rank in range(chunks.pipe)]
+    done, before = 0, None
+    while ranks and before != (done, sent, posted):
+        before = done, sent.copy(), posted.copy()
+        ranks = [rank for rank in ranks if next(rank, ranks) is None]
+        done = chunks.pipe - len(ranks)
+    return not ranks
+
+
+OF_SEVERAL = SCHEDULES.filter(lambda schedule: schedule.chunks.pipe > 1)
+
+
+@given(OF_SEVERAL)
+def test_a_first_step_ends_where_kernels_are_loaded(schedule: Schedule) -> None:
+    alone = schedule.num_alone
+    assert ends(schedule.first_orders(), schedule.chunks, alone, alone)
+
+
+@given(OF_SEVERAL)
+def test_a_first_evaluation_ends_where_kernels_are_loaded(schedule: Schedule) -> None:
+    count = schedule.num_micro_batches
+    assert ends(schedule.forward_orders(), schedule.chunks, count, count)
+
+
+@given(OF_SEVERAL)
+def test_later_steps_end_where_none_are(schedule: Schedule) -> None:
+    assert ends(schedule.orders(), schedule.chunks, 0, 0)
+
+
+def test_two_ranks_that_load_kernels_beside_messages_posted_ahead_never_end() -> None:
+    """Seen on an H200, in the second backward: bf16 gradients are added by a kernel that the first did not use."""
+    schedule = Schedule(Chunks(2), 4)
+    assert not ends(schedule.orders(), schedule.chunks, 0, 2)
+    assert not ends(Schedule(Chunks(2, 2), 4).orders(), Chunks(2, 2), 4, 4), "nor does it help to post none ahead"
+
+
+@given(OF_SEVERAL)
+def test_a_first_step_computes_what_others_do_and_adds_in_one_order(schedule: Schedule) -> None:
+    for rank in range(schedule.chunks.pipe):
+        first, later = schedule.first_order(rank), schedule.order(rank)
+        assert sorted(first) == sorted(later)
+        for stage in schedule.chunks.held_by(rank):
+            for kind in "BW":
+                assert [each for each in first if each[:2] == (kind, stage)] == [
+                    each for each in later if each[:2] == (kind, stage)
+                ]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "first"),
+    [
+        (Schedule(Chunks(2), 4), "F0.0 B0.0 F0.1 B0.1 F0.2 F0.3 B0.2 B0.3"),
+        (Schedule(Chunks(2), 1), "F0.0 B0.0"),
+        (Schedule(Chunks(2), 3, True), "F0.0 B0.0 W0.0 F0.1 B0.1 W0.1 F0.2 B0.2 W0.2"),
+        (Schedule(Chunks(2, 2), 2), "F0.0 F2.0 B2.0 B0.0 F0.1 F2.1 B2.1 B0.1"),
+    ],
+)
+def test_a_first_step_takes_some_micro_batches_one_by_one(schedule: Schedule, first: str) -> None:
+    assert written(schedule.first_order(0)) == first
 
 
 # Uneven stages ----------------------------------------------------------------------------------------------------
