@@ -4,9 +4,9 @@
     messages = StageMessages((up, down), Chunks(pipe=4), device)    # a pipeline's, which nobody waits for
 
 A pipeline's messages are sent while the sender goes on, and received while the receiver still computes what comes
-before. All of one boundary have one shape: a header goes before the first one alone, as DeepSpeed's pipeline has it. A
-link's messages are received in the order in which they are sent, which the schedule tells: by their shapes, one taken
-for another would go unseen.
+before, as far ahead as can never hang (`dslpar.layout.simulation.receives`). All of one boundary have one shape: a
+header goes before the first one alone, as DeepSpeed's pipeline has it. A link's messages are received in the order in
+which they are sent, which the schedule tells: by their shapes, one taken for another would go unseen.
 
 The ways up and down have a process group each. NCCL gives a pair of ranks in a group one communicator, and what is
 launched on it runs in order: two ranks that send to each other at once, each before it receives, would wait for ever.
@@ -114,7 +114,7 @@ class _Incoming:
     axis: Axis
     source: int
     expected: deque[Action] = field(default_factory=deque)
-    posted: _Posted | None = None
+    posted: deque[_Posted] = field(default_factory=deque)
 
 
 Boundary = tuple[str, int]
@@ -133,21 +133,49 @@ class StageMessages:
         self._sent_forms: dict[Boundary, Forms] = {}
         self._received_forms: dict[Boundary, Forms] = {}
         self._incoming: dict[int, _Incoming] = {}
+        self._ahead: deque[Sequence[Action]] = deque()
+        """Of each action that is still to run, what is begun to be received before it."""
         self._arrived: dict[Action, list[Tensor]] = {}
         self._in_flight: deque[tuple[dist.Work, Tensor]] = deque()
         """What is being sent, with what must live until then."""
-        self._ahead_from = 0
 
-    def begin(self, orders: Orders, ahead_from: int = 0) -> None:
+    def connect(self, orders: Orders) -> None:
+        """Open this rank's links by a message of one number. Its neighbours call it together.
+
+        NCCL makes the communicator of a pair at its first message, and both wait until it is there: here one pair after
+        the other in an order that all ranks share, and with nothing else on the device.
+        """
+        number = torch.zeros(1, device=self._device)
+        links = [link for link in messages(orders, self._chunks) if self._rank in link]
+        for source, target in sorted(links, key=lambda link: (direction(link), link[0] % 2, link)):
+            axis = self._axes[direction((source, target))]
+            if source == self._rank:
+                dist.send(number, axis.peers[target], group=axis.group)
+            else:
+                dist.recv(number, axis.peers[source], group=axis.group)
+        number.tolist()
+
+    def begin(self, orders: Orders, ahead: Sequence[Sequence[Action]]) -> None:
         """Expect the messages of these orders, of all ranks; those of ranks that are no neighbours may be empty.
 
-        `ahead_from`: behind a message of this micro-batch, or of a later one, the next is received ahead.
+        ahead: what is begun to be received before each action of this rank (`layout.simulation.receives`).
         """
-        self._incoming, self._ahead_from = {}, ahead_from
+        self._incoming, self._ahead = {}, deque(ahead)
         for link, expected in messages(orders, self._chunks).items():
             source, target = link
             if target == self._rank:
                 self._incoming[source] = _Incoming(self._axes[direction(link)], source, deque(expected))
+
+    def advance(self) -> None:
+        """Begin to receive what comes before this rank's next action. To be called before each, in its order."""
+        for taken_by in self._ahead.popleft():
+            before = producer(taken_by, self._chunks)
+            assert before is not None, "an action at an end of the pipeline"
+            incoming = self._incoming[self._chunks.rank_of(before.stage)]
+            assert incoming.expected[0] == taken_by, (
+                "a link's messages are received in the order in which they are sent"
+            )
+            incoming.posted.append(self._post(incoming))
 
     def send(self, values: Sequence[Tensor], taken_by: Action) -> None:
         """Begin to send what an action of a neighbour takes in.
@@ -171,19 +199,15 @@ class StageMessages:
             self._in_flight.append((work, sent))
 
     def receive(self, action: Action) -> list[Tensor]:
-        """Return what an action takes in, as soon as it is here; then begin to receive the next, if `begin` said so."""
+        """Return what an action takes in, as soon as it is here; `advance` has begun to receive it."""
         before = producer(action, self._chunks)
         assert before is not None, "an action at an end of the pipeline"
         incoming = self._incoming[self._chunks.rank_of(before.stage)]
         while action not in self._arrived:
-            posted = incoming.posted or self._post(incoming)
-            incoming.posted = None
+            posted = incoming.posted.popleft()
             for work in posted.works:
                 work.wait()
             self._arrived[posted.taken_by] = posted.values
-            is_known = bool(incoming.expected) and incoming.expected[0][:2] in self._received_forms
-            if is_known and posted.taken_by.micro >= self._ahead_from:
-                incoming.posted = self._post(incoming)
         return self._arrived.pop(action)
 
     def finish(self) -> None:

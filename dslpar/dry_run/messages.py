@@ -15,6 +15,7 @@ from dslpar.dry_run.recorder import Call, recording
 from dslpar.dry_run.stage import META, empty
 from dslpar.layout.chunks import Chunks
 from dslpar.layout.schedule import Action, Orders, consumer, producer
+from dslpar.layout.simulation import receives
 
 
 class Message(NamedTuple):
@@ -42,7 +43,7 @@ class _KnownForms(StageMessages):
 
 
 def replay(groups: Groups, orders: Orders, chunks: Chunks, forms: Mapping[Boundary, Forms]) -> list[Message]:
-    """Return the messages of this rank of `orders`, whose neighbours' orders must be there as well.
+    """Return the messages of this rank of `orders`, in which those of all ranks must be.
 
     `forms` are of what each action takes in, by its kind and stage.
 
@@ -54,8 +55,9 @@ def replay(groups: Groups, orders: Orders, chunks: Chunks, forms: Mapping[Bounda
     passing = _KnownForms(ways, chunks, forms)
     found: list[Message] = []
     with recording(groups) as calls:
-        passing.begin(orders)
+        passing.begin(orders, receives(orders, chunks, pipe))
         for action in orders[pipe]:
+            passing.advance()
             if producer(action, chunks) is not None:
                 passing.receive(action)
             taken_by = consumer(action, chunks)

@@ -47,7 +47,7 @@ from dslpar.engine.stage_layers import parts_of
 from dslpar.layers import placement
 from dslpar.layout.resolve import Job
 from dslpar.layout.schedule import Action, Orders
-from dslpar.layout.simulation import held
+from dslpar.layout.simulation import DeadlockError, held
 from dslpar.models.layered import LayeredModel, LayerSpec
 
 Key = tuple[str, str]
@@ -131,7 +131,6 @@ class _Dry:
         orders = [self.job.schedule.order(pipe) for pipe in range(self.chunks.pipe)]
         self.result.num_actions = len(orders[self.coord["pipe"]])
         self.problems += order_problems(self.job.schedule, orders)
-        self.problems += order_problems(self.job.schedule, self.job.schedule.first_orders())
         runs = self._chain()
         for each in self.classes:
             self._compare(each, runs)
@@ -273,11 +272,11 @@ class _Dry:
 
     def _replay(self, groups: Groups, orders: Orders) -> list[Message] | None:
         """Send and receive a step's messages as one rank of the pipeline; None: they do not come to an end."""
-        pipe, size = groups.coord["pipe"], self.chunks.pipe
-        wanted = {(pipe + step) % size for step in (-1, 0, 1)}
-        near = [order if each in wanted else [] for each, order in enumerate(orders)]
+        pipe = groups.coord["pipe"]
         try:
-            return replay(groups, near, self.chunks, self.forms)
+            return replay(groups, orders, self.chunks, self.forms)
+        except DeadlockError:
+            return None  # `order_problems` has said which ranks wait for what
         except (LookupError, AssertionError) as error:
             what = "it waits for a message that nobody sends" if isinstance(error, LookupError) else str(error)
             self.problems.append(Problem("messages", f"pipe {pipe}", what, "the step would hang there"))

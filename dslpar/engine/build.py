@@ -170,9 +170,12 @@ def _zero3_sharding(job: Job, groups: Groups) -> Finish:
     def shard(layer: nn.Module) -> nn.Module:
         if all(p.dim() for p in layer.parameters()):  # else partition.check_module refuses the layer, as it stands
             for p in layer.parameters():
-                p.data = p.data.to(dtype)  # and no buffers, such as a batch norm's statistics: as at other stages
-            # Buffers too: DeepSpeed moves no module that zero.Init has sharded, and zero.Init parameters alone.
-            layer.to(get_accelerator().current_device_name())
+                p.data = p.data.to(dtype if p.is_floating_point() else p.dtype)
+            # And no buffers, such as a batch norm's statistics: as at other stages. zero.Init moves parameters alone,
+            # and DeepSpeed no module that it has sharded.
+            for part in layer.modules():
+                for name, buffer in part.named_buffers(recurse=False):
+                    setattr(part, name, buffer.to(get_accelerator().current_device_name()))
             deepspeed.zero.Init(
                 module=layer,
                 dtype=dtype,

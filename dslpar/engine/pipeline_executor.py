@@ -13,9 +13,6 @@ torch.distributed.pipelining and Megatron-LM have executors of actions too; torc
 any engine, and splits a backward by running it twice. Here W is what the layers have put aside in B
 (`layers.weight_gradients`).
 
-A process's first step takes some micro-batches through the pipeline one by one: on a GPU two ranks that load kernels
-beside messages posted ahead would wait for each other for ever (`layout.schedule.Schedule.first_order`).
-
 Gradients of a stage are complete in its last B, or W where the backward is split: from there on they are reduced over
 replicas while the rank's other stages go on (`distributed.gradient_buffer`; without ZeRO, `stage_reduction`).
 """
@@ -23,7 +20,7 @@ replicas while the rank's other stages go on (`distributed.gradient_buffer`; wit
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
@@ -43,6 +40,7 @@ from dslpar.layers.gradient_accumulation_fusion import fused_accumulation
 from dslpar.layers.linear import Linear
 from dslpar.layers.weight_gradients import WeightGradients, splitting
 from dslpar.layout.schedule import Action, Orders, Schedule, consumer
+from dslpar.layout.simulation import receives
 
 log = logging.getLogger("dslpar")
 
@@ -64,13 +62,11 @@ class PipelineExecutor:
     def __init__(self, ds_engine: PipelineEngine, groups: Groups, schedule: Schedule) -> None:
         self._engine, self._groups, self._schedule = ds_engine, groups, _splittable(schedule, ds_engine.module, groups)
         self._chunks, self._rank = schedule.chunks, groups.coord["pipe"]
-        self._orders = self._near(self._schedule.order)
-        self._first_orders = self._near(self._schedule.first_order)
-        self._forward_orders = self._near(self._schedule.forward_order)
-        self._kernels_of: set[str] = set()
-        """Runs that this process has done once, after which each kernel of theirs is loaded: "step", "evaluation"."""
+        self._orders, self._ahead = self._plan(self._schedule.orders())
+        self._forward_orders, self._forward_ahead = self._plan(self._schedule.forward_orders())
         ways = groups.second("pipe", "pipe_up"), groups.second("pipe", "pipe_down")
         self._messages = StageMessages(ways, self._chunks, ds_engine.device)
+        self._messages.connect(self._orders)
         self._forwards: dict[tuple[int, int], _Forward] = {}
         self._weights: dict[tuple[int, int], WeightGradients] = {}
         """What each B has put aside, from the oldest on."""
@@ -93,15 +89,15 @@ class PipelineExecutor:
         reduce: bool = True,
     ) -> Result:
         """Run a step's micro-batches; `batches` may be empty on ranks that hold neither end of the model."""
-        is_first = "step" not in self._kernels_of
-        orders = self._first_orders if is_first else self._orders
+        orders = self._orders
         order = orders[self._rank]
         last = {(action.kind, action.stage): action for action in order}
         completes = {action for action in last.values() if action.kind == ("W" if self._schedule.split else "B")}
         early = completes - {order[-1]} if self._reduction is not None and reduce else set()
         with training_mode(self._engine.module, True):
-            self._begin(orders, self._schedule.num_alone if is_first else 0)
+            self._begin(orders, self._ahead)
             for action in order:
+                self._messages.advance()
                 with record_function(f"{_NAMES[action.kind]}, stage {action.stage}, micro-batch {action.micro}"):
                     if action.kind == "F":
                         seed(action.micro)
@@ -115,7 +111,6 @@ class PipelineExecutor:
             self._messages.finish()
         assert not self._forwards
         assert not self._weights
-        self._kernels_of.add("step")
         if reduce:
             reduce_gradients(self._engine)
         return self._result()
@@ -124,13 +119,12 @@ class PipelineExecutor:
         """Run a step's micro-batches forward, in evaluation mode."""
         orders = self._forward_orders
         with training_mode(self._engine.module, False), torch.no_grad():
-            # Once nothing is received ahead, as `Schedule.first_order` says; one way, that is enough.
-            self._begin(orders, 0 if "evaluation" in self._kernels_of else self._schedule.num_micro_batches)
+            self._begin(orders, self._forward_ahead)
             for action in orders[self._rank]:
+                self._messages.advance()
                 with record_function(f"evaluation, stage {action.stage}, micro-batch {action.micro}"):
                     self._forward(action, loss_fn, batches, keep_outputs)
             self._messages.finish()
-        self._kernels_of.add("evaluation")
         self._forwards.clear()
         return self._result()
 
@@ -229,15 +223,17 @@ class PipelineExecutor:
 
     # ---- a whole run ----
 
-    def _near(self, order: Callable[[int], list[Action]]) -> Orders:
-        """Return the orders of this rank and of those that send to it; nothing of the others."""
+    def _plan(self, orders: Orders) -> tuple[Orders, list[list[Action]]]:
+        """Return the orders of this rank and of its neighbours, nothing of the others; and what it receives ahead."""
         pipe = self._chunks.pipe
         near = {(self._rank + step) % pipe for step in (-1, 0, 1)}
-        return [order(rank) if rank in near else [] for rank in range(pipe)]
+        return [orders[rank] if rank in near else [] for rank in range(pipe)], receives(
+            orders, self._chunks, self._rank
+        )
 
-    def _begin(self, orders: Orders, ahead_from: int) -> None:
+    def _begin(self, orders: Orders, ahead: list[list[Action]]) -> None:
         self._losses, self._outputs = [], []
-        self._messages.begin(orders, ahead_from)
+        self._messages.begin(orders, ahead)
 
     def _result(self) -> Result:
         """Return the mean loss over micro-batches and replicas, on all ranks."""

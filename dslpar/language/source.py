@@ -94,7 +94,7 @@ def import_by_position(name: str, importer: str) -> str:
 def decode(data: bytes, path: str) -> str:
     """Decode UTF-8 text, with or without a byte order mark. Raises ConfigError where it is not UTF-8."""
     try:
-        return data.decode("utf-8-sig")
+        return data.decode("utf-8-sig").lstrip("\ufeff")  # libyaml leaves further ones out, and does not count them
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         location = Location(path, line, 1, line, 1)

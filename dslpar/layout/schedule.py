@@ -92,39 +92,6 @@ class Schedule(NamedTuple):
         """Return what each rank computes in a step."""
         return [self.order(rank) for rank in range(self.chunks.pipe)]
 
-    def first_order(self, rank: int) -> list[Action]:
-        """Return what a rank computes in a process's first step: the same, but `num_alone` micro-batches by themselves.
-
-        CUDA loads a kernel at its first use, and may wait until all that was launched has run (its programming guide,
-        "Lazy Loading"). A message that was posted ahead runs until the other rank gets to it: two ranks that each load
-        a kernel, each with a message posted that the other is to send later, wait for ever. So the first micro-batches,
-        which use every kernel, have the pipeline for themselves, and nothing is posted ahead.
-
-        Raises:
-            ValueError: as `order`.
-        """
-        self._check()
-        held, order = self.chunks.held_by(rank), list[Action]()
-        kinds: tuple[Kind, ...] = ("B", "W") if self.split else ("B",)
-        for micro in range(self.num_alone):
-            order += [Action("F", stage, micro) for stage in held]
-            order += [Action(kind, stage, micro) for stage in reversed(held) for kind in kinds]
-        rest = self._replace(num_micro_batches=self.num_micro_batches - self.num_alone).order(rank)
-        return order + [action._replace(micro=action.micro + self.num_alone) for action in rest]
-
-    def first_orders(self) -> list[list[Action]]:
-        """Return what each rank computes in a process's first step."""
-        return [self.first_order(rank) for rank in range(self.chunks.pipe)]
-
-    @property
-    def num_alone(self) -> int:
-        """Micro-batches of a first step that go through the pipeline one after the other.
-
-        Two: the first backward makes gradients, the second adds to them. With several chunks as many as there are
-        ranks, so that the others are a multiple again.
-        """
-        return min(2 if self.chunks.num == 1 else self.chunks.pipe, self.num_micro_batches)
-
     def forward_order(self, rank: int) -> list[Action]:
         """Return what a rank computes in an evaluation, of any number of micro-batches."""
         return [Action("F", *each) for each in self._passes(rank)]

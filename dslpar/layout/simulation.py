@@ -11,13 +11,15 @@ differ in how long they take, and messages may take time; messages over one link
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 
 from dslpar.core.named_tuple import NamedTuple
 from dslpar.layout.chunks import Chunks
-from dslpar.layout.schedule import Action, Held, Orders, Schedule, producer
+from dslpar.layout.schedule import Action, Held, Orders, Schedule, messages, producer
 
-__all__ = ["Chunks", "DeadlockError", "Durations", "Schedule", "Span", "Timeline", "even_durations", "held", "simulate"]
+__all__ = ["Chunks", "DeadlockError", "Durations", "Schedule", "Span", "Timeline", "even_durations"]
+__all__ += ["held", "receives", "simulate"]
 
 
 class DeadlockError(ValueError):
@@ -107,6 +109,40 @@ def simulate(orders: Orders, chunks: Chunks, durations: Durations, message: floa
     if waiting:
         raise DeadlockError(_deadlock(orders, done, waiting))
     return Timeline(orders, spans)
+
+
+def receives(orders: Orders, chunks: Chunks, rank: int) -> list[list[Action]]:
+    """Return which messages a rank begins to receive before each action of its order, by what takes them in.
+
+    Those that are sent until then if all actions take equally long; in the order in which they are sent. So no rank
+    computes beside a message of its own whose other end comes at a later time: each message that was begun, either way,
+    ends whatever the rank does next. It must: where CUDA loads a kernel, at its first use, a rank may wait until all
+    that it has launched has run (CUDA's programming guide, "Lazy Loading"). Of two ranks that each receive ahead what
+    the other is to send later, each would wait for ever; seen on a GPU, in the second backward, which adds gradients by
+    a kernel of its own. Megatron-LM has both ends of a message at one place of the schedule as well, by batches.
+
+        >>> schedule = Schedule(Chunks(2), 2)
+        >>> ahead = receives(schedule.orders(), schedule.chunks, rank=1)
+        >>> [[f"{each.kind}{each.micro}" for each in messages] for messages in ahead]  # before F0, B0, F1 and B1
+        [['F0'], ['F1'], [], []]
+    """
+    spans = simulate(orders, chunks, even_durations(chunks.stages)).spans
+    sent = [
+        (spans[source].end, each)
+        for (_, receiver), listed in messages(orders, chunks).items()
+        if receiver == rank
+        for each in listed
+        if (source := producer(each, chunks)) is not None
+    ]
+    coming = deque(each for _, each in sorted(sent, key=lambda pair: pair[0]))  # stable: a link's stay in its order
+    times = deque(sorted(end for end, _ in sent))
+    before: list[list[Action]] = []
+    for action in orders[rank]:
+        before.append([])
+        while times and times[0] <= spans[action].start:
+            times.popleft()
+            before[-1].append(coming.popleft())
+    return before
 
 
 def held(order: Sequence[Action], chunks: Chunks) -> Held:

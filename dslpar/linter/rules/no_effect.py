@@ -43,7 +43,6 @@ def options_of_one_rank(cx: Context) -> Iterator[Problem]:
 def chunks_without_effect(cx: Context) -> Iterator[Problem]:
     """Parts of tokens where there are none: no head over a vocabulary, no blocks of dslpar's, too few tokens."""
     checkpoint, model = cx.spec.activation_checkpoint, cx.spec.model
-    tokens = seq_len_of(cx.spec) // ranks(cx.cuboid, residual_cuts(cx.cuboid).sequence)
     no_head = "" if _has_vocabulary_head(model) else "the model has no head over a vocabulary"
     counts = [("train.loss_chunks", cx.spec.train.loss_chunks, no_head)]
     if checkpoint is not None:
@@ -52,7 +51,9 @@ def chunks_without_effect(cx: Context) -> Iterator[Problem]:
     for key, count, why in counts:
         if count > 1 and why:
             yield cx.problem(key, f"{key.rpartition('.')[2]} has no effect: {why}", "leave it out")
-        elif count > max(tokens, 1):
+    tokens = seq_len_of(cx.spec) // ranks(cx.cuboid, residual_cuts(cx.cuboid).sequence)
+    for key, count, why in counts:
+        if not why and count > max(tokens, 1):
             yield cx.problem(key, f"{count} parts of {tokens} tokens of a sequence on each rank", f"at most {tokens}")
 
 

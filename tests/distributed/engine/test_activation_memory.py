@@ -156,9 +156,8 @@ def _on_their_way(pipeline: PipelineExecutor) -> list[torch.Tensor]:
     messages = pipeline._messages
     held = {each.data_ptr() for forward in pipeline._forwards.values() for each in forward.outputs}
     sent = [each for _, each in messages._in_flight if each.data_ptr() not in held]
-    return sent + [
-        each for incoming in messages._incoming.values() if incoming.posted for each in incoming.posted.values
-    ]
+    posted = [each for incoming in messages._incoming.values() for each in incoming.posted]
+    return sent + [value for each in posted for value in each.values]
 
 
 def pipelined(pipe: int, kind: str, chunks: int, interval: int, gpt: section.GPT) -> Job:

@@ -67,13 +67,15 @@ def receive_in_order_of_use(row: Row) -> None:
 
     begin, schedule = StageMessages.begin, row.job().schedule
 
-    def patched(self: Any, orders: Any, ahead_from: int) -> None:
-        begin(self, orders, ahead_from)
-        used = schedule.order(self._rank)
+    def patched(self: Any, orders: Any, ahead: Any) -> None:
+        begin(self, orders, ahead)
+        used, instead = schedule.order(self._rank), {}
         for incoming in self._incoming.values():
             if any(taken_by[:2] not in self._received_forms for taken_by in incoming.expected):
                 continue
-            incoming.expected = deque(sorted(incoming.expected, key=used.index))
+            sent, incoming.expected = incoming.expected, deque(sorted(incoming.expected, key=used.index))
+            instead.update(zip(sent, incoming.expected, strict=True))
+        self._ahead = deque([instead.get(each, each) for each in before] for before in self._ahead)
 
     StageMessages.begin = patched  # type: ignore[method-assign]
 

@@ -94,7 +94,9 @@ def test_problems_are_shown_and_fail_the_command() -> None:
     ((status, text),) = on_ranks(1, _failing, init=None)
     assert status == 1
     assert "  messages: pipe 2: 1 of 16 actions are missing, such as B of stage 2, micro-batch 7\n" in text
-    assert "  messages: pipe 1: it waits for a message that nobody sends\n    the step would hang there\n" in text
+    assert "  messages: all ranks: the orders wait for each other: " in text
+    assert "rank 1 cannot begin B of stage 1, micro-batch 7 before B of stage 2, micro-batch 7, " in text
+    assert "which no rank has in its order\n    the step would hang there\n" in text
     assert "    every micro-batch goes through every stage, both ways\n" in text
 
 

@@ -177,6 +177,8 @@ def test_bad(case: str) -> None:
 
 def test_from_a_file(tmp_path) -> None:
     path = tmp_path / "config.yaml"
+    path.write_text("\ufeffa: 1\nb: 2\n", encoding="utf-8-sig")  # two marks, as editors leave them
+    assert load(str(path)).root.value["b"].location[1:3] == (2, 4)
     path.write_text("a: 1\n", encoding="utf-8-sig")
     assert load(str(path)).root.plain() == {"a": 1}
     path.write_bytes(b"a: \xff\n")
