@@ -135,25 +135,27 @@ class StageMessages:
         self._incoming: dict[int, _Incoming] = {}
         self._ahead: deque[Sequence[Action]] = deque()
         """Of each action that is still to run, what is begun to be received before it."""
+        self._buffers: dict[Action, list[Tensor]] = {}
+        """For what is begun to be received before the next action."""
         self._arrived: dict[Action, list[Tensor]] = {}
         self._in_flight: deque[tuple[dist.Work, Tensor]] = deque()
         """What is being sent, with what must live until then."""
 
     def connect(self, orders: Orders) -> None:
-        """Open this rank's links by a message of one number. Its neighbours call it together.
+        """Open this rank's links by an empty header. Its neighbours call it together.
 
         NCCL makes the communicator of a pair at its first message, and both wait until it is there: here one pair after
         the other in an order that all ranks share, and with nothing else on the device.
         """
-        number = torch.zeros(1, device=self._device)
+        header = torch.zeros(_HEADER, dtype=torch.int64, device=self._device)  # and the kernel that makes one is loaded
         links = [link for link in messages(orders, self._chunks) if self._rank in link]
         for source, target in sorted(links, key=lambda link: (direction(link), link[0] % 2, link)):
             axis = self._axes[direction((source, target))]
             if source == self._rank:
-                dist.send(number, axis.peers[target], group=axis.group)
+                dist.send(header, axis.peers[target], group=axis.group)
             else:
-                dist.recv(number, axis.peers[source], group=axis.group)
-        number.tolist()
+                dist.recv(header, axis.peers[source], group=axis.group)
+        header.tolist()
 
     def begin(self, orders: Orders, ahead: Sequence[Sequence[Action]]) -> None:
         """Expect the messages of these orders, of all ranks; those of ranks that are no neighbours may be empty.
@@ -167,7 +169,11 @@ class StageMessages:
                 self._incoming[source] = _Incoming(self._axes[direction(link)], source, deque(expected))
 
     def advance(self) -> None:
-        """Begin to receive what comes before this rank's next action. To be called before each, in its order."""
+        """Begin to receive what comes before this rank's next action. To be called before each, in its order.
+
+        What the action after it will receive has its memory from here on: an allocation may wait for the device, and
+        between a message that was sent and the next one's receive nothing may.
+        """
         for taken_by in self._ahead.popleft():
             before = producer(taken_by, self._chunks)
             assert before is not None, "an action at an end of the pipeline"
@@ -176,6 +182,9 @@ class StageMessages:
                 "a link's messages are received in the order in which they are sent"
             )
             incoming.posted.append(self._post(incoming))
+        for taken_by in self._ahead[0] if self._ahead else ():
+            if taken_by[:2] in self._received_forms:
+                self._buffers[taken_by] = _empty(self._received_forms[taken_by[:2]], self._device)
 
     def send(self, values: Sequence[Tensor], taken_by: Action) -> None:
         """Begin to send what an action of a neighbour takes in.
@@ -192,8 +201,7 @@ class StageMessages:
             raise ValueError(_changed(taken_by, self._sent_forms[boundary], forms))
         while self._in_flight and self._in_flight[0][0].is_completed():  # gloo does not say: there, until `finish`
             self._in_flight.popleft()
-        for value in values:
-            sent = value.detach().contiguous()
+        for sent in [value.detach().contiguous() for value in values]:  # copied, where need be, before anything is sent
             work = dist.isend(sent, axis.peers[target], group=axis.group)
             assert work is not None, "this rank is in the group"
             self._in_flight.append((work, sent))
@@ -222,7 +230,7 @@ class StageMessages:
         taken_by, axis = incoming.expected.popleft(), incoming.axis
         if taken_by[:2] not in self._received_forms:
             self._received_forms[taken_by[:2]] = self._receive_forms(taken_by, axis, incoming.source)
-        values = _empty(self._received_forms[taken_by[:2]], self._device)
+        values = self._buffers.pop(taken_by, None) or _empty(self._received_forms[taken_by[:2]], self._device)
         peer = axis.peers[incoming.source]
         works = [dist.irecv(value, peer, group=axis.group) for value in values]
         return _Posted(taken_by, values, [work for work in works if work is not None])

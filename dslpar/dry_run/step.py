@@ -47,7 +47,7 @@ from dslpar.engine.stage_layers import parts_of
 from dslpar.layers import placement
 from dslpar.layout.resolve import Job
 from dslpar.layout.schedule import Action, Orders
-from dslpar.layout.simulation import DeadlockError, held
+from dslpar.layout.simulation import held
 from dslpar.models.layered import LayeredModel, LayerSpec
 
 Key = tuple[str, str]
@@ -275,8 +275,8 @@ class _Dry:
         pipe = groups.coord["pipe"]
         try:
             return replay(groups, orders, self.chunks, self.forms)
-        except DeadlockError:
-            return None  # `order_problems` has said which ranks wait for what
+        except ValueError:
+            return None  # the orders cannot be run, and `order_problems` has said why
         except (LookupError, AssertionError) as error:
             what = "it waits for a message that nobody sends" if isinstance(error, LookupError) else str(error)
             self.problems.append(Problem("messages", f"pipe {pipe}", what, "the step would hang there"))

@@ -174,8 +174,9 @@ def _zero3_sharding(job: Job, groups: Groups) -> Finish:
             # And no buffers, such as a batch norm's statistics: as at other stages. zero.Init moves parameters alone,
             # and DeepSpeed no module that it has sharded.
             for part in layer.modules():
-                for name, buffer in part.named_buffers(recurse=False):
-                    setattr(part, name, buffer.to(get_accelerator().current_device_name()))
+                for name, buffer in part._buffers.items():  # named_buffers leaves a second name out
+                    if buffer is not None:
+                        part._buffers[name] = buffer.to(get_accelerator().current_device_name())
             deepspeed.zero.Init(
                 module=layer,
                 dtype=dtype,

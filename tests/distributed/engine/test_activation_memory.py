@@ -152,12 +152,14 @@ def _after_actions(made: Job) -> int:
 
 
 def _on_their_way(pipeline: PipelineExecutor) -> list[torch.Tensor]:
-    """Messages that no micro-batch in flight has: received ahead, and sent, of which gloo does not say when it was."""
+    """Messages that no micro-batch in flight has: received ahead, or soon to be; sent, of which gloo says no end."""
     messages = pipeline._messages
     held = {each.data_ptr() for forward in pipeline._forwards.values() for each in forward.outputs}
     sent = [each for _, each in messages._in_flight if each.data_ptr() not in held]
     posted = [each for incoming in messages._incoming.values() for each in incoming.posted]
-    return sent + [value for each in posted for value in each.values]
+    return sent + [
+        value for values in (*(each.values for each in posted), *messages._buffers.values()) for value in values
+    ]
 
 
 def pipelined(pipe: int, kind: str, chunks: int, interval: int, gpt: section.GPT) -> Job:

@@ -156,6 +156,7 @@ def test_buffers_go_where_the_parameters_are(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(build.deepspeed.zero, "Init", lambda module, **options: None)
     job = check.resolve(check.load_text(f"{NORMS}zero = 3\n", "cfg.py"), 1)
     layer = torch.nn.BatchNorm1d(4)
+    layer.register_buffer("again", layer.running_mean)
     layer.table = torch.nn.Parameter(torch.tensor([0, 257, 513]), requires_grad=False)
     build._zero3_sharding(job, Groups(job.mesh))(layer)
     assert all(each.is_meta for each in layer.buffers())

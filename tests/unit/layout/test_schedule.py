@@ -228,6 +228,7 @@ def ends(orders: list[list[Action]], chunks: Chunks, ahead: list[list[list[Actio
     links = messages(orders, chunks)
     numbers = {each: number for listed in links.values() for number, each in enumerate(listed)}
     sent, begun = Counter[Link](), Counter[Link]()
+    known: list[set[tuple[str, int]]] = [set() for _ in orders]
 
     def ended(rank: int) -> bool:
         """Whether all is sent that it receives, and received what it has sent."""
@@ -242,7 +243,12 @@ def ends(orders: list[list[Action]], chunks: Chunks, ahead: list[list[list[Actio
             for each in receives_now:
                 source = producer(each, chunks)
                 assert source is not None
-                begun[chunks.rank_of(source.stage), rank] += 1
+                link = chunks.rank_of(source.stage), rank
+                begun[link] += 1
+                if each[:2] not in known[rank]:  # the first over a boundary: the host reads its header
+                    known[rank].add(each[:2])
+                    while sent[link] < begun[link]:
+                        yield
             source = producer(action, chunks)
             if source is not None:
                 assert begun[chunks.rank_of(source.stage), rank] > numbers[action], "it was not begun before its use"
