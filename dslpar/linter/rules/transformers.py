@@ -56,9 +56,9 @@ def size_of_transformers_out_of_range(cx: Context) -> Iterator[Problem]:
         if size in _OPTIONAL:
             least = 0
         if type(value) is not int or not least <= value < LIMIT:
-            message = f"{model.config.key(size)} is {show(value)}, and must be a whole number"
-            hint = f"choose a whole number, at least {least} (and below 2**31)"
-            yield model.problem_of_key(model.config.key(size), given, message, hint)
+            wanted = f"a whole number, at least {least} (and below 2**31)"
+            message = f"{model.config.key(size)} is {show(value)}, and must be {wanted}"
+            yield model.problem_of_key(model.config.key(size), given, message, f"choose {wanted}")
 
 
 @rule("TEN131", "size-of-transformers-does-not-divide")
