@@ -17,7 +17,7 @@ import re
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,7 +58,7 @@ Part = tuple[str, int]
 
 
 class Pace(NamedTuple):
-    """Of the undisturbed run, in seconds."""
+    """Of the undisturbed run, in seconds; legs may be much faster, when the machine is less busy than it was."""
 
     start_s: float
     """From the fork to the end of the first step."""
@@ -130,6 +130,10 @@ class Run(NamedTuple):
         with contextlib.suppress(FileNotFoundError):
             return (self.out / "metrics.jsonl").read_bytes().count(b"\n")
         return 0
+
+    def has_stepped(self, lines: int) -> bool:
+        """Whether there are other than `lines` lines by now."""
+        return self.num_lines() != lines
 
 
 def new_run(folder: Path, schedule: str = "1F1B") -> Run:
@@ -218,27 +222,50 @@ def is_same(one: Any, other: Any) -> bool:
 
 def strike(run: Run, job: ForkedJob, pace: Pace, rng: random.Random, at_a_save: bool, alone: bool) -> Kill | None:
     """Waits for the moment, and kills; None: the run was done before."""
-    known, lines = run.parts(), run.num_lines()
+    known = run.parts()
 
     def saves() -> bool:
         return bool(run.parts() - known)
 
-    if alone and not until(job, lambda: run.num_lines() != lines):
+    if alone and not until(job, partial(run.has_stepped, run.num_lines())):
         return None  # not before: ranks that have not met yet end with the launcher alone
     if not at_a_save:
-        time.sleep(rng.uniform(0, 6 * pace.step_s + (0 if alone else pace.start_s)))
-        return hit(job, rng, saves, alone) if job.runs else None
+        return hit(job, rng, saves, alone) if at_any_moment(run, job, pace, rng, starts=not alone) else None
     for _ in range(rng.randint(0, 1)):  # the first that comes, or the second
         if not (until(job, saves) and until(job, lambda: not saves())):
             return None
+    window_s = pace.save_s
     while until(job, saves):
-        time.sleep(rng.uniform(0, pace.save_s))
+        time.sleep(delay_s := rng.uniform(0, window_s))
         job.freeze()
         if saves():
             return hit(job, rng, saves, alone)
-        job.thaw()  # too late: the next one
+        job.thaw()
+        window_s = delay_s  # too late, for saves are faster now: the next one
         until(job, lambda: not saves())
     return None
+
+
+def at_any_moment(run: Run, job: ForkedJob, pace: Pace, rng: random.Random, starts: bool) -> bool:
+    """Waits for a moment while the leg starts, or in one of its next steps; whether it came before the job ended.
+
+    Steps are counted, and one is as long as the last one was.
+    """
+    if starts:
+        end = time.monotonic() + rng.uniform(0, pace.start_s + 6 * pace.step_s)
+        lines = run.num_lines()
+        if not until(job, lambda: run.has_stepped(lines) or time.monotonic() > end):
+            return False
+        if not run.has_stepped(lines):
+            return True
+    step_s = pace.step_s
+    for _ in range(rng.randint(0, 5)):
+        began = time.monotonic()
+        if not until(job, partial(run.has_stepped, run.num_lines())):
+            return False
+        step_s = min(step_s, time.monotonic() - began)
+    time.sleep(rng.uniform(0, step_s))
+    return job.runs
 
 
 def hit(job: ForkedJob, rng: random.Random, saves: Callable[[], bool], alone: bool) -> Kill:
