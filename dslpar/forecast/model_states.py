@@ -28,14 +28,18 @@ are reduced, and the optimizer's step. What is summed is said at each function.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from math import ceil
 
 from dslpar.core.named_tuple import NamedTuple
 from dslpar.forecast.workload import Buckets, Workload
 
 IN_FLIGHT = 2
 """Buckets of ZeRO 2 on their way while others fill: that of `dslpar.distributed.gradient_reduction`."""
+SEEN = 4
+"""Buckets that fill until those on their way are as many as there will be."""
 ALL_REDUCED = 500_000_000
 """Elements of gradients that DeepSpeed copies together, and all-reduces, without ZeRO."""
 
@@ -49,7 +53,7 @@ class Owner(NamedTuple):
     """Elements of each matrix of a layer, in the order in which a backward makes their gradients."""
     num_layers: int
     ends: tuple[float, float]
-    """Elements of what comes after the layers, and of what comes before them."""
+    """Elements of what comes after the layers, and of what comes before them; a tied table is of the latter."""
     replicas: int
     """N."""
     bytes: int = 2
@@ -58,6 +62,8 @@ class Owner(NamedTuple):
     """Bytes of a gradient on its way."""
     accumulates: bool = True
     """Whether a step has several micro-batches."""
+    tied: float = 0.0
+    """Elements of the table whose gradient the head begins: it is there until the tables' backward has added to it."""
 
     @property
     def shard(self) -> float:
@@ -90,13 +96,27 @@ class States(NamedTuple):
     at_once: bool = False
     """Whether all of these have their place as soon as there is one."""
     buffers: float = 0.0
-    """Buckets and gathered weights, while a micro-batch's backward runs."""
+    """Buckets and gathered weights, while a micro-batch's backward runs: the most of them."""
+    filled: tuple[float, tuple[tuple[float, float], ...]] | None = None
+    """Buffers as a backward begins, and as it goes on: (share of this rank's layers that are done, bytes). None: all of
+    them all along.
+    """
     constant: float = 0.0
     """Buffers that are there from the start of the run to its end."""
     reduced: float = 0.0
     """When the last backward is over: gradients and buffers, of which `allocated` and `constant` are no part."""
     stepped: float = 0.0
     """When the optimizer steps: likewise."""
+
+    @property
+    def left(self) -> float:
+        """Of the buffers, what is there as a backward begins: what the one before it has left."""
+        return self.buffers if self.filled is None else self.filled[0]
+
+    @property
+    def rises(self) -> tuple[tuple[float, float], ...]:
+        """Buffers as a backward goes on: (share of this rank's layers that are done, bytes)."""
+        return ((0.0, self.buffers), (1.0, self.buffers)) if self.filled is None else self.filled[1]
 
     @property
     def resting(self) -> float:
@@ -122,13 +142,14 @@ def owner_of(workload: Workload, pipe_rank: int) -> Owner:
     costs, q, buckets = workload.costs, workload.mesh.tensor.q, workload.habits.buckets
     first, _, last, tied = costs.weights
     has_first, has_last = pipe_rank == 0, pipe_rank == workload.mesh.pipe - 1
-    first_again = has_first and not (has_last and tied)
+    is_tied = has_first and has_last and bool(tied)
     held = workload.chunks.held_by(pipe_rank)
     layers, num_layers = [costs.layer], sum(workload.counts[stage] for stage in held)
     if costs.units:
         layers, num_layers = [layer for stage in held for layer, _ in workload.layers_of(stage)], 1
     products = [product for layer in layers for product in layer.work.products]
-    elements, ends = workload.weights(pipe_rank), (last if has_last else 0.0, first if first_again else 0.0)
+    elements = workload.weights(pipe_rank)
+    ends = (last - (tied if is_tied else 0.0) if has_last else 0.0, first if has_first else 0.0)
     if costs.units:  # tables, which are no product's
         ends = 0.0, max(0.0, elements - sum(depth * columns for _, depth, columns in products) / q)
     return Owner(
@@ -140,6 +161,7 @@ def owner_of(workload: Workload, pipe_rank: int) -> Owner:
         bytes=workload.element_bytes,
         accumulates=workload.micro_batches > 1,
         sent=(buckets.communicated_bytes if buckets else None) or (2 if workload.dtype == "fp16" else 4),
+        tied=tied if is_tied and not costs.units else 0.0,
     )
 
 
@@ -187,15 +209,15 @@ def zero_1(owner: Owner, buckets: Buckets, moments: float) -> States:
     """
     whole, shard, summed = owner.elements, owner.shard, buckets.summed_bytes
     if not buckets.overlapped:
-        filled = _filled(owner.layer, owner.num_layers, owner.ends, whole, buckets.reduce_elements(1))
-        staged = summed * filled.size * buckets.num_staged
+        bucket = buckets.reduce_elements(1)
+        staged = summed * bucket * buckets.num_staged
         return States(
             weights=owner.bytes * whole,
             masters=4 * shard,
             optimizer=4 * moments * shard,
             gradients=summed * whole,
             buffers=staged,
-            reduced=summed * whole + staged + owner.sent * filled.size + summed * shard,
+            reduced=summed * whole + staged + owner.sent * bucket + summed * shard,
             stepped=4 * shard,
         )
     besides = owner.bytes * owner.largest + (owner.sent * whole if owner.sent != summed else 0.0)
@@ -214,24 +236,17 @@ def zero_2(owner: Owner, buckets: Buckets, moments: float) -> States:
     """Count ZeRO 2: each backward's gradients in buckets of the model's type, a few in flight, in the type that is
     sent; their sums in a shard.
     """
-    whole, shard, size = owner.elements, owner.shard, owner.bytes
-    filled = _filled(owner.layer, owner.num_layers, owner.ends, whole, buckets.reduce_elements(2))
-    sent = owner.sent
-    copied = sent if sent != size else sent * _scattered(owner, filled.size)
-    if buckets.overlapped:
-        in_flight = min(IN_FLIGHT + 1, filled.num)
-        each = max(filled.size if filled.num > 1 else filled.last, min(filled.large, owner.largest))
-        staged = size * filled.size * min(in_flight + 1, filled.num) + copied * each * in_flight
-        staged += size * min(filled.large, owner.largest * in_flight) + size * owner.largest
-        staged += size * each if owner.replicas > 1 else 0.0  # the one that is just begun has pieces of two ranks
-    else:
-        staged = filled.size * (size * buckets.num_staged + copied)
+    whole, shard, size, bucket = owner.elements, owner.shard, owner.bytes, buckets.reduce_elements(2)
+    filled = _in_flight(owner, bucket) if buckets.overlapped else None
+    staged = filled[1][-1][1] if filled else bucket * (size * buckets.num_staged + _copied(owner, bucket))
     return States(
         weights=size * whole,
         masters=4 * shard,
         optimizer=4 * moments * shard,
         gradients=buckets.summed_bytes * shard,
+        at_once=owner.is_half,
         buffers=staged,
+        filled=filled,
         reduced=buckets.summed_bytes * shard + staged,
         stepped=buckets.summed_bytes * shard,
     )
@@ -308,33 +323,58 @@ def _plain(owner: Owner, workload: Workload) -> States:
 # Buckets -----------------------------------------------------------------------------------------------------------
 
 
-class Filled(NamedTuple):
-    """Buckets that a backward fills."""
-
-    size: float
-    """Elements of each, full or not."""
-    num: int
-    large: float
-    """Elements of matrices that are larger than a bucket: reduced where they are."""
-    last: float
-    """Elements in the last one."""
-
-
 @lru_cache(maxsize=4096)
-def _filled(layer: tuple[float, ...], num_layers: int, ends: tuple[float, float], whole: float, size: float) -> Filled:
-    """Return the buckets of a backward; vectors, which are small, are spread over the matrices."""
-    matrices = (ends[0], *(layer * num_layers), ends[1])
-    vectors = max(whole - sum(matrices), 0.0) / len(matrices)
-    num, elements, large = 1, 0.0, 0.0
-    for matrix in matrices:
-        if elements and elements + matrix > size:
-            num += elements <= size  # what was larger had no bucket
-            elements = 0.0
-        if matrix > size:
-            large, elements = large + matrix, matrix
-        elif matrix:
-            elements += matrix + vectors
-    return Filled(size=size, num=num, large=large, last=elements if elements <= size else 0.0)
+def _in_flight(owner: Owner, bucket: float) -> tuple[float, tuple[tuple[float, float], ...]]:
+    """Return ZeRO 2's buckets, as `States.filled` has them.
+
+    A backward is gone through gradient by gradient, as `dslpar.distributed.gradient_reduction` takes them: the buffer
+    that is being filled, those on their way with what is copied of them, and the gradient that was just made. Vectors,
+    which are small, are spread over the matrices; matrices larger than a bucket are sent where they are.
+    """
+    size, copied = owner.bytes, _copied(owner, bucket)
+    of_layer = sum(owner.layer)
+    # The middle of a backward repeats itself as soon as enough buckets are on their way.
+    num_layers = min(owner.num_layers, ceil(SEEN * bucket / of_layer) + SEEN) if of_layer else 0
+    matrices = [(owner.ends[0], 0.0)]
+    matrices += [(each, layer / owner.num_layers) for layer in range(num_layers) for each in owner.layer]
+    matrices += [(owner.ends[1], 1.0)]
+    vectors = owner.elements - sum(owner.ends) - of_layer * owner.num_layers
+    vectors = max(vectors, 0.0) / (len(owner.layer) * owner.num_layers + 2)
+    sent: deque[float] = deque()
+    left, most = 0.0, {0.0: 0.0}
+
+    def begin(elements: float) -> None:
+        """Send what is in the bucket; or is larger than it, and stands together."""
+        is_large = elements > bucket
+        sent.append((0.0 if is_large and owner.sent == size else copied) * elements + size * max(bucket, elements))
+
+    for _ in range(2 if owner.accumulates else 1):  # the second finds what the first left
+        left, most, elements = sum(sent), {}, 0.0
+        for matrix, done in matrices:
+            made = size * (bucket + matrix + owner.tied)  # the buffer that is being filled, and gradients
+            most[done] = max(most.get(done, 0.0), made + sum(sent))
+            if elements and elements + matrix > bucket:
+                begin(elements)
+                joined = size * elements if owner.replicas > 1 else 0.0  # pieces of several ranks, one at a time
+                most[done] = max(most[done], made + joined + sum(sent))
+                while len(sent) > IN_FLIGHT:
+                    sent.popleft()
+                elements = 0.0
+            elements += matrix + (vectors if matrix <= bucket else 0.0)
+        begin(elements)
+        most[1.0] = max(most[1.0], sum(sent))
+        while len(sent) > IN_FLIGHT:
+            sent.popleft()
+    rises: list[tuple[float, float]] = []
+    for done, held in most.items():
+        if not rises or held > rises[-1][1]:
+            rises.append((done, held))
+    return left, tuple(rises)
+
+
+def _copied(owner: Owner, bucket: float) -> float:
+    """Return the bytes of what is copied of a gradient that is on its way: all of it into another type, or some."""
+    return owner.sent if owner.sent != owner.bytes else owner.sent * _scattered(owner, bucket)
 
 
 def _scattered(owner: Owner, bucket: float) -> float:

@@ -106,15 +106,18 @@ _Parts = tuple[Moment, float, float, float, float, float]
 
 
 def _backward(workload: Workload, held: States, needed: Activations) -> _Parts:
-    """Return the fullest moment of a micro-batch's backward."""
-    working, logits = needed.working + needed.output, needed.logits
-    working, logits = (0.0, logits) if logits > working else (needed.working, needed.output)
-    gradients, saved = held.gradients, needed.saved
-    if saved >= workload.micro_batches * needed.first * 0.999 and not held.at_once:
-        # All forwards come first: gradients appear while the first backward gives its activations free.
-        left = saved - needed.first
-        gradients, saved = (gradients, left) if left + gradients > saved else (0.0, saved)
-    return "backward", gradients, saved, working, logits, held.buffers
+    """Return the fullest moment of a micro-batch's backward: the loss's, or that of a layer.
+
+    Activations go as it goes on, while gradients come, of a step's first backward, and buckets are filled.
+    """
+    saved, layer = needed.saved, (needed.working, needed.output)
+    is_first = saved >= workload.micro_batches * needed.first * 0.999  # all forwards come before any backward
+    at_loss = 0.0 if is_first else held.gradients
+    moments: list[_Parts] = [("backward", at_loss, saved, 0.0, needed.logits, held.left)]
+    for done, buffers in held.rises:
+        gradients = held.gradients if done or held.at_once else at_loss
+        moments.append(("backward", gradients, saved - done * needed.first, *layer, buffers))
+    return max(moments, key=lambda each: sum(each[1:]))
 
 
 def _reduction(held: States) -> _Parts:

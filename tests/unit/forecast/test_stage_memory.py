@@ -85,13 +85,30 @@ def test_moments() -> None:
     assert stage_memory(replace(short, zero=0), 0).moment == "step"
 
 
-def test_one_micro_batch_has_no_gradients_at_its_fullest() -> None:
-    """Activations go as gradients come: either binds, not both."""
-    several, one = (
-        stage_memory(replace(workload(data=1), zero=2, schedule=Schedule(Chunks(1), count)), 0) for count in (2, 1)
+def test_the_loss_of_one_micro_batch_finds_neither_gradients_nor_buckets() -> None:
+    wordy = replace(workload(data=64), zero=2, micro_size=8, model=replace(LLAMA_13B, vocab_size=100_000))
+    several, one = (stage_memory(replace(wordy, schedule=Schedule(Chunks(1), count)), 0) for count in (2, 1))
+    assert several.moment == one.moment == "backward"
+    assert several.logits == one.logits > 0
+    assert (one.gradients, one.buffers) == (0, 0)
+    assert several.gradients == 4 * wordy.weights(0) / 64
+    assert several.buffers > 0
+
+
+def test_buckets_of_zero_2_rise_in_a_backward_and_their_middle_is_left_out() -> None:
+    """Of a model that is four times as deep the same, but for the places of layers."""
+    few, many = (
+        states(replace(workload(), zero=2, model=replace(LLAMA_13B, num_layers=count), counts=(count,)), 0)
+        for count in (40, 160)
     )
-    assert several.moment == "backward"
-    assert several.total > one.total + 0.4 * several.activations
+    for held in (few, many):
+        dones, sizes = zip(*held.rises, strict=True)
+        assert list(dones) == sorted({*dones})
+        assert list(sizes) == sorted({*sizes})
+        assert held.left < sizes[-1] == held.buffers
+        assert 0 <= dones[0] <= dones[-1] <= 1
+    assert many.left == pytest.approx(few.left, rel=0.02)
+    assert many.buffers == pytest.approx(few.buffers, rel=0.02)
 
 
 def test_zero_1_has_room_for_all_gradients_as_soon_as_there_is_one() -> None:
