@@ -59,7 +59,7 @@ def _one_by_one(fn: Callable[[Tensor], Any], tensors: Sequence[Tensor]) -> list[
 # ---- one fork an item ----
 
 
-def in_forks(fn: Callable[[Item], Any], items: Sequence[Item], at_once: int = 2, timeout_s: float = 60) -> list[Any]:
+def in_forks(fn: Callable[[Item], Any], items: Sequence[Item], at_once: int = 2, timeout_s: float = 120) -> list[Any]:
     """What `fn(item)` returns, by item, each in a fork of its own; a LostError in the place of what never came.
 
     What the forks print is lost. `fn` must catch what it wants to tell.
