@@ -67,7 +67,7 @@ class Embedding(PlacedModule):
         check_shape(self.groups, x, placement.residual_cuts(self.groups.tensor))
         x = x.long()  # torch looks no bytes up, and the subtraction below would wrap around
         check_range(x, self.vocab_size, "ids")
-        if self.lookup_sharding.is_local:
+        if self.groups.tensor.size == 1:
             return functional.embedding(x, self.weight, self.padding_idx)
         rows = self.weight.shape[0] * self.lookup_sharding.w.axis.size
         first = self.groups.axis("y").index * rows

@@ -9,7 +9,7 @@ inward     residual [M, H/z]    [F/yq, H/z]         inner [M/x, F/y]      y (as 
 outward    inner [M/x, F/y]     [H/zq, F/y]         residual [M, H/z]     z (as inner says)      y (as residual says)
 =========  ===================  ==================  ====================  =====================  ======================
 
-W is gathered over q. Backward is the same with gather and reduce exchanged, and dW summed over d::
+W is gathered over q. Backward is the same with gather and reduce exchanged, and dW summed over d, unless ZeRO does so::
 
     forward   Y  = reduce_Y(gather_X(X) @ gather_W(W).T) + b
     dgrad     dX = reduce_X(gather_Y(dY) @ gather_W(W))
@@ -55,7 +55,7 @@ class MatmulSharding:
     w: Sharding
     y: Sharding
     depth: Axis
-    """Ranks that hold equal weights for other tokens."""
+    """Ranks that hold equal weights for other tokens, as far as gradients are to be summed over them here."""
     keeps_x: bool
     """Whether the gathered X lives until the backward; else it is gathered again."""
     keeps_w: bool
@@ -88,7 +88,7 @@ def matmul_sharding(groups: Groups, role: Role, blocks: tuple[int, ...] = ()) ->
         x=residual if role == "inward" else inner,
         w=weight_over_q(groups, blocks),
         y=inner if role == "inward" else residual,
-        depth=groups.axis("d"),
+        depth=groups.axis(*groups.tensor.summed_by_layers(("d",))),
         keeps_x=keep in ("x", "both"),
         keeps_w=keep in ("w", "both"),
         comm_overlap=groups.tensor.comm_overlap,

@@ -103,14 +103,15 @@ def stable_hash(*values: object) -> int:
 
 
 def mark_owners(module: nn.Module, groups: Groups) -> None:
-    """Set `p.tensor_model_parallel` on every parameter: whether this rank holds copy 0 of its piece.
+    """Set `p.tensor_model_parallel` on every parameter: whether this rank counts what it steps of it.
 
     DeepSpeed counts a parameter in norms and overflow checks where the flag is set or the tensor rank is 0, and rank 0
-    holds copy 0 of everything it has: so each element counts once, in every mode.
+    holds copy 0 of everything it has: so each element counts once, in every mode. Copies that ZeRO shards all count:
+    each has another part.
     """
     replicated = Placement(groups.tensor, (), ())
     for p in module.parameters():
-        p.tensor_model_parallel = (placement_of(p) or replicated).owner(groups.coord)  # type: ignore[attr-defined]
+        p.tensor_model_parallel = (placement_of(p) or replicated).is_stepped_at(groups.coord)  # type: ignore[attr-defined]
 
 
 def gather(shard: torch.Tensor, placement: Placement, groups: Groups) -> torch.Tensor:
@@ -236,7 +237,7 @@ def external_parameters(module: nn.Module) -> Iterator[tuple[nn.Module, nn.Param
 
 
 class Layer(PlacedModule):
-    """A module whose vectors get whole gradients, by stand-ins for them (`Vectors`).
+    """A module whose vectors get whole gradients, by stand-ins for them (`Vectors`), but for what ZeRO sums.
 
     A layer takes the stand-ins of the module around it as its argument `shared`, or makes its own. Where the code
     around it hands none over, `vectors` may be those of a module around it.
@@ -264,6 +265,7 @@ def _vectors_by_reduction(module: nn.Module) -> dict[Letters, list[tuple[nn.Modu
     for owner in module.modules():
         for name, p in owner.named_parameters(recurse=False):
             placement = placement_of(p)
-            if placement is not None and any(getattr(placement.tensor, letter) > 1 for letter in placement.partial):
-                found.setdefault(placement.partial, []).append((owner, name))
+            letters = () if placement is None else placement.summed
+            if placement is not None and any(getattr(placement.tensor, letter) > 1 for letter in letters):
+                found.setdefault(letters, []).append((owner, name))
     return found

@@ -9,7 +9,7 @@ Letters: M tokens, H residual features, F inner features, V vocabulary.
 ===========================  ==============================  =========================================
 parameter                    cut                             gradient left in parts over
 ===========================  ==============================  =========================================
-`inward_weight`  (F, H)      F: y, q; H: z                   - (the product reduces it over q and d)
+`inward_weight`  (F, H)      F: y, q; H: z                   - (the product sums it over q, and d or ZeRO)
 `outward_weight` (H, F)      H: z, q; F: y                   -
 `table`          (V, H)      V: y, q; H: z                   -
 `inner_vector`   (F,)        F as the inner activations      what cuts the inner activations' tokens
@@ -96,13 +96,17 @@ class Placement:
     cuts: tuple[Letters, ...]
     """For each dim the axes that cut it, slowest cut first."""
     partial: Letters = ()
-    """Axes over which autograd leaves this parameter's gradient in parts; the layers sum it there."""
+    """Axes over which autograd leaves this parameter's gradient in parts; the layers sum it over those of `summed`."""
     blocks: tuple[int, ...] = ()
     """Dim 0 is blocks of these lengths (q, k, v), each cut by itself; a piece has its part of each. (): one block."""
     padded_rows: int | None = None
     """Length of dim 0 with the zero rows that make it divisible; None: none."""
     sequence_dim: int | None = None
     """The dim that is a sequence's tokens, which context parallelism may store in another order; None: none is."""
+    summed_by_product: bool = False
+    """Whether it is an operand of `layers.linear`'s product, which sums its gradient over q, and over d unless ZeRO
+    does.
+    """
 
     @property
     def padded(self) -> tuple[int, ...]:
@@ -132,6 +136,11 @@ class Placement:
         return [(length, count) for length, count in dict.fromkeys(cuts) if length % count]
 
     @property
+    def summed(self) -> Letters:
+        """Axes of `partial` over which layers sum the gradient; over d, ZeRO may."""
+        return self.tensor.summed_by_layers(self.partial)
+
+    @property
     def replicas(self) -> Letters:
         """Axes along which ranks hold equal copies."""
         cut = {letter for letters in self.cuts for letter in letters}
@@ -140,6 +149,10 @@ class Placement:
     def owner(self, coord: Mapping[str, int]) -> bool:
         """Whether the rank at `coord` holds copy 0: over all owners every element counts once."""
         return all(coord[letter] == 0 for letter in self.replicas)
+
+    def is_stepped_at(self, coord: Mapping[str, int]) -> bool:
+        """Whether the rank at `coord` counts what its optimizer steps of it: copy 0, or what ZeRO gives it of all."""
+        return self.owner({**coord, "d": 0} if self.tensor.zero_over_d else coord)
 
     def cut(self, full: torch.Tensor, coord: Mapping[str, int]) -> torch.Tensor:
         """Cut the piece of the rank at `coord` out of `full`, which is unpadded; a new tensor."""
@@ -187,19 +200,20 @@ def _does_not_divide(length: int, count: int, mode: str | None) -> Finding:
 def inward_weight(tensor: Tensor, out_features: int | Sequence[int], in_features: int) -> Placement:
     """Place the weight (F, H) of a linear from the residual to inner features, or to blocks of them."""
     length, blocks = _blocks(out_features)
-    return Placement(tensor, (length, in_features), INWARD_WEIGHT, blocks=blocks)
+    return Placement(tensor, (length, in_features), INWARD_WEIGHT, blocks=blocks, summed_by_product=True)
 
 
 def outward_weight(tensor: Tensor, out_features: int, in_features: int) -> Placement:
     """Place the weight (H, F) of a linear from inner features to the residual."""
-    return Placement(tensor, (out_features, in_features), OUTWARD_WEIGHT)
+    return Placement(tensor, (out_features, in_features), OUTWARD_WEIGHT, summed_by_product=True)
 
 
 def table(tensor: Tensor, vocab_size: int, hidden_size: int) -> Placement:
     """Place the token table or the head (V, H): an inward weight with padded rows."""
     padded = vocabulary(vocab_size, tensor).value
     rows = padded if padded != vocab_size else None
-    return Placement(tensor, (vocab_size, hidden_size), INWARD_WEIGHT, padded_rows=rows)
+    shape = (vocab_size, hidden_size)
+    return Placement(tensor, shape, INWARD_WEIGHT, padded_rows=rows, summed_by_product=True)
 
 
 def inner_vector(tensor: Tensor, features: int | Sequence[int]) -> Placement:

@@ -20,7 +20,7 @@ from typing import Any
 
 from dslpar.checkpoint.folder import FORMAT, Checkpoint
 from dslpar.checkpoint.resume_policy import REFUSED, resume_class
-from dslpar.core.mesh import STANDARD_ORDER
+from dslpar.core.mesh import STANDARD_ORDER, Tensor
 from dslpar.language import yaml_io
 from dslpar.layout.resolve import Job, offloads
 from dslpar.policies.data_types import mismatch
@@ -62,7 +62,7 @@ def layout_of(job: Job) -> Plain:
         "pipe": mesh.pipe,
         "num_chunks": job.chunks.num,
         "data": mesh.data,
-        "tensor": {name: value for name, value in cuboid.items() if name not in ("keep", "comm_overlap")},
+        "tensor": {name: value for name, value in cuboid.items() if name not in _NOT_IN_A_LAYOUT},
         "order": list(mesh.order),
         "counts": None if job.stages.counts is None else list(job.stages.counts),
         "zero_stage": job.spec.zero.stage,
@@ -70,10 +70,16 @@ def layout_of(job: Job) -> Plain:
     }
 
 
+_NOT_IN_A_LAYOUT = ("keep", "comm_overlap", "zero_over_d")
+"""Fields of a cuboid on which no piece depends, or that others decide."""
+
+
 def same_layout(checkpoint: Checkpoint, job: Job) -> bool:
     """Whether each rank finds its own pieces again. `job` is the engine's, which knows the stages."""
-    saved = checkpoint.manifest["layout"]
-    return bool(saved | {"num_chunks": num_chunks_of(saved)} == layout_of(job))
+    saved, own = checkpoint.manifest["layout"], layout_of(job)
+    # What an earlier version did not know of, it had as the default is.
+    tensor = {name: value for name, value in _fields(Tensor()).items() if name in own["tensor"]} | saved["tensor"]
+    return bool(saved | {"num_chunks": num_chunks_of(saved), "tensor": tensor} == own)
 
 
 def num_chunks_of(layout: Mapping[str, Any]) -> int:

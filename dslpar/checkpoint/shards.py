@@ -13,8 +13,8 @@ optimizer                 master                             part of the local p
 torch's own               the parameter itself               all of it
 FP16_UnfusedOptimizer     an fp32 copy of each parameter     all of it
 FP16_Optimizer            one flat fp32 tensor a group       all of it
-ZeRO 1, 2, BF16           a data rank's shard of that        a range, or nothing (`p._hp_mapping`)
-ZeRO 3                    one flat tensor a sub-group        an equal range for each data rank (`grad_position`)
+ZeRO 1, 2, BF16           this rank's shard of that          a range, or nothing (`p._hp_mapping`)
+ZeRO 3                    one flat tensor a sub-group        an equal range for each rank (`grad_position`)
 ========================  =================================  =====================================================
 
 That a checkpoint is made of flat ranges of boxes of full tensors is how Megatron-LM's distributed optimizer writes its
@@ -32,9 +32,9 @@ from torch import Tensor, nn
 
 from dslpar.checkpoint.index import copy_name
 from dslpar.checkpoint.slices import Box, box_of, full_box
-from dslpar.core.mesh import TENSOR_AXES
 from dslpar.engine.engine import Engine
 from dslpar.layers.parameter import placement_of
+from dslpar.layers.placement import Placement
 
 SPLIT_FROM = 1 << 16
 """Elements from which the replicas of a piece each write a part of it; smaller ones are written by one of them."""
@@ -146,17 +146,19 @@ class ParameterShard(NamedTuple):
 
 def parameter_shards(engine: Engine) -> list[ParameterShard]:
     """Return every parameter of this rank, in the model's order: the same on all replicas of a rank. No collective."""
-    masters, coord, data = find_masters(engine), engine.groups.coord, engine.groups.axis("data")
+    masters, groups = find_masters(engine), engine.groups
+    coord, copies = groups.coord, groups.zero_axis
+    replicated = Placement(groups.tensor, (), ())
     shards = []
-    # The order is the same on all data ranks, so that `number` deals small parameters out without a message.
+    # The order is the same on all ranks of `copies`, so that `number` deals small parameters out without a message.
     for number, (name, p) in enumerate(engine.named_parameters()):
         placement, master = placement_of(p), masters.get(p)
         shape = tuple(getattr(p, "ds_shape", p.shape)) if placement is None else placement.shape
         start, stop, weight = _local_elements(p, master)
-        write_range = _replica_range(p, number, data.index, data.size)
+        write_range = _replica_range(p, number, copies.index, copies.size)
         if write_range is None:
             write_range = range(start, stop)
-        is_owner = placement.owner(coord) if placement else all(coord[axis] == 0 for axis in TENSOR_AXES)
+        is_owner = (placement or replicated).is_stepped_at(coord)
         shard = ParameterShard(
             name=name,
             shape=shape,
@@ -180,21 +182,21 @@ def _local_elements(p: nn.Parameter, master: Master | None) -> tuple[int, int, T
     if hasattr(p, "ds_tensor"):  # ZeRO 3, frozen
         start, stop = _zero_3_range(p)
         return start, stop, p.ds_tensor.detach().view(-1)[: stop - start]
-    if getattr(p, "_hp_mapping", "none") is None:  # ZeRO 1 or 2, on another data rank
+    if getattr(p, "_hp_mapping", "none") is None:  # ZeRO 1 or 2, on another rank
         return 0, 0, p.detach().view(-1)[:0]
     return 0, p.numel(), p.detach()
 
 
 def _zero_3_range(p: nn.Parameter) -> tuple[int, int]:
-    """Return which elements this data rank has of a parameter that ZeRO 3 shards; the last shard is padded."""
-    # Equal lengths on all data ranks, so the last one's is padded, and may hold nothing but padding.
+    """Return which elements this rank has of a parameter that ZeRO 3 shards; the last shard is padded."""
+    # Equal lengths on all ranks that hold it, so the last one's is padded, and may hold nothing but padding.
     length, numel = p.partition_numel(), p.ds_numel  # type: ignore[attr-defined]
     start = dist.get_rank(p.ds_process_group) * length  # type: ignore[attr-defined]
     return min(start, numel), min(start + length, numel)
 
 
 def _replica_range(p: nn.Parameter, number: int, index: int, size: int) -> range | None:
-    """Return what the data rank `index` of `size` writes of a parameter that all of them hold; None: ZeRO shards it.
+    """Return what rank `index` of `size` copies writes of a parameter that all of them hold; None: ZeRO shards it.
 
     Equal parts, so that no rank writes all while the others wait; of small parameters each rank writes every `size`-th.
     """
@@ -246,7 +248,7 @@ def _fp16_masters(wrapper: Any) -> Masters:
 
 
 def _sharded_masters(zero: Any, groups: Sequence[Sequence[nn.Parameter]], flats: Sequence[Tensor]) -> Masters:
-    """This data rank's shard of each group's flat tensor."""
+    """This rank's shard of each group's flat tensor."""
     state = zero.optimizer.state
     for number, (group, parameters, flat) in enumerate(zip(zero.optimizer.param_groups, groups, flats, strict=True)):
         for p in parameters:
@@ -338,8 +340,8 @@ def before_load(engine: Engine) -> None:
 def after_load(engine: Engine) -> None:
     """Cast the masters to the weights that the model computes with. All ranks must call it together.
 
-    ZeRO 1 and 2 gather these from the data ranks, as after a step: each has read its own shard alone, where reading
-    all of the weights would take as many times as much from the disk as there are data ranks. ZeRO 3 gathers its
+    ZeRO 1 and 2 gather these from the ranks that have shards, as after a step: each has read its own alone, where
+    reading all of the weights would take as many times as much from the disk as there are ranks. ZeRO 3 gathers its
     persistent parameters again, and drops the secondary copies of zero_hpz_partition_size.
     """
     optimizer: Any = engine.deepspeed.optimizer

@@ -69,6 +69,8 @@ class Tensor:
     """Whether ranks of the ring store a piece from either end of a sequence, for equal work under a causal mask."""
     comm_overlap: bool = False
     """Whether collectives of a product are cut into parts that run under it."""
+    zero_over_d: bool = False
+    """Whether ZeRO shards over d as over data, and sums weights' gradients over both; else layers sum over d."""
 
     @property
     def x(self) -> int:
@@ -100,6 +102,10 @@ class Tensor:
         """Ranks of one tensor group."""
         return self.d * self.q * self.y * self.z
 
+    def summed_by_layers(self, letters: tuple[str, ...]) -> tuple[str, ...]:
+        """Return those of some axes over which layers sum a weight's gradient that is in parts there."""
+        return tuple(letter for letter in letters if letter != "d" or not self.zero_over_d)
+
     @property
     def shape(self) -> tuple[int, int, int]:
         """The cuboid as (x, y, z)."""
@@ -129,6 +135,16 @@ class Mesh:
         tensor = {axis: getattr(self.tensor, axis) for axis in TENSOR_AXES}
         outer = {axis: getattr(self, axis) for axis in self.order[:2]}
         return outer | tensor
+
+    @property
+    def zero_axes(self) -> tuple[str, ...]:
+        """Axes of the ranks that hold equal weights, whose gradients are summed by DeepSpeed, and which ZeRO shards."""
+        return ("data", "d") if self.tensor.zero_over_d else ("data",)
+
+    @property
+    def weight_axes(self) -> tuple[str, ...]:
+        """Axes of the ranks that step one copy of all weights together: all the others."""
+        return ("pipe", "q", "y", "z") if self.tensor.zero_over_d else ("pipe", "tensor")
 
     @cached_property
     def strides(self) -> Mapping[str, int]:

@@ -1,6 +1,6 @@
 """ZeRO 1's gradients: one contiguous buffer a parameter group, reduced bucket by bucket under the last backward.
 
-    buffer = GradientBuffer(zero, groups.axis("data"), is_last_backward, accumulates=True, order=order, late=late)
+    buffer = GradientBuffer(zero, groups.zero_axis, is_last_backward, accumulates=True, order=order, late=late)
     buffer.accumulate(p)               # adds p.grad to p's place, and frees it
     buffer.on_gradient(p)              # a hook: the gradient of `p` is there
     buffer.reduce_rest()               # after the step's last backward
@@ -356,8 +356,8 @@ class GradientBuffer:
                 self.place(p).zero_()  # not used in this step; or what stood there was dropped, as `zero_grad` does
             zero.clear_grad_attribute(p)  # until the step is over, nobody's
         buffer, size = self._with_memory(self._buffers[id(bucket.params[0])]), int(zero.partition_size[bucket.group])
-        if zero.gradient_average and axis.size > 1:
-            buffer.between(bucket.begin, bucket.end).div_(axis.size)
+        if zero.gradient_average and (replicas := axis.size // zero.sequence_parallel_size) > 1:
+            buffer.between(bucket.begin, bucket.end).div_(replicas)
         dtype = zero.get_param_comm_dtype(bucket.params[0])
         for rank in range(bucket.begin // size, (bucket.end - 1) // size + 1):
             part = buffer.between(max(bucket.begin, rank * size), min(bucket.end, (rank + 1) * size))

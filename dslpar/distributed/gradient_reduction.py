@@ -1,6 +1,6 @@
 """ZeRO 2's reduction of gradients, bucket by bucket, while the backward that makes them goes on.
 
-    reduction = GradientReduction(zero, groups.axis("data"))
+    reduction = GradientReduction(zero, groups.zero_axis)
     reduction.on_gradient(p, group)    # a hook: the gradient of `p` is there
     reduction.finish()                 # before the norm
 
@@ -90,8 +90,8 @@ class GradientReduction:
     def _start(self, gradients: Tensor, params: list[tuple[int, int, int]], dtype: torch.dtype) -> list[_Reduction]:
         """Begin to average `gradients`, those of `params` one after the other, each part on the rank that steps it."""
         zero = self._zero
-        if zero.gradient_average and self._axis.size > 1:
-            gradients.div_(self._axis.size)
+        if zero.gradient_average and (replicas := self._axis.size // zero.sequence_parallel_size) > 1:
+            gradients.div_(replicas)
         pieces: dict[int, list[_Piece]] = {}
         begin = 0
         for group, index, param_id in params:

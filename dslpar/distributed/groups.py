@@ -95,6 +95,16 @@ class Groups:
         return self.mesh.tensor
 
     @property
+    def zero_axis(self) -> Axis:
+        """The ranks that hold equal weights, over which ZeRO shards what it steps."""
+        return self.axis(*self.mesh.zero_axes)
+
+    @property
+    def weight_axis(self) -> Axis:
+        """The ranks that step one copy of all weights together."""
+        return self.axis(*self.mesh.weight_axes)
+
+    @property
     def stage_name(self) -> str:
         """This rank's coordinates, for reports: 'stage 1 (pipe 1, data 0, tensor 0)'; of several, 'stages 1 and 5'."""
         pipe = self.coord["pipe"]
@@ -205,15 +215,17 @@ def _needed_axes(mesh: Mesh) -> Iterator[tuple[str, ...]]:
 
 
 class Mpu:
-    """DeepSpeed's `mpu` for an engine without a pipeline: which ranks hold one replica, and which its copies.
+    """DeepSpeed's `mpu` for an engine without a pipeline: which ranks hold one copy of the weights, and which others.
 
-    As in DeepSpeed's own grid, "model parallel" means all ranks of one replica (pipe x tensor): norms and overflow
-    flags are reduced over them, so they must be all the ranks that step together.
+    As in DeepSpeed's own grid, "model parallel" means all ranks of one copy (pipe x tensor): norms and overflow flags
+    are reduced over them, so they must be all the ranks that step together. What it calls sequence parallel are ranks
+    with equal weights and other tokens of the same samples, such as those of a context: it sums their gradients, and
+    shards over them and data.
     """
 
     def __init__(self, groups: Groups) -> None:
-        self._model, self._tensor = groups.axis("model"), groups.axis("tensor")
-        self._data = groups.axis("data")
+        self._model, self._data, self._zero = groups.weight_axis, groups.axis("data"), groups.zero_axis
+        self._sequence = groups.axis("d") if groups.tensor.zero_over_d else groups.axis()
 
     def get_model_parallel_group(self) -> dist.ProcessGroup | None:
         return self._model.group
@@ -224,14 +236,10 @@ class Mpu:
     def get_model_parallel_world_size(self) -> int:
         return self._model.size
 
-    def get_tensor_model_parallel_group(self) -> dist.ProcessGroup | None:
-        return self._tensor.group
-
-    def get_tensor_model_parallel_rank(self) -> int:
-        return self._tensor.index
-
-    def get_tensor_model_parallel_world_size(self) -> int:
-        return self._tensor.size
+    # Without a pipeline the same ranks.
+    get_tensor_model_parallel_group = get_model_parallel_group
+    get_tensor_model_parallel_rank = get_model_parallel_rank
+    get_tensor_model_parallel_world_size = get_model_parallel_world_size
 
     def get_data_parallel_group(self) -> dist.ProcessGroup | None:
         return self._data.group
@@ -244,3 +252,21 @@ class Mpu:
 
     def get_data_parallel_group_ranks(self) -> list[int]:
         return list(self._data.peers)
+
+    def get_sequence_parallel_group(self) -> dist.ProcessGroup | None:
+        return self._sequence.group
+
+    def get_sequence_parallel_rank(self) -> int:
+        return self._sequence.index
+
+    def get_sequence_parallel_world_size(self) -> int:
+        return self._sequence.size
+
+    def get_sequence_data_parallel_group(self) -> dist.ProcessGroup | None:
+        return self._zero.group
+
+    def get_sequence_data_parallel_rank(self) -> int:
+        return self._zero.index
+
+    def get_sequence_data_parallel_world_size(self) -> int:
+        return self._zero.size

@@ -1,16 +1,16 @@
 """ZeRO 1 and 2's gather of the weights that a step has changed, bucket by bucket, while the next forward runs.
 
-    gather = ParameterGather(zero, groups.axis("data"), layers, bucket_size)
+    gather = ParameterGather(zero, groups.zero_axis, layers, bucket_size)
     gather.start()                # the last act of a step: nobody waits
     gather.wait_for(layer)        # each time before a layer runs
     gather.finish()               # before anything else reads weights, or writes them
 
-DeepSpeed flattens each parameter group and cuts it in equal, contiguous parts, one for each data rank, which steps it.
-A bucket is a run of whole parameters; what stands in it belongs to one or a few ranks, and each of these broadcasts its
-piece, in the order in which the forward needs the buckets. An all-gather brings a slice of every rank's part, which is
-from all over the model: with N ranks the layer at 1/N of its depth would wait for the last one. As many bytes are sent:
-a ring passes each piece on N - 1 times either way. A group that fits a bucket, as biases and gains do, is gathered by
-one call, in place.
+DeepSpeed flattens each parameter group and cuts it in equal, contiguous parts, one for each rank of ZeRO's axis, which
+steps it. A bucket is a run of whole parameters; what stands in it belongs to one or a few ranks, and each of these
+broadcasts its piece, in the order in which the forward needs the buckets. An all-gather brings a slice of every rank's
+part, which is from all over the model: with N ranks the layer at 1/N of its depth would wait for the last one. As many
+bytes are sent: a ring passes each piece on N - 1 times either way. A group that fits a bucket, as biases and gains do,
+is gathered by one call, in place.
 
 What reads weights, and where it waits:
 

@@ -1,6 +1,7 @@
 """What a rank asks of its groups after the last backward: sums of gradients over tensor ranks and stages, the loss.
 
-Sums over replicas, norms and the optimizer's own are DeepSpeed's, in buckets of its own, and are not run here.
+Sums over replicas, and over d where ZeRO shards over it, norms and the optimizer's own are DeepSpeed's, in buckets of
+its own, and are not run here.
 """
 
 from __future__ import annotations

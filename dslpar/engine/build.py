@@ -27,6 +27,7 @@ from dslpar.engine.offloaded_adam import choose_adam
 from dslpar.engine.pipeline_module import Pipeline, pipeline_module
 from dslpar.engine.user_optimizer import OptimizerOrFactory, resolve_user_optimizer
 from dslpar.engine.vector_reduction import VectorReduction, defer_vectors
+from dslpar.engine.whole_gradients import share_whole_gradients
 from dslpar.layers.block import Block
 from dslpar.layers.gradient_accumulation_fusion import enable_accumulation_fusion
 from dslpar.layers.parameter import external_parameters
@@ -76,6 +77,7 @@ def build_engine(
     partition.check_module(job, module, groups)
     if job.spec.train.compile:
         compile_layers(module, job.spec.train.compile_backend)
+    share_whole_gradients(module, groups)
     parameters = parameter_groups(module)
     if optimizer is not None:
         job, optimizer = resolve_user_optimizer(job, optimizer, module, parameters)
@@ -94,22 +96,23 @@ def build_engine(
     # From here on, mends of what initialize has made; those above are of classes and settings that it reads.
     deepspeed_patches.correct_bias_exactly(ds_engine)
     deepspeed_patches.drop_overflowed_gradients(ds_engine)
+    deepspeed_patches.sum_over_sequence(ds_engine)
     deepspeed_patches.accumulate_without_copies(ds_engine)
     if getattr(ds_engine.optimizer, "use_grad_accum_attribute", False) and job.batch.accumulation > 1:
         enable_accumulation_fusion(module)
     late = defer_vectors(module, groups, job.spec)
     if overlaps_reduction(job.spec):
-        deepspeed_patches.overlap_reduction(ds_engine, groups.axis("data"), late)
+        deepspeed_patches.overlap_reduction(ds_engine, groups.zero_axis, late)
     if late:
         deepspeed_patches.call_before_reduction(ds_engine, VectorReduction(ds_engine, groups).reduce)
-    if overlaps_param_gather(job.spec) and groups.axis("data").size > 1:
+    if overlaps_param_gather(job.spec) and groups.zero_axis.size > 1:
         in_order = dict.fromkeys(layer for _, layer in module.built_layers())  # a tied one runs twice
-        deepspeed_patches.overlap_param_gather(ds_engine, groups.axis("data"), list(in_order))
-    deepspeed_patches.reduce_norms_of_all_groups(ds_engine, groups.axis("model"))
+        deepspeed_patches.overlap_param_gather(ds_engine, groups.zero_axis, list(in_order))
+    deepspeed_patches.reduce_norms_of_all_groups(ds_engine, groups.weight_axis)
     host_reads = HostReads(groups, ds_engine.device)
-    deepspeed_patches.read_norms_once(ds_engine, groups.axis("data"), groups.axis("model"), host_reads.read)
+    deepspeed_patches.read_norms_once(ds_engine, groups.zero_axis, groups.weight_axis, host_reads.read)
     if job.spec.zero.stage == 0 and job.spec.precision.dtype == "fp32":
-        deepspeed_patches.compute_norm_without_zero(ds_engine, groups.axis("model"), host_reads.read)
+        deepspeed_patches.compute_norm_without_zero(ds_engine, groups.weight_axis, host_reads.read)
     if job.spec.zero.stage == 3:
         deepspeed_patches.register_external_parameters(external_parameters(module))
     gradient_handlers.install(ds_engine, handlers)  # last: a step begins with them, and norms are of what they leave
@@ -180,7 +183,7 @@ def _zero3_sharding(job: Job, groups: Groups) -> Finish:
             deepspeed.zero.Init(
                 module=layer,
                 dtype=dtype,
-                data_parallel_group=groups.axis("data").group,
+                data_parallel_group=groups.zero_axis.group,
                 config_dict_or_path=ds_config(job),
                 mpu=Mpu(groups),
                 # The first Init makes the group of zero_hpz_partition_size; each later one would make it again.

@@ -19,7 +19,7 @@ from dslpar.forecast.workload import CostsOf, Habits, Workload, costs_by_form, h
 from dslpar.layout.batch import Batch, Sizes, batch_of, requested_batch
 from dslpar.layout.chunks import Chunks
 from dslpar.layout.modes import cuboid_of
-from dslpar.layout.resolve import Job, auto_counts, heads_of, method_of, pipeline_of, tensor_of
+from dslpar.layout.resolve import Job, auto_counts, heads_of, method_of, pipeline_of, tensor_of, with_zero
 from dslpar.layout.schedule import Schedule
 from dslpar.layout.stages import automatic
 from dslpar.schema.sections import ContextParallel, PipelineParallel, Spec, TensorParallel
@@ -138,7 +138,8 @@ class Workloads:
     def workload(self, candidate: Candidate) -> Workload:
         """Return what a candidate computes, holds and sends."""
         pipe, micro_size = candidate.pipe, candidate.micro_size
-        shape = self._shape(self.cuboid(candidate.tensor, candidate.context), pipe, micro_size)
+        cuboid = self.cuboid(candidate.tensor, candidate.context)
+        shape = self._shape(with_zero(cuboid, self.job.spec.model, candidate.zero, pipe), pipe, micro_size)
         micro_batches = self.job.batch.global_size // (shape.mesh.data * micro_size)
         return replace(
             shape,

@@ -86,7 +86,7 @@ def by_context_form(job: Job, per_node: int = 0) -> dict[str, int]:
 
 
 _OF_ATTENTION = {(kind, axis) for kind in ("send", "all_to_all") for axis in ("d", "ulysses", "ring")}
-"""Messages and exchanges; over d gradients of weights are summed besides."""
+"""Messages and exchanges; over d gradients of weights may be summed besides."""
 
 
 class Summary(NamedTuple):

@@ -6,9 +6,9 @@
     >>> (held.weights, held.masters, held.optimizer, held.gradients) == (2e9, 0.5e9, 1e9, 4e9)
     True
 
-Letters: W elements of this rank's weights, of c bytes; N replicas, S = W/N; k moments of the optimizer; B a bucket. As
-DeepSpeed 0.19.8 holds them with dslpar's settings and mends, read in its source and counted on running engines
-(tests/distributed/engine/test_state_memory.py):
+Letters: W elements of this rank's weights, of c bytes; N ranks that hold the same (`Mesh.zero_axes`), S = W/N; k
+moments of the optimizer; B a bucket. As DeepSpeed 0.19.8 holds them with dslpar's settings and mends, read in its
+source and counted on running engines (tests/distributed/engine/test_state_memory.py):
 
 ======================  =======  ==========  =======  =========================  ===================================
 ZeRO, precision         weights  masters     moments  gradients until the step   optimizer class
@@ -139,7 +139,7 @@ def states(workload: Workload, pipe_rank: int) -> States:
 
 def owner_of(workload: Workload, pipe_rank: int) -> Owner:
     """Return the weights that a rank of the pipeline holds."""
-    costs, q, buckets = workload.costs, workload.mesh.tensor.q, workload.habits.buckets
+    costs, q = workload.costs, workload.mesh.tensor.q
     first, _, last, tied = costs.weights
     has_first, has_last = pipe_rank == 0, pipe_rank == workload.mesh.pipe - 1
     is_tied = has_first and has_last and bool(tied)
@@ -157,12 +157,20 @@ def owner_of(workload: Workload, pipe_rank: int) -> Owner:
         layer=tuple(float(depth * columns) / q for _, depth, columns in reversed(products)),
         num_layers=num_layers,
         ends=ends,
-        replicas=workload.mesh.data,
+        replicas=workload.mesh.size(*workload.mesh.zero_axes),
         bytes=workload.element_bytes,
         accumulates=workload.micro_batches > 1,
-        sent=(buckets.communicated_bytes if buckets else None) or (2 if workload.dtype == "fp16" else 4),
+        sent=_sent_bytes(workload),
         tied=tied if is_tied and not costs.units else 0.0,
     )
+
+
+def _sent_bytes(workload: Workload) -> int:
+    """Return the bytes of a gradient on its way; what DeepSpeed reduces over ranks of d, ZeRO 3's apart, is in fp32."""
+    buckets = workload.habits.buckets
+    if buckets is not None and workload.mesh.tensor.zero_over_d and workload.zero < 3 and not buckets.overlapped:
+        return 4
+    return (buckets.communicated_bytes if buckets else None) or (2 if workload.dtype == "fp16" else 4)
 
 
 # Without ZeRO ------------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from dslpar.forecast.step_time import layer_s, terms_of
 from dslpar.layout.divisors import divisors, least_micro_size
 from dslpar.layout.family import conditions, is_chain, splits_sequences
 from dslpar.layout.modes import MODES, combines, context_forms
-from dslpar.layout.resolve import heads_of, offloads
+from dslpar.layout.resolve import heads_of, offloads, with_zero
 from dslpar.schema.sections import ContextParallel, TensorParallel
 
 MOST_MICRO_SIZES = 6
@@ -204,7 +204,9 @@ def _series(workloads: Workloads, pins: Pins) -> Iterator[list[Alternatives]]:
     for tensor, context, pipe, micro_sizes in _shapes(workloads):
         ranks = pipe * workloads.cuboid(tensor, context).size
         for chunks, split in _schedules(workloads, pipe):
-            for zero in _stages_of_zero(workloads, ranks, pipe):
+            cuboid = with_zero(workloads.cuboid(tensor, context), workloads.job.spec.model, 1, pipe)
+            copies = workloads.job.mesh.world_size // ranks * (cuboid.d if cuboid.zero_over_d else 1)
+            for zero in _stages_of_zero(workloads, copies, pipe):
                 growing = []
                 for micro_size in micro_sizes:
                     if not _goes_with(workloads, ranks, pipe, micro_size, chunks, split):
@@ -278,7 +280,8 @@ def _divides(workloads: Workloads, tensor: TensorParallel, context: ContextParal
 
 def _has_costs(workloads: Workloads, tensor: TensorParallel, context: ContextParallel | None) -> bool:
     """Whether the model's layers can be cut so: of a traced model only the layers tell."""
-    cuboid = workloads.cuboid(tensor, context)
+    # As ZeRO has them without a pipeline: of a cuboid that differs in this alone a trace would be another.
+    cuboid = with_zero(workloads.cuboid(tensor, context), workloads.job.spec.model, 1, 1)
     return workloads.costs_of(cuboid, least_micro_size(cuboid)) is not None
 
 
@@ -357,15 +360,14 @@ def _goes_with(workloads: Workloads, ranks: int, pipe: int, micro_size: int, chu
     return chunks == 1 or count % pipe == 0
 
 
-def _stages_of_zero(workloads: Workloads, ranks: int, pipe: int) -> list[int]:
-    """Return the stages worth trying where a replica has so many ranks: 1 holds less than 0 and sends as much."""
+def _stages_of_zero(workloads: Workloads, copies: int, pipe: int) -> list[int]:
+    """Return the stages worth trying over so many ranks with equal weights: 1 holds less than 0 and sends as much."""
     own = workloads.own.zero
-    data = workloads.job.mesh.world_size // ranks
     if own == 0 and workloads.job.spec.gradient_handler:
         return [0]  # handlers need whole gradients
     if offloads(workloads.job.spec, "param"):
         return [3] if pipe == 1 else []
-    if data == 1:
+    if copies == 1:
         return [min(own, 1)]
     return [1] if pipe > 1 else [1, 2, 3]
 

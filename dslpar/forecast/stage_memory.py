@@ -9,8 +9,8 @@ Three moments can be the fullest:
 =========  ===========================================  ==========================================
 moment     when                                         beside weights and optimizer states
 =========  ===========================================  ==========================================
-backward   a backward begins, with as many              activations in flight, logits; gradients of
-           micro-batches in flight as there can be      micro-batches before, and buckets
+backward   a loss, or a layer's backward, with as many  activations in flight, logits; gradients of
+           micro-batches in flight as there can be      micro-batches before, and buckets, as they fill
 reduction  the last backward is over                    whole gradients, and all buckets
 step       the optimizer steps                          gradients as it takes them
 =========  ===========================================  ==========================================
@@ -138,4 +138,5 @@ def num_communicators(mesh: Mesh) -> int:
     numbers are summed, such as norms and the loss, are not counted.
     """
     tensor = sum(mesh.sizes[axis] > 1 for axis in TENSOR_AXES)
-    return tensor + (tensor > 1) + (mesh.data > 1) + 2 * (mesh.pipe > 1)
+    summing = sum(mesh.sizes[axis] > 1 for axis in mesh.tensor.summed_by_layers(TENSOR_AXES))
+    return tensor + (summing > 1) + (mesh.data > 1) + 2 * (mesh.pipe > 1)

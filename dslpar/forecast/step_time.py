@@ -292,9 +292,11 @@ class _Network:
         return 3 * forward + backward  # the forward, the layer's that is computed again, and the part's
 
     def data(self, weights: float) -> _Data:
-        """Return what replicas of so many weights send."""
-        workload, replicas = self.workload, self.group("data").size
+        """Return what ranks that hold the same weights, so many, send."""
+        workload, mesh = self.workload, self.workload.mesh
+        axis = " ".join(each for each in mesh.zero_axes if mesh.sizes[each] > 1) or "data"
         zero, habits, micro_batches = workload.zero, workload.habits, workload.micro_batches
+        replicas = self.group(axis).size
         if replicas == 1:
             return _Data((), NO_TRANSFER, NO_TRANSFER, weights)
         weight_bytes = workload.element_bytes * weights * (replicas - 1) / replicas
@@ -302,13 +304,13 @@ class _Network:
         each: tuple[Transfer, ...] = ()
         reduction = gather = NO_TRANSFER
         if zero >= 2:
-            each += (self.send("reduce_scatter", "data", gradient_bytes, times=micro_batches),)
+            each += (self.send("reduce_scatter", axis, gradient_bytes, times=micro_batches),)
         else:
-            reduction = self.send("all_reduce", "data", 2 * gradient_bytes)
+            reduction = self.send("all_reduce", axis, 2 * gradient_bytes)
         if zero == 3:
-            each += (self.send("all_gather", "data", 2 * weight_bytes, 2, times=micro_batches),)
+            each += (self.send("all_gather", axis, 2 * weight_bytes, 2, times=micro_batches),)
         elif zero:
-            gather = self.send("all_gather", "data", weight_bytes)
+            gather = self.send("all_gather", axis, weight_bytes)
         return _Data(each, reduction, gather, weights / replicas if zero else weights)
 
     def message(self) -> Transfer:

@@ -12,7 +12,7 @@ and tests compare the two.
 
 Letters: M tokens of a micro-batch, K and N features in and out, h hidden size; x = d q. A linear gathers X over the
 axis that splits neither of its dims, W over q, and reduces Y over the axis of K; its backward does the reverse, and
-sums dW over d. With f(n) = (n-1)/n, and all panels kept, an inward linear sends twice
+sums dW over d, unless ZeRO does. With f(n) = (n-1)/n, and all panels kept, an inward linear sends twice
 
     f(y) MK/(xz) + f(q) KN/(yz) + f(z) MN/(xy)      and once    2 f(d) KN/(qyz)
 
@@ -118,22 +118,24 @@ def _gathered_output(tensor: Tensor, tokens: Number, features: int, role: Role) 
 
 
 def _depth_all_reduce(w: _Operand) -> Traffic:
-    return all_reduce(w.tensor, ("d",), ratio(w.panel, w.tensor.q))
+    return all_reduce(w.tensor, w.tensor.summed_by_layers(("d",)), ratio(w.panel, w.tensor.q))
 
 
 def residual_vectors(tensor: Tensor, elements: int) -> LayerTraffic:
     """Count vectors that meet the residual (a bias, a norm's gain), of so many elements in all.
 
-    Their gradients are summed over the axes that cut the residual's tokens.
+    Their gradients are summed over the axes that cut the residual's tokens; over d not where ZeRO does so.
     """
     cuts = residual_cuts(tensor)
-    return LayerTraffic(backward=all_reduce(tensor, cuts.tokens, ratio(elements, ranks(tensor, cuts.features))))
+    summed = tensor.summed_by_layers(cuts.tokens)
+    return LayerTraffic(backward=all_reduce(tensor, summed, ratio(elements, ranks(tensor, cuts.features))))
 
 
 def inner_vectors(tensor: Tensor, elements: int) -> LayerTraffic:
     """Count vectors that meet inner activations, of so many elements in all."""
     cuts = inner_cuts(tensor)
-    return LayerTraffic(backward=all_reduce(tensor, cuts.tokens, ratio(elements, ranks(tensor, cuts.features))))
+    summed = tensor.summed_by_layers(cuts.tokens)
+    return LayerTraffic(backward=all_reduce(tensor, summed, ratio(elements, ranks(tensor, cuts.features))))
 
 
 def norm(
@@ -200,7 +202,8 @@ def token_linear(tensor: Tensor, tokens: Number, hidden_size: int, num_tokens: i
     cuts = residual_cuts(tensor)
     stored = ratio(tokens * hidden_size, ranks(tensor, cuts.tokens + cuts.features))
     exchanged = all_to_all(tensor, cuts.sequence, stored) * 2
-    summed = all_reduce(tensor, cuts.tokens + cuts.features, num_tokens**2 + num_tokens)
+    letters = tensor.summed_by_layers(cuts.tokens + cuts.features)
+    summed = all_reduce(tensor, letters, num_tokens**2 + num_tokens)
     return LayerTraffic(forward=exchanged, backward=exchanged + summed)
 
 

@@ -67,6 +67,12 @@ CHOICES: Mapping[str, Decision] = {
         "replicas' gradients add up in fp32 too: in bf16 each hop of a ring would round its sum",
         ("precision.dtype", "zero.stage"),
     ),
+    "seq_parallel_communication_data_type": Decision(
+        "fp32",
+        "the type of communication_data_type, by the key that DeepSpeed has where ranks hold equal weights and other "
+        "tokens; what DeepSpeed itself reduces at ZeRO 1 and 2 travels in fp32 there",
+        ("precision.dtype", "zero.stage", "parallel.context.size", "parallel.tensor.depth"),
+    ),
     "zero_allow_untested_optimizer": Decision(
         True, "this optimizer acts elementwise, so ZeRO's shards of it are right", ("optimizer.type", "zero.stage")
     ),
@@ -115,7 +121,10 @@ def ds_config(job: Job) -> Config:
         config |= _choices("zero_allow_untested_optimizer")  # those that do not act elementwise, lint refuses
     if job.mesh.pipe > 1:
         config["pipeline"] = _choices("pipeline.pipe_partitioned", "pipeline.grad_partitioned")
-    return merge(config, spec.deepspeed)
+    merged = merge(config, spec.deepspeed)
+    if job.mesh.tensor.zero_over_d:  # what DeepSpeed calls sequence parallel has a key of its own
+        merged["seq_parallel_communication_data_type"] = merged.get("communication_data_type", spec.precision.dtype)
+    return merged
 
 
 def overlaps_reduction(spec: sections.Spec) -> bool:

@@ -8,8 +8,8 @@ there is one form.
 
 from __future__ import annotations
 
-from dslpar.core.frozen import frozen
-from dslpar.core.mesh import STANDARD_ORDER, Mesh
+from dslpar.core.frozen import frozen, replace
+from dslpar.core.mesh import STANDARD_ORDER, Mesh, Tensor
 from dslpar.core.named_tuple import NamedTuple
 from dslpar.layout.batch import Batch, Sizes, batch_of, requested_batch
 from dslpar.layout.chunks import Chunks
@@ -66,6 +66,7 @@ def resolve(spec: Spec, world_size: int, path: str = "", trusted: tuple[str, ...
     """Decide everything; the spec has passed the linter for this world."""
     pipeline, cuboid = pipeline_of(spec), cuboid_of(tensor_of(spec), spec.parallel.context, heads_of(spec.model))
     num_stages = pipeline.size if pipeline else 1
+    cuboid = with_zero(cuboid, spec.model, spec.zero.stage, num_stages)
     sizes = Sizes(data_size=data_size_of(world_size, num_stages, cuboid.size).value, cuboid=cuboid)
     mesh = Mesh(pipe=num_stages, data=sizes.data_size, tensor=cuboid, order=spec.parallel.order or STANDARD_ORDER)
     assert mesh.world_size == world_size, "a world that lint would have refused"
@@ -120,6 +121,18 @@ def heads_of(model: Model | OtherModel) -> Heads:
     if config is None:
         return Heads()
     return Heads(config.size("heads"), config.size("kv_heads"), config.is_causal)
+
+
+def with_zero(cuboid: Tensor, model: Model | OtherModel, stage: int, num_stages: int) -> Tensor:
+    """Return a cuboid over whose d ZeRO shards as well, where it can: ranks of d hold equal weights.
+
+    Those of experts are apart: each rank of a tensor group has others. A pipeline's grid is DeepSpeed's own, which
+    knows replicas alone.
+    """
+    config = None if isinstance(model, Model) else model.transformers
+    has_experts = config is not None and config.size("experts") is not None
+    zero_over_d = cuboid.d > 1 and stage > 0 and num_stages == 1 and not has_experts
+    return replace(cuboid, zero_over_d=zero_over_d) if zero_over_d != cuboid.zero_over_d else cuboid
 
 
 # Pipeline ---------------------------------------------------------------------------------------------------------

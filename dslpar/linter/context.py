@@ -19,7 +19,7 @@ from dslpar.language.load import Config
 from dslpar.layout.batch import Batch, batch_of, requested_batch
 from dslpar.layout.chunks import Chunks
 from dslpar.layout.modes import MODES, UNKNOWN_HEADS, combines, cuboid_of
-from dslpar.layout.resolve import Job, chunks_of, heads_of, pipeline_of, resolve, tensor_of
+from dslpar.layout.resolve import Job, chunks_of, heads_of, pipeline_of, resolve, tensor_of, with_zero
 from dslpar.linter.problem import Problem, UnknownValueError
 from dslpar.schema import sections
 from dslpar.schema.datasets import BlendData, Data, part_key
@@ -403,6 +403,16 @@ class Context:
         if self.world % ranks or self.world < ranks:
             raise UnknownValueError("data size")
         return self.world // ranks
+
+    @property
+    def num_copies(self) -> int:
+        """Ranks that hold the same weights, over which ZeRO shards: replicas, and where it can ranks of d."""
+        return self.data_size * (self.cuboid.d if self.zero_over_d else 1)
+
+    @property
+    def zero_over_d(self) -> bool:
+        """Whether ZeRO shards over d as over replicas."""
+        return with_zero(self.cuboid, self.spec.model, self.spec.zero.stage, self.stages).zero_over_d
 
     @cached_property
     def batch(self) -> Batch:

@@ -12,13 +12,13 @@ The forward around router and experts is transformers' own, on whole tokens, and
 is computed on every rank alike (the router) has a gradient in parts, one for each rank's terms; the gather's backward
 sums those of the tokens.
 
-Experts are cut by their number over the whole group, `ceil(E / T)` a rank, in every mode. The number need not divide:
-places that are left over are rows of zeros, as those of a padded vocabulary, and get no token. Cutting each expert's F
-features instead (Megatron-LM's expert tensor parallelism, and transformers' own tensor plan) would balance ranks to the
-token, but makes thin products of small experts, where F is some hundred; and files hold experts one by one, so a rank
-reads whole tensors. Sent are `2 f(T) B S H` elements forward, and as many backward, f(n) = (n - 1) / n, whatever the
-number of experts a token; each rank keeps the gathered tokens. An all-to-all (GShard, arXiv 2006.16668) sends fewer
-where a token visits few of many ranks, in counts that change each step.
+Experts are cut by their number over the whole group, `ceil(E / T)` a rank, in every mode (but see `sharing_axes`). The
+number need not divide: places that are left over are rows of zeros, as those of a padded vocabulary, and get no token.
+Cutting each expert's F features instead (Megatron-LM's expert tensor parallelism, and transformers' own tensor plan)
+would balance ranks to the token, but makes thin products of small experts, where F is some hundred; and files hold
+experts one by one, so a rank reads whole tensors. Sent are `2 f(T) B S H` elements forward, and as many backward,
+f(n) = (n - 1) / n, whatever the number of experts a token; each rank keeps the gathered tokens. An all-to-all (GShard,
+arXiv 2006.16668) sends fewer where a token visits few of many ranks, in counts that change each step.
 """
 
 from __future__ import annotations
@@ -44,26 +44,45 @@ _PROJECTIONS = ("gate_up_proj", "down_proj")
 
 
 def gather_tokens(groups: Groups, x: Tensor) -> Tensor:
-    """Gather the stored residual to [B, S, H] on every rank; backward: the sum of all ranks' gradients."""
-    cuts = placement.residual_cuts(groups.tensor)
+    """Gather the stored residual to [B, S, H] on every rank; backward: the sum of all ranks' gradients.
+
+    Only of the ranks that share out the experts: of others' tokens others take care.
+    """
+    cuts, sharing = placement.residual_cuts(groups.tensor), sharing_axes(groups)
     for dim, letters in enumerate(cuts):
-        for letter in reversed(letters):  # the fastest cut first: its pieces are neighbours
+        for letter in reversed([each for each in letters if each in sharing]):  # the fastest cut first: neighbours
             x = collectives.all_gather_autograd(x, groups.axis(letter), dim)
-    return collectives.copy_to_group(x, groups.axis(*_copies(cuts))).contiguous()
+    return collectives.copy_to_group(x, groups.axis(*_copies(cuts, sharing))).contiguous()
 
 
 def reduce_tokens(groups: Groups, y: Tensor) -> Tensor:
     """Sum all ranks' terms [B, S, H] to the stored residual; backward: gather."""
-    cuts = placement.residual_cuts(groups.tensor)
+    cuts, sharing = placement.residual_cuts(groups.tensor), sharing_axes(groups)
     for dim, letters in enumerate(cuts):
-        for letter in letters:
+        for letter in (each for each in letters if each in sharing):
             y = collectives.reduce_scatter_autograd(y, groups.axis(letter), dim)
-    return collectives.reduce_from_group(y, groups.axis(*_copies(cuts)))
+    return collectives.reduce_from_group(y, groups.axis(*_copies(cuts, sharing)))
 
 
-def _copies(cuts: placement.Cuts) -> tuple[str, ...]:
+def _copies(cuts: placement.Cuts, sharing: placement.Letters) -> placement.Letters:
     """Return the axes along which the residual is stored as equal copies."""
-    return tuple(letter for letter in TENSOR_AXES if not any(letter in letters for letters in cuts))
+    return tuple(letter for letter in sharing if not any(letter in letters for letters in cuts))
+
+
+def sharing_axes(groups: Groups) -> placement.Letters:
+    """Return the axes that share out the experts: all of a tensor group, but d where ZeRO shards equal weights over it.
+
+    A config that tells of experts has no such d (`layout.resolve.with_zero`); a model may have them all the same.
+    """
+    return groups.tensor.summed_by_layers(TENSOR_AXES)
+
+
+def _placed(groups: Groups, shape: tuple[int, ...], dim: int, padded_rows: int | None = None) -> Placement:
+    """Place a weight whose `dim` is cut by all that share out the experts."""
+    sharing = sharing_axes(groups)
+    cuts = tuple(sharing if each == dim else () for each in range(len(shape)))
+    partial = tuple(letter for letter in TENSOR_AXES if letter not in sharing)
+    return Placement(groups.tensor, shape, cuts, partial=partial, padded_rows=padded_rows)
 
 
 def surround(mixture: nn.Module, groups: Groups) -> None:
@@ -93,15 +112,14 @@ class Experts(Layer):
         if set(shapes) != set(_PROJECTIONS) or not all(len(shape) == 3 for shape in shapes.values()):
             message = f"{name} of {type(module).__name__} holds {shapes}, and not the weights of gated experts"
             raise_finding("TEN234", message, "report the model: it needs a rule of its own", key="model.type")
-        index, count = placement.piece(groups.tensor, groups.coord, TENSOR_AXES)
+        index, count = placement.piece(groups.tensor, groups.coord, sharing_axes(groups))
         num_experts = own.num_experts
         self.share_of_experts = -(-num_experts // count)
         self.first = index * self.share_of_experts
         padded = self.share_of_experts * count
         for each, shape in shapes.items():
             rows = padded if padded != num_experts else None
-            at = Placement(groups.tensor, shape, (TENSOR_AXES, (), ()), padded_rows=rows)
-            self.register_parameter(each, parameter(at, ZEROS))
+            self.register_parameter(each, parameter(_placed(groups, shape, 0, rows), ZEROS))
         own.num_experts, own._is_expert_parallel = self.share_of_experts, count > 1
         self.module = [own]  # in a list: its parameters are not this model's
         self.sources = {each: (Source(f"{name}.{each}"),) for each in shapes}
@@ -135,8 +153,8 @@ class SharedExpertLinear(Layer):
         if getattr(linear, "bias", None) is not None:
             message = f"{name}.bias: of linears of a shared expert, only those without a bias are known"
             raise_finding("TEN234", message, "report the model: it needs a rule of its own", key="model.type")
-        cuts = (TENSOR_AXES, ()) if role == "inward" else ((), TENSOR_AXES)
-        self.weight = parameter(Placement(groups.tensor, tuple(linear.weight.shape), cuts), ZEROS)
+        at = _placed(groups, tuple(linear.weight.shape), 0 if role == "inward" else 1)
+        self.weight = parameter(at, ZEROS)
         self.sources = {"weight": (Source(f"{name}.weight"),)}
 
     def forward(self, x: Tensor) -> Tensor:

@@ -144,11 +144,17 @@ def _note(name: str, own: Forecast) -> str:
         layers = sum(workload.counts[stage] for stage in workload.chunks.held_by(own.binding_rank))
         again = ", computed again" if workload.recompute == "full" else ""
         return f"{held:g} micro-batch{'es' * (held != 1)} in flight x {layers} layers{again}"
-    if name == "optimizer" and workload.zero and workload.mesh.data > 1:
-        return f"over {workload.mesh.data} replicas (ZeRO {workload.zero})"
+    if name == "optimizer" and workload.zero and (copies := workload.mesh.size(*workload.mesh.zero_axes)) > 1:
+        of = "replicas" if copies == workload.mesh.data else "ranks that hold the same"
+        return f"over {copies} {of} (ZeRO {workload.zero})"
     if name == "outside":
         return "driver and communicators"
     return ""
+
+
+def _axes(names: str) -> str:
+    """Return the name of an axis, or of several with blanks between."""
+    return f"axes {' and '.join(names.split())}" if " " in names else f"axis {names}"
 
 
 def describe(workload: Workload, candidate: Candidate) -> str:
@@ -185,7 +191,7 @@ def _time_lines(own: Forecast) -> Iterator[str]:
     yield f"         of it {', '.join(shown)}"
     for sent in time.sent:
         over = "between nodes" if sent.across else "within a node"
-        yield f"  sends  {sent.num_bytes / GIB:8.2f} GiB a step on axis {sent.axis}, {over}"
+        yield f"  sends  {sent.num_bytes / GIB:8.2f} GiB a step on {_axes(sent.axis)}, {over}"
 
 
 # What would be better ----------------------------------------------------------------------------------------------

@@ -412,7 +412,7 @@ class OtherLRScheduler:
 
 @section
 class Zero:
-    """DeepSpeed's ZeRO: what is sharded over the data axis."""
+    """DeepSpeed's ZeRO: what is sharded over replicas, and (no pipeline) over ranks of a context or 2.5d's depth."""
 
     stage: ZeroStage = key(default=0, resume="free", shorthand=True, synonyms="zero_stage zero_level")
     """0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too."""
@@ -705,7 +705,7 @@ class Spec:
         deepspeed="zero_optimization",
         synonyms="zero_optimization zero_optimisation",
     )
-    """DeepSpeed's ZeRO: what is sharded over the data axis."""
+    """DeepSpeed's ZeRO: what is sharded over replicas, and (no pipeline) over ranks of a context or 2.5d's depth."""
     precision: Precision = key(
         default_factory=Precision,
         resume="reported",

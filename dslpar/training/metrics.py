@@ -70,8 +70,8 @@ def num_parameters(engine: Engine) -> ParameterCounts:
     sizes = [getattr(p, "ds_numel", None) or p.numel() for p in parameters]  # ZeRO 3 leaves an empty tensor
     owned = [(size, p) for size, p in zip(sizes, parameters, strict=True) if p.tensor_model_parallel]
     counts = [sum(size for size, _ in owned), sum(size for size, p in owned if p.requires_grad)]
-    # Over one replica: data ranks hold copies of the same parameters.
-    summed = collectives.all_reduce(torch.tensor(counts, device=engine.deepspeed.device), engine.groups.axis("model"))
+    # Over the ranks that step one copy of the weights: others hold copies of the same parameters.
+    summed = collectives.all_reduce(torch.tensor(counts, device=engine.deepspeed.device), engine.groups.weight_axis)
     total, trained = summed.tolist()
     return ParameterCounts(total, trained, sum(sizes))
 

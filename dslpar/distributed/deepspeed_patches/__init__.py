@@ -38,6 +38,8 @@ M    function                        symptom                                    
                                      an op, every later one waits for ever
 20   `correct_bias_exactly`          DeepSpeedCPUAdam: a run that goes on after a       engine/test_offloaded_adam.py
                                      checkpoint takes other bits
+21   `sum_over_sequence`             ZeRO 3 averages gradients over sequence parallel   engine/test_zero_over_d.py
+                                     ranks, each of which has a part of them
 ===  ==============================  =================================================  =========================
 
 `start` has what is called before an engine is built; the others are named after what they mend. Tests are below
@@ -56,6 +58,7 @@ from dslpar.distributed.deepspeed_patches.optimizers import (
     correct_bias_exactly,
     drop_overflowed_gradients,
     shard_gradients_of_bf16,
+    sum_over_sequence,
     without_eager_state,
 )
 from dslpar.distributed.deepspeed_patches.overlap import (
@@ -97,6 +100,7 @@ __all__ = [
     "register_external_parameters",
     "shard_gradients_of_bf16",
     "skip_shm_op",
+    "sum_over_sequence",
     "tied_gradients",
     "without_eager_state",
 ]

@@ -77,6 +77,19 @@ class _LazyAdagrad(torch.optim.Optimizer):
         return flags
 
 
+def sum_over_sequence(ds_engine: DeepSpeedEngine) -> None:
+    """M21. Have ZeRO 3 sum gradients over what DeepSpeed calls sequence parallel, and average them over data alone.
+
+    ZeRO 1 and 2 do. ZeRO 3 does where it reduces in one buffer, and where it scatters it averages over all ranks.
+    """
+    zero = ds_engine.optimizer
+    ranks = getattr(zero, "sequence_parallel_size", 1)
+    if ds_engine.zero_optimization_stage() != 3 or ranks == 1:
+        return
+    zero.sequence_parallel_size = 1  # here is said what is divided by, in both ways
+    zero._gradient_averaging_world_size = lambda params, size: size // ranks
+
+
 def correct_bias_exactly(ds_engine: DeepSpeedEngine) -> None:
     """M20. Have a step of DeepSpeedCPUAdam depend on its number, and not on those that came before it in this run.
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from dslpar.core.frozen import replace
 from dslpar.layout.modes import context_forms, cuboid_of
-from dslpar.layout.resolve import heads_of, tensor_of
+from dslpar.layout.resolve import heads_of, tensor_of, with_zero
 from dslpar.linter.context import Context
 from dslpar.linter.problem import Problem
 from dslpar.linter.rule import rule
@@ -31,7 +31,8 @@ def slower_context_impl(cx: Context) -> Iterator[Problem]:
     sent = by_context_form(cx.job, machine.nodes.per_node)  # of those that are legal
     own, steps = next(iter(forms)), {}
     for form in sent:
-        workload = workload_of(replace(cx.job, mesh=replace(cx.job.mesh, tensor=cuboid_of(*forms[form], heads))))
+        cuboid = with_zero(cuboid_of(*forms[form], heads), spec.model, spec.zero.stage, cx.stages)
+        workload = workload_of(replace(cx.job, mesh=replace(cx.job.mesh, tensor=cuboid)))
         assert workload is not None, "the costs are known"
         made = forecast(workload, machine)
         if made.fits or form == own:

@@ -67,14 +67,19 @@ def deprecated_deepspeed_key(cx: Context) -> Iterator[Problem]:
 
 @rule("DSC107", "scaled-before-the-sum")
 def scaled_before_the_sum(cx: Context) -> Iterator[Problem]:
-    """Gradients that are divided before they are summed, with ZeRO 2 or 3."""
+    """Gradients that are divided before they are summed, with ZeRO 2 or 3, or over ranks with equal weights."""
     zero = cx.spec.zero
-    if zero.stage < 2 or not zero.extra.get("reduce_scatter", True):
-        return
+    scatters = zero.stage >= 2 and zero.extra.get("reduce_scatter", True)
     for name, default in (("prescale_gradients", False), ("gradient_predivide_factor", 1)):
-        if (value := _value(cx, name, default)) != default:
+        if (value := _value(cx, name, default)) == default:
+            continue
+        if scatters:
             message = f"{name}={value} is not supported with the reduce-scatter of ZeRO stage {zero.stage}"
             yield cx.problem(f"deepspeed.{name}", message, f"leave {name} out, or zero = 1")
+        elif name == "gradient_predivide_factor" and zero.stage and cx.zero_over_d:
+            where = f"where ZeRO also sums gradients over {cx.cuboid.d} ranks that hold equal weights"
+            message = f"{name}={value} is not supported {where}"
+            yield cx.problem(f"deepspeed.{name}", message, f"leave {name} out")
 
 
 @rule("DSC108", "needed-and-turned-off")

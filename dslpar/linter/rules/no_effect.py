@@ -114,7 +114,7 @@ def floor_of_a_constant(cx: Context) -> Iterator[Problem]:
 
 @rule("DEAD115", "nothing-to-shard", "warning")
 def nothing_to_shard(cx: Context) -> Iterator[Problem]:
-    """ZeRO with one data rank."""
+    """ZeRO where no other rank has the same weights."""
     if _shards_nothing(cx):
         ranks = f"{cx.world} / (pipeline {cx.stages} * tensor {cx.cuboid.size}) = 1"
         message = f"ZeRO {cx.spec.zero.stage} saves nothing: data is {ranks}"
@@ -122,11 +122,11 @@ def nothing_to_shard(cx: Context) -> Iterator[Problem]:
 
 
 def _shards_nothing(cx: Context) -> bool:
-    """Whether ZeRO is on, with one data rank, and nothing else needs it."""
+    """Whether ZeRO is on, where no other rank has the same weights, and nothing else needs it."""
     half = cx.spec.precision.dtype != "fp32"
     if not cx.spec.zero.stage or half or offloads(cx.spec, "optimizer") or offloads(cx.spec, "param"):
         return False
-    return cx.data_size == 1 and cx.world > 1
+    return cx.num_copies == 1 and cx.world > 1
 
 
 @rule("DEAD116", "zero-key-of-another-stage", "warning")
@@ -164,7 +164,7 @@ def gather_without_effect(cx: Context) -> Iterator[Problem]:
             f"overlap_param_gather has no effect at ZeRO stage {stage}: {why}",
             f"{hint}, or stage={_either((1, 2) if cx.stages == 1 else (1,))}",
         )
-    elif cx.data_size == 1 and cx.world > 1 and not _shards_nothing(cx):
+    elif cx.num_copies == 1 and cx.world > 1 and not _shards_nothing(cx):
         yield cx.problem(key, "overlap_param_gather has no effect: data is 1, and each rank has all weights", hint)
 
 
@@ -208,7 +208,7 @@ _IDLE: Mapping[str, str] = {
     "dataloader_drop_last": "dslpar loads the data itself, and every batch is whole",
     "vocabulary_size": "DeepSpeed only uses it in a warning",
     "disable_allgather": "DeepSpeed 0.19 reads it and never uses it",
-    "seq_parallel_communication_data_type": "DeepSpeed's own sequence parallelism is never on",
+    "seq_parallel_communication_data_type": "dslpar sets it as communication_data_type is",
     "aio": "it is for NVMe, and nothing is offloaded there",
 }
 

@@ -265,7 +265,7 @@ def _more_even(cx: Context, share: float, weights: EvenWeights) -> str:
 def all_reduce_of_gradients(cx: Context) -> Iterator[Problem]:
     """ZeRO 1 or 2 with use_multi_rank_bucket_allreduce."""
     zero, key = cx.spec.zero, "zero.use_multi_rank_bucket_allreduce"
-    if zero.stage in (1, 2) and zero.extra.get("use_multi_rank_bucket_allreduce") and cx.data_size > 1:
+    if zero.stage in (1, 2) and zero.extra.get("use_multi_rank_bucket_allreduce") and cx.num_copies > 1:
         sums = cx.batch.accumulation if zero.stage == 2 else 1
         message = f"{_sent(cx, 2 * sums + 1)} are sent a step and rank, and {_sent(cx, sums + 1)} are enough"
         yield cx.problem(key, message, "leave it out")
@@ -277,10 +277,11 @@ def overlap_that_waits(cx: Context) -> Iterator[Problem]:
     zero, key = cx.spec.zero, "zero.overlap_comm"
     used = cx.stages == 1 and zero.stage in (1, 2) and not overlaps_reduction(cx.spec)  # else DEAD116 reports it
     used &= zero.extra.get("reduce_scatter") is not False  # it then all-reduces, on the other stream
-    if used and zero.extra.get("overlap_comm") and cx.data_size > 1:
+    if used and zero.extra.get("overlap_comm") and cx.num_copies > 1:
         by_rank = not zero.extra.get("use_multi_rank_bucket_allreduce")
         several = by_rank and zero.extra.get("contiguous_gradients") is not False
-        how_often = f"up to {cx.data_size} times a bucket, once for each data rank" if several else "once a bucket"
+        each = f"up to {cx.num_copies} times a bucket, once for each rank that has the same weights"
+        how_often = each if several else "once a bucket"
         yield cx.problem(key, f"a GPU is waited for before each reduction: {how_often}", "leave overlap_comm out")
 
 
@@ -288,7 +289,7 @@ def overlap_that_waits(cx: Context) -> Iterator[Problem]:
 def gradients_sent_many_times(cx: Context) -> Iterator[Problem]:
     """ZeRO 2 with accumulation: gradients are reduced at every micro-batch."""
     count = cx.batch.accumulation
-    if cx.spec.zero.stage == 2 and cx.stages == 1 and count > 1 and cx.data_size > 1:
+    if cx.spec.zero.stage == 2 and cx.stages == 1 and count > 1 and cx.num_copies > 1:
         sent, least = _sent(cx, count + 1), _sent(cx, 2)
         message = f"ZeRO 2 sends {sent} a step and rank with {count} micro-batches, ZeRO 1 {least}"
         yield cx.problem(
@@ -297,7 +298,7 @@ def gradients_sent_many_times(cx: Context) -> Iterator[Problem]:
 
 
 def _sent(cx: Context, times: int) -> str:
-    return f"{times * (cx.data_size - 1) / cx.data_size:.3g} elements a parameter"
+    return f"{times * (cx.num_copies - 1) / cx.num_copies:.3g} elements a parameter"
 
 
 def _percent(share: float) -> str:

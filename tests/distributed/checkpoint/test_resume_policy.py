@@ -212,6 +212,21 @@ def test_a_checkpoint_of_before_there_were_chunks_has_one() -> None:
     assert changes(saved, piped("1f1b", 1)) == []
 
 
+def test_a_checkpoint_of_before_a_cuboid_had_some_field_has_its_default() -> None:
+    job = job_of(
+        2,
+        parallel=schema_sections.Parallel(context=schema_sections.ContextParallel(size=2)),
+        zero=schema_sections.Zero(stage=1),
+    )
+    saved = stored_of(job)
+    assert job.mesh.tensor.zero_over_d
+    assert "zero_over_d" not in saved.manifest["layout"]["tensor"]
+    del saved.manifest["layout"]["tensor"]["ulysses_size"]
+    assert manifest.same_layout(saved, job)
+    del saved.manifest["layout"]["tensor"]["zigzag"]
+    assert not manifest.same_layout(saved, job), "its ranks store two pieces of a sequence, those of before stored one"
+
+
 @pytest.mark.parametrize("num_chunks", [0, 3, 1.5, None, "2"])
 def test_counts_are_of_all_stages(num_chunks: Any) -> None:
     saved = stored_of(piped("interleaved", 2)).manifest | {"files": {}}

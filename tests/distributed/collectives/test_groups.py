@@ -97,6 +97,12 @@ def mpu_answers(mesh: Mesh) -> dict[str, object]:
 def test_mpu() -> None:
     answers = on_ranks(4, mpu_answers, Mesh(data=2, tensor=Tensor(y=2)))[3]
     assert answers == {
+        "get_sequence_parallel_group": [3],
+        "get_sequence_parallel_rank": 0,
+        "get_sequence_parallel_world_size": 1,
+        "get_sequence_data_parallel_group": [1, 3],
+        "get_sequence_data_parallel_rank": 1,
+        "get_sequence_data_parallel_world_size": 2,
         "get_model_parallel_group": [2, 3],
         "get_model_parallel_rank": 1,
         "get_model_parallel_world_size": 2,
@@ -105,6 +111,29 @@ def test_mpu() -> None:
         "get_tensor_model_parallel_world_size": 2,
         "get_data_parallel_group": [1, 3],
         "get_data_parallel_group_ranks": [1, 3],
+        "get_data_parallel_rank": 1,
+        "get_data_parallel_world_size": 2,
+    }
+
+
+def test_mpu_where_zero_shards_over_d() -> None:
+    """What DeepSpeed calls sequence parallel are the ranks of d, and they step no copy of the weights together."""
+    answers = on_ranks(8, mpu_answers, Mesh(data=2, tensor=Tensor(d=2, y=2, zero_over_d=True)))[6]
+    assert answers == {
+        "get_sequence_parallel_group": [4, 6],
+        "get_sequence_parallel_rank": 1,
+        "get_sequence_parallel_world_size": 2,
+        "get_sequence_data_parallel_group": [0, 2, 4, 6],
+        "get_sequence_data_parallel_rank": 3,
+        "get_sequence_data_parallel_world_size": 4,
+        "get_model_parallel_group": [6, 7],
+        "get_model_parallel_rank": 0,
+        "get_model_parallel_world_size": 2,
+        "get_tensor_model_parallel_group": [6, 7],
+        "get_tensor_model_parallel_rank": 0,
+        "get_tensor_model_parallel_world_size": 2,
+        "get_data_parallel_group": [2, 6],
+        "get_data_parallel_group_ranks": [2, 6],
         "get_data_parallel_rank": 1,
         "get_data_parallel_world_size": 2,
     }

@@ -10,7 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from dslpar.core.mesh import Mesh
+from dslpar.core.frozen import replace
+from dslpar.core.mesh import Mesh, Tensor
+from dslpar.distributed import collectives
 from dslpar.distributed.groups import Groups
 from dslpar.layers import gather, initialize, placement
 from tests.support.layouts import LAYOUTS
@@ -74,30 +76,41 @@ def test_a_mixture_sends_its_tokens_twice_each_way(layout: str, size: int) -> No
     assert on_ranks(size, rank) == [expected] * size
 
 
-@pytest.mark.parametrize("implementation", ["eager", "grouped_mm", "batched_mm"])
-def test_products_of_transformers_skip_experts_of_other_ranks(implementation: str) -> None:
-    """In float32, against the plain loop on one rank; with 6 experts on 4 ranks the last rank has none."""
-    layout = LAYOUTS["2d-4"]
+def _whole_results(groups: Groups, implementation: str) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """The output and all gradients, of a loss, of a mixture of six experts."""
+    part, x = part_of(whole(implementation, num_experts=6), groups), residual(groups)
+    y = part(x)
+    y.square().sum().backward()
+    at = placement.residual(groups.tensor, BATCH, SEQUENCE, HIDDEN)
+    assert all(p.grad is not None for p in part.parameters())
+    assert x.grad is not None
+    if groups.tensor.zero_over_d:  # what ZeRO does
+        for p in part.parameters():
+            p.grad = collectives.all_reduce(p.grad, groups.axis("d"))  # type: ignore[arg-type]
+    gradients = {name: gather(p.grad, p.placement, groups) for name, p in part.named_parameters()}  # type: ignore[attr-defined, arg-type]
+    return gather(y, at, groups), gradients | {"x": gather(x.grad, at, groups)}
 
-    def rank() -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        groups = Groups(Mesh(tensor=layout))
-        part, x = part_of(whole(implementation, num_experts=6), groups), residual(groups)
-        y = part(x)
-        y.square().sum().backward()
-        at = placement.residual(groups.tensor, BATCH, SEQUENCE, HIDDEN)
-        assert all(p.grad is not None for p in part.parameters())
-        assert x.grad is not None
-        gradients = {name: gather(p.grad, p.placement, groups) for name, p in part.named_parameters()}  # type: ignore[attr-defined, arg-type]
-        return gather(y, at, groups), gradients | {"x": gather(x.grad, at, groups)}
 
+def _is_the_whole_mixture(tensor: Tensor, implementation: str) -> None:
     mixture = whole("eager", num_experts=6)
     x = residual(Groups(Mesh()))
     plain = mixture(x)
     plain.square().sum().backward()
-    for y, gradients in on_ranks(4, rank):
+    for y, gradients in on_ranks(tensor.size, lambda: _whole_results(Groups(Mesh(tensor=tensor)), implementation)):
         torch.testing.assert_close(y, plain.detach(), rtol=1e-5, atol=1e-5)
         for name, p in [*mixture.named_parameters(), ("x", x)]:
             torch.testing.assert_close(gradients[name], p.grad, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("implementation", ["eager", "grouped_mm", "batched_mm"])
+def test_products_of_transformers_skip_experts_of_other_ranks(implementation: str) -> None:
+    """In float32, against the plain loop on one rank; with 6 experts on 4 ranks the last rank has none."""
+    _is_the_whole_mixture(LAYOUTS["2d-4"], implementation)
+
+
+@pytest.mark.parametrize("layout", ["ring-2", "2.5d-8-depth-2"])
+def test_ranks_of_d_have_equal_experts_where_zero_shards_over_d(layout: str) -> None:
+    _is_the_whole_mixture(replace(LAYOUTS[layout], zero_over_d=True), "eager")
 
 
 def test_places_without_an_expert_are_zeros() -> None:

@@ -38,6 +38,23 @@ def test_parameters_and_flops_are_counted_once_in_every_layout(zero: int) -> Non
     assert one["tflops_per_s"] == pytest.approx(costs.flops_per_token(model, 8).mfu_causal * 1e-9)
 
 
+@pytest.mark.parametrize(
+    "parallel",
+    [
+        sections.Parallel(context=sections.ContextParallel(size=2), tensor=sections.TensorParallel(size=2, mode="1d")),
+        sections.Parallel(tensor=sections.TensorParallel(size=2, mode="2.5d", depth=2)),
+    ],
+    ids=["context 2 beside 1d 2", "2.5d 2, data 2"],
+)
+def test_ranks_that_zero_shards_over_hold_the_same_parameters(parallel: sections.Parallel) -> None:
+    model = section.GPT(num_layers=2, hidden_size=16, num_heads=2, vocab_size=30, max_seq_len=8)
+    made = sections.Spec(
+        model=model, zero=sections.Zero(stage=1), parallel=parallel, batch=sections.Batch(global_size=4)
+    )
+    for (everywhere, trained, _), _ in on_ranks(4, _counts, resolve(made, 4), init="deepspeed"):
+        assert everywhere == trained == 30 * 16 + 8 * 16 + 2 * (12 * 16**2 + 13 * 16) + 2 * 16
+
+
 def test_mfu_is_the_share_of_the_device_s_peak() -> None:
     model = section.GPT(num_layers=12, hidden_size=768, num_heads=12, vocab_size=50257, max_seq_len=1024)
     job = resolve(sections.Spec(model=model, precision=sections.Precision(dtype="bf16")), 8)

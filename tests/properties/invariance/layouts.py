@@ -719,7 +719,7 @@ LAYOUTS: dict[str, Layout] = {
     "ResMLP, data 2, 1d 2, ZeRO 3, recompute 1": Layout(4, tensor("1d", 2), zero=3, recompute=1, model="ResMLP"),
     "ResMLP, pipe 4, data 2": Layout(8, pipe(4), model="ResMLP"),
     "ResMLP, data 2, 2d 4, ZeRO 3": Layout(8, tensor("2d", 4), zero=3, model="ResMLP"),
-    "ResMLP, 2.5d 8 (depth 2)": Layout(8, tensor("2.5d", 8, depth=2), model="ResMLP"),
+    "ResMLP, 2.5d 8 (depth 2), ZeRO 2": Layout(8, tensor("2.5d", 8, depth=2), zero=2, model="ResMLP"),
     "ResMLP, 3d 8, ZeRO 1": Layout(8, tensor("3d", 8), zero=1, model="ResMLP"),
     "ResMLP, pipe 2, cuboid (1, 2, 2), sequence, batch": Layout(
         8, pipe(2) | tensor("cuboid", 4, shape=(1, 2, 2), residual="sequence", inner="batch"), model="ResMLP"

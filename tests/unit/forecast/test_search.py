@@ -10,6 +10,7 @@ import pytest
 from dslpar.core.frozen import replace
 from dslpar.forecast.candidate import NO_TENSOR, Candidate, Workloads, settings
 from dslpar.forecast.device import device_named
+from dslpar.forecast.model_states import states
 from dslpar.forecast.plan import TIGHT, Machine, forecast, verdict_of
 from dslpar.forecast.search import candidates, leaders, nearest, pins_of, search, tensors
 from dslpar.forecast.step_time import layer_s, terms_of
@@ -91,6 +92,19 @@ def test_the_config_s_own_context_is_tried_with_others() -> None:
     assert workloads.own in tried
     assert contexts(tried) == {(4, "ulysses"), (4, "ring"), (4, "hybrid")}
     assert any(each.context is None for each in tried)
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_zero_is_tried_over_a_context_alone(stage: int) -> None:
+    text = LONG.replace("stage=1", f"stage={stage}") + "parallel = dict(context=8)\n"
+    workloads = Workloads(job_of(text, 8))
+    tried = list(candidates(workloads))
+    assert workloads.own in tried
+    assert {each.zero for each in tried if each.context == workloads.own.context and each.pipe == 1} == {1, 2, 3}
+    one, two, three = (states(workloads.workload(replace(workloads.own, zero=zero)), 0) for zero in (1, 2, 3))
+    assert one.optimizer == two.optimizer == three.optimizer == 8 * workloads.base.weights(0) / 8
+    assert one.gradients == 8 * two.gradients
+    assert two.weights > 6 * three.weights
 
 
 def test_forms_that_another_beats_are_left_out_but_the_config_s_own() -> None:

@@ -159,6 +159,9 @@ TOGETHER = [
     ("zero = 3\ndeepspeed = dict(gradient_predivide_factor=2.0)", ["DSC107"]),
     ("zero = dict(stage=2, reduce_scatter=False)\ndeepspeed = dict(prescale_gradients=True)", []),
     ("zero = 1\ndeepspeed = dict(prescale_gradients=True)", []),
+    ("zero = 1\ndeepspeed = dict(gradient_predivide_factor=2.0)", []),
+    ("zero = 1\nparallel = dict(context=2)\ndeepspeed = dict(gradient_predivide_factor=2.0)", ["DSC107"]),
+    ("zero = 1\nparallel = dict(context=2)\ndeepspeed = dict(prescale_gradients=True)", []),
     ("zero = 2\ndeepspeed = dict(gradient_predivide_factor=1.0)", []),
     ("zero = 2\ndeepspeed = dict(prescale_gradients='x')", ["DSC105"]),
     ("zero = 1\ndeepspeed = dict(zero_allow_untested_optimizer=False)", []),  # AdamW is on its list

@@ -126,6 +126,7 @@ model = dict(type='GPT', num_layers=4, hidden_size=4096, num_heads=32, num_kv_he
              max_seq_len={seq_len})
 precision = 'bf16'
 zero = dict(stage=1)
+batch = dict(micro_size=1, accumulation=8)
 """
 
 

@@ -173,6 +173,14 @@ def test_all_of_deepspeeds_dict_is_explained(path: str) -> None:
             assert _listed(same.value) == value.value, value
 
 
+def test_deepspeed_s_sequence_parallel_keys_are_explained() -> None:
+    text = MODEL + "parallel = dict(context=2)\nzero = 1\n"
+    value = answer(text, "deepspeed.seq_parallel_communication_data_type", world=2)
+    assert (value.value, value.how) == ("fp32", "inferred")
+    assert "parallel.context.size" in value.sources
+    assert answer(text + "precision = 'fp16'\n", value.key, world=2).value == "fp16"
+
+
 def _listed(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value.name if isinstance(value, Reference) else value
 
