@@ -6,6 +6,7 @@ function that takes a mode makes this process a rank of torch's fake group: call
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -23,6 +24,7 @@ from dslpar.core import mesh
 from dslpar.core.mesh import Mesh
 from dslpar.distributed.groups import Groups
 from dslpar.layers import Block, Form, Rotary, cross_entropy, initialize, mark_owners, placement
+from dslpar.layers.loss import compiled_losses
 from tests.support.fake_world import fake_world
 from tests.support.layouts import LAYOUTS
 
@@ -96,15 +98,35 @@ def graph_breaks(block: nn.Module, shape: tuple[int, ...]) -> int:
     return int(explained.graph_break_count)
 
 
+TOKENS, VOCAB_SIZE = 64, 4096
+"""Of a loss."""
+
+
 def loss_bytes() -> tuple[float, float]:
     """Return bytes that a loss and its backward move for a logit in bfloat16: torch's, of upcast logits, and ours."""
-    tokens, vocab_size = 64, 4096
     found = []
-    labels = torch.zeros(tokens, dtype=torch.int64, device="meta")
-    ours = partial(cross_entropy, Groups(Mesh()), vocab_size=vocab_size)
+    labels = torch.zeros(TOKENS, dtype=torch.int64, device="meta")
+    ours = partial(cross_entropy, Groups(Mesh()), vocab_size=VOCAB_SIZE)
     for loss in (lambda logits, labels: functional.cross_entropy(logits.float(), labels), ours):
-        logits = torch.empty(tokens, vocab_size, dtype=torch.bfloat16, device="meta", requires_grad=True)
+        logits = torch.empty(TOKENS, VOCAB_SIZE, dtype=torch.bfloat16, device="meta", requires_grad=True)
         with count_kernels() as counts:
             loss(logits, labels).backward()
         found.append(counts.num_bytes / logits.numel())
     return found[0], found[1]
+
+
+def compiled_loss_bytes(tensor: str) -> float:
+    """Return what `loss_bytes` counts, of our loss in a mode and with train.compile, as torch's inductor counts it.
+
+    Of the CPU's kernels, since they run; an accelerator's are fused alike.
+    """
+    from torch._inductor import compile_fx, config, metrics  # here: it takes a second, and this function alone asks
+
+    cuboid = TENSORS[tensor]
+    labels = torch.zeros(1, TOKENS, dtype=torch.int64)
+    metrics.reset()
+    compile_fx.inductor_metrics_log.setLevel(logging.INFO)  # without, it counts nothing
+    with fake_world(cuboid.size - 1, cuboid.size), config.patch(force_disable_caches=True), compiled_losses("inductor"):
+        logits = torch.zeros(1, TOKENS, VOCAB_SIZE // cuboid.size, dtype=torch.bfloat16, requires_grad=True)
+        cross_entropy(Groups(Mesh(tensor=cuboid)), logits, labels, VOCAB_SIZE).backward()  # type: ignore[no-untyped-call]
+    return metrics.num_bytes_accessed / logits.numel()

@@ -11,7 +11,8 @@ torch` are the same model in torch.nn; a step of it is a loop with autocast.
 Below the rows stands what was asked (benchmarks.device_targets) beside what it was before and what is seen. Exit status
 1: something asked is missed that is not known to be, or a count is above its row's limit.
 
-Numbers are those of torch's operations before any fusion, so they say what is enqueued and not how long it takes.
+Numbers are those of torch's operations before any fusion, so they say what is enqueued and not how long it takes; what
+is called compiled is of the kernels that torch's inductor makes of them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,15 @@ from functools import partial
 from typing import Any
 
 from benchmarks import device_targets
-from benchmarks.device_blocks import FORMS, TENSORS, BlockCounts, block_counts, loss_bytes, plain_counts
+from benchmarks.device_blocks import (
+    FORMS,
+    TENSORS,
+    BlockCounts,
+    block_counts,
+    compiled_loss_bytes,
+    loss_bytes,
+    plain_counts,
+)
 from benchmarks.device_counter import Kernels
 from benchmarks.device_steps import (
     ACCUMULATION,
@@ -49,6 +58,8 @@ STEPS: Mapping[str, Callable[[], StepCounts]] = {
 }
 BYTES: Mapping[str, Callable[[], Counts]] = {
     "the loss": lambda: dict(zip(("torch's", "bytes a logit"), loss_bytes(), strict=True)),
+    "the loss, compiled": lambda: {"bytes a logit": compiled_loss_bytes("one process")},
+    "the loss, compiled, 1d": lambda: {"bytes a logit": compiled_loss_bytes("1d")},
     "a gradient's sum": lambda: {"bytes a parameter": accumulation_bytes()},
 }
 TABLES: Mapping[str, Mapping[str, Callable[[], Any]]] = {"block": BLOCKS, "step": STEPS, "bytes": BYTES}

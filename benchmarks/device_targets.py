@@ -69,7 +69,11 @@ class Known(NamedTuple):
 
 
 KNOWN = (
-    Known("bytes a logit", lambda row: row == "the loss", "torch's softmax makes a copy of bfloat16 in float32 first"),
+    Known(
+        "bytes a logit",
+        lambda row: row == "the loss",
+        "torch's softmax makes a copy of bfloat16 in float32 first; with train.compile it does not",
+    ),
     Known(
         "exposed",
         lambda row: row.endswith(("2d, overlap", "3d, overlap")),

@@ -5,7 +5,8 @@
 Layer by layer, as torchtitan does: the graph of one block is compiled once, and all blocks of a rank share it. Between
 layers nothing changes, so pipelines, recomputation and ZeRO 0 to 2 are as without. The layers of dslpar.layers are
 whole graphs in every tensor mode, collectives included; what torch cannot take into a graph (dropout, which draws from
-seeds of its own) runs as before.
+seeds of its own) runs as before. The engine has cross-entropy compiled too (`layers.loss.compiled_losses`): without,
+it makes copies of the logits.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import socket
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -38,6 +38,7 @@ from dslpar.engine.micro_batches import MicroBatch, check_sizes, to_device, with
 from dslpar.engine.pipeline_executor import PipelineExecutor
 from dslpar.layers.dropout import seed_generators
 from dslpar.layers.gradient_accumulation_fusion import fused_accumulation
+from dslpar.layers.loss import compiled_losses
 from dslpar.layers.parameter import stable_hash
 from dslpar.layout.resolve import Job
 from dslpar.models.layered import LayeredModel
@@ -209,11 +210,19 @@ class Engine:
                 )
         return self._results(result, batches, keep_outputs)
 
-    def _loss(self, criterion: LossFn | None, keep_outputs: bool) -> AbstractContextManager[LossFn]:
-        """Return the loss of this call: by chunks of tokens where that is asked for, and nobody reads the logits."""
-        if self._by_chunks is None or criterion is not None or keep_outputs:
-            return nullcontext(criterion or self._loss_fn)
-        return self._by_chunks.in_use()
+    @contextmanager
+    def _loss(self, criterion: LossFn | None, keep_outputs: bool) -> Iterator[LossFn]:
+        """Hold the loss of this call: by chunks of tokens where that is asked for, and nobody reads the logits."""
+        with compiled_losses(self._compile_backend):
+            if self._by_chunks is None or criterion is not None or keep_outputs:
+                yield criterion or self._loss_fn
+                return
+            with self._by_chunks.in_use() as loss_fn:
+                yield loss_fn
+
+    @property
+    def _compile_backend(self) -> str | None:
+        return self.job.spec.train.compile_backend if self.job.spec.train.compile else None
 
     def forward(
         self, micro_batches: Iterable[MicroBatch], keep_outputs: bool = False, criterion: LossFn | None = None
@@ -291,7 +300,8 @@ class Engine:
 
     def criterion(self, output: Any, label: Any) -> Tensor:
         """Return the loss of one micro-batch: the mean over it."""
-        return self._loss_fn(output, self._to_device(label))
+        with compiled_losses(self._compile_backend):
+            return self._loss_fn(output, self._to_device(label))
 
     def mean_over_replicas(self, loss: Tensor) -> Tensor:
         """Return the mean, without a graph, of a scalar that each replica has computed of its own samples."""

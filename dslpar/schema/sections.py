@@ -504,9 +504,10 @@ class Train:
     """Same bits each time on the same layout and machine: torch's deterministic algorithms, cuBLAS's fixed workspace,
     NCCL's ring. Slower; an operation that has no such form is an error."""
     compile: bool = key(default=False, resume="reported", synonyms="torch_compile use_compile")
-    """Whether torch.compile makes fewer kernels of the repeated layers; the first step then takes minutes. With ZeRO 0
-    to 2: ZeRO 3 gathers weights between the operations of a layer. Kernels of its own round otherwise, in the last
-    bits; dropout, which draws from seeds of its own, stays outside of the graphs and cuts them."""
+    """Whether torch.compile makes fewer kernels of the repeated layers, and of cross-entropy; the first step then takes
+    minutes. With ZeRO 0 to 2: ZeRO 3 gathers weights between the operations of a layer. Kernels of its own round
+    otherwise, in the last bits; dropout, which draws from seeds of its own, stays outside of the graphs and cuts
+    them."""
     compile_backend: CompileBackend = key(default="inductor", resume="reported", synonyms="torch_compile_backend")
     """'inductor' (kernels of its own), or 'aot_eager' (the same graphs without: to find out which of the two is at
     fault)."""

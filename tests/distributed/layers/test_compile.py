@@ -1,4 +1,5 @@
-"""torch.compile over the layers: a block is one graph in every tensor mode, all blocks share it, and computes the same.
+"""torch.compile over layers and loss: a block is one graph in every tensor mode, all blocks share it, and computes the
+same; so is the loss.
 
 By `aot_eager`, which runs the traced graphs of forward and backward with the kernels that they had: collectives in the
 graph are torch's functional ones, over gloo.
@@ -9,9 +10,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from dslpar.core.errors import DslparError
 from dslpar.core.mesh import Mesh
 from dslpar.distributed.groups import Groups
-from dslpar.layers import Block, Form, Rotary, initialize, mark_owners, placement
+from dslpar.layers import Block, Form, Head, Rotary, cross_entropy, initialize, mark_owners, placement
+from dslpar.layers.loss import compiled_losses, cross_entropy_by_chunks
 from tests.support.compiled import TORCH_S_OWN_WARNINGS
 from tests.support.layouts import LAYOUTS
 from tests.support.ranks import on_ranks
@@ -65,6 +68,47 @@ def _results(form: str, layout: str) -> list[list[torch.Tensor]]:
 )
 def test_a_compiled_block_is_one_graph_and_computes_the_same(form: str, layout: str) -> None:
     for plain, compiled in on_ranks(LAYOUTS[layout].size, _results, form, layout, timeout=200):
+        for own, other in zip(plain, compiled, strict=True):
+            assert own.abs().max() > 0
+            assert (own - other).abs().max() <= CLOSE * own.abs().max()
+
+
+VOCAB = 35
+"""Of which each cut of a vocabulary makes padding."""
+
+
+def _losses(layout: str) -> list[list[torch.Tensor]]:
+    """Losses of a head's logits, and its gradient: whole, smoothed, and by chunks; as they are and compiled."""
+    torch.set_default_dtype(torch.float64)
+    groups = Groups(Mesh(tensor=LAYOUTS[layout]))
+    head = Head(groups, HIDDEN, VOCAB)
+    initialize(head, groups, seed=1)
+    mark_owners(head, groups)
+    torch.manual_seed(7)
+    x = torch.randn(placement.residual(LAYOUTS[layout], BATCH, SEQUENCE, HIDDEN).local_shape)
+    labels = torch.randint(0, VOCAB, (BATCH, SEQUENCE)).masked_fill(torch.rand(BATCH, SEQUENCE) < 0.3, -100)
+    results = []
+    for backend in (None, "aot_eager"):
+        stored = x.clone().requires_grad_()
+        head.zero_grad()
+        with compiled_losses(backend):
+            losses = [
+                cross_entropy(groups, head(stored), labels, VOCAB),
+                cross_entropy(groups, head(stored), labels, VOCAB, label_smoothing=0.1),
+                cross_entropy_by_chunks(groups, head, stored, labels, VOCAB, num_chunks=2),
+            ]
+            with pytest.raises(DslparError, match="among the labels"):
+                cross_entropy(groups, head(stored), torch.full_like(labels, VOCAB), VOCAB)
+        sum(losses).backward()  # type: ignore[union-attr]  # outside: what was compiled stays so
+        gradients = [tensor.grad for tensor in (stored, *head.parameters()) if tensor.grad is not None]
+        results.append([*(loss.detach() for loss in losses), *gradients])
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
+    return results
+
+
+@pytest.mark.parametrize("layout", sampled(NAMES, {"cuboid-1-2-2-sequence-batch"}))
+def test_a_compiled_loss_is_the_loss(layout: str) -> None:
+    for plain, compiled in on_ranks(LAYOUTS[layout].size, _losses, layout, timeout=200):
         for own, other in zip(plain, compiled, strict=True):
             assert own.abs().max() > 0
             assert (own - other).abs().max() <= CLOSE * own.abs().max()
