@@ -22,13 +22,15 @@ CLOSE = 1e-6
 """Relative, in float32: what the proofs of layouts ask of a loss."""
 PIPE = {"pipeline": sections.PipelineParallel(size=2)}
 ONE_D = {"tensor": sections.TensorParallel(size=2, mode="1d", sequence=True)}
-LAYOUTS: dict[str, tuple[int, int, dict[str, Any], bool]] = {
-    # name: (world, ZeRO stage, parallel, recompute)
-    "one process": (1, 0, {}, False),
-    "data 2, ZeRO 2": (2, 2, {}, False),
-    "1d 2 with sequence, recomputed": (2, 1, ONE_D, True),
-    "pipe 2": (2, 1, PIPE, False),
-    "pipe 2, 1d 2 with sequence, recomputed": (4, 1, PIPE | ONE_D, True),
+LAYOUTS: dict[str, tuple[int, int, dict[str, Any], bool, int]] = {
+    # name: (world, ZeRO stage, parallel, recompute, chunks of the loss)
+    "one process": (1, 0, {}, False, 1),
+    "data 2, ZeRO 2": (2, 2, {}, False, 1),
+    "1d 2 with sequence, recomputed": (2, 1, ONE_D, True, 1),
+    "pipe 2": (2, 1, PIPE, False, 1),
+    "pipe 2, 1d 2 with sequence, recomputed": (4, 1, PIPE | ONE_D, True, 1),
+    "1d 2 with sequence, the loss by chunks": (2, 1, ONE_D, False, 2),
+    "pipe 2, the loss by chunks": (2, 1, PIPE, False, 2),
 }
 
 
@@ -46,7 +48,7 @@ def _losses(made: Job) -> tuple[list[float], list[float], int]:
 
 @pytest.mark.parametrize("name", sampled(LAYOUTS, {"pipe 2, 1d 2 with sequence, recomputed"}))
 def test_a_run_with_compiled_layers_is_the_run_without(name: str) -> None:
-    world, stage, parallel, recompute = LAYOUTS[name]
+    world, stage, parallel, recompute, chunks = LAYOUTS[name]
 
     def run(compiled: bool) -> list[tuple[list[float], list[float], int]]:
         made = job(
@@ -54,7 +56,7 @@ def test_a_run_with_compiled_layers_is_the_run_without(name: str) -> None:
             parallel=sections.Parallel(**parallel),
             zero=sections.Zero(stage=stage),
             activation_checkpoint=sections.ActivationCheckpoint(interval=1) if recompute else None,
-            train=sections.Train(steps=3, compile=compiled, compile_backend="aot_eager"),
+            train=sections.Train(steps=3, compile=compiled, compile_backend="aot_eager", loss_chunks=chunks),
         )
         return on_ranks(world, _losses, made, init="deepspeed", timeout=240)
 
