@@ -185,14 +185,20 @@ def test_gradients_add_up_without_sync(tmp_path: Path, step_by: Any, pipe: int, 
     assert_same(ours, on_ranks(world, run, whole, by_train_batch, False, init="deepspeed"))
 
 
+DATA, STAGES, CONTEXT = (2, "data=2"), (4, "pipeline=2, data=2"), (4, "context=2, data=2")
 SETTINGS = {
-    "overlapped reduction": (1, "zero = dict(stage=1, overlap_comm=True)\n"),
-    "optimizer on the CPU": (1, "zero = dict(stage=1, offload_optimizer=dict(device='cpu'))\n"),
-    "bf16": (1, "zero = 1\nprecision = 'bf16'\n"),
-    "bf16, tied over stages": (2, "zero = 1\nprecision = 'bf16'\n"),
-    "fp16, tied over stages": (2, "zero = 1\nprecision = 'fp16'\n"),
-    "tied over stages": (2, "zero = 0\n"),
-    "recomputation": (2, "zero = 1\nactivation_checkpoint = dict(interval=1)\n"),
+    "overlapped reduction": (DATA, "zero = dict(stage=1, overlap_comm=True)\n"),
+    "optimizer on the CPU": (DATA, "zero = dict(stage=1, offload_optimizer=dict(device='cpu'))\n"),
+    "bf16": (DATA, "zero = 1\nprecision = 'bf16'\n"),
+    "bf16, tied over stages": (STAGES, "zero = 1\nprecision = 'bf16'\n"),
+    "fp16, tied over stages": (STAGES, "zero = 1\nprecision = 'fp16'\n"),
+    "tied over stages": (STAGES, "zero = 0\n"),
+    "recomputation": (STAGES, "zero = 1\nactivation_checkpoint = dict(interval=1)\n"),
+    "over a context": (CONTEXT, "zero = 1\n"),
+    "ZeRO over a context, optimizer on the CPU": (
+        CONTEXT,
+        "zero = dict(stage=1, offload_optimizer=dict(device='cpu'))\n",
+    ),
 }
 """Where DeepSpeed keeps or reduces gradients in other ways."""
 
@@ -201,13 +207,13 @@ SETTINGS = {
 @pytest.mark.parametrize("step_by", [both_unsynced, last_synced])
 @pytest.mark.parametrize("name", SETTINGS)
 def test_gradients_add_up_wherever_they_are_kept(tmp_path: Path, step_by: Any, name: str) -> None:
-    pipe, more = SETTINGS[name]
+    (world, parallel), more = SETTINGS[name]
     text = CONFIG.replace("dropout=0.1", "dropout=0.1, tie_embeddings=True")
-    text += f"parallel = dict(pipeline={pipe}, data=2)\n{more}"
+    text += f"parallel = dict({parallel})\n{more}"
     halves = written(tmp_path, f"{text}batch = dict(global_size={GLOBAL // 2}, accumulation=2)\n")
-    ours = on_ranks(2 * pipe, run, halves, step_by, False, init="deepspeed")
+    ours = on_ranks(world, run, halves, step_by, False, init="deepspeed")
     whole = written(tmp_path, f"{text}batch = dict(global_size={GLOBAL}, accumulation=4)\n")
-    assert_same(ours, on_ranks(2 * pipe, run, whole, by_train_batch, False, init="deepspeed"))
+    assert_same(ours, on_ranks(world, run, whole, by_train_batch, False, init="deepspeed"))
 
 
 @pytest.mark.parametrize(("pipe", "tensor", "zero"), [row for row in layouts(set(), 1) if row.values[0] == 1])

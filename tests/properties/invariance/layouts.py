@@ -638,6 +638,12 @@ LAYOUTS: dict[str, Layout] = {
     "transformers' Llama, LoRA, pipe 2, data 2, ring 2": Layout(
         8, pipe(2) | tensor("sequence", 2), ignoring=True, model="transformers' Llama, LoRA"
     ),
+    "transformers' Llama, LoRA, data 2, ring 2, ZeRO 1": Layout(
+        4, tensor("sequence", 2), zero=1, ignoring=True, model="transformers' Llama, LoRA"
+    ),
+    "transformers' Llama, LoRA, data 2, 2.5d 2 (depth 2), ZeRO 3, recompute 1": Layout(
+        4, tensor("2.5d", 2, depth=2), zero=3, recompute=1, model="transformers' Llama, LoRA"
+    ),
     "transformers' Llama, LoRA, 3d 8": Layout(8, tensor("3d", 8), tied=False, model="transformers' Llama, LoRA"),
     "transformers' Llama, LoRA, pipe 2, cuboid (1, 2, 2), ZeRO 1, AdamW": Layout(
         8, pipe(2) | tensor("cuboid", 4, shape=(1, 2, 2)), zero=1, optimizer="AdamW", model="transformers' Llama, LoRA"
@@ -758,6 +764,7 @@ LAYOUTS: dict[str, Layout] = {
     "overlap, data 2, 2.5d 4 (depth 4), ZeRO 2": Layout(8, tensor("2.5d", 4, depth=4), zero=2, overlap=True),
     "overlap, 3d 8, ZeRO 1": Layout(8, tensor("3d", 8), zero=1, overlap=True),
     "gathers overlap, data 4, ZeRO 2, bf16": Layout(4, {}, zero=2, dtype="bf16", gather=True),
+    "gathers overlap, ring 4, ZeRO 1, bf16": Layout(4, tensor("sequence", 4), zero=1, dtype="bf16", gather=True),
     "gathers overlap, pipe 2, data 2, 1d 2, ZeRO 1": Layout(8, pipe(2) | tensor("1d", 2), zero=1, gather=True),
     "gathers overlap, data 2, 2d 4, ZeRO 1, recompute 1": Layout(8, tensor("2d", 4), zero=1, recompute=1, gather=True),
     "overlap, pipe 2, cuboid (1, 2, 2), sequence, batch": Layout(

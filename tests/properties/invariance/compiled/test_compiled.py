@@ -1,5 +1,5 @@
-"""Promise 1 with `train.compile`, at ZeRO 0 to 2: 107 rows of dslpar.layers' blocks, all that are not so in the table;
-51 of other models, those of up to 4 ranks; and with `comm_overlap` too, a covering of 16.
+"""Promise 1 with `train.compile`, at ZeRO 0 to 2: 108 rows of dslpar.layers' blocks, all that are not so in the table;
+52 of other models, those of up to 4 ranks; and with `comm_overlap` too, a covering of 16.
 
 By `aot_eager`: torch traces forward and backward, and the kernels are those of a run without, which is in the table.
 """
