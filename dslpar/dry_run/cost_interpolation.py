@@ -39,17 +39,21 @@ def _value(one: Any, two: Any, at: float) -> float:
 
 
 def _costs(one: Costs, two: Costs, at: float) -> Costs:
-    products = [
-        a._replace(rows=_value(a.rows, b.rows, at), depth=_value(a.depth, b.depth, at))
-        for a, b in zip(one.work.products, two.work.products, strict=True)
-    ]
+    products, frozen = (
+        tuple(
+            a._replace(rows=_value(a.rows, b.rows, at), depth=_value(a.depth, b.depth, at))
+            for a, b in zip(getattr(one.work, kind), getattr(two.work, kind), strict=True)
+        )
+        for kind in ("products", "frozen")
+    )
     scores = [
         a._replace(queries=_value(a.queries, b.queries, at))
         for a, b in zip(one.work.scores, two.work.scores, strict=True)
     ]
     return Costs(
         work=Work(
-            products=tuple(products),
+            products=products,
+            frozen=frozen,
             scores=tuple(scores),
             elementwise=_value(one.work.elementwise, two.work.elementwise, at),
             losses=_value(one.work.losses, two.work.losses, at),
@@ -60,6 +64,7 @@ def _costs(one: Costs, two: Costs, at: float) -> Costs:
         ),
         memory=LayerMemory(
             weights=one.memory.weights,
+            frozen=one.memory.frozen,
             saved=Saved(
                 elements=_value(one.memory.saved.elements, two.memory.saved.elements, at),
                 wide=_value(one.memory.saved.wide, two.memory.saved.wide, at),

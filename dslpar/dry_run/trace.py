@@ -16,7 +16,7 @@ FakeTensorMode); that its operations are counted so is torch's FlopCounterMode. 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -209,11 +209,15 @@ class _Trace:
     def _flops(self, units: Sequence[Costs], tokens: int) -> Flops:
         """Return those of a token, or of a sample where samples are no sequences."""
         ranks = self.groups.mesh.tensor.size
-        products = sum(rows * depth * columns for each in units for rows, depth, columns in each.work.products)
+        # A frozen weight has no gradient, which is a third of its operations.
+        trained, frozen = (
+            sum(rows * depth * columns for each in units for rows, depth, columns in getattr(each.work, kind))
+            for kind in ("products", "frozen")
+        )
         scores = [each for unit in units for each in unit.work.scores]
         causal = sum(2 * each.queries * each.keys for each in scores if each.causal)
         others = sum(2 * each.queries * each.keys for each in scores if not each.causal)
-        multiplied = 6 * ranks * products / tokens
+        multiplied = ranks * (6 * trained + 4 * frozen) / tokens
         # Forward and backward are thrice the products; of a causal mask's half are left.
         in_attention = 3 * ranks * (causal + 2 * others) / tokens
         return Flops(mfu_causal=round(multiplied + in_attention), mfu_6n=round(multiplied))
@@ -277,10 +281,11 @@ class _Trace:
         kept = frozenset(position for position, each in enumerate(outputs) if _storage(each) in before | saved.keys())
         is_tied = spec.tied is not None
         weights = float(sum(p.numel() for p in module.parameters()))
-        memory = LayerMemory(weights=weights, saved=self._saved(saved.values()))
+        frozen = [p.numel() for p in module.parameters() if not p.requires_grad]
+        memory = LayerMemory(weights=weights, saved=self._saved(saved.values()), frozen=float(sum(frozen)))
         self._backward(outputs)
         costs = Costs(
-            work=counted.work,
+            work=_with_frozen(counted.work, {elements * self.groups.tensor.q for elements in frozen}),
             traffic=LayerTraffic(forward=forward, backward=_traffic(calls, self.dtype.itemsize)),
             memory=memory,
         )
@@ -315,6 +320,12 @@ class _Trace:
         except _RAISED as error:
             raise TraceError(f"the loss cannot be traced: {message_of(error)}") from error
         return Costs(work=Work(losses=self._elements(forms)), traffic=LayerTraffic(forward=forward, backward=backward))
+
+
+def _with_frozen(work: Work, sizes: Set[int]) -> Work:
+    """Return work of which products with weights of these sizes, as they are gathered, are those of frozen ones."""
+    frozen = tuple(each for each in work.products if each.depth * each.columns in sizes)
+    return replace(work, products=tuple(each for each in work.products if each not in frozen), frozen=frozen)
 
 
 def _likeness(module: nn.Module) -> object:

@@ -171,7 +171,10 @@ def _deferred(workload: Workload, stage: int) -> float:
 
 
 def _operands(workload: Workload, part: Costs) -> float:
-    """Return the elements of inputs, as the backward keeps them, and of the outputs' gradients, as panels."""
+    """Return the elements of inputs, as the backward keeps them, and of the outputs' gradients, as panels.
+
+    Of what is frozen nothing is put off, nor of adapters beside it.
+    """
     tensor, total = workload.mesh.tensor, 0.0
     for index, (rows, depth, columns) in enumerate(part.work.products):
         pieces = 1
@@ -207,7 +210,8 @@ def _working(workload: Workload) -> float:
     """
     costs, size, chunks = workload.costs, workload.element_bytes, _mlp_chunks(workload)
     of_mlp = _saved_by_mlp(workload)
-    products = costs.layer.work.products if chunks == 1 else costs.mlp_part.work.products
+    work = costs.layer.work if chunks == 1 else costs.mlp_part.work
+    products = (*work.products, *work.frozen)
     widest = max((2 * rows * (depth + columns) for rows, depth, columns in products), default=0.0) / chunks
     widest += of_mlp / chunks / size if chunks > 1 else 0.0
     around, wide = float(costs.attention_working.elements), float(costs.attention_working.wide)

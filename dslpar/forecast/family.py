@@ -49,7 +49,7 @@ def model_costs(model: Model | OtherModel, cuboid: Tensor, tokens: Number, seq_l
         return costs_of(model).model_costs(model, cuboid, tokens, seq_len)
     if model.transformers is None:
         return None
-    found: ModelCosts | None = _of_transformers().model_costs(model.transformers, cuboid, tokens, seq_len)
+    found: ModelCosts | None = _of_transformers().model_costs(model.transformers, cuboid, tokens, seq_len, model.lora)
     return found
 
 
@@ -59,7 +59,7 @@ def flops_per_token(model: Model | OtherModel, seq_len: int) -> Flops | None:
         return costs_of(model).flops_per_token(model, seq_len)
     if model.transformers is None:
         return None
-    found: Flops | None = _of_transformers().flops_per_token(model.transformers, seq_len)
+    found: Flops | None = _of_transformers().flops_per_token(model.transformers, seq_len, model.lora)
     return found
 
 

@@ -25,13 +25,15 @@ class Flops(NamedTuple):
     mfu_6n: int
 
 
-def per_token(multiplied_weights: int, score_products: int) -> Flops:
+def per_token(multiplied_weights: int, score_products: int, frozen: int = 0) -> Flops:
     """Return the FLOPs of a token of a model that multiplies it with so many weights, and so often in attention.
+
+    Of the weights so many are `frozen`: they have no gradient, which is a third of their operations.
 
     `score_products` are multiplications of a token with all others of its sequence, without a mask: layers * 2 * hidden
     size * sequence length, for q with k and the weights with v.
     """
-    products = 6 * multiplied_weights
+    products = 6 * multiplied_weights - 2 * frozen
     return Flops(mfu_causal=products + 6 * score_products // 2, mfu_6n=products)
 
 

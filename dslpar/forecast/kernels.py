@@ -52,7 +52,7 @@ class Kernels(NamedTuple):
 
     forward: tuple[Kernel, ...]
     backward: tuple[Kernel, ...]
-    """Two products for each of the forward: of the gradients of inputs, and of weights."""
+    """Two products for each of the forward, of the gradients of inputs and of weights; one where weights are frozen."""
     fused_s: float
     """Of fused attention, at the device's peak."""
     scores_s: float
@@ -88,13 +88,15 @@ def kernels_of(work: Work, device: Device, *, fused: bool, element_bytes: int = 
     moved_s = element_bytes / (memory_per_s * MEMORY_SHARE)
     tile, num_sms = device.tile, device.num_sms
     forward, backward = [], []
-    for rows, depth, columns in work.products:
+    trained = [(each, True) for each in (*work.products, *work.adapters)]
+    for (rows, depth, columns), has_weight_gradient in trained + [(each, False) for each in work.frozen]:
         misaligned = depth % ALIGNED != 0 or columns % ALIGNED != 0
         work_s = 2 * rows * depth * columns / per_s
         memory_s = (rows * depth + depth * columns + rows * columns) * moved_s
         forward.append(Kernel(work_s / _filled(rows, columns, tile, num_sms), 1 / depth, memory_s, misaligned))
         backward.append(Kernel(work_s / _filled(rows, depth, tile, num_sms), 1 / columns, memory_s, misaligned))
-        backward.append(Kernel(work_s / _filled(depth, columns, tile, num_sms), 1 / rows, memory_s, misaligned))
+        if has_weight_gradient:
+            backward.append(Kernel(work_s / _filled(depth, columns, tile, num_sms), 1 / rows, memory_s, misaligned))
     fused_s = scores_s = scores_memory_s = 0.0
     for queries, keys, head_size, causal in work.scores:
         seconds = 4 * queries * keys / per_s

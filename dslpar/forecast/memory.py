@@ -25,10 +25,12 @@ of them once, and what tensor and sequence parallelism make of it, is Korthikant
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from dslpar.core.frozen import frozen
 from dslpar.core.mesh import Tensor
+from dslpar.forecast.adapters import Adapter, AdapterSizes, Role, matrices
 from dslpar.forecast.ring import Number, ratio
-from dslpar.forecast.traffic import Role
 from dslpar.layout.divisors import ranks, vocabulary
 from dslpar.layout.sharding import inner_cuts, residual_cuts
 
@@ -54,25 +56,53 @@ class LayerMemory:
     """Its parameters."""
     saved: Saved
     """What one micro-batch saves."""
+    frozen: Number = 0
+    """Of `weights`, those that are not trained."""
 
     def __add__(self, other: LayerMemory) -> LayerMemory:
-        return LayerMemory(weights=self.weights + other.weights, saved=self.saved + other.saved)
+        return LayerMemory(
+            weights=self.weights + other.weights,
+            saved=self.saved + other.saved,
+            frozen=self.frozen + other.frozen,
+        )
 
 
 def linear(
-    tensor: Tensor, tokens: Number, in_features: int, out_features: int, *, role: Role, bias: bool = True
+    tensor: Tensor,
+    tokens: Number,
+    in_features: int,
+    out_features: int,
+    *,
+    role: Role,
+    bias: bool = True,
+    adapters: Sequence[Adapter] | None = None,
 ) -> LayerMemory:
-    """Count a linear layer with its input; of several blocks of features `out_features` is their sum."""
+    """Count a linear layer with its input; of several blocks of features `out_features` is their sum.
+
+    With `adapters` weight and bias are frozen; without any its input is not saved.
+    """
     matrix = ratio(in_features * out_features, tensor.y * tensor.z)
     panel = matrix if tensor.keep in ("w", "both") and tensor.q > 1 else 0
     cuts = inner_cuts(tensor) if role == "inward" else residual_cuts(tensor)
     vector = ratio(out_features, ranks(tensor, cuts.features)) if bias else 0
-    saved = Saved(elements=_input(tensor, tokens, in_features, role) + panel)
-    return LayerMemory(weights=matrix / tensor.q + vector, saved=saved)
+    kept = 0 if adapters == () else _input(tensor, tokens, in_features, role)
+    weights, saved = matrix / tensor.q + vector, Saved(elements=kept + panel)
+    if adapters is None:
+        return LayerMemory(weights=weights, saved=saved)
+    pairs = matrices(tensor, in_features, adapters, role)
+    return LayerMemory(
+        weights=weights + sum(each.elements for pair in pairs for each in pair), saved=saved, frozen=weights
+    )
 
 
 def norm(
-    tensor: Tensor, tokens: Number, hidden_size: int, *, kind: str = "layernorm", bias: bool = True
+    tensor: Tensor,
+    tokens: Number,
+    hidden_size: int,
+    *,
+    kind: str = "layernorm",
+    bias: bool = True,
+    frozen: bool = False,
 ) -> LayerMemory:
     """Count a norm with its input, and one or two statistics a token."""
     vectors, statistics = (1, 1) if kind == "rmsnorm" else (1 + bias, 2)
@@ -81,21 +111,33 @@ def norm(
     # torch's RMSNorm, used where features are whole, saves its result too where no kernel fuses it (CPU).
     times = 2 if kind == "rmsnorm" and pieces == 1 else 1
     saved = Saved(elements=times * _residual(tensor, tokens, hidden_size), wide=statistics * rows)
-    return LayerMemory(weights=ratio(vectors * hidden_size, pieces), saved=saved)
+    weights = ratio(vectors * hidden_size, pieces)
+    return LayerMemory(weights=weights, saved=saved, frozen=weights if frozen else 0)
 
 
 def attention(
-    tensor: Tensor, tokens: Number, hidden_size: int, num_heads: int, *, kv_heads: int | None = None, bias: bool = True
+    tensor: Tensor,
+    tokens: Number,
+    hidden_size: int,
+    num_heads: int,
+    *,
+    kv_heads: int | None = None,
+    bias: bool = True,
+    adapters: AdapterSizes | None = None,
 ) -> LayerMemory:
-    """Count fused attention without dropout and mask: q, k, v, its result, its log-sum-exp, the result's panel."""
+    """Count fused attention without dropout and mask: q, k, v, its result, its log-sum-exp, the result's panel.
+
+    With `adapters` all weights are frozen; so below.
+    """
     kv_size = hidden_size // num_heads * (kv_heads or num_heads)
-    inward = linear(tensor, tokens, hidden_size, hidden_size + 2 * kv_size, role="inward", bias=bias)
-    outward = linear(tensor, tokens, hidden_size, hidden_size, role="outward", bias=bias)
+    qkv, out = (None, None) if adapters is None else (adapters.qkv, adapters.out)
+    inward = linear(tensor, tokens, hidden_size, hidden_size + 2 * kv_size, role="inward", bias=bias, adapters=qkv)
+    outward = linear(tensor, tokens, hidden_size, hidden_size, role="outward", bias=bias, adapters=out)
     result = _inner(tensor, tokens, hidden_size)
     core = _inner(tensor, tokens, hidden_size + 2 * kv_size)
     # Before the projection back takes it, the result crosses ranks: those that exchanged its tokens for heads, or those
-    # of z that gather it. A second copy lives.
-    if tensor.ulysses > 1 or (tensor.z > 1 and tensor.keep in ("x", "both")):
+    # of z that gather it. A second copy lives. Where the projection needs none, attention itself has the result.
+    if out == () or tensor.ulysses > 1 or (tensor.z > 1 and tensor.keep in ("x", "both")):
         core += result
     wide = _inner(tensor, tokens, num_heads)
     return inward + LayerMemory(weights=0, saved=Saved(elements=core, wide=wide)) + outward
@@ -127,26 +169,38 @@ def attention_working(
 
 
 def mlp(
-    tensor: Tensor, tokens: Number, hidden_size: int, ffn_size: int, *, activation: str = "gelu", bias: bool = True
+    tensor: Tensor,
+    tokens: Number,
+    hidden_size: int,
+    ffn_size: int,
+    *,
+    activation: str = "gelu",
+    bias: bool = True,
+    adapters: AdapterSizes | None = None,
 ) -> LayerMemory:
     """Count an MLP: up, what the activation saves (its input, of two blocks with 'swiglu'), and down."""
     inner = (2 if activation == "swiglu" else 1) * ffn_size
-    up = linear(tensor, tokens, hidden_size, inner, role="inward", bias=bias)
+    of_up, of_down = (None, None) if adapters is None else (adapters.up, adapters.down)
+    up = linear(tensor, tokens, hidden_size, inner, role="inward", bias=bias, adapters=of_up)
     activated = LayerMemory(weights=0, saved=Saved(elements=_inner(tensor, tokens, inner)))
-    return up + activated + linear(tensor, tokens, ffn_size, hidden_size, role="outward", bias=bias)
+    return up + activated + linear(tensor, tokens, ffn_size, hidden_size, role="outward", bias=bias, adapters=of_down)
 
 
-def embedding(tensor: Tensor, vocab_size: int, hidden_size: int, num_positions: int = 0) -> LayerMemory:
+def embedding(
+    tensor: Tensor, vocab_size: int, hidden_size: int, num_positions: int = 0, *, frozen: bool = False
+) -> LayerMemory:
     """Count the token table with its padding, and a table of positions; what is looked up is the next layer's input."""
     rows = ratio(vocabulary(vocab_size, tensor).value, tensor.y * tensor.q * tensor.z)
     positions = ratio(num_positions, ranks(tensor, residual_cuts(tensor).features))
-    return LayerMemory(weights=hidden_size * (rows + positions), saved=Saved())
+    weights = hidden_size * (rows + positions)
+    return LayerMemory(weights=weights, saved=Saved(), frozen=weights if frozen else 0)
 
 
-def head(tensor: Tensor, tokens: Number, hidden_size: int, vocab_size: int) -> LayerMemory:
+def head(tensor: Tensor, tokens: Number, hidden_size: int, vocab_size: int, *, frozen: bool = False) -> LayerMemory:
     """Count the head with its input; logits are counted where they are needed (`ModelCosts.logits`)."""
     padded = vocabulary(vocab_size, tensor).value
-    return linear(tensor, tokens, hidden_size, padded, role="inward", bias=False)
+    adapters = () if frozen else None
+    return linear(tensor, tokens, hidden_size, padded, role="inward", bias=False, adapters=adapters)
 
 
 def logits(tensor: Tensor, tokens: Number, vocab_size: int) -> Number:

@@ -75,6 +75,13 @@ class ModelCosts:
         first, layer, last = (float(each.memory.weights) for each in parts)
         return first, layer, last, float(self.tied)
 
+    @cached_property
+    def frozen(self) -> tuple[float, float, float, float]:
+        """Of `weights`, those that are not trained, likewise."""
+        parts = (self.first, self.layer, self.last)
+        first, layer, last = (float(each.memory.frozen) for each in parts)
+        return first, layer, last, float(self.tied) if first and last else 0.0
+
 
 _OPERATIONS_AN_ELEMENT = 300
 """What a device computes in products while an element goes through its memory: 310 on an A100, 410 on an H100."""
@@ -82,6 +89,7 @@ _OPERATIONS_AN_ELEMENT = 300
 
 def _load(work: Work) -> float:
     """Return about how long a layer takes, in operations of products; never nothing."""
-    products = sum(2 * rows * depth * columns for rows, depth, columns in work.products)
+    made = (*work.products, *work.frozen, *work.adapters)
+    products = sum(2 * rows * depth * columns for rows, depth, columns in made)
     scores = sum(4 * each.queries * each.keys / (2 if each.causal else 1) for each in work.scores)
     return products + scores + _OPERATIONS_AN_ELEMENT * work.elementwise + 1.0

@@ -45,7 +45,7 @@ ALL_REDUCED = 500_000_000
 
 
 class Owner(NamedTuple):
-    """The weights that one rank holds."""
+    """The weights that one rank holds: those that are trained, and what else there is."""
 
     elements: float
     """W."""
@@ -64,6 +64,11 @@ class Owner(NamedTuple):
     """Whether a step has several micro-batches."""
     tied: float = 0.0
     """Elements of the table whose gradient the head begins: it is there until the tables' backward has added to it."""
+    frozen: float = 0.0
+    """Elements of weights that are not trained."""
+    frozen_layer: tuple[float, ...] = ()
+    """Of each such matrix of a layer."""
+    frozen_ends: tuple[float, float] = (0.0, 0.0)
 
     @property
     def shard(self) -> float:
@@ -134,34 +139,46 @@ def states(workload: Workload, pipe_rank: int) -> States:
         found = without_zero_bf16_pipeline(owner, buckets, habits.moments)
     else:
         found = _BY_STAGE[workload.zero](owner, buckets, habits.moments)
+    if owner.frozen and workload.zero < 3:
+        found = found._replace(weights=found.weights + owner.bytes * owner.frozen)
     return _offloaded(found, owner, workload.zero, buckets) if habits.offloads_optimizer and workload.zero else found
 
 
 def owner_of(workload: Workload, pipe_rank: int) -> Owner:
     """Return the weights that a rank of the pipeline holds."""
     costs, q = workload.costs, workload.mesh.tensor.q
-    first, _, last, tied = costs.weights
     has_first, has_last = pipe_rank == 0, pipe_rank == workload.mesh.pipe - 1
-    is_tied = has_first and has_last and bool(tied)
+    is_tied = has_first and has_last and bool(costs.tied)
+
+    def ends_of(parts: tuple[float, float, float, float]) -> tuple[float, float]:
+        first, _, last, tied = parts
+        return (last - (tied if is_tied else 0.0) if has_last else 0.0, first if has_first else 0.0)
+
     held = workload.chunks.held_by(pipe_rank)
     layers, num_layers = [costs.layer], sum(workload.counts[stage] for stage in held)
     if costs.units:
         layers, num_layers = [layer for stage in held for layer, _ in workload.layers_of(stage)], 1
     products = [product for layer in layers for product in layer.work.products]
-    elements = workload.weights(pipe_rank)
-    ends = (last - (tied if is_tied else 0.0) if has_last else 0.0, first if has_first else 0.0)
+    elements = workload.trained(pipe_rank)
+    frozen_ends = ends_of(costs.frozen)
+    after, before = (every - frozen for every, frozen in zip(ends_of(costs.weights), frozen_ends, strict=True))
     if costs.units:  # tables, which are no product's
-        ends = 0.0, max(0.0, elements - sum(depth * columns for _, depth, columns in products) / q)
+        after, before = 0.0, max(0.0, elements - sum(depth * columns for _, depth, columns in products) / q)
+    trained = tuple(float(depth * columns) / q for _, depth, columns in reversed(products))
+    adapters = tuple(depth * columns for layer in layers for _, depth, columns in reversed(layer.work.adapters))
     return Owner(
         elements=elements,
-        layer=tuple(float(depth * columns) / q for _, depth, columns in reversed(products)),
+        layer=trained + adapters,
         num_layers=num_layers,
-        ends=ends,
+        ends=(after, before),
+        frozen=workload.weights(pipe_rank) - elements,
+        frozen_layer=tuple(depth * columns / q for layer in layers for _, depth, columns in layer.work.frozen),
+        frozen_ends=frozen_ends,
         replicas=workload.mesh.size(*workload.mesh.zero_axes),
         bytes=workload.element_bytes,
         accumulates=workload.micro_batches > 1,
         sent=_sent_bytes(workload),
-        tied=tied if is_tied and not costs.units else 0.0,
+        tied=float(costs.tied) if is_tied and not costs.units and not costs.frozen[3] else 0.0,
     )
 
 
@@ -272,23 +289,26 @@ def zero_3(owner: Owner, buckets: Buckets, moments: float) -> States:
     """
     shard, size, summed = owner.shard, owner.bytes, buckets.summed_bytes
     bucket, sent = buckets.reduce_elements(3), owner.sent
-    large = owner.num_layers * sum(matrix for matrix in owner.layer if matrix >= buckets.persistent)
-    large = min(large + sum(owner.ends), owner.elements)
-    persistent = owner.elements - large
-    if persistent > MOST_VECTORS * owner.elements:  # experts that this rank's tokens do not take: sharded as well
-        persistent = FEW_VECTORS * owner.elements
-    live = min(large, max(buckets.reused / 2, buckets.live, 2 * owner.largest) + buckets.prefetched)
+    # What is frozen is sharded and gathered like all else.
+    every, layer, ends = owner.elements + owner.frozen, owner.layer + owner.frozen_layer, owner.ends + owner.frozen_ends
+    large = owner.num_layers * sum(matrix for matrix in layer if matrix >= buckets.persistent)
+    large = min(large + sum(ends), every)
+    persistent = every - large
+    if persistent > MOST_VECTORS * every:  # experts that this rank's tokens do not take: sharded as well
+        persistent = FEW_VECTORS * every
+    largest = max(*layer, *ends)
+    live = min(large, max(buckets.reused / 2, buckets.live, 2 * largest) + buckets.prefetched)
     if owner.replicas == 1:  # what is gathered is the shard itself
         persistent = live = 0.0
     scattered = sent * min(bucket, owner.elements) * (1 + 1 / owner.replicas)
     return States(
-        weights=size * (shard + persistent),
+        weights=size * (every / owner.replicas + persistent),
         masters=4 * shard,
         optimizer=4 * moments * shard,
         allocated=summed * shard,
         buffers=size * live + (scattered if owner.elements > bucket else 0.0),
         constant=sent * bucket,
-        reduced=size * min(live, owner.largest + buckets.prefetched) + scattered,
+        reduced=size * min(live, largest + buckets.prefetched) + scattered,
         stepped=4 * min(shard, buckets.step_elements),
     )
 

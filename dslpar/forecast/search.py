@@ -26,7 +26,7 @@ from dslpar.forecast.step_time import layer_s, terms_of
 from dslpar.layout.divisors import divisors, least_micro_size
 from dslpar.layout.family import conditions, is_chain, splits_sequences
 from dslpar.layout.modes import MODES, combines, context_forms
-from dslpar.layout.resolve import heads_of, offloads, with_zero
+from dslpar.layout.resolve import defers_nothing, heads_of, offloads, with_zero
 from dslpar.schema.sections import ContextParallel, TensorParallel
 
 MOST_MICRO_SIZES = 6
@@ -343,7 +343,7 @@ def _schedules(workloads: Workloads, pipe: int) -> Iterator[tuple[int, bool]]:
     for chunks in (1, *CHUNKS) if pipe > 1 else (1,):
         if pipe * chunks <= layers:
             yield chunks, False
-            if pipe > 1 and not spec.train.compile:
+            if pipe > 1 and not spec.train.compile and not defers_nothing(spec):
                 yield chunks, True
 
 

@@ -22,7 +22,7 @@ do it once a run.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import log2, sqrt
 
 from dslpar.core.frozen import frozen
@@ -167,7 +167,7 @@ def terms_of(workload: Workload, device: Device, nodes: Nodes) -> Terms:
     part_sent = network.transfers(costs.mlp_part.traffic, 0)[0] if part else ()
     part_sent += network.of_each_part(costs.weights_of_parts, workload.mlp_chunks - 1) if part else ()
     ends = [network.transfers(end.traffic, 0) for end in (costs.first, costs.last)]
-    data = network.data(max(workload.weights(0), workload.weights(pipe - 1)) if pipe > 1 else workload.weights(0))
+    data = network.data({0, pipe - 1})
     return Terms(
         wide_tiles=device.tile[1] > 128,
         layer=layer,
@@ -291,16 +291,19 @@ class _Network:
         forward, backward = self.transfers(weights * more, 0)
         return 3 * forward + backward  # the forward, the layer's that is computed again, and the part's
 
-    def data(self, weights: float) -> _Data:
-        """Return what ranks that hold the same weights, so many, send."""
+    def data(self, pipe_ranks: Iterable[int]) -> _Data:
+        """Return what ranks that hold the same weights send: the most of these ranks of the pipeline."""
         workload, mesh = self.workload, self.workload.mesh
         axis = " ".join(each for each in mesh.zero_axes if mesh.sizes[each] > 1) or "data"
         zero, habits, micro_batches = workload.zero, workload.habits, workload.micro_batches
         replicas = self.group(axis).size
+        trained = max(map(workload.trained, pipe_ranks))
         if replicas == 1:
-            return _Data((), NO_TRANSFER, NO_TRANSFER, weights)
-        weight_bytes = workload.element_bytes * weights * (replicas - 1) / replicas
-        gradient_bytes = habits.reduced_bytes * weights * (replicas - 1) / replicas
+            return _Data((), NO_TRANSFER, NO_TRANSFER, trained)
+        # ZeRO 3 gathers what is frozen as well.
+        gathered = max(map(workload.weights, pipe_ranks)) if zero == 3 else trained
+        weight_bytes = workload.element_bytes * gathered * (replicas - 1) / replicas
+        gradient_bytes = habits.reduced_bytes * trained * (replicas - 1) / replicas
         each: tuple[Transfer, ...] = ()
         reduction = gather = NO_TRANSFER
         if zero >= 2:
@@ -311,7 +314,7 @@ class _Network:
             each += (self.send("all_gather", axis, 2 * weight_bytes, 2, times=micro_batches),)
         elif zero:
             gather = self.send("all_gather", axis, weight_bytes)
-        return _Data(each, reduction, gather, weights / replicas if zero else weights)
+        return _Data(each, reduction, gather, trained / replicas if zero else trained)
 
     def message(self) -> Transfer:
         """Return a message to the next stage: where one leaves the node, all devices of the node send at once."""

@@ -23,9 +23,11 @@ vectors, which count here too, `dslpar.engine.vector_reduction` sums once a step
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from dslpar.core.mesh import Tensor
+from dslpar.forecast.adapters import Adapter, AdapterSizes, Role, matrices
 from dslpar.forecast.ring import (
     NOTHING,
     LayerTraffic,
@@ -39,8 +41,6 @@ from dslpar.forecast.ring import (
 )
 from dslpar.layout.divisors import ranks, vocabulary
 from dslpar.layout.sharding import Letters, inner_cuts, residual_cuts
-
-Role = Literal["inward", "outward"]
 
 
 class _Operand(NamedTuple):
@@ -84,11 +84,12 @@ def linear(
     gather_output: bool = False,
     input_grad: bool = True,
     weight_grad: bool = True,
+    adapters: Sequence[Adapter] | None = None,
 ) -> LayerTraffic:
     """Count a linear layer; of several blocks of features `out_features` is their sum.
 
     `input_grad` and `weight_grad` say what the backward differentiates by; `gather_output` gives all features to every
-    rank, and sends nothing in the backward.
+    rank, and sends nothing in the backward. With `adapters` weight and bias are frozen.
     """
     inward = role == "inward"
     kinds = (_residual, _inner) if inward else (_inner, _residual)
@@ -99,10 +100,14 @@ def linear(
     backward = y.gather()
     if input_grad:
         backward += regather_w + x.reduce()
-    if weight_grad:
+    if adapters:
+        backward += regather_x
+        for matrix in (each for pair in matrices(tensor, in_features, adapters, role) for each in pair):
+            backward += all_reduce(tensor, tensor.summed_by_layers(matrix.partial), matrix.elements)
+    if weight_grad and adapters is None:
         backward += regather_x + w.reduce() + _depth_all_reduce(w)
     sent = LayerTraffic(forward=x.gather() + w.gather() + y.reduce(), backward=backward)
-    if bias:
+    if bias and adapters is None:
         sent += (inner_vectors if inward else residual_vectors)(tensor, out_features)
     return sent + _gathered_output(tensor, tokens, out_features, role) if gather_output else sent
 
@@ -139,7 +144,13 @@ def inner_vectors(tensor: Tensor, elements: int) -> LayerTraffic:
 
 
 def norm(
-    tensor: Tensor, tokens: Number, hidden_size: int, *, kind: str = "layernorm", bias: bool = True
+    tensor: Tensor,
+    tokens: Number,
+    hidden_size: int,
+    *,
+    kind: str = "layernorm",
+    bias: bool = True,
+    frozen: bool = False,
 ) -> LayerTraffic:
     """Count a norm of the residual: two statistics a token, of an RMSNorm one; none where the hidden dim is whole."""
     cut = residual_cuts(tensor).features
@@ -150,17 +161,28 @@ def norm(
     else:
         gathered = all_gather(tensor, cut, 2 * rows * ranks(tensor, cut))
         statistics = LayerTraffic(forward=gathered, backward=all_reduce(tensor, cut, 2 * rows))
-    num_vectors = 2 if bias and kind == "layernorm" else 1
+    num_vectors = 0 if frozen else 2 if bias and kind == "layernorm" else 1
     return statistics + residual_vectors(tensor, num_vectors * hidden_size)
 
 
 def attention(
-    tensor: Tensor, tokens: Number, hidden_size: int, num_heads: int, *, kv_heads: int | None = None, bias: bool = True
+    tensor: Tensor,
+    tokens: Number,
+    hidden_size: int,
+    num_heads: int,
+    *,
+    kv_heads: int | None = None,
+    bias: bool = True,
+    adapters: AdapterSizes | None = None,
 ) -> LayerTraffic:
-    """Count attention: q, k and v, the heads, the projection back; `kv_heads` None: as many as num_heads."""
+    """Count attention: q, k and v, the heads, the projection back; `kv_heads` None: as many as num_heads.
+
+    With `adapters` all weights are frozen; so below.
+    """
     kv_size = hidden_size // num_heads * (kv_heads or num_heads)
-    inward = linear(tensor, tokens, hidden_size, hidden_size + 2 * kv_size, role="inward", bias=bias)
-    outward = linear(tensor, tokens, hidden_size, hidden_size, role="outward", bias=bias)
+    qkv, out = (None, None) if adapters is None else (adapters.qkv, adapters.out)
+    inward = linear(tensor, tokens, hidden_size, hidden_size + 2 * kv_size, role="inward", bias=bias, adapters=qkv)
+    outward = linear(tensor, tokens, hidden_size, hidden_size, role="outward", bias=bias, adapters=out)
     return inward + _sequence_attention(tensor, tokens, hidden_size, kv_size) + outward
 
 
@@ -186,12 +208,20 @@ def _around(axis: str, elements: Number, times: int) -> Traffic:
 
 
 def mlp(
-    tensor: Tensor, tokens: Number, hidden_size: int, ffn_size: int, *, activation: str = "gelu", bias: bool = True
+    tensor: Tensor,
+    tokens: Number,
+    hidden_size: int,
+    ffn_size: int,
+    *,
+    activation: str = "gelu",
+    bias: bool = True,
+    adapters: AdapterSizes | None = None,
 ) -> LayerTraffic:
     """Count an MLP: up and down; with 'swiglu' a gate beside up."""
     blocks = 2 if activation == "swiglu" else 1
-    up = linear(tensor, tokens, hidden_size, blocks * ffn_size, role="inward", bias=bias)
-    return up + linear(tensor, tokens, ffn_size, hidden_size, role="outward", bias=bias)
+    of_up, of_down = (None, None) if adapters is None else (adapters.up, adapters.down)
+    up = linear(tensor, tokens, hidden_size, blocks * ffn_size, role="inward", bias=bias, adapters=of_up)
+    return up + linear(tensor, tokens, ffn_size, hidden_size, role="outward", bias=bias, adapters=of_down)
 
 
 def token_linear(tensor: Tensor, tokens: Number, hidden_size: int, num_tokens: int) -> LayerTraffic:
@@ -245,11 +275,14 @@ def whole_inner(tensor: Tensor, tokens: Number, features: int) -> LayerTraffic:
     return LayerTraffic(forward=sent)
 
 
-def embedding(tensor: Tensor, tokens: Number, vocab_size: int, hidden_size: int) -> LayerTraffic:
+def embedding(
+    tensor: Tensor, tokens: Number, vocab_size: int, hidden_size: int, *, frozen: bool = False
+) -> LayerTraffic:
     """Count the look-up in the token table: an outward linear of a one-hot."""
     w = _weight(tensor, vocabulary(vocab_size, tensor).value * hidden_size)
     y = _residual(tensor, tokens, hidden_size)
-    return LayerTraffic(forward=w.gather() + y.reduce(), backward=y.gather() + w.reduce() + _depth_all_reduce(w))
+    backward = NOTHING if frozen else y.gather() + w.reduce() + _depth_all_reduce(w)
+    return LayerTraffic(forward=w.gather() + y.reduce(), backward=backward)
 
 
 def position_embedding(tensor: Tensor, num_positions: int, hidden_size: int) -> LayerTraffic:
@@ -257,9 +290,10 @@ def position_embedding(tensor: Tensor, num_positions: int, hidden_size: int) -> 
     return residual_vectors(tensor, num_positions * hidden_size)
 
 
-def head(tensor: Tensor, tokens: Number, hidden_size: int, vocab_size: int) -> LayerTraffic:
+def head(tensor: Tensor, tokens: Number, hidden_size: int, vocab_size: int, *, frozen: bool = False) -> LayerTraffic:
     """Count the head: the token table once more, or one of its own."""
-    return linear(tensor, tokens, hidden_size, vocabulary(vocab_size, tensor).value, role="inward", bias=False)
+    padded = vocabulary(vocab_size, tensor).value
+    return linear(tensor, tokens, hidden_size, padded, role="inward", bias=False, weight_grad=not frozen)
 
 
 def cross_entropy(tensor: Tensor, tokens: Number) -> LayerTraffic:

@@ -11,12 +11,13 @@ of them, one of the same rows and one with rows and depth exchanged.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from dslpar.core.frozen import frozen
 from dslpar.core.mesh import Tensor
+from dslpar.forecast.adapters import Adapter, AdapterSizes, Role, matrices
 from dslpar.forecast.ring import Number
-from dslpar.forecast.traffic import Role
 from dslpar.layout.divisors import ranks, vocabulary
 from dslpar.layout.sharding import inner_cuts, residual_cuts
 
@@ -45,6 +46,10 @@ class Work:
     """What a rank computes in the forward of a micro-batch."""
 
     products: tuple[Product, ...] = ()
+    frozen: tuple[Product, ...] = ()
+    """Those with a weight that is not trained: of the two products of a backward, they have the one of their rows."""
+    adapters: tuple[Product, ...] = ()
+    """Those with adapters' matrices, which are trained."""
     scores: tuple[Scores, ...] = ()
     elementwise: float = 0.0
     """Elements that kernels between the products read or write, of activations."""
@@ -54,6 +59,8 @@ class Work:
     def __add__(self, other: Work) -> Work:
         return Work(
             products=self.products + other.products,
+            frozen=self.frozen + other.frozen,
+            adapters=self.adapters + other.adapters,
             scores=self.scores + other.scores,
             elementwise=self.elementwise + other.elementwise,
             losses=self.losses + other.losses,
@@ -62,20 +69,42 @@ class Work:
     def __mul__(self, times: Number) -> Work:
         """Repeat it, or a part of it: the rows of every product, and all else."""
         share = float(times)
+
+        def part_of(products: tuple[Product, ...]) -> tuple[Product, ...]:
+            return tuple(each._replace(rows=each.rows * share) for each in products)
+
         return Work(
-            products=tuple(each._replace(rows=each.rows * share) for each in self.products),
+            products=part_of(self.products),
+            frozen=part_of(self.frozen),
+            adapters=part_of(self.adapters),
             scores=tuple(each._replace(queries=each.queries * share) for each in self.scores),
             elementwise=self.elementwise * share,
             losses=self.losses * share,
         )
 
 
-def linear(tensor: Tensor, tokens: Number, in_features: int, out_features: int, *, role: Role) -> Work:
-    """Count a linear layer; biases are added by the product."""
+def linear(
+    tensor: Tensor,
+    tokens: Number,
+    in_features: int,
+    out_features: int,
+    *,
+    role: Role,
+    adapters: Sequence[Adapter] | None = None,
+) -> Work:
+    """Count a linear layer; biases are added by the product. With `adapters` its weight is frozen."""
     rows = float(tokens) / tensor.x
     inner, residual = tensor.y, tensor.z
     cuts = (residual, inner) if role == "inward" else (inner, residual)
-    return Work(products=(Product(rows, in_features / cuts[0], out_features / cuts[1]),))
+    product = Product(rows, in_features / cuts[0], out_features / cuts[1])
+    if adapters is None:
+        return Work(products=(product,))
+    beside = list(matrices(tensor, in_features, adapters, role))
+    return Work(
+        frozen=(product,),
+        adapters=tuple(Product(rows, float(each.depth), float(each.columns)) for pair in beside for each in pair),
+        elementwise=sum((3 * rows * float(b.columns) for _, b in beside), 0.0),  # added to what the weight gives
+    )
 
 
 def norm(tensor: Tensor, tokens: Number, hidden_size: int) -> Work:
@@ -98,23 +127,34 @@ def attention(
     kv_heads: int | None = None,
     causal: bool = True,
     rotary: bool = False,
+    adapters: AdapterSizes | None = None,
 ) -> Work:
     """Count attention: q, k and v, the heads, the projection back."""
     head_size = hidden_size / num_heads
     kv_size = int(head_size * (kv_heads or num_heads))
-    inward = linear(tensor, tokens, hidden_size, hidden_size + 2 * kv_size, role="inward")
+    qkv, out = (None, None) if adapters is None else (adapters.qkv, adapters.out)
+    inward = linear(tensor, tokens, hidden_size, hidden_size + 2 * kv_size, role="inward", adapters=qkv)
     rotated = 4 * _inner(tensor, tokens, hidden_size + kv_size) if rotary else 0.0
     queries = _inner(tensor, tokens, hidden_size)
     core = Work(scores=(Scores(queries, seq_len, head_size, causal),), elementwise=rotated)
-    return inward + core + linear(tensor, tokens, hidden_size, hidden_size, role="outward")
+    return inward + core + linear(tensor, tokens, hidden_size, hidden_size, role="outward", adapters=out)
 
 
-def mlp(tensor: Tensor, tokens: Number, hidden_size: int, ffn_size: int, *, activation: str = "gelu") -> Work:
+def mlp(
+    tensor: Tensor,
+    tokens: Number,
+    hidden_size: int,
+    ffn_size: int,
+    *,
+    activation: str = "gelu",
+    adapters: AdapterSizes | None = None,
+) -> Work:
     """Count an MLP: up, the activation, down; with 'swiglu' a gate beside up."""
     blocks = 2 if activation == "swiglu" else 1
-    up = linear(tensor, tokens, hidden_size, blocks * ffn_size, role="inward")
+    of_up, of_down = (None, None) if adapters is None else (adapters.up, adapters.down)
+    up = linear(tensor, tokens, hidden_size, blocks * ffn_size, role="inward", adapters=of_up)
     activated = Work(elementwise=(blocks + 1) * _inner(tensor, tokens, ffn_size))
-    return up + activated + linear(tensor, tokens, ffn_size, hidden_size, role="outward")
+    return up + activated + linear(tensor, tokens, ffn_size, hidden_size, role="outward", adapters=of_down)
 
 
 def token_linear(tensor: Tensor, tokens: Number, hidden_size: int, num_tokens: int) -> Work:
@@ -128,10 +168,10 @@ def embedding(tensor: Tensor, tokens: Number, hidden_size: int) -> Work:
     return Work(elementwise=4 * _residual(tensor, tokens, hidden_size))
 
 
-def head(tensor: Tensor, tokens: Number, hidden_size: int, vocab_size: int) -> Work:
+def head(tensor: Tensor, tokens: Number, hidden_size: int, vocab_size: int, *, frozen: bool = False) -> Work:
     """Count the head and the loss of its logits."""
     padded = vocabulary(vocab_size, tensor).value
-    product = linear(tensor, tokens, hidden_size, padded, role="inward")
+    product = linear(tensor, tokens, hidden_size, padded, role="inward", adapters=() if frozen else None)
     return product + Work(losses=_inner(tensor, tokens, padded))
 
 

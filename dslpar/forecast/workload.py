@@ -11,12 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cached_property
 from itertools import accumulate, pairwise
+from operator import attrgetter
 from typing import Literal
 
 from dslpar.core.frozen import frozen
 from dslpar.core.mesh import Mesh, Tensor
 from dslpar.forecast.family import model_costs
+from dslpar.forecast.memory import LayerMemory
 from dslpar.forecast.model_costs import Costs, ModelCosts
+from dslpar.forecast.ring import Number
 from dslpar.layout.chunks import Chunks
 from dslpar.layout.deepspeed_config import CHOICES, overlaps_param_gather, overlaps_reduction
 from dslpar.layout.resolve import Job, offloads
@@ -187,10 +190,19 @@ class Workload:
 
     def weights(self, pipe_rank: int) -> float:
         """Return the elements of weights that a rank of the pipeline holds; a tied one once."""
-        first, layer, last, tied = self.costs.weights
+        return self._held(pipe_rank, self.costs.weights, attrgetter("weights"))
+
+    def trained(self, pipe_rank: int) -> float:
+        """Return the elements of those that are trained."""
+        return self.weights(pipe_rank) - self._held(pipe_rank, self.costs.frozen, attrgetter("frozen"))
+
+    def _held(
+        self, pipe_rank: int, parts: tuple[float, float, float, float], of: Callable[[LayerMemory], Number]
+    ) -> float:
+        first, layer, last, tied = parts
         held = self.chunks.held_by(pipe_rank)
         if self.costs.units:
-            total = sum(float(each.memory.weights) for stage in held for each, _ in self.layers_of(stage))
+            total = sum(float(of(each.memory)) for stage in held for each, _ in self.layers_of(stage))
         else:
             total = layer * sum(self.counts[stage] for stage in held)
         has_first, has_last = pipe_rank == 0, pipe_rank == self.chunks.pipe - 1

@@ -207,8 +207,10 @@ def splits_backward(spec: Spec) -> bool:
 
 
 def defers_nothing(spec: Spec) -> bool:
-    """Whether no layer can put off the gradients of its weights, as far as the config tells."""
-    return isinstance(spec.model, OtherModel) and are_all_of_torch(spec.model)
+    """Whether no layer can put off the gradients of its weights, as far as the config tells: with adapters these are
+    frozen.
+    """
+    return isinstance(spec.model, OtherModel) and (spec.model.lora is not None or are_all_of_torch(spec.model))
 
 
 # What else is inferred --------------------------------------------------------------------------------------------

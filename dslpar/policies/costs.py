@@ -4,16 +4,22 @@ A block of such a model is attention and an MLP of some sizes, whatever its clas
 how many elements a block holds, is in the table of its classes. Not the same as the GPT, and so forecast less well:
 kernels of transformers' own code between the products, experts (counted as one MLP of those that a token takes), and
 windows of attention (counted as if there were none).
+
+With adapters (`model.lora`) all else is frozen, but for tables and heads that are trained whole; biases that are
+trained beside (`bias='all'`), and norms, are not counted.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from typing import Any
 
 from dslpar.core.frozen import replace
 from dslpar.core.mesh import Tensor
 from dslpar.forecast import flops
+from dslpar.forecast.adapters import Adapter, AdapterSizes
 from dslpar.forecast.family import costs_of
 from dslpar.forecast.flops import Flops
 from dslpar.forecast.model_costs import ModelCosts
@@ -22,7 +28,7 @@ from dslpar.layout import transformers_costs
 from dslpar.layout.family import layout_of
 from dslpar.layout.stages import EvenWeights
 from dslpar.schema import families
-from dslpar.schema.sections import Model
+from dslpar.schema.sections import LoRA, Model
 from dslpar.schema.transformers_configs import TransformersConfig
 
 
@@ -70,27 +76,103 @@ def _ffn_size(config: TransformersConfig) -> int | None:
     return ffn or (4 * hidden if hidden is not None else None)
 
 
-def model_costs(config: TransformersConfig | None, cuboid: Tensor, tokens: Number, seq_len: int) -> ModelCosts | None:
+def model_costs(
+    config: TransformersConfig | None, cuboid: Tensor, tokens: Number, seq_len: int, lora: LoRA | None = None
+) -> ModelCosts | None:
     """Return what the model's parts cost a rank; None where its sizes are not known."""
     gpt = gpt_of(config, seq_len)
     if gpt is None or config is None:
         return None
-    found = costs_of(gpt).model_costs(gpt, cuboid, tokens, seq_len)
+    costs: Any = costs_of(gpt)
+    adapters = None if lora is None else adapter_sizes(config, gpt, lora)
+    found: ModelCosts = costs.model_costs(gpt, cuboid, tokens, seq_len, adapters)
     of_gpt = layout_of(gpt).pipeline_weights(gpt, "parameters", seq_len)
     weights = transformers_costs.pipeline_weights(config, "parameters", seq_len)
     assert isinstance(weights, EvenWeights)
-    held = Fraction(weights.layer, of_gpt.layer) * found.layer.memory.weights
-    layer = replace(found.layer, memory=replace(found.layer.memory, weights=held))
+    memory = found.layer.memory
+    own = memory.weights if lora is None else memory.frozen
+    held = Fraction(weights.layer, of_gpt.layer) * own
+    memory = replace(memory, weights=held + memory.weights - own, frozen=0 if lora is None else held)
+    layer = replace(found.layer, memory=memory)
     if not config.model.endswith(("ForCausalLM", "LMHeadModel")):
         scores = tuple(each._replace(causal=False) for each in layer.work.scores)
         layer = replace(layer, work=replace(layer.work, scores=scores))
     return replace(found, layer=layer)
 
 
-def flops_per_token(config: TransformersConfig | None, seq_len: int) -> Flops | None:
+def flops_per_token(config: TransformersConfig | None, seq_len: int, lora: LoRA | None = None) -> Flops | None:
     """Return the FLOPs of a token; None where the model's sizes are not known."""
     multiplied = transformers_costs.num_multiplied_weights(config)
     scores = transformers_costs.score_products(config, seq_len)
     if multiplied is None or scores is None:
         return None
-    return flops.per_token(multiplied, scores)
+    if lora is None:
+        return flops.per_token(multiplied, scores)
+    gpt: Any = gpt_of(config, seq_len)
+    if gpt is None or config is None:
+        return None
+    sizes = adapter_sizes(config, gpt, lora)
+    hidden, ffn = gpt.hidden_size, gpt.ffn_size
+    of_adapters = gpt.num_layers * sum(
+        each.r * (inputs + each.out_features)
+        for beside, inputs in ((sizes.qkv, hidden), (sizes.out, hidden), (sizes.up, hidden), (sizes.down, ffn))
+        for each in beside
+    )
+    frozen = multiplied - (hidden * gpt.vocab_size if sizes.trains_head else 0)
+    return flops.per_token(multiplied + of_adapters, scores, frozen)
+
+
+# Adapters ---------------------------------------------------------------------------------------------------------
+
+_FUSED = "qkv", ("hidden", "kv", "kv")
+_OUT, _UP, _DOWN = ("out", ("hidden",)), ("up", ("ffn",)), ("down", ("hidden",))
+_Q, _KV = ("qkv", ("hidden",)), ("qkv", ("kv",))
+_PROJ = {"self_attn.q_proj": _Q, "self_attn.k_proj": _KV, "self_attn.v_proj": _KV}
+_LLAMA = _PROJ | {"self_attn.o_proj": _OUT, "mlp.gate_proj": _UP, "mlp.up_proj": _UP, "mlp.down_proj": _DOWN}
+_LINEARS: Mapping[str, Mapping[str, tuple[str, tuple[str, ...]]]] = {
+    "GPT2": {"attn.c_attn": _FUSED, "attn.c_proj": _OUT, "mlp.c_fc": _UP, "mlp.c_proj": _DOWN},
+    "OPT": _PROJ | {"self_attn.out_proj": _OUT, "fc1": _UP, "fc2": _DOWN},
+    "Phi3": {
+        "self_attn.qkv_proj": _FUSED,
+        "self_attn.o_proj": _OUT,
+        "mlp.gate_up_proj": ("up", ("ffn", "ffn")),
+        "mlp.down_proj": _DOWN,
+    },
+    "Bloom GPTNeoX Falcon": {
+        "attention.query_key_value": _FUSED,
+        "attention.dense": _OUT,
+        "mlp.dense_h_to_4h": _UP,
+        "mlp.dense_4h_to_h": _DOWN,
+    },
+    "PhiFor": _PROJ | {"self_attn.dense": _OUT, "mlp.fc1": _UP, "mlp.fc2": _DOWN},
+    "Bert Roberta Electra": {
+        "attention.self.query": _Q,
+        "attention.self.key": _KV,
+        "attention.self.value": _KV,
+        "attention.output.dense": _OUT,
+        "intermediate.dense": _UP,
+        "output.dense": _DOWN,
+    },
+}
+"""Linears of a block by the ends of their names, for classes that begin so: which of the GPT's they are a part of, and
+their output features. Others are as Llama's.
+"""
+_HEADS, _TABLES = {"lm_head", "embed_out", "output_projection"}, {"embed_tokens", "wte", "embed_in", "word_embeddings"}
+
+
+def adapter_sizes(config: TransformersConfig, gpt: Any, lora: LoRA) -> AdapterSizes:
+    """Return the adapters of each block of a model. A name that is not in the table counts as a linear up."""
+    names = next((each for key, each in _LINEARS.items() if config.model.startswith(tuple(key.split()))), _LLAMA)
+    targets: Sequence[str] = tuple(names) if isinstance(lora.target_modules, str) else lora.target_modules
+    sizes = {"hidden": gpt.hidden_size, "kv": gpt.hidden_size // gpt.num_heads * gpt.kv_heads, "ffn": gpt.ffn_size}
+    beside: dict[str, list[Adapter]] = {}
+    for target in targets:
+        found = [each for name, each in names.items() if name == target or name.endswith(f".{target}")]
+        for linear, outputs in found or [_UP]:
+            beside.setdefault(linear, []).append(Adapter(lora.r, sum(sizes[output] for output in outputs)))
+    whole = {name.rpartition(".")[2] for name in lora.modules_to_save}
+    return AdapterSizes(
+        **{linear: tuple(adapters) for linear, adapters in beside.items()},
+        trains_table=bool(whole & _TABLES),
+        trains_head=bool(whole & _HEADS),
+    )

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dslpar.core.visible import json_text, visible
 from dslpar.forecast.candidate import Candidate, candidate_of
 from dslpar.forecast.device import GIB
+from dslpar.forecast.model_states import owner_of
 from dslpar.forecast.plan import Forecast
 from dslpar.forecast.search import Option, leaders
 from dslpar.forecast.stage_memory import StageMemory
@@ -147,6 +148,8 @@ def _note(name: str, own: Forecast) -> str:
     if name == "optimizer" and workload.zero and (copies := workload.mesh.size(*workload.mesh.zero_axes)) > 1:
         of = "replicas" if copies == workload.mesh.data else "ranks that hold the same"
         return f"over {copies} {of} (ZeRO {workload.zero})"
+    if name == "weights" and (frozen := owner_of(workload, own.binding_rank).frozen):
+        return f"{100 * frozen / workload.weights(own.binding_rank):.1f} % of them frozen"
     if name == "outside":
         return "driver and communicators"
     return ""

@@ -34,7 +34,7 @@ from dslpar.linter.rules.pipeline import (
     schedule_type,
     unsplit,
 )
-from dslpar.schema.sections import Model
+from dslpar.schema.sections import Model, OtherModel
 
 
 @rule("PERF103", "below-break-even", "warning")
@@ -202,9 +202,13 @@ def recomputed_and_deferred(cx: Context) -> Iterator[Problem]:
 
 @rule("PERF113", "nothing-to-defer", "warning")
 def nothing_to_defer(cx: Context) -> Iterator[Problem]:
-    """A schedule that splits the backward, of a model that has no layer of dslpar.layers."""
+    """A schedule that splits the backward, of a model in which nothing can be put off."""
     if cx.stages > 1 and schedule_type(cx) == "zero_bubble" and defers_nothing(cx.spec):
         order = "'interleaved'" if cx.chunks.num > 1 else "'1f1b'"
+        if isinstance(cx.spec.model, OtherModel) and cx.spec.model.lora is not None:
+            message = f"adapters' gradients are not deferred, and what they stand beside has none: the order is {order}"
+            yield cx.problem("schedule.type", message, unsplit(cx))
+            return
         message = f"all layers are torch.nn's, and dslpar.layers.Linear alone defers: the order is that of {order}"
         yield cx.problem("schedule.type", message, f"{unsplit(cx)}; or choose layers of dslpar.layers")
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dslpar.core.mesh import Tensor
 from dslpar.forecast import flops, memory, traffic, work
+from dslpar.forecast.adapters import AdapterSizes
 from dslpar.forecast.flops import Flops
 from dslpar.forecast.memory import LayerMemory
 from dslpar.forecast.model_costs import Costs, ModelCosts
@@ -20,14 +21,17 @@ from dslpar.models.gpt.layout import block_weights
 from dslpar.models.gpt.section import GPT
 
 
-def layer_traffic(model: GPT, cuboid: Tensor, tokens: Number) -> LayerTraffic:
-    """Return what a rank sends for a transformer block: two norms, attention, MLP."""
+def layer_traffic(model: GPT, cuboid: Tensor, tokens: Number, adapters: AdapterSizes | None = None) -> LayerTraffic:
+    """Return what a rank sends for a transformer block: two norms, attention, MLP.
+
+    With `adapters` these are trained, and the block's own weights are frozen; so below.
+    """
     hidden, bias = model.hidden_size, model.bias
-    return (
-        traffic.norm(cuboid, tokens, hidden, kind=model.norm, bias=bias) * 2
-        + traffic.attention(cuboid, tokens, hidden, model.num_heads, kv_heads=model.kv_heads, bias=bias)
-        + traffic.mlp(cuboid, tokens, hidden, model.ffn_size, activation=model.activation, bias=bias)
+    norm = traffic.norm(cuboid, tokens, hidden, kind=model.norm, bias=bias, frozen=adapters is not None)
+    attention = traffic.attention(
+        *(cuboid, tokens, hidden, model.num_heads), kv_heads=model.kv_heads, bias=bias, adapters=adapters
     )
+    return norm + attention + _mlp_traffic(model, cuboid, tokens, adapters)
 
 
 def model_traffic(model: GPT, cuboid: Tensor, tokens: Number) -> LayerTraffic:
@@ -44,65 +48,85 @@ def model_traffic(model: GPT, cuboid: Tensor, tokens: Number) -> LayerTraffic:
     )
 
 
-def layer_memory(model: GPT, cuboid: Tensor, tokens: Number) -> LayerMemory:
+def layer_memory(model: GPT, cuboid: Tensor, tokens: Number, adapters: AdapterSizes | None = None) -> LayerMemory:
     """Return what a rank holds of a block without dropout and rotary positions.
 
     With gelu, and where all is whole, that is 16 s b h elements (sequence s, samples b, hidden size h).
     """
-    hidden, bias = model.hidden_size, model.bias
-    norm = memory.norm(cuboid, tokens, hidden, kind=model.norm, bias=bias)
-    attention = memory.attention(cuboid, tokens, hidden, model.num_heads, kv_heads=model.kv_heads, bias=bias)
-    mlp = memory.mlp(cuboid, tokens, hidden, model.ffn_size, activation=model.activation, bias=bias)
-    return norm + norm + attention + mlp
-
-
-def _mlp_traffic(model: GPT, cuboid: Tensor, tokens: Number) -> LayerTraffic:
-    hidden, bias = model.hidden_size, model.bias
-    norm = traffic.norm(cuboid, tokens, hidden, kind=model.norm, bias=bias)
-    return norm + traffic.mlp(cuboid, tokens, hidden, model.ffn_size, activation=model.activation, bias=bias)
-
-
-def _mlp_costs(model: GPT, cuboid: Tensor, tokens: Number) -> Costs:
-    """Return what the second norm and the MLP cost, with the sum that they begin with."""
-    hidden, bias, ffn = model.hidden_size, model.bias, model.ffn_size
-    return Costs(
-        work=_around(model, cuboid, tokens) + work.mlp(cuboid, tokens, hidden, ffn, activation=model.activation),
-        traffic=_mlp_traffic(model, cuboid, tokens),
-        memory=memory.norm(cuboid, tokens, hidden, kind=model.norm, bias=bias)
-        + memory.mlp(cuboid, tokens, hidden, ffn, activation=model.activation, bias=bias),
+    return (
+        memory.norm(*(cuboid, tokens, model.hidden_size), kind=model.norm, bias=model.bias, frozen=adapters is not None)
+        + memory.attention(
+            *(cuboid, tokens, model.hidden_size, model.num_heads),
+            kv_heads=model.kv_heads,
+            bias=model.bias,
+            adapters=adapters,
+        )
+        + _mlp_memory(model, cuboid, tokens, adapters)
     )
 
 
-def model_costs(model: GPT, cuboid: Tensor, tokens: Number, seq_len: int) -> ModelCosts:
+def _mlp_traffic(model: GPT, cuboid: Tensor, tokens: Number, adapters: AdapterSizes | None) -> LayerTraffic:
+    hidden, bias = model.hidden_size, model.bias
+    norm = traffic.norm(cuboid, tokens, hidden, kind=model.norm, bias=bias, frozen=adapters is not None)
+    return norm + traffic.mlp(
+        *(cuboid, tokens, hidden, model.ffn_size), activation=model.activation, bias=bias, adapters=adapters
+    )
+
+
+def _mlp_memory(model: GPT, cuboid: Tensor, tokens: Number, adapters: AdapterSizes | None) -> LayerMemory:
+    hidden, bias = model.hidden_size, model.bias
+    norm = memory.norm(cuboid, tokens, hidden, kind=model.norm, bias=bias, frozen=adapters is not None)
+    return norm + memory.mlp(
+        *(cuboid, tokens, hidden, model.ffn_size), activation=model.activation, bias=bias, adapters=adapters
+    )
+
+
+def _mlp_work(model: GPT, cuboid: Tensor, tokens: Number, adapters: AdapterSizes | None) -> Work:
+    """Return what the second norm and the MLP compute, with the sum that they begin with."""
+    hidden, ffn = model.hidden_size, model.ffn_size
+    mlp = work.mlp(cuboid, tokens, hidden, ffn, activation=model.activation, adapters=adapters)
+    return _around(model, cuboid, tokens) + mlp
+
+
+def model_costs(
+    model: GPT, cuboid: Tensor, tokens: Number, seq_len: int, adapters: AdapterSizes | None = None
+) -> ModelCosts:
     """Return what blocks, tables, and head with loss cost a rank for a micro-batch of `tokens`."""
     hidden, vocab = model.hidden_size, model.vocab_size
     positions = model.max_seq_len if model.positions == "learned" else 0
-    tables = memory.embedding(cuboid, vocab, hidden, positions)
-    looked_up = traffic.embedding(cuboid, tokens, vocab, hidden)
+    freezes = adapters is not None
+    no_table = adapters is not None and not adapters.trains_table
+    no_head = adapters is not None and not adapters.trains_head
+    looked_up = traffic.embedding(cuboid, tokens, vocab, hidden, frozen=no_table)
+    of_positions = positions and not freezes
     first = Costs(
         work=work.embedding(cuboid, tokens, hidden),
-        traffic=looked_up + (traffic.position_embedding(cuboid, positions, hidden) if positions else LayerTraffic()),
-        memory=tables,
+        traffic=looked_up + (traffic.position_embedding(cuboid, positions, hidden) if of_positions else LayerTraffic()),
+        memory=memory.embedding(cuboid, vocab, hidden, positions, frozen=no_table),
     )
     last = Costs(
-        work=work.norm(cuboid, tokens, hidden) + work.head(cuboid, tokens, hidden, vocab),
-        traffic=traffic.norm(cuboid, tokens, hidden, kind=model.norm, bias=model.bias)
-        + traffic.head(cuboid, tokens, hidden, vocab)
+        work=work.norm(cuboid, tokens, hidden) + work.head(cuboid, tokens, hidden, vocab, frozen=no_head),
+        traffic=traffic.norm(cuboid, tokens, hidden, kind=model.norm, bias=model.bias, frozen=freezes)
+        + traffic.head(cuboid, tokens, hidden, vocab, frozen=no_head)
         + traffic.cross_entropy(cuboid, tokens),
-        memory=memory.norm(cuboid, tokens, hidden, kind=model.norm, bias=model.bias)
-        + memory.head(cuboid, tokens, hidden, vocab),
+        memory=memory.norm(cuboid, tokens, hidden, kind=model.norm, bias=model.bias, frozen=freezes)
+        + memory.head(cuboid, tokens, hidden, vocab, frozen=no_head),
     )
     return ModelCosts(
         first=first,
         layer=Costs(
-            work=_layer_work(model, cuboid, tokens, seq_len),
-            traffic=layer_traffic(model, cuboid, tokens),
-            memory=layer_memory(model, cuboid, tokens),
+            work=_layer_work(model, cuboid, tokens, seq_len, adapters),
+            traffic=layer_traffic(model, cuboid, tokens, adapters),
+            memory=layer_memory(model, cuboid, tokens, adapters),
         ),
         last=last,
         boundary=memory.residual(cuboid, tokens, hidden),
-        mlp_part=_mlp_costs(model, cuboid, tokens),
-        weights_of_parts=_mlp_traffic(model, cuboid, 0),
+        mlp_part=Costs(
+            work=_mlp_work(model, cuboid, tokens, adapters),
+            traffic=_mlp_traffic(model, cuboid, tokens, adapters),
+            memory=_mlp_memory(model, cuboid, tokens, adapters),
+        ),
+        weights_of_parts=_mlp_traffic(model, cuboid, 0, adapters),
         attention_working=memory.attention_working(
             *(cuboid, tokens, hidden, model.num_heads),
             kv_heads=model.kv_heads,
@@ -113,15 +137,14 @@ def model_costs(model: GPT, cuboid: Tensor, tokens: Number, seq_len: int) -> Mod
     )
 
 
-def _layer_work(model: GPT, cuboid: Tensor, tokens: Number, seq_len: int) -> Work:
-    hidden, around = model.hidden_size, _around(model, cuboid, tokens)
+def _layer_work(model: GPT, cuboid: Tensor, tokens: Number, seq_len: int, adapters: AdapterSizes | None) -> Work:
     attention = work.attention(
-        *(cuboid, tokens, seq_len, hidden, model.num_heads),
+        *(cuboid, tokens, seq_len, model.hidden_size, model.num_heads),
         kv_heads=model.kv_heads,
         rotary=model.positions == "rotary",
+        adapters=adapters,
     )
-    mlp = work.mlp(cuboid, tokens, hidden, model.ffn_size, activation=model.activation)
-    return around + attention + around + mlp
+    return _around(model, cuboid, tokens) + attention + _mlp_work(model, cuboid, tokens, adapters)
 
 
 def _around(model: GPT, cuboid: Tensor, tokens: Number) -> Work:

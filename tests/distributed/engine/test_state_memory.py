@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dslpar.core.frozen import replace
 from dslpar.forecast.activations import activations
-from dslpar.forecast.model_states import States, states
+from dslpar.forecast.model_states import States, owner_of, states
 from dslpar.forecast.stage_memory import stage_memory
 from dslpar.forecast.workload import Workload, workload_of
 from dslpar.layout.resolve import Job
@@ -26,6 +26,7 @@ from tests.distributed.engine.test_engine import engine_of, job
 from tests.support.live_storages import watching
 from tests.support.ranks import on_ranks
 from tests.support.sampling import sampled
+from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 
 TOLERANCE = 0.02
 VOCAB, LENGTH = 256, 4
@@ -133,6 +134,36 @@ def made_weights(made: Job, pipe_rank: int, zero: int, dtype: str) -> float:
     size = 4 if dtype == "fp32" else 2
     share = made.mesh.data if zero == 3 else 1
     return size * workload(made).weights(pipe_rank) / share
+
+
+LORA = [(zero, dtype) for zero in range(4) for dtype in ("fp32", "bf16")]
+
+
+@pytest.mark.skipif(not HAS_TRANSFORMERS, reason=NO_TRANSFORMERS)
+@pytest.mark.parametrize(("zero", "dtype"), sampled(LORA, {(1, "bf16"), (3, "bf16")}))
+def test_beside_adapters_what_is_frozen_has_no_state(zero: int, dtype: str) -> None:
+    config = {
+        "num_hidden_layers": 16,
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "intermediate_size": 192,
+        "vocab_size": VOCAB,
+        "max_position_embeddings": LENGTH,
+        "tie_word_embeddings": True,
+    }
+    lora = sections.LoRA(r=12, target_modules=("q_proj", "v_proj", "down_proj"))
+    llama = sections.OtherModel(target="transformers.LlamaForCausalLM", args={"config": config}, lora=lora)
+    made = trained("data 2", zero, dtype, model=llama)
+    held, needed = states(workload(made), 0), activations(workload(made), 0)
+    own = owner_of(workload(made), 0)
+    assert 4 < own.frozen / own.elements < 10
+    small = needed.saved + needed.working + needed.logits
+    peak = held.resting + max(held.gradients + held.buffers + small, held.reduced)
+    peak = stage_memory(workload(made), 0).allocated if zero == 2 else peak
+    for found in on_ranks(2, _held, made, init="deepspeed", timeout=200):
+        assert found["resting"] == pytest.approx(held.resting, rel=TOLERANCE), held
+        # There is so little else that activations count, and those of transformers' own code are estimated.
+        assert found["backwards"] == pytest.approx(peak, rel=3 * TOLERANCE), held
 
 
 @pytest.mark.parametrize("dtype", sampled(("fp32", "bf16"), ()))

@@ -18,11 +18,13 @@ from dslpar.core import mesh
 from dslpar.core.mesh import Mesh
 from dslpar.distributed.groups import Groups
 from dslpar.forecast import memory
+from dslpar.forecast.adapters import Adapter, AdapterSizes
 from dslpar.forecast.memory import LayerMemory
 from dslpar.layers import MLP, Attention, Block, Form, LayerNorm, Linear, RMSNorm, initialize, placement
 from dslpar.layout.divisors import head_ranks
 from dslpar.models.gpt import costs, section
 from tests.distributed.layers.compare_dense import BATCH, FFN, HEADS, HIDDEN, SEQUENCE
+from tests.support.adapted import ALL, Q, R, V, adapted
 from tests.support.fake_world import on_last_ranks
 from tests.support.layouts import KEEPS, LAYOUTS
 from tests.support.versions import TORCH
@@ -30,6 +32,11 @@ from tests.support.versions import TORCH
 TOKENS = BATCH * SEQUENCE
 GPT2 = section.GPT(num_layers=1, hidden_size=HIDDEN, num_heads=HEADS, ffn_hidden_size=FFN, vocab_size=1, max_seq_len=1)
 LLAMA = replace(GPT2, norm="rmsnorm", activation="swiglu", bias=False)
+
+
+ON_Q_AND_V = AdapterSizes(qkv=(Adapter(R, HIDDEN), Adapter(R, HIDDEN)))
+ON_DOWN = AdapterSizes(down=(Adapter(R, HIDDEN),))
+ON_OUT_AND_UP = AdapterSizes(out=(Adapter(R, HIDDEN),), up=(Adapter(R, FFN),))
 
 
 class Case(NamedTuple):
@@ -96,13 +103,31 @@ CASES: Mapping[str, Case] = {
         ),
         lambda tensor: costs.layer_memory(LLAMA, tensor, TOKENS),
     ),
+    "attention, adapters": Case(
+        lambda groups: adapted(Attention(groups, HIDDEN, HEADS), {"qkv": (Q, V)}),
+        lambda tensor: memory.attention(tensor, TOKENS, HIDDEN, HEADS, adapters=ON_Q_AND_V),
+    ),
+    "mlp, adapters": Case(
+        lambda groups: adapted(MLP(groups, HIDDEN, FFN, activation="swiglu"), {"down": (ALL,)}),
+        lambda tensor: memory.mlp(tensor, TOKENS, HIDDEN, FFN, activation="swiglu", adapters=ON_DOWN),
+    ),
+    "frozen": Case(
+        lambda groups: adapted(Linear(groups, HIDDEN, FFN, role="inward"), {}),
+        lambda tensor: memory.linear(tensor, TOKENS, HIDDEN, FFN, role="inward", adapters=()),
+    ),
+    "block, adapters": Case(
+        lambda groups: adapted(
+            Block(groups, HIDDEN, HEADS, ffn_hidden_size=FFN), {"attention.out": (ALL,), "mlp.up": (ALL,)}
+        ),
+        lambda tensor: costs.layer_memory(GPT2, tensor, TOKENS, ON_OUT_AND_UP),
+    ),
 }
 if TORCH < (2, 5):  # its fused attention knows no groups of queries: keys and values are repeated, and kept
     del CASES["attention, grouped"]
 
 
-def held_by(tensor: mesh.Tensor) -> dict[str, tuple[float, float]]:
-    """By case: elements of parameters, and elements that are saved."""
+def held_by(tensor: mesh.Tensor) -> dict[str, tuple[float, float, float]]:
+    """By case: elements of parameters, and elements that are saved; of those parameters, the trained ones."""
     torch.set_default_dtype(torch.float64)
     groups, found = Groups(Mesh(tensor=tensor)), {}
     for name, case in CASES.items():
@@ -113,7 +138,8 @@ def held_by(tensor: mesh.Tensor) -> dict[str, tuple[float, float]]:
         else:
             x_at = placement.residual(tensor, BATCH, SEQUENCE, HIDDEN)
         x = torch.zeros(x_at.local_shape, requires_grad=True)
-        found[name] = sum(p.numel() for p in layer.parameters()), saved_by(layer, x)
+        trained = sum(p.numel() for p in layer.parameters() if p.requires_grad)
+        found[name] = sum(p.numel() for p in layer.parameters()), saved_by(layer, x), trained
     return found
 
 
@@ -140,7 +166,7 @@ def kept(tensor: mesh.Tensor) -> list[mesh.Tensor]:
     return [replace(tensor, keep=keep) for keep in KEEPS]  # type: ignore[arg-type]
 
 
-Found = dict[str, list[dict[str, tuple[float, float]]]]
+Found = dict[str, list[dict[str, tuple[float, float, float]]]]
 
 
 @pytest.fixture(scope="module")
@@ -155,17 +181,18 @@ def held() -> Found:
 def test_layers_keep_the_memory_that_is_forecast(name: str, held: Found) -> None:
     wrong = []
     for tensor, found in zip(kept(LAYOUTS[name]), held[name], strict=True):
-        for case, (weights, saved) in found.items():
+        for case, counts in found.items():
             forecast = CASES[case].forecast(tensor)
-            if (weights, saved) != (forecast.weights, forecast.saved.elements + forecast.saved.wide):
-                wrong.append(f"{case}, keep {tensor.keep}: {weights}, {saved} is not {forecast}")
+            saved, trained = forecast.saved.elements + forecast.saved.wide, forecast.weights - forecast.frozen
+            if counts != (forecast.weights, saved, trained):
+                wrong.append(f"{case}, keep {tensor.keep}: {counts} is not {forecast}")
     assert wrong == []
 
 
 def test_a_wrong_memory_formula_is_detected(held: Found) -> None:
     """The comparison can fail: `both` and `none` differ in the square by panels of X and of W."""
     found = dict(zip(KEEPS, held["2d-4"], strict=True))
-    (_, both), (_, none) = found["both"]["inward"], found["none"]["inward"]
+    both, none = (found[keep]["inward"][1] for keep in ("both", "none"))
     assert both - none == TOKENS * HIDDEN / 4 + HIDDEN * FFN / 2
 
 

@@ -17,6 +17,7 @@ from dslpar.core import mesh
 from dslpar.core.mesh import Mesh
 from dslpar.distributed.groups import Groups
 from dslpar.forecast import traffic
+from dslpar.forecast.adapters import Adapter, AdapterSizes
 from dslpar.forecast.ring import LayerTraffic, Traffic
 from dslpar.layers import (
     MLP,
@@ -36,6 +37,7 @@ from dslpar.layout.divisors import head_ranks
 from dslpar.models import GPT, build_module
 from dslpar.models.gpt import costs
 from tests.distributed.layers.compare_dense import BATCH, FFN, HEADS, HIDDEN, SEQUENCE, VOCAB, tokens
+from tests.support.adapted import ALL, Q, R, V, adapted
 from tests.support.fake_world import on_last_ranks
 from tests.support.layouts import KEEPS, LAYOUTS, everything
 from tests.support.ranks import on_ranks
@@ -93,6 +95,8 @@ def gpt(groups: Groups, **fields: object) -> Callable[..., torch.Tensor]:
     return lambda x: whole.loss(groups)(build_module(whole, groups, seed=1)(x), tokens()[1])
 
 
+ON_Q_AND_V = AdapterSizes(qkv=(Adapter(R, HIDDEN), Adapter(R, HIDDEN)))
+ON_Q_V_AND_DOWN = replace(ON_Q_AND_V, down=(Adapter(R, HIDDEN),))
 CASES: Mapping[str, Case] = {
     "inward": Case(
         lambda groups: Linear(groups, HIDDEN, FFN, role="inward"),
@@ -173,6 +177,28 @@ CASES: Mapping[str, Case] = {
         lambda groups: loss_of(groups, Head(groups, HIDDEN, VOCAB)),
         residual,
         lambda tensor: traffic.head(tensor, TOKENS, HIDDEN, VOCAB) + traffic.cross_entropy(tensor, TOKENS),
+    ),
+    "inward, adapters": Case(
+        lambda groups: adapted(Attention(groups, HIDDEN, HEADS).qkv, {"": (Q, V)}),
+        residual,
+        lambda tensor: traffic.linear(tensor, TOKENS, HIDDEN, 3 * HIDDEN, role="inward", adapters=ON_Q_AND_V.qkv),
+    ),
+    "outward, frozen": Case(
+        lambda groups: adapted(Linear(groups, FFN, HIDDEN, role="outward"), {}),
+        inner,
+        lambda tensor: traffic.linear(tensor, TOKENS, FFN, HIDDEN, role="outward", adapters=()),
+    ),
+    "block, adapters": Case(
+        lambda groups: adapted(
+            Block(groups, HIDDEN, HEADS, ffn_hidden_size=FFN), {"attention.qkv": (Q, V), "mlp.down": (ALL,)}
+        ),
+        residual,
+        lambda tensor: costs.layer_traffic(model(), tensor, TOKENS, ON_Q_V_AND_DOWN),
+    ),
+    "head and loss, frozen": Case(
+        lambda groups: loss_of(groups, adapted(Head(groups, HIDDEN, VOCAB), {})),
+        residual,
+        lambda tensor: traffic.head(tensor, TOKENS, HIDDEN, VOCAB, frozen=True) + traffic.cross_entropy(tensor, TOKENS),
     ),
     "gpt": Case(gpt, ids, lambda tensor: costs.model_traffic(model(), tensor, TOKENS)),
     "gpt, untied": Case(

@@ -20,6 +20,7 @@ from dslpar.core import mesh
 from dslpar.core.errors import DslparError
 from dslpar.distributed.collectives import all_gather
 from dslpar.distributed.groups import Groups
+from dslpar.forecast.family import model_costs
 from dslpar.layers import gather, placement, placement_of
 from dslpar.models import recompute
 from dslpar.models.layered import build_module
@@ -36,6 +37,7 @@ from dslpar.policies import compare
 from dslpar.policies.lora import parameters_with_peft_names
 from dslpar.policies.model import HuggingFaceModel
 from dslpar.policies.weights import load, parameters_with_sources
+from dslpar.schema import sections
 from tests.distributed.policies.test_families import CLOSE, LAYOUTS, NAMES
 from tests.support import hugging_face as hf
 
@@ -236,3 +238,30 @@ def test_a_frozen_table_loses_no_gradient_where_blocks_are_recomputed() -> None:
         assert torch.equal(gradient, again[own]), own
     with pytest.raises(RankError, match="Gradients will be None"):  # torch's warning
         on_ranks(1, partial(_recomputed, reentrant=True), 1)
+
+
+# ---- the forecast ----
+
+
+def trained(case: str) -> float:
+    name, keys = CASES[case]
+    family = hf.FAMILIES[name]
+    module = build_module(
+        HuggingFaceModel(family.classes()[0], family.config(), lora=keys), Groups(mesh.Mesh()), seed=1
+    )
+    return sum(p.numel() for p in module.parameters() if p.requires_grad)
+
+
+@pytest.mark.parametrize("case", [name for name, (_, keys) in CASES.items() if "bias" not in keys])
+def test_the_forecast_knows_what_is_trained(case: str) -> None:
+    name, keys = CASES[case]
+    family = hf.FAMILIES[name]
+    target = f"transformers.{family.classes()[0].__name__}"
+    lora = sections.LoRA(**keys)
+    other = sections.OtherModel(target=target, args={"config": family.config().to_dict()}, lora=lora)
+    costs = model_costs(other, mesh.Tensor(), 8, 8)
+    assert costs is not None
+    num_layers = other.transformers.num_layers
+    forecast = num_layers * (costs.weights[1] - costs.frozen[1])
+    (found,) = on_ranks(1, trained, case)
+    assert found == forecast

@@ -22,6 +22,7 @@ from dslpar.forecast.workload import workload_of
 from dslpar.layout.resolve import Job
 from dslpar.linter import check
 from tests.support.ranks import on_ranks
+from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 
 GPT = "dict(type='GPT', num_layers=4, hidden_size=64, num_heads=8, vocab_size=256, max_seq_len=32{})"
 LLAMA = ", num_kv_heads=4, norm='rmsnorm', activation='swiglu', positions='rotary', bias=False, tie_embeddings=False"
@@ -224,6 +225,29 @@ def _of_size(size: int) -> tuple[dict[str, Any], dict[str, Any]]:
         traced = _Trace(job, model_from_job(job), groups).run(tracer._taken(size), size)
     assert between is not None
     return _sums(between, 1), _sums(traced, 1)
+
+
+def _with_adapters(layout: str) -> None:
+    config = "hidden_size=64, num_attention_heads=8, num_key_value_heads=4, intermediate_size=96, vocab_size=256"
+    llama = f"dict(type='transformers.LlamaForCausalLM', config=dict({config}, num_hidden_layers=4), lora=dict(r=3))"
+    job = job_of(llama, layout, "data = dict(seq_len=16)\n")
+    tracer = Tracer(job)
+    known, traced = workload_of(job), workload_of(tracer.job, tracer.costs_of)
+    assert known is not None
+    assert traced is not None
+    assert traced.trained(0) == known.trained(0) > 0
+    assert traced.weights(0) == known.weights(0)
+    frozen = [sum(r * d * c for r, d, c in part.work.frozen) for part in (known.costs.layer, known.costs.last)]
+    units = (*traced.costs.units, traced.costs.last)
+    assert sum(r * d * c for part in units for r, d, c in part.work.frozen) == 4 * frozen[0] + frozen[1]
+    adapters = sum(r * d * c for r, d, c in known.costs.layer.work.adapters)
+    assert sum(r * d * c for part in units for r, d, c in part.work.products) == 4 * adapters
+
+
+@pytest.mark.skipif(not HAS_TRANSFORMERS, reason=NO_TRANSFORMERS)
+@pytest.mark.parametrize("layout", ["alone", "2d"])
+def test_what_is_frozen_beside_adapters_is_known(layout: str) -> None:
+    on_ranks(1, _with_adapters, layout, init=None)
 
 
 @pytest.mark.parametrize("size", [6, 16])

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from dslpar.core.frozen import replace
 from dslpar.core.mesh import Tensor
 from dslpar.forecast.family import costs_of, flops_per_token, model_costs
 from dslpar.forecast.model_costs import ModelCosts
@@ -17,7 +18,7 @@ from dslpar.models.gpt.section import GPT
 from dslpar.models.moco.section import MoCo
 from dslpar.models.resmlp.section import ResMLP
 from dslpar.policies.costs import gpt_of
-from dslpar.schema.sections import Model, OtherModel
+from dslpar.schema.sections import LoRA, Model, OtherModel
 from tests.support.mlp_family.section import ResidualMLP
 
 MODELS: Mapping[str, Model] = {
@@ -191,3 +192,59 @@ def test_encoders_have_no_causal_mask() -> None:
 def test_models_of_unknown_sizes_have_no_costs(model: OtherModel) -> None:
     assert model_costs(model, Tensor(), 64, 64) is None
     assert model.transformers is not None or flops_per_token(model, 64) is None
+
+
+# Adapters ---------------------------------------------------------------------------------------------------------
+
+
+def with_lora(model: OtherModel, **lora: Any) -> OtherModel:
+    return replace(model, lora=LoRA(**lora))
+
+
+def test_of_a_model_with_adapters_these_alone_are_trained() -> None:
+    llama = other("LlamaForCausalLM", **LLAMA3, tie_word_embeddings=False)
+    plain, lora = (
+        model_costs(each, Tensor(), 64, 64)
+        for each in (llama, with_lora(llama, r=16, target_modules=("q_proj", "v_proj")))
+    )
+    assert plain is not None
+    assert lora is not None
+    assert plain.frozen == (0, 0, 0, 0)
+    assert lora.weights[1] - lora.frozen[1] == 16 * (2 * 4096 + 4096 + 1024)
+    assert (lora.frozen[0], lora.frozen[1], lora.frozen[2]) == plain.weights[:3]
+    assert [len(each) for each in (lora.layer.work.products, lora.layer.work.frozen)] == [0, 4]
+    # The MLP's inputs are saved for the gradients of its weights alone.
+    saved = [float(each.layer.memory.saved.elements) / 64 for each in (plain, lora)]
+    assert saved[0] - saved[1] == 4096 + 14336
+
+
+def test_a_head_that_is_trained_whole_has_its_gradient() -> None:
+    llama = other("LlamaForCausalLM", **LLAMA3, tie_word_embeddings=False)
+    made = model_costs(with_lora(llama, modules_to_save=("lm_head",)), Tensor(), 64, 64)
+    assert made is not None
+    assert len(made.last.work.products) == 1
+    assert made.frozen[2] == 4096  # the last norm
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "features"),
+    [
+        ("GPT2LMHeadModel", "c_attn", 768 + 3 * 768),
+        ("GPT2LMHeadModel", "c_proj", 2 * 768 + 5 * 768),
+        ("LlamaForCausalLM", "mlp.down_proj", 11008 + 4096),
+        ("LlamaForCausalLM", "a_name_of_its_own", 4096 + 11008),
+    ],
+)
+def test_names_of_linears(name: str, target: str, features: int) -> None:
+    made = model_costs(with_lora(other(name), r=2, target_modules=(target,)), Tensor(), 64, 64)
+    assert made is not None
+    assert made.weights[1] - made.frozen[1] == 2 * features
+
+
+def test_a_gradient_that_is_not_made_is_a_third_of_the_operations() -> None:
+    llama = other("LlamaForCausalLM", **LLAMA3, tie_word_embeddings=False)
+    plain, lora = (flops_per_token(each, 64) for each in (llama, with_lora(llama, r=1, target_modules=("k_proj",))))
+    assert plain is not None
+    assert lora is not None
+    assert lora.mfu_6n == plain.mfu_6n * 4 // 6 + 6 * 32 * (4096 + 1024)
+    assert lora.mfu_causal - lora.mfu_6n == plain.mfu_causal - plain.mfu_6n

@@ -203,6 +203,16 @@ def test_what_torch_compiles_is_not_split() -> None:
     assert not any(each.split for each in candidates(Workloads(job)))
 
 
+def test_nothing_is_put_off_beside_adapters() -> None:
+    text = """
+model = dict(type='transformers.LlamaForCausalLM', config=dict(num_hidden_layers=8){})
+data = dict(seq_len=2048)
+batch = dict(global_size=64)
+"""
+    for lora, is_split in ("", True), (", lora=dict(r=8)", False):
+        assert any(each.split for each in candidates(Workloads(job_of(text.format(lora), 8)))) == is_split
+
+
 def test_the_configs_own_options_stay() -> None:
     own = TensorParallel(size=4, mode="2d", comm_overlap=True)
     assert next(tensors(4, own)) == own

@@ -38,6 +38,22 @@ def test_without_a_device_nothing_is_said(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert found(TEXT, "FIT101", world=None) == []
 
 
+LLAMA3 = """\
+model = dict(type='transformers.LlamaForCausalLM', config=dict(hidden_size=4096, intermediate_size=14336,
+             num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8, vocab_size=128256){})
+data = dict(seq_len=2048)
+precision = 'bf16'
+zero = 1
+batch = dict(micro_size=1)
+cluster = dict(device='a100-40g')
+"""
+
+
+def test_adapters_fit_where_training_it_all_does_not() -> None:
+    assert found(LLAMA3.format(""), "FIT101", 1)
+    assert found(LLAMA3.format(", lora=dict(r=16)"), "FIT101", 1) == []
+
+
 def test_a_hostfile_names_the_device() -> None:
     hosts = "# device: h100-80g\nnode1 slots=8\n"
     assert found(TEXT.replace(H100, ""), "FIT101", None, hosts)

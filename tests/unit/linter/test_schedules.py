@@ -211,6 +211,21 @@ schedule = dict(type='zero_bubble', num_model_chunks={})
 """
 
 
+def test_beside_adapters_nothing_is_deferred() -> None:
+    text = """
+model = dict(type='transformers.LlamaForCausalLM', config=dict(num_hidden_layers=8), lora=dict(r=8))
+data = dict(seq_len=128)
+parallel = dict(pipeline=2)
+batch = dict(accumulation=4)
+schedule = dict(type='zero_bubble')
+"""
+    assert said(text) == [
+        "PERF113 adapters' gradients are not deferred, and what they stand beside has none: the order is '1f1b';"
+        " schedule.type='1f1b'"
+    ]
+    assert not resolve(load_text(text, PATH), 8).schedule.split
+
+
 @pytest.mark.parametrize(("chunks", "instead"), [(1, "1f1b"), (2, "interleaved")])
 def test_a_model_of_torch_layers_has_nothing_to_defer(chunks: int, instead: str) -> None:
     for name in ("Linear", "torch.nn.Linear"):
