@@ -14,6 +14,7 @@ from dslpar.distributed import collectives
 from dslpar.distributed.groups import Groups
 from dslpar.layers.activation_sharding import unshard
 from dslpar.layers.placement import residual_cuts
+from dslpar.layout.sharding import samples_are_cut_first
 
 
 def mean_of_tokens(groups: Groups, x: Tensor) -> Tensor:
@@ -29,8 +30,12 @@ def first_token(groups: Groups, x: Tensor) -> Tensor:
 
     The batch must divide by the ranks that cut the sequence, too.
     """
-    token, axis = x[:, 0], groups.axis(*residual_cuts(groups.tensor).sequence)
+    cuts = residual_cuts(groups.tensor)
+    token, axis = x[:, 0], groups.axis(*cuts.sequence)
     if axis.size == 1:
         return token
-    of_pieces = collectives.gather_from_group(token.unsqueeze(0), axis, 0)
-    return collectives.scatter_to_group(of_pieces[0], axis, 0)
+    first = collectives.gather_from_group(token.unsqueeze(0), axis, 0)[0]
+    if samples_are_cut_first(groups.tensor, cuts):
+        return collectives.scatter_to_group(first, axis, 0)
+    whole = collectives.gather_from_group(first, groups.axis(*cuts.batch), 0)
+    return collectives.scatter_to_group(whole, groups.axis(*cuts.tokens), 0)

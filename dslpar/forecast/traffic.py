@@ -40,7 +40,7 @@ from dslpar.forecast.ring import (
     reduce_scatter,
 )
 from dslpar.layout.divisors import ranks, vocabulary
-from dslpar.layout.sharding import Letters, inner_cuts, residual_cuts
+from dslpar.layout.sharding import Letters, inner_cuts, residual_cuts, samples_are_cut_first
 
 
 class _Operand(NamedTuple):
@@ -252,9 +252,16 @@ def mean_of_tokens(tensor: Tensor, tokens: Number, hidden_size: int, num_tokens:
 def first_token(tensor: Tensor, samples: Number, hidden_size: int) -> LayerTraffic:
     """Count the first token of each sample: from the ranks that have it to all that cut the sequence."""
     cuts = residual_cuts(tensor)
-    pieces = ratio(samples * hidden_size, ranks(tensor, cuts.batch + cuts.features))
+    if ranks(tensor, cuts.sequence) == 1:
+        return LayerTraffic()
+    whole = ratio(samples * hidden_size, ranks(tensor, cuts.features))
+    pieces = ratio(whole, ranks(tensor, cuts.batch))
     gathered = all_gather(tensor, cuts.sequence, pieces * ranks(tensor, cuts.sequence))
-    return LayerTraffic(forward=gathered, backward=all_gather(tensor, cuts.sequence, pieces))
+    if samples_are_cut_first(tensor, cuts):
+        return LayerTraffic(forward=gathered, backward=all_gather(tensor, cuts.sequence, pieces))
+    return LayerTraffic(
+        forward=gathered + all_gather(tensor, cuts.batch, whole), backward=all_gather(tensor, cuts.tokens, whole)
+    )
 
 
 def batch_norm(tensor: Tensor, features: int, *, after: Role, affine: bool = True) -> LayerTraffic:

@@ -44,6 +44,13 @@ class Cuts(NamedTuple):
         return tuple(self) if num_dims == len(self) else (self.tokens, self.features)
 
 
+def samples_are_cut_first(tensor: Tensor, cuts: Cuts) -> bool:
+    """Whether samples that are cut as [batch, ...], and then by what cuts a sequence, are cut as [tokens, ...]."""
+    ways = (cuts.batch + cuts.sequence, cuts.tokens)
+    one, other = ([letter for letter in letters if getattr(tensor, letter) > 1] for letters in ways)
+    return one == other
+
+
 def residual_cuts(tensor: Tensor) -> Cuts:
     """Return how the residual stream is stored; also what crosses a pipeline boundary."""
     over_y = {tensor.residual: ("y",)}

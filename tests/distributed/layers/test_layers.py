@@ -35,6 +35,11 @@ def test_all_layers_equal_dense_ones(name: str) -> None:
     assert_exact(PROVEN[name])
 
 
+def test_first_tokens_of_samples_that_are_cut_beside_their_tokens() -> None:
+    """Over a context and a square: samples over q alone first, [tokens, H] over d and then q."""
+    assert_exact(PROVEN["ring-2-2d-4"], "poolings")
+
+
 QUICK = {"1d-sequence-2", "3d-8"}
 
 
