@@ -115,7 +115,7 @@ def loss_bytes() -> tuple[float, float]:
     return found[0], found[1]
 
 
-def compiled_loss_bytes(tensor: str) -> float:
+def compiled_loss_bytes(tensor: str, tokens: int = TOKENS, vocab_size: int = VOCAB_SIZE) -> float:
     """Return what `loss_bytes` counts, of our loss in a mode and with train.compile, as torch's inductor counts it.
 
     Of the CPU's kernels, since they run; an accelerator's are fused alike.
@@ -123,10 +123,10 @@ def compiled_loss_bytes(tensor: str) -> float:
     from torch._inductor import compile_fx, config, metrics  # here: it takes a second, and this function alone asks
 
     cuboid = TENSORS[tensor]
-    labels = torch.zeros(1, TOKENS, dtype=torch.int64)
+    labels = torch.zeros(1, tokens, dtype=torch.int64)
     metrics.reset()
     compile_fx.inductor_metrics_log.setLevel(logging.INFO)  # without, it counts nothing
     with fake_world(cuboid.size - 1, cuboid.size), config.patch(force_disable_caches=True), compiled_losses("inductor"):
-        logits = torch.zeros(1, TOKENS, VOCAB_SIZE // cuboid.size, dtype=torch.bfloat16, requires_grad=True)
-        cross_entropy(Groups(Mesh(tensor=cuboid)), logits, labels, VOCAB_SIZE).backward()
+        logits = torch.zeros(1, tokens, vocab_size // cuboid.size, dtype=torch.bfloat16, requires_grad=True)
+        cross_entropy(Groups(Mesh(tensor=cuboid)), logits, labels, vocab_size).backward()
     return metrics.num_bytes_accessed / logits.numel()

@@ -60,6 +60,8 @@ BYTES: Mapping[str, Callable[[], Counts]] = {
     "the loss": lambda: dict(zip(("torch's", "bytes a logit"), loss_bytes(), strict=True)),
     "the loss, compiled": lambda: {"bytes a logit": compiled_loss_bytes("one process")},
     "the loss, compiled, 1d": lambda: {"bytes a logit": compiled_loss_bytes("1d")},
+    # From so many on, what is not compiled goes by parts.
+    "the loss, compiled, 1d, many": lambda: {"bytes a logit": compiled_loss_bytes("1d", 1024, 40_960)},
     "a gradient's sum": lambda: {"bytes a parameter": accumulation_bytes()},
 }
 TABLES: Mapping[str, Mapping[str, Callable[[], Any]]] = {"block": BLOCKS, "step": STEPS, "bytes": BYTES}

@@ -20,17 +20,21 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from dslpar.core.frozen import replace
 from dslpar.forecast.work import Product, Scores, Work
 
 aten = torch.ops.aten
 
 
 class OpCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts what runs within; elements are of `dtype`'s size, so that a float32 counts twice beside bf16."""
+    """Counts what runs within; elements are of `dtype`'s size, so that a float32 counts twice beside bf16.
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    `is_frozen` tells of the second operand of a product whether it is a weight that is not trained.
+    """
+
+    def __init__(self, dtype: torch.dtype, is_frozen: Callable[[Tensor], bool] | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._size = dtype.itemsize
+        self._size, self._is_frozen = dtype.itemsize, is_frozen
         self.work = Work()
 
     def __torch_dispatch__(
@@ -44,7 +48,10 @@ class OpCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func.namespace == "aten":
             counting = _COUNTED.get(func.overloadpacket)
             if counting is not None:
-                self.work += counting(args, kwargs or {}, result)
+                work = counting(args, kwargs or {}, result)
+                if self._is_frozen is not None and len(work.products) == 1 and self._is_frozen(_tensors(args)[-1]):
+                    work = replace(work, products=(), frozen=work.products)
+                self.work += work
             elif not _is_view(func) and func.overloadpacket not in _FREE:
                 tensors = [*_tensors(args), *_tensors((kwargs or {}).values()), *_tensors([result])]
                 moved = sum(each.numel() * each.element_size() for each in tensors)

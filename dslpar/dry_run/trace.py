@@ -16,7 +16,7 @@ FakeTensorMode); that its operations are counted so is torch's FlopCounterMode. 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -197,6 +197,7 @@ class _Trace:
             last=last,
             boundary=boundary,
             tied=sum(layer.tied for layer in layers),
+            tied_frozen=sum(float(layer.costs.memory.frozen) for layer in layers if layer.tied),
             logits=logits,
             units=tuple(units),
             recomputable=tuple(any(layers[position].recomputable for position in group) for group in groups),
@@ -274,7 +275,11 @@ class _Trace:
                 saved.setdefault(_storage(each), each)
             return each
 
-        with OpCounter(self.dtype) as counted, fused_kernels(), torch.autograd.graph.saved_tensors_hooks(pack, _same):
+        with (
+            OpCounter(self.dtype, self._is_frozen(module)) as counted,
+            fused_kernels(),
+            torch.autograd.graph.saved_tensors_hooks(pack, _same),
+        ):
             output = spec.apply(module, _entering(x))
         forward = _traffic(calls, self.dtype.itemsize)
         outputs = tensors_of(output)
@@ -285,11 +290,23 @@ class _Trace:
         memory = LayerMemory(weights=weights, saved=self._saved(saved.values()), frozen=float(sum(frozen)))
         self._backward(outputs)
         costs = Costs(
-            work=_with_frozen(counted.work, {elements * self.groups.tensor.q for elements in frozen}),
+            work=counted.work,
             traffic=LayerTraffic(forward=forward, backward=_traffic(calls, self.dtype.itemsize)),
             memory=memory,
         )
         return _Layer(costs, forms_of(outputs), kept, weights if is_tied else 0.0, spec.recomputable)
+
+    def _is_frozen(self, module: nn.Module) -> Callable[[Tensor], bool]:
+        """Return whether an operand is a weight that is not trained: its own memory, or of its size once gathered."""
+        matrices = [p for p in module.parameters() if p.dim() > 1]
+        frozen, trained = ([p for p in matrices if p.requires_grad is trained] for trained in (False, True))
+        storages, q = {_storage(p) for p in frozen}, self.groups.tensor.q
+        panels = {q * p.numel() for p in frozen} - {q * p.numel() for p in trained} if q > 1 else set()
+
+        def is_frozen(operand: Tensor) -> bool:
+            return operand.dim() > 1 and (_storage(operand) in storages or operand.numel() in panels)
+
+        return is_frozen
 
     def _saved(self, tensors: Any) -> Saved:
         elements = wide = 0.0
@@ -320,12 +337,6 @@ class _Trace:
         except _RAISED as error:
             raise TraceError(f"the loss cannot be traced: {message_of(error)}") from error
         return Costs(work=Work(losses=self._elements(forms)), traffic=LayerTraffic(forward=forward, backward=backward))
-
-
-def _with_frozen(work: Work, sizes: Set[int]) -> Work:
-    """Return work of which products with weights of these sizes, as they are gathered, are those of frozen ones."""
-    frozen = tuple(each for each in work.products if each.depth * each.columns in sizes)
-    return replace(work, products=tuple(each for each in work.products if each not in frozen), frozen=frozen)
 
 
 def _likeness(module: nn.Module) -> object:

@@ -28,13 +28,13 @@ class Adapter(NamedTuple):
 
 @frozen
 class AdapterSizes:
-    """Those of each block, by the linear that they stand beside; and what is trained whole besides."""
+    """Those of each block, by the linear that they stand beside; None: it is trained whole. And what else is."""
 
-    qkv: tuple[Adapter, ...] = ()
-    out: tuple[Adapter, ...] = ()
-    up: tuple[Adapter, ...] = ()
+    qkv: tuple[Adapter, ...] | None = ()
+    out: tuple[Adapter, ...] | None = ()
+    up: tuple[Adapter, ...] | None = ()
     """Beside a gate, too."""
-    down: tuple[Adapter, ...] = ()
+    down: tuple[Adapter, ...] | None = ()
     trains_table: bool = False
     trains_head: bool = False
 

@@ -46,6 +46,8 @@ class ModelCosts:
     """Elements that a rank hands on from one layer to the next: the residual stream as it is stored."""
     tied: Number = 0
     """Elements of `last`'s weights that `first` has too: held once by a rank that has both."""
+    tied_frozen: Number = 0
+    """Of these, those that are not trained."""
     mlp_part: Costs = Costs()
     """Of `layer`, what `mlp_chunks` computes for a part of the tokens at a time: the last of its products."""
     weights_of_parts: LayerTraffic = LayerTraffic()
@@ -80,7 +82,7 @@ class ModelCosts:
         """Of `weights`, those that are not trained, likewise."""
         parts = (self.first, self.layer, self.last)
         first, layer, last = (float(each.memory.frozen) for each in parts)
-        return first, layer, last, float(self.tied) if first and last else 0.0
+        return first, layer, last, float(self.tied_frozen)
 
 
 _OPERATIONS_AN_ELEMENT = 300

@@ -160,10 +160,13 @@ def owner_of(workload: Workload, pipe_rank: int) -> Owner:
         layers, num_layers = [layer for stage in held for layer, _ in workload.layers_of(stage)], 1
     products = [product for layer in layers for product in layer.work.products]
     elements = workload.trained(pipe_rank)
+    frozen = workload.weights(pipe_rank) - elements
+    frozen_layer = tuple(depth * columns / q for layer in layers for _, depth, columns in layer.work.frozen)
     frozen_ends = ends_of(costs.frozen)
     after, before = (every - frozen for every, frozen in zip(ends_of(costs.weights), frozen_ends, strict=True))
     if costs.units:  # tables, which are no product's
         after, before = 0.0, max(0.0, elements - sum(depth * columns for _, depth, columns in products) / q)
+        frozen_ends = 0.0, max(0.0, frozen - sum(frozen_layer))
     trained = tuple(float(depth * columns) / q for _, depth, columns in reversed(products))
     adapters = tuple(depth * columns for layer in layers for _, depth, columns in reversed(layer.work.adapters))
     return Owner(
@@ -171,8 +174,8 @@ def owner_of(workload: Workload, pipe_rank: int) -> Owner:
         layer=trained + adapters,
         num_layers=num_layers,
         ends=(after, before),
-        frozen=workload.weights(pipe_rank) - elements,
-        frozen_layer=tuple(depth * columns / q for layer in layers for _, depth, columns in layer.work.frozen),
+        frozen=frozen,
+        frozen_layer=frozen_layer,
         frozen_ends=frozen_ends,
         replicas=workload.mesh.size(*workload.mesh.zero_axes),
         bytes=workload.element_bytes,

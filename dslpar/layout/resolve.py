@@ -202,7 +202,7 @@ def schedule_of(spec: Spec, pipe: int, num_micro_batches: int) -> Schedule:
 
 
 def splits_backward(spec: Spec) -> bool:
-    """Whether the schedule splits the backward; not where all layers are known to be torch's, which defer nothing."""
+    """Whether the schedule splits the backward; not where all layers are known to defer nothing."""
     return spec.schedule is not None and spec.schedule.type == "zero_bubble" and not defers_nothing(spec)
 
 

@@ -5,8 +5,8 @@ how many elements a block holds, is in the table of its classes. Not the same as
 kernels of transformers' own code between the products, experts (counted as one MLP of those that a token takes), and
 windows of attention (counted as if there were none).
 
-With adapters (`model.lora`) all else is frozen, but for tables and heads that are trained whole; biases that are
-trained beside (`bias='all'`), and norms, are not counted.
+With adapters (`model.lora`) all else is frozen, but for the linears, the table and the head that `modules_to_save`
+names; norms that it names, and biases of `bias='all'`, are not counted.
 """
 
 from __future__ import annotations
@@ -113,20 +113,24 @@ def flops_per_token(config: TransformersConfig | None, seq_len: int, lora: LoRA 
         return None
     sizes = adapter_sizes(config, gpt, lora)
     hidden, ffn = gpt.hidden_size, gpt.ffn_size
-    of_adapters = gpt.num_layers * sum(
-        each.r * (inputs + each.out_features)
-        for beside, inputs in ((sizes.qkv, hidden), (sizes.out, hidden), (sizes.up, hidden), (sizes.down, ffn))
-        for each in beside
-    )
-    frozen = multiplied - (hidden * gpt.vocab_size if sizes.trains_head else 0)
+    kv, gates = hidden // gpt.num_heads * gpt.kv_heads, 2 if gpt.activation == "swiglu" else 1
+    of_adapters, frozen = 0, multiplied - (hidden * gpt.vocab_size if sizes.trains_head else 0)
+    for beside, inputs, outputs in (
+        (sizes.qkv, hidden, hidden + 2 * kv),
+        (sizes.out, hidden, hidden),
+        (sizes.up, hidden, gates * ffn),
+        (sizes.down, ffn, hidden),
+    ):
+        of_adapters += gpt.num_layers * sum(each.r * (inputs + each.out_features) for each in beside or ())
+        frozen -= gpt.num_layers * inputs * outputs if beside is None else 0
     return flops.per_token(multiplied + of_adapters, scores, frozen)
 
 
 # Adapters ---------------------------------------------------------------------------------------------------------
 
-_FUSED = "qkv", ("hidden", "kv", "kv")
+_FUSED = "qkv", ("q", "kv", "kv")
 _OUT, _UP, _DOWN = ("out", ("hidden",)), ("up", ("ffn",)), ("down", ("hidden",))
-_Q, _KV = ("qkv", ("hidden",)), ("qkv", ("kv",))
+_Q, _KV = ("qkv", ("q",)), ("qkv", ("kv",))
 _PROJ = {"self_attn.q_proj": _Q, "self_attn.k_proj": _KV, "self_attn.v_proj": _KV}
 _LLAMA = _PROJ | {"self_attn.o_proj": _OUT, "mlp.gate_proj": _UP, "mlp.up_proj": _UP, "mlp.down_proj": _DOWN}
 _LINEARS: Mapping[str, Mapping[str, tuple[str, tuple[str, ...]]]] = {
@@ -138,7 +142,13 @@ _LINEARS: Mapping[str, Mapping[str, tuple[str, tuple[str, ...]]]] = {
         "mlp.gate_up_proj": ("up", ("ffn", "ffn")),
         "mlp.down_proj": _DOWN,
     },
-    "Bloom GPTNeoX Falcon": {
+    "Bloom Falcon": {
+        "self_attention.query_key_value": _FUSED,
+        "self_attention.dense": _OUT,
+        "mlp.dense_h_to_4h": _UP,
+        "mlp.dense_4h_to_h": _DOWN,
+    },
+    "GPTNeoX": {
         "attention.query_key_value": _FUSED,
         "attention.dense": _OUT,
         "mlp.dense_h_to_4h": _UP,
@@ -161,18 +171,34 @@ _HEADS, _TABLES = {"lm_head", "embed_out", "output_projection"}, {"embed_tokens"
 
 
 def adapter_sizes(config: TransformersConfig, gpt: Any, lora: LoRA) -> AdapterSizes:
-    """Return the adapters of each block of a model. A name that is not in the table counts as a linear up."""
-    names = next((each for key, each in _LINEARS.items() if config.model.startswith(tuple(key.split()))), _LLAMA)
-    targets: Sequence[str] = tuple(names) if isinstance(lora.target_modules, str) else lora.target_modules
-    sizes = {"hidden": gpt.hidden_size, "kv": gpt.hidden_size // gpt.num_heads * gpt.kv_heads, "ffn": gpt.ffn_size}
+    """Return the adapters of each block of a model, without those of linears that are trained whole.
+
+    A name that is not in the table counts as a linear up.
+    """
+    names = dict(next((each for key, each in _LINEARS.items() if config.model.startswith(tuple(key.split()))), _LLAMA))
+    if gpt.activation != "swiglu":
+        names.pop("mlp.gate_proj", None)
+    if config.size("experts") is not None:  # which have none
+        names = {name: each for name, each in names.items() if each[0] in ("qkv", "out")}
+    head_dim = config.size("head_dim") or gpt.hidden_size // gpt.num_heads
+    sizes = {"q": head_dim * gpt.num_heads, "kv": head_dim * gpt.kv_heads, "hidden": gpt.hidden_size}
+    sizes["ffn"] = gpt.ffn_size
     beside: dict[str, list[Adapter]] = {}
+    targets: Sequence[str] = tuple(names) if isinstance(lora.target_modules, str) else lora.target_modules
     for target in targets:
-        found = [each for name, each in names.items() if name == target or name.endswith(f".{target}")]
-        for linear, outputs in found or [_UP]:
+        for linear, outputs in _named(names, target) or ([] if config.size("experts") is not None else [_UP]):
             beside.setdefault(linear, []).append(Adapter(lora.r, sum(sizes[output] for output in outputs)))
-    whole = {name.rpartition(".")[2] for name in lora.modules_to_save}
+    # One linear of dslpar's serves what reads the same input: q, k and v, or a gate and up.
+    whole = {linear for name in lora.modules_to_save for linear, _ in _named(names, name)}
+    ends = {name.rpartition(".")[2] for name in lora.modules_to_save}
+    linears: dict[str, Any] = {linear: tuple(adapters) for linear, adapters in beside.items()}
     return AdapterSizes(
-        **{linear: tuple(adapters) for linear, adapters in beside.items()},
-        trains_table=bool(whole & _TABLES),
-        trains_head=bool(whole & _HEADS),
+        **linears | dict.fromkeys(whole),
+        trains_table=bool(ends & _TABLES),
+        trains_head=bool(ends & _HEADS),
     )
+
+
+def _named(names: Mapping[str, tuple[str, tuple[str, ...]]], target: str) -> list[tuple[str, tuple[str, ...]]]:
+    """Return the linears that a name, its end, or a longer one means."""
+    return [each for name, each in names.items() if f".{name}".endswith(f".{target}") or target.endswith(f".{name}")]

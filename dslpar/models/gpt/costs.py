@@ -99,6 +99,7 @@ def model_costs(
     no_head = adapters is not None and not adapters.trains_head
     looked_up = traffic.embedding(cuboid, tokens, vocab, hidden, frozen=no_table)
     of_positions = positions and not freezes
+    tied = memory.embedding(cuboid, vocab, hidden).weights if model.tie_embeddings else 0
     first = Costs(
         work=work.embedding(cuboid, tokens, hidden),
         traffic=looked_up + (traffic.position_embedding(cuboid, positions, hidden) if of_positions else LayerTraffic()),
@@ -132,7 +133,8 @@ def model_costs(
             kv_heads=model.kv_heads,
             rotary=model.positions == "rotary",
         ),
-        tied=memory.embedding(cuboid, vocab, hidden).weights if model.tie_embeddings else 0,
+        tied=tied,
+        tied_frozen=tied if no_table and no_head else 0,
         logits=memory.logits(cuboid, tokens, vocab),
     )
 

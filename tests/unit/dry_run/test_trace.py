@@ -17,6 +17,7 @@ from dslpar.dry_run.trace import TraceError, Tracer
 from dslpar.forecast.device import DEVICES
 from dslpar.forecast.family import flops_per_token
 from dslpar.forecast.model_costs import ModelCosts
+from dslpar.forecast.model_states import states
 from dslpar.forecast.plan import Machine, forecast
 from dslpar.forecast.workload import workload_of
 from dslpar.layout.resolve import Job
@@ -227,9 +228,19 @@ def _of_size(size: int) -> tuple[dict[str, Any], dict[str, Any]]:
     return _sums(between, 1), _sums(traced, 1)
 
 
-def _with_adapters(layout: str) -> None:
+ADAPTERS = {
+    "alone": ("alone", "r=3", False),
+    "2d": ("2d", "r=3", False),
+    "a tied table": ("alone", "r=3", True),
+    "as large as a norm's gain": ("alone", "r=1", False),
+    "a linear trained whole": ("alone", "r=3, target_modules=['q_proj'], modules_to_save=['down_proj']", False),
+}
+
+
+def _with_adapters(layout: str, lora: str, tied: bool) -> None:
     config = "hidden_size=64, num_attention_heads=8, num_key_value_heads=4, intermediate_size=96, vocab_size=256"
-    llama = f"dict(type='transformers.LlamaForCausalLM', config=dict({config}, num_hidden_layers=4), lora=dict(r=3))"
+    config += f", num_hidden_layers=4, tie_word_embeddings={tied}"
+    llama = f"dict(type='transformers.LlamaForCausalLM', config=dict({config}), lora=dict({lora}))"
     job = job_of(llama, layout, "data = dict(seq_len=16)\n")
     tracer = Tracer(job)
     known, traced = workload_of(job), workload_of(tracer.job, tracer.costs_of)
@@ -240,14 +251,16 @@ def _with_adapters(layout: str) -> None:
     frozen = [sum(r * d * c for r, d, c in part.work.frozen) for part in (known.costs.layer, known.costs.last)]
     units = (*traced.costs.units, traced.costs.last)
     assert sum(r * d * c for part in units for r, d, c in part.work.frozen) == 4 * frozen[0] + frozen[1]
-    adapters = sum(r * d * c for r, d, c in known.costs.layer.work.adapters)
-    assert sum(r * d * c for part in units for r, d, c in part.work.products) == 4 * adapters
+    trained = known.costs.layer.work.products + known.costs.layer.work.adapters
+    products = sum(r * d * c for r, d, c in trained)
+    assert sum(r * d * c for part in units for r, d, c in part.work.products) == 4 * products
+    assert states(traced, 0).weights == states(known, 0).weights
 
 
 @pytest.mark.skipif(not HAS_TRANSFORMERS, reason=NO_TRANSFORMERS)
-@pytest.mark.parametrize("layout", ["alone", "2d"])
-def test_what_is_frozen_beside_adapters_is_known(layout: str) -> None:
-    on_ranks(1, _with_adapters, layout, init=None)
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_what_is_frozen_beside_adapters_is_known(name: str) -> None:
+    on_ranks(1, _with_adapters, *ADAPTERS[name], init=None)
 
 
 @pytest.mark.parametrize("size", [6, 16])

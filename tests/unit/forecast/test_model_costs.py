@@ -226,9 +226,25 @@ def test_a_head_that_is_trained_whole_has_its_gradient() -> None:
     assert made.frozen[2] == 4096  # the last norm
 
 
+def test_a_linear_of_the_blocks_that_is_trained_whole_has_no_adapter() -> None:
+    llama = other("LlamaForCausalLM", **LLAMA3, tie_word_embeddings=False)
+    made = model_costs(with_lora(llama, r=4, modules_to_save=("down_proj",)), Tensor(), 64, 64)
+    assert made is not None
+    assert made.layer.work.products == ((64.0, 14336.0, 4096.0),)
+    of_others = 4 * (2 * 4096 + 2 * (4096 + 1024) + 2 * 4096 + 2 * (4096 + 14336))
+    assert made.weights[1] - made.frozen[1] == 14336 * 4096 + of_others
+    flops = flops_per_token(with_lora(llama, r=4, modules_to_save=("down_proj",)), 64)
+    plain = flops_per_token(with_lora(llama, r=4), 64)
+    assert flops is not None
+    assert plain is not None
+    assert flops.mfu_6n - plain.mfu_6n == 32 * (2 * 14336 * 4096 - 6 * 4 * (14336 + 4096))
+
+
 @pytest.mark.parametrize(
     ("name", "target", "features"),
     [
+        ("BloomForCausalLM", "self_attention.query_key_value", 64 + 3 * 64),
+        ("LlamaForCausalLM", "model.layers.0.self_attn.q_proj", 2 * 4096),
         ("GPT2LMHeadModel", "c_attn", 768 + 3 * 768),
         ("GPT2LMHeadModel", "c_proj", 2 * 768 + 5 * 768),
         ("LlamaForCausalLM", "mlp.down_proj", 11008 + 4096),
