@@ -50,6 +50,7 @@ NEUTRAL = Constants(
     logit_bytes=30,
     layer_launch_s=0.5e-3,
     backward_launch=2.0,
+    collective_launch_s=50e-6,
     tensor_launch=0.005,
     blocking_launch=1.0,
     link_efficiency=0.7,

@@ -47,6 +47,8 @@ class Constants:
     """Seconds in which a host launches the forward of a layer."""
     backward_launch: float = 4.0
     """The same of a backward, over that of a forward."""
+    collective_launch_s: float = 50e-6
+    """Seconds in which a host launches a collective of a layer."""
     tensor_launch: float = 0.008462
     """By what share ranks of a tensor group in a node, squared, make launches longer: the slowest host counts."""
     blocking_launch: float = 1.447
@@ -89,6 +91,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "logit_bytes": (6, 120),
     "layer_launch_s": (0.05e-3, 4e-3),
     "backward_launch": (1, 4),
+    "collective_launch_s": (5e-6, 400e-6),
     "tensor_launch": (0.0002, 0.1),
     "blocking_launch": (0.05, 6),
     "link_efficiency": (0.1, 0.95),

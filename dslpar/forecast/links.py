@@ -85,10 +85,12 @@ class Transfer(NamedTuple):
     """Nodes besides the first that the group spans."""
     link_hops: float
     nic_hops: float
+    calls: float
+    """Of collectives: what a host launches."""
 
     def seconds(self, constants: Constants) -> float:
         """Return how long they take."""
-        link_s, nic_s, nodes, link_hops, nic_hops = self
+        link_s, nic_s, nodes, link_hops, nic_hops, _ = self
         seconds = link_s / constants.link_efficiency
         if nic_s:
             over_nodes = nic_s * (1 + constants.nic_crowding * nodes) / constants.nic_efficiency
@@ -96,7 +98,7 @@ class Transfer(NamedTuple):
         return seconds + link_hops * constants.link_latency_s
 
 
-NO_TRANSFER = Transfer(0.0, 0.0, 0.0, 0.0, 0.0)
+NO_TRANSFER = Transfer(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 def transfer(kind: str, group: Group, device: Device, nodes: Nodes, sent_bytes: float, calls: float = 1.0) -> Transfer:
@@ -112,7 +114,7 @@ def transfer(kind: str, group: Group, device: Device, nodes: Nodes, sent_bytes: 
     link_s = sent_bytes / (device.link_gb_per_s * 1e9)
     if size <= inner:
         hops = 1.0 if kind == "send" else log2(size) * (2 if kind == "all_reduce" else 1)
-        return Transfer(link_s, 0.0, 0.0, calls * hops, 0.0)
+        return Transfer(link_s, 0.0, 0.0, calls * hops, 0.0, calls)
     others = size / inner - 1
     nic_hops = 1.0 if kind == "send" else TREE_HOPS * others if kind == "all_reduce" else size - 1
     if kind == "all_to_all":
@@ -120,4 +122,4 @@ def transfer(kind: str, group: Group, device: Device, nodes: Nodes, sent_bytes: 
     else:
         leaving, cards = 1.0, 1 / nodes.per_node if kind == "send" else share
     nic_s = sent_bytes * leaving / (nodes.nic_gb_per_s * cards * 1e9)
-    return Transfer(link_s, nic_s, others, calls * LEAVE_HOPS, calls * nic_hops)
+    return Transfer(link_s, nic_s, others, calls * LEAVE_HOPS, calls * nic_hops, calls)

@@ -4,7 +4,7 @@
     time.step_s, time.tensor_s, time.bubble
 
 A layer takes what its kernels (`dslpar.forecast.kernels`) and its collectives (`links`) take, or what its host needs to
-launch them, whichever is longer; where both are close, a little more than either. The rank of the pipeline with the
+launch them all, whichever is longer; where both are close, a little more than either. The rank of the pipeline with the
 most to do sets the pace; the step is its micro-batches, its idle time, and what follows the last backward::
 
     step = m * busiest + (sum - busiest) / v + messages + reduction + gather + optimizer + rest
@@ -126,6 +126,8 @@ class Terms(NamedTuple):
     """How many times each rank of the pipeline computes `layer`."""
     launched: int
     """Layers that `layer` stands for: 1, or all of a model whose layers differ."""
+    kernels: float
+    """Of a layer, over those of one of ours."""
     micro_batches: int
     chunks: int
     splits_backward: bool
@@ -189,6 +191,7 @@ def terms_of(workload: Workload, device: Device, nodes: Nodes) -> Terms:
         last_sent=ends[1][0] + ends[1][1],
         layers=layers,
         launched=launched,
+        kernels=habits.kernels,
         micro_batches=micro_batches,
         chunks=chunks.num,
         splits_backward=workload.schedule.split,
@@ -424,20 +427,18 @@ def _layer(terms: Terms, constants: Constants) -> _Layer:
         num_blocks = terms.ring_size * terms.launched
         exposed = exposed_by_ring(messages_s, [each / num_blocks for each in blocks_s], terms.ring_size)
         sent_s = [s + terms.launched * more for s, more in zip(sent_s, exposed, strict=True)]
-    launch_s = constants.layer_launch_s * terms.launched
-    if terms.launches > 1:
-        launch_s *= 1 + constants.tensor_launch * (terms.launches - 1) ** 2
-        if terms.blocking:
-            launch_s *= 1 + constants.blocking_launch * log2(terms.launches)
-    forward = _either(forward_s + sent_s[0], launch_s)
-    backward = _either(backward_s + sent_s[1], launch_s * constants.backward_launch)
+    forward, backward = forward_s + sent_s[0], backward_s + sent_s[1]
+    host_s = sum(_launches_s(terms, constants))
     again_s = sent_again_s = repeated = 0.0
     if terms.recomputes:
         again_s, sent_again_s = forward_s, sent_s[0]
-        backward += forward
+        host_s += _launches_s(terms, constants)[0]
     elif terms.recomputes_scores:
         again_s = scores_s + RECOMPUTED_ELEMENTWISE * between_s
-        backward += again_s
+    backward += again_s + sent_again_s
+    # A host runs ahead where the device has much to do, and is caught up with where it has little.
+    longer = _either(forward + backward, host_s) / (forward + backward)
+    forward, backward = forward * longer, backward * longer
     if terms.recomputed_part is not None:
         part = terms.recomputed_part
         part_s = products_s(part.forward, constants, wide) + constants.elementwise_passes * part.elementwise_s
@@ -459,6 +460,21 @@ def _layer(terms: Terms, constants: Constants) -> _Layer:
         sum(sent_s) + sent_again_s,
         backward / seconds,
         idle,
+    )
+
+
+def _launches_s(terms: Terms, constants: Constants) -> tuple[float, float]:
+    """Return what a host needs to launch a layer: its kernels and collectives, forward and backward."""
+    slower = 1.0
+    if terms.launches > 1:
+        slower += constants.tensor_launch * (terms.launches - 1) ** 2
+        if terms.blocking:
+            slower *= 1 + constants.blocking_launch * log2(terms.launches)
+    kernels_s = constants.layer_launch_s * terms.launched * terms.kernels
+    calls = [sum([each.calls for each in way]) for way in (terms.forward, terms.backward)]
+    return (
+        slower * (kernels_s + calls[0] * constants.collective_launch_s),
+        slower * (kernels_s * constants.backward_launch + calls[1] * constants.collective_launch_s),
     )
 
 
