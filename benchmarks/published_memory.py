@@ -93,7 +93,7 @@ def _run(row: Mapping[str, str]) -> Run:
         y=size,
         mode="1d" if size > 1 else None,
         residual="sequence" if is_sharded else "replicated",
-        keep="x" if source == NANOTRON and pipe == 1 and size <= MOST_PANELS else "none",
+        keep="x" if source == NANOTRON and (pipe == 1 or size <= 2) and size <= MOST_PANELS else "none",
     )
     return Run(
         source=source,
@@ -182,7 +182,7 @@ _DEEPSPEED = Habits(name="megatron-deepspeed", buckets=Buckets(overlapped=False,
 
 def _habits(run: Run) -> Habits:
     if run.source == NANOTRON:
-        return _NANOTRON
+        return _NANOTRON if run.mesh.data > 1 else replace(_NANOTRON, gradient_bytes=4.0)
     if "FSDP" in run.framework:
         return _FSDP
     return _DEEPSPEED if "DeepSpeed" in run.framework and run.zero else _MEGATRON
@@ -210,7 +210,7 @@ def nanotron_counts(layers: Sequence[int], head: int, pipe: int) -> tuple[int, .
     counts = [0] * pipe
     for passed in accumulate(layers):
         counts[stage] += 1
-        if passed * pipe > total * (stage + 1):
+        if passed * pipe >= total * (stage + 1):
             stage = min(stage + 1, pipe - 1)
     return tuple(counts)
 

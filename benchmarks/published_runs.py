@@ -173,7 +173,7 @@ def _vocab_size(row: Mapping[str, str]) -> int:
     vTrain's models have 50,257 tokens (src/config.py of its repository). The data has them padded for eight ranks; one
     rank alone pads nothing, and it shows: its head takes more than four times what each of two ranks' takes.
     """
-    return 50257 if STACKS[row["source"]].startswith("vTrain") and row["tp"] == "1" else int(row["vocab"])
+    return 50257 if STACKS.get(row["source"], "").startswith("vTrain") and row["tp"] == "1" else int(row["vocab"])
 
 
 def counts_of_row(stack: str, model: GPT, chunks: Chunks) -> Counts:

@@ -428,17 +428,15 @@ def _layer(terms: Terms, constants: Constants) -> _Layer:
         exposed = exposed_by_ring(messages_s, [each / num_blocks for each in blocks_s], terms.ring_size)
         sent_s = [s + terms.launched * more for s, more in zip(sent_s, exposed, strict=True)]
     forward, backward = forward_s + sent_s[0], backward_s + sent_s[1]
-    host_s = sum(_launches_s(terms, constants))
+    host_s = _launches_s(terms, constants)
     again_s = sent_again_s = repeated = 0.0
     if terms.recomputes:
         again_s, sent_again_s = forward_s, sent_s[0]
-        host_s += _launches_s(terms, constants)[0]
+        host_s = host_s[0], host_s[0] + host_s[1]
     elif terms.recomputes_scores:
         again_s = scores_s + RECOMPUTED_ELEMENTWISE * between_s
     backward += again_s + sent_again_s
-    # A host runs ahead where the device has much to do, and is caught up with where it has little.
-    longer = _either(forward + backward, host_s) / (forward + backward)
-    forward, backward = forward * longer, backward * longer
+    forward, backward = _together((forward, backward), host_s)
     if terms.recomputed_part is not None:
         part = terms.recomputed_part
         part_s = products_s(part.forward, constants, wide) + constants.elementwise_passes * part.elementwise_s
@@ -490,6 +488,16 @@ def exposed_by_ring(messages_s: Sequence[float], blocks_s: Sequence[float], size
     between = (size - 2) * max(0.0, key_s + gradient_s - backward)
     ends = max(0.0, key_s - backward) + max(0.0, gradient_s - backward) + gradient_s
     return (size - 1) * max(0.0, key_s - forward), between + ends
+
+
+def _together(device_s: tuple[float, float], host_s: tuple[float, float]) -> tuple[float, float]:
+    """Return what a forward and a backward take on a device that its host runs ahead of, or keeps waiting.
+
+    What the host has gained where the device had much to do, it may lose where there was little: their sums count.
+    """
+    busiest = max(device_s, host_s, key=sum)
+    longer = _either(sum(device_s), sum(host_s)) / sum(busiest) if sum(busiest) else 1.0
+    return busiest[0] * longer, busiest[1] * longer
 
 
 def _either(one: float, other: float) -> float:
