@@ -5,20 +5,18 @@
 
 `benchmarks.published_runs` has those with a time; here are all that have a peak, a failure, or the best time of a set.
 What a framework holds around the model is in its habits below; what it saves for the backward otherwise than dslpar's
-layers do, in `PublishedWorkload.costs`. No constant is fitted. nanotron's cut of layers over stages is its own rule,
-which takes blocks for a stage until their cost, the head's among them, passes the stage's share.
+layers do, in `PublishedWorkload.costs`. No constant is fitted.
 """
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import cached_property
-from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.published_runs import model_of_row
+from benchmarks.published_runs import model_of_row, nanotron_counts
 from dslpar.core.frozen import frozen, replace
 from dslpar.core.mesh import Mesh, Tensor
 from dslpar.forecast.device import DEVICES, Device
@@ -34,8 +32,8 @@ DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 """Beside the repository; not part of it."""
 NANOTRON, FIGURE = 0, 13
 """Sources by number: nanotron's runs, and figure 1 of arXiv 2205.05198, which is computed."""
-MOST_PANELS = 8
-"""nanotron keeps gathered panels without a pipeline, and pieces with one; and pieces over more ranks than these, as far
+MOST_PANELS, MOST_PANELS_OF_STAGES = 8, 2
+"""Ranks over which nanotron keeps gathered panels, without a pipeline and with one; over more it keeps pieces, as far
 as what ran tells: it had no room for panels. Megatron-LM keeps pieces.
 """
 _LEFT_OUT = (7, 12, 14)
@@ -93,7 +91,7 @@ def _run(row: Mapping[str, str]) -> Run:
         y=size,
         mode="1d" if size > 1 else None,
         residual="sequence" if is_sharded else "replicated",
-        keep="x" if source == NANOTRON and (pipe == 1 or size <= 2) and size <= MOST_PANELS else "none",
+        keep="x" if source == NANOTRON and size <= (MOST_PANELS if pipe == 1 else MOST_PANELS_OF_STAGES) else "none",
     )
     return Run(
         source=source,
@@ -153,7 +151,9 @@ def workload(run: Run) -> PublishedWorkload:
     return PublishedWorkload(
         model=replace(run.model, dropout=0.1) if run.source == FIGURE else run.model,
         mesh=run.mesh,
-        counts=_counts_of_nanotron(run) if is_nanotron else _even(run.model.num_layers, run.chunks.stages),
+        counts=nanotron_counts(run.model, run.mesh.pipe)
+        if is_nanotron
+        else _even(run.model.num_layers, run.chunks.stages),
         schedule=Schedule(run.chunks, run.micro_batches),
         micro_size=run.micro_size,
         seq_len=run.seq_len,
@@ -176,13 +176,20 @@ _MEGATRON = Habits(name="megatron", gradient_bytes=4.0, buckets=None, boundaries
 """Gradients in fp32, beside masters: 18 bytes a weight. It frees what a stage has sent, and what it took is saved."""
 _NANOTRON = Habits(name="nanotron", gradient_bytes=6.0, buckets=None, logit_bytes=10.0)
 """Gradients in bf16, in buckets of torch's DDP, beside sums in fp32; logits in bf16, and in fp32 with a gradient."""
-_FSDP = Habits(name="fsdp", gradient_bytes=4.0, buckets=None)
+_NANOTRON_ALONE = replace(_NANOTRON, gradient_bytes=4.0)
+"""One replica needs no DDP, and has no buckets."""
+_FSDP = Habits(name="fsdp", gradient_bytes=2.0, buckets=None)
+"""16 bytes a weight, all sharded: gradients in fp32, and no weights in bf16 between their uses, which ours keep."""
+_FOUNDRY = replace(_FSDP, logit_bytes=4.0)
+"""flash-attn's cross-entropy: logits in bf16, and their gradient."""
 _DEEPSPEED = Habits(name="megatron-deepspeed", buckets=Buckets(overlapped=False, reduce=5e8))
 
 
 def _habits(run: Run) -> Habits:
     if run.source == NANOTRON:
-        return _NANOTRON if run.mesh.data > 1 else replace(_NANOTRON, gradient_bytes=4.0)
+        return _NANOTRON if run.mesh.data > 1 else _NANOTRON_ALONE
+    if "foundry" in run.framework:
+        return _FOUNDRY
     if "FSDP" in run.framework:
         return _FSDP
     return _DEEPSPEED if "DeepSpeed" in run.framework and run.zero else _MEGATRON
@@ -192,27 +199,6 @@ def _saved_by_nanotron(model: GPT) -> float:
     """Return what nanotron's layer saves of a token besides ours: copies around the rotation, and of swiglu."""
     kv_size = model.hidden_size // model.num_heads * model.kv_heads
     return 2 * model.hidden_size + 2 * kv_size + model.ffn_size
-
-
-def _counts_of_nanotron(run: Run) -> tuple[int, ...]:
-    model = run.model
-    layer = 4 * model.hidden_size**2 + 3 * model.hidden_size * model.ffn_size
-    return nanotron_counts([layer] * model.num_layers, model.hidden_size * model.vocab_size, run.mesh.pipe)
-
-
-def nanotron_counts(layers: Sequence[int], head: int, pipe: int) -> tuple[int, ...]:
-    """Return the layers on each stage, from what each layer costs, and the head after them.
-
-    >>> nanotron_counts([1] * 8, 2, 4)
-    (3, 3, 2, 0)
-    """
-    total, stage = sum(layers) + head, 0
-    counts = [0] * pipe
-    for passed in accumulate(layers):
-        counts[stage] += 1
-        if passed * pipe >= total * (stage + 1):
-            stage = min(stage + 1, pipe - 1)
-    return tuple(counts)
 
 
 def winners(runs: Iterable[Run]) -> list[Run]:

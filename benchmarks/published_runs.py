@@ -20,7 +20,7 @@ from dslpar.forecast.links import Nodes
 from dslpar.forecast.workload import Habits, Recompute, Workload
 from dslpar.layout.chunks import Chunks
 from dslpar.layout.schedule import Schedule
-from dslpar.layout.stages import Counts, EvenWeights, balanced, uniform
+from dslpar.layout.stages import Counts, uniform
 from dslpar.models.gpt.section import GPT
 
 STACKS = {
@@ -178,11 +178,29 @@ def _vocab_size(row: Mapping[str, str]) -> int:
 
 def counts_of_row(stack: str, model: GPT, chunks: Chunks) -> Counts:
     """Return the layers on each stage: nanotron weighs the head as what it multiplies, Megatron counts layers."""
-    if stack != "nanotron":
-        return uniform(model.num_layers, chunks.stages)
-    layer = 4 * model.hidden_size**2 + 3 * model.ffn_size * model.hidden_size
-    head = model.vocab_size * model.hidden_size
-    return balanced(EvenWeights(first=0, layer=layer, last=head), model.num_layers, chunks)
+    return nanotron_counts(model, chunks.pipe) if stack == "nanotron" else uniform(model.num_layers, chunks.stages)
+
+
+def nanotron_counts(model: GPT, pipe: int) -> Counts:
+    """Return the layers on each stage, as nanotron's `build_model` (src/nanotron/models/base.py) cuts them.
+
+    A stage takes layers until their cost, and that of all before them, reaches its share of the whole, the head's
+    among it. The code there has "exceeds"; but both the steps and the peaks of the model whose head weighs just what
+    four layers do are those of ten and ten, and not of eleven and nine.
+
+    >>> model = GPT(num_layers=16, hidden_size=2048, num_heads=32, vocab_size=131072, max_seq_len=4096,
+    ...             ffn_hidden_size=8192, activation="swiglu")
+    >>> nanotron_counts(model, 4), nanotron_counts(model, 8)
+    ((5, 5, 5, 1), (3, 2, 3, 2, 3, 2, 1, 0))
+    """
+    layer = 4 * model.hidden_size**2 + 3 * model.hidden_size * model.ffn_size
+    total, stage = model.num_layers * layer + model.hidden_size * model.vocab_size, 0
+    counts = [0] * pipe
+    for num in range(1, model.num_layers + 1):
+        counts[stage] += 1
+        if num * layer * pipe >= total * (stage + 1):
+            stage = min(stage + 1, pipe - 1)
+    return tuple(counts)
 
 
 def _recompute(text: str) -> Recompute:

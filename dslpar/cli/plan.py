@@ -22,7 +22,7 @@ dslpar plan CFG --world-size 16 --device a100-80g --trace            # a model t
 dslpar plan CFG --world-size 10240 --dry-run --rank 1023             # build and run one rank's part
 
 Without --device: cluster.device of the config, else this machine's. Memory is that of the fullest
-rank at its peak, time that of a step. Up to 84 % of the device's memory it fits; up to 88 % it is
+rank at its peak, time that of a step. Up to 84 % of the device's memory it fits; up to 92 % it is
 tight; above, it would thrash or fail. Suggestions keep the global batch, and pass lint.
 
 devices: {devices}

@@ -229,7 +229,7 @@ def test_leaders_differ_by_less_than_the_error(workloads: Workloads) -> None:
 
 @pytest.mark.parametrize(
     ("share", "verdict"),
-    [(0.5, "fits"), (0.84, "fits"), (0.86, "tight"), (0.89, "does not fit"), (3.0, "does not fit")],
+    [(0.5, "fits"), (0.84, "fits"), (0.86, "tight"), (0.92, "tight"), (0.93, "does not fit"), (3.0, "does not fit")],
 )
 def test_verdicts(share: float, verdict: str) -> None:
     assert verdict_of(share) == verdict
