@@ -100,7 +100,29 @@ def test_what_is_not_scored(change: dict[str, str]) -> None:
 def test_nanotron_weighs_the_head_and_megatron_does_not() -> None:
     model = model_of_row(ROW)
     assert counts_of_row("nanotron", model, Chunks(4)) == (5, 5, 5, 1)
+    assert counts_of_row("nanotron", model, Chunks(8)) == (3, 2, 3, 2, 3, 2, 1, 0)
     assert counts_of_row("vTrain multi", model, Chunks(4)) == (4, 4, 4, 4)
+
+
+def test_nanotron_s_stages_end_where_they_reach_their_share() -> None:
+    """Of 8 billion weights the head is 2.2 of 34.2 layers: a share of 17.1 takes 18, and one of 2.1 takes 3."""
+    model = model_of_row(ROW | {"L": "32", "h": "4096", "ffn": "14336"})
+    assert counts_of_row("nanotron", model, Chunks(2)) == (18, 14)
+    assert counts_of_row("nanotron", model, Chunks(16))[:3] == (3, 2, 2)
+    assert counts_of_row("nanotron", model_of_row(ROW), Chunks(2)) == (10, 6), "a share of just ten layers takes ten"
+
+
+@pytest.mark.parametrize(("tensor", "samples", "fused"), [("8", "1", False), ("8", "2", True), ("4", "1", True)])
+def test_megatron_s_softmax_is_one_kernel_where_samples_and_heads_come_in_fours(
+    tensor: str, samples: str, fused: bool
+) -> None:
+    made = published_run(MEGATRON | {"tp": tensor, "mbs": samples, "a": "16", "kv": "16"}).workload
+    assert made.habits.kernels == (1.0 if fused else 21 / 17)
+
+
+@pytest.mark.parametrize(("source", "tensor", "expected"), [("2", "1", 50257), ("2", "2", 51200), ("0", "1", 51200)])
+def test_one_rank_of_vtrain_s_pads_no_vocabulary(source: str, tensor: str, expected: int) -> None:
+    assert model_of_row(MEGATRON | {"source": source, "tp": tensor, "vocab": "51200"}).vocab_size == expected
 
 
 def test_the_steps_of_selective_recompute_are_of_22_billion_weights_to_a_trillion() -> None:

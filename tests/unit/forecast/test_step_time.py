@@ -214,6 +214,34 @@ def test_launches_are_a_floor() -> None:
     assert found.launch_s > 0.8 * floor
 
 
+def test_each_collective_of_a_layer_is_launched_too() -> None:
+    """Four all-reduces a layer of 1d over two ranks; hosts of a group that wait for each other are left out of it."""
+    small = GPT(num_layers=32, hidden_size=256, num_heads=4, vocab_size=512, max_seq_len=256)
+    made = workload(model=small, seq_len=256, tensor=one_d(2))
+    alone = replace(DEFAULT, tensor_launch=1e-12)
+    slow, slower = (replace(alone, collective_launch_s=seconds) for seconds in (50e-6, 1050e-6))
+    found = [step_time(made, H100, NODES, each) for each in (slow, slower)]
+    expected = 32 * 4 * 1e-3 * 8
+    assert found[1].step_s - found[0].step_s == pytest.approx(expected, rel=0.05)
+    assert found[1].launch_s - found[0].launch_s == pytest.approx(expected, rel=0.05)
+
+
+def test_a_host_runs_ahead_of_a_busy_device() -> None:
+    """What it gains in a forward it may lose in a backward, or in what is computed again: their sums count."""
+    made = workload(model=GPT(num_layers=32, hidden_size=2048, num_heads=16, vocab_size=512, max_seq_len=4096))
+    free = replace(DEFAULT, layer_launch_s=1e-9)
+    device_s = step_time(made, H100, NODES, free).step_s
+    per_layer = device_s / (32 * 8)
+    for recompute, forwards in (("none", 1), ("full", 2)):
+        alone_s = step_time(replace(made, recompute=recompute), H100, NODES, free).step_s
+        # A host that needs a third of the device's time for a forward, and two and a half forwards for a backward.
+        host = replace(DEFAULT, layer_launch_s=0.9 * alone_s / (32 * 8) / (forwards + 2.5), backward_launch=2.5)
+        found = step_time(replace(made, recompute=recompute), H100, NODES, host).step_s
+        assert alone_s < found < 1.06 * alone_s
+    late = replace(DEFAULT, layer_launch_s=2 * per_layer, backward_launch=1.0)
+    assert step_time(made, H100, NODES, late).step_s == pytest.approx(4 * device_s, rel=0.02)
+
+
 # Pipelines --------------------------------------------------------------------------------------------------------
 
 
