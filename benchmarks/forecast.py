@@ -6,9 +6,9 @@ All scores are of runs that the constants were not fitted on: the sets of each s
 dealt into folds, and each fold is forecast with constants of the others, from neutral ones. Two kinds: one set of
 constants for all stacks, and constants of each stack's own, which is what `dslpar plan --calibrate` gives. nanotron's
 runs are filtered as the data's README says; the unfiltered scores stand beside. Ranking: of sets with at least four
-alternatives, whether the fastest is among our first one, three and five, and how far behind it the best of our first
-three is. Of two sources no run is ever fitted: Megatron-LM's of 2021 (arXiv 2104.04473, 2201.11990), and those of
-arXiv 2205.05198.
+layouts, each as fast as its fastest run, whether the fastest is among our first one, three and five, and how far behind
+it the best of our first three is. Of two sources no run is ever fitted: Megatron-LM's of 2021 (arXiv 2104.04473,
+2201.11990), and those of arXiv 2205.05198.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from dslpar.core.frozen import fields
 from dslpar.forecast.calibrate import PRIOR_RUNS, Run, calibrate, error_of, residuals_of
 from dslpar.forecast.constants import Constants
 from dslpar.forecast.step_time import terms_of
+from dslpar.forecast.workload import Workload
 
 DATA = os.path.join(os.path.dirname(__file__), "..", "..", "shared", "data")
 STACKS = ("vTrain single", "vTrain multi", "foundry", "BigScience", "nanotron")
@@ -218,16 +219,24 @@ def ranks(values: Sequence[float]) -> list[float]:
 def ranked_sets(
     data: Data, stack: str, key: Callable[[int], object], filtered: bool = True
 ) -> list[tuple[list[float], list[float]]]:
-    """Return what `ranking` takes of a stack's sets, ordered by a key of each run."""
+    """Return what `ranking` takes of a stack's sets, ordered by a key of each run; runs of one layout are one of it."""
     chosen = data.of_stack(stack, filtered)
     made = []
     for members in by_set([data.runs[i] for i in chosen]).values():
-        indices = [chosen[i] for i in members]
+        indices = _layouts(data, [chosen[i] for i in members])
         if len(indices) >= LEAST_ALTERNATIVES:
             keys = [key(i) for i in indices]
             order = sorted(set(keys))  # type: ignore[type-var]
             made.append(([float(order.index(each)) for each in keys], [data.runs[i].step_s for i in indices]))
     return made
+
+
+def _layouts(data: Data, indices: Sequence[int]) -> list[int]:
+    """Return the fastest run of each layout among runs of a set: some were measured twice."""
+    fastest: dict[Workload, int] = {}
+    for index in sorted(indices, key=lambda i: data.runs[i].step_s):
+        fastest.setdefault(data.runs[index].workload, index)
+    return sorted(fastest.values())
 
 
 def smallest_tensor(run: PublishedRun) -> object:

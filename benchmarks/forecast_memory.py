@@ -73,6 +73,10 @@ def all_scores(runs: Sequence[Run]) -> Iterator[Score]:
     )
     failed = [not _fits(run) for run in nanotron if run.failed]
     yield Score(f"nanotron, {len(failed)} runs that failed: do not fit", 100 * sum(failed) / len(failed), 82.0, False)
+    thrashed = [not _fits(run) for run in nanotron if run.thrashes]
+    yield Score(
+        f"nanotron, {len(thrashed)} runs that thrashed: do not fit", 100 * sum(thrashed) / len(thrashed), 82.0, False
+    )
     best = winners(runs)
     refused = [run for run in best if not _fits(run)]
     yield Score(f"{len(best)} winners of all sources: refused", len(refused), 0, unit="")

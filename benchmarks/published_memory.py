@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.published_runs import model_of_row, nanotron_counts
+from benchmarks.published_runs import model_of_row, nanotron_counts, nanotron_keep
 from dslpar.core.frozen import frozen, replace
 from dslpar.core.mesh import Mesh, Tensor
 from dslpar.forecast.device import DEVICES, Device
@@ -32,9 +32,9 @@ DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 """Beside the repository; not part of it."""
 NANOTRON, FIGURE = 0, 13
 """Sources by number: nanotron's runs, and figure 1 of arXiv 2205.05198, which is computed."""
-MOST_PANELS, MOST_PANELS_OF_STAGES = 8, 2
-"""Ranks over which nanotron keeps gathered panels, without a pipeline and with one; over more it keeps pieces, as far
-as what ran tells: it had no room for panels. Megatron-LM keeps pieces.
+MOST_PANELS = 8
+"""Over more ranks nanotron is taken to keep pieces. Its peaks without a pipeline are there as of panels; but by these
+14 of its runs would be refused that ran. Megatron-LM keeps pieces.
 """
 _LEFT_OUT = (7, 12, 14)
 """Sources that do not tell the micro-batch, the sequence, or the precision in which they are forecast."""
@@ -91,7 +91,7 @@ def _run(row: Mapping[str, str]) -> Run:
         y=size,
         mode="1d" if size > 1 else None,
         residual="sequence" if is_sharded else "replicated",
-        keep="x" if source == NANOTRON and size <= (MOST_PANELS if pipe == 1 else MOST_PANELS_OF_STAGES) else "none",
+        keep=nanotron_keep(pipe, size) if source == NANOTRON and size <= MOST_PANELS else "none",
     )
     return Run(
         source=source,
@@ -176,10 +176,10 @@ _MEGATRON = Habits(name="megatron", gradient_bytes=4.0, buckets=None, boundaries
 """Gradients in fp32, beside masters: 18 bytes a weight. It frees what a stage has sent, and what it took is saved."""
 _NANOTRON = Habits(name="nanotron", gradient_bytes=6.0, buckets=None, logit_bytes=10.0)
 """Gradients in bf16, in buckets of torch's DDP, beside sums in fp32; logits in bf16, and in fp32 with a gradient."""
-_NANOTRON_ALONE = replace(_NANOTRON, gradient_bytes=4.0)
+_NANOTRON_ONE_REPLICA = replace(_NANOTRON, gradient_bytes=4.0)
 """One replica needs no DDP, and has no buckets."""
 _FSDP = Habits(name="fsdp", gradient_bytes=2.0, buckets=None)
-"""16 bytes a weight, all sharded: gradients in fp32, and no weights in bf16 between their uses, which ours keep."""
+"""16 bytes a weight: gradients in fp32, and no weights in bf16 between their uses, which ours keep."""
 _FOUNDRY = replace(_FSDP, logit_bytes=4.0)
 """flash-attn's cross-entropy: logits in bf16, and their gradient."""
 _DEEPSPEED = Habits(name="megatron-deepspeed", buckets=Buckets(overlapped=False, reduce=5e8))
@@ -187,7 +187,7 @@ _DEEPSPEED = Habits(name="megatron-deepspeed", buckets=Buckets(overlapped=False,
 
 def _habits(run: Run) -> Habits:
     if run.source == NANOTRON:
-        return _NANOTRON if run.mesh.data > 1 else _NANOTRON_ALONE
+        return _NANOTRON if run.mesh.data > 1 else _NANOTRON_ONE_REPLICA
     if "foundry" in run.framework:
         return _FOUNDRY
     if "FSDP" in run.framework:

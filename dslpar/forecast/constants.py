@@ -16,8 +16,8 @@ from dslpar.core.frozen import fields, frozen
 from dslpar.core.json_values import mapping, parse
 from dslpar.core.named_tuple import NamedTuple
 
-FORMAT = 1
-"""Of a calibration file."""
+FORMAT = 2
+"""Of a calibration file; in 1, launches of collectives were among those of a layer's kernels."""
 MOST_ERROR = 10.0
 
 
@@ -25,57 +25,57 @@ MOST_ERROR = 10.0
 class Constants:
     """What a step's time depends on besides sizes and data sheets."""
 
-    product_efficiency: float = 0.7753
+    product_efficiency: float = 0.7771
     """Of a device's peak, the share that deep products of whole waves of tiles reach."""
-    wide_products: float = 0.8561
+    wide_products: float = 0.8546
     """The same on devices with wide tiles (Hopper and later), over that of others."""
-    product_depth: float = 230.5
+    product_depth: float = 210.1
     """Depth of a product, in elements, at which it reaches half of that."""
-    misaligned_products: float = 1.68
+    misaligned_products: float = 1.681
     """Time of a product whose depth or columns are no multiple of 64, over that of one whose are."""
-    fused_attention: float = 0.3171
+    fused_attention: float = 0.3168
     """Of a device's peak, the share that fused attention reaches."""
-    wide_attention: float = 0.5499
+    wide_attention: float = 0.5489
     """The same on devices with wide tiles, over that of others."""
-    plain_attention: float = 0.6157
+    plain_attention: float = 0.6088
     """Of a device's peak, the share that the products of attention reach that keeps its scores."""
-    elementwise_passes: float = 1.375
+    elementwise_passes: float = 1.437
     """Times that an element between products passes through memory, over what is counted."""
-    logit_bytes: float = 60.5
+    logit_bytes: float = 60.69
     """Bytes through memory for each logit, in the forward and backward of the loss."""
-    layer_launch_s: float = 0.0005244
+    layer_launch_s: float = 0.0005257
     """Seconds in which a host launches the forward of a layer."""
     backward_launch: float = 4.0
     """The same of a backward, over that of a forward."""
-    collective_launch_s: float = 5.067e-05
+    collective_launch_s: float = 4.837e-05
     """Seconds in which a host launches a collective of a layer."""
-    tensor_launch: float = 0.004042
+    tensor_launch: float = 0.004036
     """By what share ranks of a tensor group in a node, squared, make launches longer: the slowest host counts."""
-    blocking_launch: float = 1.381
+    blocking_launch: float = 1.334
     """By what share each doubling of a tensor group makes launches longer where the host waits for messages."""
     link_efficiency: float = 0.95
     """Of the links within a node, the share that collectives reach."""
-    nic_efficiency: float = 0.8058
+    nic_efficiency: float = 0.8008
     """Of a node's network cards, the share that collectives reach."""
-    nic_crowding: float = 0.001027
+    nic_crowding: float = 0.0006898
     """By what share each further node makes the bytes of a collective slower."""
-    link_latency_s: float = 3.769e-05
+    link_latency_s: float = 3.982e-05
     """Seconds of a hop within a node."""
-    nic_latency_s: float = 4.924e-05
+    nic_latency_s: float = 4.889e-05
     """Seconds of a hop between nodes."""
-    hop_s: float = 0.0002761
+    hop_s: float = 0.0002946
     """Seconds that a message between stages takes besides its bytes."""
-    reduction_exposed: float = 0.05398
+    reduction_exposed: float = 0.06923
     """Of a reduction of gradients that runs under the backward, the share that is not hidden."""
     weights_exposed: float = 1.0
     """Of ZeRO 2's and 3's traffic of each micro-batch, the share by which it slows what it runs under."""
-    gather_passes: float = 11.05
+    gather_passes: float = 11.22
     """Time of the gather of changed weights, over that of one collective of its bytes."""
-    optimizer_bytes: float = 17.09
+    optimizer_bytes: float = 17.95
     """Bytes through memory for each weight that a fused optimizer steps."""
-    unfused_optimizer: float = 27.53
+    unfused_optimizer: float = 26.28
     """The same of an optimizer that is not fused, over that of a fused one."""
-    step_s: float = 0.001363
+    step_s: float = 0.00127
     """Seconds of a step that nothing else explains."""
 
 
@@ -120,7 +120,7 @@ class Error(NamedTuple):
 
 
 DEFAULT = Constants()
-ERROR = Error(half=0.046, four_of_five=0.107, nine_of_ten=0.158)
+ERROR = Error(half=0.046, four_of_five=0.106, nine_of_ten=0.155)
 """Of constants for all stacks, out of fold (`python -m benchmarks.forecast`); each stack weighs the same."""
 
 

@@ -3,10 +3,11 @@
     made = forecast(workload, Machine.usual(device_named("h100-80g")))
     made.verdict, made.binding.total, made.time.step_s
 
-Three verdicts, by the share of a device's memory that the fullest rank needs at its peak. Of nanotron's 3,000 runs on
+Three verdicts, by the share of a device's memory that the fullest rank needs at its peak. Of nanotron's 2,400 runs on
 80 GB cards nearly all that needed less than 84 % ran as fast as they could; near the end the allocator begins to free
 and ask again, and a step becomes five times slower, or fails: above 92 % are ten of the eleven runs that did so, and
 none of 168 runs that were the fastest of their kind, in whatever framework (`python -m benchmarks.forecast_memory`).
+Between both are few of nanotron's runs, of which most ran.
 """
 
 from __future__ import annotations

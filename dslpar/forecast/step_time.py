@@ -126,8 +126,8 @@ class Terms(NamedTuple):
     """How many times each rank of the pipeline computes `layer`."""
     launched: int
     """Layers that `layer` stands for: 1, or all of a model whose layers differ."""
-    kernels: float
-    """Of a layer, over those of one of ours."""
+    launch_ratio: float
+    """Kernels that a host launches for a layer, over those of one of ours."""
     micro_batches: int
     chunks: int
     splits_backward: bool
@@ -191,7 +191,7 @@ def terms_of(workload: Workload, device: Device, nodes: Nodes) -> Terms:
         last_sent=ends[1][0] + ends[1][1],
         layers=layers,
         launched=launched,
-        kernels=habits.kernels,
+        launch_ratio=habits.launch_ratio,
         micro_batches=micro_batches,
         chunks=chunks.num,
         splits_backward=workload.schedule.split,
@@ -418,6 +418,7 @@ def _layer(terms: Terms, constants: Constants) -> _Layer:
     forward_s = products[0] + scores_s + between_s
     backward_s = products[1] + BACKWARD_ELEMENTWISE * between_s
     backward_s += scores_s * (BACKWARD_FUSED if kernels.fused_s else BACKWARD_PLAIN)
+    kernels_s = forward_s + backward_s
     sent_s = [sum([each.seconds(constants) for each in way]) for way in (terms.forward, terms.backward)]
     if terms.overlapped:
         sent_s = [max(LEAST_EXPOSED * s, s - OVERLAP * under) for s, under in zip(sent_s, products, strict=True)]
@@ -427,52 +428,54 @@ def _layer(terms: Terms, constants: Constants) -> _Layer:
         num_blocks = terms.ring_size * terms.launched
         exposed = exposed_by_ring(messages_s, [each / num_blocks for each in blocks_s], terms.ring_size)
         sent_s = [s + terms.launched * more for s, more in zip(sent_s, exposed, strict=True)]
-    forward, backward = forward_s + sent_s[0], backward_s + sent_s[1]
     host_s = _launches_s(terms, constants)
-    again_s = sent_again_s = repeated = 0.0
+    again_s = sent_again_s = host_again_s = 0.0
     if terms.recomputes:
-        again_s, sent_again_s = forward_s, sent_s[0]
-        host_s = host_s[0], host_s[0] + host_s[1]
+        again_s, sent_again_s, host_again_s = forward_s, sent_s[0], host_s[0]
     elif terms.recomputes_scores:
         again_s = scores_s + RECOMPUTED_ELEMENTWISE * between_s
-    backward += again_s + sent_again_s
-    forward, backward = _together((forward, backward), host_s)
     if terms.recomputed_part is not None:
         part = terms.recomputed_part
-        part_s = products_s(part.forward, constants, wide) + constants.elementwise_passes * part.elementwise_s
-        part_sent_s = sum([each.seconds(constants) for each in terms.part_sent])
-        again_s, sent_again_s = again_s + part_s, sent_again_s + part_sent_s
-        repeated += part_s + part_sent_s
-    repeated += terms.offload_s
-    backward += repeated
-    seconds = forward + backward
+        again_s += products_s(part.forward, constants, wide) + constants.elementwise_passes * part.elementwise_s
+        sent_again_s += sum([each.seconds(constants) for each in terms.part_sent])
+        host_again_s += constants.collective_launch_s * sum([each.calls for each in terms.part_sent])
+    forward = forward_s + sent_s[0], host_s[0]
+    own = backward_s + sent_s[1], host_s[1]
+    repeated = again_s + sent_again_s, host_again_s
+    if terms.blocking:
+        # Between a forward and a backward the host waits for a message, and loses what it was ahead.
+        (in_forward,), (in_backward, in_repeats) = _longer(forward), _longer(own, repeated)
+    else:
+        in_forward, in_backward, in_repeats = _longer(forward, own, repeated)
+    repeats = in_repeats + terms.offload_s
+    seconds = in_forward + in_backward + repeats
     idle = 1.0
     if terms.splits_backward:
         # As `Schedule.bubble`: B and W are halves of what is not computed again.
-        weights = (backward - repeated - (forward if terms.recomputes else 0.0)) / 2
-        inputs = backward - weights
-        idle = max(inputs, forward + max(inputs - weights, 0.0)) / seconds
-    return _Layer(
-        seconds,
-        forward_s + backward_s + again_s,
-        sum(sent_s) + sent_again_s,
-        backward / seconds,
-        idle,
-    )
+        weights = in_backward / 2
+        inputs = weights + repeats
+        idle = max(inputs, in_forward + inputs - weights) / seconds
+    return _Layer(seconds, kernels_s + again_s, sum(sent_s) + sent_again_s, (in_backward + repeats) / seconds, idle)
 
 
 def _launches_s(terms: Terms, constants: Constants) -> tuple[float, float]:
-    """Return what a host needs to launch a layer: its kernels and collectives, forward and backward."""
+    """Return what a host needs to launch a layer, forward and backward: kernels, collectives, a ring's messages.
+
+    Not what a ring's further blocks need, nor what ZeRO sends in each micro-batch.
+    """
     slower = 1.0
     if terms.launches > 1:
         slower += constants.tensor_launch * (terms.launches - 1) ** 2
         if terms.blocking:
             slower *= 1 + constants.blocking_launch * log2(terms.launches)
-    kernels_s = constants.layer_launch_s * terms.launched * terms.kernels
+    kernels_s = constants.layer_launch_s * terms.launched * terms.launch_ratio
     calls = [sum([each.calls for each in way]) for way in (terms.forward, terms.backward)]
+    # Keys go around twice, and their gradients once, home in one message more.
+    others = (terms.ring_size - 1) * terms.launched
+    forward_calls, backward_calls = calls[0] + others, calls[1] + (2 * others + terms.launched if others else 0)
     return (
-        slower * (kernels_s + calls[0] * constants.collective_launch_s),
-        slower * (kernels_s * constants.backward_launch + calls[1] * constants.collective_launch_s),
+        slower * (kernels_s + forward_calls * constants.collective_launch_s),
+        slower * (kernels_s * constants.backward_launch + backward_calls * constants.collective_launch_s),
     )
 
 
@@ -490,14 +493,16 @@ def exposed_by_ring(messages_s: Sequence[float], blocks_s: Sequence[float], size
     return (size - 1) * max(0.0, key_s - forward), between + ends
 
 
-def _together(device_s: tuple[float, float], host_s: tuple[float, float]) -> tuple[float, float]:
-    """Return what a forward and a backward take on a device that its host runs ahead of, or keeps waiting.
+def _longer(*parts: tuple[float, float]) -> list[float]:
+    """Return what each part takes of what runs on, from what its device and its host need for it.
 
     What the host has gained where the device had much to do, it may lose where there was little: their sums count.
+    Where the device rules, time is shared as its own is; where the host does, as the host's.
     """
-    busiest = max(device_s, host_s, key=sum)
-    longer = _either(sum(device_s), sum(host_s)) / sum(busiest) if sum(busiest) else 1.0
-    return busiest[0] * longer, busiest[1] * longer
+    device_s, host_s = map(sum, zip(*parts, strict=True))
+    by_device, by_host = device_s**7, host_s**7
+    longer = _either(device_s, host_s) / (device_s * by_device + host_s * by_host)
+    return [longer * (on_device * by_device + on_host * by_host) for on_device, on_host in parts]
 
 
 def _either(one: float, other: float) -> float:

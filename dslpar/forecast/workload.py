@@ -99,8 +99,8 @@ class Habits:
     """Whether the host waits for each message between stages, and launches nothing meanwhile."""
     fused_optimizer: bool = True
     """One kernel steps a weight; else each of the optimizer's operations is one of its own."""
-    kernels: float = 1.0
-    """That a host launches for a layer, over those of one of ours."""
+    launch_ratio: float = 1.0
+    """Kernels that a host launches for a layer, over those of one of ours."""
 
 
 @frozen

@@ -117,7 +117,7 @@ def test_megatron_s_softmax_is_one_kernel_where_samples_and_heads_come_in_fours(
     tensor: str, samples: str, fused: bool
 ) -> None:
     made = published_run(MEGATRON | {"tp": tensor, "mbs": samples, "a": "16", "kv": "16"}).workload
-    assert made.habits.kernels == (1.0 if fused else 21 / 17)
+    assert made.habits.launch_ratio == (1.0 if fused else 21 / 17)
 
 
 @pytest.mark.parametrize(("source", "tensor", "expected"), [("2", "1", 50257), ("2", "2", 51200), ("0", "1", 51200)])
@@ -168,6 +168,14 @@ def test_rules_of_thumb_order_layouts() -> None:
 def test_without_data_it_says_so(tmp_path: object, capsys: pytest.CaptureFixture[str]) -> None:
     assert forecast.main(["--data", str(tmp_path)]) == 2
     assert "no published_runs.csv" in capsys.readouterr().err
+
+
+def test_runs_of_one_layout_are_one_alternative_as_fast_as_the_fastest() -> None:
+    slow, fast, other = (
+        published_run(ROW | change) for change in ({"step_s": "4"}, {"step_s": "3"}, {"mbs": "8", "step_s": "5"})
+    )
+    data = forecast.Data([slow, fast, other], [])
+    assert forecast._layouts(data, [0, 1, 2]) == [1, 2]
 
 
 # With data --------------------------------------------------------------------------------------------------------

@@ -83,8 +83,8 @@ def test_calibrated_plans_are_nearer(
     ("text", "problem"),
     [
         ("{}", "has no 'format'"),
-        ('{"format": 1, "constants": {"speed": 1}}', "unknown"),
-        ('{"format": 1, "constants": {"step_s": -1}}', "step_s"),
+        ('{"format": 2, "constants": {"speed": 1}}', "unknown"),
+        ('{"format": 2, "constants": {"step_s": -1}}', "step_s"),
         ("", "cannot use the calibration"),
     ],
 )

@@ -32,7 +32,7 @@ def test_a_file_has_what_was_written(tmp_path: Path) -> None:
 
 def test_what_a_file_leaves_out_is_the_default(tmp_path: Path) -> None:
     path = tmp_path / "calibration.json"
-    path.write_text(json.dumps({"format": 1, "constants": {"hop_s": 1e-3}}))
+    path.write_text(json.dumps({"format": 2, "constants": {"hop_s": 1e-3}}))
     assert load(str(path)) == (replace(DEFAULT, hop_s=1e-3), ERROR)
 
 
@@ -41,18 +41,18 @@ def test_what_a_file_leaves_out_is_the_default(tmp_path: Path) -> None:
     [
         ("{", "no JSON"),
         ("[]", "a mapping"),
-        ('{"format": 1}', "'constants'"),
-        ('{"format": 2, "constants": {}}', "its format is 2, and this version of dslpar reads 1"),
-        ('{"format": 1, "constants": {"nic_speed": 1}}', "unknown constants.nic_speed; there are product_efficiency"),
+        ('{"format": 2}', "'constants'"),
+        ('{"format": 1, "constants": {}}', "its format is 1, and this version of dslpar reads 2"),
+        ('{"format": 2, "constants": {"nic_speed": 1}}', "unknown constants.nic_speed; there are product_efficiency"),
         (
-            '{"format": 1, "constants": {"nic_efficiency": "0.5"}}',
+            '{"format": 2, "constants": {"nic_efficiency": "0.5"}}',
             "nic_efficiency is '0.5', not a number from 0.05 to 1",
         ),
-        ('{"format": 1, "constants": {"nic_efficiency": true}}', "nic_efficiency is True"),
-        ('{"format": 1, "constants": {"nic_efficiency": NaN}}', "nic_efficiency is nan"),
-        ('{"format": 1, "constants": {}, "error": {"half": -1}}', "error.half is -1, not a number from 0 to 10"),
-        ('{"format": 1, "constants": {}, "error": {"most": 1}}', "unknown error.most"),
-        ('{"format": 1, "constants": {"nic_efficiency": 7}}', "nic_efficiency is 7, not a number from 0.05 to 1"),
+        ('{"format": 2, "constants": {"nic_efficiency": true}}', "nic_efficiency is True"),
+        ('{"format": 2, "constants": {"nic_efficiency": NaN}}', "nic_efficiency is nan"),
+        ('{"format": 2, "constants": {}, "error": {"half": -1}}', "error.half is -1, not a number from 0 to 10"),
+        ('{"format": 2, "constants": {}, "error": {"most": 1}}', "unknown error.most"),
+        ('{"format": 2, "constants": {"nic_efficiency": 7}}', "nic_efficiency is 7, not a number from 0.05 to 1"),
     ],
 )
 def test_what_no_calibration_is_refused(tmp_path: Path, text: str, message: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -215,7 +216,7 @@ def test_launches_are_a_floor() -> None:
 
 
 def test_each_collective_of_a_layer_is_launched_too() -> None:
-    """Four all-reduces a layer of 1d over two ranks; hosts of a group that wait for each other are left out of it."""
+    """Four all-reduces of 1d over two ranks, whose hosts are not taken to wait for each other."""
     small = GPT(num_layers=32, hidden_size=256, num_heads=4, vocab_size=512, max_seq_len=256)
     made = workload(model=small, seq_len=256, tensor=one_d(2))
     alone = replace(DEFAULT, tensor_launch=1e-12)
@@ -226,20 +227,79 @@ def test_each_collective_of_a_layer_is_launched_too() -> None:
     assert found[1].launch_s - found[0].launch_s == pytest.approx(expected, rel=0.05)
 
 
+SMALL = GPT(num_layers=32, hidden_size=256, num_heads=4, vocab_size=512, max_seq_len=256)
+"""Of which the host is the floor."""
+
+
+def host_s(made: Workload, **constants: float) -> float:
+    """What the launches of a layer of SMALL take, on ranks that do not wait for each other."""
+    found = step_time(made, H100, NODES, replace(DEFAULT, tensor_launch=1e-12, **constants))
+    return found.launch_s / (made.micro_batches * SMALL.num_layers)
+
+
+@pytest.mark.parametrize(
+    ("values", "forwards", "backwards"),
+    [
+        ({}, 1, 1),
+        ({"recompute": "full"}, 2, 1),
+        ({"habits": Habits(launch_ratio=2.0)}, 2, 2),
+        ({"recompute": "full", "habits": Habits(launch_ratio=2.0)}, 4, 2),
+    ],
+)
+def test_a_layer_is_launched_forward_and_backward_and_again(
+    values: dict[str, Any], forwards: int, backwards: int
+) -> None:
+    made = workload(model=SMALL, seq_len=256, **values)
+    one, more = (host_s(made, layer_launch_s=seconds, backward_launch=3.0) for seconds in (10e-3, 20e-3))
+    assert more - one == pytest.approx((forwards + 3.0 * backwards) * 10e-3, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "calls"),
+    [
+        (one_d(2), 2 + 2),
+        (Tensor(q=2, y=2, mode="2d", residual="hidden"), 10 + 12),
+        (Tensor(d=4, mode="sequence", split="sequence"), 3 + (3 + 3 + 1)),
+    ],
+)
+def test_collectives_and_a_ring_s_messages_are_launched_in_both_ways(tensor: Tensor, calls: int) -> None:
+    made = workload(model=SMALL, seq_len=256, tensor=tensor)
+    one, more = (host_s(made, layer_launch_s=10e-3, collective_launch_s=seconds) for seconds in (1e-3, 2e-3))
+    assert more - one == pytest.approx(calls * 1e-3, rel=0.01)
+    again = replace(made, recompute="full")
+    one, more = (host_s(again, layer_launch_s=10e-3, collective_launch_s=seconds) for seconds in (1e-3, 2e-3))
+    assert more - one > calls * 1e-3, "what a forward sends is sent again"
+
+
 def test_a_host_runs_ahead_of_a_busy_device() -> None:
-    """What it gains in a forward it may lose in a backward, or in what is computed again: their sums count."""
+    """What it gains in a backward it may lose in a forward, or in what is computed again: their sums count."""
     made = workload(model=GPT(num_layers=32, hidden_size=2048, num_heads=16, vocab_size=512, max_seq_len=4096))
     free = replace(DEFAULT, layer_launch_s=1e-9)
-    device_s = step_time(made, H100, NODES, free).step_s
-    per_layer = device_s / (32 * 8)
+    layers = 32 * made.micro_batches
     for recompute, forwards in (("none", 1), ("full", 2)):
-        alone_s = step_time(replace(made, recompute=recompute), H100, NODES, free).step_s
-        # A host that needs a third of the device's time for a forward, and two and a half forwards for a backward.
-        host = replace(DEFAULT, layer_launch_s=0.9 * alone_s / (32 * 8) / (forwards + 2.5), backward_launch=2.5)
-        found = step_time(replace(made, recompute=recompute), H100, NODES, host).step_s
-        assert alone_s < found < 1.06 * alone_s
-    late = replace(DEFAULT, layer_launch_s=2 * per_layer, backward_launch=1.0)
-    assert step_time(made, H100, NODES, late).step_s == pytest.approx(4 * device_s, rel=0.02)
+        each = replace(made, recompute=recompute)
+        device_s = step_time(each, H100, NODES, free).step_s
+        # A host that needs as long for a forward as for a backward, of which the device takes twice as long.
+        host = replace(DEFAULT, layer_launch_s=0.9 * device_s / layers / (forwards + 1), backward_launch=1.0)
+        assert device_s < step_time(each, H100, NODES, host).step_s < 1.06 * device_s
+    waits, runs = (
+        step_time(replace(workload(pipe=2, model=made.model), habits=Habits(blocking_messages=on)), H100, NODES, host)
+        for on in (True, False)
+    )
+    assert waits.launch_s > 2 * runs.launch_s
+
+
+def test_a_step_has_no_jump_where_host_and_device_take_the_same() -> None:
+    made = workload(model=LLAMA, data=32, zero=1, micro_batches=2, habits=Habits(overlaps_gather=True))
+    split = workload(pipe=4, split=True, recompute="full")
+    for each in (made, split):
+        steps = [
+            step_time(each, H100, NODES, replace(DEFAULT, layer_launch_s=seconds * 1e-5)).step_s
+            for seconds in range(50, 800)
+        ]
+        ratios = [after / before for before, after in pairwise(steps)]
+        launched = [(at + 1) / at for at in range(50, 799)]
+        assert all(1 - 1e-9 <= found <= most + 2e-3 for found, most in zip(ratios, launched, strict=True))
 
 
 # Pipelines --------------------------------------------------------------------------------------------------------
