@@ -91,7 +91,8 @@ def join(
     port: int, key: Key, rank: int, fields: messages.Fields = messages.FROM_HUB, address: str = "127.0.0.1"
 ) -> Connection:
     """Connects as the guard of a rank does."""
-    connection = protocol.connect(address, port, key, rank=rank, fields=fields, timeout_s=5)
+    # A guard beside ranks that train answers when it is its turn: on few cores, with a browser beside, not within 5 s.
+    connection = protocol.connect(address, port, key, rank=rank, fields=fields, timeout_s=30)
     assert connection is not None
     return connection
 
