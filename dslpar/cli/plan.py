@@ -13,7 +13,7 @@ from dslpar.reporting import plan as report
 from dslpar.reporting import planning
 
 EPILOG = """\
-dslpar plan configs/gpt_3d.py --world-size 64 --device h100-80g      # memory, time, repairs, layouts
+dslpar plan configs/gpt_3d.py --world-size 16 --device h100-80g      # memory, time, repairs, layouts
 dslpar plan CFG --world-size 64 --device h100-80g zero.stage=2       # of another layout
 dslpar plan CFG --world-size 64 --device h100-80g --fix parallel.pipeline=2   # search with that pipeline
 dslpar plan CFG --world-size 64 --device h100-80g --apply 1          # write the first repair, or layout

@@ -444,9 +444,9 @@ def _layer(terms: Terms, constants: Constants) -> _Layer:
     repeated = again_s + sent_again_s, host_again_s
     if terms.blocking:
         # Between a forward and a backward the host waits for a message, and loses what it was ahead.
-        (in_forward,), (in_backward, in_repeats) = _longer(forward), _longer(own, repeated)
+        (in_forward,), (in_backward, in_repeats) = _elapsed(forward), _elapsed(own, repeated)
     else:
-        in_forward, in_backward, in_repeats = _longer(forward, own, repeated)
+        in_forward, in_backward, in_repeats = _elapsed(forward, own, repeated)
     repeats = in_repeats + terms.offload_s
     seconds = in_forward + in_backward + repeats
     idle = 1.0
@@ -493,7 +493,7 @@ def exposed_by_ring(messages_s: Sequence[float], blocks_s: Sequence[float], size
     return (size - 1) * max(0.0, key_s - forward), between + ends
 
 
-def _longer(*parts: tuple[float, float]) -> list[float]:
+def _elapsed(*parts: tuple[float, float]) -> list[float]:
     """Return what each part takes of what runs on, from what its device and its host need for it.
 
     What the host has gained where the device had much to do, it may lose where there was little: their sums count.

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from dslpar.cli.main import main
+from dslpar.cli.plan import EPILOG
 from dslpar.linter import check
 from tests.support.paths import ROOT
 
@@ -340,3 +341,10 @@ def test_a_tight_layout_repairs_what_does_not_fit(capsys: pytest.CaptureFixture[
     assert made["verdict"] == "does not fit"
     assert made["layouts"]
     assert made["repairs"], "whatever fits repairs it"
+
+
+def test_the_example_of_the_help_runs_as_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
+    (line,) = [line for line in EPILOG.splitlines() if "configs/" in line]
+    _, command, config, *words = line.partition("#")[0].split()
+    assert main([command, str(ROOT / config), *words]) == 0
+    assert "a step" in capsys.readouterr().out
