@@ -21,6 +21,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from dslpar.core.named_tuple import NamedTuple
+
 Class = TypeVar("Class", bound=type)
 Value = TypeVar("Value")
 
@@ -105,7 +107,38 @@ def is_frozen(value: object) -> bool:
 
 def replace(value: Value, **changes: object) -> Value:
     """Return a copy of a frozen value with other values of some fields."""
-    return type(value)(**{item.name: getattr(value, item.name) for item in fields(value)} | changes)
+    cls = type(value)
+    return cls(**dict(zip(_layout_of(cls).names, _values(value), strict=True)) | changes)
+
+
+class _Layout(NamedTuple):
+    """What the methods of a class need of its fields: made once, since a search makes thousands of values."""
+
+    names: tuple[str, ...]
+    known: frozenset[str]
+    required: frozenset[str]
+    defaults: Mapping[str, object]
+    """In the order of the fields: MISSING of one that has none, or that a factory makes."""
+    factories: Mapping[str, Callable[[], object]]
+    has_check: bool
+    """Whether there is a `__post_init__`."""
+
+
+def _layout_of(cls: type) -> _Layout:
+    # From this class's own __dict__, as in `fields`.
+    found: _Layout | None = cls.__dict__.get("_layout")
+    if found is None:
+        items = fields(cls)
+        found = _Layout(
+            names=tuple(item.name for item in items),
+            known=frozenset(item.name for item in items),
+            required=frozenset(item.name for item in items if item.required),
+            defaults={item.name: item.default for item in items},
+            factories={item.name: item.default_factory for item in items if item.default_factory is not None},
+            has_check=hasattr(cls, "__post_init__"),
+        )
+        cls._layout = found  # type: ignore[attr-defined]
+    return found
 
 
 class _DataclassFields:
@@ -124,22 +157,22 @@ class _DataclassFields:
 
 
 def _init(self: object, **values: object) -> None:
-    # Fields go into __dict__ directly, since __setattr__ refuses.
-    name = type(self).__name__
-    for item in fields(self):
-        if item.name in values:
-            self.__dict__[item.name] = values.pop(item.name)
-        elif item.default is not MISSING:
-            self.__dict__[item.name] = item.default
-        elif item.default_factory is not None:
-            self.__dict__[item.name] = item.default_factory()
-        else:
-            raise TypeError(f"{name}() needs {item.name}=")
-    if values:
-        raise TypeError(f"{name}() has no field {', '.join(values)}")
-    check = getattr(self, "__post_init__", None)
-    if check is not None:
-        check()
+    layout, given = _layout_of(type(self)), values.keys()
+    if not layout.required <= given:
+        raise TypeError(
+            f"{type(self).__name__}() needs {next(n for n in layout.names if n in layout.required - given)}="
+        )
+    if not given <= layout.known:
+        unknown = ", ".join(name for name in values if name not in layout.known)
+        raise TypeError(f"{type(self).__name__}() has no field {unknown}")
+    held = self.__dict__  # since __setattr__ refuses
+    held.update(layout.defaults)
+    held.update(values)
+    for name, factory in layout.factories.items():
+        if name not in given:
+            held[name] = factory()
+    if layout.has_check:
+        self.__post_init__()  # type: ignore[attr-defined]
 
 
 def _refuse(self: object, name: str, *_: object) -> None:
@@ -149,7 +182,8 @@ def _refuse(self: object, name: str, *_: object) -> None:
 
 
 def _values(self: object) -> tuple[object, ...]:
-    return tuple(getattr(self, item.name) for item in fields(self))
+    held = self.__dict__
+    return tuple([held[name] for name in _layout_of(type(self)).names])
 
 
 def _repr(self: object) -> str:

@@ -29,6 +29,7 @@ from dslpar.core.frozen import field, frozen
 Residual = Literal["replicated", "sequence", "hidden", "batch"]
 Inner = Literal["batch", "heads"]
 Keep = Literal["x", "w", "both", "none"]
+Split = Literal["batch", "sequence"]
 Impl = Literal["ring", "ulysses", "hybrid"]
 
 STANDARD_ORDER = ("pipe", "data", "tensor")
@@ -59,7 +60,7 @@ class Tensor:
     """How inner activations are kept over z."""
     keep: Keep = "x"
     """Which gathered panels live until the backward."""
-    split: Literal["batch", "sequence"] = "batch"
+    split: Split = "batch"
     """What d splits: samples, as the depth of 2.5d does, or each sequence, as context parallelism does."""
     impl: Impl = "ring"
     """Attention over a split sequence."""

@@ -45,17 +45,19 @@ class Activations(NamedTuple):
 
 def activations(workload: Workload, pipe_rank: int) -> Activations:
     """Return what a rank of the pipeline holds."""
-    stages = workload.chunks.held_by(pipe_rank)
-    waiting = [_saved(workload, stage) for stage in stages]
-    deferred = [_deferred(workload, stage) for stage in stages] if workload.schedule.split else [0.0] * len(stages)
+    stages, of_parts = workload.chunks.held_by(pipe_rank), _parts(workload)
+    waiting = [_saved(workload, of_parts, stage) for stage in stages]
+    deferred = [0.0] * len(stages)
+    if workload.schedule.split:
+        deferred = [_deferred(workload, of_parts, stage) for stage in stages]
     saved = fullest(workload.schedule, pipe_rank, waiting, deferred)
-    logits, output = _logits(workload) if workload.chunks.last in stages else (0.0, 0.0)
+    is_last = workload.chunks.last in stages
     return Activations(
         saved=saved,
         first=sum(waiting),
-        working=_working(workload),
-        logits=logits,
-        output=output,
+        working=of_parts.working,
+        logits=of_parts.logits if is_last else 0.0,
+        output=of_parts.output if is_last else 0.0,
     )
 
 
@@ -87,25 +89,67 @@ def _changes(chunks: Chunks, count: int, split: bool, rank: int) -> tuple[int, .
 # One micro-batch of one stage --------------------------------------------------------------------------------------
 
 
-def _saved(workload: Workload, stage: int) -> float:
-    """Return what a micro-batch keeps on a stage from its forward to its backward."""
+class _Parts(NamedTuple):
+    """What one micro-batch has of each part of a model, on whichever stage, in bytes."""
+
+    boundary: float
+    layer: float
+    last: float
+    """What layer and head save."""
+    deferred_layer: float
+    deferred_last: float
+    """What they keep from B to W."""
+    working: float
+    logits: float
+    output: float
+
+
+def _parts(workload: Workload) -> _Parts:
+    """Return them as they are kept with the costs: pipelines and stages of ZeRO have the same ones."""
+    habits = workload.habits
+    again = workload.recompute, min(workload.interval, max(workload.counts)), workload.mlp_chunks
+    of_habits = habits.fused_attention, habits.fused_norms, habits.logit_bytes
+    key = "activations", workload.dtype, again, of_habits, workload.loss_chunks, workload.mesh.pipe > 1
+    return workload.costs.kept(key, lambda: _make_parts(workload))
+
+
+def _make_parts(workload: Workload) -> _Parts:
     costs, size = workload.costs, workload.element_bytes
-    boundary = float(costs.boundary) * size
-    if workload.recompute == "full":
+    logits, output = _logits(workload)
+    return _Parts(
+        boundary=size * float(costs.boundary),
+        layer=_of_layer(workload, costs.layer),
+        last=_bytes(workload, costs.last) - _result_of_norm(workload),
+        deferred_layer=size * _operands(workload, costs.layer),
+        deferred_last=size * _operands(workload, costs.last),
+        working=_working(workload),
+        logits=logits,
+        output=output,
+    )
+
+
+def _saved(workload: Workload, of_parts: _Parts, stage: int) -> float:
+    """Return what a micro-batch keeps on a stage from its forward to its backward."""
+    costs, count, boundary = workload.costs, workload.counts[stage], of_parts.boundary
+    units: list[tuple[Costs, bool]] = []
+    """Of a model whose layers differ, those of the stage, and whether they are computed again."""
+    if costs.units:
         begin = sum(workload.counts[:stage])
-        kept = costs.recomputable[begin : begin + workload.counts[stage]].count(False)
-        layers = -(-(workload.counts[stage] - kept) // workload.interval) * boundary
+        end, recomputes = begin + count, workload.recompute == "full"
+        units = [
+            (unit, recomputes and may)
+            for unit, may in zip(costs.units[begin:end], costs.recomputable[begin:end], strict=True)
+        ]
+    num_kept = sum(not again for _, again in units)
+    if workload.recompute == "full":
+        total = -(-(count - num_kept) // workload.interval) * boundary
         if workload.offloads_inputs:
-            layers = min(layers, boundary)  # the one that is on its way
-        if kept:
-            units = costs.units[begin : begin + workload.counts[stage]]
-            pairs = zip(units, costs.recomputable[begin : begin + len(units)], strict=True)
-            layers += sum(_of_layer(workload, unit) for unit, again in pairs if not again)
+            total = min(total, boundary)  # the one that is on its way
     else:
-        layers = sum(number * _of_layer(workload, layer) for layer, number in workload.layers_of(stage))
-    total = layers
+        total = 0.0 if units else count * of_parts.layer
+    total += sum(_of_layer(workload, unit) for unit, again in units if not again)
     if stage == workload.chunks.last:
-        total += _bytes(workload, costs.last) - _result_of_norm(workload)
+        total += of_parts.last
     if workload.mesh.pipe > 1:
         neighbours = (stage > 0) + (stage < workload.chunks.last)
         total += min(neighbours, workload.habits.boundaries) * boundary
@@ -162,12 +206,13 @@ def _bytes(workload: Workload, part: Costs) -> float:
     return workload.element_bytes * float(saved.elements) + WIDE_BYTES * float(saved.wide)
 
 
-def _deferred(workload: Workload, stage: int) -> float:
+def _deferred(workload: Workload, of_parts: _Parts, stage: int) -> float:
     """Return what a micro-batch keeps on a stage from B to W: both operands of each product's weight gradient."""
-    costs = workload.costs
-    layers = sum(number * _operands(workload, layer) for layer, number in workload.layers_of(stage))
-    last = _operands(workload, costs.last) if stage == workload.chunks.last else 0.0
-    return workload.element_bytes * (layers + last)
+    total = workload.counts[stage] * of_parts.deferred_layer
+    if workload.costs.units:
+        size = workload.element_bytes
+        total = size * sum(number * _operands(workload, layer) for layer, number in workload.layers_of(stage))
+    return total + (of_parts.deferred_last if stage == workload.chunks.last else 0.0)
 
 
 def _operands(workload: Workload, part: Costs) -> float:

@@ -1,7 +1,7 @@
 """Kernels of a layer on a device: what products, attention and all between them take, with and without constants.
 
-    layer, head = model_kernels(workload.costs, device, fused=True)    # of sizes and a data sheet alone
-    products_s(layer.forward, constants, wide_tiles=True)              # what a calibration says they take
+    layer = kernels_of(costs.layer.work, device, fused=True)     # of sizes and a data sheet alone
+    products_s(layer.forward, constants, wide_tiles=True)        # what a calibration says they take
 
 A product takes its operations over the device's peak, times three losses: tiles at its edges and in its last wave that
 compute nothing; a depth that is too small to hide the loads of a tile; sizes that are no multiple of 64. It takes no
@@ -18,7 +18,6 @@ from math import ceil
 from dslpar.core.named_tuple import NamedTuple
 from dslpar.forecast.constants import Constants
 from dslpar.forecast.device import Device
-from dslpar.forecast.model_costs import ModelCosts
 from dslpar.forecast.work import Work
 
 KERNEL_S = 4e-6
@@ -63,22 +62,6 @@ class Kernels(NamedTuple):
     """Of all elements between products, through memory."""
     logits_s: float
     """Of one byte of each logit, through memory."""
-
-
-def model_kernels(costs: ModelCosts, device: Device, *, fused: bool, element_bytes: int = 2) -> tuple[Kernels, Kernels]:
-    """Return the kernels of a layer, and of the head with the loss.
-
-    They are kept with the costs, as a cached property would be: a search asks for the same ones with every pipeline
-    and every stage of ZeRO.
-    """
-    kept: dict[object, tuple[Kernels, Kernels]] = vars(costs).setdefault("_kernels", {})
-    key = (device.tflops, device.hbm_gb_per_s, device.num_sms, device.tile, fused, element_bytes)
-    if key not in kept:
-        kept[key] = (
-            kernels_of(costs.layer.work, device, fused=fused, element_bytes=element_bytes),
-            kernels_of(costs.last.work, device, fused=fused, element_bytes=element_bytes),
-        )
-    return kept[key]
 
 
 def kernels_of(work: Work, device: Device, *, fused: bool, element_bytes: int = 2) -> Kernels:

@@ -7,13 +7,17 @@ has its own costs.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from functools import cached_property
+from typing import TypeVar
 
 from dslpar.core.frozen import frozen
 from dslpar.forecast.flops import Flops
 from dslpar.forecast.memory import LayerMemory, Saved
 from dslpar.forecast.ring import LayerTraffic, Number
 from dslpar.forecast.work import Work
+
+Made = TypeVar("Made")
 
 
 @frozen
@@ -63,6 +67,13 @@ class ModelCosts:
     """Of each of `units`, whether activation checkpointing may run it again."""
     flops: Flops | None = None
     """Of a token, where only a trace tells."""
+
+    def kept(self, key: Hashable, make: Callable[[], Made]) -> Made:
+        """Return what was made of these costs under this key, or make it now: candidates of a search share costs."""
+        kept: dict[Hashable, Made] = vars(self).setdefault("_kept", {})
+        if key not in kept:
+            kept[key] = make()
+        return kept[key]
 
     @cached_property
     def shares(self) -> tuple[float, ...]:

@@ -20,6 +20,7 @@ from dslpar.forecast.constants import DEFAULT, ERROR, Constants, Error
 from dslpar.forecast.device import Device
 from dslpar.forecast.family import flops_per_token
 from dslpar.forecast.links import Nodes
+from dslpar.forecast.model_states import StatesOf
 from dslpar.forecast.stage_memory import StageMemory, stage_memory
 from dslpar.forecast.step_time import StepTime, step_time
 from dslpar.forecast.workload import Workload
@@ -120,10 +121,11 @@ def forecast(workload: Workload, machine: Machine) -> Forecast:
     return Forecast(workload=workload, machine=machine, memory=memory)
 
 
-def forecast_if_it_fits(workload: Workload, machine: Machine) -> Forecast | None:
+def forecast_if_it_fits(workload: Workload, machine: Machine, states_of: StatesOf | None = None) -> Forecast | None:
     """Return the same of a workload that fits, judged by the ranks that mostly need the most memory; else None.
 
     They are the first, which has the most in flight, the last, which has the head, and the one with the most layers.
+    `states_of` knows states of workloads before.
     """
     pipe, counts, chunks = workload.chunks.pipe, workload.counts, workload.chunks
     ranks = [0]
@@ -132,7 +134,7 @@ def forecast_if_it_fits(workload: Workload, machine: Machine) -> Forecast | None
         ranks = sorted({0, layers.index(max(layers)), pipe - 1})
     most, memory = TIGHT * machine.device.memory_bytes, []
     for rank in ranks:
-        memory.append(stage_memory(workload, rank))
+        memory.append(stage_memory(workload, rank, states_of and states_of(workload, rank)))
         if memory[-1].total > most:
             return None
     return Forecast(workload=workload, machine=machine, memory=tuple(memory))

@@ -73,9 +73,11 @@ class StageMemory(NamedTuple):
         return self.allocated + self.fragmentation + self.outside
 
 
-def stage_memory(workload: Workload, pipe_rank: int) -> StageMemory:
-    """Return what a rank of the pipeline holds at its fullest moment."""
-    held, needed = states(workload, pipe_rank), activations(workload, pipe_rank)
+def stage_memory(workload: Workload, pipe_rank: int, held: States | None = None) -> StageMemory:
+    """Return what a rank of the pipeline holds at its fullest moment; `held`: its `states`, where they are known."""
+    if held is None:
+        held = states(workload, pipe_rank)
+    needed = activations(workload, pipe_rank)
     parts = max(_backward(workload, held, needed), _reduction(held), _step(held), key=lambda each: sum(each[1:]))
     moment, gradients, saved, working, logits, buffers = parts
     optimizer, constant = held.optimizer + held.masters, held.allocated + held.constant

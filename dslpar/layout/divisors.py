@@ -193,7 +193,10 @@ def cut(key: str, value: int, cuboid: Tensor, axes: Axes, code: str) -> Conditio
 
 def ranks(cuboid: Tensor, axes: Axes) -> int:
     """Return the ranks of a group over these axes."""
-    return math.prod(getattr(cuboid, axis) for axis in axes)
+    count = 1
+    for axis in axes:
+        count *= getattr(cuboid, axis)
+    return count
 
 
 def head_axes(cuboid: Tensor) -> Axes:

@@ -9,6 +9,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from dslpar.core.mesh import Tensor
 from dslpar.forecast import flops, memory, traffic, work
 from dslpar.forecast.adapters import AdapterSizes
@@ -26,12 +28,7 @@ def layer_traffic(model: GPT, cuboid: Tensor, tokens: Number, adapters: AdapterS
 
     With `adapters` these are trained, and the block's own weights are frozen; so below.
     """
-    hidden, bias = model.hidden_size, model.bias
-    norm = traffic.norm(cuboid, tokens, hidden, kind=model.norm, bias=bias, frozen=adapters is not None)
-    attention = traffic.attention(
-        *(cuboid, tokens, hidden, model.num_heads), kv_heads=model.kv_heads, bias=bias, adapters=adapters
-    )
-    return norm + attention + _mlp_traffic(model, cuboid, tokens, adapters)
+    return _attention_traffic(model, cuboid, tokens, adapters) + _mlp_traffic(model, cuboid, tokens, adapters)
 
 
 def model_traffic(model: GPT, cuboid: Tensor, tokens: Number) -> LayerTraffic:
@@ -53,15 +50,22 @@ def layer_memory(model: GPT, cuboid: Tensor, tokens: Number, adapters: AdapterSi
 
     With gelu, and where all is whole, that is 16 s b h elements (sequence s, samples b, hidden size h).
     """
-    return (
-        memory.norm(*(cuboid, tokens, model.hidden_size), kind=model.norm, bias=model.bias, frozen=adapters is not None)
-        + memory.attention(
-            *(cuboid, tokens, model.hidden_size, model.num_heads),
-            kv_heads=model.kv_heads,
-            bias=model.bias,
-            adapters=adapters,
-        )
-        + _mlp_memory(model, cuboid, tokens, adapters)
+    return _attention_memory(model, cuboid, tokens, adapters) + _mlp_memory(model, cuboid, tokens, adapters)
+
+
+def _attention_traffic(model: GPT, cuboid: Tensor, tokens: Number, adapters: AdapterSizes | None) -> LayerTraffic:
+    hidden, bias = model.hidden_size, model.bias
+    norm = traffic.norm(cuboid, tokens, hidden, kind=model.norm, bias=bias, frozen=adapters is not None)
+    return norm + traffic.attention(
+        *(cuboid, tokens, hidden, model.num_heads), kv_heads=model.kv_heads, bias=bias, adapters=adapters
+    )
+
+
+def _attention_memory(model: GPT, cuboid: Tensor, tokens: Number, adapters: AdapterSizes | None) -> LayerMemory:
+    hidden, bias = model.hidden_size, model.bias
+    norm = memory.norm(cuboid, tokens, hidden, kind=model.norm, bias=bias, frozen=adapters is not None)
+    return norm + memory.attention(
+        *(cuboid, tokens, hidden, model.num_heads), kv_heads=model.kv_heads, bias=bias, adapters=adapters
     )
 
 
@@ -113,21 +117,23 @@ def model_costs(
         memory=memory.norm(cuboid, tokens, hidden, kind=model.norm, bias=model.bias, frozen=freezes)
         + memory.head(cuboid, tokens, hidden, vocab, frozen=no_head),
     )
+    mlp_part = Costs(
+        work=_mlp_work(model, cuboid, tokens, adapters),
+        traffic=_mlp_traffic(model, cuboid, tokens, adapters),
+        memory=_mlp_memory(model, cuboid, tokens, adapters),
+    )
+    attention_part = Costs(
+        work=_attention_work(model, cuboid, tokens, seq_len, adapters),
+        traffic=_attention_traffic(model, cuboid, tokens, adapters),
+        memory=_attention_memory(model, cuboid, tokens, adapters),
+    )
     return ModelCosts(
         first=first,
-        layer=Costs(
-            work=_layer_work(model, cuboid, tokens, seq_len, adapters),
-            traffic=layer_traffic(model, cuboid, tokens, adapters),
-            memory=layer_memory(model, cuboid, tokens, adapters),
-        ),
+        layer=attention_part + mlp_part,
         last=last,
         boundary=memory.residual(cuboid, tokens, hidden),
-        mlp_part=Costs(
-            work=_mlp_work(model, cuboid, tokens, adapters),
-            traffic=_mlp_traffic(model, cuboid, tokens, adapters),
-            memory=_mlp_memory(model, cuboid, tokens, adapters),
-        ),
-        weights_of_parts=_mlp_traffic(model, cuboid, 0, adapters),
+        mlp_part=mlp_part,
+        weights_of_parts=_weights_of_parts(model, cuboid, adapters),
         attention_working=memory.attention_working(
             *(cuboid, tokens, hidden, model.num_heads),
             kv_heads=model.kv_heads,
@@ -139,14 +145,20 @@ def model_costs(
     )
 
 
-def _layer_work(model: GPT, cuboid: Tensor, tokens: Number, seq_len: int, adapters: AdapterSizes | None) -> Work:
+@lru_cache(maxsize=256)
+def _weights_of_parts(model: GPT, cuboid: Tensor, adapters: AdapterSizes | None) -> LayerTraffic:
+    """Return what norm and MLP send of no tokens at all; a search asks for it with each micro-batch."""
+    return _mlp_traffic(model, cuboid, 0, adapters)
+
+
+def _attention_work(model: GPT, cuboid: Tensor, tokens: Number, seq_len: int, adapters: AdapterSizes | None) -> Work:
     attention = work.attention(
         *(cuboid, tokens, seq_len, model.hidden_size, model.num_heads),
         kv_heads=model.kv_heads,
         rotary=model.positions == "rotary",
         adapters=adapters,
     )
-    return _around(model, cuboid, tokens) + attention + _mlp_work(model, cuboid, tokens, adapters)
+    return _around(model, cuboid, tokens) + attention
 
 
 def _around(model: GPT, cuboid: Tensor, tokens: Number) -> Work:

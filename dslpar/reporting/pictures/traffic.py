@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from dslpar.core.mesh import Mesh
-from dslpar.forecast.step_time import Sent
+from dslpar.forecast.part_terms import Sent
 from dslpar.reporting.picture import CHAR, WIDTH, Picture, bar, label
 from dslpar.reporting.pictures.mesh import axis_name
 

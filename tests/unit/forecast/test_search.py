@@ -11,9 +11,10 @@ from dslpar.core.frozen import replace
 from dslpar.forecast.candidate import NO_TENSOR, Candidate, Workloads, settings
 from dslpar.forecast.device import device_named
 from dslpar.forecast.model_states import states
+from dslpar.forecast.part_terms import part_terms
+from dslpar.forecast.part_times import part_times
 from dslpar.forecast.plan import TIGHT, Machine, forecast, verdict_of
 from dslpar.forecast.search import candidates, leaders, nearest, pins_of, search, tensors
-from dslpar.forecast.step_time import layer_s, terms_of
 from dslpar.layout.resolve import Job
 from dslpar.linter import check
 from dslpar.schema.sections import ContextParallel, TensorParallel
@@ -129,7 +130,8 @@ def test_forms_that_another_beats_are_left_out_but_the_config_s_own() -> None:
 
 
 def layer_seconds(workloads: Workloads, candidate: Candidate) -> float:
-    return layer_s(terms_of(workloads.workload(candidate), H100.device, H100.nodes), H100.constants)
+    parts = part_terms(workloads.workload(candidate), H100.device, H100.nodes)
+    return part_times(parts, H100.constants).layer.seconds
 
 
 def test_a_slower_form_is_kept_that_fits_where_the_faster_one_does_not() -> None:

@@ -13,7 +13,8 @@ from dslpar.core.mesh import Mesh, Tensor
 from dslpar.forecast.constants import DEFAULT
 from dslpar.forecast.device import Device, device_named
 from dslpar.forecast.links import Group, Nodes, group_of, transfer
-from dslpar.forecast.step_time import StepTime, exposed_by_ring, step_time
+from dslpar.forecast.part_times import exposed_by_ring
+from dslpar.forecast.step_time import StepTime, step_time
 from dslpar.forecast.workload import Habits, Workload
 from dslpar.layout.chunks import Chunks
 from dslpar.layout.schedule import Schedule

@@ -17,8 +17,8 @@ import pytest
 from dslpar.core.mesh import Mesh, Tensor
 from dslpar.forecast import bubble
 from dslpar.forecast.device import GIB, device_named
+from dslpar.forecast.part_terms import Sent
 from dslpar.forecast.plan import Forecast, Machine, forecast
-from dslpar.forecast.step_time import Sent
 from dslpar.forecast.workload import workload_of
 from dslpar.layout.resolve import Job
 from dslpar.linter.check import load_text, resolve

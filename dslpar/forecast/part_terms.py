@@ -1,0 +1,204 @@
+"""What the parts of a model take on a rank, of one micro-batch, as far as no constant enters: kernels and collectives.
+
+    part_terms(workload, device, nodes).layer.forward
+
+Parts are those of `ModelCosts`: what comes before the layers, a layer, and the head with its loss. What they take does
+not depend on how many layers a stage has, nor on replicas, so it is kept with the costs: a search asks for the same
+with every pipeline and every stage of ZeRO.
+"""
+
+from __future__ import annotations
+
+from dslpar.core.frozen import frozen
+from dslpar.core.mesh import TENSOR_AXES
+from dslpar.core.named_tuple import NamedTuple
+from dslpar.forecast.device import Device
+from dslpar.forecast.kernels import Kernels, kernels_of
+from dslpar.forecast.links import NO_TRANSFER, Nodes, Transfer, group_of, transfer
+from dslpar.forecast.model_costs import Costs
+from dslpar.forecast.ring import LayerTraffic, Traffic
+from dslpar.forecast.workload import Workload
+
+WIDE_BYTES = 4
+"""Of an element of gradients that add up around a ring: float32."""
+HOST_BYTES_PER_S = 12e9
+"""Between a device and its host, where the optimizer's states or stored inputs are there."""
+
+
+class Sent(NamedTuple):
+    """Bytes that a rank sends along an axis."""
+
+    axis: str
+    across: bool
+    """Whether the axis leaves a node."""
+    num_bytes: float
+
+
+@frozen
+class PartTerms:
+    """The parts of a model on a machine, of one micro-batch."""
+
+    wide_tiles: bool
+    layer: Kernels
+    forward: tuple[Transfer, ...]
+    backward: tuple[Transfer, ...]
+    """Collectives of a layer."""
+    ring: tuple[Transfer, Transfer]
+    """One message of keys and values that go around a ring, and one of their gradients, which are in float32."""
+    ring_size: int
+    overlapped: bool
+    """Whether the collectives run in parts under its products."""
+    launches: int
+    """Ranks of a tensor group that share a node: hosts that wait for each other."""
+    blocking: bool
+    """Whether the host waits for messages between stages."""
+    recomputes: bool
+    recomputes_scores: bool
+    recomputed_part: Kernels | None
+    """What a layer computes once more for each part of the tokens: norm and MLP, of `mlp_chunks`."""
+    part_sent: tuple[Transfer, ...]
+    """And what it sends for that."""
+    offload_s: float
+    """A layer's stored input to the host and back, for as long as its device waits."""
+    launched: int
+    """Layers that `layer` stands for: 1, or all of a model whose layers differ."""
+    launch_ratio: float
+    """Kernels that a host launches for a layer, over those of one of ours."""
+    splits_backward: bool
+    head: Kernels
+    repeats_head: bool
+    """Whether the head runs again in the backward, for each of `loss_chunks`."""
+    first_sent: tuple[Transfer, ...]
+    last_sent: tuple[Transfer, ...]
+    """Collectives of the tables, and of the head and the loss."""
+    sent: tuple[Sent, ...]
+    """What a layer sends along each axis."""
+
+
+def part_terms(workload: Workload, device: Device, nodes: Nodes) -> PartTerms:
+    """Return what the parts take, of a workload whose device computes in the workload's type."""
+    habits, pipe = workload.habits, workload.chunks.pipe
+    recompute = workload.recompute, workload.interval, workload.offloads_inputs, workload.mlp_chunks
+    of_habits = habits.fused_attention, habits.launch_ratio, habits.blocking_messages and pipe > 1
+    key = device, nodes, workload.element_bytes, recompute, of_habits, workload.loss_chunks > 1, workload.schedule.split
+    return workload.costs.kept(key, lambda: _part_terms(workload, device, nodes))
+
+
+def _part_terms(workload: Workload, device: Device, nodes: Nodes) -> PartTerms:
+    habits, costs, size = workload.habits, workload.costs, workload.element_bytes
+    links = _Links(workload, device, nodes)
+    layer, head = _kernels(workload, device)
+    launched = max(1, len(costs.units))
+    recomputed_part: Kernels | None = None
+    part_sent: tuple[Transfer, ...] = ()
+    forward, backward = links.transfers(costs.layer.traffic)
+    ring = links.ring(costs.layer.traffic.forward)
+    sent = links.sent()
+    if workload.recompute == "full" and workload.mlp_chunks > 1:
+        recomputed_part = kernels_of(costs.mlp_part.work, device, fused=habits.fused_attention, element_bytes=size)
+        part_sent = links.transfers(costs.mlp_part.traffic)[0]
+        part_sent += links.of_each_part(costs.weights_of_parts, workload.mlp_chunks - 1)
+    ends = [links.transfers(end.traffic) for end in (costs.first, costs.last)]
+    return PartTerms(
+        wide_tiles=device.tile[1] > 128,
+        layer=layer,
+        forward=forward,
+        backward=backward,
+        ring=ring,
+        ring_size=workload.mesh.tensor.ring,
+        overlapped=workload.mesh.tensor.comm_overlap,
+        launches=group_of(workload.mesh, nodes, *TENSOR_AXES).inner,
+        blocking=habits.blocking_messages and workload.chunks.pipe > 1,
+        recomputes=workload.recompute == "full",
+        recomputes_scores=workload.recompute == "selective",
+        recomputed_part=recomputed_part,
+        part_sent=part_sent,
+        offload_s=launched * _offload_s(workload),
+        launched=launched,
+        launch_ratio=habits.launch_ratio,
+        splits_backward=workload.schedule.split,
+        head=head,
+        repeats_head=workload.loss_chunks > 1,
+        first_sent=ends[0][0] + ends[0][1],
+        last_sent=ends[1][0] + ends[1][1],
+        sent=sent,
+    )
+
+
+def _kernels(workload: Workload, device: Device) -> tuple[Kernels, Kernels]:
+    """Return the kernels of a layer, and of the head with the loss: the same ones however a layer is recomputed."""
+    costs, fused, size = workload.costs, workload.habits.fused_attention, workload.element_bytes
+
+    def kernels_of_part(part: Costs) -> Kernels:
+        return kernels_of(part.work, device, fused=fused, element_bytes=size)
+
+    key = "kernels", device, fused, size
+    return costs.kept(key, lambda: (kernels_of_part(costs.layer), kernels_of_part(costs.last)))
+
+
+def _offload_s(workload: Workload) -> float:
+    """Return what the stored inputs of recomputed groups take to the host and back, a layer."""
+    if workload.recompute != "full" or not workload.offloads_inputs:
+        return 0.0
+    num_bytes = 2 * workload.element_bytes * float(workload.costs.boundary)
+    return num_bytes / workload.interval / HOST_BYTES_PER_S
+
+
+class _Links:
+    """The groups of a cuboid on the links of a machine, and what a layer has sent so far."""
+
+    def __init__(self, workload: Workload, device: Device, nodes: Nodes) -> None:
+        self.workload, self.device, self.nodes = workload, device, nodes
+        self.sent_bytes: dict[str, float] = {}
+
+    def send(self, kind: str, axis: str, num_bytes: float, calls: float = 1.0, times: float = 1.0) -> Transfer:
+        """Return collectives of a kind on an axis, and count what they send, so many times."""
+        self.sent_bytes[axis] = self.sent_bytes.get(axis, 0.0) + num_bytes * times
+        group = group_of(self.workload.mesh, self.nodes, *axis.split())
+        return transfer(kind, group, self.device, self.nodes, num_bytes, calls)
+
+    def ring(self, forward: Traffic) -> tuple[Transfer, Transfer]:
+        """Return a message of keys and values, and one of their gradients."""
+        found = [key for key in forward if key[0] == "send"]
+        if not found:
+            return NO_TRANSFER, NO_TRANSFER
+        (key,) = found  # attention's, of one axis
+        elements, others = float(forward[key]) / float(forward.calls[key]), float(forward.calls[key])
+        # Keys go around in the forward and in the backward; their gradients once more than these, home.
+        keys = self.send(*key, self.workload.element_bytes * elements, 1.0, 2 * others)
+        home = max(1, len(self.workload.costs.units))
+        return keys, self.send(*key, WIDE_BYTES * elements, 1.0, others + home)
+
+    def transfers(self, traffic: LayerTraffic) -> tuple[tuple[Transfer, ...], tuple[Transfer, ...]]:
+        """Return the collectives of a layer, forward and backward, without a ring's.
+
+        Among all-reduces of a backward are those of vectors' gradients, which run once a step in truth: of no more
+        than the forward has over an axis the latency counts.
+        """
+        size, in_forward = self.workload.element_bytes, traffic.forward.calls
+        ways = []
+        for way in (traffic.forward, traffic.backward):
+            made = []
+            for key in way:
+                kind, axis = key
+                if kind == "send":
+                    continue
+                calls = way.calls[key]
+                if kind == "all_reduce" and way is traffic.backward:
+                    calls = min(calls, in_forward.get(key, 0))
+                made.append(self.send(kind, axis, size * float(way[key]), float(calls)))
+            ways.append(tuple(made))
+        return ways[0], ways[1]
+
+    def of_each_part(self, weights: LayerTraffic, more: int) -> tuple[Transfer, ...]:
+        """Return what weights send so many times more: each part gathers them and reduces their gradients by itself."""
+        forward, backward = self.transfers(weights * more)
+        return 3 * forward + backward  # the forward, the layer's that is computed again, and the part's
+
+    def sent(self) -> tuple[Sent, ...]:
+        """Return what was sent so far along each axis."""
+        mesh, nodes = self.workload.mesh, self.nodes
+        return tuple(
+            Sent(axis, group_of(mesh, nodes, *axis.split()).across, num_bytes)
+            for axis, num_bytes in self.sent_bytes.items()
+        )

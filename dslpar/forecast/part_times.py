@@ -1,0 +1,172 @@
+"""Time of the parts of a model, of one micro-batch on one rank: a layer, forward and backward, and both ends.
+
+    part_times(part_terms(workload, device, nodes), constants).layer.seconds
+
+A layer takes what its kernels (`dslpar.forecast.kernels`) and its collectives (`links`) take, or what its host needs to
+launch them all, whichever is longer; where both are close, a little more than either. What a ring sends is hidden under
+the blocks of attention, and with `comm_overlap` what a product sends under the product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import log2, sqrt
+
+from dslpar.core.named_tuple import NamedTuple
+from dslpar.forecast.constants import Constants
+from dslpar.forecast.kernels import attention_s, products_s
+from dslpar.forecast.part_terms import PartTerms
+
+BACKWARD_FUSED, BACKWARD_PLAIN = 2.5, 2.0
+"""Attention's backward over its forward: fused, it computes its scores again."""
+BACKWARD_ELEMENTWISE = 1.7
+RECOMPUTED_ELEMENTWISE = 0.3
+"""Of what lies between products, the share that selective recomputation repeats."""
+OVERLAP = 0.5
+"""With `comm_overlap`, the share of a layer's products under which collectives run; measured on few devices so far."""
+LEAST_EXPOSED = 0.3
+"""Of those collectives, the share that stays: their first and last parts."""
+
+
+class LayerTime(NamedTuple):
+    """One layer, forward and backward."""
+
+    seconds: float
+    kernels_s: float
+    collectives_s: float
+    backward_share: float
+    idle: float
+    """Idle time of a pipeline over that of one whose backward is whole."""
+
+
+class PartTimes(NamedTuple):
+    """The parts of a model, forward and backward."""
+
+    layer: LayerTime
+    head_s: float
+    """The head and the loss, without what they send."""
+    first_sent_s: float
+    last_sent_s: float
+    """Collectives of the tables, and of the head and the loss."""
+
+
+def part_times(terms: PartTerms, constants: Constants) -> PartTimes:
+    """Return what the parts take.
+
+    What they took last, and with which constants, is kept with the terms: a search asks with the same ones again and
+    again, for other pipelines and stages of ZeRO.
+    """
+    last: tuple[Constants, PartTimes] | None = vars(terms).get("_last_times")
+    if last is None or last[0] is not constants:
+        last = vars(terms)["_last_times"] = constants, _part_times(terms, constants)
+    return last[1]
+
+
+def _part_times(terms: PartTerms, constants: Constants) -> PartTimes:
+    wide, head = terms.wide_tiles, terms.head
+    head_s = products_s(head.forward, constants, wide) + products_s(head.backward, constants, wide)
+    if terms.repeats_head:
+        head_s += products_s(head.forward, constants, wide)
+    head_s += head.logits_s * constants.logit_bytes
+    ends_s = [sum([each.seconds(constants) for each in sent]) for sent in (terms.first_sent, terms.last_sent)]
+    return PartTimes(_layer_time(terms, constants), head_s, *ends_s)
+
+
+def _layer_time(terms: PartTerms, constants: Constants) -> LayerTime:
+    kernels, wide = terms.layer, terms.wide_tiles
+    scores_s = attention_s(kernels, constants, wide)
+    between_s = constants.elementwise_passes * kernels.elementwise_s
+    products = products_s(kernels.forward, constants, wide), products_s(kernels.backward, constants, wide)
+    forward_s = products[0] + scores_s + between_s
+    backward_s = products[1] + BACKWARD_ELEMENTWISE * between_s
+    backward_s += scores_s * (BACKWARD_FUSED if kernels.fused_s else BACKWARD_PLAIN)
+    kernels_s = forward_s + backward_s
+    sent_s = [sum([each.seconds(constants) for each in way]) for way in (terms.forward, terms.backward)]
+    if terms.overlapped:
+        sent_s = [max(LEAST_EXPOSED * s, s - OVERLAP * under) for s, under in zip(sent_s, products, strict=True)]
+    if terms.ring_size > 1:
+        blocks_s = scores_s, scores_s * (BACKWARD_FUSED if kernels.fused_s else BACKWARD_PLAIN)
+        messages_s = [each.seconds(constants) for each in terms.ring]
+        num_blocks = terms.ring_size * terms.launched
+        exposed = exposed_by_ring(messages_s, [each / num_blocks for each in blocks_s], terms.ring_size)
+        sent_s = [s + terms.launched * more for s, more in zip(sent_s, exposed, strict=True)]
+    host_s = _launches_s(terms, constants)
+    again_s = sent_again_s = host_again_s = 0.0
+    if terms.recomputes:
+        again_s, sent_again_s, host_again_s = forward_s, sent_s[0], host_s[0]
+    elif terms.recomputes_scores:
+        again_s = scores_s + RECOMPUTED_ELEMENTWISE * between_s
+    if terms.recomputed_part is not None:
+        part = terms.recomputed_part
+        again_s += products_s(part.forward, constants, wide) + constants.elementwise_passes * part.elementwise_s
+        sent_again_s += sum([each.seconds(constants) for each in terms.part_sent])
+        host_again_s += constants.collective_launch_s * sum([each.calls for each in terms.part_sent])
+    forward = forward_s + sent_s[0], host_s[0]
+    own = backward_s + sent_s[1], host_s[1]
+    repeated = again_s + sent_again_s, host_again_s
+    if terms.blocking:
+        # Between a forward and a backward the host waits for a message, and loses what it was ahead.
+        (in_forward,), (in_backward, in_repeats) = _elapsed(forward), _elapsed(own, repeated)
+    else:
+        in_forward, in_backward, in_repeats = _elapsed(forward, own, repeated)
+    repeats = in_repeats + terms.offload_s
+    seconds = in_forward + in_backward + repeats
+    idle = 1.0
+    if terms.splits_backward:
+        # As `Schedule.bubble`: B and W are halves of what is not computed again.
+        weights = in_backward / 2
+        inputs = weights + repeats
+        idle = max(inputs, in_forward + inputs - weights) / seconds
+    return LayerTime(seconds, kernels_s + again_s, sum(sent_s) + sent_again_s, (in_backward + repeats) / seconds, idle)
+
+
+def _launches_s(terms: PartTerms, constants: Constants) -> tuple[float, float]:
+    """Return what a host needs to launch a layer, forward and backward: kernels, collectives, a ring's messages.
+
+    Not what a ring's further blocks need, nor what ZeRO sends in each micro-batch.
+    """
+    slower = 1.0
+    if terms.launches > 1:
+        slower += constants.tensor_launch * (terms.launches - 1) ** 2
+        if terms.blocking:
+            slower *= 1 + constants.blocking_launch * log2(terms.launches)
+    kernels_s = constants.layer_launch_s * terms.launched * terms.launch_ratio
+    calls = [sum([each.calls for each in way]) for way in (terms.forward, terms.backward)]
+    # Keys go around twice, and their gradients once, home in one message more.
+    others = (terms.ring_size - 1) * terms.launched
+    forward_calls, backward_calls = calls[0] + others, calls[1] + (2 * others + terms.launched if others else 0)
+    return (
+        slower * (kernels_s + forward_calls * constants.collective_launch_s),
+        slower * (kernels_s * constants.backward_launch + backward_calls * constants.collective_launch_s),
+    )
+
+
+def exposed_by_ring(messages_s: Sequence[float], blocks_s: Sequence[float], size: int) -> tuple[float, float]:
+    """Return by how much a ring's messages make attention longer, forward and backward.
+
+    `messages_s` are one of keys and one of gradients, `blocks_s` one block's forward and backward. While a forward's
+    block is computed the next one's keys arrive. In the backward gradients follow one block later, along the same link,
+    and the last ones come home when nothing is left to compute.
+    """
+    key_s, gradient_s = messages_s
+    forward, backward = blocks_s
+    between = (size - 2) * max(0.0, key_s + gradient_s - backward)
+    ends = max(0.0, key_s - backward) + max(0.0, gradient_s - backward) + gradient_s
+    return (size - 1) * max(0.0, key_s - forward), between + ends
+
+
+def _elapsed(*parts: tuple[float, float]) -> list[float]:
+    """Return what each part takes of what runs on, from what its device and its host need for it.
+
+    What the host has gained where the device had much to do, it may lose where there was little: their sums count.
+    Where the device rules, time is shared as its own is; where the host does, as the host's.
+    """
+    device_s, host_s = map(sum, zip(*parts, strict=True))
+    by_device, by_host = device_s**7, host_s**7
+    longer = either(device_s, host_s) / (device_s * by_device + host_s * by_host)
+    return [longer * (on_device * by_device + on_host * by_host) for on_device, on_host in parts]
+
+
+def either(one: float, other: float) -> float:
+    """Return the longer of two times; more where they are close: which hides which varies from kernel to kernel."""
+    return sqrt(sqrt(sqrt(one**8 + other**8)))
