@@ -108,7 +108,14 @@ def is_frozen(value: object) -> bool:
 def replace(value: Value, **changes: object) -> Value:
     """Return a copy of a frozen value with other values of some fields."""
     cls = type(value)
-    return cls(**dict(zip(_layout_of(cls).names, _values(value), strict=True)) | changes)
+    layout = _layout_of(cls)
+    if not changes.keys() <= layout.known:
+        return cls(**changes)  # which says what is wrong
+    made, held = object.__new__(cls), value.__dict__
+    made.__dict__.update({name: held[name] for name in layout.names}, **changes)
+    if layout.has_check:
+        made.__post_init__()  # type: ignore[attr-defined]
+    return made
 
 
 class _Layout(NamedTuple):

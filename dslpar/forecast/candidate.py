@@ -99,10 +99,10 @@ class Workloads:
         assert base is not None, "a model whose costs are known"
         self.job, self.base, self.own, self.per_node = job, base, candidate_of(job), per_node
         self._cuboids: dict[tuple[TensorParallel, ContextParallel | None], Tensor] = {}
-        self._costs: dict[tuple[Tensor, int], ModelCosts | None] = {}
+        self._costs: dict[Tensor, dict[int, ModelCosts | None]] = {}
         self._counts: dict[tuple[int, int], tuple[int, ...]] = {}
         self._habits: dict[int, Habits] = {}
-        self._last: tuple[tuple[Tensor, int, int], Workload] | None = None
+        self._last: tuple[object, Workload] | None = None
 
     def cuboid(self, tensor: TensorParallel, context: ContextParallel | None) -> Tensor:
         """Return the cuboid of ranks of both."""
@@ -137,19 +137,29 @@ class Workloads:
 
     def workload(self, candidate: Candidate) -> Workload:
         """Return what a candidate computes, holds and sends."""
-        pipe, micro_size = candidate.pipe, candidate.micro_size
-        cuboid = self.cuboid(candidate.tensor, candidate.context)
-        shape = self._shape(with_zero(cuboid, self.job.spec.model, candidate.zero, pipe), pipe, micro_size)
-        micro_batches = self.job.batch.global_size // (shape.mesh.data * micro_size)
+        alike, micro_size = self._alike(candidate), candidate.micro_size
+        micro_batches = self.job.batch.global_size // (alike.mesh.data * micro_size)
         return replace(
-            shape,
-            counts=self.counts(candidate),
-            schedule=Schedule(Chunks(pipe, candidate.chunks), micro_batches, candidate.split),
-            zero=candidate.zero,
-            habits=self._habits_at(candidate.zero),
+            alike,
+            known_costs=self.costs_of(alike.mesh.tensor, micro_size),
+            micro_size=micro_size,
+            schedule=Schedule(Chunks(candidate.pipe, candidate.chunks), micro_batches, candidate.split),
             recompute="full" if candidate.interval else "none",
             interval=candidate.interval or 1,
         )
+
+    def _alike(self, candidate: Candidate) -> Workload:
+        """Return the workload of some micro-batches and recomputation: candidates of one come one after the other."""
+        pipe, zero = candidate.pipe, candidate.zero
+        key = candidate.tensor, candidate.context, pipe, candidate.chunks, zero
+        if self._last is None or self._last[0] != key:
+            job = self.job
+            cuboid = with_zero(self.cuboid(candidate.tensor, candidate.context), job.spec.model, zero, pipe)
+            data = job.mesh.world_size // (pipe * cuboid.size)
+            mesh = Mesh(pipe=pipe, data=data, tensor=cuboid, order=job.mesh.order)
+            habits = self._habits_at(zero)
+            self._last = key, replace(self.base, mesh=mesh, counts=self.counts(candidate), zero=zero, habits=habits)
+        return self._last[1]
 
     def _habits_at(self, zero: int) -> Habits:
         """Return what DeepSpeed and dslpar do at a stage of ZeRO."""
@@ -158,24 +168,12 @@ class Workloads:
             self._habits[zero] = habits_of(replace(spec, zero=replace(spec.zero, stage=zero)))
         return self._habits[zero]
 
-    def _shape(self, cuboid: Tensor, pipe: int, micro_size: int) -> Workload:
-        """Return a workload of some shape, of any schedule: candidates of one shape come one after the other."""
-        key = cuboid, pipe, micro_size
-        if self._last is None or self._last[0] != key:
-            job = self.job
-            data = job.mesh.world_size // (pipe * cuboid.size)
-            mesh = Mesh(pipe=pipe, data=data, tensor=cuboid, order=job.mesh.order)
-            costs = self.costs_of(cuboid, micro_size)
-            made = replace(self.base, mesh=mesh, micro_size=micro_size, known_costs=costs)
-            self._last = key, made
-        return self._last[1]
-
     def costs_of(self, cuboid: Tensor, micro_size: int) -> ModelCosts | None:
         """Return what the model costs a rank; None where its layers cannot be cut so."""
-        key = cuboid, micro_size
-        if key not in self._costs:
-            self._costs[key] = self._find_costs(cuboid, micro_size)
-        return self._costs[key]
+        known = self._costs.setdefault(cuboid, {})
+        if micro_size not in known:
+            known[micro_size] = self._find_costs(cuboid, micro_size)
+        return known[micro_size]
 
 
 # The words of a command line ---------------------------------------------------------------------------------------

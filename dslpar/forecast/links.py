@@ -63,11 +63,14 @@ def group_of(mesh: Mesh, nodes: Nodes, *axes: str) -> Group:
     """
     size = inner = 1
     per_node, tensor = nodes.per_node, mesh.tensor
-    neighbour = mesh.strides["d"]
-    sizes = {**mesh.sizes, "ulysses": tensor.ulysses, "ring": tensor.ring}
-    strides = {**mesh.strides, "ulysses": neighbour, "ring": neighbour * tensor.ulysses}
     for axis in axes:
-        length, room = sizes[axis], per_node // strides[axis]
+        if axis == "ulysses":
+            length, stride = tensor.ulysses, mesh.strides["d"]
+        elif axis == "ring":
+            length, stride = tensor.ring, mesh.strides["d"] * tensor.ulysses
+        else:
+            length, stride = mesh.sizes[axis], mesh.strides[axis]
+        room = per_node // stride
         size *= length
         if room > 1:
             inner *= length if length < room else room

@@ -144,20 +144,6 @@ def states(workload: Workload, pipe_rank: int) -> States:
     return _offloaded(found, owner, workload.zero, buckets) if habits.offloads_optimizer and workload.zero else found
 
 
-class StatesOf:
-    """`states` of workloads that differ in micro-batches, recomputation and schedule alone, each made once."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[int, bool], States] = {}
-
-    def __call__(self, workload: Workload, pipe_rank: int) -> States:
-        """Return what a rank of the pipeline holds."""
-        key = pipe_rank, workload.micro_batches > 1  # of micro-batches only whether gradients add up matters
-        if key not in self._known:
-            self._known[key] = states(workload, pipe_rank)
-        return self._known[key]
-
-
 def owner_of(workload: Workload, pipe_rank: int) -> Owner:
     """Return the weights that a rank of the pipeline holds."""
     costs, q = workload.costs, workload.mesh.tensor.q

@@ -20,8 +20,7 @@ from dslpar.forecast.constants import DEFAULT, ERROR, Constants, Error
 from dslpar.forecast.device import Device
 from dslpar.forecast.family import flops_per_token
 from dslpar.forecast.links import Nodes
-from dslpar.forecast.model_states import StatesOf
-from dslpar.forecast.stage_memory import StageMemory, stage_memory
+from dslpar.forecast.stage_memory import AtRest, StageMemory, at_rest, stage_memory
 from dslpar.forecast.step_time import StepTime, step_time
 from dslpar.forecast.workload import Workload
 
@@ -121,20 +120,37 @@ def forecast(workload: Workload, machine: Machine) -> Forecast:
     return Forecast(workload=workload, machine=machine, memory=memory)
 
 
-def forecast_if_it_fits(workload: Workload, machine: Machine, states_of: StatesOf | None = None) -> Forecast | None:
-    """Return the same of a workload that fits, judged by the ranks that mostly need the most memory; else None.
+class Alike:
+    """Workloads that differ in micro-batches, recomputation and the kind of schedule alone: which of them fit.
 
-    They are the first, which has the most in flight, the last, which has the head, and the one with the most layers.
-    `states_of` knows states of workloads before.
+    They are judged by the ranks that mostly need the most memory: the first, which has the most in flight, the last,
+    which has the head, and the one with the most layers.
     """
-    pipe, counts, chunks = workload.chunks.pipe, workload.counts, workload.chunks
-    ranks = [0]
-    if pipe > 1:
-        layers = [sum(counts[rank::pipe]) for rank in range(pipe)] if chunks.num > 1 else list(counts)
-        ranks = sorted({0, layers.index(max(layers)), pipe - 1})
-    most, memory = TIGHT * machine.device.memory_bytes, []
-    for rank in ranks:
-        memory.append(stage_memory(workload, rank, states_of and states_of(workload, rank)))
-        if memory[-1].total > most:
-            return None
-    return Forecast(workload=workload, machine=machine, memory=tuple(memory))
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine, self._most = machine, TIGHT * machine.device.memory_bytes
+        self._ranks: list[int] = []
+        self._resting: dict[tuple[int, bool], AtRest] = {}
+
+    def forecast_if_it_fits(self, workload: Workload) -> Forecast | None:
+        """Return what it needs and takes; None if it does not fit."""
+        self._ranks = self._ranks or _fullest_ranks(workload)
+        memory = []
+        for rank in self._ranks:
+            memory.append(stage_memory(workload, rank, self._at_rest(workload, rank)))
+            if memory[-1].total > self._most:
+                return None
+        return Forecast(workload=workload, machine=self.machine, memory=tuple(memory))
+
+    def _at_rest(self, workload: Workload, rank: int) -> AtRest:
+        key = rank, workload.micro_batches > 1  # of micro-batches only whether gradients add up matters
+        if key not in self._resting:
+            self._resting[key] = at_rest(workload, rank)
+        return self._resting[key]
+
+
+def _fullest_ranks(workload: Workload) -> list[int]:
+    pipe, layers = workload.chunks.pipe, workload.counts
+    if workload.chunks.num > 1:
+        layers = tuple(sum(layers[rank::pipe]) for rank in range(pipe))
+    return sorted({0, layers.index(max(layers)), pipe - 1})

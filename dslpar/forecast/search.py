@@ -21,10 +21,9 @@ from fractions import Fraction
 from dslpar.core.frozen import frozen, replace
 from dslpar.core.mesh import Tensor
 from dslpar.forecast.candidate import NO_TENSOR, Candidate, Workloads, is_of_libai
-from dslpar.forecast.model_states import StatesOf
 from dslpar.forecast.part_terms import part_terms
 from dslpar.forecast.part_times import part_times
-from dslpar.forecast.plan import Forecast, Machine, forecast, forecast_if_it_fits
+from dslpar.forecast.plan import Alike, Forecast, Machine, forecast
 from dslpar.layout.divisors import divisors, least_micro_size
 from dslpar.layout.family import conditions, is_chain, splits_sequences
 from dslpar.layout.modes import MODES, combines, context_forms
@@ -100,12 +99,12 @@ def search(workloads: Workloads, machine: Machine, pins: Pins = anything) -> Fou
     tight: set[tuple[object, ...]] = set()
     """Shapes that do not fit in the fastest form of context parallelism, however small the micro-batch."""
     for growing in forms.fastest_first(_series(workloads, pins), tight):
-        states_of = StatesOf()
+        alike = Alike(machine)
         for alternatives in growing:
             made = None
             for candidate in alternatives:  # the first that fits is the fastest
                 tried += 1
-                made = forecast_if_it_fits(workloads.workload(candidate), machine, states_of)
+                made = alike.forecast_if_it_fits(workloads.workload(candidate))
                 if made is not None:
                     fitting.append(Option(candidate=candidate, forecast=made))
                     break

@@ -73,38 +73,55 @@ class StageMemory(NamedTuple):
         return self.allocated + self.fragmentation + self.outside
 
 
-def stage_memory(workload: Workload, pipe_rank: int, held: States | None = None) -> StageMemory:
-    """Return what a rank of the pipeline holds at its fullest moment; `held`: its `states`, where they are known."""
-    if held is None:
-        held = states(workload, pipe_rank)
-    needed = activations(workload, pipe_rank)
-    parts = max(_backward(workload, held, needed), _reduction(held), _step(held), key=lambda each: sum(each[1:]))
+_Parts = tuple[Moment, float, float, float, float, float]
+"""A moment; gradients, saved activations, those of the running layer, logits, and buffers, that are there then."""
+
+
+def _total(parts: _Parts) -> float:
+    return sum(parts[1:])
+
+
+class AtRest(NamedTuple):
+    """What a rank holds whatever its activations are: the same for all sizes of micro-batches, if there are several."""
+
+    held: States
+    fullest: _Parts
+    """The fuller one of the moments without activations."""
+    outside: float
+
+
+def at_rest(workload: Workload, pipe_rank: int) -> AtRest:
+    """Return what a rank of the pipeline holds beside activations."""
+    held = states(workload, pipe_rank)
+    fullest = max(_reduction(held), _step(held), key=_total)
+    return AtRest(held, fullest, CONTEXT + COMMUNICATOR * num_communicators(workload.mesh))
+
+
+def stage_memory(workload: Workload, pipe_rank: int, resting: AtRest | None = None) -> StageMemory:
+    """Return what a rank of the pipeline holds at its fullest moment; `resting`: what is known of it before."""
+    held, without, outside = resting or at_rest(workload, pipe_rank)
+    parts = max(_backward(workload, held, activations(workload, pipe_rank)), without, key=_total)
     moment, gradients, saved, working, logits, buffers = parts
-    optimizer, constant = held.optimizer + held.masters, held.allocated + held.constant
     come_and_go = gradients + saved + working + logits + buffers
     return StageMemory(
         pipe_rank=pipe_rank,
         moment=moment,
         weights=held.weights,
         gradients=held.allocated + gradients,
-        optimizer=optimizer,
+        optimizer=held.optimizer + held.masters,
         masters=held.masters,
         activations=saved + working,
         working=working,
         logits=logits,
         buffers=held.constant + buffers,
-        fragmentation=FRAGMENTATION * (come_and_go + constant),
-        outside=CONTEXT + COMMUNICATOR * num_communicators(workload.mesh),
+        fragmentation=FRAGMENTATION * (come_and_go + (held.allocated + held.constant)),
+        outside=outside,
     )
 
 
 def binding(workload: Workload) -> StageMemory:
     """Return the memory of the rank of the pipeline that needs the most."""
     return max((stage_memory(workload, rank) for rank in range(workload.mesh.pipe)), key=lambda each: each.total)
-
-
-_Parts = tuple[Moment, float, float, float, float, float]
-"""A moment; gradients, saved activations, those of the running layer, logits, and buffers, that are there then."""
 
 
 def _backward(workload: Workload, held: States, needed: Activations) -> _Parts:
@@ -119,7 +136,7 @@ def _backward(workload: Workload, held: States, needed: Activations) -> _Parts:
     for done, buffers in held.rises:
         gradients = held.gradients if done or held.at_once else at_loss
         moments.append(("backward", gradients, saved - done * needed.first, *layer, buffers))
-    return max(moments, key=lambda each: sum(each[1:]))
+    return max(moments, key=_total)
 
 
 def _reduction(held: States) -> _Parts:
