@@ -110,7 +110,11 @@ def _parts(workload: Workload) -> _Parts:
     again = workload.recompute, min(workload.interval, max(workload.counts)), workload.mlp_chunks
     of_habits = habits.fused_attention, habits.fused_norms, habits.logit_bytes
     key = "activations", workload.dtype, again, of_habits, workload.loss_chunks, workload.mesh.pipe > 1
-    return workload.costs.kept(key, lambda: _make_parts(workload))
+    kept = workload.costs.kept
+    if key not in kept:
+        kept[key] = _make_parts(workload)
+    found: _Parts = kept[key]
+    return found
 
 
 def _make_parts(workload: Workload) -> _Parts:

@@ -7,17 +7,15 @@ has its own costs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from functools import cached_property
-from typing import TypeVar
+from typing import Any
 
 from dslpar.core.frozen import frozen
 from dslpar.forecast.flops import Flops
 from dslpar.forecast.memory import LayerMemory, Saved
 from dslpar.forecast.ring import LayerTraffic, Number
 from dslpar.forecast.work import Work
-
-Made = TypeVar("Made")
 
 
 @frozen
@@ -68,12 +66,10 @@ class ModelCosts:
     flops: Flops | None = None
     """Of a token, where only a trace tells."""
 
-    def kept(self, key: Hashable, make: Callable[[], Made]) -> Made:
-        """Return what was made of these costs under this key, or make it now: candidates of a search share costs."""
-        kept: dict[Hashable, Made] = vars(self).setdefault("_kept", {})
-        if key not in kept:
-            kept[key] = make()
-        return kept[key]
+    @cached_property
+    def kept(self) -> dict[Hashable, Any]:
+        """What was made of these costs, under keys of those who made it: candidates of a search share costs."""
+        return {}
 
     @cached_property
     def shares(self) -> tuple[float, ...]:

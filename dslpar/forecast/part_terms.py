@@ -15,7 +15,6 @@ from dslpar.core.named_tuple import NamedTuple
 from dslpar.forecast.device import Device
 from dslpar.forecast.kernels import Kernels, kernels_of
 from dslpar.forecast.links import NO_TRANSFER, Nodes, Transfer, group_of, transfer
-from dslpar.forecast.model_costs import Costs
 from dslpar.forecast.ring import LayerTraffic, Traffic
 from dslpar.forecast.workload import Workload
 
@@ -77,11 +76,15 @@ class PartTerms:
 
 def part_terms(workload: Workload, device: Device, nodes: Nodes) -> PartTerms:
     """Return what the parts take, of a workload whose device computes in the workload's type."""
-    habits, pipe = workload.habits, workload.chunks.pipe
-    recompute = workload.recompute, workload.interval, workload.offloads_inputs, workload.mlp_chunks
-    of_habits = habits.fused_attention, habits.launch_ratio, habits.blocking_messages and pipe > 1
-    key = device, nodes, workload.element_bytes, recompute, of_habits, workload.loss_chunks > 1, workload.schedule.split
-    return workload.costs.kept(key, lambda: _part_terms(workload, device, nodes))
+    habits = workload.habits
+    again = workload.recompute, workload.interval, workload.offloads_inputs, workload.mlp_chunks
+    of_habits = habits.fused_attention, habits.launch_ratio, habits.blocking_messages and workload.chunks.pipe > 1
+    key = "parts", workload.dtype, again, of_habits, workload.loss_chunks > 1, workload.schedule.split
+    kept = workload.costs.kept
+    if key not in kept or kept[key][:2] != (device, nodes):
+        kept[key] = device, nodes, _part_terms(workload, device, nodes)
+    found: PartTerms = kept[key][2]
+    return found
 
 
 def _part_terms(workload: Workload, device: Device, nodes: Nodes) -> PartTerms:
@@ -128,12 +131,14 @@ def _part_terms(workload: Workload, device: Device, nodes: Nodes) -> PartTerms:
 def _kernels(workload: Workload, device: Device) -> tuple[Kernels, Kernels]:
     """Return the kernels of a layer, and of the head with the loss: the same ones however a layer is recomputed."""
     costs, fused, size = workload.costs, workload.habits.fused_attention, workload.element_bytes
-
-    def kernels_of_part(part: Costs) -> Kernels:
-        return kernels_of(part.work, device, fused=fused, element_bytes=size)
-
     key = "kernels", device, fused, size
-    return costs.kept(key, lambda: (kernels_of_part(costs.layer), kernels_of_part(costs.last)))
+    if key not in costs.kept:
+        layer, head = (
+            kernels_of(each.work, device, fused=fused, element_bytes=size) for each in (costs.layer, costs.last)
+        )
+        costs.kept[key] = layer, head
+    found: tuple[Kernels, Kernels] = costs.kept[key]
+    return found
 
 
 def _offload_s(workload: Workload) -> float:

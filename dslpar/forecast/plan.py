@@ -21,7 +21,7 @@ from dslpar.forecast.device import Device
 from dslpar.forecast.family import flops_per_token
 from dslpar.forecast.links import Nodes
 from dslpar.forecast.stage_memory import AtRest, StageMemory, at_rest, stage_memory
-from dslpar.forecast.step_time import StepTime, step_time
+from dslpar.forecast.step_time import ReplicaTerms, StepTime, replica_terms, step_time
 from dslpar.forecast.workload import Workload
 
 Verdict = Literal["fits", "tight", "does not fit"]
@@ -54,11 +54,14 @@ class Forecast:
     machine: Machine
     memory: tuple[StageMemory, ...]
     """Of each rank of the pipeline that was asked for; the others of its stage hold as much."""
+    replicas: ReplicaTerms | None = None
+    """What they send, where it was known before."""
 
     @cached_property
     def time(self) -> StepTime:
         """What a step takes."""
-        return step_time(self.workload, self._device, self.machine.nodes, self.machine.constants)
+        machine = self.machine
+        return step_time(self.workload, self._device, machine.nodes, machine.constants, self.replicas)
 
     @property
     def _device(self) -> Device:
@@ -131,6 +134,7 @@ class Alike:
         self.machine, self._most = machine, TIGHT * machine.device.memory_bytes
         self._ranks: list[int] = []
         self._resting: dict[tuple[int, bool], AtRest] = {}
+        self._replicas: ReplicaTerms | None = None
 
     def forecast_if_it_fits(self, workload: Workload) -> Forecast | None:
         """Return what it needs and takes; None if it does not fit."""
@@ -140,7 +144,10 @@ class Alike:
             memory.append(stage_memory(workload, rank, self._at_rest(workload, rank)))
             if memory[-1].total > self._most:
                 return None
-        return Forecast(workload=workload, machine=self.machine, memory=tuple(memory))
+        if self._replicas is None:
+            device = self.machine.device.computing_in(workload.dtype)
+            self._replicas = replica_terms(workload, device, self.machine.nodes)
+        return Forecast(workload=workload, machine=self.machine, memory=tuple(memory), replicas=self._replicas)
 
     def _at_rest(self, workload: Workload, rank: int) -> AtRest:
         key = rank, workload.micro_batches > 1  # of micro-batches only whether gradients add up matters

@@ -22,8 +22,6 @@ do it once a run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from dslpar.core.frozen import frozen
 from dslpar.core.named_tuple import NamedTuple
 from dslpar.forecast.constants import DEFAULT, Constants
@@ -63,8 +61,12 @@ class StepTime:
     """What nothing else explains."""
     bubble: float
     """Idle time of the busiest rank over its busy time."""
-    sent: tuple[Sent, ...]
-    """By axis."""
+    terms: Terms
+
+    @property
+    def sent(self) -> tuple[Sent, ...]:
+        """What a rank of the busiest stage sends along each axis."""
+        return self.terms.sent
 
 
 class Terms(NamedTuple):
@@ -79,93 +81,104 @@ class Terms(NamedTuple):
     """One of those between two stages."""
     num_messages: int
     """That a micro-batch waits for, one after the other, in a step."""
-    each_micro_batch: tuple[Transfer, ...]
-    """Of ZeRO 2 and 3."""
-    reduction: Transfer
+    replicas: ReplicaTerms
     overlaps_reduction: bool
-    gather: Transfer
     overlaps_gather: bool
     fused_optimizer: bool
-    stepped_s: float
-    """One byte of each weight that the rank steps, through memory."""
     offloaded_s: float
     """Gradients and weights to the host and back."""
-    sent: tuple[Sent, ...]
-    """By the busiest rank in a step."""
+    message_sent: tuple[Sent, ...]
+    """All messages of a step."""
+
+    @property
+    def sent(self) -> tuple[Sent, ...]:
+        """What a rank of the busiest stage sends in a step along each axis: it may be a layer's and replicas' too."""
+        num_layers, replicas = max(self.layers), self.replicas
+        parts = (
+            (self.parts.sent, num_layers * self.micro_batches),
+            (replicas.sent_each, self.micro_batches),
+            (replicas.sent_once, 1),
+            (self.message_sent, 1),
+        )
+        found: dict[str, Sent] = {}
+        for part, times in parts:
+            for axis, across, num_bytes in part:
+                if num_bytes:
+                    before = found[axis].num_bytes if axis in found else 0.0
+                    found[axis] = Sent(axis, across, before + num_bytes * times)
+        return tuple(found.values())
 
 
-def step_time(workload: Workload, device: Device, nodes: Nodes, constants: Constants = DEFAULT) -> StepTime:
-    """Return how long a step takes."""
-    return time_of(terms_of(workload, device, nodes), constants)
+def step_time(
+    workload: Workload,
+    device: Device,
+    nodes: Nodes,
+    constants: Constants = DEFAULT,
+    replicas: ReplicaTerms | None = None,
+) -> StepTime:
+    """Return how long a step takes; `replicas`: what they send, where that is known before."""
+    return time_of(terms_of(workload, device, nodes, replicas), constants)
 
 
 # Terms ------------------------------------------------------------------------------------------------------------
 
 
-def terms_of(workload: Workload, device: Device, nodes: Nodes) -> Terms:
+def terms_of(workload: Workload, device: Device, nodes: Nodes, replicas: ReplicaTerms | None = None) -> Terms:
     """Return all of a step's time that no constant enters."""
     habits, chunks = workload.habits, workload.chunks
     pipe, micro_batches = chunks.pipe, workload.micro_batches
-    parts, layers = part_terms(workload, device, nodes), workload.layers_on_ranks
-    data = _data(workload, device, nodes)
-    message, sent_to_next = _message(workload, device, nodes) if pipe > 1 else (NO_TRANSFER, ())
-    times = max(layers) * micro_batches
-    to_host = data.stepped * (4 + workload.element_bytes) if habits.offloads_optimizer else 0.0
-    of_layers = [Sent(axis, across, num_bytes * times) for axis, across, num_bytes in parts.sent]
+    if replicas is None:
+        replicas = replica_terms(workload, device, nodes)
+    message, message_sent = _message(workload, device, nodes) if pipe > 1 else (NO_TRANSFER, ())
+    to_host = replicas.stepped * (4 + workload.element_bytes) if habits.offloads_optimizer else 0.0
     return Terms(
-        parts=parts,
-        layers=layers,
+        parts=part_terms(workload, device, nodes),
+        layers=workload.layers_on_ranks,
         micro_batches=micro_batches,
         chunks=chunks.num,
         message=message,
         num_messages=2 * (micro_batches * chunks.num + pipe - 1) if pipe > 1 else 0,
-        each_micro_batch=data.each_micro_batch,
-        reduction=data.reduction,
+        replicas=replicas,
         overlaps_reduction=habits.overlaps_reduction,
-        gather=data.gather,
         overlaps_gather=habits.overlaps_gather,
         fused_optimizer=habits.fused_optimizer,
-        stepped_s=data.stepped / (device.hbm_gb_per_s * 1e9),
         offloaded_s=to_host / HOST_BYTES_PER_S,
-        sent=_by_axis([*of_layers, *data.sent, *sent_to_next]),
+        message_sent=message_sent,
     )
 
 
-def _by_axis(sent: Iterable[Sent]) -> tuple[Sent, ...]:
-    """Add up what is sent along each axis; an axis may be a layer's and replicas' too."""
-    found: dict[str, Sent] = {}
-    for each in sent:
-        if each.num_bytes:
-            before = found[each.axis].num_bytes if each.axis in found else 0.0
-            found[each.axis] = each._replace(num_bytes=before + each.num_bytes)
-    return tuple(found.values())
-
-
-class _Data(NamedTuple):
-    """What replicas send, by the stage of ZeRO."""
+class ReplicaTerms(NamedTuple):
+    """What ranks that hold the same weights send, by the stage of ZeRO, and step: it knows no micro-batches."""
 
     each_micro_batch: tuple[Transfer, ...]
+    """Of ZeRO 2 and 3."""
     reduction: Transfer
     gather: Transfer
     stepped: float
     """Weights that a rank steps."""
-    sent: tuple[Sent, ...] = ()
+    stepped_s: float
+    """One byte of each of them, through memory."""
+    sent_each: tuple[Sent, ...] = ()
+    """In each micro-batch."""
+    sent_once: tuple[Sent, ...] = ()
     """In a step."""
 
 
-def _data(workload: Workload, device: Device, nodes: Nodes) -> _Data:
-    """Return what ranks that hold the same weights send: those of the first stage or of the last, the most of both."""
+def replica_terms(workload: Workload, device: Device, nodes: Nodes) -> ReplicaTerms:
+    """Return what replicas send: those of the first stage or of the last, the most of both."""
     mesh, zero, habits = workload.mesh, workload.zero, workload.habits
     axes = [each for each in mesh.zero_axes if mesh.sizes[each] > 1] or ["data"]
     group = group_of(mesh, nodes, *axes)
     replicas, pipe_ranks = group.size, {0, workload.chunks.pipe - 1}
     trained = max(map(workload.trained, pipe_ranks))
+    memory_per_s = device.hbm_gb_per_s * 1e9
     if replicas == 1:
-        return _Data((), NO_TRANSFER, NO_TRANSFER, trained)
-    sent = []
+        return ReplicaTerms((), NO_TRANSFER, NO_TRANSFER, trained, trained / memory_per_s)
+    sent_each: list[Sent] = []
+    sent_once: list[Sent] = []
 
-    def send(kind: str, num_bytes: float, calls: float = 1.0, times: int = 1) -> Transfer:
-        sent.append(Sent(" ".join(axes), group.across, num_bytes * times))
+    def send(to: list[Sent], kind: str, num_bytes: float, calls: float = 1.0) -> Transfer:
+        to.append(Sent(" ".join(axes), group.across, num_bytes))
         return transfer(kind, group, device, nodes, num_bytes, calls)
 
     # ZeRO 3 gathers what is frozen as well.
@@ -175,14 +188,15 @@ def _data(workload: Workload, device: Device, nodes: Nodes) -> _Data:
     each: tuple[Transfer, ...] = ()
     reduction = gather = NO_TRANSFER
     if zero >= 2:
-        each += (send("reduce_scatter", gradient_bytes, times=workload.micro_batches),)
+        each += (send(sent_each, "reduce_scatter", gradient_bytes),)
     else:
-        reduction = send("all_reduce", 2 * gradient_bytes)
+        reduction = send(sent_once, "all_reduce", 2 * gradient_bytes)
     if zero == 3:
-        each += (send("all_gather", 2 * weight_bytes, 2, times=workload.micro_batches),)
+        each += (send(sent_each, "all_gather", 2 * weight_bytes, 2),)
     elif zero:
-        gather = send("all_gather", weight_bytes)
-    return _Data(each, reduction, gather, trained / replicas if zero else trained, tuple(sent))
+        gather = send(sent_once, "all_gather", weight_bytes)
+    stepped = trained / replicas if zero else trained
+    return ReplicaTerms(each, reduction, gather, stepped, stepped / memory_per_s, tuple(sent_each), tuple(sent_once))
 
 
 def _message(workload: Workload, device: Device, nodes: Nodes) -> tuple[Transfer, tuple[Sent, ...]]:
@@ -205,23 +219,23 @@ def time_of(terms: Terms, constants: Constants) -> StepTime:
     loads[-1] += head_s + last_sent_s
     most = max(loads)
     busiest = loads.index(most)
-    micro_batches = terms.micro_batches
+    micro_batches, replicas = terms.micro_batches, terms.replicas
 
     busy, zero_s = most, 0.0
-    if terms.each_micro_batch:
-        zero_s = sum([each.seconds(constants) for each in terms.each_micro_batch])
+    if replicas.each_micro_batch:
+        zero_s = sum([each.seconds(constants) for each in replicas.each_micro_batch])
         busy = either(most, zero_s) + constants.weights_exposed * zero_s
     bubble_s = busy * (sum(loads) / most - 1) / terms.chunks * layer.idle
     hops_s = terms.num_messages * (terms.message.seconds(constants) + constants.hop_s)
 
-    reduction_s = terms.reduction.seconds(constants)
+    reduction_s = replicas.reduction.seconds(constants)
     if terms.overlaps_reduction and reduction_s:
         hidden = (1 - constants.reduction_exposed) * reduction_s
         reduction_s -= min(hidden, HIDING_BACKWARD * most * layer.backward_share)
-    gather_s = constants.gather_passes * terms.gather.seconds(constants)
+    gather_s = constants.gather_passes * replicas.gather.seconds(constants)
     if terms.overlaps_gather:
         gather_s = max(0.0, gather_s - most * (1 - layer.backward_share))
-    optimizer_s = constants.optimizer_bytes * terms.stepped_s
+    optimizer_s = constants.optimizer_bytes * replicas.stepped_s
     if not terms.fused_optimizer:
         optimizer_s *= constants.unfused_optimizer
     optimizer_s += terms.offloaded_s
@@ -244,5 +258,5 @@ def time_of(terms: Terms, constants: Constants) -> StepTime:
         optimizer_s=optimizer_s,
         other_s=constants.step_s,
         bubble=bubble_s / (micro_batches * busy),
-        sent=terms.sent,
+        terms=terms,
     )
