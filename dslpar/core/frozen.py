@@ -164,7 +164,8 @@ class _DataclassFields:
 
 
 def _init(self: object, **values: object) -> None:
-    layout, given = _layout_of(type(self)), values.keys()
+    cls, given = type(self), values.keys()
+    layout: _Layout = cls.__dict__.get("_layout") or _layout_of(cls)
     if not layout.required <= given:
         raise TypeError(
             f"{type(self).__name__}() needs {next(n for n in layout.names if n in layout.required - given)}="
@@ -175,9 +176,10 @@ def _init(self: object, **values: object) -> None:
     held = self.__dict__  # since __setattr__ refuses
     held.update(layout.defaults)
     held.update(values)
-    for name, factory in layout.factories.items():
-        if name not in given:
-            held[name] = factory()
+    if layout.factories:
+        for name, factory in layout.factories.items():
+            if name not in given:
+                held[name] = factory()
     if layout.has_check:
         self.__post_init__()  # type: ignore[attr-defined]
 
@@ -189,8 +191,9 @@ def _refuse(self: object, name: str, *_: object) -> None:
 
 
 def _values(self: object) -> tuple[object, ...]:
-    held = self.__dict__
-    return tuple([held[name] for name in _layout_of(type(self)).names])
+    cls, held = type(self), self.__dict__
+    layout: _Layout = cls.__dict__.get("_layout") or _layout_of(cls)
+    return tuple([held[name] for name in layout.names])
 
 
 def _repr(self: object) -> str:

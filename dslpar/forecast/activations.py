@@ -70,6 +70,8 @@ def fullest(schedule: Schedule, rank: int, waiting: Sequence[float], deferred: S
         4.0
     """
     num = schedule.chunks.num
+    if num == 1 and not schedule.split:  # only whole micro-batches wait, all alike
+        return waiting[0] * schedule.held(rank).total
     # From three rounds on, a step only repeats its middle.
     count = min(schedule.num_micro_batches, 3 * schedule.chunks.pipe)
     change = [0.0] * (3 * num)
@@ -134,30 +136,35 @@ def _make_parts(workload: Workload) -> _Parts:
 
 def _saved(workload: Workload, of_parts: _Parts, stage: int) -> float:
     """Return what a micro-batch keeps on a stage from its forward to its backward."""
-    costs, count, boundary = workload.costs, workload.counts[stage], of_parts.boundary
-    units: list[tuple[Costs, bool]] = []
-    """Of a model whose layers differ, those of the stage, and whether they are computed again."""
-    if costs.units:
-        begin = sum(workload.counts[:stage])
-        end, recomputes = begin + count, workload.recompute == "full"
-        units = [
-            (unit, recomputes and may)
-            for unit, may in zip(costs.units[begin:end], costs.recomputable[begin:end], strict=True)
-        ]
-    num_kept = sum(not again for _, again in units)
-    if workload.recompute == "full":
-        total = -(-(count - num_kept) // workload.interval) * boundary
-        if workload.offloads_inputs:
-            total = min(total, boundary)  # the one that is on its way
+    chunks, count, boundary = workload.schedule.chunks, workload.counts[stage], of_parts.boundary
+    if workload.costs.units:
+        total = _saved_by_units(workload, boundary, stage)
+    elif workload.recompute == "full":
+        total = _inputs(workload, boundary, count)
     else:
-        total = 0.0 if units else count * of_parts.layer
-    total += sum(_of_layer(workload, unit) for unit, again in units if not again)
-    if stage == workload.chunks.last:
+        total = count * of_parts.layer
+    last = chunks.last
+    if stage == last:
         total += of_parts.last
-    if workload.mesh.pipe > 1:
-        neighbours = (stage > 0) + (stage < workload.chunks.last)
-        total += min(neighbours, workload.habits.boundaries) * boundary
+    if chunks.pipe > 1:
+        total += min((stage > 0) + (stage < last), workload.habits.boundaries) * boundary
     return total
+
+
+def _inputs(workload: Workload, boundary: float, num_layers: int) -> float:
+    """Return what is kept of layers that are computed again: the inputs of groups."""
+    total = -(-num_layers // workload.interval) * boundary
+    return min(total, boundary) if workload.offloads_inputs else total  # the one that is on its way
+
+
+def _saved_by_units(workload: Workload, boundary: float, stage: int) -> float:
+    """Return the same of the layers of a stage, where layers may differ, and some may not be computed again."""
+    costs, begin = workload.costs, sum(workload.counts[:stage])
+    end, recomputes = begin + workload.counts[stage], workload.recompute == "full"
+    units = zip(costs.units[begin:end], costs.recomputable[begin:end], strict=True)
+    kept = [unit for unit, may in units if not (recomputes and may)]
+    total = _inputs(workload, boundary, end - begin - len(kept)) if recomputes else 0.0
+    return total + sum(_of_layer(workload, unit) for unit in kept)
 
 
 def _of_layer(workload: Workload, layer: Costs) -> float:

@@ -11,6 +11,7 @@ the same for all.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 from dslpar.core.frozen import fields, frozen, replace
 from dslpar.core.mesh import Mesh, Tensor
@@ -67,7 +68,10 @@ NO_TENSOR = TensorParallel(size=1)
 
 def cuboid_in(job: Job, tensor: TensorParallel, context: ContextParallel | None) -> Tensor:
     """Return the cuboid of both for the model of a job."""
-    return cuboid_of(tensor, context, heads_of(job.spec.model))
+    return _cuboid_of(tensor, context, heads_of(job.spec.model))
+
+
+_cuboid_of = lru_cache(maxsize=1024)(cuboid_of)
 
 
 def candidate_of(job: Job) -> Candidate:
@@ -189,6 +193,11 @@ def overrides(job: Job, candidate: Candidate, written: Mapping[str, str] = {}) -
 
 def settings(job: Job, candidate: Candidate) -> dict[str, str]:
     """Return the keys to set with their values as text."""
+    return layout_settings(job, candidate) | _batch_settings(job, candidate)
+
+
+def layout_settings(job: Job, candidate: Candidate) -> dict[str, str]:
+    """Return those of them that are not the batch's."""
     own, spec = candidate_of(job), job.spec
     found: dict[str, str] = {}
     if candidate.zero != own.zero:
@@ -203,7 +212,7 @@ def settings(job: Job, candidate: Candidate) -> dict[str, str]:
         found |= _pipeline_settings(spec, own, candidate)
     if (candidate.chunks, candidate.split) != (own.chunks, own.split):
         found |= _schedule_settings(spec, candidate)
-    return found | _data_settings(job, candidate) | _batch_settings(job, candidate)
+    return found | _data_settings(job, candidate)
 
 
 def _recompute_settings(spec: Spec, interval: int) -> dict[str, str]:

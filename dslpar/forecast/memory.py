@@ -27,16 +27,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dslpar.core.frozen import frozen
 from dslpar.core.mesh import Tensor
+from dslpar.core.named_tuple import NamedTuple
 from dslpar.forecast.adapters import Adapter, AdapterSizes, Role, matrices
 from dslpar.forecast.ring import Number, ratio
 from dslpar.layout.divisors import ranks, vocabulary
 from dslpar.layout.sharding import inner_cuts, residual_cuts
 
 
-@frozen
-class Saved:
+class Saved(NamedTuple):
     """Elements that live until the backward."""
 
     elements: Number = 0
@@ -44,12 +43,11 @@ class Saved:
     wide: Number = 0
     """Of float32 or wider: statistics of norms, the log-sum-exp of attention."""
 
-    def __add__(self, other: Saved) -> Saved:
+    def __add__(self, other: Saved) -> Saved:  # type: ignore[override]
         return Saved(elements=self.elements + other.elements, wide=self.wide + other.wide)
 
 
-@frozen
-class LayerMemory:
+class LayerMemory(NamedTuple):
     """What a rank stores of a layer, in elements."""
 
     weights: Number
@@ -59,7 +57,7 @@ class LayerMemory:
     frozen: Number = 0
     """Of `weights`, those that are not trained."""
 
-    def __add__(self, other: LayerMemory) -> LayerMemory:
+    def __add__(self, other: LayerMemory) -> LayerMemory:  # type: ignore[override]
         return LayerMemory(
             weights=self.weights + other.weights,
             saved=self.saved + other.saved,

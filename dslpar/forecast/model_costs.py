@@ -12,21 +12,21 @@ from functools import cached_property
 from typing import Any
 
 from dslpar.core.frozen import frozen
+from dslpar.core.named_tuple import NamedTuple
 from dslpar.forecast.flops import Flops
 from dslpar.forecast.memory import LayerMemory, Saved
 from dslpar.forecast.ring import LayerTraffic, Number
 from dslpar.forecast.work import Work
 
 
-@frozen
-class Costs:
+class Costs(NamedTuple):
     """One layer, or several: what a rank computes, sends and holds for one micro-batch."""
 
     work: Work = Work()
     traffic: LayerTraffic = LayerTraffic()
     memory: LayerMemory = LayerMemory(weights=0, saved=Saved())
 
-    def __add__(self, other: Costs) -> Costs:
+    def __add__(self, other: Costs) -> Costs:  # type: ignore[override]
         return Costs(
             work=self.work + other.work,
             traffic=self.traffic + other.traffic,

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 
-from dslpar.core.frozen import frozen
 from dslpar.core.mesh import TENSOR_AXES, Tensor
+from dslpar.core.named_tuple import NamedTuple
 from dslpar.layout.divisors import ranks
 from dslpar.layout.sharding import Letters
 
@@ -91,17 +91,16 @@ class Traffic(Mapping[Key, Number]):
 NOTHING = Traffic()
 
 
-@frozen
-class LayerTraffic:
+class LayerTraffic(NamedTuple):
     """What a rank sends for a layer, or for several, in the forward and in the backward."""
 
     forward: Traffic = NOTHING
     backward: Traffic = NOTHING
 
-    def __add__(self, other: LayerTraffic) -> LayerTraffic:
+    def __add__(self, other: LayerTraffic) -> LayerTraffic:  # type: ignore[override]
         return LayerTraffic(forward=self.forward + other.forward, backward=self.backward + other.backward)
 
-    def __mul__(self, times: int) -> LayerTraffic:
+    def __mul__(self, times: int) -> LayerTraffic:  # type: ignore[override]
         return LayerTraffic(forward=self.forward * times, backward=self.backward * times)
 
     @property
@@ -139,11 +138,8 @@ def all_to_all(tensor: Tensor, letters: Letters, elements: Number) -> Traffic:
 
 
 def _ring(collective: str, tensor: Tensor, letters: Letters, elements: Number) -> Traffic:
-    name, size = _axis(tensor, letters)
-    return Traffic({(collective, name): ratio(elements, size) * (size - 1)}) if size > 1 else NOTHING
-
-
-def _axis(tensor: Tensor, letters: Letters) -> tuple[str, int]:
-    """Return the name and the size of the group over some letters."""
-    present = [letter for letter in TENSOR_AXES if letter in letters and getattr(tensor, letter) > 1]
-    return " ".join(present), ranks(tensor, letters)
+    size = ranks(tensor, letters)
+    if size == 1:
+        return NOTHING
+    name = " ".join([letter for letter in TENSOR_AXES if letter in letters and getattr(tensor, letter) > 1])
+    return Traffic({(collective, name): ratio(elements, size) * (size - 1)})

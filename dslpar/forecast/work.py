@@ -12,10 +12,9 @@ of them, one of the same rows and one with rows and depth exchanged.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
-from dslpar.core.frozen import frozen
 from dslpar.core.mesh import Tensor
+from dslpar.core.named_tuple import NamedTuple
 from dslpar.forecast.adapters import Adapter, AdapterSizes, Role, matrices
 from dslpar.forecast.ring import Number
 from dslpar.layout.divisors import ranks, vocabulary
@@ -41,8 +40,7 @@ class Scores(NamedTuple):
     causal: bool
 
 
-@frozen
-class Work:
+class Work(NamedTuple):
     """What a rank computes in the forward of a micro-batch."""
 
     products: tuple[Product, ...] = ()
@@ -56,7 +54,7 @@ class Work:
     losses: float = 0.0
     """Elements of logits that a loss is computed of."""
 
-    def __add__(self, other: Work) -> Work:
+    def __add__(self, other: Work) -> Work:  # type: ignore[override]
         return Work(
             products=self.products + other.products,
             frozen=self.frozen + other.frozen,
@@ -66,7 +64,7 @@ class Work:
             losses=self.losses + other.losses,
         )
 
-    def __mul__(self, times: Number) -> Work:
+    def __mul__(self, times: Number) -> Work:  # type: ignore[override]
         """Repeat it, or a part of it: the rows of every product, and all else."""
         share = float(times)
 

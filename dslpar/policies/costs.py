@@ -92,11 +92,11 @@ def model_costs(
     memory = found.layer.memory
     own = memory.weights if lora is None else memory.frozen
     held = Fraction(weights.layer, of_gpt.layer) * own
-    memory = replace(memory, weights=held + memory.weights - own, frozen=0 if lora is None else held)
-    layer = replace(found.layer, memory=memory)
+    memory = memory._replace(weights=held + memory.weights - own, frozen=0 if lora is None else held)
+    layer = found.layer._replace(memory=memory)
     if not config.model.endswith(("ForCausalLM", "LMHeadModel")):
         scores = tuple(each._replace(causal=False) for each in layer.work.scores)
-        layer = replace(layer, work=replace(layer.work, scores=scores))
+        layer = layer._replace(work=layer.work._replace(scores=scores))
     return replace(found, layer=layer)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from dslpar.core.frozen import frozen
-from dslpar.forecast.candidate import Candidate, Workloads, candidate_of, overrides, settings
+from dslpar.forecast.candidate import Candidate, Workloads, candidate_of, layout_settings, overrides, settings
 from dslpar.forecast.plan import Forecast, Machine, forecast
 from dslpar.forecast.search import Found, Option, Pins, anything, pins_of, search
 from dslpar.forecast.workload import CostsOf, workload_of
@@ -127,11 +127,14 @@ def _repairs(found: Found, linted: _Linted) -> Iterator[Suggestion]:
     """Yield the smallest changes that fit, one of each set of keys: the fastest of it."""
     seen: list[set[str]] = []
     for option in found.repairs:
-        keys = {word.partition("=")[0] for word in overrides(linted.job, option.candidate)}
-        if not keys or (found.own.forecast.fits and option.forecast.verdict != "fits"):
+        if found.own.forecast.fits and option.forecast.verdict != "fits":
             continue  # what is tight is no repair of what is tight
-        if any(each <= keys for each in seen):
+        some = layout_settings(linted.job, option.candidate).keys()
+        if any(each <= some for each in seen):
             continue  # a smaller change of some of these keys does
+        keys = set(settings(linted.job, option.candidate))
+        if not keys or any(each <= keys for each in seen):
+            continue
         suggestion = linted.suggestion(option)
         if suggestion is not None:
             seen.append(keys)
