@@ -8,16 +8,19 @@ more than one rank ("y", "d q"). Numbers are exact, hence fractions; multiply by
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from fractions import Fraction
+from typing import TYPE_CHECKING, TypeAlias
 
 from dslpar.core.mesh import TENSOR_AXES, Tensor
 from dslpar.core.named_tuple import NamedTuple
 from dslpar.layout.divisors import ranks
 from dslpar.layout.sharding import Letters
 
+if TYPE_CHECKING:
+    from fractions import Fraction
+
 Key = tuple[str, str]
 """(collective, axis): ("all_gather", "y")."""
-Number = int | float | Fraction
+Number: TypeAlias = "int | float | Fraction"
 """Whole numbers and fractions are counted exactly; a search over many layouts asks with floats, which are faster."""
 
 
@@ -25,8 +28,11 @@ def ratio(number: Number, by: int) -> Number:
     """Divide a number: exactly, unless it is a float."""
     if isinstance(number, float):
         return number / by
-    # Most sizes divide, and a whole number is as exact as a fraction, and many times faster.
-    return Fraction(number, by) if number % by else number // by
+    if not number % by:
+        return number // by  # as exact as a fraction, and many times faster
+    from fractions import Fraction  # with `decimal`, a twelfth of a start; most sizes divide
+
+    return Fraction(number, by)
 
 
 class Traffic(Mapping[Key, Number]):
@@ -38,7 +44,9 @@ class Traffic(Mapping[Key, Number]):
     __slots__ = ("_elements", "calls")
 
     def __init__(self, elements: Mapping[Key, Number] = {}, calls: Mapping[Key, Number] | None = None) -> None:
-        self._elements = {key: number for key, number in elements.items() if number}
+        if not all(elements.values()):
+            elements = {key: number for key, number in elements.items() if number}
+        self._elements = elements
         self.calls: Mapping[Key, Number] = dict.fromkeys(self._elements, 1) if calls is None else calls
 
     def __getitem__(self, key: Key) -> Number:
@@ -59,6 +67,8 @@ class Traffic(Mapping[Key, Number]):
     def __add__(self, other: Traffic) -> Traffic:
         if not other._elements:
             return self
+        if not self._elements:
+            return other
         elements, calls = dict(self._elements), dict(self.calls)
         for key, number in other._elements.items():
             elements[key] = elements.get(key, 0) + number
@@ -77,11 +87,11 @@ class Traffic(Mapping[Key, Number]):
     @property
     def total(self) -> Number:
         """Elements over all collectives and axes."""
-        return sum(self._elements.values(), Fraction())
+        return sum(self._elements.values())
 
     def of(self, axis: str) -> Number:
         """Return the elements over all collectives of one axis."""
-        return sum((number for (_, name), number in self.items() if name == axis), Fraction())
+        return sum(number for (_, name), number in self.items() if name == axis)
 
     def by_axis(self) -> dict[str, Number]:
         """Return the elements of every axis."""

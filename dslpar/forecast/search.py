@@ -16,7 +16,6 @@ how Alpa's, Galvatron's and vTrain's searches work; here all candidates are rank
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from fractions import Fraction
 
 from dslpar.core.frozen import frozen, replace
 from dslpar.core.mesh import Tensor
@@ -243,13 +242,13 @@ def _shapes(workloads: Workloads) -> Iterator[Shape]:
         for tensor, context in _legal(workloads, beside, context_size):
             cuboid = workloads.cuboid(tensor, context)
             for pipe in divisors(world // cuboid.size):
-                samples = Fraction(job.batch.global_size, world // (cuboid.size * pipe))
-                if pipe > layers or samples.denominator > 1:
+                samples, rest = divmod(job.batch.global_size, world // (cuboid.size * pipe))
+                if pipe > layers or rest:
                     continue
                 if chain:
-                    yield tensor, context, pipe, _micro_sizes(int(samples), cuboid, workloads.own.micro_size)
-                elif pipe == 1 and int(samples) % least_micro_size(cuboid) == 0:
-                    yield tensor, context, pipe, [int(samples)]
+                    yield tensor, context, pipe, _micro_sizes(samples, cuboid, workloads.own.micro_size)
+                elif pipe == 1 and samples % least_micro_size(cuboid) == 0:
+                    yield tensor, context, pipe, [samples]
 
 
 def _context_sizes(workloads: Workloads) -> list[int]:

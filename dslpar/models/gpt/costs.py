@@ -18,17 +18,14 @@ from dslpar.forecast.flops import Flops
 from dslpar.forecast.memory import LayerMemory
 from dslpar.forecast.model_costs import Costs, ModelCosts
 from dslpar.forecast.ring import LayerTraffic, Number
-from dslpar.forecast.work import Work
 from dslpar.models.gpt.layout import block_weights
 from dslpar.models.gpt.section import GPT
 
 
-def layer_traffic(model: GPT, cuboid: Tensor, tokens: Number, adapters: AdapterSizes | None = None) -> LayerTraffic:
-    """Return what a rank sends for a transformer block: two norms, attention, MLP.
-
-    With `adapters` these are trained, and the block's own weights are frozen; so below.
-    """
-    return _attention_traffic(model, cuboid, tokens, adapters) + _mlp_traffic(model, cuboid, tokens, adapters)
+def layer_traffic(model: GPT, cuboid: Tensor, tokens: Number) -> LayerTraffic:
+    """Return what a rank sends for a transformer block: two norms, attention, MLP."""
+    norm = _norm(model, cuboid, tokens).traffic
+    return norm + _attention_traffic(model, cuboid, tokens) + (norm + _mlp_traffic(model, cuboid, tokens))
 
 
 def model_traffic(model: GPT, cuboid: Tensor, tokens: Number) -> LayerTraffic:
@@ -39,7 +36,7 @@ def model_traffic(model: GPT, cuboid: Tensor, tokens: Number) -> LayerTraffic:
         traffic.embedding(cuboid, tokens, vocab, hidden)
         + (traffic.position_embedding(cuboid, model.max_seq_len, hidden) if learned else LayerTraffic())
         + layer_traffic(model, cuboid, tokens) * model.num_layers
-        + traffic.norm(cuboid, tokens, hidden, kind=model.norm, bias=model.bias)
+        + _norm(model, cuboid, tokens).traffic
         + traffic.head(cuboid, tokens, hidden, vocab)
         + traffic.cross_entropy(cuboid, tokens)
     )
@@ -48,84 +45,85 @@ def model_traffic(model: GPT, cuboid: Tensor, tokens: Number) -> LayerTraffic:
 def layer_memory(model: GPT, cuboid: Tensor, tokens: Number, adapters: AdapterSizes | None = None) -> LayerMemory:
     """Return what a rank holds of a block without dropout and rotary positions.
 
-    With gelu, and where all is whole, that is 16 s b h elements (sequence s, samples b, hidden size h).
+    With gelu, and where all is whole, that is 16 s b h elements (sequence s, samples b, hidden size h). With `adapters`
+    these are trained, and the block's own weights are frozen; so below.
     """
-    return _attention_memory(model, cuboid, tokens, adapters) + _mlp_memory(model, cuboid, tokens, adapters)
+    norm = _norm(model, cuboid, tokens, adapters).memory
+    attention, mlp = (of(model, cuboid, tokens, adapters) for of in (_attention_memory, _mlp_memory))
+    return norm + attention + (norm + mlp)
 
 
-def _attention_traffic(model: GPT, cuboid: Tensor, tokens: Number, adapters: AdapterSizes | None) -> LayerTraffic:
-    hidden, bias = model.hidden_size, model.bias
-    norm = traffic.norm(cuboid, tokens, hidden, kind=model.norm, bias=bias, frozen=adapters is not None)
-    return norm + traffic.attention(
-        *(cuboid, tokens, hidden, model.num_heads), kv_heads=model.kv_heads, bias=bias, adapters=adapters
+def _norm(model: GPT, cuboid: Tensor, tokens: Number, adapters: AdapterSizes | None = None) -> Costs:
+    """Count a norm; work has the sum of the residual stream before it."""
+    hidden, kind, bias, frozen = model.hidden_size, model.norm, model.bias, adapters is not None
+    return Costs(
+        work=work.norm(cuboid, tokens, hidden) + work.residual_add(cuboid, tokens, hidden),
+        traffic=traffic.norm(cuboid, tokens, hidden, kind=kind, bias=bias, frozen=frozen),
+        memory=memory.norm(cuboid, tokens, hidden, kind=kind, bias=bias, frozen=frozen),
     )
+
+
+def _attention_traffic(
+    model: GPT, cuboid: Tensor, tokens: Number, adapters: AdapterSizes | None = None
+) -> LayerTraffic:
+    sizes = cuboid, tokens, model.hidden_size, model.num_heads
+    return traffic.attention(*sizes, kv_heads=model.kv_heads, bias=model.bias, adapters=adapters)
 
 
 def _attention_memory(model: GPT, cuboid: Tensor, tokens: Number, adapters: AdapterSizes | None) -> LayerMemory:
-    hidden, bias = model.hidden_size, model.bias
-    norm = memory.norm(cuboid, tokens, hidden, kind=model.norm, bias=bias, frozen=adapters is not None)
-    return norm + memory.attention(
-        *(cuboid, tokens, hidden, model.num_heads), kv_heads=model.kv_heads, bias=bias, adapters=adapters
-    )
+    sizes = cuboid, tokens, model.hidden_size, model.num_heads
+    return memory.attention(*sizes, kv_heads=model.kv_heads, bias=model.bias, adapters=adapters)
 
 
-def _mlp_traffic(model: GPT, cuboid: Tensor, tokens: Number, adapters: AdapterSizes | None) -> LayerTraffic:
-    hidden, bias = model.hidden_size, model.bias
-    norm = traffic.norm(cuboid, tokens, hidden, kind=model.norm, bias=bias, frozen=adapters is not None)
-    return norm + traffic.mlp(
-        *(cuboid, tokens, hidden, model.ffn_size), activation=model.activation, bias=bias, adapters=adapters
-    )
+def _mlp_traffic(model: GPT, cuboid: Tensor, tokens: Number, adapters: AdapterSizes | None = None) -> LayerTraffic:
+    sizes = cuboid, tokens, model.hidden_size, model.ffn_size
+    return traffic.mlp(*sizes, activation=model.activation, bias=model.bias, adapters=adapters)
 
 
 def _mlp_memory(model: GPT, cuboid: Tensor, tokens: Number, adapters: AdapterSizes | None) -> LayerMemory:
-    hidden, bias = model.hidden_size, model.bias
-    norm = memory.norm(cuboid, tokens, hidden, kind=model.norm, bias=bias, frozen=adapters is not None)
-    return norm + memory.mlp(
-        *(cuboid, tokens, hidden, model.ffn_size), activation=model.activation, bias=bias, adapters=adapters
-    )
+    sizes = cuboid, tokens, model.hidden_size, model.ffn_size
+    return memory.mlp(*sizes, activation=model.activation, bias=model.bias, adapters=adapters)
 
 
-def _mlp_work(model: GPT, cuboid: Tensor, tokens: Number, adapters: AdapterSizes | None) -> Work:
-    """Return what the second norm and the MLP compute, with the sum that they begin with."""
-    hidden, ffn = model.hidden_size, model.ffn_size
-    mlp = work.mlp(cuboid, tokens, hidden, ffn, activation=model.activation, adapters=adapters)
-    return _around(model, cuboid, tokens) + mlp
+@lru_cache(maxsize=256)
+def _weights_of_parts(model: GPT, cuboid: Tensor, adapters: AdapterSizes | None) -> LayerTraffic:
+    """Return what norm and MLP send of no tokens at all; a search asks for it with each micro-batch."""
+    return _norm(model, cuboid, 0, adapters).traffic + _mlp_traffic(model, cuboid, 0, adapters)
 
 
 def model_costs(
     model: GPT, cuboid: Tensor, tokens: Number, seq_len: int, adapters: AdapterSizes | None = None
 ) -> ModelCosts:
     """Return what blocks, tables, and head with loss cost a rank for a micro-batch of `tokens`."""
-    hidden, vocab = model.hidden_size, model.vocab_size
+    hidden, vocab, rotary = model.hidden_size, model.vocab_size, model.positions == "rotary"
     positions = model.max_seq_len if model.positions == "learned" else 0
-    freezes = adapters is not None
     no_table = adapters is not None and not adapters.trains_table
     no_head = adapters is not None and not adapters.trains_head
     looked_up = traffic.embedding(cuboid, tokens, vocab, hidden, frozen=no_table)
-    of_positions = positions and not freezes
+    of_positions = positions and adapters is None
     tied = memory.embedding(cuboid, vocab, hidden).weights if model.tie_embeddings else 0
     first = Costs(
         work=work.embedding(cuboid, tokens, hidden),
         traffic=looked_up + (traffic.position_embedding(cuboid, positions, hidden) if of_positions else LayerTraffic()),
         memory=memory.embedding(cuboid, vocab, hidden, positions, frozen=no_table),
     )
-    last = Costs(
-        work=work.norm(cuboid, tokens, hidden) + work.head(cuboid, tokens, hidden, vocab, frozen=no_head),
-        traffic=traffic.norm(cuboid, tokens, hidden, kind=model.norm, bias=model.bias, frozen=freezes)
-        + traffic.head(cuboid, tokens, hidden, vocab, frozen=no_head)
-        + traffic.cross_entropy(cuboid, tokens),
-        memory=memory.norm(cuboid, tokens, hidden, kind=model.norm, bias=model.bias, frozen=freezes)
-        + memory.head(cuboid, tokens, hidden, vocab, frozen=no_head),
+    norm = _norm(model, cuboid, tokens, adapters)
+    sizes = cuboid, tokens, seq_len, hidden, model.num_heads
+    attention_part = norm + Costs(
+        work=work.attention(*sizes, kv_heads=model.kv_heads, rotary=rotary, adapters=adapters),
+        traffic=_attention_traffic(model, cuboid, tokens, adapters),
+        memory=_attention_memory(model, cuboid, tokens, adapters),
     )
-    mlp_part = Costs(
-        work=_mlp_work(model, cuboid, tokens, adapters),
+    mlp_part = norm + Costs(
+        work=work.mlp(cuboid, tokens, hidden, model.ffn_size, activation=model.activation, adapters=adapters),
         traffic=_mlp_traffic(model, cuboid, tokens, adapters),
         memory=_mlp_memory(model, cuboid, tokens, adapters),
     )
-    attention_part = Costs(
-        work=_attention_work(model, cuboid, tokens, seq_len, adapters),
-        traffic=_attention_traffic(model, cuboid, tokens, adapters),
-        memory=_attention_memory(model, cuboid, tokens, adapters),
+    head_traffic = traffic.head(cuboid, tokens, hidden, vocab, frozen=no_head)
+    last = Costs(
+        work=work.norm(cuboid, tokens, hidden) + work.head(cuboid, tokens, hidden, vocab, frozen=no_head),
+        traffic=norm.traffic + head_traffic + traffic.cross_entropy(cuboid, tokens),
+        memory=norm.memory + memory.head(cuboid, tokens, hidden, vocab, frozen=no_head),
     )
     return ModelCosts(
         first=first,
@@ -135,34 +133,12 @@ def model_costs(
         mlp_part=mlp_part,
         weights_of_parts=_weights_of_parts(model, cuboid, adapters),
         attention_working=memory.attention_working(
-            *(cuboid, tokens, hidden, model.num_heads),
-            kv_heads=model.kv_heads,
-            rotary=model.positions == "rotary",
+            cuboid, tokens, hidden, model.num_heads, kv_heads=model.kv_heads, rotary=rotary
         ),
         tied=tied,
         tied_frozen=tied if no_table and no_head else 0,
         logits=memory.logits(cuboid, tokens, vocab),
     )
-
-
-@lru_cache(maxsize=256)
-def _weights_of_parts(model: GPT, cuboid: Tensor, adapters: AdapterSizes | None) -> LayerTraffic:
-    """Return what norm and MLP send of no tokens at all; a search asks for it with each micro-batch."""
-    return _mlp_traffic(model, cuboid, 0, adapters)
-
-
-def _attention_work(model: GPT, cuboid: Tensor, tokens: Number, seq_len: int, adapters: AdapterSizes | None) -> Work:
-    attention = work.attention(
-        *(cuboid, tokens, seq_len, model.hidden_size, model.num_heads),
-        kv_heads=model.kv_heads,
-        rotary=model.positions == "rotary",
-        adapters=adapters,
-    )
-    return _around(model, cuboid, tokens) + attention
-
-
-def _around(model: GPT, cuboid: Tensor, tokens: Number) -> Work:
-    return work.norm(cuboid, tokens, model.hidden_size) + work.residual_add(cuboid, tokens, model.hidden_size)
 
 
 def flops_per_token(model: GPT, seq_len: int) -> Flops:
