@@ -98,7 +98,7 @@ class Workloads:
     """
 
     def __init__(self, job: Job, per_node: int = 0, costs_of: CostsOf | None = None) -> None:
-        self._find_costs = costs_of or costs_by_form(job)
+        self._find_costs, self._is_traced = costs_of or costs_by_form(job), costs_of is not None
         base = workload_of(job, self._find_costs)
         assert base is not None, "a model whose costs are known"
         self.job, self.base, self.own, self.per_node = job, base, candidate_of(job), per_node
@@ -106,7 +106,7 @@ class Workloads:
         self._costs: dict[Tensor, dict[int, ModelCosts | None]] = {}
         self._counts: dict[tuple[int, int], tuple[int, ...]] = {}
         self._habits: dict[int, Habits] = {}
-        self._last: tuple[object, Workload] | None = None
+        self._last: tuple[object, Workload, dict[int, ModelCosts | None]] | None = None
 
     def cuboid(self, tensor: TensorParallel, context: ContextParallel | None) -> Tensor:
         """Return the cuboid of ranks of both."""
@@ -141,19 +141,24 @@ class Workloads:
 
     def workload(self, candidate: Candidate) -> Workload:
         """Return what a candidate computes, holds and sends."""
-        alike, micro_size = self._alike(candidate), candidate.micro_size
+        (alike, costs), micro_size = self._alike(candidate), candidate.micro_size
         micro_batches = self.job.batch.global_size // (alike.mesh.data * micro_size)
+        if micro_size not in costs:
+            costs[micro_size] = self._find_costs(alike.mesh.tensor, micro_size)
         return replace(
             alike,
-            known_costs=self.costs_of(alike.mesh.tensor, micro_size),
+            known_costs=costs[micro_size],
             micro_size=micro_size,
             schedule=Schedule(Chunks(candidate.pipe, candidate.chunks), micro_batches, candidate.split),
             recompute="full" if candidate.interval else "none",
             interval=candidate.interval or 1,
         )
 
-    def _alike(self, candidate: Candidate) -> Workload:
-        """Return the workload of some micro-batches and recomputation: candidates of one come one after the other."""
+    def _alike(self, candidate: Candidate) -> tuple[Workload, dict[int, ModelCosts | None]]:
+        """Return the workload of some micro-batches and recomputation, and costs by the size of a micro-batch.
+
+        Candidates that share both come one after the other.
+        """
         pipe, zero = candidate.pipe, candidate.zero
         key = candidate.tensor, candidate.context, pipe, candidate.chunks, zero
         if self._last is None or self._last[0] != key:
@@ -162,8 +167,9 @@ class Workloads:
             data = job.mesh.world_size // (pipe * cuboid.size)
             mesh = Mesh(pipe=pipe, data=data, tensor=cuboid, order=job.mesh.order)
             habits = self._habits_at(zero)
-            self._last = key, replace(self.base, mesh=mesh, counts=self.counts(candidate), zero=zero, habits=habits)
-        return self._last[1]
+            made = replace(self.base, mesh=mesh, counts=self.counts(candidate), zero=zero, habits=habits)
+            self._last = key, made, self._costs.setdefault(cuboid, {})
+        return self._last[1:]
 
     def _habits_at(self, zero: int) -> Habits:
         """Return what DeepSpeed and dslpar do at a stage of ZeRO."""
@@ -172,12 +178,14 @@ class Workloads:
             self._habits[zero] = habits_of(replace(spec, zero=replace(spec.zero, stage=zero)))
         return self._habits[zero]
 
-    def costs_of(self, cuboid: Tensor, micro_size: int) -> ModelCosts | None:
-        """Return what the model costs a rank; None where its layers cannot be cut so."""
+    def has_costs(self, cuboid: Tensor, micro_size: int) -> bool:
+        """Whether the model's layers can be cut so: of a traced model only the layers tell."""
+        if not self._is_traced:
+            return True
         known = self._costs.setdefault(cuboid, {})
         if micro_size not in known:
             known[micro_size] = self._find_costs(cuboid, micro_size)
-        return known[micro_size]
+        return known[micro_size] is not None
 
 
 # The words of a command line ---------------------------------------------------------------------------------------

@@ -281,10 +281,10 @@ def _divides(workloads: Workloads, tensor: TensorParallel, context: ContextParal
 
 
 def _has_costs(workloads: Workloads, tensor: TensorParallel, context: ContextParallel | None) -> bool:
-    """Whether the model's layers can be cut so: of a traced model only the layers tell."""
+    """Whether the model's layers can be cut so, in the smallest micro-batch."""
     # As ZeRO has them without a pipeline: of a cuboid that differs in this alone a trace would be another.
     cuboid = with_zero(workloads.cuboid(tensor, context), workloads.job.spec.model, 1, 1)
-    return workloads.costs_of(cuboid, least_micro_size(cuboid)) is not None
+    return workloads.has_costs(cuboid, least_micro_size(cuboid))
 
 
 def _worse(workloads: Workloads, tensor: TensorParallel, context: ContextParallel | None) -> bool:
