@@ -45,20 +45,14 @@ class Activations(NamedTuple):
 
 def activations(workload: Workload, pipe_rank: int) -> Activations:
     """Return what a rank of the pipeline holds."""
-    stages, of_parts = workload.chunks.held_by(pipe_rank), _parts(workload)
+    schedule, of_parts = workload.schedule, _parts(workload)
+    stages = schedule.chunks.held_by(pipe_rank)
     waiting = [_saved(workload, of_parts, stage) for stage in stages]
-    deferred = [0.0] * len(stages)
-    if workload.schedule.split:
-        deferred = [_deferred(workload, of_parts, stage) for stage in stages]
-    saved = fullest(workload.schedule, pipe_rank, waiting, deferred)
-    is_last = workload.chunks.last in stages
-    return Activations(
-        saved=saved,
-        first=sum(waiting),
-        working=of_parts.working,
-        logits=of_parts.logits if is_last else 0.0,
-        output=of_parts.output if is_last else 0.0,
-    )
+    deferred = [_deferred(workload, of_parts, stage) if schedule.split else 0.0 for stage in stages]
+    saved, first = fullest(schedule, pipe_rank, waiting, deferred), sum(waiting)
+    if pipe_rank < schedule.chunks.pipe - 1:
+        return Activations(saved, first, of_parts.working, 0.0, 0.0)
+    return Activations(saved, first, of_parts.working, of_parts.logits, of_parts.output)
 
 
 def fullest(schedule: Schedule, rank: int, waiting: Sequence[float], deferred: Sequence[float]) -> float:

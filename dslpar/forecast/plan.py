@@ -123,8 +123,8 @@ def forecast(workload: Workload, machine: Machine) -> Forecast:
     return Forecast(workload=workload, machine=machine, memory=memory)
 
 
-class Alike:
-    """Workloads that differ in micro-batches, recomputation and the kind of schedule alone: which of them fit.
+class Fitting:
+    """Which workloads fit: what those of one layout share is made once, if they come one after the other.
 
     They are judged by the ranks that mostly need the most memory: the first, which has the most in flight, the last,
     which has the head, and the one with the most layers.
@@ -132,13 +132,17 @@ class Alike:
 
     def __init__(self, machine: Machine) -> None:
         self.machine, self._most = machine, TIGHT * machine.device.memory_bytes
+        self._layout: tuple[object, ...] = ()
         self._ranks: list[int] = []
-        self._resting: dict[tuple[int, bool], AtRest] = {}
         self._replicas: ReplicaTerms | None = None
+        self._resting: dict[tuple[int, bool], AtRest] = {}
 
-    def forecast_if_it_fits(self, workload: Workload) -> Forecast | None:
+    def forecast(self, workload: Workload) -> Forecast | None:
         """Return what it needs and takes; None if it does not fit."""
-        self._ranks = self._ranks or _fullest_ranks(workload)
+        layout = workload.mesh, workload.counts, workload.zero, workload.habits
+        if self._layout != layout:
+            self._layout, self._ranks, self._replicas = layout, _fullest_ranks(workload), None
+            self._resting.clear()
         memory = []
         for rank in self._ranks:
             memory.append(stage_memory(workload, rank, self._at_rest(workload, rank)))

@@ -22,7 +22,7 @@ from dslpar.core.mesh import Tensor
 from dslpar.forecast.candidate import NO_TENSOR, Candidate, Workloads, is_of_libai
 from dslpar.forecast.part_terms import part_terms
 from dslpar.forecast.part_times import part_times
-from dslpar.forecast.plan import Alike, Forecast, Machine, forecast
+from dslpar.forecast.plan import Fitting, Forecast, Machine, forecast
 from dslpar.layout.divisors import divisors, least_micro_size
 from dslpar.layout.family import conditions, is_chain, splits_sequences
 from dslpar.layout.modes import MODES, combines, context_forms
@@ -94,16 +94,15 @@ def search(workloads: Workloads, machine: Machine, pins: Pins = anything) -> Fou
     """Try every layout; `pins` says which are asked for."""
     own = Option(candidate=workloads.own, forecast=forecast(workloads.base, machine))
     tried, fitting = 0, []
-    forms = _Forms(workloads, machine, pins)
+    forms, fitting_of = _Forms(workloads, machine, pins), Fitting(machine)
     tight: set[tuple[object, ...]] = set()
     """Shapes that do not fit in the fastest form of context parallelism, however small the micro-batch."""
     for growing in forms.fastest_first(_series(workloads, pins), tight):
-        alike = Alike(machine)
         for alternatives in growing:
             made = None
             for candidate in alternatives:  # the first that fits is the fastest
                 tried += 1
-                made = alike.forecast_if_it_fits(workloads.workload(candidate))
+                made = fitting_of.forecast(workloads.workload(candidate))
                 if made is not None:
                     fitting.append(Option(candidate=candidate, forecast=made))
                     break

@@ -21,6 +21,7 @@ LLMem (arXiv 2404.10933) have; constants outside torch are others' measurements 
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import Literal
 
 from dslpar.core.mesh import TENSOR_AXES, Mesh
@@ -73,19 +74,20 @@ class StageMemory(NamedTuple):
         return self.allocated + self.fragmentation + self.outside
 
 
-_Parts = tuple[Moment, float, float, float, float, float]
-"""A moment; gradients, saved activations, those of the running layer, logits, and buffers, that are there then."""
-
-
-def _total(parts: _Parts) -> float:
-    return sum(parts[1:])
+_Moment = tuple[float, Moment, float, float, float, float, float]
+"""All that comes and goes; a moment; gradients, saved activations, those of the running layer, logits, and buffers,
+that are there then.
+"""
 
 
 class AtRest(NamedTuple):
     """What a rank holds whatever its activations are: the same for all sizes of micro-batches, if there are several."""
 
     held: States
-    fullest: _Parts
+    left: float
+    rises: tuple[tuple[float, float], ...]
+    """Of `held`."""
+    fullest: _Moment
     """The fuller one of the moments without activations."""
     outside: float
 
@@ -93,19 +95,20 @@ class AtRest(NamedTuple):
 def at_rest(workload: Workload, pipe_rank: int) -> AtRest:
     """Return what a rank of the pipeline holds beside activations."""
     held = states(workload, pipe_rank)
-    fullest = max(_reduction(held), _step(held), key=_total)
-    return AtRest(held, fullest, CONTEXT + COMMUNICATOR * num_communicators(workload.mesh))
+    outside = CONTEXT + COMMUNICATOR * num_communicators(workload.mesh)
+    return AtRest(held, held.left, held.rises, max(_reduction(held), _step(held), key=itemgetter(0)), outside)
 
 
 def stage_memory(workload: Workload, pipe_rank: int, resting: AtRest | None = None) -> StageMemory:
     """Return what a rank of the pipeline holds at its fullest moment; `resting`: what is known of it before."""
-    held, without, outside = resting or at_rest(workload, pipe_rank)
-    parts = max(_backward(workload, held, activations(workload, pipe_rank)), without, key=_total)
-    moment, gradients, saved, working, logits, buffers = parts
-    come_and_go = gradients + saved + working + logits + buffers
+    if resting is None:
+        resting = at_rest(workload, pipe_rank)
+    held, backward = resting.held, _backward(workload, resting, activations(workload, pipe_rank))
+    fullest = backward if backward[0] >= resting.fullest[0] else resting.fullest
+    come_and_go, moment, gradients, saved, working, logits, buffers = fullest
     return StageMemory(
-        pipe_rank=pipe_rank,
-        moment=moment,
+        pipe_rank,
+        moment,
         weights=held.weights,
         gradients=held.allocated + gradients,
         optimizer=held.optimizer + held.masters,
@@ -115,7 +118,7 @@ def stage_memory(workload: Workload, pipe_rank: int, resting: AtRest | None = No
         logits=logits,
         buffers=held.constant + buffers,
         fragmentation=FRAGMENTATION * (come_and_go + (held.allocated + held.constant)),
-        outside=outside,
+        outside=resting.outside,
     )
 
 
@@ -124,29 +127,33 @@ def binding(workload: Workload) -> StageMemory:
     return max((stage_memory(workload, rank) for rank in range(workload.mesh.pipe)), key=lambda each: each.total)
 
 
-def _backward(workload: Workload, held: States, needed: Activations) -> _Parts:
+def _backward(workload: Workload, resting: AtRest, needed: Activations) -> _Moment:
     """Return the fullest moment of a micro-batch's backward: the loss's, or that of a layer.
 
     Activations go as it goes on, while gradients come, of a step's first backward, and buckets are filled.
     """
-    saved, layer = needed.saved, (needed.working, needed.output)
-    is_first = saved >= workload.micro_batches * needed.first * 0.999  # all forwards come before any backward
+    held, left = resting.held, resting.left
+    saved, first, working, logits, output = needed
+    is_first = saved >= workload.micro_batches * first * 0.999  # all forwards come before any backward
     at_loss = 0.0 if is_first else held.gradients
-    moments: list[_Parts] = [("backward", at_loss, saved, 0.0, needed.logits, held.left)]
-    for done, buffers in held.rises:
+    fullest: _Moment = (at_loss + saved + logits + left, "backward", at_loss, saved, 0.0, logits, left)
+    for done, buffers in resting.rises:
         gradients = held.gradients if done or held.at_once else at_loss
-        moments.append(("backward", gradients, saved - done * needed.first, *layer, buffers))
-    return max(moments, key=_total)
+        waiting = saved - done * first
+        total = gradients + waiting + working + output + buffers
+        if total > fullest[0]:
+            fullest = total, "backward", gradients, waiting, working, output, buffers
+    return fullest
 
 
-def _reduction(held: States) -> _Parts:
+def _reduction(held: States) -> _Moment:
     gradients = min(held.gradients, held.reduced)
-    return "reduction", gradients, 0.0, 0.0, 0.0, held.reduced - gradients
+    return held.reduced, "reduction", gradients, 0.0, 0.0, 0.0, held.reduced - gradients
 
 
-def _step(held: States) -> _Parts:
+def _step(held: States) -> _Moment:
     gradients = min(held.gradients, held.stepped)
-    return "step", gradients, 0.0, 0.0, 0.0, held.stepped - gradients
+    return held.stepped, "step", gradients, 0.0, 0.0, 0.0, held.stepped - gradients
 
 
 def num_communicators(mesh: Mesh) -> int:
