@@ -90,6 +90,34 @@ def candidate_of(job: Job) -> Candidate:
     )
 
 
+class Alike:
+    """Workloads of one layout: they differ in micro-batches, recomputation and the kind of schedule alone.
+
+    `samples` are those of a step and replica; `costs`, those of the layout's cuboid by the size of a micro-batch, are
+    shared with other layouts that have it.
+    """
+
+    def __init__(
+        self, layout: Workload, samples: int, costs: dict[int, ModelCosts | None], find_costs: CostsOf
+    ) -> None:
+        self._layout, self._samples, self._costs, self._find_costs = layout, samples, costs, find_costs
+
+    def workload(self, candidate: Candidate) -> Workload:
+        """Return what a candidate of the layout computes, holds and sends."""
+        layout, micro_size = self._layout, candidate.micro_size
+        if micro_size not in self._costs:
+            self._costs[micro_size] = self._find_costs(layout.mesh.tensor, micro_size)
+        chunks = Chunks(candidate.pipe, candidate.chunks)
+        return replace(
+            layout,
+            known_costs=self._costs[micro_size],
+            micro_size=micro_size,
+            schedule=Schedule(chunks, self._samples // micro_size, candidate.split),
+            recompute="full" if candidate.interval else "none",
+            interval=candidate.interval or 1,
+        )
+
+
 class Workloads:
     """Workloads of candidates for one job: what several of them share is computed once.
 
@@ -106,7 +134,7 @@ class Workloads:
         self._costs: dict[Tensor, dict[int, ModelCosts | None]] = {}
         self._counts: dict[tuple[int, int], tuple[int, ...]] = {}
         self._habits: dict[int, Habits] = {}
-        self._last: tuple[object, Workload, dict[int, ModelCosts | None]] | None = None
+        self._last: tuple[object, Alike] | None = None
 
     def cuboid(self, tensor: TensorParallel, context: ContextParallel | None) -> Tensor:
         """Return the cuboid of ranks of both."""
@@ -141,24 +169,10 @@ class Workloads:
 
     def workload(self, candidate: Candidate) -> Workload:
         """Return what a candidate computes, holds and sends."""
-        (alike, costs), micro_size = self._alike(candidate), candidate.micro_size
-        micro_batches = self.job.batch.global_size // (alike.mesh.data * micro_size)
-        if micro_size not in costs:
-            costs[micro_size] = self._find_costs(alike.mesh.tensor, micro_size)
-        return replace(
-            alike,
-            known_costs=costs[micro_size],
-            micro_size=micro_size,
-            schedule=Schedule(Chunks(candidate.pipe, candidate.chunks), micro_batches, candidate.split),
-            recompute="full" if candidate.interval else "none",
-            interval=candidate.interval or 1,
-        )
+        return self.alike(candidate).workload(candidate)
 
-    def _alike(self, candidate: Candidate) -> tuple[Workload, dict[int, ModelCosts | None]]:
-        """Return the workload of some micro-batches and recomputation, and costs by the size of a micro-batch.
-
-        Candidates that share both come one after the other.
-        """
+    def alike(self, candidate: Candidate) -> Alike:
+        """Return what makes workloads of a candidate's layout: candidates of one come one after the other."""
         pipe, zero = candidate.pipe, candidate.zero
         key = candidate.tensor, candidate.context, pipe, candidate.chunks, zero
         if self._last is None or self._last[0] != key:
@@ -168,8 +182,9 @@ class Workloads:
             mesh = Mesh(pipe=pipe, data=data, tensor=cuboid, order=job.mesh.order)
             habits = self._habits_at(zero)
             made = replace(self.base, mesh=mesh, counts=self.counts(candidate), zero=zero, habits=habits)
-            self._last = key, made, self._costs.setdefault(cuboid, {})
-        return self._last[1:]
+            samples = job.batch.global_size // data
+            self._last = key, Alike(made, samples, self._costs.setdefault(cuboid, {}), self._find_costs)
+        return self._last[1]
 
     def _habits_at(self, zero: int) -> Habits:
         """Return what DeepSpeed and dslpar do at a stage of ZeRO."""

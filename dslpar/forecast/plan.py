@@ -21,7 +21,7 @@ from dslpar.forecast.device import Device
 from dslpar.forecast.family import flops_per_token
 from dslpar.forecast.links import Nodes
 from dslpar.forecast.stage_memory import AtRest, StageMemory, at_rest, stage_memory
-from dslpar.forecast.step_time import ReplicaTerms, StepTime, replica_terms, step_time
+from dslpar.forecast.step_time import ReplicaTerms, StepTime, least_s, replica_terms, step_time
 from dslpar.forecast.workload import Workload
 
 Verdict = Literal["fits", "tight", "does not fit"]
@@ -124,7 +124,7 @@ def forecast(workload: Workload, machine: Machine) -> Forecast:
 
 
 class Fitting:
-    """Which workloads fit: what those of one layout share is made once, if they come one after the other.
+    """Which workloads of one layout fit: what they share is made once.
 
     They are judged by the ranks that mostly need the most memory: the first, which has the most in flight, the last,
     which has the head, and the one with the most layers.
@@ -132,17 +132,13 @@ class Fitting:
 
     def __init__(self, machine: Machine) -> None:
         self.machine, self._most = machine, TIGHT * machine.device.memory_bytes
-        self._layout: tuple[object, ...] = ()
         self._ranks: list[int] = []
         self._replicas: ReplicaTerms | None = None
         self._resting: dict[tuple[int, bool], AtRest] = {}
 
     def forecast(self, workload: Workload) -> Forecast | None:
         """Return what it needs and takes; None if it does not fit."""
-        layout = workload.mesh, workload.counts, workload.zero, workload.habits
-        if self._layout != layout:
-            self._layout, self._ranks, self._replicas = layout, _fullest_ranks(workload), None
-            self._resting.clear()
+        self._ranks = self._ranks or _fullest_ranks(workload)
         memory = []
         for rank in self._ranks:
             memory.append(stage_memory(workload, rank, self._at_rest(workload, rank)))
@@ -152,6 +148,11 @@ class Fitting:
             device = self.machine.device.computing_in(workload.dtype)
             self._replicas = replica_terms(workload, device, self.machine.nodes)
         return Forecast(workload=workload, machine=self.machine, memory=tuple(memory), replicas=self._replicas)
+
+    def least_s(self, workload: Workload) -> float:
+        """Return what a step takes at the least."""
+        device = self.machine.device.computing_in(workload.dtype)
+        return least_s(workload, device, self.machine.nodes, self.machine.constants)
 
     def _at_rest(self, workload: Workload, rank: int) -> AtRest:
         key = rank, workload.micro_batches > 1  # of micro-batches only whether gradients add up matters

@@ -15,11 +15,14 @@ how Alpa's, Galvatron's and vTrain's searches work; here all candidates are rank
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from heapq import heapify, heappop, heappush
 
 from dslpar.core.frozen import frozen, replace
 from dslpar.core.mesh import Tensor
-from dslpar.forecast.candidate import NO_TENSOR, Candidate, Workloads, is_of_libai
+from dslpar.core.named_tuple import NamedTuple
+from dslpar.forecast.candidate import NO_TENSOR, Alike, Candidate, Workloads, is_of_libai
 from dslpar.forecast.part_terms import part_terms
 from dslpar.forecast.part_times import part_times
 from dslpar.forecast.plan import Fitting, Forecast, Machine, forecast
@@ -64,21 +67,50 @@ def anything(candidate: Candidate) -> bool:
     return True
 
 
-@frozen
 class Found:
-    """The layouts of a search."""
+    """The layouts of a search: which of them fit, and how fast they are, is found as far as it is asked for.
 
-    own: Option
-    fitting: tuple[Option, ...]
-    """Those that fit, the fastest first."""
-    num_legal: int
-    """Those that were tried, whether they fit or not."""
+    A layout's memory and time are not asked for before those that may be faster have been yielded.
+    """
+
+    def __init__(self, own: Option, series: Sequence[_Series]) -> None:
+        self.own = own
+        self.num_legal = sum(len(alternatives) for each in series for alternatives in each.growing)
+        """Layouts that lint may allow, whether they fit or not."""
+        self._series = series
+
+    def fastest(self) -> Iterator[Option]:
+        """Yield what fits, the fastest first."""
+        return self._in_order(lambda step: (step.least_s,), lambda option: (option.step_s,))
 
     @property
     def repairs(self) -> Iterator[Option]:
         """Yield what fits, the fewest changes first, and of as many the fastest."""
         own = self.own.candidate
-        return iter(sorted(self.fitting, key=lambda option: (option.candidate.changes(own), option.step_s)))
+        return self._in_order(
+            lambda step: (min(each.changes(own) for each in step.alternatives), step.least_s),
+            lambda option: (option.candidate.changes(own), option.step_s),
+        )
+
+    def _in_order(
+        self, at_least: Callable[[_Step], tuple[float, ...]], key: Callable[[Option], tuple[float, ...]]
+    ) -> Iterator[Option]:
+        """Yield what fits by a key that is not less than what `at_least` says of it before it is known."""
+        waiting: list[tuple[tuple[float, ...], int, _Step | Option]]
+        steps = (_Step(each, number) for each in self._series if each.is_of_use for number in range(len(each.growing)))
+        waiting = [(at_least(step), number, step) for number, step in enumerate(steps)]
+        heapify(waiting)
+        while waiting:
+            _, number, item = heappop(waiting)
+            if isinstance(item, Option):
+                yield item
+            elif (option := item.option) is not None:
+                heappush(waiting, (key(option), number, option))
+
+    @cached_property
+    def fitting(self) -> tuple[Option, ...]:
+        """All that fit, the fastest first."""
+        return tuple(self.fastest())
 
     @property
     def pareto(self) -> list[Option]:
@@ -91,26 +123,73 @@ class Found:
 
 
 def search(workloads: Workloads, machine: Machine, pins: Pins = anything) -> Found:
-    """Try every layout; `pins` says which are asked for."""
+    """Look through all layouts; `pins` says which are asked for."""
     own = Option(candidate=workloads.own, forecast=forecast(workloads.base, machine))
-    tried, fitting = 0, []
-    forms, fitting_of = _Forms(workloads, machine, pins), Fitting(machine)
-    tight: set[tuple[object, ...]] = set()
-    """Shapes that do not fit in the fastest form of context parallelism, however small the micro-batch."""
-    for growing in forms.fastest_first(_series(workloads, pins), tight):
-        for alternatives in growing:
-            made = None
-            for candidate in alternatives:  # the first that fits is the fastest
-                tried += 1
-                made = fitting_of.forecast(workloads.workload(candidate))
-                if made is not None:
-                    fitting.append(Option(candidate=candidate, forecast=made))
-                    break
-            if made is None:
-                if alternatives is growing[0]:
-                    tight.add(_shape(alternatives[0]))
-                break  # with a larger micro-batch it needs more yet
-    return Found(own=own, fitting=tuple(sorted(fitting, key=lambda option: option.step_s)), num_legal=tried)
+    firsts: dict[tuple[object, ...], list[_Series]] = {}
+    made: list[_Series] = []
+    last: tuple[Alike, Fitting] | None = None
+    for growing, is_first in _Forms(workloads, machine, pins).fastest_first(_series(workloads, pins)):
+        candidate = growing[0][0]
+        alike, known = workloads.alike(candidate), firsts.setdefault(_shape(candidate), [])
+        if last is None or last[0] is not alike:
+            last = alike, Fitting(machine)
+        made.append(_Series(growing, *last, () if is_first else known))
+        if is_first:
+            known.append(made[-1])
+    return Found(own, made)
+
+
+class _Series:
+    """Layouts with growing micro-batches, each with its alternatives: which of them fit.
+
+    If all of `instead` fit, which are faster, none of these is of use.
+    """
+
+    def __init__(self, growing: list[Alternatives], alike: Alike, fitting: Fitting, instead: Sequence[_Series]) -> None:
+        self.growing, self._alike, self._fitting, self._instead = growing, alike, fitting, instead
+        self._known: list[Option | None] = []
+
+    @property
+    def is_of_use(self) -> bool:
+        """Whether nothing is there instead that fits."""
+        return not self._instead or any(each.option(0) is None for each in self._instead)
+
+    def option(self, index: int) -> Option | None:
+        """Return the first of the alternatives that fits, which is the fastest; None where none does."""
+        known = self._known
+        while len(known) <= index and (not known or known[-1] is not None):
+            known.append(self._first_that_fits(self.growing[len(known)]))
+        return known[index] if index < len(known) else None  # with a larger micro-batch it needs more yet
+
+    def _first_that_fits(self, alternatives: Alternatives) -> Option | None:
+        for candidate in alternatives:
+            made = self._fitting.forecast(self._alike.workload(candidate))
+            if made is not None:
+                return Option(candidate=candidate, forecast=made)
+        return None
+
+    def least_s(self, index: int) -> float:
+        """Return the seconds that a step of these alternatives takes at the least."""
+        return self._fitting.least_s(self._alike.workload(self.growing[index][0]))
+
+
+class _Step(NamedTuple):
+    """One size of a micro-batch of a series."""
+
+    series: _Series
+    number: int
+
+    @property
+    def alternatives(self) -> Alternatives:
+        return self.series.growing[self.number]
+
+    @property
+    def least_s(self) -> float:
+        return self.series.least_s(self.number)
+
+    @property
+    def option(self) -> Option | None:
+        return self.series.option(self.number)
 
 
 def _shape(candidate: Candidate) -> tuple[object, ...]:
@@ -126,20 +205,22 @@ class _Forms:
         self.workloads, self.machine, self.pins = workloads, machine, pins
         self._of_use: dict[tuple[TensorParallel, int], list[ContextParallel | None]] = {}
 
-    def fastest_first(
-        self, series: Iterator[list[Alternatives]], tight: Collection[tuple[object, ...]]
-    ) -> Iterator[list[Alternatives]]:
-        """Yield the series of the fastest forms and of the config's own; then those of others, of `tight` shapes."""
+    def fastest_first(self, series: Iterator[list[Alternatives]]) -> Iterator[tuple[list[Alternatives], bool]]:
+        """Yield the series of the fastest forms and of the config's own; then those of others that hold less.
+
+        The second value says which it is: others are of use where the fastest form of their shape does not fit, however
+        small the micro-batch.
+        """
         others: list[list[Alternatives]] = []
         for growing in series:
             if not growing:
                 continue
             place = self._place(growing[0][0])
             if place == 0:
-                yield growing
+                yield growing, True
             elif place is not None:
                 others.append(growing)
-        yield from (growing for growing in others if _shape(growing[0][0]) in tight)
+        yield from ((growing, False) for growing in others)
 
     def _place(self, candidate: Candidate) -> int | None:
         """Return a form's place among those of use, the fastest first; None: one is faster that holds no more."""

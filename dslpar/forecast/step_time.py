@@ -22,15 +22,19 @@ do it once a run.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from dslpar.core.frozen import frozen
 from dslpar.core.named_tuple import NamedTuple
 from dslpar.forecast.constants import DEFAULT, Constants
 from dslpar.forecast.device import Device
 from dslpar.forecast.links import NO_TRANSFER, Nodes, Transfer, group_of, transfer
 from dslpar.forecast.part_terms import HOST_BYTES_PER_S, PartTerms, Sent, part_terms
-from dslpar.forecast.part_times import either, part_times
+from dslpar.forecast.part_times import PartTimes, either, part_times
 from dslpar.forecast.workload import Workload
 
+ROUNDED = 1 - 1e-9
+"""Less than what sums in another order differ by."""
 HIDING_BACKWARD = 0.6
 """Of the last micro-batch's backward, the share under which a reduction runs."""
 
@@ -213,10 +217,9 @@ def _message(workload: Workload, device: Device, nodes: Nodes) -> tuple[Transfer
 
 def time_of(terms: Terms, constants: Constants) -> StepTime:
     """Return the time of a step whose terms are known."""
-    layer, head_s, first_sent_s, last_sent_s = part_times(terms.parts, constants)
-    loads = [layer.seconds * num for num in terms.layers]
-    loads[0] += first_sent_s
-    loads[-1] += head_s + last_sent_s
+    parts = part_times(terms.parts, constants)
+    layer, head_s, first_sent_s, last_sent_s = parts
+    loads = _loads(parts, terms.layers)
     most = max(loads)
     busiest = loads.index(most)
     micro_batches, replicas = terms.micro_batches, terms.replicas
@@ -260,3 +263,24 @@ def time_of(terms: Terms, constants: Constants) -> StepTime:
         bubble=bubble_s / (micro_batches * busy),
         terms=terms,
     )
+
+
+def least_s(workload: Workload, device: Device, nodes: Nodes, constants: Constants) -> float:
+    """Return what a step takes at the least: computing, with the idle time of a pipeline, and nothing that is sent.
+
+    It takes a part of the time that `step_time` takes, and never says more: a search ranks by it what it need not know
+    better.
+    """
+    parts = part_times(part_terms(workload, device, nodes), constants)
+    loads = _loads(parts, workload.layers_on_ranks)
+    most = max(loads)
+    idle = (sum(loads) - most) / workload.chunks.num * parts.layer.idle
+    return ROUNDED * (workload.micro_batches * most + idle)
+
+
+def _loads(parts: PartTimes, layers: Sequence[float]) -> list[float]:
+    """Return the seconds that each rank of the pipeline computes in a micro-batch."""
+    loads = [parts.layer.seconds * num for num in layers]
+    loads[0] += parts.first_sent_s
+    loads[-1] += parts.head_s + parts.last_sent_s
+    return loads

@@ -46,8 +46,7 @@ class Plan:
     layouts: tuple[Suggestion, ...]
     """The fastest layouts that fit."""
     num_legal: int
-    """Layouts that were tried."""
-    num_fitting: int
+    """Layouts among which they were sought."""
     fixed: tuple[str, ...] = ()
     """Keys whose values were to stay."""
 
@@ -106,9 +105,8 @@ def plan_of(question: Question, checked: Checked, job: Job, machine: Machine, co
         own=own,
         machine=machine,
         repairs=repairs,
-        layouts=tuple(linted.first(found.fitting, MOST_LAYOUTS)),
+        layouts=tuple(linted.first(found.fastest(), MOST_LAYOUTS)),
         num_legal=found.num_legal,
-        num_fitting=len(found.fitting),
         fixed=question.fixed,
     )
 
