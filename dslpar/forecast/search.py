@@ -2,7 +2,7 @@
 
     found = search(job, device, nodes)
     found.fitting[0]                   # the fastest that fits
-    found.repairs                      # those nearest to the config, the fewest changes first
+    found.repairs()                    # those nearest to the config, the fewest changes first
 
 Tried are all tensor modes and sizes, pipelines, chunks and schedules, ZeRO stages, micro-batches and recomputation, and
 of long sequences context parallelism in each of its forms; the global batch stays. What cannot be legal, or cannot win,
@@ -67,6 +67,10 @@ def anything(candidate: Candidate) -> bool:
     return True
 
 
+def _nothing(candidate: Candidate) -> bool:
+    return False
+
+
 class Found:
     """The layouts of a search: which of them fit, and how fast they are, is found as far as it is asked for.
 
@@ -81,31 +85,33 @@ class Found:
 
     def fastest(self) -> Iterator[Option]:
         """Yield what fits, the fastest first."""
-        return self._in_order(lambda step: (step.least_s,), lambda option: (option.step_s,))
+        return self._in_order(lambda candidate: 0, _nothing)
 
-    @property
-    def repairs(self) -> Iterator[Option]:
-        """Yield what fits, the fewest changes first, and of as many the fastest."""
-        own = self.own.candidate
-        return self._in_order(
-            lambda step: (min(each.changes(own) for each in step.alternatives), step.least_s),
-            lambda option: (option.candidate.changes(own), option.step_s),
-        )
+    def repairs(self, covered: Pins = _nothing) -> Iterator[Option]:
+        """Yield what fits, the fewest changes first, and of as many the fastest; nothing that is `covered` by then."""
+        return self._in_order(lambda candidate: candidate.changes(self.own.candidate), covered)
 
-    def _in_order(
-        self, at_least: Callable[[_Step], tuple[float, ...]], key: Callable[[Option], tuple[float, ...]]
-    ) -> Iterator[Option]:
-        """Yield what fits by a key that is not less than what `at_least` says of it before it is known."""
-        waiting: list[tuple[tuple[float, ...], int, _Step | Option]]
-        steps = (_Step(each, number) for each in self._series if each.is_of_use for number in range(len(each.growing)))
-        waiting = [(at_least(step), number, step) for number, step in enumerate(steps)]
+    def _in_order(self, rank: Callable[[Candidate], int], covered: Pins) -> Iterator[Option]:
+        """Yield what fits, the lowest rank first, and of one rank the fastest.
+
+        Each waits with what is known of it: its rank, then what it takes at the least, then what it takes.
+        """
+        waiting: list[tuple[int, float, int, _Step | Option, bool]] = []
+        for each in self._series:
+            if each.is_of_use:
+                for number in range(len(each.growing)):
+                    step = _Step(each, number)
+                    waiting.append((min(map(rank, step.alternatives)), 0.0, len(waiting), step, False))
         heapify(waiting)
         while waiting:
-            _, number, item = heappop(waiting)
+            least, _, number, item, has_least_s = heappop(waiting)
             if isinstance(item, Option):
                 yield item
+            elif not has_least_s:
+                if not all(map(covered, item.alternatives)):
+                    heappush(waiting, (least, item.least_s, number, item, True))
             elif (option := item.option) is not None:
-                heappush(waiting, (key(option), number, option))
+                heappush(waiting, (rank(option.candidate), option.step_s, number, option, True))
 
     @cached_property
     def fitting(self) -> tuple[Option, ...]:
@@ -148,6 +154,7 @@ class _Series:
     def __init__(self, growing: list[Alternatives], alike: Alike, fitting: Fitting, instead: Sequence[_Series]) -> None:
         self.growing, self._alike, self._fitting, self._instead = growing, alike, fitting, instead
         self._known: list[Option | None] = []
+        self._least_s: dict[int, float] = {}
 
     @property
     def is_of_use(self) -> bool:
@@ -170,7 +177,9 @@ class _Series:
 
     def least_s(self, index: int) -> float:
         """Return the seconds that a step of these alternatives takes at the least."""
-        return self._fitting.least_s(self._alike.workload(self.growing[index][0]))
+        if index not in self._least_s:
+            self._least_s[index] = self._fitting.least_s(self._alike.workload(self.growing[index][0]))
+        return self._least_s[index]
 
 
 class _Step(NamedTuple):
@@ -263,7 +272,7 @@ class _Forms:
 def nearest(workloads: Workloads, machine: Machine) -> Iterator[Option]:
     """Yield what fits with one setting changed, the fastest first."""
     own = workloads.own
-    return search(workloads, machine, lambda candidate: candidate.changes(own) == 1).repairs
+    return search(workloads, machine, lambda candidate: candidate.changes(own) == 1).repairs()
 
 
 def candidates(workloads: Workloads) -> Iterator[Candidate]:

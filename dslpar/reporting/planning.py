@@ -9,9 +9,10 @@ is ever shown.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from functools import cache
 
-from dslpar.core.frozen import frozen
+from dslpar.core.frozen import frozen, replace
 from dslpar.forecast.candidate import Candidate, Workloads, candidate_of, layout_settings, overrides, settings
 from dslpar.forecast.plan import Forecast, Machine, forecast
 from dslpar.forecast.search import Found, Option, Pins, anything, pins_of, search
@@ -124,12 +125,20 @@ def _pins(question: Question, job: Job, workloads: Workloads) -> Pins:
 def _repairs(found: Found, linted: _Linted) -> Iterator[Suggestion]:
     """Yield the smallest changes that fit, one of each set of keys: the fastest of it."""
     seen: list[set[str]] = []
-    for option in found.repairs:
+    own = found.own.candidate
+
+    @cache
+    def keys_of(candidate: Candidate) -> Set[str]:
+        return layout_settings(linted.job, candidate).keys()
+
+    def covered(candidate: Candidate) -> bool:
+        """Whether a smaller change of some of its keys does; of those of the batch nothing is known yet."""
+        some = keys_of(replace(candidate, micro_size=own.micro_size)) if seen else set()
+        return any(each <= some for each in seen)
+
+    for option in found.repairs(covered):
         if found.own.forecast.fits and option.forecast.verdict != "fits":
             continue  # what is tight is no repair of what is tight
-        some = layout_settings(linted.job, option.candidate).keys()
-        if any(each <= some for each in seen):
-            continue  # a smaller change of some of these keys does
         keys = set(settings(linted.job, option.candidate))
         if not keys or any(each <= keys for each in seen):
             continue

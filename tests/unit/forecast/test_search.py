@@ -177,7 +177,7 @@ def test_the_front_has_what_is_faster_than_all_that_needs_less(workloads: Worklo
 
 def test_repairs_begin_with_the_fewest_changes(workloads: Workloads) -> None:
     assert not forecast(workloads.base, H100).fits
-    changes = [option.candidate.changes(workloads.own) for option in search(workloads, H100).repairs]
+    changes = [option.candidate.changes(workloads.own) for option in search(workloads, H100).repairs()]
     assert changes == sorted(changes)
     assert changes[0] == 1
     first = next(nearest(workloads, H100))
