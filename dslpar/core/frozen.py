@@ -81,6 +81,26 @@ else:
         return cls
 
 
+def keeping_hash(cls: Class) -> Class:
+    """Let values of a frozen class keep their hash, for those that are looked up again and again."""
+    for name, method in (("__hash__", _kept_hash), ("__getstate__", _state)):
+        setattr(cls, name, method)
+    return cls
+
+
+def _kept_hash(self: object) -> int:
+    held = self.__dict__
+    if "_hash" not in held:
+        held["_hash"] = hash((type(self), *_values(self)))
+    found: int = held["_hash"]
+    return found
+
+
+def _state(self: object) -> dict[str, object]:
+    """Return what is pickled and copied: fields alone, since texts have other hashes in another process."""
+    return {name: self.__dict__[name] for name in _layout_of(type(self)).names}
+
+
 def fields(value: object) -> tuple[Field, ...]:
     """Return the fields of a frozen class or value, those of its base classes first."""
     cls = value if isinstance(value, type) else type(value)
@@ -196,6 +216,12 @@ def _values(self: object) -> tuple[object, ...]:
     return tuple([held[name] for name in layout.names])
 
 
+def _equal(self: object, other: object) -> object:
+    if self is other:
+        return True
+    return _values(self) == _values(other) if type(other) is type(self) else NotImplemented
+
+
 def _repr(self: object) -> str:
     shown = ", ".join(f"{item.name}={getattr(self, item.name)!r}" for item in fields(self))
     return f"{type(self).__name__}({shown})"
@@ -205,7 +231,7 @@ _METHODS: Mapping[str, Callable[..., object]] = {
     "__init__": _init,
     "__setattr__": _refuse,
     "__delattr__": _refuse,
-    "__eq__": lambda self, other: _values(self) == _values(other) if type(other) is type(self) else NotImplemented,
+    "__eq__": _equal,
     "__hash__": lambda self: hash((type(self), *_values(self))),
     "__repr__": _repr,
 }

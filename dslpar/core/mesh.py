@@ -24,7 +24,7 @@ from functools import cached_property
 from itertools import product
 from typing import Literal
 
-from dslpar.core.frozen import field, frozen
+from dslpar.core.frozen import field, frozen, keeping_hash
 
 Residual = Literal["replicated", "sequence", "hidden", "batch"]
 Inner = Literal["batch", "heads"]
@@ -40,6 +40,7 @@ TENSOR_AXES = ("d", "q", "y", "z")
 _COMPOUND = {"tensor": TENSOR_AXES, "x": ("d", "q")}
 
 
+@keeping_hash
 @frozen
 class Tensor:
     """The cuboid of one tensor group, and how activations are kept on it; x = d * q, d slow."""

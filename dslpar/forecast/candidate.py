@@ -52,7 +52,9 @@ class Candidate:
 
     def changes(self, other: Candidate) -> int:
         """Count the settings in which two candidates differ, those of tensor and context parallelism each."""
-        count = len(_differing(self, other) - {"tensor", "context"}) + len(_differing(self.tensor, other.tensor))
+        count = (self.pipe != other.pipe) + (self.chunks != other.chunks) + (self.split != other.split)
+        count += (self.zero != other.zero) + (self.micro_size != other.micro_size) + (self.interval != other.interval)
+        count += len(_differing(self.tensor, other.tensor))
         if self.context is None or other.context is None:
             return count + (self.context is not other.context)
         return count + len(_differing(self.context, other.context))
@@ -60,6 +62,8 @@ class Candidate:
 
 def _differing(one: object, other: object) -> set[str]:
     """Return the fields in which two of a class differ."""
+    if one is other:
+        return set()
     return {item.name for item in fields(one) if getattr(one, item.name) != getattr(other, item.name)}
 
 

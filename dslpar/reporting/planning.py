@@ -10,9 +10,8 @@ is ever shown.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from functools import cache
 
-from dslpar.core.frozen import frozen, replace
+from dslpar.core.frozen import frozen
 from dslpar.forecast.candidate import Candidate, Workloads, candidate_of, layout_settings, overrides, settings
 from dslpar.forecast.plan import Forecast, Machine, forecast
 from dslpar.forecast.search import Found, Option, Pins, anything, pins_of, search
@@ -125,16 +124,17 @@ def _pins(question: Question, job: Job, workloads: Workloads) -> Pins:
 def _repairs(found: Found, linted: _Linted) -> Iterator[Suggestion]:
     """Yield the smallest changes that fit, one of each set of keys: the fastest of it."""
     seen: list[set[str]] = []
-    own = found.own.candidate
-
-    @cache
-    def keys_of(candidate: Candidate) -> Set[str]:
-        return layout_settings(linted.job, candidate).keys()
+    known: dict[tuple[object, ...], Set[str]] = {}
 
     def covered(candidate: Candidate) -> bool:
         """Whether a smaller change of some of its keys does; of those of the batch nothing is known yet."""
-        some = keys_of(replace(candidate, micro_size=own.micro_size)) if seen else set()
-        return any(each <= some for each in seen)
+        if not seen:
+            return False
+        layout = candidate.tensor, candidate.context, candidate.pipe, candidate.chunks, candidate.split
+        key = *layout, candidate.zero, candidate.interval
+        if key not in known:
+            known[key] = layout_settings(linted.job, candidate).keys()
+        return any(each <= known[key] for each in seen)
 
     for option in found.repairs(covered):
         if found.own.forecast.fits and option.forecast.verdict != "fits":

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
+from dslpar.core.frozen import keeping_hash
 from dslpar.schema.datasets import (
     BlendData,
     ChatData,
@@ -81,6 +82,7 @@ class PipelineParallel:
     """The automatic cut: 'cost' (the default), 'uniform', 'parameters', 'libai', or 'type:REGEX'."""
 
 
+@keeping_hash
 @section
 class TensorParallel:
     """The axis of tensor parallelism: its mode, and how the cuboid keeps activations."""
@@ -112,6 +114,7 @@ class TensorParallel:
     effect in layers that torch compiles."""
 
 
+@keeping_hash
 @section
 class ContextParallel:
     """The axis of context parallelism: each sequence is cut over its ranks, in every layer, beside any tensor mode."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import pickle
 from dataclasses import FrozenInstanceError, fields, is_dataclass, replace
@@ -77,3 +78,13 @@ def test_our_own_replace_and_is_frozen() -> None:
     assert frozen.is_frozen(Mesh)
     assert not frozen.is_frozen(FrozenInstanceError)
     assert not frozen.is_frozen(4)
+
+
+def test_a_kept_hash_is_no_part_of_a_value() -> None:
+    tensor = Tensor(y=2, mode="1d")
+    assert hash(tensor) == hash(Tensor(y=2, mode="1d"))
+    for made in (pickle.loads(pickle.dumps(tensor)), copy.copy(tensor), frozen.replace(tensor, y=2)):
+        assert vars(made).keys() == {item.name for item in frozen.fields(Tensor)}, "a hash of another process"
+        assert made == tensor
+        assert hash(made) == hash(tensor)
+    assert hash(frozen.replace(tensor, y=4)) != hash(tensor)
