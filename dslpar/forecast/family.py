@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any, Protocol, cast
 
@@ -43,14 +44,25 @@ def costs_of(model: Model) -> FamilyCosts:
     return cast(FamilyCosts, families.family_module(model, "costs"))
 
 
-def model_costs(model: Model | OtherModel, cuboid: Tensor, tokens: Number, seq_len: int) -> ModelCosts | None:
-    """Return what a model's parts cost a rank for a micro-batch; None where it is not known before it is built."""
+def costs_function(model: Model | OtherModel, seq_len: int) -> Callable[[Tensor, Number], ModelCosts] | None:
+    """Return what tells the costs of a model's parts to a rank, of a cuboid, for a micro-batch of so many tokens.
+
+    None where they are not known before the model is built.
+    """
     if isinstance(model, Model):
-        return costs_of(model).model_costs(model, cuboid, tokens, seq_len)
+        of_family = costs_of(model).model_costs
+        return lambda cuboid, tokens: of_family(model, cuboid, tokens, seq_len)
     if model.transformers is None:
         return None
-    found: ModelCosts | None = _of_transformers().model_costs(model.transformers, cuboid, tokens, seq_len, model.lora)
+    found: Callable[[Tensor, Number], ModelCosts] | None
+    found = _of_transformers().costs_function(model.transformers, seq_len, model.lora)
     return found
+
+
+def model_costs(model: Model | OtherModel, cuboid: Tensor, tokens: Number, seq_len: int) -> ModelCosts | None:
+    """Return what a model's parts cost a rank for a micro-batch; None where it is not known before it is built."""
+    costs = costs_function(model, seq_len)
+    return None if costs is None else costs(cuboid, tokens)
 
 
 def flops_per_token(model: Model | OtherModel, seq_len: int) -> Flops | None:

@@ -63,7 +63,6 @@ class PartTerms:
     """Layers that `layer` stands for: 1, or all of a model whose layers differ."""
     launch_ratio: float
     """Kernels that a host launches for a layer, over those of one of ours."""
-    splits_backward: bool
     head: Kernels
     repeats_head: bool
     """Whether the head runs again in the backward, for each of `loss_chunks`."""
@@ -79,7 +78,7 @@ def part_terms(workload: Workload, device: Device, nodes: Nodes) -> PartTerms:
     habits = workload.habits
     again = workload.recompute, workload.interval, workload.offloads_inputs, workload.mlp_chunks
     of_habits = habits.fused_attention, habits.launch_ratio, habits.blocking_messages and workload.chunks.pipe > 1
-    key = "parts", workload.dtype, again, of_habits, workload.loss_chunks > 1, workload.schedule.split
+    key = "parts", workload.dtype, again, of_habits, workload.loss_chunks > 1
     kept = workload.costs.kept
     if key not in kept or kept[key][:2] != (device, nodes):
         kept[key] = device, nodes, _part_terms(workload, device, nodes)
@@ -119,7 +118,6 @@ def _part_terms(workload: Workload, device: Device, nodes: Nodes) -> PartTerms:
         offload_s=launched * _offload_s(workload),
         launched=launched,
         launch_ratio=habits.launch_ratio,
-        splits_backward=workload.schedule.split,
         head=head,
         repeats_head=workload.loss_chunks > 1,
         first_sent=ends[0][0] + ends[0][1],

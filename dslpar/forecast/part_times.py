@@ -50,29 +50,30 @@ class PartTimes(NamedTuple):
     """Collectives of the tables, and of the head and the loss."""
 
 
-def part_times(terms: PartTerms, constants: Constants) -> PartTimes:
-    """Return what the parts take.
+def part_times(terms: PartTerms, constants: Constants, *, splits_backward: bool = False) -> PartTimes:
+    """Return what the parts take; `splits_backward`: in a schedule that computes weights' gradients apart.
 
     What they took last, and with which constants, is kept with the terms: a search asks with the same ones again and
     again, for other pipelines and stages of ZeRO.
     """
-    last: tuple[Constants, PartTimes] | None = vars(terms).get("_last_times")
+    kept: dict[bool, tuple[Constants, PartTimes]] = vars(terms).setdefault("_last_times", {})
+    last = kept.get(splits_backward)
     if last is None or last[0] is not constants:
-        last = vars(terms)["_last_times"] = constants, _part_times(terms, constants)
+        last = kept[splits_backward] = constants, _part_times(terms, constants, splits_backward)
     return last[1]
 
 
-def _part_times(terms: PartTerms, constants: Constants) -> PartTimes:
+def _part_times(terms: PartTerms, constants: Constants, splits_backward: bool) -> PartTimes:
     wide, head = terms.wide_tiles, terms.head
     head_s = products_s(head.forward, constants, wide) + products_s(head.backward, constants, wide)
     if terms.repeats_head:
         head_s += products_s(head.forward, constants, wide)
     head_s += head.logits_s * constants.logit_bytes
     ends_s = [sum([each.seconds(constants) for each in sent]) for sent in (terms.first_sent, terms.last_sent)]
-    return PartTimes(_layer_time(terms, constants), head_s, *ends_s)
+    return PartTimes(_layer_time(terms, constants, splits_backward), head_s, *ends_s)
 
 
-def _layer_time(terms: PartTerms, constants: Constants) -> LayerTime:
+def _layer_time(terms: PartTerms, constants: Constants, splits_backward: bool) -> LayerTime:
     kernels, wide = terms.layer, terms.wide_tiles
     scores_s = attention_s(kernels, constants, wide)
     between_s = constants.elementwise_passes * kernels.elementwise_s
@@ -112,7 +113,7 @@ def _layer_time(terms: PartTerms, constants: Constants) -> LayerTime:
     repeats = in_repeats + terms.offload_s
     seconds = in_forward + in_backward + repeats
     idle = 1.0
-    if terms.splits_backward:
+    if splits_backward:
         # As `Schedule.bubble`: B and W are halves of what is not computed again.
         weights = in_backward / 2
         inputs = weights + repeats

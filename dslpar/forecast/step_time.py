@@ -77,6 +77,7 @@ class Terms(NamedTuple):
     """A workload on a machine, as far as no constant enters."""
 
     parts: PartTerms
+    splits_backward: bool
     layers: tuple[float, ...]
     """How many times each rank of the pipeline computes a layer."""
     micro_batches: int
@@ -137,6 +138,7 @@ def terms_of(workload: Workload, device: Device, nodes: Nodes, replicas: Replica
     to_host = replicas.stepped * (4 + workload.element_bytes) if habits.offloads_optimizer else 0.0
     return Terms(
         parts=part_terms(workload, device, nodes),
+        splits_backward=workload.schedule.split,
         layers=workload.layers_on_ranks,
         micro_batches=micro_batches,
         chunks=chunks.num,
@@ -217,7 +219,7 @@ def _message(workload: Workload, device: Device, nodes: Nodes) -> tuple[Transfer
 
 def time_of(terms: Terms, constants: Constants) -> StepTime:
     """Return the time of a step whose terms are known."""
-    parts = part_times(terms.parts, constants)
+    parts = part_times(terms.parts, constants, splits_backward=terms.splits_backward)
     layer, head_s, first_sent_s, last_sent_s = parts
     loads = _loads(parts, terms.layers)
     most = max(loads)
@@ -271,7 +273,8 @@ def least_s(workload: Workload, device: Device, nodes: Nodes, constants: Constan
     It takes a part of the time that `step_time` takes, and never says more: a search ranks by it what it need not know
     better.
     """
-    parts = part_times(part_terms(workload, device, nodes), constants)
+    terms = part_terms(workload, device, nodes)
+    parts = part_times(terms, constants, splits_backward=workload.schedule.split)
     loads = _loads(parts, workload.layers_on_ranks)
     most = max(loads)
     idle = (sum(loads) - most) / workload.chunks.num * parts.layer.idle

@@ -16,7 +16,7 @@ from typing import Literal
 
 from dslpar.core.frozen import frozen
 from dslpar.core.mesh import Mesh, Tensor
-from dslpar.forecast.family import model_costs
+from dslpar.forecast.family import costs_function, model_costs
 from dslpar.forecast.memory import LayerMemory
 from dslpar.forecast.model_costs import Costs, ModelCosts
 from dslpar.forecast.ring import Number
@@ -215,9 +215,10 @@ class Workload:
 def costs_by_form(job: Job) -> CostsOf:
     """Return the costs of a job's model in closed form, as far as they are known before it is built."""
 
+    by_form = costs_function(job.spec.model, job.seq_len) if job.seq_len else None
+
     def costs_of(cuboid: Tensor, micro_size: int) -> ModelCosts | None:
-        tokens = float(micro_size * job.seq_len)
-        return model_costs(job.spec.model, cuboid, tokens, job.seq_len) if tokens else None
+        return None if by_form is None else by_form(cuboid, float(micro_size * job.seq_len))
 
     return costs_of
 

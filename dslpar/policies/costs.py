@@ -12,7 +12,7 @@ names; norms that it names, and biases of `bias='all'`, are not counted.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -76,28 +76,36 @@ def _ffn_size(config: TransformersConfig) -> int | None:
     return ffn or (4 * hidden if hidden is not None else None)
 
 
-def model_costs(
-    config: TransformersConfig | None, cuboid: Tensor, tokens: Number, seq_len: int, lora: LoRA | None = None
-) -> ModelCosts | None:
-    """Return what the model's parts cost a rank; None where its sizes are not known."""
+def costs_function(
+    config: TransformersConfig | None, seq_len: int, lora: LoRA | None = None
+) -> Callable[[Tensor, Number], ModelCosts] | None:
+    """Return what tells the costs of the model's parts to a rank, by cuboid and tokens; None: its sizes are not known.
+
+    What does not depend on these is found once: a search asks for hundreds of them.
+    """
     gpt = gpt_of(config, seq_len)
     if gpt is None or config is None:
         return None
     costs: Any = costs_of(gpt)
     adapters = None if lora is None else adapter_sizes(config, gpt, lora)
-    found: ModelCosts = costs.model_costs(gpt, cuboid, tokens, seq_len, adapters)
     of_gpt = layout_of(gpt).pipeline_weights(gpt, "parameters", seq_len)
     weights = transformers_costs.pipeline_weights(config, "parameters", seq_len)
     assert isinstance(weights, EvenWeights)
-    memory = found.layer.memory
-    own = memory.weights if lora is None else memory.frozen
-    held = Fraction(weights.layer, of_gpt.layer) * own
-    memory = memory._replace(weights=held + memory.weights - own, frozen=0 if lora is None else held)
-    layer = found.layer._replace(memory=memory)
-    if not config.model.endswith(("ForCausalLM", "LMHeadModel")):
-        scores = tuple(each._replace(causal=False) for each in layer.work.scores)
-        layer = layer._replace(work=layer.work._replace(scores=scores))
-    return replace(found, layer=layer)
+    share, is_causal = Fraction(weights.layer, of_gpt.layer), config.model.endswith(("ForCausalLM", "LMHeadModel"))
+
+    def model_costs(cuboid: Tensor, tokens: Number) -> ModelCosts:
+        found: ModelCosts = costs.model_costs(gpt, cuboid, tokens, seq_len, adapters)
+        memory = found.layer.memory
+        own = memory.weights if lora is None else memory.frozen
+        held = share * own
+        memory = memory._replace(weights=held + memory.weights - own, frozen=0 if lora is None else held)
+        layer = found.layer._replace(memory=memory)
+        if not is_causal:
+            scores = tuple(each._replace(causal=False) for each in layer.work.scores)
+            layer = layer._replace(work=layer.work._replace(scores=scores))
+        return replace(found, layer=layer)
+
+    return model_costs
 
 
 def flops_per_token(config: TransformersConfig | None, seq_len: int, lora: LoRA | None = None) -> Flops | None:

@@ -21,6 +21,8 @@ from dslpar.linter import check
 from dslpar.linter.check import Checked
 
 MOST_REPAIRS, MOST_LAYOUTS = 3, 8
+_MORE_CHANGES = 3
+"""Than the smallest repair has."""
 _MOST_REFUSED = 40
 """Layouts that lint may refuse, before no more are tried."""
 
@@ -122,14 +124,20 @@ def _pins(question: Question, job: Job, workloads: Workloads) -> Pins:
 
 
 def _repairs(found: Found, linted: _Linted) -> Iterator[Suggestion]:
-    """Yield the smallest changes that fit, one of each set of keys: the fastest of it."""
-    seen: list[set[str]] = []
+    """Yield the smallest changes that fit, one of each set of keys: the fastest of it.
+
+    What takes many more changes than the smallest does is another layout, and no repair.
+    """
+    own, seen = found.own.candidate, list[set[str]]()
+    most_changes = 0
     known: dict[tuple[object, ...], Set[str]] = {}
 
     def covered(candidate: Candidate) -> bool:
-        """Whether a smaller change of some of its keys does; of those of the batch nothing is known yet."""
+        """Whether a smaller change does, of some of its keys or far fewer; the batch's keys are not known yet."""
         if not seen:
             return False
+        if candidate.changes(own) > most_changes:
+            return True
         layout = candidate.tensor, candidate.context, candidate.pipe, candidate.chunks, candidate.split
         key = *layout, candidate.zero, candidate.interval
         if key not in known:
@@ -144,6 +152,7 @@ def _repairs(found: Found, linted: _Linted) -> Iterator[Suggestion]:
             continue
         suggestion = linted.suggestion(option)
         if suggestion is not None:
+            most_changes = most_changes or option.candidate.changes(own) + _MORE_CHANGES
             seen.append(keys)
             yield suggestion
         if len(seen) == MOST_REPAIRS or linted.refused > _MOST_REFUSED:
