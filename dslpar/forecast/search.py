@@ -97,8 +97,8 @@ class Found:
         Each waits with what is known of it: its rank, then what it takes at the least, then what it takes.
         """
         waiting: list[tuple[int, float, int, _Step | Option, bool]] = []
-        for each in self._series:
-            if each.is_of_use:
+        for each in [each for each in self._series if each.is_of_use]:
+            if each.may_fit:  # known by then of those that stand instead of others
                 for number in range(len(each.growing)):
                     step = _Step(each, number)
                     waiting.append((min(map(rank, step.alternatives)), 0.0, len(waiting), step, False))
@@ -160,6 +160,11 @@ class _Series:
     def is_of_use(self) -> bool:
         """Whether nothing is there instead that fits."""
         return not self._instead or any(each.option(0) is None for each in self._instead)
+
+    @property
+    def may_fit(self) -> bool:
+        """Whether some of it may fit, as far as is known."""
+        return not self._known or self._known[0] is not None
 
     def option(self, index: int) -> Option | None:
         """Return the first of the alternatives that fits, which is the fastest; None where none does."""
