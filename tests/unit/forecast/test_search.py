@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
-from itertools import pairwise
+from itertools import islice, pairwise
+from statistics import median
+from typing import Any
 
 import pytest
 
 from dslpar.core.frozen import replace
+from dslpar.forecast import plan
 from dslpar.forecast.candidate import NO_TENSOR, Candidate, Workloads, settings
 from dslpar.forecast.device import device_named
 from dslpar.forecast.model_states import states
 from dslpar.forecast.part_terms import part_terms
 from dslpar.forecast.part_times import part_times
-from dslpar.forecast.plan import TIGHT, Machine, forecast, verdict_of
+from dslpar.forecast.plan import TIGHT, Fitting, Machine, forecast, verdict_of
 from dslpar.forecast.search import candidates, leaders, nearest, pins_of, search, tensors
+from dslpar.forecast.step_time import least_s, step_time
 from dslpar.layout.resolve import Job
 from dslpar.linter import check
+from dslpar.models.gpt import costs as gpt_costs
 from dslpar.schema.sections import ContextParallel, TensorParallel
 
 LLAMA = """
@@ -47,6 +53,62 @@ def test_what_fits_is_ranked(workloads: Workloads) -> None:
     assert len({option.candidate for option in found.fitting}) == len(found.fitting)
     assert {option.forecast.workload.global_size for option in found.fitting} == {512}
     assert {option.forecast.workload.mesh.world_size for option in found.fitting} == {64}
+
+
+@pytest.mark.parametrize("name", ["h100-80g", "a100-40g"])
+def test_it_finds_what_looking_at_every_layout_finds(workloads: Workloads, name: str) -> None:
+    machine = Machine.usual(device_named(name))
+    groups: dict[tuple[object, ...], dict[int, list[Candidate]]] = {}
+    for each in candidates(workloads):
+        series = groups.setdefault((each.tensor, each.context, each.pipe, each.chunks, each.split, each.zero), {})
+        series.setdefault(each.micro_size, []).append(each)
+    expected: list[tuple[float, Candidate]] = []
+    for growing in groups.values():
+        for _, alternatives in sorted(growing.items()):
+            made = [(each, Fitting(machine).forecast(workloads.workload(each))) for each in alternatives]
+            fitting = [(found.time.step_s, each) for each, found in made if found is not None]
+            if not fitting:
+                break  # larger micro-batches need more
+            expected.append(fitting[0])
+    found = search(workloads, machine)
+    assert {option.candidate for option in found.fitting} == {candidate for _, candidate in expected}
+    assert [option.step_s for option in found.fitting] == pytest.approx(sorted(s for s, _ in expected), rel=1e-12)
+    assert found.num_legal == len(list(candidates(workloads)))
+    first = [option.candidate for option in islice(search(workloads, machine).fastest(), 8)]
+    assert first == [option.candidate for option in found.fitting[:8]], "however few are asked for"
+
+
+def test_a_step_never_takes_less_than_its_bound(workloads: Workloads) -> None:
+    shares = []
+    for candidate in candidates(workloads):
+        workload = workloads.workload(candidate)
+        least = least_s(workload, H100.device, H100.nodes, H100.constants)
+        shares.append(least / step_time(workload, H100.device, H100.nodes, H100.constants).step_s)
+    assert max(shares) <= 1
+    assert median(shares) > 0.7, "a bound that is far off ranks nothing"
+
+
+def test_little_is_looked_at_to_show_eight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counts, which no machine changes: seconds are in `python -m benchmarks plan_speed`."""
+    counts: Counter[str] = Counter()
+
+    def count(module: Any, name: str) -> None:
+        whole = getattr(module, name)
+
+        def counting(*args: Any, **kwargs: Any) -> Any:
+            counts[name] += 1
+            return whole(*args, **kwargs)
+
+        monkeypatch.setattr(module, name, counting)
+
+    for module, name in ((plan, "stage_memory"), (plan, "step_time"), (gpt_costs, "model_costs")):
+        count(module, name)
+    found = search(Workloads(job_of(LLAMA, 64)), H100)
+    assert len(list(islice(found.fastest(), 8))) == 8
+    assert found.num_legal > 1500
+    assert counts["model_costs"] <= 80, "one for each cuboid and micro-batch, whatever pipeline and ZeRO stage"
+    assert counts["step_time"] <= 150
+    assert counts["stage_memory"] <= 600
 
 
 def test_all_modes_are_tried(workloads: Workloads) -> None:

@@ -1,0 +1,53 @@
+"""A whole `dslpar plan` process: its CPU time against what it may take, and against a bare interpreter's.
+
+The seconds are those of an idle machine of about 4 billion instructions a second; the ratio to an interpreter that
+imports what any such tool needs holds on others too. Of the example plans one each of 64 and of 1,024 devices, and the
+slowest of all, whose long sequences are split in many ways. How much a search looks at is counted in
+tests/unit/forecast/test_search.py.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.lint_speed import BARE, process_cost
+from benchmarks.measure import Ratio, in_turns, ratio
+
+DSLPAR = str(Path(sys.executable).with_name("dslpar"))
+
+
+class Line(NamedTuple):
+    """A plan, and what it may take."""
+
+    config: str
+    world_size: int
+    most_s: float
+    """CPU seconds with start-up."""
+    most_of_bare: float
+    """Of CPU time, over a bare interpreter's."""
+
+
+LINES = (
+    Line("llama_7b_64_h100", 64, 0.3, 8.0),
+    Line("gpt3_175b_1024_a100", 1024, 0.6, 13.0),
+    Line("long_sequence_64_h100", 64, 0.9, 24.0),
+)
+
+
+def ratios() -> Iterator[Ratio]:
+    """CPU time of each plan."""
+    for line in LINES:
+        command = (DSLPAR, "plan", f"examples/plans/{line.config}.py", "--world-size", str(line.world_size))
+        name = f"dslpar plan {line.config}"
+
+        def plan(command: tuple[str, ...] = command) -> tuple[float]:
+            return process_cost(command, (0, 1))[:1]  # 1: it does not fit as it is
+
+        plan(), process_cost(BARE)
+        seconds = [each for (each,) in in_turns(plan, lambda line=line: (line.most_s,))]
+        yield ratio(f"{name} / {line.most_s} s of CPU", seconds, 1.0)
+        of_bare = [each for (each,) in in_turns(plan, lambda: process_cost(BARE)[:1])]
+        yield ratio(f"{name} / python", of_bare, line.most_of_bare)
