@@ -9,18 +9,9 @@ import sys
 from benchmarks.measure import HEADER
 
 NAMES = (
-    *(
-        "lint_speed",
-        "lint_many",
-        "plan_speed",
-        "overhead",
-        "tensor_speed",
-        "one_device",
-        "transformers_step",
-        "checkpoint_cost",
-    ),
-    *("save_stall", "reshard_memory", "tokenize_speed", "generate_speed", "bubble", "schedule_overhead"),
-    *("context_parallel", "host_time"),
+    *("lint_speed", "lint_many", "plan_speed", "overhead", "tensor_speed", "one_device", "transformers_step"),
+    *("checkpoint_cost", "save_stall", "reshard_memory", "tokenize_speed", "generate_speed", "bubble"),
+    *("schedule_overhead", "context_parallel", "host_time"),
 )
 
 

@@ -16,7 +16,7 @@ from functools import lru_cache
 from dslpar.core.frozen import fields, frozen, replace
 from dslpar.core.mesh import Mesh, Tensor
 from dslpar.forecast.model_costs import ModelCosts
-from dslpar.forecast.workload import CostsOf, Habits, Workload, costs_by_form, habits_of, workload_of
+from dslpar.forecast.workload import CostsOf, Habits, Workload, costs_by_form, habits_of, layers_on_ranks, workload_of
 from dslpar.layout.batch import Batch, Sizes, batch_of, requested_batch
 from dslpar.layout.chunks import Chunks
 from dslpar.layout.modes import cuboid_of
@@ -106,17 +106,28 @@ class Alike:
     ) -> None:
         self._layout, self._samples, self._costs, self._find_costs = layout, samples, costs, find_costs
 
+    def costs_of(self, micro_size: int) -> ModelCosts | None:
+        """Return what the model costs a rank in a micro-batch."""
+        if micro_size not in self._costs:
+            self._costs[micro_size] = self._find_costs(self._layout.mesh.tensor, micro_size)
+        return self._costs[micro_size]
+
+    def layers_on_ranks(self, costs: ModelCosts) -> tuple[float, ...]:
+        """Return `Workload.layers_on_ranks` of the layout."""
+        return layers_on_ranks(costs, self._layout.counts, self._layout.mesh.pipe)
+
+    def schedule(self, candidate: Candidate) -> Schedule:
+        """Return the schedule of a candidate of the layout."""
+        chunks = Chunks(candidate.pipe, candidate.chunks)
+        return Schedule(chunks, self._samples // candidate.micro_size, candidate.split)
+
     def workload(self, candidate: Candidate) -> Workload:
         """Return what a candidate of the layout computes, holds and sends."""
-        layout, micro_size = self._layout, candidate.micro_size
-        if micro_size not in self._costs:
-            self._costs[micro_size] = self._find_costs(layout.mesh.tensor, micro_size)
-        chunks = Chunks(candidate.pipe, candidate.chunks)
         return replace(
-            layout,
-            known_costs=self._costs[micro_size],
-            micro_size=micro_size,
-            schedule=Schedule(chunks, self._samples // micro_size, candidate.split),
+            self._layout,
+            known_costs=self.costs_of(candidate.micro_size),
+            micro_size=candidate.micro_size,
+            schedule=self.schedule(candidate),
             recompute="full" if candidate.interval else "none",
             interval=candidate.interval or 1,
         )

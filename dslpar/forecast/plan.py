@@ -21,7 +21,7 @@ from dslpar.forecast.device import Device
 from dslpar.forecast.family import flops_per_token
 from dslpar.forecast.links import Nodes
 from dslpar.forecast.stage_memory import AtRest, StageMemory, at_rest, stage_memory
-from dslpar.forecast.step_time import ReplicaTerms, StepTime, least_s, replica_terms, step_time
+from dslpar.forecast.step_time import ReplicaTerms, StepTime, replica_terms, step_time
 from dslpar.forecast.workload import Workload
 
 Verdict = Literal["fits", "tight", "does not fit"]
@@ -148,11 +148,6 @@ class Fitting:
             device = self.machine.device.computing_in(workload.dtype)
             self._replicas = replica_terms(workload, device, self.machine.nodes)
         return Forecast(workload=workload, machine=self.machine, memory=tuple(memory), replicas=self._replicas)
-
-    def least_s(self, workload: Workload) -> float:
-        """Return what a step takes at the least."""
-        device = self.machine.device.computing_in(workload.dtype)
-        return least_s(workload, device, self.machine.nodes, self.machine.constants)
 
     def _at_rest(self, workload: Workload, rank: int) -> AtRest:
         key = rank, workload.micro_batches > 1  # of micro-batches only whether gradients add up matters

@@ -23,9 +23,11 @@ from dslpar.core.frozen import frozen, replace
 from dslpar.core.mesh import Tensor
 from dslpar.core.named_tuple import NamedTuple
 from dslpar.forecast.candidate import NO_TENSOR, Alike, Candidate, Workloads, is_of_libai
+from dslpar.forecast.model_costs import ModelCosts
 from dslpar.forecast.part_terms import part_terms
-from dslpar.forecast.part_times import part_times
+from dslpar.forecast.part_times import PartTimes, part_times
 from dslpar.forecast.plan import Fitting, Forecast, Machine, forecast
+from dslpar.forecast.step_time import least_s
 from dslpar.layout.divisors import divisors, least_micro_size
 from dslpar.layout.family import conditions, is_chain, splits_sequences
 from dslpar.layout.modes import MODES, combines, context_forms
@@ -183,8 +185,24 @@ class _Series:
     def least_s(self, index: int) -> float:
         """Return the seconds that a step of these alternatives takes at the least."""
         if index not in self._least_s:
-            self._least_s[index] = self._fitting.least_s(self._alike.workload(self.growing[index][0]))
+            fastest = self.growing[index][0]
+            costs = self._alike.costs_of(fastest.micro_size)
+            assert costs is not None, "layers that can be cut so"
+            layers, schedule = self._alike.layers_on_ranks(costs), self._alike.schedule(fastest)
+            self._least_s[index] = least_s(self._part_times(costs, fastest), layers, schedule)
         return self._least_s[index]
+
+    def _part_times(self, costs: ModelCosts, candidate: Candidate) -> PartTimes:
+        """Return what the parts of a model take: the same ones in many pipelines, so they are kept with the costs."""
+        key = "search", candidate.split, candidate.interval, candidate.pipe > 1
+        machine = self._fitting.machine
+        if key not in costs.kept or costs.kept[key][0] is not machine:
+            workload = self._alike.workload(candidate)
+            terms = part_terms(workload, machine.device.computing_in(workload.dtype), machine.nodes)
+            times = part_times(terms, machine.constants, splits_backward=candidate.split)
+            costs.kept[key] = machine, times
+        found: PartTimes = costs.kept[key][1]
+        return found
 
 
 class _Step(NamedTuple):

@@ -32,6 +32,7 @@ from dslpar.forecast.links import NO_TRANSFER, Nodes, Transfer, group_of, transf
 from dslpar.forecast.part_terms import HOST_BYTES_PER_S, PartTerms, Sent, part_terms
 from dslpar.forecast.part_times import PartTimes, either, part_times
 from dslpar.forecast.workload import Workload
+from dslpar.layout.schedule import Schedule
 
 ROUNDED = 1 - 1e-9
 """Less than what sums in another order differ by."""
@@ -267,18 +268,16 @@ def time_of(terms: Terms, constants: Constants) -> StepTime:
     )
 
 
-def least_s(workload: Workload, device: Device, nodes: Nodes, constants: Constants) -> float:
+def least_s(parts: PartTimes, layers: Sequence[float], schedule: Schedule) -> float:
     """Return what a step takes at the least: computing, with the idle time of a pipeline, and nothing that is sent.
 
-    It takes a part of the time that `step_time` takes, and never says more: a search ranks by it what it need not know
-    better.
+    `parts` are times of this schedule, `layers` those of each rank of the pipeline. A search ranks by it what it need
+    not know better: it takes a small part of the time of `step_time`, and never says more.
     """
-    terms = part_terms(workload, device, nodes)
-    parts = part_times(terms, constants, splits_backward=workload.schedule.split)
-    loads = _loads(parts, workload.layers_on_ranks)
+    loads = _loads(parts, layers)
     most = max(loads)
-    idle = (sum(loads) - most) / workload.chunks.num * parts.layer.idle
-    return ROUNDED * (workload.micro_batches * most + idle)
+    idle = (sum(loads) - most) / schedule.chunks.num * parts.layer.idle
+    return ROUNDED * (schedule.num_micro_batches * most + idle)
 
 
 def _loads(parts: PartTimes, layers: Sequence[float]) -> list[float]:

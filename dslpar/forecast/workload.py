@@ -183,12 +183,7 @@ class Workload:
     @property
     def layers_on_ranks(self) -> tuple[float, ...]:
         """How many times each rank of the pipeline computes `costs.layer`: its layers, or its share of all."""
-        loads: tuple[float, ...] = self.counts
-        if self.costs.units:
-            ends = [0, *accumulate(self.counts)]
-            loads = tuple(sum(self.costs.shares[begin:end]) for begin, end in pairwise(ends))
-        pipe = self.chunks.pipe
-        return loads if len(loads) == pipe else tuple(sum(loads[rank::pipe]) for rank in range(pipe))
+        return layers_on_ranks(self.costs, self.counts, self.chunks.pipe)
 
     def weights(self, pipe_rank: int) -> float:
         """Return the elements of weights that a rank of the pipeline holds; a tied one once."""
@@ -210,6 +205,15 @@ class Workload:
         has_first, has_last = pipe_rank == 0, pipe_rank == self.chunks.pipe - 1
         total += (first if has_first else 0.0) + (last if has_last else 0.0)
         return total - (tied if has_first and has_last else 0.0)
+
+
+def layers_on_ranks(costs: ModelCosts, counts: tuple[int, ...], pipe: int) -> tuple[float, ...]:
+    """Return how many times each rank of a pipeline computes `costs.layer`, of stages with so many layers."""
+    loads: tuple[float, ...] = counts
+    if costs.units:
+        ends = [0, *accumulate(counts)]
+        loads = tuple(sum(costs.shares[begin:end]) for begin, end in pairwise(ends))
+    return loads if len(loads) == pipe else tuple(sum(loads[rank::pipe]) for rank in range(pipe))
 
 
 def costs_by_form(job: Job) -> CostsOf:

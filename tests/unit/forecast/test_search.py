@@ -82,7 +82,9 @@ def test_a_step_never_takes_less_than_its_bound(workloads: Workloads) -> None:
     shares = []
     for candidate in candidates(workloads):
         workload = workloads.workload(candidate)
-        least = least_s(workload, H100.device, H100.nodes, H100.constants)
+        terms = part_terms(workload, H100.device, H100.nodes)
+        parts = part_times(terms, H100.constants, splits_backward=candidate.split)
+        least = least_s(parts, workload.layers_on_ranks, workload.schedule)
         shares.append(least / step_time(workload, H100.device, H100.nodes, H100.constants).step_s)
     assert max(shares) <= 1
     assert median(shares) > 0.7, "a bound that is far off ranks nothing"
