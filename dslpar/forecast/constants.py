@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dslpar.core.frozen import fields, frozen
-from dslpar.core.json_values import mapping, parse
 from dslpar.core.named_tuple import NamedTuple
 
 FORMAT = 2
@@ -127,7 +126,7 @@ def dump(constants: Constants, error: Error = ERROR, num_runs: int = 0) -> str:
     """Return the text of a calibration file: constants, by what they err, and on how many runs that was seen."""
     values = {item.name: getattr(constants, item.name) for item in fields(constants)}
     whole = {"format": FORMAT, "num_runs": num_runs, "error": error._asdict(), "constants": values}
-    import json  # a plan writes none
+    import json  # most plans neither write nor read a calibration
 
     return json.dumps(whole, indent=1) + "\n"
 
@@ -139,6 +138,8 @@ def load(path: str) -> tuple[Constants, Error]:
         OSError: it cannot be read.
         ValueError: it is no calibration, or of another format; or a value is unknown, no number, or out of bounds.
     """
+    from dslpar.core.json_values import mapping, parse
+
     with open(path, "rb") as file:
         read = mapping(parse(file.read()), "the file", "format", "constants")
     if read["format"] != FORMAT:
@@ -152,6 +153,8 @@ def load(path: str) -> tuple[Constants, Error]:
 
 def _numbers(values: object, at: str, bounds: Mapping[str, tuple[float, float]]) -> dict[str, float]:
     """Return a mapping's numbers, each known and within its bounds."""
+    from dslpar.core.json_values import mapping
+
     found = {}
     for name, value in mapping(values, at).items():
         if name not in bounds:

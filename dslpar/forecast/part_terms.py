@@ -14,7 +14,7 @@ from dslpar.core.mesh import TENSOR_AXES
 from dslpar.core.named_tuple import NamedTuple
 from dslpar.forecast.device import Device
 from dslpar.forecast.kernels import Kernels, kernels_of
-from dslpar.forecast.links import NO_TRANSFER, Nodes, Transfer, group_of, transfer
+from dslpar.forecast.links import NO_TRANSFER, Group, Nodes, Transfer, group_of, transfer
 from dslpar.forecast.ring import LayerTraffic, Traffic
 from dslpar.forecast.workload import Workload
 
@@ -153,12 +153,19 @@ class _Links:
     def __init__(self, workload: Workload, device: Device, nodes: Nodes) -> None:
         self.workload, self.device, self.nodes = workload, device, nodes
         self.sent_bytes: dict[str, float] = {}
+        self._groups: dict[str, Group] = {}
+
+    def group(self, axis: str) -> Group:
+        """Return the group over an axis, or over several whose names are apart."""
+        found = self._groups.get(axis)
+        if found is None:
+            found = self._groups[axis] = group_of(self.workload.mesh, self.nodes, *axis.split())
+        return found
 
     def send(self, kind: str, axis: str, num_bytes: float, calls: float = 1.0, times: float = 1.0) -> Transfer:
         """Return collectives of a kind on an axis, and count what they send, so many times."""
         self.sent_bytes[axis] = self.sent_bytes.get(axis, 0.0) + num_bytes * times
-        group = group_of(self.workload.mesh, self.nodes, *axis.split())
-        return transfer(kind, group, self.device, self.nodes, num_bytes, calls)
+        return transfer(kind, self.group(axis), self.device, self.nodes, num_bytes, calls)
 
     def ring(self, forward: Traffic) -> tuple[Transfer, Transfer]:
         """Return a message of keys and values, and one of their gradients."""
@@ -200,8 +207,4 @@ class _Links:
 
     def sent(self) -> tuple[Sent, ...]:
         """Return what was sent so far along each axis."""
-        mesh, nodes = self.workload.mesh, self.nodes
-        return tuple(
-            Sent(axis, group_of(mesh, nodes, *axis.split()).across, num_bytes)
-            for axis, num_bytes in self.sent_bytes.items()
-        )
+        return tuple(Sent(axis, self.group(axis).across, num_bytes) for axis, num_bytes in self.sent_bytes.items())

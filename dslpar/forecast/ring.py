@@ -64,16 +64,21 @@ class Traffic(Mapping[Key, Number]):
     def __repr__(self) -> str:
         return f"Traffic({{{', '.join(f'{key}: {number}' for key, number in sorted(self.items()))}}})"
 
+    @classmethod
+    def sum(cls, *parts: Traffic) -> Traffic:
+        """Add up several, without those in between."""
+        parts = tuple([part for part in parts if part._elements])
+        if len(parts) < 2:
+            return parts[0] if parts else NOTHING
+        elements, calls = dict(parts[0]._elements), dict(parts[0].calls)
+        for part in parts[1:]:
+            for key, number in part._elements.items():
+                elements[key] = elements.get(key, 0) + number
+                calls[key] = calls.get(key, 0) + part.calls.get(key, 0)
+        return cls(elements, calls)
+
     def __add__(self, other: Traffic) -> Traffic:
-        if not other._elements:
-            return self
-        if not self._elements:
-            return other
-        elements, calls = dict(self._elements), dict(self.calls)
-        for key, number in other._elements.items():
-            elements[key] = elements.get(key, 0) + number
-            calls[key] = calls.get(key, 0) + other.calls.get(key, 0)
-        return Traffic(elements, calls)
+        return Traffic.sum(self, other)
 
     def __sub__(self, other: Traffic) -> Traffic:
         return self + other * -1

@@ -97,18 +97,18 @@ def linear(
     w = _weight(tensor, in_features * out_features)
     regather_x = NOTHING if tensor.keep in ("x", "both") else x.gather()
     regather_w = NOTHING if tensor.keep in ("w", "both") else w.gather()
-    backward = y.gather()
+    backward = [y.gather()]
     if input_grad:
-        backward += regather_w + x.reduce()
+        backward += [regather_w, x.reduce()]
     if adapters:
-        backward += regather_x
+        backward.append(regather_x)
         for matrix in (each for pair in matrices(tensor, in_features, adapters, role) for each in pair):
-            backward += all_reduce(tensor, tensor.summed_by_layers(matrix.partial), matrix.elements)
+            backward.append(all_reduce(tensor, tensor.summed_by_layers(matrix.partial), matrix.elements))
     if weight_grad and adapters is None:
-        backward += regather_x + w.reduce() + _depth_all_reduce(w)
-    sent = LayerTraffic(forward=x.gather() + w.gather() + y.reduce(), backward=backward)
+        backward += [regather_x, w.reduce(), _depth_all_reduce(w)]
     if bias and adapters is None:
-        sent += (inner_vectors if inward else residual_vectors)(tensor, out_features)
+        backward.append((inner_vectors if inward else residual_vectors)(tensor, out_features).backward)
+    sent = LayerTraffic(Traffic.sum(x.gather(), w.gather(), y.reduce()), Traffic.sum(*backward))
     return sent + _gathered_output(tensor, tokens, out_features, role) if gather_output else sent
 
 
