@@ -157,7 +157,7 @@ class Mesh:
             stride *= size
         return strides
 
-    @property
+    @cached_property
     def world_size(self) -> int:
         """Number of ranks."""
         return math.prod(self.sizes.values())

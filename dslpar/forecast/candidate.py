@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 
-from dslpar.core.frozen import fields, frozen, replace
+from dslpar.core.frozen import fields, replace
 from dslpar.core.mesh import Mesh, Tensor
+from dslpar.core.named_tuple import NamedTuple
 from dslpar.forecast.model_costs import ModelCosts
 from dslpar.forecast.workload import CostsOf, Habits, Workload, costs_by_form, habits_of, layers_on_ranks, workload_of
 from dslpar.layout.batch import Batch, Sizes, batch_of, requested_batch
@@ -26,8 +27,7 @@ from dslpar.layout.stages import automatic
 from dslpar.schema.sections import ContextParallel, PipelineParallel, Spec, TensorParallel
 
 
-@frozen
-class Candidate:
+class Candidate(NamedTuple):
     """One layout, as settings of a config."""
 
     pipe: int

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from heapq import heapify, heappop, heappush
 
-from dslpar.core.frozen import frozen, replace
+from dslpar.core.frozen import frozen
 from dslpar.core.mesh import Tensor
 from dslpar.core.named_tuple import NamedTuple
 from dslpar.forecast.candidate import NO_TENSOR, Alike, Candidate, Workloads, is_of_libai
@@ -269,7 +269,7 @@ class _Forms:
         """Return the forms of a size of which no other is faster and holds no more, the fastest first."""
         forms = []
         for form in _contexts(self.workloads, size, candidate.tensor):
-            other = replace(candidate, context=form)
+            other = candidate._replace(context=form)
             both = self.workloads, other.tensor, form
             if _divides(*both) and _has_costs(*both) and self.pins(other):
                 forms.append((*self._takes(other), form))
@@ -326,16 +326,7 @@ def _series(workloads: Workloads, pins: Pins) -> Iterator[list[Alternatives]]:
                     if not _goes_with(workloads, ranks, pipe, micro_size, chunks, split):
                         continue
                     made = [
-                        Candidate(
-                            pipe=pipe,
-                            chunks=chunks,
-                            split=split,
-                            tensor=tensor,
-                            context=context,
-                            zero=zero,
-                            micro_size=micro_size,
-                            interval=interval,
-                        )
+                        Candidate(pipe, chunks, split, tensor, context, zero, micro_size, interval)
                         for interval in intervals
                     ]
                     growing.append([each for each in made if pins(each)])

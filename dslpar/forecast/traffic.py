@@ -307,4 +307,5 @@ def cross_entropy(tensor: Tensor, tokens: Number) -> LayerTraffic:
     """Count the loss: a maximum and two sums a token, and the mean itself, all in the forward."""
     features, cut = inner_cuts(tensor).features, inner_cuts(tensor).tokens
     rows = ratio(tokens, ranks(tensor, cut))
-    return LayerTraffic(forward=all_reduce(tensor, features, 3 * rows) + all_reduce(tensor, cut, 1))
+    mean = 1.0 if isinstance(tokens, float) else 1
+    return LayerTraffic(forward=all_reduce(tensor, features, 3 * rows) + all_reduce(tensor, cut, mean))

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 import pytest
 
-from dslpar.core.frozen import replace
 from dslpar.forecast.candidate import Candidate, Workloads, candidate_of, overrides, settings
 from dslpar.forecast.search import candidates
 from dslpar.layout.resolve import Job, resolve
@@ -105,7 +104,7 @@ def test_context_parallelism_in_words() -> None:
     job = job_of(CONFIGS["context"])
 
     def changed(job: Job, context: ContextParallel | None) -> dict[str, str]:
-        return settings(job, replace(candidate_of(job), context=context))
+        return settings(job, candidate_of(job)._replace(context=context))
 
     assert changed(job, ContextParallel(size=4, impl="ulysses")) == {"parallel.context.impl": "ulysses"}
     assert changed(job, ContextParallel(size=2, impl="ring"))["parallel.context.size"] == "2"
@@ -118,10 +117,10 @@ def test_context_parallelism_in_words() -> None:
 
 def test_changes_count_options_of_context_parallelism() -> None:
     own = candidate_of(job_of(CONFIGS["context"]))
-    assert own.changes(replace(own, context=ContextParallel(size=4, impl="ulysses"))) == 1
-    assert own.changes(replace(own, context=ContextParallel(size=2, impl="ulysses"))) == 2
-    assert own.changes(replace(own, context=None)) == 1
-    assert replace(own, context=None).changes(own) == 1
+    assert own.changes(own._replace(context=ContextParallel(size=4, impl="ulysses"))) == 1
+    assert own.changes(own._replace(context=ContextParallel(size=2, impl="ulysses"))) == 2
+    assert own.changes(own._replace(context=None)) == 1
+    assert own._replace(context=None).changes(own) == 1
 
 
 def _values(candidate: Candidate) -> dict[str, object]:

@@ -166,7 +166,7 @@ def test_zero_is_tried_over_a_context_alone(stage: int) -> None:
     tried = list(candidates(workloads))
     assert workloads.own in tried
     assert {each.zero for each in tried if each.context == workloads.own.context and each.pipe == 1} == {1, 2, 3}
-    one, two, three = (states(workloads.workload(replace(workloads.own, zero=zero)), 0) for zero in (1, 2, 3))
+    one, two, three = (states(workloads.workload(workloads.own._replace(zero=zero)), 0) for zero in (1, 2, 3))
     assert one.optimizer == two.optimizer == three.optimizer == 8 * workloads.base.weights(0) / 8
     assert one.gradients == 8 * two.gradients
     assert two.weights > 6 * three.weights
@@ -210,7 +210,7 @@ activation_checkpoint = dict(interval=1, mlp_chunks=16)
 train = dict(loss_chunks=256)
 """
     workloads = Workloads(job_of(text, 8), 8)
-    other = replace(workloads.own, context=ContextParallel(size=8, impl="ulysses"))
+    other = workloads.own._replace(context=ContextParallel(size=8, impl="ulysses"))
     ring, ulysses = (forecast(workloads.workload(each), H100) for each in (workloads.own, other))
     assert ring.time.step_s < ulysses.time.step_s
     assert ring.binding.total > 1.02 * ulysses.binding.total
