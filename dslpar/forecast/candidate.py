@@ -1,8 +1,8 @@
 """A layout of a config's model on its ranks, as the settings that make it; and those in which two of them differ.
 
     candidate = candidate_of(job)                     # what the config says now
-    candidate.workload(job)                           # what it costs is asked of that
-    other.overrides(job)                              # the words that turn the config into it: ["zero.stage=2"]
+    Workloads(job).workload(candidate)                # what it costs is asked of that
+    overrides(job, other)                             # the words that turn the config into it: ["zero.stage=2"]
 
 Words are those of the command line, as `dslpar lint CFG key=value` takes them. The global batch, and so the maths, is
 the same for all.

@@ -1,16 +1,18 @@
 """Every legal layout of a job's model on as many ranks and devices: what fits, how fast it is, which is better.
 
-    found = search(job, device, nodes)
-    found.fitting[0]                   # the fastest that fits
-    found.repairs()                    # those nearest to the config, the fewest changes first
+    found = search(workloads, machine)
+    next(found.fastest())              # the fastest that fits
+    next(found.repairs())              # the nearest to the config, the fewest changes first
 
 Tried are all tensor modes and sizes, pipelines, chunks and schedules, ZeRO stages, micro-batches and recomputation, and
 of long sequences context parallelism in each of its forms; the global batch stays. What cannot be legal, or cannot win,
 is left out before its time is computed: sizes that do not divide; ZeRO stages that hold more and send no less than the
 next one; recomputation where all fits without it; forms of context parallelism of which another is faster and holds no
-more, or fits. A rule of
-lint may still refuse a layout: whoever shows one lints it first. That memory prunes, and an analytic model ranks, is
-how Alpa's, Galvatron's and vTrain's searches work; here all candidates are ranked.
+more, or fits. A rule of lint may still refuse a layout: whoever shows one lints it first.
+
+That memory prunes, and an analytic model ranks, is how Alpa's, Galvatron's and vTrain's searches work. Here layouts
+come in the order of a lower bound of their time, as in any best-first search, so that memory and time are computed of
+those alone that may be among the first.
 """
 
 from __future__ import annotations
