@@ -164,10 +164,10 @@ def _elapsed(*parts: tuple[float, float]) -> list[float]:
     """
     device_s, host_s = map(sum, zip(*parts, strict=True))
     by_device, by_host = device_s**7, host_s**7
-    longer = either(device_s, host_s) / (device_s * by_device + host_s * by_host)
+    longer = smooth_max(device_s, host_s) / (device_s * by_device + host_s * by_host)
     return [longer * (on_device * by_device + on_host * by_host) for on_device, on_host in parts]
 
 
-def either(one: float, other: float) -> float:
+def smooth_max(one: float, other: float) -> float:
     """Return the longer of two times; more where they are close: which hides which varies from kernel to kernel."""
     return sqrt(sqrt(sqrt(one**8 + other**8)))

@@ -30,7 +30,7 @@ from dslpar.forecast.constants import DEFAULT, Constants
 from dslpar.forecast.device import Device
 from dslpar.forecast.links import NO_TRANSFER, Nodes, Transfer, group_of, transfer
 from dslpar.forecast.part_terms import HOST_BYTES_PER_S, PartTerms, Sent, part_terms
-from dslpar.forecast.part_times import PartTimes, either, part_times
+from dslpar.forecast.part_times import PartTimes, part_times, smooth_max
 from dslpar.forecast.workload import Workload
 from dslpar.layout.schedule import Schedule
 
@@ -230,7 +230,7 @@ def time_of(terms: Terms, constants: Constants) -> StepTime:
     busy, zero_s = most, 0.0
     if replicas.each_micro_batch:
         zero_s = sum([each.seconds(constants) for each in replicas.each_micro_batch])
-        busy = either(most, zero_s) + constants.weights_exposed * zero_s
+        busy = smooth_max(most, zero_s) + constants.weights_exposed * zero_s
     bubble_s = busy * (sum(loads) / most - 1) / terms.chunks * layer.idle
     hops_s = terms.num_messages * (terms.message.seconds(constants) + constants.hop_s)
 
