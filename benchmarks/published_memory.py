@@ -142,7 +142,7 @@ class PublishedWorkload(Workload):
 def _with_saved(costs: Costs, elements: float) -> Costs:
     saved = costs.memory.saved
     more = Saved(elements=float(saved.elements) + elements, wide=saved.wide)
-    return replace(costs, memory=replace(costs.memory, saved=more))
+    return costs._replace(memory=costs.memory._replace(saved=more))
 
 
 def workload(run: Run) -> PublishedWorkload:

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dslpar.core.frozen import replace
 from dslpar.forecast.work import Product, Scores, Work
 
 aten = torch.ops.aten
@@ -50,7 +49,7 @@ class OpCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if counting is not None:
                 work = counting(args, kwargs or {}, result)
                 if self._is_frozen is not None and len(work.products) == 1 and self._is_frozen(_tensors(args)[-1]):
-                    work = replace(work, products=(), frozen=work.products)
+                    work = work._replace(products=(), frozen=work.products)
                 self.work += work
             elif not _is_view(func) and func.overloadpacket not in _FREE:
                 tensors = [*_tensors(args), *_tensors((kwargs or {}).values()), *_tensors([result])]
