@@ -22,10 +22,14 @@ from dslpar.models.gpt.layout import block_weights
 from dslpar.models.gpt.section import GPT
 
 
-def layer_traffic(model: GPT, cuboid: Tensor, tokens: Number) -> LayerTraffic:
-    """Return what a rank sends for a transformer block: two norms, attention, MLP."""
-    norm = _norm(model, cuboid, tokens).traffic
-    return norm + _attention_traffic(model, cuboid, tokens) + (norm + _mlp_traffic(model, cuboid, tokens))
+def layer_traffic(model: GPT, cuboid: Tensor, tokens: Number, adapters: AdapterSizes | None = None) -> LayerTraffic:
+    """Return what a rank sends for a transformer block: two norms, attention, MLP.
+
+    With `adapters` these are trained, and the block's own weights are frozen; so below.
+    """
+    norm = _norm(model, cuboid, tokens, adapters).traffic
+    attention, mlp = (of(model, cuboid, tokens, adapters) for of in (_attention_traffic, _mlp_traffic))
+    return norm + attention + (norm + mlp)
 
 
 def model_traffic(model: GPT, cuboid: Tensor, tokens: Number) -> LayerTraffic:
@@ -36,7 +40,7 @@ def model_traffic(model: GPT, cuboid: Tensor, tokens: Number) -> LayerTraffic:
         traffic.embedding(cuboid, tokens, vocab, hidden)
         + (traffic.position_embedding(cuboid, model.max_seq_len, hidden) if learned else LayerTraffic())
         + layer_traffic(model, cuboid, tokens) * model.num_layers
-        + _norm(model, cuboid, tokens).traffic
+        + _norm(model, cuboid, tokens, None).traffic
         + traffic.head(cuboid, tokens, hidden, vocab)
         + traffic.cross_entropy(cuboid, tokens)
     )
@@ -45,15 +49,14 @@ def model_traffic(model: GPT, cuboid: Tensor, tokens: Number) -> LayerTraffic:
 def layer_memory(model: GPT, cuboid: Tensor, tokens: Number, adapters: AdapterSizes | None = None) -> LayerMemory:
     """Return what a rank holds of a block without dropout and rotary positions.
 
-    With gelu, and where all is whole, that is 16 s b h elements (sequence s, samples b, hidden size h). With `adapters`
-    these are trained, and the block's own weights are frozen; so below.
+    With gelu, and where all is whole, that is 16 s b h elements (sequence s, samples b, hidden size h).
     """
     norm = _norm(model, cuboid, tokens, adapters).memory
     attention, mlp = (of(model, cuboid, tokens, adapters) for of in (_attention_memory, _mlp_memory))
     return norm + attention + (norm + mlp)
 
 
-def _norm(model: GPT, cuboid: Tensor, tokens: Number, adapters: AdapterSizes | None = None) -> Costs:
+def _norm(model: GPT, cuboid: Tensor, tokens: Number, adapters: AdapterSizes | None) -> Costs:
     """Count a norm; work has the sum of the residual stream before it."""
     hidden, kind, bias, frozen = model.hidden_size, model.norm, model.bias, adapters is not None
     return Costs(
@@ -63,9 +66,7 @@ def _norm(model: GPT, cuboid: Tensor, tokens: Number, adapters: AdapterSizes | N
     )
 
 
-def _attention_traffic(
-    model: GPT, cuboid: Tensor, tokens: Number, adapters: AdapterSizes | None = None
-) -> LayerTraffic:
+def _attention_traffic(model: GPT, cuboid: Tensor, tokens: Number, adapters: AdapterSizes | None) -> LayerTraffic:
     sizes = cuboid, tokens, model.hidden_size, model.num_heads
     return traffic.attention(*sizes, kv_heads=model.kv_heads, bias=model.bias, adapters=adapters)
 
@@ -75,7 +76,7 @@ def _attention_memory(model: GPT, cuboid: Tensor, tokens: Number, adapters: Adap
     return memory.attention(*sizes, kv_heads=model.kv_heads, bias=model.bias, adapters=adapters)
 
 
-def _mlp_traffic(model: GPT, cuboid: Tensor, tokens: Number, adapters: AdapterSizes | None = None) -> LayerTraffic:
+def _mlp_traffic(model: GPT, cuboid: Tensor, tokens: Number, adapters: AdapterSizes | None) -> LayerTraffic:
     sizes = cuboid, tokens, model.hidden_size, model.ffn_size
     return traffic.mlp(*sizes, activation=model.activation, bias=model.bias, adapters=adapters)
 
