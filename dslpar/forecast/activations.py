@@ -17,12 +17,12 @@ from functools import lru_cache
 from itertools import accumulate
 
 from dslpar.core.named_tuple import NamedTuple
+from dslpar.forecast.cuts import residual_cuts
 from dslpar.forecast.model_costs import Costs
 from dslpar.forecast.workload import Workload
 from dslpar.layout.chunks import Chunks
 from dslpar.layout.divisors import ranks
 from dslpar.layout.schedule import Schedule
-from dslpar.layout.sharding import residual_cuts
 
 WIDE_BYTES = 4
 """Of an element of statistics: float32."""

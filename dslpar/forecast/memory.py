@@ -30,9 +30,9 @@ from collections.abc import Sequence
 from dslpar.core.mesh import Tensor
 from dslpar.core.named_tuple import NamedTuple
 from dslpar.forecast.adapters import Adapter, AdapterSizes, Role, matrices
+from dslpar.forecast.cuts import inner_cuts, residual_cuts
 from dslpar.forecast.ring import Number, ratio
 from dslpar.layout.divisors import ranks, vocabulary
-from dslpar.layout.sharding import inner_cuts, residual_cuts
 
 
 class Saved(NamedTuple):

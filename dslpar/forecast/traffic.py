@@ -28,6 +28,7 @@ from typing import NamedTuple
 
 from dslpar.core.mesh import Tensor
 from dslpar.forecast.adapters import Adapter, AdapterSizes, Role, matrices
+from dslpar.forecast.cuts import inner_cuts, residual_cuts
 from dslpar.forecast.ring import (
     NOTHING,
     LayerTraffic,
@@ -40,7 +41,7 @@ from dslpar.forecast.ring import (
     reduce_scatter,
 )
 from dslpar.layout.divisors import ranks, vocabulary
-from dslpar.layout.sharding import Letters, inner_cuts, residual_cuts, samples_are_cut_first
+from dslpar.layout.sharding import Letters, samples_are_cut_first
 
 
 class _Operand(NamedTuple):

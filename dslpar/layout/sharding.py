@@ -9,9 +9,8 @@ placements, the divisors and the closed forms of memory and traffic all read thi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
 
-from dslpar.core.mesh import TENSOR_AXES, Inner, Residual, Split, Tensor
+from dslpar.core.mesh import TENSOR_AXES, Tensor
 from dslpar.core.named_tuple import NamedTuple
 from dslpar.layout.token_order import Runs, runs
 
@@ -38,7 +37,7 @@ class Cuts(NamedTuple):
 
         They are in the order in which they cut the one dim of [tokens, features]: d, q, then y or z.
         """
-        return _in_order(self.batch, self.sequence)
+        return tuple(letter for letter in TENSOR_AXES if letter in self.batch + self.sequence)
 
     def of(self, num_dims: int) -> tuple[Letters, ...]:
         """Return the cuts of [batch, sequence, features], or of [tokens, features]."""
@@ -52,25 +51,10 @@ def samples_are_cut_first(tensor: Tensor, cuts: Cuts) -> bool:
     return one == other
 
 
-@cache
-def _in_order(batch: Letters, sequence: Letters) -> Letters:
-    return tuple(letter for letter in TENSOR_AXES if letter in batch + sequence)
-
-
 def residual_cuts(tensor: Tensor) -> Cuts:
     """Return how the residual stream is stored; also what crosses a pipeline boundary."""
-    return _residual_cuts(tensor.residual, tensor.split)
-
-
-def inner_cuts(tensor: Tensor) -> Cuts:
-    """Return how qkv, the MLP's hidden layer and the logits are stored."""
-    return _inner_cuts(tensor.inner, tensor.split)
-
-
-@cache
-def _residual_cuts(kept: Residual, split: Split) -> Cuts:
-    over_y = {kept: ("y",)}
-    batch, sequence = _token_cuts(split)
+    over_y = {tensor.residual: ("y",)}
+    batch, sequence = _token_cuts(tensor)
     return Cuts(
         batch=batch + over_y.get("batch", ()),
         sequence=sequence + over_y.get("sequence", ()),
@@ -78,10 +62,10 @@ def _residual_cuts(kept: Residual, split: Split) -> Cuts:
     )
 
 
-@cache
-def _inner_cuts(kept: Inner, split: Split) -> Cuts:
-    over_z = {kept: ("z",)}
-    batch, sequence = _token_cuts(split)
+def inner_cuts(tensor: Tensor) -> Cuts:
+    """Return how qkv, the MLP's hidden layer and the logits are stored."""
+    over_z = {tensor.inner: ("z",)}
+    batch, sequence = _token_cuts(tensor)
     return Cuts(
         batch=batch + over_z.get("batch", ()),
         sequence=sequence,
@@ -89,9 +73,9 @@ def _inner_cuts(kept: Inner, split: Split) -> Cuts:
     )
 
 
-def _token_cuts(split: Split) -> tuple[Letters, Letters]:
+def _token_cuts(tensor: Tensor) -> tuple[Letters, Letters]:
     """Return what of x cuts the batch, and what each sequence."""
-    return (("q",), ("d",)) if split == "sequence" else (("d", "q"), ())
+    return (("q",), ("d",)) if tensor.split == "sequence" else (("d", "q"), ())
 
 
 def stored_runs(tensor: Tensor, coord: Mapping[str, int], letters: Letters, length: int) -> Runs:
