@@ -149,7 +149,7 @@ def _repairs(found: Found, linted: _Linted) -> Iterator[Suggestion]:
             continue  # what is tight is no repair of what is tight
         keys = set(settings(linted.job, option.candidate))
         if not keys or any(each <= keys for each in seen):
-            continue
+            continue  # a smaller change of some of these keys does
         suggestion = linted.suggestion(option)
         if suggestion is not None:
             most_changes = most_changes or option.candidate.changes(own) + _MORE_CHANGES
