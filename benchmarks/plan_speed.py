@@ -32,9 +32,9 @@ class Line(NamedTuple):
 
 
 LINES = (
-    Line("llama_7b_64_h100", 64, 0.3, 6.5),
-    Line("gpt3_175b_1024_a100", 1024, 0.6, 9.5),
-    Line("long_sequence_64_h100", 64, None, 16.0),
+    Line("llama_7b_64_h100", 64, 0.3, 5.5),
+    Line("gpt3_175b_1024_a100", 1024, 0.6, 8.5),
+    Line("long_sequence_64_h100", 64, None, 15.0),
 )
 
 

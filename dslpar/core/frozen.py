@@ -83,7 +83,7 @@ else:
 
 def keeping_hash(cls: Class) -> Class:
     """Let values of a frozen class keep their hash, for those that are looked up again and again."""
-    for name, method in (("__hash__", _kept_hash), ("__getstate__", _state)):
+    for name, method in (("__hash__", _kept_hash), ("__eq__", _equal_by_hash), ("__getstate__", _state)):
         setattr(cls, name, method)
     return cls
 
@@ -94,6 +94,15 @@ def _kept_hash(self: object) -> int:
         held["_hash"] = hash((type(self), *_values(self)))
     found: int = held["_hash"]
     return found
+
+
+def _equal_by_hash(self: object, other: object) -> object:
+    """Compare fields where hashes, which are mostly known, do not tell."""
+    if self is other:
+        return True
+    if type(other) is not type(self):
+        return NotImplemented
+    return _kept_hash(self) == _kept_hash(other) and _values(self) == _values(other)
 
 
 def _state(self: object) -> dict[str, object]:

@@ -106,7 +106,7 @@ class Tensor:
 
     def summed_by_layers(self, letters: tuple[str, ...]) -> tuple[str, ...]:
         """Return those of some axes over which layers sum a weight's gradient that is in parts there."""
-        return tuple(letter for letter in letters if letter != "d" or not self.zero_over_d)
+        return tuple([letter for letter in letters if letter != "d"]) if self.zero_over_d else letters
 
     @property
     def shape(self) -> tuple[int, int, int]:

@@ -54,10 +54,10 @@ class Candidate(NamedTuple):
         """Count the settings in which two candidates differ, those of tensor and context parallelism each."""
         count = (self.pipe != other.pipe) + (self.chunks != other.chunks) + (self.split != other.split)
         count += (self.zero != other.zero) + (self.micro_size != other.micro_size) + (self.interval != other.interval)
-        count += len(_differing(self.tensor, other.tensor))
+        count += _num_differing(self.tensor, other.tensor)
         if self.context is None or other.context is None:
             return count + (self.context is not other.context)
-        return count + len(_differing(self.context, other.context))
+        return count + _num_differing(self.context, other.context)
 
 
 def _differing(one: object, other: object) -> set[str]:
@@ -65,6 +65,12 @@ def _differing(one: object, other: object) -> set[str]:
     if one is other:
         return set()
     return {item.name for item in fields(one) if getattr(one, item.name) != getattr(other, item.name)}
+
+
+@lru_cache(maxsize=1024)
+def _num_differing(one: object, other: object) -> int:
+    """Count them: a search asks of many layouts that have one cuboid."""
+    return len(_differing(one, other))
 
 
 NO_TENSOR = TensorParallel(size=1)

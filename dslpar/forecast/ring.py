@@ -78,7 +78,9 @@ class Traffic(Mapping[Key, Number]):
         return cls(elements, calls)
 
     def __add__(self, other: Traffic) -> Traffic:
-        return Traffic.sum(self, other)
+        if not other._elements:
+            return self
+        return Traffic.sum(self, other) if self._elements else other
 
     def __sub__(self, other: Traffic) -> Traffic:
         return self + other * -1

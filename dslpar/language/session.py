@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import os.path
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 
 from dslpar.core.errors import Finding, Location
 from dslpar.core.named_tuple import NamedTuple
@@ -27,6 +28,17 @@ class Parsed(NamedTuple):
     tree: ast.Module
     names_read: set[str]
     """Names that some expression of the file reads."""
+    findings: list[Finding]
+    """About its syntax."""
+
+
+@lru_cache(maxsize=4)
+def _parsed(path: str, text: str) -> Parsed:
+    """Parse and check a text; `dslpar plan` loads one config with many overrides. Raises ConfigError, as `parse`."""
+    source = Source(path, text)
+    tree = parse(source)
+    findings, names_read = check_syntax(tree, source)
+    return Parsed(source, tree, names_read, findings)
 
 
 class Session:
@@ -74,15 +86,14 @@ class Session:
             raise BudgetError("the files of this config are too long together")
         self.parsed[key] = None
         try:
-            tree = parse(source)
+            parsed = _parsed(source.path, source.text)
         except ConfigError as error:
             self.report(error, Location(source.path))
             return None
-        findings, names_read = check_syntax(tree, source)
-        for item in findings:
+        for item in parsed.findings:
             self.add(item)
-        self.parsed[key] = Parsed(source, tree, names_read)
-        return self.parsed[key]
+        self.parsed[key] = parsed
+        return parsed
 
     def parse_file(self, path: str, location: Location) -> Parsed | None:
         """Read and parse a file, once; a failure to read it is a finding at `location`."""

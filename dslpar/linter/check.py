@@ -23,6 +23,7 @@ from dslpar.layout import resolve as layout
 from dslpar.layout.resolve import Job
 from dslpar.linter import engine
 from dslpar.linter.context import Context
+from dslpar.linter.registry import RULES
 from dslpar.schema import sections_reader
 from dslpar.schema.keys import shorthands
 from dslpar.schema.reader import Registered
@@ -83,16 +84,18 @@ def check(
     registered: Registered | None = None,
     by_program: bool = False,
     forecasts: bool = True,
+    errors_only: bool = False,
 ) -> Checked:
     """Read and lint a config for a world, once.
 
     `registered` are the names that this process has registered (`dslpar.schema.registry.registered`). `by_program`: a
     config without a model is one that a program completes, with `dslpar.initialize(model=...)`. `forecasts`: whether
-    memory is forecast, where a device is known.
+    memory is forecast, where a device is known. `errors_only`: warnings and hints are not looked for, as where nobody
+    reads them.
     """
     reading = sections_reader.read(config, registered, by_program)
     cx = Context(config, reading, world_size, cluster, by_program, forecasts=forecasts)
-    return Checked(context=cx, findings=engine.run_rules(cx))
+    return Checked(context=cx, findings=engine.run_rules(cx, engine.ERRORS if errors_only else RULES))
 
 
 def load(

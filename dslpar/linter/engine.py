@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from dslpar.core.errors import Finding, has_errors
 from dslpar.linter.context import Context
 from dslpar.linter.problem import Problem
 from dslpar.linter.registry import RULES
+from dslpar.linter.rule import Rule
+from dslpar.linter.rules import language
 
 FOREIGN = "CFG123"
+ERRORS: tuple[Rule, ...] = tuple([rule for rule in RULES if rule.severity == "error" or rule in language.RULES])
+"""The rules that find errors; those of the language hand on what loading found, whatever its severity."""
 
 
-def run_rules(cx: Context) -> list[Finding]:
-    """Return all findings: those of the file first, in file order, then imports, overrides, hosts and world."""
+def run_rules(cx: Context, rules: Sequence[Rule] = RULES) -> list[Finding]:
+    """Return all findings: those of the file first, in file order, then imports, overrides, hosts and world.
+
+    `rules` are those of them that run.
+    """
     found: set[Finding] = set()
     if not any("dslpar:" in text for text in cx.sources.values()):
         suppressions = None
@@ -28,7 +35,7 @@ def run_rules(cx: Context) -> list[Finding]:
 
         cx.comment_problems = comment_problems
     cx.is_legal = lambda: not has_errors(found)
-    for rule in RULES:
+    for rule in rules:
         found.update(rule.findings(cx))
     # Of another framework's config, each key would be a finding: it is converted, not mended, unless it loads as it is.
     foreign = {item for item in found if item.code == FOREIGN}

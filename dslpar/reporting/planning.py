@@ -13,8 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 from dslpar.core.frozen import frozen
 from dslpar.forecast.candidate import Candidate, Workloads, candidate_of, layout_settings, overrides, settings
+from dslpar.forecast.layouts import Pins, anything, pins_of
 from dslpar.forecast.plan import Forecast, Machine, forecast
-from dslpar.forecast.search import Found, Option, Pins, anything, pins_of, search
+from dslpar.forecast.search import Found, Option, search
 from dslpar.forecast.workload import CostsOf, workload_of
 from dslpar.layout.resolve import Job
 from dslpar.linter import check
@@ -66,10 +67,10 @@ class Question:
     trusted: tuple[str, ...] = ()
     by_program: bool = False
 
-    def check(self, world_size: int, more: Sequence[str] = ()) -> Checked:
+    def check(self, world_size: int, more: Sequence[str] = (), errors_only: bool = False) -> Checked:
         """Lint the config with more words."""
         config = check.load(self.path, [*self.words, *more], trusted=self.trusted)
-        return check.check(config, world_size, by_program=self.by_program, forecasts=False)
+        return check.check(config, world_size, by_program=self.by_program, forecasts=False, errors_only=errors_only)
 
 
 def job_of(checked: Checked) -> Job | None:
@@ -181,7 +182,7 @@ class _Linted:
         candidate = option.candidate
         if candidate not in self._known:
             words = tuple(overrides(self.job, candidate, self.written))
-            made = job_of(self.question.check(self.job.mesh.world_size, words))
+            made = job_of(self.question.check(self.job.mesh.world_size, words, errors_only=True))
             passes = (
                 made is not None and candidate_of(made) == candidate and made.batch.global_size == self._global_size
             )
