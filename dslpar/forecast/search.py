@@ -184,7 +184,7 @@ class _Series:
 
     @cached_property
     def bound_s(self) -> float:
-        """Seconds that a step takes at the least, of whichever layout: of the smallest micro-batch, which idles least."""
+        """Seconds that a step takes at the least, of whichever layout: that of the smallest, which idles least."""
         comparable = all(map(self._is_part_of_largest, range(len(self.growing))))
         return self.least_of_largest_s(0) if comparable else 0.0
 
