@@ -33,6 +33,7 @@ batch = dict(global_size=16, accumulation=4)
 train = dict(steps=6, save_interval=0, clip_grad_norm=1.0)
 """
 OVERLAP = "parallel = dict(tensor=dict(size=2, mode='1d', sequence=True, comm_overlap=True))"
+OVERLAP_2D = "parallel = dict(tensor=dict(size=4, mode='2d', comm_overlap=True))"
 BF16 = "precision = 'bf16'\nzero = 1"
 LAYOUTS: Mapping[int, Mapping[str, str]] = {
     2: {
@@ -55,6 +56,8 @@ LAYOUTS: Mapping[int, Mapping[str, str]] = {
         "1d": "parallel = dict(tensor=dict(size=4, mode='1d'))",
         "1d, sequence": "parallel = dict(tensor=dict(size=4, mode='1d', sequence=True))",
         "2d": "parallel = dict(tensor=dict(size=4, mode='2d'))",
+        "2d, overlap": OVERLAP_2D,
+        "2d, overlap, bf16": f"{OVERLAP_2D}\n{BF16}",
         "1d 2, pipeline 2": "parallel = dict(tensor=dict(size=2, mode='1d'), pipeline=2)",
         "pipeline 2, data 2, ZeRO 1": "parallel = dict(pipeline=2)\nzero = 1",
         "ring of 4, bf16": f"parallel = dict(context=dict(size=4, impl='ring'))\n{BF16}",
@@ -64,6 +67,7 @@ LAYOUTS: Mapping[int, Mapping[str, str]] = {
         "1d, sequence": "parallel = dict(tensor=dict(size=8, mode='1d', sequence=True))",
         "2.5d": "parallel = dict(tensor=dict(size=8, mode='2.5d', depth=2))",
         "3d": "parallel = dict(tensor=dict(size=8, mode='3d'))",
+        "3d, overlap": "parallel = dict(tensor=dict(size=8, mode='3d', comm_overlap=True))",
     },
 }
 CLOSE_BF16 = 1e-2
