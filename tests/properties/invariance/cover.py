@@ -1,9 +1,10 @@
-"""Which rows `make test` runs: a sample of the table in which every pair of values that may matter together meets.
+"""Which rows `make test` runs: a sample of the table in which pairs of values that may matter together meet.
 
-`MEET` names the pairs. They are counted in rows of up to 4 ranks: 8 ranks take turns on two cores, so of larger rows
-the sample has the modes and axes that need so many, and `make prove` the rest.
+`MEET` names the pairs, and `MEET_EACH_TIME` those that `make test` needs. They are counted in rows of up to 4 ranks:
+8 ranks take turns on two cores, so of larger rows the sample has the modes and axes that need so many, and
+`make prove` the rest.
 
-    sample = covering(small(LAYOUTS))      # names; the rest runs with `make prove`
+    sample = covering(small(LAYOUTS), seen_each_time)      # names; the rest runs with `make prove`
 
 Most faults need one value, or two together (pairwise testing: Cohen et al., The AETG System, 1997). The sample is
 greedy: the row with the most that is new for what it costs, the first of equals; so it is the same everywhere.
@@ -34,6 +35,14 @@ MEET = (
     *(("ignoring", "pipe"), ("ignoring", "data")),
 )
 """The factors that act on the same thing, so that a fault may need a value of each. All others meet in `make prove`."""
+
+MEET_EACH_TIME = (
+    *(("pipe", "data"), ("pipe", "zero"), ("data", "zero")),
+    *(("recompute", "pipe"), ("tied", "pipe"), ("ignoring", "pipe")),
+)
+"""Those of them that no other test of `make test` has: a mode meets a pipeline in properties/schedules, and what ZeRO
+offloads, clips, accumulates and scales has tests of its own in distributed/engine.
+"""
 
 
 def factors(layout: Layout) -> dict[str, object]:
@@ -83,19 +92,28 @@ def small(layouts: Mapping[str, Layout]) -> dict[str, Layout]:
     return {name: layout for name, layout in layouts.items() if layout.world <= 8}
 
 
-def seen(layout: Layout) -> set[Seen]:
+def seen(layout: Layout, meet: tuple[tuple[str, str], ...] = MEET) -> set[Seen]:
     """The pairs of a row of few ranks, and the details of any."""
     found = factors(layout)
-    pairs = MEET if layout.world <= FEW_RANKS else ()
+    pairs = meet if layout.world <= FEW_RANKS else ()
     return {
         *(((one, found[one]), (other, found[other])) for one, other in pairs),
         *((item,) for item in details(layout).items()),
     }
 
 
+def seen_each_time(layout: Layout) -> set[Seen]:
+    """What `make test` needs of a row. It has families of transformers' in distributed/policies/test_families.py, and
+    optimizers in distributed/engine/test_optimizers.py.
+    """
+    elsewhere = {(("optimizer", layout.optimizer),)} if layout.optimizer not in ("SGD", "AdamW") else set[Seen]()
+    elsewhere |= {(("model", layout.model),)} if layout.model.startswith("transformers'") else set[Seen]()
+    return (seen(layout, MEET_EACH_TIME) | {(("precision", layout.dtype),)}) - elsewhere
+
+
 def seen_in(layouts: Iterable[Layout]) -> set[Seen]:
     """What is seen somewhere."""
-    return set().union(*map(seen, layouts))
+    return set().union(*map(seen_each_time, layouts))
 
 
 def cost(layout: Layout) -> float:
@@ -103,7 +121,8 @@ def cost(layout: Layout) -> float:
     tensor = layout.job().mesh.tensor
     axes = sum(size > 1 for size in (tensor.d, tensor.q, tensor.y, tensor.z))
     messages = 0.5 + 1.5 * axes + 1.5 * (layout.zero == 3)
-    return layout.world * (6 + layout.accumulation * layout.num_layers * messages)
+    slower = 2 if layout.model.startswith("transformers'") else 1
+    return slower * layout.world * (6 + layout.accumulation * layout.num_layers * messages)
 
 
 def covering(

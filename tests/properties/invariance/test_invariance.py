@@ -9,7 +9,7 @@ from itertools import product
 import pytest
 
 from dslpar.schema import sections
-from tests.properties.invariance.cover import covering, seen_in, small
+from tests.properties.invariance.cover import covering, seen_each_time, seen_in, small
 from tests.properties.invariance.layouts import LAYOUTS, MODELS, MODES, Layout, bound_of, grid, pipe, tensor
 from tests.properties.invariance.measure import Samples, deviation, out_of_bound, reference
 from tests.support.compiled import TORCH_S_OWN_WARNINGS
@@ -20,14 +20,11 @@ BY_NAME = "LoRA|ResMLP|MoCo|Swin|MAE|ResNet"
 """Words in names of rows that are not sampled, but chosen."""
 SMALL = small({name: row for name, row in LAYOUTS.items() if not re.search(BY_NAME, name)})
 SAMPLE = [
-    *covering(SMALL),
-    "transformers' Llama, pipe 2, 1d 2 sequence, ZeRO 1, recompute 1",
+    *covering(SMALL, seen_each_time),
     "transformers' Llama, LoRA, data 2, ZeRO 2, recompute 1",
     "transformers' ResNet, data 2, no accumulation",
 ]
-"""The last three: another's code on stages and tensor ranks, a model most of which is frozen, and statistics of a
-micro-batch.
-"""
+"""The last two: a model most of which is frozen, and statistics of a micro-batch."""
 
 
 def marks(name: str) -> list[pytest.MarkDecorator]:

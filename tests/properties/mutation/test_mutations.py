@@ -34,12 +34,14 @@ def noticed() -> dict[str, tuple[bool, bool]]:
     return {code: (page == "1", others == "1") for code, page, others in lines}
 
 
+@pytest.mark.prove  # every time each rule finds what its page shows: tests/unit/linter/test_rule_pages.py
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
 def test_a_disabled_rule_is_noticed(rule: Rule, noticed: dict[str, tuple[bool, bool]]) -> None:
     by_page, by_others = noticed[rule.code]
     assert by_page or by_others, f"every test passes without {rule.code}"
 
 
+@pytest.mark.prove  # every time each rule finds what its page shows: tests/unit/linter/test_rule_pages.py
 def test_most_rules_are_noticed_by_more_than_their_page(noticed: dict[str, tuple[bool, bool]]) -> None:
     by_page_alone = [code for code, (_, by_others) in noticed.items() if not by_others]
     assert len(by_page_alone) < len(noticed) / 2, by_page_alone

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import combinations, product
+from itertools import product
 from typing import Any, NamedTuple
 
 from dslpar.layout.divisors import least_micro_size
@@ -201,9 +201,15 @@ def worlds(names: Iterable[str]) -> dict[str, Sequence[Row]]:
 
 def seen(row: Row) -> set[Seen]:
     """What meets in a row, of what may matter together; and what should be there once, with whatever else."""
-    switches = {"zero": row.zero, "tied": row.tied, "recompute": bool(row.recompute), "pipe": row.pipe}
-    pairs = combinations({"schedule": row.schedule, **switches}.items(), 2)
-    return {*pairs, (("mode", row.mode),), (("rounds", row.micro_batches / row.pipe),), (("keep", row.keep),)}
+    switches = {"zero": row.zero, "tied": row.tied, "recompute": bool(row.recompute)}
+    pairs = ((("schedule", row.schedule), switch) for switch in switches.items())
+    return {
+        *pairs,
+        (("mode", row.mode),),
+        (("rounds", row.micro_batches / row.pipe),),
+        (("keep", row.keep),),
+        (("pipe", row.pipe),),
+    }
 
 
 def cost(row: Row) -> float:
