@@ -42,6 +42,11 @@ CONTEXT = {
 }
 """Context parallelism, beside other modes too."""
 LAYOUTS = ONE_D | SEQUENCE | TWO_D | TWO_AND_A_HALF_D | THREE_D | CUBOID | SPLIT | ZIGZAG | CONTEXT
+EACH_MODE = (
+    *("1d-2", "1d-sequence-2", "2d-4", "2.5d-3-depth-3", "3d-8", "cuboid-1-2-2-sequence-batch"),
+    *("ring-2", "ulysses-2", "ring-2-zigzag", "ring-2-1d-2"),
+)
+"""A layout of each mode, as `mode_of` tells them apart."""
 
 RESIDUALS = ("replicated", "sequence", "hidden", "batch")
 INNERS = ("batch", "heads")

@@ -58,4 +58,10 @@ def seen_in(layouts: Mapping[str, Tensor], sample: Sample, seen: Seen) -> set[Ha
 
 
 PROOF = covering(PROVEN, seen)
+OTHER_SIZES = {
+    *("1d-4", "1d-6", "1d-sequence-3", "1d-sequence-4", "1d-sequence-6", "2.5d-12-depth-3"),
+    *("ring-4", "ring-6", "ulysses-4", "ulysses-6", "ring-4-zigzag", "ring-3-1d-sequence-2"),
+}
+"""Rows of one model, in a mode that has that model, on another number of ranks: `make prove` runs them."""
+EACH_TIME = {name: cases for name, cases in PROOF.items() if name not in OTHER_SIZES}
 STEPS = covering(LAYOUTS, seen_after_steps)

@@ -24,8 +24,6 @@ from tests.support.sampling import sampled
 ROWS = [(table, row) for table, rows in TABLES.items() for row in rows]
 EACH_TIME = {
     ("block", "Llama, 1d, sequence, overlap"),
-    ("block", "Llama, 3d"),
-    ("block", "GPT, 2d"),
     ("step", "Llama, 1d, sequence, data 2, ZeRO 1"),
     ("step", "GPT, pipeline 2, data 2, ZeRO 1, last stage"),
     ("bytes", "the loss"),

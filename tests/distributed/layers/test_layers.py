@@ -12,7 +12,7 @@ from dslpar.core.mesh import Tensor
 from dslpar.distributed import collectives
 from tests.distributed.layers.cases import CASES, errors
 from tests.distributed.layers.compare_dense import TOLERANCE
-from tests.distributed.layers.sampled_rows import PROOF, PROVEN, seen, seen_in
+from tests.distributed.layers.sampled_rows import EACH_TIME, OTHER_SIZES, PROOF, PROVEN, seen, seen_in
 from tests.support.layouts import INNERS, KEEPS, RESIDUALS, everything, mode_of
 from tests.support.ranks import on_ranks
 from tests.support.sampling import sampled
@@ -24,7 +24,7 @@ def assert_exact(tensor: Tensor, *cases: str) -> None:
         assert not wrong, f"rank {rank} of {tensor}: {wrong}"
 
 
-@pytest.mark.parametrize("name", PROOF)
+@pytest.mark.parametrize("name", sampled(PROOF, EACH_TIME))
 def test_layers_equal_dense_ones(name: str) -> None:
     assert_exact(PROVEN[name], *PROOF[name])
 
@@ -40,7 +40,7 @@ def test_first_tokens_of_samples_that_are_cut_beside_their_tokens() -> None:
     assert_exact(PROVEN["ring-2-2d-4"], "poolings")
 
 
-QUICK = {"1d-sequence-2", "3d-8"}
+QUICK = {"1d-sequence-2", "cuboid-1-2-2-sequence-batch", "3d-8-sequence-heads"}
 
 
 @pytest.mark.parametrize("name", sampled(PROOF, QUICK))
@@ -83,7 +83,8 @@ def test_the_sample_has_what_the_whole_has() -> None:
 
 
 def test_the_sample_has_what_it_should() -> None:
-    tensors = [PROVEN[name] for name in PROOF]
+    assert {*EACH_TIME} | OTHER_SIZES == {*PROOF}
+    tensors = [PROVEN[name] for name in EACH_TIME]
     modes = {"1d, replicated", "1d, sequence", "2d", "2.5d", "3d", "cuboid", "ring", "ulysses", "zigzag", "context"}
     assert {tensor.size for tensor in tensors} >= {2, 3, 4, 6, 8, 12}
     assert {tensor.d for tensor in tensors if tensor.mode == "2.5d"} >= {2, 3}
@@ -93,5 +94,5 @@ def test_the_sample_has_what_it_should() -> None:
         held = {(tensor.residual, tensor.inner) for tensor in tensors if tensor.mode == mode}
         assert held == {(residual, inner) for residual in RESIDUALS for inner in INNERS}
     for case in CASES:
-        held_in = {mode_of(PROVEN[name]) for name, cases in PROOF.items() if case.__name__ in cases}
+        held_in = {mode_of(PROVEN[name]) for name, cases in EACH_TIME.items() if case.__name__ in cases}
         assert held_in == modes, case.__name__

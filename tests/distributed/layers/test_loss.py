@@ -73,7 +73,10 @@ NEAR_1 = Case(False, 2, 30.0, 0.9, IGNORE_INDEX, 0.0, "mean", 83534)
 """All labels that count have a probability near 1."""
 
 
-@pytest.mark.parametrize("tensor", [LAYOUTS["1d-2"], LAYOUTS["2d-4"], THREE_D, LAYOUTS["ring-2"]])
+@pytest.mark.parametrize(
+    "tensor",
+    [LAYOUTS["1d-2"], pytest.param(LAYOUTS["2d-4"], marks=pytest.mark.prove), THREE_D, LAYOUTS["ring-2"]],
+)
 @example(cases=[NEAR_1])
 @settings(max_examples=3, deadline=None)
 @given(cases=st.lists(CASES, min_size=20, max_size=30))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 from typing import NamedTuple
 
 import pytest
@@ -26,7 +27,8 @@ from dslpar.models.gpt import costs, section
 from tests.distributed.layers.compare_dense import BATCH, FFN, HEADS, HIDDEN, SEQUENCE
 from tests.support.adapted import ALL, Q, R, V, adapted
 from tests.support.fake_world import on_last_ranks
-from tests.support.layouts import KEEPS, LAYOUTS
+from tests.support.layouts import EACH_MODE, KEEPS, LAYOUTS
+from tests.support.sampling import sampled
 from tests.support.versions import TORCH
 
 TOKENS = BATCH * SEQUENCE
@@ -166,21 +168,16 @@ def kept(tensor: mesh.Tensor) -> list[mesh.Tensor]:
     return [replace(tensor, keep=keep) for keep in KEEPS]  # type: ignore[arg-type]
 
 
-Found = dict[str, list[dict[str, tuple[float, float, float]]]]
+@cache
+def held(name: str) -> list[dict[str, tuple[float, float, float]]]:
+    """What one rank of a layout holds, with every choice of what is kept."""
+    return on_last_ranks(held_by, kept(LAYOUTS[name]))
 
 
-@pytest.fixture(scope="module")
-def held() -> Found:
-    """By layout: what one rank of it holds, with every choice of what is kept."""
-    tensors = {name: kept(tensor) for name, tensor in LAYOUTS.items()}
-    found = iter(on_last_ranks(held_by, [tensor for each in tensors.values() for tensor in each]))
-    return {name: [next(found) for _ in each] for name, each in tensors.items()}
-
-
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_layers_keep_the_memory_that_is_forecast(name: str, held: Found) -> None:
+@pytest.mark.parametrize("name", sampled(LAYOUTS, EACH_MODE))
+def test_layers_keep_the_memory_that_is_forecast(name: str) -> None:
     wrong = []
-    for tensor, found in zip(kept(LAYOUTS[name]), held[name], strict=True):
+    for tensor, found in zip(kept(LAYOUTS[name]), held(name), strict=True):
         for case, counts in found.items():
             forecast = CASES[case].forecast(tensor)
             saved, trained = forecast.saved.elements + forecast.saved.wide, forecast.weights - forecast.frozen
@@ -189,9 +186,9 @@ def test_layers_keep_the_memory_that_is_forecast(name: str, held: Found) -> None
     assert wrong == []
 
 
-def test_a_wrong_memory_formula_is_detected(held: Found) -> None:
+def test_a_wrong_memory_formula_is_detected() -> None:
     """The comparison can fail: `both` and `none` differ in the square by panels of X and of W."""
-    found = dict(zip(KEEPS, held["2d-4"], strict=True))
+    found = dict(zip(KEEPS, held("2d-4"), strict=True))
     both, none = (found[keep]["inward"][1] for keep in ("both", "none"))
     assert both - none == TOKENS * HIDDEN / 4 + HIDDEN * FFN / 2
 

@@ -72,6 +72,7 @@ def _clones(form: str) -> tuple[int, int]:
     return counts.forward.by_name["clone"], counts.backward.by_name["clone"]
 
 
+@pytest.mark.prove  # every time: test_device_counts.py
 @pytest.mark.parametrize("form", ["GPT", "Llama"])
 def test_what_is_gathered_along_the_sequence_is_copied_once_and_as_a_piece(form: str) -> None:
     """Attention's X and its output's dY, which norms and sums leave contiguous; no panel is, and nothing of an MLP."""
