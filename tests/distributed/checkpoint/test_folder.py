@@ -542,10 +542,17 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
 }
 
 
-NEED_2_5 = {"pipe 2, data 2, bf16": needs_torch(5, "its gloo refuses DeepSpeed's all-gather of bf16 weights")}
+NEED_2_5 = {"pipe 2, data 2, bf16": [needs_torch(5, "its gloo refuses DeepSpeed's all-gather of bf16 weights")]}
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=NEED_2_5.get(name, ())) for name in LAYOUTS])
+EACH_TIME = ("ZeRO 2, tensor 2", "ZeRO 3, data 3", "pipe 2, data 2, bf16")
+
+
+def marks(name: str) -> list[pytest.MarkDecorator]:
+    return [*NEED_2_5.get(name, ()), *([] if name in EACH_TIME else [pytest.mark.prove])]
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in LAYOUTS])
 def test_every_element_is_stored_once(tmp_path: Path, name: str) -> None:
     world, sections = LAYOUTS[name]
     job = job_of(tmp_path, world, **sections)

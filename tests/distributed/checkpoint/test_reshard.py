@@ -238,6 +238,7 @@ def test_what_fails_on_the_way_leaves_nothing(
         assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.prove
 def test_memory_is_bounded_by_the_largest_tensor() -> None:
     """Anonymous memory; `python -m benchmarks reshard_memory` compares two models."""
     took = reshard_memory.peak(num_layers=1, vocab_size=8192)

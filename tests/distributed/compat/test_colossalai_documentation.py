@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from dslpar.compat import colossalai
 from dslpar.core.errors import DslparError
 from tests.distributed.models.test_sequential import GLOBAL, STEPS, images, plain_torch, resnet, sgd
 from tests.support.ranks import on_ranks
+from tests.support.sampling import sampled
 
 CONFIG = {"batch": {"global_size": GLOBAL, "accumulation": 4}, "train": {"steps": STEPS, "clip_grad_norm": 0.5}}
 PIPELINE = {"parallel": {"pipeline": {"size": 2}}}
@@ -171,19 +173,19 @@ FOUR_FROM_CONFIG = FROM_CONFIG.replace(
 """The page's list goes on after two layers: `...`."""
 
 
-@pytest.mark.parametrize(
-    ("config", "model"),
-    [
-        (CHUNKS, FOUR_FROM_CONFIG),
-        ({}, FOUR_FROM_CONFIG.replace("num_chunks=1", "num_chunks=2")),
-        ({}, SEQUENTIAL),
-        ({"schedule": {"type": "zero_bubble", "num_model_chunks": 2}}, SEQUENTIAL),
-    ],
-    ids=["num_chunks=1 and a config", "num_chunks=2", "Sequential", "Sequential, zero_bubble"],
-)
-@pytest.mark.parametrize("data", [1, 2])
-def test_the_interleaved_schedule_of_the_page_trains(config: dict[str, Any], model: str, data: int) -> None:
+INTERLEAVED: dict[str, tuple[dict[str, Any], str]] = {
+    "num_chunks=1 and a config": (CHUNKS, FOUR_FROM_CONFIG),
+    "num_chunks=2": ({}, FOUR_FROM_CONFIG.replace("num_chunks=1", "num_chunks=2")),
+    "Sequential": ({}, SEQUENTIAL),
+    "Sequential, zero_bubble": ({"schedule": {"type": "zero_bubble", "num_model_chunks": 2}}, SEQUENTIAL),
+}
+EACH_TIME = set(zip((1, 2, 2, 1), INTERLEAVED, strict=True))
+
+
+@pytest.mark.parametrize(("data", "name"), sampled(product((1, 2), INTERLEAVED), EACH_TIME))
+def test_the_interleaved_schedule_of_the_page_trains(data: int, name: str) -> None:
     """Where the config is silent, num_chunks says how many; the loss is that of one process and plain 1F1B."""
+    config, model = INTERLEAVED[name]
     ranks = on_ranks(
         2 * data, run_snippets, PIPELINE | CONFIG | config, model, points_of_three, INTERLEAVED_LOOP, init="deepspeed"
     )

@@ -85,7 +85,7 @@ def kept(tensor: mesh.Tensor) -> list[mesh.Tensor]:
 
 
 MODELS = {"gpt2": GPT2, "llama": LLAMA}
-SOME = {("1d-sequence-2", "gpt2"), ("2d-4", "llama"), ("3d-8", "gpt2")}
+SOME = {("1d-sequence-2", "gpt2"), ("2d-4", "llama")}
 
 
 @pytest.mark.parametrize(("name", "form"), sampled(list(product(LAYOUTS, MODELS)), SOME))
@@ -183,7 +183,7 @@ PIPELINES = [
 
 @pytest.mark.parametrize(
     ("pipe", "kind", "chunks", "interval"),
-    sampled(PIPELINES, {(2, "1f1b", 1, 0), (2, "interleaved", 2, 1), (2, "zero_bubble", 2, 0)}),
+    sampled(PIPELINES, {(2, "interleaved", 2, 1), (2, "zero_bubble", 1, 0)}),
 )
 def test_a_rank_holds_what_the_schedule_has_in_flight(pipe: int, kind: str, chunks: int, interval: int) -> None:
     made = pipelined(pipe, kind, chunks, interval, GPT2)

@@ -14,7 +14,6 @@ from dslpar.schema import sections
 from tests.distributed.engine.test_engine import batches, engine_of, job
 from tests.support.compiled import TORCH_S_OWN_WARNINGS
 from tests.support.ranks import on_ranks
-from tests.support.sampling import sampled
 
 pytestmark = TORCH_S_OWN_WARNINGS
 
@@ -46,7 +45,8 @@ def _losses(made: Job) -> tuple[list[float], list[float], int]:
     return losses, norms, torch._dynamo.utils.counters["stats"]["unique_graphs"] - of_the_loss
 
 
-@pytest.mark.parametrize("name", sampled(LAYOUTS, {"pipe 2, 1d 2 with sequence, recomputed"}))
+@pytest.mark.prove  # every time: tests/properties/invariance/compiled
+@pytest.mark.parametrize("name", LAYOUTS)
 def test_a_run_with_compiled_layers_is_the_run_without(name: str) -> None:
     world, stage, parallel, recompute, chunks = LAYOUTS[name]
 

@@ -25,6 +25,7 @@ from tests.support import warm
 from tests.support.dry_runs import LLAMA, job_of
 from tests.support.fake_world import fake_world
 from tests.support.ranks import on_ranks
+from tests.support.sampling import sampled
 
 AGAIN = "activation_checkpoint = dict(interval=1)"
 WITHOUT_DROPOUT = LLAMA.replace("dropout=0.1", "dropout=0.0")
@@ -44,7 +45,19 @@ CASES: Mapping[str, tuple[int, Mapping[str, Any]]] = {
 Counts = dict[tuple[str, str], tuple[int, Fraction]]
 
 
-@pytest.mark.parametrize("name", CASES)
+FEW = {
+    "1d",
+    "1d sequence, 1f1b, first stage of a tied table",
+    "2d, interleaved",
+    "2.5d, zero bubble, Llama",
+    "3d, zero bubble of chunks",
+    "ring, 1f1b",
+    "pipeline alone",
+}
+"""Every schedule, and every mode but ulysses, which is in tests/unit/dry_run/test_step.py."""
+
+
+@pytest.mark.parametrize("name", sampled(CASES, FEW))
 def test_a_dry_run_counts_what_the_engine_asks_for(name: str) -> None:
     warm.import_deepspeed()
     (real,) = on_ranks(1, _engine_counts, name, init=None)

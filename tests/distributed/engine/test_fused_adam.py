@@ -60,7 +60,7 @@ def _steps(made: Job, fused: bool) -> tuple[list[float], list[dict[str, Any]]]:
     return losses, rows
 
 
-@pytest.mark.parametrize("where", sampled(WHERE, {"data 2, ZeRO 1", "data 2, ZeRO 3, offload", "pipe 2, ZeRO 1"}))
+@pytest.mark.parametrize("where", sampled(WHERE, {"data 2, ZeRO 1", "data 2, ZeRO 3, offload"}))
 @pytest.mark.parametrize("name", sampled(OPTIMIZERS, {"AdamW"}))
 def test_every_stage_takes_the_fused_step_and_it_is_the_same(name: str, where: str) -> None:
     """The kernel rounds in another order: 1e-7 a step, which Adam's division by a tiny gradient's size enlarges."""
@@ -81,7 +81,7 @@ def _run_unfused(made: Job, until: int) -> Any:
     return run(made, until)
 
 
-@pytest.mark.parametrize("stage", sampled([0, 1, 2, 3], {1, 3}))
+@pytest.mark.parametrize("stage", sampled([0, 1, 2, 3], {1}))
 def test_a_run_goes_on_that_began_without_the_fused_step(tmp_path: Path, stage: int) -> None:
     """Its counters of steps are on the CPU, on a GPU too; they are put where the kernel reads them."""
     before = on_ranks(2, _run_unfused, job_of(tmp_path / "a", 2, zero=sections.Zero(stage=stage)), 3, init="deepspeed")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import cycle, product
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from dslpar.layout.resolve import Job, resolve
 from dslpar.models.gpt import section
 from dslpar.schema import sections
 from tests.support.ranks import on_ranks
+from tests.support.sampling import sampled
 
 VOCAB, LENGTH = 32, 8
 SCHEDULES = {
@@ -87,8 +89,11 @@ FIRST = {
 }
 
 
-@pytest.mark.parametrize("what", FIRST)
-@pytest.mark.parametrize("schedule", SCHEDULES)
+EACH_TIME = set(zip(SCHEDULES, cycle(FIRST), strict=False))
+"""Every schedule, and everything that may be the first."""
+
+
+@pytest.mark.parametrize(("schedule", "what"), sampled(product(SCHEDULES, FIRST), EACH_TIME))
 def test_the_first_is_named_with_its_stage_and_rank(schedule: str, what: str) -> None:
     """In the backward what stages before it get is not finite either, nor are the gains that come before W."""
     world = 1 if schedule == "one process" else 2

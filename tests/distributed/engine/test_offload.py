@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
+from itertools import product
 from typing import Any
 
 import deepspeed
@@ -155,9 +156,14 @@ def _pinned(made: Job) -> list[bool]:
     return [buffer.untyped_storage().data_ptr() in places for buffer in buffers]
 
 
-@pytest.mark.parametrize("pins", [None, False], ids=["default", "switched off"])
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_what_a_step_copies_is_pinned_unless_the_config_says_otherwise(stage: int, pins: bool | None) -> None:
+PINS = {"default": None, "switched off": False}
+
+
+@pytest.mark.parametrize(
+    ("stage", "name"), sampled(product((1, 2, 3), PINS), {(1, "default"), (2, "switched off"), (3, "default")})
+)
+def test_what_a_step_copies_is_pinned_unless_the_config_says_otherwise(stage: int, name: str) -> None:
+    pins = PINS[name]
     made = offloaded(2, stage, "bf16", pins=pins)
     for found in on_ranks(2, _pinned, made, init="deepspeed"):
         assert found

@@ -89,7 +89,7 @@ def _weights(engine: Any) -> torch.Tensor:
         return torch.cat([p.detach().flatten() for p in parameters])
 
 
-@pytest.mark.parametrize("name", sampled(LAYOUTS, {"one process", "1d 2, ZeRO 2, offload", "pipe 2, 1d 2"}))
+@pytest.mark.parametrize("name", sampled(LAYOUTS, {"one process", "1d 2, ZeRO 2, offload"}))
 def test_too_large_a_scale_halves_until_it_fits(name: str) -> None:
     """2**19 is too much for gradients of 0.2 and more in a type that ends at 65504."""
     ranks = on_ranks(LAYOUTS[name][0], _steps, half(name, initial_scale_power=19, hysteresis=1), init="deepspeed")
@@ -107,7 +107,7 @@ def test_too_large_a_scale_halves_until_it_fits(name: str) -> None:
 
 
 SCALES = {"static": {"loss_scale": 64.0}, "dynamic": {"initial_scale_power": 6, "hysteresis": 1}}
-FEW = ("data 2, ZeRO 3", "data 2, ZeRO 2, offload", "1d 2, ZeRO 2, offload", "1d 2, ZeRO 3", "pipe 2, 1d 2")
+FEW = ("data 2, ZeRO 3", "1d 2, ZeRO 2, offload", "pipe 2, 1d 2")
 """Layouts of those tests whose others `make prove` runs."""
 
 
@@ -145,7 +145,11 @@ def _skips(made: Job) -> list[bool]:
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"), [("data 2, ZeRO 2, offload", "fp32"), ("pipe 2, offload", "bf16"), ("pipe 2", "bf16")]
+    ("name", "dtype"),
+    sampled(
+        [("data 2, ZeRO 2, offload", "fp32"), ("pipe 2, offload", "bf16"), ("pipe 2", "bf16")],
+        {("data 2, ZeRO 2, offload", "fp32"), ("pipe 2", "bf16")},
+    ),
 )
 def test_without_a_scale_a_run_goes_on_after_it_too(name: str, dtype: str) -> None:
     skips = on_ranks(2, _skips, half(name, dtype), init="deepspeed")
@@ -279,7 +283,7 @@ def _masks(made: Job) -> list[torch.Tensor]:
     return masks
 
 
-@pytest.mark.parametrize("sequence", [False, True])
+@pytest.mark.parametrize("sequence", sampled([False, True], {True}))
 def test_dropout_is_equal_on_replicas_different_on_shards_and_repeats(sequence: bool) -> None:
     """1d keeps equal copies of the residual on its ranks, with `sequence` a piece each; samples differ over data."""
     gpt = section.GPT(num_layers=2, hidden_size=16, num_heads=2, vocab_size=VOCAB, max_seq_len=LENGTH, dropout=0.5)

@@ -86,7 +86,8 @@ CASES = [
     for layout, zero, dtype in product(LAYOUTS, range(4), ("fp32", "bf16", "fp16"))
     if zero < 2 or LAYOUTS[layout][1] == 1
 ]
-FEW = {("data 2", 1, "bf16"), ("data 2", 2, "bf16"), ("pipe 2, data 2", 1, "fp32")}
+FEW = {("data 2", 1, "bf16"), ("pipe 2, data 2", 1, "fp32")}
+"""ZeRO 2 stands below."""
 
 
 def trained(layout: str, zero: int, dtype: str, **other: Any) -> Job:
@@ -140,7 +141,8 @@ LORA = [(zero, dtype) for zero in range(4) for dtype in ("fp32", "bf16")]
 
 
 @pytest.mark.skipif(not HAS_TRANSFORMERS, reason=NO_TRANSFORMERS)
-@pytest.mark.parametrize(("zero", "dtype"), sampled(LORA, {(1, "bf16"), (3, "bf16")}))
+@pytest.mark.prove
+@pytest.mark.parametrize(("zero", "dtype"), LORA)
 def test_beside_adapters_what_is_frozen_has_no_state(zero: int, dtype: str) -> None:
     config = {
         "num_hidden_layers": 16,
@@ -215,7 +217,7 @@ def test_a_loss_finds_the_buckets_of_zero_2_that_the_backward_before_it_left(dty
     assert held.buffers > 1.5 * held.left
 
 
-@pytest.mark.parametrize("dtype", sampled(("fp32", "bf16"), {"bf16"}))
+@pytest.mark.parametrize("dtype", sampled(("fp32", "bf16"), ()))
 def test_buckets_of_zero_2_are_filled_as_activations_go(dtype: str) -> None:
     found, made = _of_zero_2(dtype, 3, 1024, 64)
     made = replace(made, habits=replace(made.habits, fused_norms=False))

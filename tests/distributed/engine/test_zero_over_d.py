@@ -111,7 +111,7 @@ EACH = (
         ("context 2 beside sequence", "2"),
     ]
 )
-FEW = {("context 4, data 2", "1"), ("2.5d 8", "3"), ("context 3", "2"), ("context 4, data 2", "3 in one buffer")}
+FEW = {("2.5d 2, data 2", "1"), ("context 3", "2"), ("context 3", "3")}
 
 
 @pytest.mark.parametrize(("layout", "zero"), sampled(dict.fromkeys(EACH), FEW))
@@ -125,7 +125,7 @@ def test_steps_are_those_of_one_process(layout: str, zero: str) -> None:
         assert told == [pytest.approx(each, rel=1e-6) for each in expected]
 
 
-@pytest.mark.parametrize("stage", sampled((1, 2, 3), {3}))
+@pytest.mark.parametrize("stage", sampled((1, 2, 3), {1}))
 def test_half_precision_is_about_that_of_one_process(stage: int) -> None:
     """fp16 has 11 bits; losses of a tenth of a step's change would be seen."""
     of = made("context 4, data 2", str(stage), dtype="fp16")
@@ -149,7 +149,7 @@ def test_m21_deepspeed_still_averages_over_a_context_at_zero_3() -> None:
 # ---- what ranks hold, and send ----
 
 
-@pytest.mark.parametrize(("stage", "dtype"), sampled([(1, "bf16"), (2, "bf16"), (3, "fp32")], {(2, "bf16")}))
+@pytest.mark.parametrize(("stage", "dtype"), sampled([(1, "bf16"), (2, "bf16"), (3, "fp32")], {(1, "bf16")}))
 def test_states_are_sharded_over_d(stage: int, dtype: str) -> None:
     keys = {"reduce_bucket_size": 40_000} | ({"stage3_param_persistence_threshold": 500} if stage == 3 else {})
     of = job(
@@ -239,7 +239,8 @@ def test_another_layout_resumes(first: Any, then: Any, tmp_path: Path) -> None:
     assert [each[:3] for each in found] == [pytest.approx(each[:3], rel=1e-5) for each in whole[5:]]
 
 
-@pytest.mark.parametrize("stage", sampled((1, 2, 3), {1}))
+@pytest.mark.prove
+@pytest.mark.parametrize("stage", [1, 2, 3])
 def test_it_resumes_to_the_bit(stage: int, tmp_path: Path) -> None:
     whole, two = (of_run(tmp_path / name, (DEEP, 4, stage)) for name in ("whole", "two"))
     expected = on_ranks(4, run, whole, 10, init="deepspeed", timeout=120)

@@ -14,6 +14,7 @@ from dslpar.inference.trained import open_run
 from dslpar.schema import sections as schema_sections
 from tests.distributed.checkpoint.test_resume import FOUR_LAYERS, LENGTH, job_of, run, scheduled
 from tests.support.ranks import on_ranks
+from tests.support.sampling import sampled
 
 VOCAB = 256
 COUNTS = {"counts": (1, 1, 1, 1)}
@@ -65,7 +66,7 @@ ELSEWHERE: dict[str, tuple[int, list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("cut", sampled(CUTS, {"stage ids"}))
 def test_it_gives_what_one_process_gives(trained: Callable[[str], Path], cut: str) -> None:
     path = str(trained(cut))
     (alone,) = on_ranks(1, logits, path, 1, [], None)

@@ -20,6 +20,7 @@ from dslpar.layers import mark_owners
 from dslpar.models import GPT, build_module
 from tests.support.fake_world import on_last_ranks
 from tests.support.layouts import LAYOUTS
+from tests.support.sampling import sampled
 
 NAMES = (
     "1d-2",
@@ -85,7 +86,7 @@ def _on_cpu(form: dict[str, Any], tensor: mesh.Tensor) -> tuple[list[str], int, 
     return sorted(mode.found), mode.count, loss.device.type
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", sampled(FORMS, {"llama"}))
 def test_nothing_is_left_on_the_cpu(form: str) -> None:
     tensors = [mesh.Tensor(), *(LAYOUTS[name] for name in NAMES)]
     found = on_last_ranks(lambda tensor: _on_cpu(FORMS[form], tensor), tensors)

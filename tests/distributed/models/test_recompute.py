@@ -95,7 +95,7 @@ def costs(tensor: mesh.Tensor, interval: int) -> tuple[int, int]:
     return sum(size for at, size in saved.items() if at not in weights) + inputs * residual, len(runs)
 
 
-@pytest.mark.parametrize("layout", ["1d-2", "1d-sequence-2", "ring-2"])
+@pytest.mark.parametrize("layout", sampled(["1d-2", "1d-sequence-2", "ring-2"], {"1d-sequence-2"}))
 def test_blocks_run_twice_and_keep_one_residual_each(layout: str) -> None:
     tensor = LAYOUTS[layout]
     found = {interval: on_ranks(tensor.size, costs, tensor, interval)[0] for interval in (0, 1, 2, LAYERS)}
@@ -168,7 +168,7 @@ CASES: dict[str, Callable[[int], Job]] = {
     "2d 4": lambda k: job(4, k, tensor=sections.TensorParallel(size=4, mode="2d")),
     "3d 8, ZeRO 3": lambda k: job(8, k, zero=3, tensor=sections.TensorParallel(size=8, mode="3d")),
 }
-EACH_TIME = {"data 2, ZeRO 2, bf16", "pipe 2, ZeRO 1, 1d 2"}
+EACH_TIME = {"pipe 2, ZeRO 1, 1d 2"}
 
 
 @pytest.mark.parametrize("case", sampled(CASES, EACH_TIME))

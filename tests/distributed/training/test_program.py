@@ -186,6 +186,7 @@ def test_sigterm_to_one_rank_saves_and_ends_all_with_75(tmp_path: Path) -> None:
     assert said.count("done: resumed step_000003, steps [4, 5, 6]") == 2
 
 
+@pytest.mark.prove  # every time: tests/system/test_hangs.py
 def test_a_hang_in_a_program_is_told_and_ends_it(tmp_path: Path) -> None:
     """In its own code, while the other ranks wait for it in a step; of four, since two of gloo's send to each other."""
 
