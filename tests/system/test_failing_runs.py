@@ -81,6 +81,7 @@ def test_torch_waits_longer_than_a_checkpoint_may_take(bound_s: float | None, li
     assert on_ranks(2, limits, bound_s) == [[limit_s] * 2] * 2
 
 
+@pytest.mark.prove  # every time: the next one, and a checkpoint
 def test_a_disk_that_is_full_ends_the_run(tmp_path: Path) -> None:
     """The limit of a file's size stands for it: metrics.jsonl outgrows it, and log.txt is kept below."""
     words = ("train.steps=100000", "train.save_interval=0", "train.log_interval=100000")
@@ -136,7 +137,8 @@ def test_a_run_folder_that_is_deleted_in_mid_run_is_told_and_the_step_is_saved(
     assert "Traceback" not in said
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.prove)])
+@pytest.mark.prove  # every time: tests/distributed/training
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_run_that_is_told_to_stop_saves_and_can_be_queued_again(tmp_path: Path, number: signal.Signals) -> None:
     process = start(tmp_path, "train.steps=100000", "train.log_interval=100000", "train.requeue_status=99")
     path, ends = tmp_path / "out" / "metrics.jsonl", time.monotonic() + 150

@@ -1,7 +1,7 @@
 """train.py under every launcher: the same run, rank 0 alone speaks. (Ranks that fail: test_faults.)
 
-`make test` starts each launcher once as a user does: `deepspeed` by `dslpar launch`, torchrun by tools/train.sh, mpirun
-over two hosts, in two_hosts.
+`make test` starts `deepspeed` as a user does, by `dslpar launch`, and mpirun with what is refused; `make prove` all
+of them, also by tools/train.sh.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import pytest
 
 from dslpar.cluster.network import free_port
 from tests.support.runs import BIN, CONFIG, ROOT, Finished, deepspeed, metrics, mpirun, start, write_config
+from tests.support.sampling import sampled
 
 PYTHON = sys.executable
 TORCHRUN = [PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]
@@ -38,6 +39,7 @@ def run(tmp_path: Path, launcher: list[str], parallel: str = "", timeout_s: floa
     return "\n".join(line for line in done.output.splitlines() if "[INFO]" not in line and "[WARNING]" not in line)
 
 
+@pytest.mark.prove  # every time: tests/system/test_train.py
 def test_plain_python_is_a_world_of_one(tmp_path: Path) -> None:
     printed = run(tmp_path, [PYTHON])
     assert "world of 1" in printed
@@ -241,9 +243,13 @@ def test_a_rank_that_cannot_run_says_so(tmp_path: Path) -> None:
     assert "CFG009" in done.output
 
 
-def test_a_config_that_is_wrong_is_told_once_before_anything_starts(tmp_path: Path) -> None:
+WORLDS_OF_2 = {"mpirun": [*mpirun(2), PYTHON], "deepspeed": deepspeed("--num_gpus", "2")}
+
+
+@pytest.mark.parametrize("launcher", sampled(WORLDS_OF_2, {"mpirun"}))
+def test_a_config_that_is_wrong_is_told_once_before_anything_starts(tmp_path: Path, launcher: str) -> None:
     config = write_config(tmp_path, CONFIG + "parallel = dict(pipeline=3)\n")
-    done = start([*deepspeed("--num_gpus", "2"), *PROGRAM, str(config), f"train.output_dir={tmp_path / 'out'}"])
+    done = start([*WORLDS_OF_2[launcher], *PROGRAM, str(config), f"train.output_dir={tmp_path / 'out'}"])
     assert done.status == 1, done.output
     assert done.output.count("PAR102") == 1
     assert done.output.count("help:") >= 1

@@ -149,7 +149,7 @@ def one_of_a_later_step(root: Path) -> list[int]:
 PREPARED = [nothing_before, two_before, one_of_the_same_step, left_by_kills, one_of_a_later_step]
 
 
-@pytest.mark.parametrize("prepare", sampled(PREPARED, {two_before, left_by_kills}))
+@pytest.mark.parametrize("prepare", sampled(PREPARED, {two_before}))
 def test_a_kill_before_any_operation_leaves_intact_checkpoints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prepare: Prepare
 ) -> None:

@@ -356,7 +356,7 @@ def killed_until_done(run: Run, theirs: Undisturbed, rng: random.Random, kills: 
 @pytest.mark.parametrize(
     ("schedule", "number"),
     [
-        ("1F1B", 3),
+        pytest.param("1F1B", 3, marks=pytest.mark.prove),
         pytest.param("interleaved", 2, marks=pytest.mark.prove),
         pytest.param("1F1B", 60, marks=pytest.mark.prove),
         pytest.param("interleaved", 20, marks=pytest.mark.prove),
