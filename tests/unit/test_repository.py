@@ -127,6 +127,7 @@ def test_the_wheel_holds_dslpar_and_nothing_else(wheel: Path) -> None:
     assert shipped == {name for name in data if name.startswith("dslpar/")}
 
 
+@pytest.mark.prove
 def test_the_wheel_works_elsewhere(wheel: Path, tmp_path: Path) -> None:
     site, elsewhere = tmp_path / "site", tmp_path / "elsewhere"
     elsewhere.mkdir()

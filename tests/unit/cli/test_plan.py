@@ -202,6 +202,7 @@ def test_a_trace_tells_what_closed_forms_do_not(layers: Path) -> None:
     assert "tensor" not in done.stdout.partition("the fastest of")[2], "plain layers cannot be cut"
 
 
+@pytest.mark.prove
 def test_samples_that_are_no_sequences_are_counted_by_themselves(tmp_path: Path) -> None:
     import numpy as np
 

@@ -79,6 +79,7 @@ assert sys.modules["torch._dynamo"].__file__
 """
 
 
+@pytest.mark.prove
 def test_who_needs_more_of_the_compiler_gets_it() -> None:
     done = subprocess.run([sys.executable, "-c", FALLS_BACK], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -9,6 +9,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 WORLD, MOST_S, RUNS = 10_240, 3.0, 4
 PROGRAM = """
 import sys, time
@@ -32,6 +34,7 @@ raise SystemExit(status)
 """
 
 
+@pytest.mark.prove
 def test_a_rank_of_a_large_world_takes_seconds() -> None:
     costs: list[float] = []
     most_s = MOST_S

@@ -20,6 +20,7 @@ from dslpar.models.gpt.layout import attention_sizes
 from dslpar.models.gpt.section import GPT
 from dslpar.schema.sections import TensorParallel
 from tests.support.lint import wrong
+from tests.support.sampling import sampled
 
 AXES = [axes for axes in product((1, 2, 3, 4), repeat=3) if axes[0] * axes[1] * axes[2] <= 12]
 """(q, y, z)."""
@@ -110,8 +111,11 @@ def legal_sizes(key: str, model: GPT, tensor: Tensor) -> list[int]:
     return [size for size in candidates if legal(replace(model, **{key: size}), tensor)]  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("positions", [pytest.param("learned", marks=pytest.mark.prove), "rotary"])
-@pytest.mark.parametrize("heads", [(5, None), (6, 3), (8, 8), (9, 6), (12, 4)], ids=str)
+ATTENTION = product(((5, None), (6, 3), (8, 8), (9, 6), (12, 4)), ("learned", "rotary"))
+FEW = {((12, 4), "rotary")}
+
+
+@pytest.mark.parametrize(("heads", "positions"), sampled(ATTENTION, FEW, named=lambda row: f"{row[0]}-{row[1]}"))
 def test_the_nearest_sizes_are_the_nearest(heads: tuple[int, int | None], positions: str) -> None:
     """Against every size, one changed at a time; several change together only where none alone will do."""
     seen = set()

@@ -125,7 +125,7 @@ TIMES = [(1.0, 1.0, 1.0), (1.0, 1.2, 0.8), (1.0, 2.0, 0.0), (1.0, 0.5, 1.5), (0.
 """F, B and W: of matmuls; with attention, which has no W; a backward that is all B; more W than B; a short forward."""
 
 
-@pytest.mark.parametrize(("pipe", "num"), sampled(SIZES, {(2, 1), (2, 4), (3, 1), (4, 2), (7, 3)}))
+@pytest.mark.parametrize(("pipe", "num"), sampled(SIZES, {(2, 1), (3, 1), (4, 2)}))
 def test_closed_forms_are_the_simulation_s(pipe: int, num: int) -> None:
     """Bubble and activations, of every number of micro-batches from P to 64."""
     chunks = Chunks(pipe, num)

@@ -51,15 +51,29 @@ def choices(finding: Finding) -> list[dict[str, int]]:
     return [{name or finding.key.rpartition(".")[2]: int(size)} for size in sizes.split(" or ")]
 
 
-@given(
+EXAMPLES = st.tuples(
     st.tuples(SIZES, SIZES, SIZES, SIZES, SIZES),
     st.none() | st.integers(1, 8),
     st.sampled_from(["learned", "rotary"]),
     st.booleans(),
     LAYOUTS,
 )
+
+
+@pytest.mark.prove
+@given(EXAMPLES)
 @settings(max_examples=300, deadline=None, derandomize=True)
-def test_all_suggestions_at_once_are_legal(
+def test_all_suggestions_at_once_are_legal(example: tuple[tuple[int, ...], int | None, str, bool, str]) -> None:
+    assert_suggestions_are_legal(*example)
+
+
+@given(EXAMPLES)
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_suggestions_at_once_are_legal(example: tuple[tuple[int, ...], int | None, str, bool, str]) -> None:
+    assert_suggestions_are_legal(*example)
+
+
+def assert_suggestions_are_legal(
     sizes: tuple[int, ...], kv_heads: int | None, positions: str, whole_heads: bool, tensor: str
 ) -> None:
     """Every finding has a hint; with any combination of the suggested sizes, nothing more is found."""
@@ -113,9 +127,23 @@ def test_a_sequence_may_need_a_longer_table() -> None:
     assert [finding.help for finding in wrong(text)] == ["nearest legal: data.seq_len=4 with model.max_seq_len=4"]
 
 
-@given(SIZES, st.none() | st.integers(1, 6), st.none() | st.integers(1, 6), st.sampled_from(["1d", "2d"]))
+BATCHES = st.tuples(SIZES, st.none() | st.integers(1, 6), st.none() | st.integers(1, 6), st.sampled_from(["1d", "2d"]))
+
+
+@pytest.mark.prove
+@given(BATCHES)
 @settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.filter_too_much])
-def test_hints_about_a_batch_fit(whole: int, micro: int | None, accumulation: int | None, mode: str) -> None:
+def test_hints_about_a_batch_fit(batch: tuple[int, int | None, int | None, str]) -> None:
+    assert_hints_fit(*batch)
+
+
+@given(BATCHES)
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.filter_too_much])
+def test_some_hints_about_a_batch_fit(batch: tuple[int, int | None, int | None, str]) -> None:
+    assert_hints_fit(*batch)
+
+
+def assert_hints_fit(whole: int, micro: int | None, accumulation: int | None, mode: str) -> None:
     sizes = {"global_size": whole, "micro_size": micro, "accumulation": accumulation}
     tensor = f"parallel = dict(tensor=dict(size=4, mode={mode!r}))\n"
 

@@ -65,7 +65,8 @@ def let_go(ranks: Ranks) -> None:
     (ranks.folder / "go").touch()
 
 
-@pytest.mark.parametrize("aborted", [1, pytest.param(0, marks=pytest.mark.prove)])
+@pytest.mark.prove  # every time: tests/system/test_faults.py
+@pytest.mark.parametrize("aborted", [1, 0])
 def test_an_abort_is_told_when_no_better_cause_was(tmp_path: Path, aborted: int) -> None:
     """The host whose guard waits is not taken for silent, and consequences are silent meanwhile."""
     then = [WAITS, WAITS, when_all_have_met(LOSES_PEER, 0.5)]
@@ -179,7 +180,7 @@ time.sleep(600)
 def test_a_launcher_that_waits_for_a_host_that_is_gone_is_ended(tmp_path: Path, deaf: bool) -> None:
     """By the guard of its rank, and with it the ssh that it started; what is above it stays.
 
-    In `make test` this is also the host that is gone, whose silence takes six seconds each time.
+    This is also the host that is gone, whose silence takes six seconds each time.
     """
     launcher = tmp_path / "prterun"
     launcher.write_text(LAUNCHER.format(deaf="signal.signal(signal.SIGTERM, signal.SIG_IGN)" if deaf else ""))
