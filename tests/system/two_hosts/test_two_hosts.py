@@ -1,7 +1,7 @@
 """train.py across two real hosts, over ssh: pipeline 2 x data 2 x tensor 2, four ranks on each; and without ssh.
 
-With two ranks on each there is no data parallelism. `make test` has what hosts are, and what is refused: a rank that
-starts costs two seconds of a core.
+With two ranks on each there is no data parallelism. `make test` has one such run, what hosts are, and what is refused:
+a rank that starts costs two seconds of a core.
 """
 
 from __future__ import annotations
@@ -79,8 +79,7 @@ def check_places(folder: Path, slots: int) -> None:
 # ---- over ssh ----
 
 
-@pytest.mark.prove
-@EACH
+@pytest.mark.parametrize("slots", [2, pytest.param(SLOTS, marks=pytest.mark.prove)])
 def test_deepspeed_over_pdsh(tmp_path: Path, slots: int) -> None:
     """Without a .deepspeed_env: gloo's interface is found though host names mean loopbacks."""
     done = train(tmp_path, "loopback", "deepspeed", "--hostfile", "{hostfile}", slots=slots)
