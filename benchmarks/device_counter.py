@@ -22,7 +22,7 @@ from typing import Any, cast
 import torch
 from deepspeed.accelerator import get_accelerator
 from torch import Tensor
-from torch._C._distributed_c10d import FakeWork
+from torch._C._distributed_c10d import FakeWork, Work
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
@@ -72,27 +72,28 @@ class _KernelMode(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.counts = Kernels()
-        self._under_way: list[int] = []
-        """For each collective not waited for, how many products were enqueued when it began."""
+        self._under_way: dict[int, tuple[object, int]] = {}
+        """By id, what each collective not waited for is waited by, and how many products were enqueued when it began.
+
+        Held, so that no other gets its id. A collective may be waited for in another linear than it was started in.
+        """
         self._products = 0
-        self._just_began = False
         self._cast: Tensor | None = None
         """What the last operation has made, if that changed a type."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         namespace, name = func.namespace, func._schema.name.rpartition("::")[2]
-        self._just_began = False
         if namespace in ("c10d", "_c10d_functional"):
             if name == "wait_tensor":
-                self.wait()
+                self.wait(args[0])
             elif name != "barrier":
                 self.counts.collectives += 1
-                self._under_way.append(self._products)
-                self._just_began = True
+                begun = _waited_by(result)
+                self._under_way[id(begun)] = begun, self._products
                 values = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)}
                 if not values.get("asyncOp", True):
-                    self.wait()
+                    self.wait(begun)
             return result
         if func.is_view or name in ALLOCATIONS:
             # An allocation's contents are what a collective that never runs leaves: zeros, not what was in memory.
@@ -119,11 +120,17 @@ class _KernelMode(TorchDispatchMode):
         self._products += name in PRODUCTS or name.startswith(PRODUCT_PREFIXES)
         return result
 
-    def wait(self) -> None:
-        """A collective is waited for: the last one where nothing came since it began, else the oldest."""
-        if self._under_way:
-            began = self._under_way.pop(-1 if self._just_began else 0)
-            self.counts.exposed += began == self._products
+    def wait(self, begun: object) -> None:
+        """The collective is waited for, by its Work or, a functional one, by its tensor; a second time is none."""
+        _, products = self._under_way.pop(id(begun), (None, -1))
+        self.counts.exposed += products == self._products
+
+
+def _waited_by(result: Any) -> object:
+    """Return the Work that a collective's operation has made, as Python gets it; of a functional one, its tensor."""
+    leaves = tree_flatten(result)[0]
+    boxed = next((leaf for leaf in leaves if isinstance(leaf, torch.ScriptObject)), None)
+    return leaves[0] if boxed is None else Work.unbox(boxed)
 
 
 def _num_bytes(x: Tensor) -> int:
@@ -144,7 +151,7 @@ def count_kernels() -> Iterator[Kernels]:
     original = work.wait
 
     def wait(self: Any, *args: Any) -> Any:
-        mode.wait()
+        mode.wait(self)
         return original(self, *args)
 
     work.wait = wait

@@ -80,11 +80,6 @@ KNOWN = (
         "panels of weights are gathered before a product and summed after one, and norms wait for their statistics",
     ),
     Known(
-        "clones",
-        lambda row: row.endswith("sequence, overlap"),
-        "two pieces that go around a ring, and a gradient that is reduced at once",
-    ),
-    Known(
         "copies",
         _is_sequence,
         "beside clones: what q, k and v get back is joined, as in plain torch; so are vectors, rotary halves, a ring",

@@ -41,7 +41,7 @@ from dslpar.layers.dropout import shard_seed
 from dslpar.layers.gather_reduce import Sharding, features_over, inner_over_z, residual_over_y, weight_over_q
 from dslpar.layers.named_options import one_of
 from dslpar.layers.parameter import GPT2, ZEROS, Init, Layer, Shared, parameter
-from dslpar.layers.weight_gradients import Leaf
+from dslpar.layers.weight_gradients import Leaf, Split
 
 Role = Literal["inward", "outward"]
 _ROLES = {"inward": "inward", "outward": "outward"}
@@ -170,6 +170,9 @@ class _ShardedMatmul(torch.autograd.Function):
         # Gathering is under way while dgrad's product runs, so that the reduction of dX has wgrad's to itself.
         if ctx.adapters or (needs_w and ctx.leaf is None):
             gathering = sharding.start_gather_x(x)
+        aside = split if needs_w and ctx.leaf is not None else None
+        if aside is not None and not overlaps:  # before dgrad, so that the gathering of this X may run under it
+            _put_aside(aside, ctx.leaf, x, y_grad, sharding)
         older = split.start_older() if split is not None and reduces_x else None
         if overlaps:
             x_panel_grad, y_grad = overlap.linear(grads[0], w_panel.t(), sharding.y)
@@ -186,9 +189,8 @@ class _ShardedMatmul(torch.autograd.Function):
             x_grad = sharding.x.start_reduce(x_panel_grad)  # under way while wgrad's product runs
         if needs_w and ctx.leaf is None:
             w_grad = _weight_gradient(y_grad, gathering.wait(), sharding, fusion.sum_of(ctx.summed))
-        elif needs_w and split is not None:
-            # Detached: the queue must not keep the graph that X comes from.
-            split.put(ctx.leaf.weight, partial(_start_weight_gradient, x.detach(), y_grad, sharding))
+        elif aside is not None and overlaps:
+            _put_aside(aside, ctx.leaf, x, y_grad, sharding)
         if older is None and split is not None and reduces_x:
             older = split.start_older()
         if older is not None:
@@ -196,6 +198,11 @@ class _ShardedMatmul(torch.autograd.Function):
         if needs_b:
             b_grad = memory_order.tokens(grads[0]).sum(0)
         return x_grad and x_grad.wait(), w_grad, b_grad, None, None, None, None, *adapter_grads
+
+
+def _put_aside(split: Split, leaf: Leaf, x: Tensor, y_grad: Tensor, sharding: MatmulSharding) -> None:
+    # Detached: the queue must not keep the graph that X comes from.
+    split.put(leaf.weight, partial(_start_weight_gradient, x.detach(), y_grad, sharding))
 
 
 def _start_weight_gradient(x: Tensor, y_grad: Tensor, sharding: MatmulSharding) -> Callable[[], Tensor]:

@@ -59,7 +59,7 @@ def _gathered_around(x: Tensor, weight: Tensor, gathered: Sharding) -> tuple[Ten
     """Multiply each rank's piece when it is here; panels stand in memory as a gathering's that is not contiguous."""
     axis, dim = gathered.axis, gathered.dim
     assert dim is not None
-    piece = x.movedim(dim, 0).contiguous()
+    piece = x.movedim(dim, 0)
     pieces = piece.new_empty((axis.size, *piece.shape))
     parts = piece.new_empty((axis.size, *piece.shape[:-1], weight.shape[0]))
     pieces[axis.index] = piece
