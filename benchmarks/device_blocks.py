@@ -25,6 +25,7 @@ from dslpar.core.mesh import Mesh
 from dslpar.distributed.groups import Groups
 from dslpar.layers import Block, Form, Rotary, cross_entropy, initialize, mark_owners, placement
 from dslpar.layers.loss import compiled_losses
+from dslpar.layers.weight_prefetch import prefetch_weights
 from tests.support.fake_world import fake_world
 from tests.support.layouts import LAYOUTS
 
@@ -66,6 +67,7 @@ def block_counts(form: str, tensor: str) -> BlockCounts:
         block = Block(groups, HIDDEN, HEADS, form=FORMS[form])
         initialize(block, groups, seed=1)
         mark_owners(block, groups)
+        prefetch_weights(block)
         return _counts(block, placement.residual(cuboid, MICRO, SEQUENCE, HIDDEN).local_shape)
 
 

@@ -24,75 +24,27 @@ put aside, and the reduction of dX has an older one's product to itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from dslpar.distributed import collectives
-from dslpar.distributed.collectives import Axis, Pending
+from dslpar.distributed.collectives import Pending
 from dslpar.distributed.groups import Groups
 from dslpar.layers import gradient_accumulation_fusion as fusion
 from dslpar.layers import lora, memory_order, overlap, placement, weight_gradients
 from dslpar.layers.dropout import shard_seed
-from dslpar.layers.gather_reduce import Sharding, features_over, inner_over_z, residual_over_y, weight_over_q
+from dslpar.layers.gather_reduce import features_over
+from dslpar.layers.matmul_sharding import MatmulSharding, Role, matmul_sharding
 from dslpar.layers.named_options import one_of
 from dslpar.layers.parameter import GPT2, ZEROS, Init, Layer, Shared, parameter
 from dslpar.layers.weight_gradients import Leaf, Split
+from dslpar.layers.weight_prefetch import WAITING, LateGradient, PrefetchedWeight, Run, WeightReduction
 
-Role = Literal["inward", "outward"]
 _ROLES = {"inward": "inward", "outward": "outward"}
-
-
-@dataclass(frozen=True)
-class MatmulSharding:
-    """How X, W and Y of one product are stored: all that `sharded_matmul` needs to know of the mesh."""
-
-    x: Sharding
-    w: Sharding
-    y: Sharding
-    depth: Axis
-    """Ranks that hold equal weights for other tokens, as far as gradients are to be summed over them here."""
-    keeps_x: bool
-    """Whether the gathered X lives until the backward; else it is gathered again."""
-    keeps_w: bool
-    keeps_memory_order: bool = False
-    """Whether tokens may come and go by sequence first in memory (memory_order.py); else all results are contiguous."""
-    comm_overlap: bool = False
-    """Whether collectives are cut into parts that run under products (overlap.py)."""
-    is_local: bool = field(init=False)
-    """Whether no rank needs what another one stores."""
-
-    def __post_init__(self) -> None:
-        """Look once: a forward asks for each linear."""
-        is_local = self.x.axis.size == self.w.axis.size == self.y.axis.size == self.depth.size == 1
-        object.__setattr__(self, "is_local", is_local)
-
-    def start_gather_x(self, x: Tensor) -> Pending:
-        """Begin to gather X once more, for the backward; or hand on what was kept of it."""
-        return Pending(x) if self.keeps_x else self.x.start_gather(x, contiguous=not self.keeps_memory_order)
-
-    def overlaps(self, adapters: Sequence[lora.Applied]) -> bool:
-        """Whether this product is computed in parts: adapters need whole panels, and so does a compiled layer."""
-        return self.comm_overlap and not adapters and not torch.compiler.is_compiling()
-
-
-def matmul_sharding(groups: Groups, role: Role, blocks: tuple[int, ...] = ()) -> MatmulSharding:
-    """Return the sharding of a linear's product in `role`; inward, its output may be `blocks` of features."""
-    residual, inner = residual_over_y(groups), inner_over_z(groups, blocks)
-    keep = groups.tensor.keep
-    return MatmulSharding(
-        x=residual if role == "inward" else inner,
-        w=weight_over_q(groups, blocks),
-        y=inner if role == "inward" else residual,
-        depth=groups.axis(*groups.tensor.summed_by_layers(("d",))),
-        keeps_x=keep in ("x", "both"),
-        keeps_w=keep in ("w", "both"),
-        comm_overlap=groups.tensor.comm_overlap,
-    )
 
 
 def sharded_matmul(
@@ -112,9 +64,33 @@ def sharded_matmul(
     summed = weight if leaf is None and fusion.fuses_accumulation(weight) else None
     if sharding.is_local and not adapters and leaf is None:
         return functional.linear(x, weight, bias) if summed is None else fusion.linear(x, weight, bias)
-    weight = weight if leaf is None else leaf.stand_in()
-    y = _ShardedMatmul.apply(x, weight, bias, sharding, leaf, summed, adapters, *matrices)  # type: ignore[no-untyped-call]
+    prefetched = None if torch.compiler.is_compiling() or not weight.is_leaf else sharding.prefetched
+    stand_in = None if prefetched is None else prefetched.enter_forward(weight)
+    late: LateGradient | None = None
+    if leaf is not None:
+        weight = leaf.stand_in()
+    elif stand_in is not None:
+        weight, _, late = stand_in
+    use = _WeightUse(leaf, summed, late, prefetched)
+    y = _ShardedMatmul.apply(x, weight, bias, sharding, use, adapters, *matrices)  # type: ignore[no-untyped-call]
     return cast("Tensor", y)
+
+
+class _WeightUse(NamedTuple):
+    """Where a product's weight comes from, and where its gradient goes."""
+
+    leaf: Leaf | None
+    """Of one whose gradient is put aside."""
+    summed: Tensor | None
+    """The Parameter, if the product may add to its gradients' sum."""
+    late: LateGradient | None
+    """Of one whose gradient is waited for later."""
+    prefetched: PrefetchedWeight | None
+
+    @property
+    def run(self) -> Run:
+        """The forward or backward that is under way."""
+        return WAITING if self.prefetched is None else self.prefetched.run
 
 
 class _ShardedMatmul(torch.autograd.Function):
@@ -125,12 +101,13 @@ class _ShardedMatmul(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         sharding: MatmulSharding,
-        leaf: Leaf | None,
-        summed: Tensor | None,
+        use: _WeightUse,
         adapters: Sequence[lora.Applied],
         *matrices: Tensor,
     ) -> Tensor:
-        w_panel = sharding.w.gather(weight)
+        run = use.run
+        w_panel = run.gather(weight, sharding.w)
+        run.start_next()
         if sharding.overlaps(adapters):
             y, x_panel = overlap.linear(x, w_panel, sharding.x, sharding.y)
             y = y if sharding.keeps_memory_order else y.contiguous()
@@ -143,6 +120,9 @@ class _ShardedMatmul(torch.autograd.Function):
             if sharding.y.axis.size > 1:
                 y = sharding.y.reduce(y)
                 y = y if bias is None else y.add_(bias)  # after the sum: each rank's partial product would add it once
+        # What is recomputed may find a gradient's panel in the place of the next weight's.
+        run.finish_panel()
+        run.start_next()
         # What is not gathered is saved itself, never a view: ZeRO 3 empties the Parameter and fills it again.
         needs_x, needs_w = ctx.needs_input_grad[:2]
         ctx.save_for_backward(
@@ -150,29 +130,35 @@ class _ShardedMatmul(torch.autograd.Function):
             (w_panel if sharding.keeps_w else weight) if needs_x else None,
             *matrices,
         )
-        ctx.sharding, ctx.leaf, ctx.summed, ctx.adapters = sharding, leaf, summed, adapters
+        ctx.sharding, ctx.use, ctx.adapters = sharding, use, adapters
         return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         sharding: MatmulSharding = ctx.sharding
+        leaf, summed, late, prefetched = ctx.use
         contiguous = not sharding.keeps_memory_order
         x, weight, *matrices = ctx.saved_tensors
         needs_x, needs_w, needs_b, *_ = ctx.needs_input_grad
         x_grad, w_grad, b_grad, x_panel_grad = None, None, None, None
-        split = weight_gradients.split_backward(ctx.leaf)
+        split = weight_gradients.split_backward(leaf)
+        run = ctx.use.run
         reduces_x = needs_x and sharding.x.axis.size > 1
         overlaps = needs_x and sharding.overlaps(ctx.adapters)
         if not overlaps and (needs_x or needs_w or ctx.adapters):
             y_grad = sharding.y.gather(grads[0], contiguous=contiguous)
-        if needs_x:
-            w_panel = weight if sharding.keeps_w else sharding.w.gather(weight)
+        if needs_x and sharding.keeps_w:
+            w_panel = weight
+        elif needs_x:
+            w_panel = run.enter(prefetched).gather(weight, sharding.w)
+        if not needs_w or leaf is not None:
+            run.start_next()
         # Gathering is under way while dgrad's product runs, so that the reduction of dX has wgrad's to itself.
-        if ctx.adapters or (needs_w and ctx.leaf is None):
+        if ctx.adapters or (needs_w and leaf is None):
             gathering = sharding.start_gather_x(x)
-        aside = split if needs_w and ctx.leaf is not None else None
+        aside = split if needs_w and leaf is not None else None
         if aside is not None and not overlaps:  # before dgrad, so that the gathering of this X may run under it
-            _put_aside(aside, ctx.leaf, x, y_grad, sharding)
+            _put_aside(aside, leaf, x, y_grad, sharding)
         older = split.start_older() if split is not None and reduces_x else None
         if overlaps:
             x_panel_grad, y_grad = overlap.linear(grads[0], w_panel.t(), sharding.y)
@@ -187,17 +173,25 @@ class _ShardedMatmul(torch.autograd.Function):
         if x_panel_grad is not None:
             x_panel_grad = x_panel_grad.contiguous() if contiguous else x_panel_grad
             x_grad = sharding.x.start_reduce(x_panel_grad)  # under way while wgrad's product runs
-        if needs_w and ctx.leaf is None:
-            w_grad = _weight_gradient(y_grad, gathering.wait(), sharding, fusion.sum_of(ctx.summed))
+            del w_panel  # its place is the next one's
+            run.finish_panel()
+            run.start_next()
+        if needs_w and leaf is None:
+            reduction = _weight_gradient(y_grad, gathering.wait(), sharding, fusion.sum_of(summed))
+            if reduction is not None and late is not None:
+                late.put(reduction)
+                run.put(reduction)
+            elif reduction is not None:
+                w_grad = reduction.wait()
         elif aside is not None and overlaps:
-            _put_aside(aside, ctx.leaf, x, y_grad, sharding)
+            _put_aside(aside, leaf, x, y_grad, sharding)
         if older is None and split is not None and reduces_x:
             older = split.start_older()
         if older is not None:
             older()
         if needs_b:
             b_grad = memory_order.tokens(grads[0]).sum(0)
-        return x_grad and x_grad.wait(), w_grad, b_grad, None, None, None, None, *adapter_grads
+        return x_grad and x_grad.wait(), w_grad, b_grad, None, None, None, *adapter_grads
 
 
 def _put_aside(split: Split, leaf: Leaf, x: Tensor, y_grad: Tensor, sharding: MatmulSharding) -> None:
@@ -208,11 +202,13 @@ def _put_aside(split: Split, leaf: Leaf, x: Tensor, y_grad: Tensor, sharding: Ma
 def _start_weight_gradient(x: Tensor, y_grad: Tensor, sharding: MatmulSharding) -> Callable[[], Tensor]:
     """Start to gather X, where it is not kept; the result computes dW."""
     gathering = sharding.start_gather_x(x)
-    return lambda: cast("Tensor", _weight_gradient(y_grad, gathering.wait(), sharding, None))
+    return lambda: cast("WeightReduction", _weight_gradient(y_grad, gathering.wait(), sharding, None)).wait()
 
 
-def _weight_gradient(y_grad: Tensor, x: Tensor, sharding: MatmulSharding, total: Tensor | None) -> Tensor | None:
-    """Return dW as it is stored: of panels [M/.., N/..] and [M/.., K/..], reduced over q and d.
+def _weight_gradient(
+    y_grad: Tensor, x: Tensor, sharding: MatmulSharding, total: Tensor | None
+) -> WeightReduction | None:
+    """Compute dW of panels [M/.., N/..] and [M/.., K/..], and begin to reduce it over q and d to what is stored.
 
     None: it was added to `total`, by its product; where it has to be reduced first, it is not.
     """
@@ -220,8 +216,7 @@ def _weight_gradient(y_grad: Tensor, x: Tensor, sharding: MatmulSharding, total:
     if total is not None and sharding.w.axis.size == sharding.depth.size == 1:
         fusion.add_product_(total, a, b)
         return None
-    # Over q before d: of the reduce-scattered gradient only 1/q is left to all-reduce.
-    return collectives.start_all_reduce_(sharding.w.reduce(a @ b), sharding.depth).wait()
+    return WeightReduction(a @ b, sharding.w, sharding.depth)
 
 
 class Linear(Layer):

@@ -31,6 +31,7 @@ from dslpar.engine.whole_gradients import share_whole_gradients
 from dslpar.layers.block import Block
 from dslpar.layers.gradient_accumulation_fusion import enable_accumulation_fusion
 from dslpar.layers.parameter import external_parameters
+from dslpar.layers.weight_prefetch import prefetch_weights
 from dslpar.layout.deepspeed_config import ds_config, overlaps_param_gather, overlaps_reduction
 from dslpar.layout.resolve import Job, offloads
 from dslpar.models import LayeredModel, LayerSpec, assemble
@@ -78,6 +79,11 @@ def build_engine(
     if job.spec.train.compile:
         compile_layers(module, job.spec.train.compile_backend)
     share_whole_gradients(module, groups)
+    # Said either way: a program may have run the same modules at another stage of ZeRO before.
+    prefetches = job.spec.zero.stage < 3 and not job.spec.train.compile
+    # Where weights come in the course of a forward, a layer's are all there when it begins.
+    within = [layer for _, layer in module.built_layers()] if overlaps_param_gather(job.spec) else ()
+    prefetch_weights(module, prefetches, dict.fromkeys(within))
     parameters = parameter_groups(module)
     if optimizer is not None:
         job, optimizer = resolve_user_optimizer(job, optimizer, module, parameters)
