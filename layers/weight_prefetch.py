@@ -29,8 +29,8 @@ graph that is made before the node of the linear that comes before. Autograd run
 stand-in has its turn after that linear's backward, and hooks of the gradient's accumulation run after it.
 
 Ranks of a tensor group run the same linears in the same order, and must change weights alike: a panel that came ahead
-is used, or thrown away, by all of them. It is used for the weight that it was gathered of, if that is unchanged as torch
-counts changes (a change through `.data` it does not count), and does not outlive its forward or backward.
+is used, or thrown away, by all of them. It is used for the weight that it was gathered of, if that is unchanged as
+torch counts changes (what works on `.data` in place it does not count), and does not outlive its forward or backward.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class _StandIn(torch.autograd.Function):
     def forward(ctx: Any, weight: Tensor, late: LateGradient) -> Tensor:
         ctx.late = late
         ctx.set_materialize_grads(False)
-        return weight.view_as(weight)
+        return weight.detach()  # no view: where a hook changes the weight, torch refuses views of it
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, None]:
@@ -221,8 +221,8 @@ class _Prefetching(Run):
             late, other = LateGradient(), following[1]
             if other.requires_grad:
                 self._stand_in = StandIn(_StandIn.apply(other, late), other, late)  # type: ignore[no-untyped-call]
-        takes = mine is not None and mine.of is parameter and parameter.requires_grad and torch.is_grad_enabled()
-        return mine if takes else None
+        is_of_it = mine is not None and mine.of is parameter and mine.weight.data_ptr() == parameter.data_ptr()
+        return mine if is_of_it and parameter.requires_grad and torch.is_grad_enabled() else None
 
     def gather(self, stored: Tensor, sharding: Sharding) -> Tensor:
         ahead, self._ahead = self._ahead, None

@@ -105,7 +105,8 @@ def _parts(workload: Workload) -> _Parts:
     habits = workload.habits
     again = workload.recompute, min(workload.interval, max(workload.counts)), workload.mlp_chunks
     of_habits = habits.fused_attention, habits.fused_norms, habits.logit_bytes
-    key = "activations", workload.dtype, again, of_habits, workload.loss_chunks, workload.mesh.pipe > 1
+    prefetches = _prefetches(workload)
+    key = "activations", workload.dtype, again, of_habits, workload.loss_chunks, workload.mesh.pipe > 1, prefetches
     kept = workload.costs.kept
     if key not in kept:
         kept[key] = _make_parts(workload)
@@ -274,4 +275,22 @@ def _working(workload: Workload) -> float:
         fullest_layer = max((_of_layer(workload, layer) for layer in again or (costs.layer,)), default=0.0)
         live = min(workload.interval, max(workload.counts)) * fullest_layer - size * float(costs.boundary)
     messages = 2 * size * float(costs.boundary) if workload.mesh.pipe > 1 else 0.0
-    return size * widest + live + messages
+    return size * (widest + _weight_panels(workload)) + live + messages
+
+
+def _weight_panels(workload: Workload) -> float:
+    """Return the elements of the weights that are gathered over q for the running product, and for the next one.
+
+    Of the widest product. What a gradient takes before it is reduced is in the place of one of them
+    (`dslpar.layers.weight_prefetch`).
+    """
+    if workload.mesh.tensor.q == 1:
+        return 0.0
+    work = workload.costs.layer.work
+    widest = max((depth * columns for _, depth, columns in (*work.products, *work.frozen)), default=0.0)
+    return (2 if _prefetches(workload) else 1) * widest
+
+
+def _prefetches(workload: Workload) -> bool:
+    """Return whether the next linear's weight is gathered while this one's product runs."""
+    return workload.mesh.tensor.comm_overlap and workload.zero < 3
