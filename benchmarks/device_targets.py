@@ -77,7 +77,8 @@ KNOWN = (
     Known(
         "exposed",
         lambda row: row.endswith(("2d, overlap", "3d, overlap")),
-        "panels of weights are gathered before a product and summed after one, and norms wait for their statistics",
+        "of a block alone the first W, the last dW and the vectors' sum; norms' statistics, both ways; of activations"
+        " whose features are cut, the first chunk that is gathered and the last that is reduced",
     ),
     Known(
         "copies",

@@ -50,7 +50,7 @@ def workload(pipe: int = 1, data: int = 8, tensor: int = 1, micro_batches: int =
     cuboid = Tensor(y=tensor, mode="1d", residual="sequence") if tensor > 1 else Tensor()
     sizes = {"counts": (40 // pipe,) * pipe, "schedule": Schedule(Chunks(pipe), micro_batches), "zero": 1}
     mesh = Mesh(pipe=pipe, data=data, tensor=cuboid)
-    return Workload(model=LLAMA_13B, mesh=mesh, micro_size=1, seq_len=4096, **(sizes | other))
+    return Workload(**{"model": LLAMA_13B, "mesh": mesh, "micro_size": 1, "seq_len": 4096} | sizes | other)
 
 
 # ---- the waterfall ----
@@ -173,6 +173,16 @@ def test_recomputation_keeps_inputs_and_one_group() -> None:
     )
     assert by_four.saved < by_one.saved < 0.2 * stored.saved
     assert by_four.working > 2.5 * by_one.working
+
+
+def test_a_second_panel_of_weights_is_there_where_the_next_one_is_prefetched() -> None:
+    cuboid = Tensor(q=2, y=2, mode="2d", residual="hidden")
+    plain = workload(mesh=Mesh(data=2, tensor=cuboid), micro_size=2)
+    ahead = replace(plain, mesh=Mesh(data=2, tensor=replace(cuboid, comm_overlap=True)))
+    panel = 2 * 5120 * 2 * 13824 / cuboid.y  # gate and up, in bf16
+    assert activations(ahead, 0).working - activations(plain, 0).working == pytest.approx(panel)
+    at_zero_3 = replace(ahead, zero=3)
+    assert activations(at_zero_3, 0).working == activations(plain, 0).working
 
 
 def test_scores_are_kept_where_attention_is_not_fused() -> None:
