@@ -17,8 +17,10 @@ W is gathered over q. Backward is the same with gather and reduce exchanged, and
 
 In 1d this is Megatron-LM's column- and row-parallel pair (arXiv 1909.08053), with its overlap of dgrad's reduction and
 wgrad's product, and of X's second gathering and dgrad's product; with `sequence`, 2205.05198. `keep` says which
-gathered panels live until the backward. Where a pipeline's schedule splits the backward (weight_gradients.py), wgrad is
-put aside, and the reduction of dX has an older one's product to itself.
+gathered panels live until the backward. With `comm_overlap` collectives of activations run under their own product, in
+parts (overlap.py), and those of weights under the product before or after it (weight_prefetch.py). Where a pipeline's
+schedule splits the backward (weight_gradients.py), wgrad is put aside, and the reduction of dX has an older one's
+product to itself.
 """
 
 from __future__ import annotations
@@ -123,7 +125,8 @@ class _ShardedMatmul(torch.autograd.Function):
         # What is recomputed may find a gradient's panel in the place of the next weight's.
         run.finish_panel()
         run.start_next()
-        # What is not gathered is saved itself, never a view: ZeRO 3 empties the Parameter and fills it again.
+        # What is not gathered is saved itself, never a view: ZeRO 3, where no weight has a stand-in, empties the
+        # Parameter and fills it again.
         needs_x, needs_w = ctx.needs_input_grad[:2]
         ctx.save_for_backward(
             (x_panel if sharding.keeps_x else x) if needs_w or adapters else None,

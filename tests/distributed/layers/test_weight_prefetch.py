@@ -16,14 +16,16 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
+from benchmarks.device_counter import count_kernels
 from dslpar.core import mesh
 from dslpar.core.mesh import Mesh
 from dslpar.distributed import collectives
 from dslpar.distributed.collectives import Axis, Pending
 from dslpar.distributed.groups import Groups
 from dslpar.layers import Block, Linear, initialize, placement, weight_prefetch
-from dslpar.layers.loss import cross_entropy_by_chunks
+from dslpar.layers.loss import cross_entropy, cross_entropy_by_chunks
 from dslpar.layers.weight_prefetch import prefetch_weights
 from tests.distributed.layers.compare_dense import BATCH, HIDDEN, SEQUENCE, VOCAB, randomized
 from tests.distributed.layers.test_backward_order import _Products
@@ -150,6 +152,16 @@ class ByParts(Model):
         )
 
 
+class Reentrant(Model):
+    """Recomputed by torch's reentrant checkpoint, whose backward runs another one within."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.positions(self.tokens(ids))
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=True)
+        return cross_entropy(self.groups, self.head(self.norm(x)), ids.roll(-1, 1), VOCAB)
+
+
 class Adapted(Model):
     """With adapters on frozen linears, a linear that is frozen alone, and the rest learning."""
 
@@ -168,6 +180,7 @@ CASES: dict[str, tuple[Make, Scenario]] = {
     "Llama": (partial(Model, form="llama", recomputed=False), one_by_one),
     "recomputed": (partial(Model, form="gpt2", recomputed=True), one_by_one),
     "recomputed, in flight": (partial(Model, form="llama", recomputed=True), in_flight),
+    "recomputed by a backward within": (partial(Reentrant, form="llama", recomputed=False), one_by_one),
     "by parts": (partial(ByParts, form="gpt2", recomputed=False), one_by_one),
     "by parts, untied": (partial(ByParts, form="llama", recomputed=False), one_by_one),
     "split": (partial(Model, form="llama", recomputed=False), partial(split, lag=1)),
@@ -263,9 +276,13 @@ LARGE = {name: LAYOUTS[name] for name in ("2.5d-8-depth-2", "3d-8", "cuboid-2-3-
 ALL = kept(["2d-4"]) | OF_FOUR | LARGE
 
 
-@pytest.mark.parametrize("name", sampled(ALL, {"2d-4-keep-x", "2d-4-keep-w", *OF_FOUR}))
-def test_bits_are_the_same(name: str) -> None:
-    cases = [*CASES] if name == "2d-4-keep-x" else FEW
+HALVES = [[*CASES][::2], [*CASES][1::2]]
+RUNS = [("2d-4-keep-x", tuple(half)) for half in HALVES] + [(name, FEW) for name in ALL if name != "2d-4-keep-x"]
+DAILY = [run for run in RUNS if run[0] in ("2d-4-keep-x", "2d-4-keep-w", *OF_FOUR)]
+
+
+@pytest.mark.parametrize(("name", "cases"), sampled(RUNS, DAILY))
+def test_bits_are_the_same(name: str, cases: tuple[str, ...]) -> None:
     for found in on_ranks(ALL[name].size, of_cases, ALL[name], cases, timeout=280):
         assert [*found] == [*cases]
         assert not [case for case, (equal, _, _) in found.items() if not equal]
@@ -350,6 +367,28 @@ def test_collectives_run_under_the_products_of_others() -> None:
         *["wait W1", "dgrad", "wait dW0", "start W0", "wgrad", "start dW1", "add dW of 2"],
         *["wait W0", "dgrad", "wait dW1", "wgrad", "start dW2", "wait dW2", "add dW of 0", "add dW of 1"],
     ]
+
+
+def exposed(tensor: mesh.Tensor) -> list[int]:
+    """Collectives under which no product runs, of one block and of two, each without prefetch and with it."""
+    groups, found = Groups(Mesh(tensor=tensor)), []
+    for count in (1, 2):
+        blocks = nn.Sequential(*(Block(groups, 64, 8) for _ in range(count)))
+        initialize(blocks, groups, seed=1)
+        x = torch.ones(placement.residual(tensor, 4, 32, 64).local_shape, requires_grad=True)
+        for enabled in (False, True):
+            prefetch_weights(blocks, enabled)
+            for _ in range(2):
+                with count_kernels() as counts:
+                    blocks(x).sum().backward()
+            found.append(counts.exposed)
+    return found
+
+
+def test_half_of_what_2d_and_3d_expose_runs_under_products() -> None:
+    """The block that comes second is one in the middle of a model; the ends are the first's."""
+    sizes = [replace(LAYOUTS[name], comm_overlap=True) for name in ("2d-4", "3d-8")]
+    assert on_last_ranks(exposed, sizes) == [[23, 14, 2 * 23, 14 + 11], [22, 13, 2 * 22, 13 + 10]]
 
 
 # ---- what memory they take ----
