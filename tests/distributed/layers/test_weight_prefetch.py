@@ -273,12 +273,14 @@ OF_FOUR = {
 }
 """What 2.5d and 3d have beside 2d, on fewer ranks."""
 LARGE = {name: LAYOUTS[name] for name in ("2.5d-8-depth-2", "3d-8", "cuboid-2-3-2")}
-ALL = kept(["2d-4"]) | OF_FOUR | LARGE
-
+OF_TWO = {"cuboid-2-1-1": mesh.Tensor(q=2, mode="cuboid")}
+"""Weights in pieces over q alone, whose cases take a third of the time."""
+ALL = kept(["2d-4"]) | OF_FOUR | LARGE | OF_TWO
 
 HALVES = [[*CASES][::2], [*CASES][1::2]]
-RUNS = [("2d-4-keep-x", tuple(half)) for half in HALVES] + [(name, FEW) for name in ALL if name != "2d-4-keep-x"]
-DAILY = [run for run in RUNS if run[0] in ("2d-4-keep-x", "2d-4-keep-w", *OF_FOUR)]
+WHOLE = ("2d-4-keep-x", *OF_TWO)
+RUNS = [(name, tuple(half)) for name in WHOLE for half in HALVES] + [(name, FEW) for name in ALL if name not in WHOLE]
+DAILY = [run for run in RUNS if run[0] in ("2d-4-keep-w", *OF_TWO)]
 
 
 @pytest.mark.parametrize(("name", "cases"), sampled(RUNS, DAILY))
