@@ -123,7 +123,7 @@ class _ShardedMatmul(torch.autograd.Function):
                 y = sharding.y.reduce(y)
                 y = y if bias is None else y.add_(bias)  # after the sum: each rank's partial product would add it once
         # What is recomputed may find a gradient's panel in the place of the next weight's.
-        run.finish_panel()
+        run.start_over_d()
         run.start_next()
         # What is not gathered is saved itself, never a view: ZeRO 3, where no weight has a stand-in, empties the
         # Parameter and fills it again.
@@ -177,12 +177,12 @@ class _ShardedMatmul(torch.autograd.Function):
             x_panel_grad = x_panel_grad.contiguous() if contiguous else x_panel_grad
             x_grad = sharding.x.start_reduce(x_panel_grad)  # under way while wgrad's product runs
             del w_panel  # its place is the next one's
-            run.finish_panel()
-            run.start_next()
+        run.start_over_d()
+        run.start_next()
         if needs_w and leaf is None:
             reduction = _weight_gradient(y_grad, gathering.wait(), sharding, fusion.sum_of(summed))
             if reduction is not None and late is not None:
-                late.put(reduction)
+                w_grad = late.put(reduction)
                 run.put(reduction)
             elif reduction is not None:
                 w_grad = reduction.wait()

@@ -35,7 +35,7 @@ class MatmulSharding:
     keeps_memory_order: bool = False
     """Whether tokens may come and go by sequence first in memory (memory_order.py); else all results are contiguous."""
     comm_overlap: bool = False
-    """Whether collectives are cut into parts that run under products (overlap.py)."""
+    """Whether collectives are cut into parts that run under products (overlap.py), and weights prefetched."""
     prefetched: PrefetchedWeight | None = field(default=None, compare=False, repr=False)
     """The weight as linears before and after know it (weight_prefetch.py); None: each product waits for its own."""
     is_local: bool = field(init=False)

@@ -25,8 +25,9 @@ waits, and DeepSpeed finds each gradient at its time. The order of the last pass
 FSDP (`forward_prefetch`) go by.
 
 No callback at the backward's end brings late gradients. In place of a weight the product has a stand-in, a node of the
-graph that is made before the node of the linear that comes before. Autograd runs first what was made last, so the
-stand-in has its turn after that linear's backward, and hooks of the gradient's accumulation run after it.
+graph that is made before the node of the linear that comes before. Autograd runs first what was made last, of the nodes
+that wait in a device's queue, so the stand-in has its turn after that linear's backward, and hooks of the gradient's
+accumulation run after it.
 
 Ranks of a tensor group run the same linears in the same order, and must change weights alike: a panel that came ahead
 is used, or thrown away, by all of them. It is used for the weight that it was gathered of, if that is unchanged as
@@ -35,10 +36,10 @@ torch counts changes (what works on `.data` in place it does not count), and doe
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from threading import get_ident
 from typing import Any, NamedTuple
 
 import torch
@@ -59,16 +60,16 @@ class WeightReduction:
         self._over_d: Pending | None = None
         self._depth = over_d
 
-    def finish_panel(self) -> None:
-        """Wait for this rank's piece of the sum over q, which frees the panel, and begin to sum it over d."""
+    def start_over_d(self) -> None:
+        """Wait for this rank's piece of the sum over q, which frees the panel, and begin to sum it over d; once."""
         if self._over_q is not None:
             # Over q before d: of the reduce-scattered gradient only 1/q is left to all-reduce.
             piece, self._over_q = self._over_q.wait(), None
             self._over_d = collectives.start_all_reduce_(piece, self._depth)
 
     def wait(self) -> Tensor:
-        """Return the whole sum, of this rank's piece."""
-        self.finish_panel()
+        """Return this rank's piece, summed over q and d."""
+        self.start_over_d()
         assert self._over_d is not None
         return self._over_d.wait()
 
@@ -76,17 +77,27 @@ class WeightReduction:
 class LateGradient:
     """Where a linear leaves a reduction to the backward of its weight's stand-in."""
 
-    def __init__(self) -> None:
+    def __init__(self, weight: Tensor) -> None:
+        self._weight = weight
         self._reduction: WeightReduction | None = None
+        self._thread = 0
 
-    def put(self, reduction: WeightReduction) -> None:
-        """Leave the gradient of this backward."""
-        self._reduction = reduction
+    def put(self, reduction: WeightReduction) -> Tensor:
+        """Leave the gradient of this backward; return what autograd is to have in its place, which nobody reads.
+
+        Not None: of a node that gets none, torch before 2.6 takes its turn in the queue of the CPU, whose thread would
+        run it beside those of an accelerator's queue.
+        """
+        self._reduction, self._thread = reduction, get_ident()
+        return self._weight.detach()
 
     def take(self) -> Tensor | None:
         """Return the gradient; None, where this backward has made none."""
         reduction, self._reduction = self._reduction, None
-        return None if reduction is None else reduction.wait()
+        if reduction is None:
+            return None
+        assert self._thread == get_ident(), "order holds within one of autograd's queues alone"
+        return reduction.wait()
 
 
 class StandIn(NamedTuple):
@@ -117,12 +128,9 @@ class PrefetchedWeight:
 
     def __init__(self, prefetch: WeightPrefetch, sharding: Sharding) -> None:
         self._prefetch, self.sharding = prefetch, sharding
-        self._parameter: weakref.ref[Tensor] | None = None
-
-    @property
-    def parameter(self) -> Tensor | None:
-        """The Parameter, as its linear has last used it."""
-        return None if self._parameter is None else self._parameter()
+        self.parameter: Tensor | None = None
+        """The Parameter, as its linear has last used it. Held, so that all ranks decide alike by it: one that a program
+        has replaced lives until its linear's next forward."""
 
     @property
     def run(self) -> Run:
@@ -131,8 +139,7 @@ class PrefetchedWeight:
 
     def enter_forward(self, parameter: Tensor) -> StandIn | None:
         """Begin this linear's product; return what to put in the weight's place, if its gradient may be late."""
-        if self.parameter is not parameter:
-            self._parameter = weakref.ref(parameter)
+        self.parameter = parameter
         return self.run.enter(self).stand_in(parameter)
 
 
@@ -155,10 +162,10 @@ class Run:
         """Begin to gather the next weight, where there is room for its panel; once, however often it is called."""
 
     def put(self, reduction: WeightReduction) -> None:
-        """Note the reduction that is under way."""
+        """Note the reduction that is under way over q."""
 
-    def finish_panel(self) -> None:
-        """Free the panel of the reduction that is under way: call it after a product."""
+    def start_over_d(self) -> None:
+        """Go on with the reduction that is under way: free its panel, and sum over d. Call it after a product."""
 
 
 WAITING = Run()
@@ -218,8 +225,9 @@ class _Prefetching(Run):
         following = self._next
         # Of a weight that is used twice in a row, gradients would be added in another order.
         if following is not None and following[1] is not parameter and torch.is_grad_enabled():
-            late, other = LateGradient(), following[1]
+            other = following[1]
             if other.requires_grad:
+                late = LateGradient(other)
                 self._stand_in = StandIn(_StandIn.apply(other, late), other, late)  # type: ignore[no-untyped-call]
         is_of_it = mine is not None and mine.of is parameter and mine.weight.data_ptr() == parameter.data_ptr()
         return mine if is_of_it and parameter.requires_grad and torch.is_grad_enabled() else None
@@ -243,13 +251,13 @@ class _Prefetching(Run):
     def put(self, reduction: WeightReduction) -> None:
         self._reduction = reduction
 
-    def finish_panel(self) -> None:
+    def start_over_d(self) -> None:
         reduction, self._reduction = self._reduction, None
         if reduction is not None:
-            reduction.finish_panel()
+            reduction.start_over_d()
 
     def end(self) -> None:
-        """Keep the order; wait for what is still under way, which all ranks have begun."""
+        """Keep the order; wait for a gathering that is still under way, which all ranks have begun."""
         if self._order:
             self._orders[self._kind, self._order[0]] = self._order
         if self._ahead is not None:
@@ -284,7 +292,9 @@ class WeightPrefetch:
         return self._backwards[backward]
 
     def _end_backward(self, backward: int) -> None:
-        self._backwards.pop(backward).end()
+        run = self._backwards.pop(backward, None)
+        if run is not None:  # none: a forward that another one's callback has run has ended it
+            run.end()
 
     def watch(self, module: nn.Module) -> None:
         """Take each call of the module for a run."""

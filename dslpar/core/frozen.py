@@ -97,12 +97,13 @@ def _kept_hash(self: object) -> int:
 
 
 def _equal_by_hash(self: object, other: object) -> object:
-    """Compare fields where hashes, which are mostly known, do not tell."""
+    """Compare fields, unless hashes that are known tell."""
     if self is other:
         return True
     if type(other) is not type(self):
         return NotImplemented
-    return _kept_hash(self) == _kept_hash(other) and _values(self) == _values(other)
+    hashes = self.__dict__.get("_hash"), other.__dict__.get("_hash")
+    return (None in hashes or hashes[0] == hashes[1]) and _values(self) == _values(other)
 
 
 def _state(self: object) -> dict[str, object]:

@@ -70,7 +70,7 @@ class Tensor:
     zigzag: bool = False
     """Whether ranks of the ring store a piece from either end of a sequence, for equal work under a causal mask."""
     comm_overlap: bool = False
-    """Whether collectives of a product are cut into parts that run under it."""
+    """Whether collectives run under products: cut into parts, and those of weights under other linears'."""
     zero_over_d: bool = False
     """Whether ZeRO shards over d as over data, and sums weights' gradients over both; else layers sum over d."""
 

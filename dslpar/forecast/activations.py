@@ -240,15 +240,19 @@ def _logits(workload: Workload) -> tuple[float, float]:
 
     The softmax in float32, from which the gradient is made in the logits' type (`dslpar.layers.loss`). Without a
     pipeline the caller has the logits themselves, until the next micro-batch gives others. By parts of the tokens, a
-    part's logits are computed again for its backward, and nobody keeps them.
+    part's logits are computed again for its backward, and nobody keeps them. After the loss's, the head's backward has
+    the logits' gradient, and of a weight in pieces its panel and that of its gradient.
     """
-    elements, size = float(workload.costs.logits), workload.element_bytes
+    costs, size = workload.costs, workload.element_bytes
+    elements = float(costs.logits)
     if workload.habits.logit_bytes is not None:
         return workload.habits.logit_bytes * elements, 0.0
+    panels = 2 * size * _widest_panel(workload, costs.last)
     if workload.loss_chunks > 1:
-        return (WIDE_BYTES + 2 * size) * elements / workload.loss_chunks, 0.0
+        elements /= workload.loss_chunks
+        return 2 * size * elements + max(WIDE_BYTES * elements, panels), 0.0
     output = 0.0 if workload.mesh.pipe > 1 else size * elements
-    return (WIDE_BYTES + size) * elements + output, output
+    return size * elements + output + max(WIDE_BYTES * elements, panels), output
 
 
 def _working(workload: Workload) -> float:
@@ -281,16 +285,20 @@ def _working(workload: Workload) -> float:
 def _weight_panels(workload: Workload) -> float:
     """Return the elements of the weights that are gathered over q for the running product, and for the next one.
 
-    Of the widest product. What a gradient takes before it is reduced is in the place of one of them
+    Of a layer's widest product. What a gradient takes before it is reduced is in the place of one of them
     (`dslpar.layers.weight_prefetch`).
     """
+    return (2 if _prefetches(workload) else 1) * _widest_panel(workload, workload.costs.layer)
+
+
+def _widest_panel(workload: Workload, part: Costs) -> float:
+    """Return the elements of the widest weight that is gathered over q, of a part of the model."""
     if workload.mesh.tensor.q == 1:
         return 0.0
-    work = workload.costs.layer.work
-    widest = max((depth * columns for _, depth, columns in (*work.products, *work.frozen)), default=0.0)
-    return (2 if _prefetches(workload) else 1) * widest
+    work = part.work
+    return max((depth * columns for _, depth, columns in (*work.products, *work.frozen)), default=0.0)
 
 
 def _prefetches(workload: Workload) -> bool:
     """Return whether the next linear's weight is gathered while this one's product runs."""
-    return workload.mesh.tensor.comm_overlap and workload.zero < 3
+    return workload.mesh.tensor.comm_overlap and workload.zero < 3 and not workload.habits.compiles_layers

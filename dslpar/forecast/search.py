@@ -105,7 +105,7 @@ class Found:
                 continue
             elif isinstance(item, _Series):
                 for size in range(len(item.growing)):
-                    wait(_Step(item, size), item.least_of_largest_s(size), (place[0], size))
+                    wait(_Step(item, size), item.bound_from_largest_s(size), (place[0], size))
             elif not item.is_bounded:
                 wait(item._replace(is_bounded=True), item.series.least_s(item.size), place)
             elif (option := item.series.option(item.size)) is not None:
@@ -186,14 +186,14 @@ class _Series:
     def bound_s(self) -> float:
         """Seconds that a step takes at the least, of whichever layout: that of the smallest, which idles least."""
         comparable = all(map(self._is_part_of_largest, range(len(self.growing))))
-        return self.least_of_largest_s(0) if comparable else 0.0
+        return self.bound_from_largest_s(0) if comparable else 0.0
 
     def least_s(self, index: int) -> float:
         """Return the seconds that a step of these alternatives takes at the least."""
         return self._least_s(index, index)
 
-    def least_of_largest_s(self, index: int) -> float:
-        """Return the same from the times of the largest micro-batch, by which other ones need not be known; it is less.
+    def bound_from_largest_s(self, index: int) -> float:
+        """Return a bound of that which is never more, by the times of the largest micro-batch alone.
 
         Kernels fill a device better, and launches and weights cost a sample less, with so many times the samples.
         """

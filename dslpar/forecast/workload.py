@@ -101,6 +101,8 @@ class Habits:
     """One kernel steps a weight; else each of the optimizer's operations is one of its own."""
     launch_ratio: float = 1.0
     """Kernels that a host launches for a layer, over those of one of ours."""
+    compiles_layers: bool = False
+    """Whether torch compiles layers, whose collectives then run as they come."""
 
 
 @frozen
@@ -267,6 +269,7 @@ def habits_of(spec: Spec) -> Habits:
         offloads_optimizer=offloads(spec, "optimizer"),
         moments=_moments(spec.optimizer),
         buckets=buckets_of(spec),
+        compiles_layers=spec.train.compile,
     )
 
 

@@ -95,7 +95,7 @@ def check(
     """
     reading = sections_reader.read(config, registered, by_program)
     cx = Context(config, reading, world_size, cluster, by_program, forecasts=forecasts)
-    return Checked(context=cx, findings=engine.run_rules(cx, engine.ERRORS if errors_only else RULES))
+    return Checked(context=cx, findings=engine.run_rules(cx, engine.ERROR_RULES if errors_only else RULES))
 
 
 def load(

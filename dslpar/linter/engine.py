@@ -12,7 +12,7 @@ from dslpar.linter.rule import Rule
 from dslpar.linter.rules import language
 
 FOREIGN = "CFG123"
-ERRORS: tuple[Rule, ...] = tuple([rule for rule in RULES if rule.severity == "error" or rule in language.RULES])
+ERROR_RULES: tuple[Rule, ...] = tuple([rule for rule in RULES if rule.severity == "error" or rule in language.RULES])
 """The rules that find errors; those of the language hand on what loading found, whatever its severity."""
 
 

@@ -110,8 +110,8 @@ class TensorParallel:
     comm_overlap: bool | None = key(
         default=None, resume="free", synonyms="tp_comm_overlap async_tp enable_async_tensor_parallel"
     )
-    """Cut collectives into parts that run under the products around them; the default is False, all in one. Without
-    effect in layers that torch compiles."""
+    """Run collectives under products: in parts, and those of weights under other linears', which takes room for one
+    more gathered weight; the default is False. Without effect in layers that torch compiles."""
 
 
 @keeping_hash

@@ -371,6 +371,47 @@ def test_collectives_run_under_the_products_of_others() -> None:
     ]
 
 
+def late_gradients(tensor: mesh.Tensor) -> list[bool]:
+    """Of each late gradient, whether autograd has brought its stand-in a gradient as well."""
+    seen: list[bool] = []
+    original = weight_prefetch._StandIn.backward
+
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, None]:
+        seen.append(grads[0] is not None)
+        return original(ctx, *grads)
+
+    weight_prefetch._StandIn.backward = staticmethod(backward)  # type: ignore[method-assign]
+    module, x = chain(tensor, 3)
+    for _ in range(2):
+        module(x).sum().backward()
+    return seen
+
+
+def test_a_stand_in_gets_a_gradient() -> None:
+    """By which torch before 2.6 knows its device: else it would run on the caller's thread, beside a GPU's."""
+    assert on_last_ranks(late_gradients, [FLAT]) == [[True, True]]
+
+
+def without_dx(tensor: mesh.Tensor) -> tuple[list[str], bool]:
+    """Of the backward of three linears whose input needs no gradient; whether a reduction is still referred to."""
+    module, x = chain(tensor, 3)
+    x = x.detach()
+    module(x).sum().backward()
+    log: list[str] = []
+    y = module(x)
+    names = {linear.weight.data_ptr(): str(index) for index, linear in enumerate(module.layers)}
+    with logged(log, names), _Products(log, PANEL):
+        y.backward(torch.ones_like(y))
+    return log, bool(module.weight_prefetch._backwards)
+
+
+def test_a_linear_without_dx_goes_on_with_the_sum_of_the_one_before() -> None:
+    """The first one's product, of dW alone, has the sum over d of the second's to run under it."""
+    ((log, left),) = on_last_ranks(without_dx, [FLAT])
+    assert log[-4:] == ["wait dW1", "wgrad", "start dW2", "wait dW2"]
+    assert not left
+
+
 def exposed(tensor: mesh.Tensor) -> list[int]:
     """Collectives under which no product runs, of one block and of two, each without prefetch and with it."""
     groups, found = Groups(Mesh(tensor=tensor)), []

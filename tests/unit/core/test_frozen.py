@@ -12,7 +12,7 @@ import pytest
 from dslpar.core import frozen
 from dslpar.core.mesh import Mesh, Tensor
 from dslpar.models.gpt.section import GPT
-from dslpar.schema.sections import Adam, AdamW
+from dslpar.schema.sections import Adam, AdamW, TensorParallel
 
 
 def test_fields_defaults_and_inheritance() -> None:
@@ -26,6 +26,16 @@ def test_equality_hash_and_repr() -> None:
     assert AdamW() != Adam(weight_decay=0.01)
     assert hash(Mesh(pipe=2)) == hash(Mesh(pipe=2))
     assert repr(Tensor(y=2)).startswith("Tensor(d=1, q=1, y=2, z=1, mode=None")
+
+
+def test_values_that_keep_their_hash_are_equal_by_their_fields() -> None:
+    one, same, other = (Tensor(y=size) for size in (2, 2, 3))
+    assert one == same != other
+    assert len({one, same, other}) == 2  # from here on hashes are known
+    assert one == same != other
+    assert one != (2,)
+    lists = [TensorParallel(size=8, mode="cuboid", shape=[2, 2, size]) for size in (2, 2, 4)]  # type: ignore[arg-type]
+    assert lists[0] == lists[1] != lists[2], "also where a program has given what has no hash"
 
 
 def test_replace_and_pickle() -> None:

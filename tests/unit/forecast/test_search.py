@@ -110,8 +110,8 @@ def test_a_bound_from_the_largest_micro_batch_is_never_more_than_the_own_one(
     shares = []
     for each in search(workloads, H100)._series:
         sizes = range(len(each.growing))
-        assert each.bound_s <= min(map(each.least_of_largest_s, sizes)) * (1 + 1e-12)
-        shares += [each.least_of_largest_s(size) / each.least_s(size) for size in sizes]
+        assert each.bound_s <= min(map(each.bound_from_largest_s, sizes)) * (1 + 1e-12)
+        shares += [each.bound_from_largest_s(size) / each.least_s(size) for size in sizes]
     assert max(shares) <= 1 + 1e-12, "rounding alone"
     assert median(shares) > near, "a bound that is far off spares nothing"
 

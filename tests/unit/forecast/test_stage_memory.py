@@ -181,8 +181,19 @@ def test_a_second_panel_of_weights_is_there_where_the_next_one_is_prefetched() -
     ahead = replace(plain, mesh=Mesh(data=2, tensor=replace(cuboid, comm_overlap=True)))
     panel = 2 * 5120 * 2 * 13824 / cuboid.y  # gate and up, in bf16
     assert activations(ahead, 0).working - activations(plain, 0).working == pytest.approx(panel)
-    at_zero_3 = replace(ahead, zero=3)
-    assert activations(at_zero_3, 0).working == activations(plain, 0).working
+    compiled = replace(ahead, habits=replace(ahead.habits, compiles_layers=True))
+    for not_ahead in (replace(ahead, zero=3), compiled):
+        assert activations(not_ahead, 0).working == activations(plain, 0).working
+
+
+def test_of_few_tokens_the_head_s_panels_are_more_than_the_loss_s_softmax() -> None:
+    cuboid = Tensor(q=2, y=2, mode="2d", residual="hidden")
+    whole = workload(mesh=Mesh(data=8), micro_size=2)
+    few = workload(mesh=Mesh(data=2, tensor=cuboid), micro_size=2, seq_len=512)
+    elements, panel = float(few.costs.logits), 5120 * 32000 / cuboid.y
+    assert activations(few, 0).logits == pytest.approx(2 * 2 * elements + 2 * 2 * panel)
+    assert 2 * 2 * panel > 4 * elements
+    assert activations(whole, 0).logits == pytest.approx((2 * 2 + 4) * float(whole.costs.logits)), "no panel there"
 
 
 def test_scores_are_kept_where_attention_is_not_fused() -> None:
