@@ -277,9 +277,17 @@ OF_TWO = {"cuboid-2-1-1": mesh.Tensor(q=2, mode="cuboid")}
 """Weights in pieces over q alone, whose cases take a third of the time."""
 ALL = kept(["2d-4"]) | OF_FOUR | LARGE | OF_TWO
 
-HALVES = [[*CASES][::2], [*CASES][1::2]]
 WHOLE = ("2d-4-keep-x", *OF_TWO)
-RUNS = [(name, tuple(half)) for name in WHOLE for half in HALVES] + [(name, FEW) for name in ALL if name not in WHOLE]
+
+
+def runs() -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield layouts with cases, none so many that ranks which share two cores take more than some minutes."""
+    for name in ALL:
+        cases = tuple(CASES) if name in WHOLE else FEW
+        yield from [(name, cases[::2]), (name, cases[1::2])] if name in (*WHOLE, *LARGE) else [(name, cases)]
+
+
+RUNS = list(runs())
 DAILY = [run for run in RUNS if run[0] in ("2d-4-keep-w", *OF_TWO)]
 
 
