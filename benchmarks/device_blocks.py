@@ -56,6 +56,8 @@ class BlockCounts(NamedTuple):
     forward: Kernels
     backward: Kernels
     graph_breaks: int
+    exposed_share: float | None = None
+    """With `comm_overlap`: what `exposed_share` returns."""
 
 
 def block_counts(form: str, tensor: str) -> BlockCounts:
@@ -64,11 +66,34 @@ def block_counts(form: str, tensor: str) -> BlockCounts:
     cuboid = TENSORS[tensor]
     with fake_world(cuboid.size - 1, cuboid.size):
         groups = Groups(Mesh(tensor=cuboid))
-        block = Block(groups, HIDDEN, HEADS, form=FORMS[form])
-        initialize(block, groups, seed=1)
-        mark_owners(block, groups)
-        prefetch_weights(block)
-        return _counts(block, placement.residual(cuboid, MICRO, SEQUENCE, HIDDEN).local_shape)
+        shape = placement.residual(cuboid, MICRO, SEQUENCE, HIDDEN).local_shape
+        counts = _counts(_blocks(groups, form, 1), shape)
+        return counts._replace(exposed_share=exposed_share(groups, form, shape)) if cuboid.comm_overlap else counts
+
+
+def exposed_share(groups: Groups, form: str, shape: tuple[int, ...]) -> float:
+    """Return, of a block in the middle of a model, collectives that no product hides, over all that it would have.
+
+    Would have without `comm_overlap`, which cuts them into more. What two blocks expose more than one is the second's:
+    a model's first gathering and last reduction of weights are no layer's.
+    """
+    one, two = (_both(_blocks(groups, form, count), shape) for count in (1, 2))
+    tensor = replace(groups.tensor, comm_overlap=False)
+    whole = _both(_blocks(Groups(Mesh(tensor=tensor)), form, 1), shape)
+    return (two.exposed - one.exposed) / whole.collectives
+
+
+def _both(blocks: nn.Module, shape: tuple[int, ...]) -> Kernels:
+    forward, backward = _run(blocks.to(torch.bfloat16), shape)
+    return forward + backward
+
+
+def _blocks(groups: Groups, form: str, count: int) -> nn.Module:
+    blocks = nn.Sequential(*(Block(groups, HIDDEN, HEADS, form=FORMS[form]) for _ in range(count)))
+    initialize(blocks, groups, seed=1)
+    mark_owners(blocks, groups)
+    prefetch_weights(blocks)
+    return blocks
 
 
 def plain_counts(form: str) -> BlockCounts:
@@ -78,19 +103,19 @@ def plain_counts(form: str) -> BlockCounts:
 
 
 def _counts(block: nn.Module, shape: tuple[int, ...]) -> BlockCounts:
-    block = block.to(torch.bfloat16)
+    return BlockCounts(*_run(block.to(torch.bfloat16), shape), graph_breaks(block, shape))
 
-    def run() -> tuple[Kernels, Kernels]:
+
+def _run(block: nn.Module, shape: tuple[int, ...]) -> tuple[Kernels, Kernels]:
+    """Count a second forward and backward: tables are made, and the order of weights learnt, in the first."""
+    for _ in range(2):
         x = torch.ones(shape, dtype=torch.bfloat16, requires_grad=True)
         with count_kernels() as forward:
             y = block(x)
         gradient = torch.ones_like(y)
         with count_kernels() as backward:
             y.backward(gradient)
-        return forward, backward
-
-    run()  # tables are made at their first use
-    return BlockCounts(*run(), graph_breaks(block, shape))
+    return forward, backward
 
 
 def graph_breaks(block: nn.Module, shape: tuple[int, ...]) -> int:

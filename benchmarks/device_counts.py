@@ -4,7 +4,8 @@
     python -m benchmarks.device_counts pipeline     # rows whose names hold the word
 
 Of a block, forward and backward: kernels, those of them that only move elements, bytes that kernels read and write,
-collectives, those that no product hides, and where torch.compile would break its graph. Of the loss: bytes for each
+collectives, those that no product hides, and where torch.compile would break its graph; with overlap also which share
+no product hides in the middle of a model, of the collectives that the block has without. Of the loss: bytes for each
 logit in bfloat16. Of a step, the second one: the same, and how often the host waits for the device. Rows of `plain
 torch` are the same model in torch.nn; a step of it is a loop with autocast.
 
@@ -76,7 +77,8 @@ def counts_of(counted: BlockCounts | StepCounts | Counts) -> Counts:
     """Return the columns of a row."""
     if isinstance(counted, BlockCounts):
         both = counted.forward + counted.backward
-        return _columns(both) | {"graph breaks": counted.graph_breaks}
+        share = {} if counted.exposed_share is None else {"exposed share": round(counted.exposed_share, 3)}
+        return _columns(both) | {"graph breaks": counted.graph_breaks} | share
     if isinstance(counted, StepCounts):
         waits = counted.waits
         of_host = {"reads": waits.reads, "copies from the host": waits.copies, "synchronize": waits.synchronizations}

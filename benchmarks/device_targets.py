@@ -46,11 +46,16 @@ def _is_sequence(row: str) -> bool:
     return "sequence" in row
 
 
+def _is_overlapped_sequence(row: str) -> bool:
+    return row.endswith("sequence, overlap")
+
+
 FIGURES = (
     Figure("synchronize, a step", "step", "synchronize", "8", 0),
     Figure("reads of the host, a step", "step", "reads", "7", 1),
     Figure("copies from the host, a step", "step", "copies from the host", "-", 0),
-    Figure("exposed, a block with overlap", "block", "exposed", "6 of 8", 2, lambda row: row.endswith("overlap")),
+    Figure("exposed, 1d with sequence and overlap", "block", "exposed", "6 of 8", 2, _is_overlapped_sequence),
+    Figure("exposed share, a layer with overlap", "block", "exposed share", "6 of 8", 2 / 8),
     Figure("graph breaks, a block", "block", "graph breaks", "13 to 19", 0),
     Figure("clones, a block with sequence", "block", "clones", "8", 2, _is_sequence),
     Figure("all copies, a block with sequence", "block", "copies", "-", 2, _is_sequence),
@@ -73,12 +78,6 @@ KNOWN = (
         "bytes a logit",
         lambda row: row == "the loss",
         "torch's softmax makes a copy of bfloat16 in float32 first; with train.compile it does not",
-    ),
-    Known(
-        "exposed",
-        lambda row: row.endswith(("2d, overlap", "3d, overlap")),
-        "of a block alone the first W, the last dW and the vectors' sum; norms' statistics, both ways; of activations"
-        " whose features are cut, the first chunk that is gathered and the last that is reduced",
     ),
     Known(
         "copies",

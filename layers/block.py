@@ -25,7 +25,6 @@ from dslpar.layers.memory_order import as_stored, is_sequence_first
 from dslpar.layers.named_options import one_of
 from dslpar.layers.norm import LayerNorm, RMSNorm
 from dslpar.layers.parameter import GPT2, Init, Layer, Shared
-from dslpar.layers.placement import inner_cuts, residual_cuts
 from dslpar.layers.rotary import Rotary
 
 Activation = Literal["gelu", "gelu_tanh", "swiglu"]
@@ -74,13 +73,10 @@ class MLP(Layer):
 def _may_be_flat(tensor: Cuboid) -> bool:
     """Return whether tokens may stand in one dim: each is computed by itself, and pieces of them are gathered uncopied.
 
-    Not with adapters, which draw their dropout by sample and token; nor where a collective along features runs in
-    parts: it takes the dim that the other one does not cut.
+    Not with adapters, which draw their dropout by sample and token; nor where parts of two collectives are halves of
+    sequences.
     """
-    cuts = {"y": residual_cuts(tensor).tokens, "z": inner_cuts(tensor).tokens}
-    along_features = [axis for axis in cuts if getattr(tensor, axis) > 1 and axis not in cuts[axis]]
-    along_tokens = [axis for axis in cuts if getattr(tensor, axis) > 1 and axis in cuts[axis]]
-    return not (tensor.comm_overlap and along_features and along_tokens)
+    return not (tensor.comm_overlap and tensor.y > 1 and tensor.z > 1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -49,17 +49,17 @@ class Sharding:
         if not self.blocks:
             return collectives.start_all_gather(stored, self.axis, self.dim, contiguous=contiguous)
         pieces = collectives.start_all_gather(stored.unsqueeze(0), self.axis)
-        return Pending(stored, finish=lambda _: self._by_block(pieces.wait()))
+        return Pending(stored, finish=lambda _: self.joined(pieces.wait()))
 
     def _gather(self, stored: Tensor, gather: Callable[[Tensor, Axis, int], Tensor]) -> Tensor:
         if self.axis.size == 1 or self.dim is None:
             return stored
         if not self.blocks:
             return gather(stored, self.axis, self.dim)
-        return self._by_block(gather(stored.unsqueeze(0), self.axis, 0))
+        return self.joined(gather(stored.unsqueeze(0), self.axis, 0))
 
-    def _by_block(self, pieces: Tensor) -> Tensor:
-        """Join ranks' pieces [size, ...], each of which has its part of every block."""
+    def joined(self, pieces: Tensor) -> Tensor:
+        """Join ranks' pieces [size, ..., n/size, ...], each of which has its part of every block, to the panel."""
         assert self.dim is not None
         dim = self.dim % (pieces.dim() - 1)
         blocks = self._split(pieces, dim + 1)
@@ -83,10 +83,16 @@ class Sharding:
         """Sum partial panels to stored pieces, and wait for the result."""
         return self.start_reduce(partial).wait()
 
+    def features_of(self, rank: int, weight: Tensor, dim: int) -> Tensor:
+        """Return what a weight has along `dim` of the features that the axis's `rank`-th rank stores."""
+        parts = [block.chunk(self.axis.size, dim)[rank] for block in self._split(weight, dim)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
+
     def _split(self, x: Tensor, dim: int) -> tuple[Tensor, ...]:
         """Split `x`, or a piece of it, into its blocks, as views."""
-        length, total = x.shape[dim], sum(self.blocks)
-        return torch.split(x, [length * block // total for block in self.blocks], dim)
+        blocks = self.blocks or (1,)
+        length, total = x.shape[dim], sum(blocks)
+        return torch.split(x, [length * block // total for block in blocks], dim)
 
 
 def residual_over_y(groups: Groups) -> Sharding:

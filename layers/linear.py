@@ -111,7 +111,7 @@ class _ShardedMatmul(torch.autograd.Function):
         w_panel = run.gather(weight, sharding.w)
         run.start_next()
         if sharding.overlaps(adapters):
-            y, x_panel = overlap.linear(x, w_panel, sharding.x, sharding.y)
+            y, gathered_x = overlap.linear(x, w_panel, sharding.x, sharding.y)
             y = y if sharding.keeps_memory_order else y.contiguous()
             y = y if bias is None else y.add_(bias)
         else:
@@ -122,6 +122,7 @@ class _ShardedMatmul(torch.autograd.Function):
             if sharding.y.axis.size > 1:
                 y = sharding.y.reduce(y)
                 y = y if bias is None else y.add_(bias)  # after the sum: each rank's partial product would add it once
+            gathered_x = Pending(x_panel)
         # What is recomputed may find a gradient's panel in the place of the next weight's.
         run.start_over_d()
         run.start_next()
@@ -129,7 +130,7 @@ class _ShardedMatmul(torch.autograd.Function):
         # Parameter and fills it again.
         needs_x, needs_w = ctx.needs_input_grad[:2]
         ctx.save_for_backward(
-            (x_panel if sharding.keeps_x else x) if needs_w or adapters else None,
+            (gathered_x.wait() if sharding.keeps_x else x) if needs_w or adapters else None,
             (w_panel if sharding.keeps_w else weight) if needs_x else None,
             *matrices,
         )
@@ -164,7 +165,8 @@ class _ShardedMatmul(torch.autograd.Function):
             _put_aside(aside, leaf, x, y_grad, sharding)
         older = split.start_older() if split is not None and reduces_x else None
         if overlaps:
-            x_panel_grad, y_grad = overlap.linear(grads[0], w_panel.t(), sharding.y)
+            x_panel_grad, gathered_grad = overlap.linear(grads[0], w_panel.t(), sharding.y)
+            y_grad = gathered_grad.wait()
         elif needs_x:
             x_panel_grad = memory_order.linear(y_grad, w_panel.t())
         adapter_grads: list[Tensor] = []

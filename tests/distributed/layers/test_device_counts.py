@@ -61,9 +61,14 @@ def test_every_row_has_its_limits() -> None:
 
 
 def test_a_miss_is_told() -> None:
-    found = {("block", "GPT, 1d"): {"exposed": 6, "graph breaks": 13}, ("block", "Llama, 1d, overlap"): {"exposed": 3}}
+    found = {
+        ("block", "GPT, 1d"): {"exposed": 6, "graph breaks": 13},
+        ("block", "Llama, 1d, sequence, overlap"): {"exposed": 3, "exposed share": 0.2},
+        ("block", "Llama, 2d, overlap"): {"exposed": 8, "exposed share": 0.26},
+    }
     assert wrong(found) == [
-        "MISSED exposed, a block with overlap: Llama, 1d, overlap: 3, asked at most 2",
+        "MISSED exposed, 1d with sequence and overlap: Llama, 1d, sequence, overlap: 3, asked at most 2",
+        "MISSED exposed share, a layer with overlap: Llama, 2d, overlap: 0.26, asked at most 0.25",
         "MISSED graph breaks, a block: GPT, 1d: 13, asked at most 0",
     ]
 
@@ -79,8 +84,8 @@ def test_a_known_miss_is_told_with_its_reason_and_is_not_wrong() -> None:
 
 
 def test_a_known_miss_that_is_none_any_more_is_told() -> None:
-    found = {("block", "GPT, 3d, overlap"): {"exposed": 2}}
-    assert wrong(found) == ["GPT, 3d, overlap meets 'exposed, a block with overlap' again: take it out of KNOWN"]
+    found = {("bytes", "the loss"): {"bytes a logit": 16}}
+    assert wrong(found) == ["the loss meets 'bytes a logit, the loss' again: take it out of KNOWN"]
 
 
 def test_nothing_is_asked_of_plain_torch() -> None:

@@ -1,8 +1,9 @@
-"""Products in parts, whose collectives run under them: the same numbers, and nothing but the first or last exposed."""
+"""Products in parts, whose collectives run under them: the same numbers, and nothing exposed but one kind of sum."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -11,25 +12,30 @@ from benchmarks.device_counter import count_kernels
 from dslpar.core import mesh
 from dslpar.core.mesh import Mesh
 from dslpar.distributed.groups import Groups
-from dslpar.layers import Block, Form, Rotary, initialize, mark_owners, placement
+from dslpar.layers import Block, Form, Rotary, initialize, mark_owners, overlap, placement
 from tests.distributed.layers.compare_dense import BATCH, SEQUENCE
 from tests.distributed.layers.test_linear import layers, results
 from tests.support.fake_world import on_last_ranks
-from tests.support.layouts import LAYOUTS, kept
+from tests.support.layouts import INNERS, LAYOUTS, RESIDUALS, kept
 from tests.support.ranks import on_ranks
 from tests.support.sampling import sampled
 
 CLOSE = 1e-14
 """Relative to the largest, in float64: a ring adds up to 6 terms in another order, of sums of 96 products."""
 CUT = {name: tensor for name, tensor in LAYOUTS.items() if tensor.y * tensor.z * tensor.q > 1}
-ALL = CUT | kept(["2d-4", "3d-8", "1d-sequence-3"])
+BOTH = {
+    f"{residual}-{inner}": mesh.Tensor(y=2, z=2, mode="cuboid", residual=residual, inner=inner)
+    for residual, inner in product(RESIDUALS, INNERS)
+}
+"""X is gathered and Y reduced: every way to cut them."""
+ALL = CUT | BOTH | kept(["2d-4", "3d-8", "1d-sequence-3"])
 
 
 def differences(tensor: mesh.Tensor) -> dict[str, float]:
     """Of output and gradients of inward, outward and blocks, with 2 and 3 dims: in parts, and at once."""
     torch.set_default_dtype(torch.float64)
     found = {}
-    ways = [layers_of(replace(tensor, comm_overlap=overlap)) for overlap in (True, False)]
+    ways = [layers_of(replace(tensor, comm_overlap=in_parts)) for in_parts in (True, False)]
     for name, parts in ways[0].items():
         for what, mine, right in zip(("y", "dx", "dW", "db"), parts, ways[1][name], strict=True):
             assert right.abs().max() > 0
@@ -49,13 +55,39 @@ def layers_of(tensor: mesh.Tensor) -> dict[str, list[torch.Tensor]]:
     return found
 
 
-@pytest.mark.parametrize("name", sampled(ALL, {"1d-sequence-3", "1d-2", "2d-4", "cuboid-1-2-2-sequence-batch"}))
+@pytest.mark.parametrize("name", sampled(ALL, {"1d-sequence-3", "1d-2", "2d-4", "sequence-batch", "hidden-heads"}))
 def test_parts_are_the_whole(name: str) -> None:
     for found in on_ranks(ALL[name].size, differences, ALL[name], timeout=200):
         assert not {what: error for what, error in found.items() if not error <= CLOSE}
 
 
 # ---- what is exposed ----
+
+
+def exposed_of_products(tensor: mesh.Tensor) -> dict[str, tuple[int, int]]:
+    """Of an inward and an outward product, and of blocks, how many collectives no product hides, and of how many."""
+    groups, found = Groups(Mesh(tensor=replace(tensor, comm_overlap=True))), {}
+    for name, (layer, x_at, _) in layers(groups, BATCH, SEQUENCE).items():
+        x, panel = torch.ones(x_at.local_shape), layer.sharding.w.gather(layer.weight.detach())
+        with count_kernels() as counts:
+            overlap.linear(x, panel, layer.sharding.x, layer.sharding.y)
+        found[name] = counts.exposed, counts.collectives
+    return found
+
+
+def test_of_a_product_nothing_is_exposed_but_the_last_of_sums_to_copies() -> None:
+    tensors = BOTH | {name: LAYOUTS[name] for name in ("1d-sequence-3", "2d-4", "3d-8", "cuboid-2-3-2")}
+    for name, found in zip(tensors, on_last_ranks(exposed_of_products, [*tensors.values()]), strict=True):
+        sums = {"outward"} if tensors[name].residual == "replicated" else set()
+        assert {each for each, (number, _) in found.items() if number} == sums, name
+        assert all(found[each][0] == 1 for each in sums), name
+        assert all(of for _, of in found.values()), name
+
+
+def test_of_copies_there_is_nothing_to_gather_and_the_product_is_whole() -> None:
+    (found,) = on_last_ranks(exposed_of_products, [LAYOUTS["1d-2"]])
+    assert found == {"inward": (0, 0), "outward": (1, overlap.NUM_CHUNKS), "blocks": (0, 0)}
+
 
 LLAMA = Form(norm="rmsnorm", activation="swiglu", rotary=Rotary(), num_kv_heads=4, bias=False)
 
