@@ -26,6 +26,16 @@ os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix, "torch_extens
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with tests that may take longer than others: at the end, workers would wait for one of them."""
+    items.sort(key=_longer_s, reverse=True)
+
+
+def _longer_s(item: pytest.Item) -> float:
+    mark = item.get_closest_marker("timeout")
+    return max(0.0, mark.args[0] - float(item.config.getini("timeout"))) if mark else 0.0
+
+
 @pytest.fixture(autouse=True)
 def keep_default_dtype() -> Iterator[None]:
     """A test may compute in float64; the next one starts in float32 again."""
