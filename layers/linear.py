@@ -166,7 +166,8 @@ class _ShardedMatmul(torch.autograd.Function):
         older = split.start_older() if split is not None and reduces_x else None
         if overlaps:
             x_panel_grad, gathered_grad = overlap.linear(grads[0], w_panel.t(), sharding.y)
-            y_grad = gathered_grad.wait()
+            y_grad = gathered_grad.wait() if needs_w else grads[0]  # else nobody reads it
+            del gathered_grad  # pieces beside what is joined of them
         elif needs_x:
             x_panel_grad = memory_order.linear(y_grad, w_panel.t())
         adapter_grads: list[Tensor] = []

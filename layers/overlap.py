@@ -1,30 +1,27 @@
 """A linear product in parts, so that its collectives run under its own products: `tensor=dict(comm_overlap=True)`.
 
-Everything that is in pieces goes around a ring. Gathered, each rank multiplies the piece that it has while the next one
-comes; reduced, it adds its part of a piece to what comes, and sends that on while it computes its part of the next. So
-of n - 1 messages each runs under a product (Megatron-LM's user buffers and torch's async tensor parallelism have it so;
-Wang et al., ASPLOS 2023, first decomposed them). Pieces are of tokens or of features. Features are what a product sums
-over where they are gathered: as in torch's fused gathering along the last dim, each piece's product with its columns of
-W is added to Y.
+Pieces go around a ring. Gathered, each rank multiplies the piece that it has while the next one comes; reduced, it adds
+its part of a piece to what comes, and sends that on while it computes its part of the next. So of n - 1 messages each
+runs under a product (Megatron-LM's user buffers and torch's async tensor parallelism have it so; Wang et al., ASPLOS
+2023, first decomposed them). Pieces are of tokens or of features. Features are what a product sums over where they are
+gathered: as in torch's fused gathering along the last dim, each piece's product with its columns of W is added to Y.
 
-=======================  =========================================================  =================================
+=======================  =========================================================  ===============================
 of a product             parts                                                      exposed
-=======================  =========================================================  =================================
+=======================  =========================================================  ===============================
 X is gathered            n pieces, around a ring                                    none
 Y is reduced to pieces   n pieces, around a ring                                    none
-both                     two halves of each sequence: X of the first, and Y of      none
-                         the second around their rings; the second's X comes, and
-                         the first's Y goes, under products of the other half
-Y is summed to copies    NUM_CHUNKS of the tokens, each under the next one's        the last
-=======================  =========================================================  =================================
+both                     two halves of each sequence: pieces of both X come under   none; X, if a piece of a
+                         the first one's products; its Y is reduced, and the        sequence is one token, or both
+                         second one's goes around, under the second one's           cut dim 0 of [tokens, features]
+Y is summed to copies    NUM_CHUNKS of the tokens, each under the next one's        the last chunk
+=======================  =========================================================  ===============================
 
-Bytes are those of the collectives. A ring adds up in its own order: sums differ from a collective's in their last bits,
-and are the same in every run.
+Bytes are those of the collectives. A ring adds up in its own order, the same in every run, and rounds to the type of Y
+after each piece: so in half precision does Y where features are gathered, which one product would round once.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -50,7 +47,8 @@ def linear(x: Tensor, weight: Tensor, gathered: Sharding, reduced: Sharding = NO
     if not _in_pieces(gathered):
         return _reduced(x, weight, reduced), Pending(x)
     if reduced.axis.size == 1:
-        return _gathered_around(x, weight, gathered)
+        ring = _Ring(x, gathered)
+        return _gathered_around(ring, weight), ring.joined()
     if _has_halves(x, gathered, reduced):
         return _in_halves(x, weight, gathered, reduced)
     panel = gathered.gather(x, contiguous=False)
@@ -65,37 +63,68 @@ def _along_tokens(sharding: Sharding, x: Tensor) -> bool:
     return sharding.dim is not None and sharding.dim % x.dim() < x.dim() - 1
 
 
-def _gathered_around(
-    x: Tensor, weight: Tensor, gathered: Sharding, at_the_last: Callable[[], None] = lambda: None
-) -> tuple[Tensor, Pending]:
-    """Multiply each rank's piece when it is here, and call `at_the_last` before the last product."""
-    axis, dim, along_tokens = gathered.axis, gathered.dim, _along_tokens(gathered, x)
-    assert dim is not None
-    piece = x.movedim(dim, 0) if along_tokens else memory_order.as_stored(x)
-    pieces = piece.new_empty((axis.size, *piece.shape))
-    parts = piece.new_empty((axis.size if along_tokens else 1, *piece.shape[:-1], weight.shape[0]))
-    pieces[axis.index] = piece
-    for step in range(axis.size):
-        source = (axis.index - step) % axis.size
-        following = Pending(piece)
-        if step + 1 < axis.size:
-            following = collectives.start_ring_shift(pieces[source], axis, pieces[source - 1])
-        else:
-            at_the_last()
-        tokens, y = pieces[source].flatten(0, -2), parts[source if along_tokens else 0].flatten(0, -2)
-        if along_tokens:
+# ---- X is gathered ----
+
+
+class _Ring:
+    """The pieces of X, of which one more comes at each step."""
+
+    def __init__(self, x: Tensor, gathered: Sharding) -> None:
+        assert gathered.dim is not None
+        self.gathered, self._dim = gathered, gathered.dim
+        self.is_along_tokens = _along_tokens(gathered, x)
+        self._is_sequence_first = memory_order.is_sequence_first(x)
+        piece = x.movedim(self._dim, 0) if self.is_along_tokens else memory_order.as_stored(x)
+        self.pieces = piece.new_empty((gathered.axis.size, *piece.shape))
+        self.pieces[gathered.axis.index] = piece
+
+    def source(self, step: int) -> int:
+        """Return whose piece has come before this step."""
+        return (self.gathered.axis.index - step) % self.gathered.axis.size
+
+    def start(self, step: int) -> Pending:
+        """Begin to receive the next step's piece, if there is one, and to send on this one's."""
+        axis, source = self.gathered.axis, self.source(step)
+        if step + 1 == axis.size:
+            return Pending(self.pieces)
+        return collectives.start_ring_shift(self.pieces[source], axis, self.pieces[source - 1])
+
+    def joined(self) -> Pending:
+        """Return the panel, which stands in memory as a gathering's that is not contiguous."""
+        return Pending(self.pieces, finish=self._join)
+
+    def _join(self, pieces: Tensor) -> Tensor:
+        if self.is_along_tokens:
+            return pieces.flatten(0, 1).movedim(0, self._dim)
+        return self.as_x(self.gathered.joined(pieces))
+
+    def as_x(self, stored: Tensor) -> Tensor:
+        """Return what stands in memory as X does, by its dims."""
+        return stored.transpose(0, 1) if self._is_sequence_first else stored
+
+    def of_pieces(self, parts: Tensor) -> Tensor:
+        """Return Y of its parts: of each piece, or of their sum."""
+        return parts.flatten(0, 1).movedim(0, self._dim) if self.is_along_tokens else self.as_x(parts[0])
+
+
+def _gathered_around(ring: _Ring, weight: Tensor, *others: _Ring) -> Tensor:
+    """Multiply each rank's piece when it is here; pieces of other rings come at the same steps."""
+    pieces, size = ring.pieces, ring.gathered.axis.size
+    parts = pieces.new_empty((size if ring.is_along_tokens else 1, *pieces.shape[1:-1], weight.shape[0]))
+    for step in range(size):
+        source = ring.source(step)
+        coming = [each.start(step) for each in (ring, *others)]
+        tokens, y = pieces[source].flatten(0, -2), parts[source if ring.is_along_tokens else 0].flatten(0, -2)
+        if ring.is_along_tokens:
             torch.mm(tokens, weight.t(), out=y)
         else:  # the first does not read what stands in y
-            torch.addmm(y, tokens, gathered.features_of(source, weight, 1).t(), beta=min(step, 1), out=y)
-        following.wait()
-    if along_tokens:
-        return parts.flatten(0, 1).movedim(0, dim), Pending(pieces.flatten(0, 1).movedim(0, dim))
-    return _as(x, parts[0]), Pending(pieces, finish=lambda pieces: _as(x, gathered.joined(pieces)))
+            torch.addmm(y, tokens, ring.gathered.features_of(source, weight, 1).t(), beta=min(step, 1), out=y)
+        for each in coming:
+            each.wait()
+    return ring.of_pieces(parts)
 
 
-def _as(x: Tensor, stored: Tensor) -> Tensor:
-    """Return a tensor that stands in memory as X does, by its dims."""
-    return stored.transpose(0, 1) if memory_order.is_sequence_first(x) else stored
+# ---- Y is reduced ----
 
 
 def _reduced(panel: Tensor, weight: Tensor, reduced: Sharding) -> Tensor:
@@ -108,29 +137,39 @@ def _reduced_around(panel: Tensor, weight: Tensor, reduced: Sharding) -> Tensor:
     """Compute this rank's part of each piece in turn, its own one last, adding what comes from the ranks before."""
     axis, dim, along_tokens = reduced.axis, reduced.dim, _along_tokens(reduced, panel)
     assert dim is not None
-    pieces = panel.movedim(dim, 0).chunk(axis.size) if along_tokens else ()
+    stored = panel.movedim(dim, 0) if along_tokens else memory_order.as_stored(panel)
+    pieces = stored.chunk(axis.size) if along_tokens else ()
     pending: Pending | None = None
     for step in range(axis.size):
         rank = (axis.index - step - 1) % axis.size
         if along_tokens:
-            part = memory_order.linear(pieces[rank], weight)
+            part = _product(pieces[rank], weight)
         else:
-            part = functional.linear(memory_order.as_stored(panel), reduced.features_of(rank, weight, 0))
+            part = _product(stored, reduced.features_of(rank, weight, 0))
         if pending is not None:
             part += pending.wait()
         if step + 1 < axis.size:
-            pending = collectives.start_ring_shift(part.contiguous(), axis)
-    return part.movedim(0, dim) if along_tokens else _as(panel, part)
+            pending = collectives.start_ring_shift(part, axis)
+    if along_tokens:
+        return part.movedim(0, dim)
+    return part.transpose(0, 1) if memory_order.is_sequence_first(panel) else part
 
 
 def _summed_by_chunks(panel: Tensor, weight: Tensor, reduced: Sharding) -> Tensor:
     """Sum each chunk of the tokens under the next one's product."""
-    dim = panel.dim() - 2
-    sums = [reduced.start_reduce(memory_order.linear(chunk, weight)) for chunk in panel.chunk(NUM_CHUNKS, dim)]
-    return torch.cat([each.wait() for each in sums], dim)
+    stored = memory_order.as_stored(panel)
+    chunks = stored.flatten(0, -2).chunk(NUM_CHUNKS)
+    sums = [reduced.start_reduce(functional.linear(chunk, weight)) for chunk in chunks]
+    y = torch.cat([each.wait() for each in sums]).view(*stored.shape[:-1], -1)
+    return y.transpose(0, 1) if memory_order.is_sequence_first(panel) else y
 
 
-# ---- X is gathered and Y reduced ----
+def _product(x: Tensor, weight: Tensor) -> Tensor:
+    """Return X W^T, contiguous: one product, where torch would make many small ones of a strided X [.., .., K]."""
+    return functional.linear(x.flatten(0, -2), weight).view(*x.shape[:-1], -1)
+
+
+# ---- both ----
 
 
 def _has_halves(x: Tensor, gathered: Sharding, reduced: Sharding) -> bool:
@@ -145,22 +184,17 @@ def _pieces_of_sequence(x: Tensor, sharding: Sharding) -> int:
 
 def _in_halves(x: Tensor, weight: Tensor, gathered: Sharding, reduced: Sharding) -> tuple[Tensor, Pending]:
     num_gathered, num_reduced = _pieces_of_sequence(x, gathered), _pieces_of_sequence(x, reduced)
-    first, second = _halves(x, num_reduced)
-    coming: list[Pending] = []
-
-    def start_second() -> None:  # not before: it would stand before the first one's pieces in their communicator
-        coming.append(gathered.start_gather(second, contiguous=False))
-
-    partial, first_panel = _gathered_around(first, weight, gathered, start_second)
-    first_y = reduced.start_reduce(partial)
-    second_panel = coming[0].wait()
+    first, second = (_Ring(half, gathered) for half in _halves(x, num_reduced))
+    first_y = reduced.start_reduce(_gathered_around(first, weight, second))
+    second_panel = second.joined().wait()
+    del second  # pieces beside what is joined of them
     second_y = _reduced(second_panel, weight, reduced)
     y = _whole(first_y.wait(), second_y, num_gathered)
 
-    def join(first_panel: Tensor) -> Tensor:
-        return _whole(first_panel, second_panel, num_gathered * num_reduced)
+    def join(pieces: Tensor) -> Tensor:
+        return _whole(first.joined().wait(), second_panel, num_gathered * num_reduced)
 
-    return y, Pending(x, finish=lambda _: join(first_panel.wait()))
+    return y, Pending(x, finish=join)
 
 
 def _halves(x: Tensor, num_pieces: int) -> tuple[Tensor, Tensor]:

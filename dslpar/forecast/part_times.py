@@ -25,7 +25,7 @@ RECOMPUTED_ELEMENTWISE = 0.3
 OVERLAP = 0.5
 """With `comm_overlap`, the share of a layer's products under which collectives run; measured on few devices so far."""
 LEAST_EXPOSED = 0.3
-"""Of those collectives, the share that stays: their first and last parts."""
+"""Of those collectives, the share that stays: norms' statistics, and what is longer than the products above it."""
 
 
 class LayerTime(NamedTuple):
