@@ -24,11 +24,11 @@ from heapq import heappop, heappush
 from dslpar.core.frozen import frozen
 from dslpar.core.named_tuple import NamedTuple
 from dslpar.forecast.candidate import Alike, Candidate, Workloads
-from dslpar.forecast.layouts import Alternatives, Pins, anything, contexts, divides, has_costs, series
 from dslpar.forecast.model_costs import ModelCosts
 from dslpar.forecast.part_terms import part_terms
 from dslpar.forecast.part_times import PartTimes, part_times
 from dslpar.forecast.plan import Fitting, Forecast, Machine, forecast
+from dslpar.forecast.search_space import Alternatives, Pins, anything, contexts, divides, has_costs, series
 from dslpar.forecast.step_time import least_s
 from dslpar.schema.sections import ContextParallel, TensorParallel
 

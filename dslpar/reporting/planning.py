@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 from dslpar.core.frozen import frozen
 from dslpar.forecast.candidate import Candidate, Workloads, candidate_of, layout_settings, overrides, settings
-from dslpar.forecast.layouts import Pins, anything, pins_of
 from dslpar.forecast.plan import Forecast, Machine, forecast
 from dslpar.forecast.search import Found, Option, search
+from dslpar.forecast.search_space import Pins, anything, pins_of
 from dslpar.forecast.workload import CostsOf, workload_of
 from dslpar.layout.resolve import Job
 from dslpar.linter import check

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pytest
 
 from dslpar.forecast.candidate import Candidate, Workloads, candidate_of, overrides, settings
-from dslpar.forecast.layouts import candidates
+from dslpar.forecast.search_space import candidates
 from dslpar.layout.resolve import Job, resolve
 from dslpar.linter import check
 from dslpar.linter.check import Checked

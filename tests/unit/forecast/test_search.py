@@ -14,12 +14,12 @@ from dslpar.core.frozen import replace
 from dslpar.forecast import plan
 from dslpar.forecast.candidate import NO_TENSOR, Candidate, Workloads, settings
 from dslpar.forecast.device import device_named
-from dslpar.forecast.layouts import candidates, pins_of, tensors
 from dslpar.forecast.model_states import states
 from dslpar.forecast.part_terms import part_terms
 from dslpar.forecast.part_times import part_times
 from dslpar.forecast.plan import TIGHT, Fitting, Machine, forecast, verdict_of
 from dslpar.forecast.search import leaders, nearest, search
+from dslpar.forecast.search_space import candidates, pins_of, tensors
 from dslpar.forecast.step_time import least_s, step_time
 from dslpar.layout.resolve import Job
 from dslpar.linter import check
