@@ -40,11 +40,12 @@ from dslpar.layers import gradient_accumulation_fusion as fusion
 from dslpar.layers import lora, memory_order, overlap, placement, weight_gradients
 from dslpar.layers.dropout import shard_seed
 from dslpar.layers.gather_reduce import features_over
+from dslpar.layers.late_gradient import LateGradient, WeightReduction
 from dslpar.layers.matmul_sharding import MatmulSharding, Role, matmul_sharding
 from dslpar.layers.named_options import one_of
 from dslpar.layers.parameter import GPT2, ZEROS, Init, Layer, Shared, parameter
 from dslpar.layers.weight_gradients import Leaf, Split
-from dslpar.layers.weight_prefetch import WAITING, LateGradient, PrefetchedWeight, Run, WeightReduction
+from dslpar.layers.weight_prefetch import WAITING, PrefetchedWeight, Run
 
 _ROLES = {"inward": "inward", "outward": "outward"}
 
@@ -72,7 +73,7 @@ def sharded_matmul(
     if leaf is not None:
         weight = leaf.stand_in()
     elif stand_in is not None:
-        weight, _, late = stand_in
+        weight, late = stand_in.weight, stand_in.late
     use = _WeightUse(leaf, summed, late, prefetched)
     y = _ShardedMatmul.apply(x, weight, bias, sharding, use, adapters, *matrices)  # type: ignore[no-untyped-call]
     return cast("Tensor", y)

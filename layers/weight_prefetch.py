@@ -24,10 +24,8 @@ reductions of dW that are waited for when the backward is over. Here that is one
 waits, and DeepSpeed finds each gradient at its time. The order of the last pass is what DeepSpeed's ZeRO 3 and torch's
 FSDP (`forward_prefetch`) go by.
 
-No callback at the backward's end brings late gradients. In place of a weight the product has a stand-in, a node of the
-graph that is made before the node of the linear that comes before. Autograd runs first what was made last, of the nodes
-that wait in a device's queue, so the stand-in has its turn after that linear's backward, and hooks of the gradient's
-accumulation run after it.
+The late gradient comes to autograd by a stand-in for the weight (late_gradient.py), not by a callback at the backward's
+end.
 
 Ranks of a tensor group run the same linears in the same order, and must change weights alike: a panel that came ahead
 is used, or thrown away, by all of them. It is used for the weight that it was gathered of, if that is unchanged as
@@ -39,88 +37,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from threading import get_ident
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
 
-from dslpar.distributed import collectives
-from dslpar.distributed.collectives import Axis, Pending
+from dslpar.distributed.collectives import Pending
 from dslpar.layers.gather_reduce import Sharding
+from dslpar.layers.late_gradient import StandIn, WeightReduction
 from dslpar.layers.matmul_sharding import MatmulSharding
-
-
-class WeightReduction:
-    """The sum of dW over q, and then over d, under way."""
-
-    def __init__(self, panel: Tensor, over_q: Sharding, over_d: Axis) -> None:
-        self._over_q: Pending | None = over_q.start_reduce(panel)
-        self._over_d: Pending | None = None
-        self._depth = over_d
-
-    def start_over_d(self) -> None:
-        """Wait for this rank's piece of the sum over q, which frees the panel, and begin to sum it over d; once."""
-        if self._over_q is not None:
-            # Over q before d: of the reduce-scattered gradient only 1/q is left to all-reduce.
-            piece, self._over_q = self._over_q.wait(), None
-            self._over_d = collectives.start_all_reduce_(piece, self._depth)
-
-    def wait(self) -> Tensor:
-        """Return this rank's piece, summed over q and d."""
-        self.start_over_d()
-        assert self._over_d is not None
-        return self._over_d.wait()
-
-
-class LateGradient:
-    """Where a linear leaves a reduction to the backward of its weight's stand-in."""
-
-    def __init__(self, weight: Tensor) -> None:
-        self._weight = weight
-        self._reduction: WeightReduction | None = None
-        self._thread = 0
-
-    def put(self, reduction: WeightReduction) -> Tensor:
-        """Leave the gradient of this backward; return what autograd is to have in its place, which nobody reads.
-
-        Not None: of a node that gets none, torch before 2.6 takes its turn in the queue of the CPU, whose thread would
-        run it beside those of an accelerator's queue.
-        """
-        self._reduction, self._thread = reduction, get_ident()
-        return self._weight.detach()
-
-    def take(self) -> Tensor | None:
-        """Return the gradient; None, where this backward has made none."""
-        reduction, self._reduction = self._reduction, None
-        if reduction is None:
-            return None
-        assert self._thread == get_ident(), "order holds within one of autograd's queues alone"
-        return reduction.wait()
-
-
-class StandIn(NamedTuple):
-    """A weight for one product, whose gradient may come after the next linear's backward."""
-
-    weight: Tensor
-    of: Tensor
-    """The Parameter."""
-    late: LateGradient
-
-
-class _StandIn(torch.autograd.Function):
-    """The same numbers, as a node of its own: neither keeps the other alive."""
-
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor, late: LateGradient) -> Tensor:
-        ctx.late = late
-        ctx.set_materialize_grads(False)
-        return weight.detach()  # no view: where a hook changes the weight, torch refuses views of it
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, None]:
-        return ctx.late.take(), None
 
 
 class PrefetchedWeight:
@@ -227,9 +153,8 @@ class _Prefetching(Run):
         if following is not None and following[1] is not parameter and torch.is_grad_enabled():
             other = following[1]
             if other.requires_grad:
-                late = LateGradient(other)
-                self._stand_in = StandIn(_StandIn.apply(other, late), other, late)  # type: ignore[no-untyped-call]
-        is_of_it = mine is not None and mine.of is parameter and mine.weight.data_ptr() == parameter.data_ptr()
+                self._stand_in = StandIn.of_parameter(other)
+        is_of_it = mine is not None and mine.parameter is parameter and mine.weight.data_ptr() == parameter.data_ptr()
         return mine if is_of_it and parameter.requires_grad and torch.is_grad_enabled() else None
 
     def gather(self, stored: Tensor, sharding: Sharding) -> Tensor:

@@ -24,7 +24,7 @@ from dslpar.core.mesh import Mesh
 from dslpar.distributed import collectives
 from dslpar.distributed.collectives import Axis, Pending
 from dslpar.distributed.groups import Groups
-from dslpar.layers import Block, Linear, initialize, placement, weight_prefetch
+from dslpar.layers import Block, Linear, initialize, late_gradient, placement, weight_prefetch
 from dslpar.layers.loss import cross_entropy, cross_entropy_by_chunks
 from dslpar.layers.weight_prefetch import prefetch_weights
 from tests.distributed.layers.compare_dense import BATCH, HIDDEN, SEQUENCE, VOCAB, randomized
@@ -382,13 +382,13 @@ def test_collectives_run_under_the_products_of_others() -> None:
 def late_gradients(tensor: mesh.Tensor) -> list[bool]:
     """Of each late gradient, whether autograd has brought its stand-in a gradient as well."""
     seen: list[bool] = []
-    original = weight_prefetch._StandIn.backward
+    original = late_gradient._StandIn.backward
 
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, None]:
         seen.append(grads[0] is not None)
         return original(ctx, *grads)
 
-    weight_prefetch._StandIn.backward = staticmethod(backward)  # type: ignore[method-assign]
+    late_gradient._StandIn.backward = staticmethod(backward)  # type: ignore[method-assign]
     module, x = chain(tensor, 3)
     for _ in range(2):
         module(x).sum().backward()
