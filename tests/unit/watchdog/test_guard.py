@@ -568,10 +568,12 @@ def look(receiver: Receiver, until: str) -> str:
 
 
 def test_marks_come_over_the_network(tmp_path: Path, receiver: Receiver) -> None:
-    dies = "os.kill(os.getpid(), signal.SIGKILL)"
+    dies = when_all_have_met("os.kill(os.getpid(), signal.SIGKILL)")
     with Ranks(tmp_path, WAITS, dies, reports=receiver.variable) as ranks:
-        verdict = json.loads(look(receiver, "1.verdict"))
+        # First: rank 1's death ends rank 0, which on a busy machine may not have been born by then.
         assert json.loads(look(receiver, "0.born"))[:2] == [0, 2]
+        (ranks.folder / "go").touch()
+        verdict = json.loads(look(receiver, "1.verdict"))
         assert verdict[2].startswith("was the first to end, ")
         assert verdict[4] == "stage 1 (pipe 1, data 0, tensor 0), step 7"
         assert ranks.statuses(10)[0] == 1
