@@ -7,8 +7,8 @@ is marked on its node, whose value is unknown to the evaluator.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
 
 from dslpar.core.errors import Finding
 from dslpar.language.errors import finding
@@ -115,8 +115,17 @@ def _why_unsupported(node: ast.AST) -> tuple[str, str] | None:
     return what, hint.format(name=node.target.id if isinstance(node, ast.NamedExpr) else getattr(node, "name", ""))
 
 
-def changed_targets(node: ast.AST) -> Iterator[Any]:
-    """Yield what a statement that is not evaluated would bind or change: names, attributes, items, methods' owners."""
+def changed_targets(node: Any) -> Sequence[Any]:
+    """Return what a statement that is not evaluated would bind or change: names, attributes, items, methods' owners.
+
+    It is looked for once: a loop may ask for its statements a hundred thousand times.
+    """
+    if not hasattr(node, "changed"):
+        node.changed = tuple(_changed_targets(node))
+    return cast("Sequence[Any]", node.changed)
+
+
+def _changed_targets(node: ast.AST) -> Iterator[Any]:
     pending: list[Any] = [node]
     while pending:
         item = pending.pop()

@@ -13,7 +13,8 @@ import time
 
 import pytest
 
-from dslpar.language.load import load
+from dslpar.language import syntax
+from dslpar.language.load import load, load_text
 from tests.support.sampling import sampled
 
 MAX_CPU_S = 3.0
@@ -330,3 +331,14 @@ def test_nothing_grows(case, tmp_path, monkeypatch):
 @pytest.mark.parametrize("case", YAMLS)
 def test_no_yaml_hangs(case, tmp_path, monkeypatch):
     attack(tmp_path, "attack.yaml", YAMLS[case], monkeypatch)
+
+
+def test_a_loop_looks_once_for_what_its_statements_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of statements that fail a hundred thousand times."""
+    asked = []
+    original = syntax._changed_targets
+    monkeypatch.setattr(syntax, "_changed_targets", lambda node: asked.append(node) or original(node))
+    text = "steps = 1\nfor _ in range(10**30):\n    steps *= 3\ntrain = dict(steps=steps)\n"
+    loaded = load_text(text, "loop.py")
+    assert {each.code for each in loaded.findings} == {"CFG005"}
+    assert 1 <= len(asked) <= 3
