@@ -21,7 +21,7 @@ from dslpar.distributed.groups import Groups
 from dslpar.layers.attention import Attention
 from dslpar.layers.dropout import Dropout
 from dslpar.layers.linear import Linear
-from dslpar.layers.memory_order import as_stored, is_sequence_first
+from dslpar.layers.memory_order import as_stored, from_stored
 from dslpar.layers.named_options import one_of
 from dslpar.layers.norm import LayerNorm, RMSNorm
 from dslpar.layers.parameter import GPT2, Init, Layer, Shared
@@ -172,7 +172,7 @@ def swiglu(gate_and_up: Tensor) -> Tensor:
     composition of torch's two functions keeps 3 F.
     """
     y: Tensor = _SwiGLU.apply(as_stored(gate_and_up))  # type: ignore[no-untyped-call]
-    return y.transpose(0, 1) if is_sequence_first(gate_and_up) else y
+    return from_stored(y, gate_and_up)
 
 
 class _SwiGLU(torch.autograd.Function):

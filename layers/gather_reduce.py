@@ -49,16 +49,16 @@ class Sharding:
         if not self.blocks:
             return collectives.start_all_gather(stored, self.axis, self.dim, contiguous=contiguous)
         pieces = collectives.start_all_gather(stored.unsqueeze(0), self.axis)
-        return Pending(stored, finish=lambda _: self.joined(pieces.wait()))
+        return Pending(stored, finish=lambda _: self.join_pieces(pieces.wait()))
 
     def _gather(self, stored: Tensor, gather: Callable[[Tensor, Axis, int], Tensor]) -> Tensor:
         if self.axis.size == 1 or self.dim is None:
             return stored
         if not self.blocks:
             return gather(stored, self.axis, self.dim)
-        return self.joined(gather(stored.unsqueeze(0), self.axis, 0))
+        return self.join_pieces(gather(stored.unsqueeze(0), self.axis, 0))
 
-    def joined(self, pieces: Tensor) -> Tensor:
+    def join_pieces(self, pieces: Tensor) -> Tensor:
         """Join ranks' pieces [size, ..., n/size, ...], each of which has its part of every block, to the panel."""
         assert self.dim is not None
         dim = self.dim % (pieces.dim() - 1)

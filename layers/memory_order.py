@@ -24,6 +24,11 @@ def as_stored(x: Tensor) -> Tensor:
     return x.transpose(0, 1) if is_sequence_first(x) else x
 
 
+def from_stored(stored: Tensor, x: Tensor) -> Tensor:
+    """Return by its dims what was computed from `as_stored(x)`."""
+    return stored.transpose(0, 1) if is_sequence_first(x) else stored
+
+
 def tokens(x: Tensor) -> Tensor:
     """Flatten [..., features] to [tokens, features], in the order in which the tokens stand in memory."""
     return as_stored(x).flatten(0, -2)
@@ -31,9 +36,7 @@ def tokens(x: Tensor) -> Tensor:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return x W^T + b: [..., K] and [N, K] to [..., N]."""
-    if is_sequence_first(x):
-        return functional.linear(x.transpose(0, 1), weight, bias).transpose(0, 1)
-    return functional.linear(x, weight, bias)
+    return from_stored(functional.linear(as_stored(x), weight, bias), x)
 
 
 def weight_factors(y_grad: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -48,7 +48,7 @@ def linear(x: Tensor, weight: Tensor, gathered: Sharding, reduced: Sharding = NO
         return _reduced(x, weight, reduced), Pending(x)
     if reduced.axis.size == 1:
         ring = _Ring(x, gathered)
-        return _gathered_around(ring, weight), ring.joined()
+        return _gathered_around(ring, weight), ring.join()
     if _has_halves(x, gathered, reduced):
         return _in_halves(x, weight, gathered, reduced)
     panel = gathered.gather(x, contiguous=False)
@@ -89,14 +89,14 @@ class _Ring:
             return Pending(self.pieces)
         return collectives.start_ring_shift(self.pieces[source], axis, self.pieces[source - 1])
 
-    def joined(self) -> Pending:
+    def join(self) -> Pending:
         """Return the panel, which stands in memory as a gathering's that is not contiguous."""
-        return Pending(self.pieces, finish=self._join)
+        return Pending(self.pieces, finish=self._joined)
 
-    def _join(self, pieces: Tensor) -> Tensor:
+    def _joined(self, pieces: Tensor) -> Tensor:
         if self.is_along_tokens:
             return pieces.flatten(0, 1).movedim(0, self._dim)
-        return self.as_x(self.gathered.joined(pieces))
+        return self.as_x(self.gathered.join_pieces(pieces))
 
     def as_x(self, stored: Tensor) -> Tensor:
         """Return what stands in memory as X does, by its dims."""
@@ -152,7 +152,7 @@ def _reduced_around(panel: Tensor, weight: Tensor, reduced: Sharding) -> Tensor:
             pending = collectives.start_ring_shift(part, axis)
     if along_tokens:
         return part.movedim(0, dim)
-    return part.transpose(0, 1) if memory_order.is_sequence_first(panel) else part
+    return memory_order.from_stored(part, panel)
 
 
 def _summed_by_chunks(panel: Tensor, weight: Tensor, reduced: Sharding) -> Tensor:
@@ -161,7 +161,7 @@ def _summed_by_chunks(panel: Tensor, weight: Tensor, reduced: Sharding) -> Tenso
     chunks = stored.flatten(0, -2).chunk(NUM_CHUNKS)
     sums = [reduced.start_reduce(functional.linear(chunk, weight)) for chunk in chunks]
     y = torch.cat([each.wait() for each in sums]).view(*stored.shape[:-1], -1)
-    return y.transpose(0, 1) if memory_order.is_sequence_first(panel) else y
+    return memory_order.from_stored(y, panel)
 
 
 def _product(x: Tensor, weight: Tensor) -> Tensor:
@@ -186,13 +186,13 @@ def _in_halves(x: Tensor, weight: Tensor, gathered: Sharding, reduced: Sharding)
     num_gathered, num_reduced = _pieces_of_sequence(x, gathered), _pieces_of_sequence(x, reduced)
     first, second = (_Ring(half, gathered) for half in _halves(x, num_reduced))
     first_y = reduced.start_reduce(_gathered_around(first, weight, second))
-    second_panel = second.joined().wait()
+    second_panel = second.join().wait()
     del second  # pieces beside what is joined of them
     second_y = _reduced(second_panel, weight, reduced)
     y = _whole(first_y.wait(), second_y, num_gathered)
 
     def join(pieces: Tensor) -> Tensor:
-        return _whole(first.joined().wait(), second_panel, num_gathered * num_reduced)
+        return _whole(first.join().wait(), second_panel, num_gathered * num_reduced)
 
     return y, Pending(x, finish=join)
 
