@@ -104,6 +104,8 @@ class _KernelMode(TorchDispatchMode):
         tensors = [leaf for leaf in tree_flatten((args, inputs, result))[0] if isinstance(leaf, Tensor)]
         if result is None:  # as of fused optimizers, which write into what they were given
             tensors += _written(func, args)
+        if not tensors:  # a question about the processor, a mark for a profiler
+            return result
         if name in PICKS:
             tensors = [each for each in tensors if each.numel() <= args[2].numel()] * 2
         self.counts.kernels += 1

@@ -120,6 +120,16 @@ def test_a_fused_optimizer_reads_and_writes_what_it_is_given() -> None:
     assert counts.num_bytes >= 4 * 256 * (read + written)
 
 
+def test_what_touches_no_tensor_is_no_kernel() -> None:
+    """DeepSpeed asks the processor whether it computes fp16, and optimizers mark their steps for a profiler."""
+    with count_kernels() as counts:
+        torch.ops.mkldnn._is_mkldnn_fp16_supported()
+        with torch.profiler.record_function("step"):
+            torch.zeros(2)
+    assert counts.by_name == {"zeros": 1}
+    assert counts.kernels == 1
+
+
 def waited_for(way: str) -> int:
     """Exposed collectives: one is started, a product runs, another is started, and both are waited for."""
     with fake_world(0, 2), count_kernels() as counts:
