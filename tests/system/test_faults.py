@@ -21,7 +21,7 @@ from benchmarks.faults import IN_RANK_1, LAUNCHERS, LIMIT_S, SENT, TABLE, Outcom
 from dslpar.cluster.network import free_port
 from dslpar.reporting import run_list
 from dslpar.watchdog import first_failure, marks, peers, processes, rank_monitor, reports
-from tests.support.runs import CONFIG, ROOT, write_config
+from tests.support.runs import CONFIG, ROOT, mpirun, write_config
 from tests.support.sampling import sampled
 
 PYTHON = sys.executable
@@ -457,6 +457,33 @@ def test_a_rank_that_has_promised_to_stop_in_order_does_so_when_its_launcher_is_
     stopped = first_failure.JobWatch(tmp_path).stopped()
     assert stopped is not None
     assert (stopped.step, stopped.saved, stopped.status) == (7, "there", 75)
+
+
+# ---- what mpirun does with signals ----
+
+STAYS = """\
+import pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+signal.signal(signal.SIGUSR1, lambda number, frame: sys.exit(75))
+pathlib.Path(sys.argv[1]).touch()
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 1), (signal.SIGUSR1, 75)])
+def test_mpirun_kills_soon_after_sigterm_whatever_its_options_and_passes_on_sigusr1(
+    number: int, status: int, tmp_path: Path
+) -> None:
+    """docs/faults.md and docs/hosts.md say so: where it waits one day, they should name the option."""
+    up = tmp_path / "up"
+    words = [*mpirun(1), "--prtemca", "odls_base_sigkill_timeout", "30", PYTHON, "-c", STAYS, str(up)]
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wait_for(up)
+        process.send_signal(number)
+        assert process.wait(20) == status
+    finally:
+        process.kill()
 
 
 # ---- supervision ----
