@@ -288,7 +288,8 @@ def runs() -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 RUNS = list(runs())
-DAILY = [run for run in RUNS if run[0] in ("2d-4-keep-w", *OF_TWO)]
+DAILY = [run for run in RUNS if run[0] in OF_TWO]
+"""2d is trained, each time, by tests/distributed/engine/test_weight_prefetch.py."""
 
 
 @pytest.mark.parametrize(("name", "cases"), sampled(RUNS, DAILY))
