@@ -77,7 +77,7 @@ KNOWN = (
     Known(
         "bytes a logit",
         lambda row: row == "the loss",
-        "torch's softmax makes a copy of bfloat16 in float32 first; with train.compile it does not",
+        "torch's softmax makes a copy of bfloat16 in float32 first; compiled (train.compile_components) it does not",
     ),
     Known(
         "copies",

@@ -18,7 +18,7 @@ from dslpar.core.catalog import raise_finding
 from dslpar.distributed import deepspeed_patches
 from dslpar.distributed.groups import Groups, Mpu
 from dslpar.engine import gradient_handlers, optimizers, partition
-from dslpar.engine.compiled_layers import compile_layers
+from dslpar.engine.compiled_layers import compile_layers, refuse_lossy_compiler
 from dslpar.engine.engine import Engine
 from dslpar.engine.host_reads import HostReads
 from dslpar.engine.loss_by_chunks import loss_by_chunks
@@ -77,10 +77,12 @@ def build_engine(
     # for it (DeepSpeed's issue 1522).
     partition.check_module(job, module, groups)
     if job.spec.train.compile:
+        refuse_lossy_compiler()
+    if job.spec.train.compiles_layers:
         compile_layers(module, job.spec.train.compile_backend)
     share_whole_gradients(module, groups)
     # Said either way: a program may have run the same modules at another stage of ZeRO before.
-    prefetches = job.spec.zero.stage < 3 and not job.spec.train.compile
+    prefetches = job.spec.zero.stage < 3 and not job.spec.train.compiles_layers
     # Where weights come in the course of a forward, a layer's are all there when it begins.
     within = [layer for _, layer in module.built_layers()] if overlaps_param_gather(job.spec) else ()
     prefetch_weights(module, prefetches, dict.fromkeys(within))

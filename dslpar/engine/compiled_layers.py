@@ -6,7 +6,7 @@ Layer by layer, as torchtitan does: the graph of one block is compiled once, and
 layers nothing changes, so pipelines, recomputation and ZeRO 0 to 2 are as without. The layers of dslpar.layers are
 whole graphs in every tensor mode, collectives included; what torch cannot take into a graph (dropout, which draws from
 seeds of its own) runs as before. The engine has cross-entropy compiled too (`layers.loss.compiled_losses`): without,
-it makes copies of the logits.
+it makes copies of the logits. `train.compile_components`, after torchtitan's, names one of the two alone.
 """
 
 from __future__ import annotations
@@ -27,14 +27,7 @@ def compile_layers(module: LayeredModule | Pipeline, backend: str) -> int:
     """Have torch compile each repeated layer at its first call; return how many there are on this rank.
 
     Repeated are those that activation checkpointing may run again. `backend`: torch.compile's name of it.
-
-    Raises:
-        DslparError: this torch compiles layers to such as lose gradients.
     """
-    if loses_gradients():
-        message = f"torch {torch.__version__} compiles layers to such as lose gradients"
-        hint = "take another torch: 2.13 is right; or train.compile=False"
-        raise_finding("HST233", message, hint, key="train.compile")
     layers: list[nn.Module] = [layer for spec, layer in module.built_layers() if spec.recomputable]
     for layer in layers:
         for vectors in (getattr(inner, "vectors", None) for inner in layer.modules()):
@@ -42,6 +35,14 @@ def compile_layers(module: LayeredModule | Pipeline, backend: str) -> int:
                 vectors.find()  # One graph for all calls: recomputation compares what it does with the first one.
         layer.compile(backend=backend, dynamic=False)
     return len(layers)
+
+
+def refuse_lossy_compiler() -> None:
+    """Raise DslparError if this torch compiles layers, and cross-entropy, to such as lose gradients."""
+    if loses_gradients():
+        message = f"torch {torch.__version__} compiles layers to such as lose gradients"
+        hint = "take another torch: 2.13 is right; or train.compile=False"
+        raise_finding("HST233", message, hint, key="train.compile")
 
 
 @lru_cache

@@ -222,7 +222,7 @@ class Engine:
 
     @property
     def _compile_backend(self) -> str | None:
-        return self.job.spec.train.compile_backend if self.job.spec.train.compile else None
+        return self.job.spec.train.compile_backend if self.job.spec.train.compiles_loss else None
 
     def forward(
         self, micro_batches: Iterable[MicroBatch], keep_outputs: bool = False, criterion: LossFn | None = None

@@ -199,7 +199,7 @@ def _schedules(workloads: Workloads, pipe: int) -> Iterator[tuple[int, bool]]:
     for chunks in (1, *CHUNKS) if pipe > 1 else (1,):
         if pipe * chunks <= layers:
             yield chunks, False
-            if pipe > 1 and not spec.train.compile and not defers_nothing(spec):
+            if pipe > 1 and not spec.train.compiles_layers and not defers_nothing(spec):
                 yield chunks, True
 
 

@@ -269,7 +269,7 @@ def habits_of(spec: Spec) -> Habits:
         offloads_optimizer=offloads(spec, "optimizer"),
         moments=_moments(spec.optimizer),
         buckets=buckets_of(spec),
-        compiles_layers=spec.train.compile,
+        compiles_layers=spec.train.compiles_layers,
     )
 
 

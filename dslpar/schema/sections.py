@@ -29,6 +29,7 @@ from dslpar.schema.types import (
     Betas,
     Choice,
     CompileBackend,
+    CompileComponents,
     CountList,
     Dict,
     DType,
@@ -507,10 +508,12 @@ class Train:
     """Same bits each time on the same layout and machine: torch's deterministic algorithms, cuBLAS's fixed workspace,
     NCCL's ring. Slower; an operation that has no such form is an error."""
     compile: bool = key(default=False, resume="reported", synonyms="torch_compile use_compile")
-    """Whether torch.compile makes fewer kernels of the repeated layers, and of cross-entropy; the first step then takes
-    minutes. With ZeRO 0 to 2: ZeRO 3 gathers weights between the operations of a layer. Kernels of its own round
-    otherwise, in the last bits; dropout, which draws from seeds of its own, stays outside of the graphs and cuts
-    them."""
+    """Whether torch.compile makes fewer kernels of what train.compile_components names; the first step then takes
+    minutes. Kernels of its own round otherwise, in the last bits."""
+    compile_components: CompileComponents = key(default=("layers", "loss"), resume="reported")
+    """'layers', the repeated ones, with ZeRO 0 to 2: ZeRO 3 gathers weights between the operations of a layer; and
+    dropout, which draws from seeds of its own, stays outside of the graphs and cuts them. 'loss', the cross-entropy,
+    which then makes no copy of the logits: goes with everything."""
     compile_backend: CompileBackend = key(default="inductor", resume="reported", synonyms="torch_compile_backend")
     """'inductor' (kernels of its own), or 'aot_eager' (the same graphs without: to find out which of the two is at
     fault)."""
@@ -558,6 +561,16 @@ class Train:
     """Exit status of a run that was stopped by SIGTERM, on which a scheduler queues it again."""
     dist: Dist = key(default_factory=Dist)
     """LiBai's form of `parallel`."""
+
+    @property
+    def compiles_layers(self) -> bool:
+        """Whether torch.compile makes one graph of each repeated layer."""
+        return self.compile and "layers" in self.compile_components
+
+    @property
+    def compiles_loss(self) -> bool:
+        """Whether torch.compile makes kernels of cross-entropy."""
+        return self.compile and "loss" in self.compile_components
 
 
 @section

@@ -27,6 +27,7 @@ TensorMode: TypeAlias = str
 DType: TypeAlias = str
 ResumeFrom: TypeAlias = str
 CompileBackend: TypeAlias = str
+CompileComponents: TypeAlias = tuple[str, ...]
 IntList: TypeAlias = tuple[int, ...]
 CountList: TypeAlias = tuple[int, ...]
 StrList: TypeAlias = tuple[str, ...]
@@ -99,6 +100,7 @@ def _is_resume_from(value: str) -> bool:
 
 
 SEQUENCE = (list, tuple)
+COMPILE_COMPONENTS = ("layers", "loss")
 TENSOR_MODES = ("1d", "2d", "2.5d", "3d", "sequence", "cuboid")
 _NUMBER = (int, float)
 _FINITE = 1e300
@@ -158,6 +160,10 @@ TYPES: Mapping[str, ValueType] = {
     ),
     "DType": one_of(("fp32", "bf16", "fp16")),
     "CompileBackend": one_of(("inductor", "aot_eager")),
+    "CompileComponents": _list(
+        lambda items: bool(items) and all(item in COMPILE_COMPONENTS for item in items),
+        "a list of 'layers', 'loss', or both",
+    ),
     "LogLevel": one_of(("debug", "info", "warning", "error", "critical")),
     "OffloadDevice": one_of(("cpu", "none"), {"nvme": "offload to NVMe is not part of this version of dslpar"}),
     "WarmupType": one_of(("log", "linear")),

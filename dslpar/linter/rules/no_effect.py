@@ -229,9 +229,20 @@ def bf16_key_of_another_stage(cx: Context) -> Iterator[Problem]:
 @rule("DEAD121", "overlap-in-compiled-layers", "warning")
 def overlap_in_compiled_layers(cx: Context) -> Iterator[Problem]:
     """comm_overlap beside train.compile."""
-    if cx.cuboid.comm_overlap and cx.spec.train.compile:
+    if cx.cuboid.comm_overlap and cx.spec.train.compiles_layers:
         message = "comm_overlap has no effect with train.compile=True: a compiled layer has its collectives whole"
-        yield cx.problem("parallel.tensor.comm_overlap", message, "leave comm_overlap out; or train.compile=False")
+        yield cx.problem(
+            "parallel.tensor.comm_overlap", message, "leave comm_overlap out; or train.compile_components=['loss']"
+        )
+
+
+@rule("DEAD124", "compile-options-alone", "warning")
+def compile_options_alone(cx: Context) -> Iterator[Problem]:
+    """What train.compile should compile, or how, while it is off."""
+    given = [name for name in ("compile_components", "compile_backend") if cx.given(f"train.{name}")]
+    if given and not cx.spec.train.compile:
+        message = f"{' and '.join(given)} {'have' if len(given) > 1 else 'has'} no effect without train.compile=True"
+        yield cx.problem(f"train.{given[0]}", message, f"train.compile=True; or leave {' and '.join(given)} out")
 
 
 @rule("DEAD102", "schedule-without-stages", "warning")
@@ -295,6 +306,7 @@ RULES = (
     raw_key_without_effect,
     bf16_key_of_another_stage,
     overlap_in_compiled_layers,
+    compile_options_alone,
     schedule_without_stages,
     one_chunk_interleaved,
     handler_with_nothing_to_do,

@@ -166,7 +166,9 @@ def _other_schedules(cx: Context, share: float, count: int) -> list[str]:
 
 def _is_legal(cx: Context, chunks: Chunks, split: bool, count: int) -> bool:
     """Whether a schedule would have no finding of its own, everything else being as it is."""
-    if split and (cx.spec.train.compile or cx.spec.activation_checkpoint is not None or not _is_known_to_defer(cx)):
+    if split and (
+        cx.spec.train.compiles_layers or cx.spec.activation_checkpoint is not None or not _is_known_to_defer(cx)
+    ):
         return False  # PIP116, PERF112, PERF113
     if chunks.num == 1:
         return cx.chunks.num == 1 or not _is_cut_by_hand(cx)

@@ -307,9 +307,9 @@ def interleaved_schedule(cx: Context) -> Iterator[Problem]:
 @rule("PIP116", "compiled-with-zero-bubble")
 def compiled_with_zero_bubble(cx: Context) -> Iterator[Problem]:
     """train.compile under a schedule that splits the backward."""
-    if cx.spec.train.compile and cx.stages > 1 and schedule_type(cx) == "zero_bubble":
+    if cx.spec.train.compiles_layers and cx.stages > 1 and schedule_type(cx) == "zero_bubble":
         message = "train.compile under 'zero_bubble': a compiled layer's backward is one graph, and cannot be split"
-        yield cx.problem("train.compile", message, f"leave train.compile out, or {unsplit(cx)}")
+        yield cx.problem("train.compile", message, f"train.compile_components=['loss'], or {unsplit(cx)}")
 
 
 def schedule_type(cx: Context) -> str:

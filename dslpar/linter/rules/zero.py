@@ -137,9 +137,9 @@ def secondary_shards(cx: Context) -> Iterator[Problem]:
 @rule("ZER110", "compiled-with-zero-3")
 def compiled_with_zero_3(cx: Context) -> Iterator[Problem]:
     """train.compile at ZeRO 3."""
-    if cx.spec.train.compile and cx.spec.zero.stage == 3:
+    if cx.spec.train.compiles_layers and cx.spec.zero.stage == 3:
         message = "train.compile at ZeRO stage 3, which gathers weights between the operations of a compiled layer"
-        yield cx.problem("train.compile", message, "zero.stage=2, or leave train.compile out")
+        yield cx.problem("train.compile", message, "zero.stage=2, or train.compile_components=['loss']")
 
 
 @rule("PRE103", "optimizer-keeps-fp32")

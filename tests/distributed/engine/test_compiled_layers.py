@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -33,6 +34,19 @@ LAYOUTS: dict[str, tuple[int, int, dict[str, Any], bool, int]] = {
 }
 
 
+WITH_A_COMPILED_LOSS: dict[str, dict[str, Any]] = {
+    "pipe 2, zero bubble": {
+        "parallel": sections.Parallel(pipeline=PIPE["pipeline"]),
+        "schedule": sections.PipelineSchedule(type="zero_bubble"),
+    },
+    "data 2, ZeRO 3": {"zero": sections.Zero(stage=3)},
+    "1d 2 with sequence, overlapped": {
+        "parallel": sections.Parallel(tensor=replace(ONE_D["tensor"], comm_overlap=True)),
+    },
+}
+"""What compiled layers do not go with, or leave without effect, on 2 ranks."""
+
+
 def _losses(made: Job) -> tuple[list[float], list[float], int]:
     """Losses and norms of three steps, and how many graphs torch has made beside that of a last stage's loss."""
     engine = engine_of(made)
@@ -41,7 +55,7 @@ def _losses(made: Job) -> tuple[list[float], list[float], int]:
     for step in range(3):
         losses.append(engine.train_batch(batches(made, engine.groups.coord["data"], step)))
         norms.append(engine.grad_norm)
-    of_the_loss = int(made.spec.train.compile and engine.is_last_stage)
+    of_the_loss = int(made.spec.train.compiles_loss and engine.is_last_stage)
     return losses, norms, torch._dynamo.utils.counters["stats"]["unique_graphs"] - of_the_loss
 
 
@@ -67,6 +81,18 @@ def test_a_run_with_compiled_layers_is_the_run_without(name: str) -> None:
         assert compiled[1] == pytest.approx(plain[1], rel=CLOSE)
 
 
+@pytest.mark.parametrize("name", WITH_A_COMPILED_LOSS)
+def test_a_run_with_a_compiled_loss_alone_is_the_run_without(name: str) -> None:
+    def run(compiled: bool) -> list[tuple[list[float], list[float], int]]:
+        train = sections.Train(steps=3, compile=compiled, compile_backend="aot_eager", compile_components=("loss",))
+        return on_ranks(2, _losses, job(2, train=train, **WITH_A_COMPILED_LOSS[name]), init="deepspeed", timeout=240)
+
+    for plain, compiled in zip(run(False), run(True), strict=True):
+        assert plain[2] == compiled[2] == 0, "no graph of a layer"
+        assert compiled[0] == pytest.approx(plain[0], rel=CLOSE)
+        assert compiled[1] == pytest.approx(plain[1], rel=CLOSE)
+
+
 def test_this_torch_keeps_gradients_in_compiled_layers() -> None:
     assert on_ranks(1, loses_gradients) == [False]
 
@@ -79,7 +105,8 @@ def _refused(made: Job) -> str:
     return refused.value.findings[0].concise()
 
 
-def test_a_torch_that_loses_gradients_is_refused() -> None:
-    made = job(1, train=sections.Train(compile=True))
+@pytest.mark.parametrize("component", ["layers", "loss"])
+def test_a_torch_that_loses_gradients_is_refused(component: str) -> None:
+    made = job(1, train=sections.Train(compile=True, compile_components=(component,)))
     (said,) = on_ranks(1, _refused, made, init="deepspeed")
     assert "HST233 compiler-loses-gradients: torch" in said

@@ -77,8 +77,8 @@ def test_a_known_miss_is_told_with_its_reason_and_is_not_wrong() -> None:
     found = {("bytes", "the loss"): {"bytes a logit": 22}}
     (miss,) = misses(found)
     assert str(miss).endswith(
-        "22, asked at most 16 (known: torch's softmax makes a copy of bfloat16 in float32 first; with train.compile it"
-        " does not)"
+        "22, asked at most 16 (known: torch's softmax makes a copy of bfloat16 in float32 first; compiled"
+        " (train.compile_components) it does not)"
     )
     assert wrong(found) == []
 

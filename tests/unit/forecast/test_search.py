@@ -295,6 +295,8 @@ def test_gradient_handlers_keep_zero_0() -> None:
 def test_what_torch_compiles_is_not_split() -> None:
     job = job_of(LLAMA, 64, "train.compile=True")
     assert not any(each.split for each in candidates(Workloads(job)))
+    job = job_of(LLAMA, 64, "train.compile=True", "train.compile_components=['loss']")
+    assert any(each.split for each in candidates(Workloads(job)))
 
 
 def test_nothing_is_put_off_beside_adapters() -> None:

@@ -93,7 +93,7 @@ CHECKS: Mapping[str, tuple[str, str]] = {
     "YAML's traps": ("CFG102 CFG012", ""),
     "keys without effect": (
         "DEAD101 DEAD102 DEAD103 DEAD104 DEAD105 DEAD106 DEAD107 DEAD108 DEAD109 DEAD110 DEAD111 DEAD112 DEAD113"
-        " DEAD114 DEAD115 DEAD116 DEAD117 DEAD118 DEAD120 DEAD121 TEN108",
+        " DEAD114 DEAD115 DEAD116 DEAD117 DEAD118 DEAD120 DEAD121 DEAD124 TEN108",
         "",
     ),
     # measured or read of ColossalAI, LiBai and DeepSpeed

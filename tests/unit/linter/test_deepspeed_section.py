@@ -197,6 +197,7 @@ TOGETHER = [
     ("zero = dict(stage=2, zero_hpz_partition_size=3)", []),
     ("zero = dict(stage=3, zero_hpz_partition_size=2)\nparallel = dict(tensor=dict(size=2, mode='1d'))", ["ZER109"]),
     ("zero = 3\ntrain = dict(compile=True)", ["ZER110"]),
+    ("zero = 3\ntrain = dict(compile=True, compile_components=['loss'])", []),
     ("zero = 3\ntrain = dict(compile=False)", []),
     ("zero = 2\ntrain = dict(compile=True)", []),
     (STATES + CPU_ADAM + "zero = dict(stage=2, offload_optimizer='cpu')", ["PRE103"]),

@@ -45,6 +45,8 @@ TOLD = [
         "DEAD121",
         "True",
     ),
+    ("train = dict(steps=1, compile_components=['loss'])", "DEAD124", "['loss']"),
+    ("train = dict(steps=1, compile_backend='aot_eager')", "DEAD124", "'aot_eager'"),
     ("zero = 3\nprecision = dict(dtype='bf16', check_grad_overflow=False)", "DEAD118", "False"),
     ("zero = 1\nprecision = dict(dtype='bf16', immediate_grad_update=True)", "DEAD118", "True"),
     ("zero = 2\nprecision = dict(dtype='bf16', immediate_grad_update=True)", "DEAD118", "True"),
@@ -64,6 +66,9 @@ TOLD = [
 ]
 # what has an effect, or is a form that others document
 SILENT = [
+    "parallel = dict(tensor=dict(size=2, mode='1d', comm_overlap=True))\n"
+    "train = dict(steps=1, compile=True, compile_components=['loss'])",
+    "train = dict(steps=1, compile=True, compile_components=('layers',), compile_backend='aot_eager')",
     "parallel = dict(tensor=dict(size=1, mode='1d'))",
     "parallel = dict(tensor=dict(size=2, mode='1d', sequence=True))",
     "parallel = dict(order=('pipe', 'data', 'tensor'))",

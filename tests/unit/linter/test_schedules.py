@@ -106,12 +106,12 @@ def test_a_hyphen_is_a_slip() -> None:
         (
             config("'zero_bubble'", more="train = dict(compile=True)\n"),
             "PIP116 train.compile under 'zero_bubble': a compiled layer's backward is one graph, and cannot be split;"
-            " leave train.compile out, or schedule.type='1f1b'",
+            " train.compile_components=['loss'], or schedule.type='1f1b'",
         ),
         (
             config("dict(type='zero_bubble', num_model_chunks=2)", more="train = dict(compile=True)\n"),
             "PIP116 train.compile under 'zero_bubble': a compiled layer's backward is one graph, and cannot be split;"
-            " leave train.compile out, or schedule.type='interleaved'",
+            " train.compile_components=['loss'], or schedule.type='interleaved'",
         ),
         # what waits for W
         (
