@@ -112,7 +112,7 @@ class _ShardedMatmul(torch.autograd.Function):
         w_panel = run.gather(weight, sharding.w)
         run.start_next()
         if sharding.overlaps(adapters):
-            y, gathered_x = overlap.linear(x, w_panel, sharding.x, sharding.y)
+            y, gathered_x = overlap.linear(x, w_panel, sharding.x, sharding.y, symmetric=sharding.symmetric_memory)
             y = y if sharding.keeps_memory_order else y.contiguous()
             y = y if bias is None else y.add_(bias)
         else:
@@ -166,7 +166,9 @@ class _ShardedMatmul(torch.autograd.Function):
             _put_aside(aside, leaf, x, y_grad, sharding)
         older = split.start_older() if split is not None and reduces_x else None
         if overlaps:
-            x_panel_grad, gathered_grad = overlap.linear(grads[0], w_panel.t(), sharding.y)
+            x_panel_grad, gathered_grad = overlap.linear(
+                grads[0], w_panel.t(), sharding.y, symmetric=sharding.symmetric_memory
+            )
             y_grad = gathered_grad.wait() if needs_w else grads[0]  # else nobody reads it
             del gathered_grad  # pieces beside what is joined of them
         elif needs_x:

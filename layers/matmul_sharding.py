@@ -36,6 +36,8 @@ class MatmulSharding:
     """Whether tokens may come and go by sequence first in memory (memory_order.py); else all results are contiguous."""
     comm_overlap: bool = False
     """Whether collectives are cut into parts that run under products (overlap.py), and weights prefetched."""
+    symmetric_memory: bool = False
+    """Whether parts of tokens come through symmetric memory (symmetric_memory.py), not around rings."""
     prefetched: PrefetchedWeight | None = field(default=None, compare=False, repr=False)
     """The weight as linears before and after know it (weight_prefetch.py); None: each product waits for its own."""
     is_local: bool = field(init=False)
@@ -67,4 +69,5 @@ def matmul_sharding(groups: Groups, role: Role, blocks: tuple[int, ...] = ()) ->
         keeps_x=keep in ("x", "both"),
         keeps_w=keep in ("w", "both"),
         comm_overlap=groups.tensor.comm_overlap,
+        symmetric_memory=groups.tensor.symmetric_memory,
     )

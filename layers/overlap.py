@@ -17,6 +17,9 @@ both                     two halves of each sequence: pieces of both X come unde
 Y is summed to copies    NUM_CHUNKS of the tokens, each under the next one's        the last chunk
 =======================  =========================================================  ===============================
 
+With symmetric memory (symmetric_memory.py) torch's fused products take the place of rings of tokens, where X is
+gathered or Y reduced, not both. All else is as here.
+
 Bytes are those of the collectives. A ring adds up in its own order, the same in every run, and rounds to the type of Y
 after each piece: so in half precision does Y where features are gathered, which one product would round once.
 """
@@ -29,7 +32,7 @@ from torch.nn import functional
 
 from dslpar.distributed import collectives
 from dslpar.distributed.collectives import Axis, Pending
-from dslpar.layers import memory_order
+from dslpar.layers import memory_order, symmetric_memory
 from dslpar.layers.gather_reduce import Sharding
 
 NUM_CHUNKS = 4
@@ -39,11 +42,16 @@ NOT_REDUCED = Sharding(Axis(), None)
 """Of a product that is whole on each rank."""
 
 
-def linear(x: Tensor, weight: Tensor, gathered: Sharding, reduced: Sharding = NOT_REDUCED) -> tuple[Tensor, Pending]:
+def linear(
+    x: Tensor, weight: Tensor, gathered: Sharding, reduced: Sharding = NOT_REDUCED, *, symmetric: bool = False
+) -> tuple[Tensor, Pending]:
     """Return reduce(gather(X) W^T), and gather(X), which `wait` joins; both perhaps by sequence first in memory.
 
     X is [batch, sequence, K] or [tokens, K] as `gathered` stores it, W [N, K] a panel, Y stored as `reduced` says.
+    `symmetric`: pieces of tokens come through symmetric memory, where X is gathered or Y reduced, not both.
     """
+    if symmetric and symmetric_memory.is_reached(x) and _fuses(gathered, reduced):
+        return _fused(x, weight, gathered, reduced)
     if not _in_pieces(gathered):
         return _reduced(x, weight, reduced), Pending(x)
     if reduced.axis.size == 1:
@@ -53,6 +61,21 @@ def linear(x: Tensor, weight: Tensor, gathered: Sharding, reduced: Sharding = NO
         return _in_halves(x, weight, gathered, reduced)
     panel = gathered.gather(x, contiguous=False)
     return _reduced(panel, weight, reduced), Pending(panel)
+
+
+def _fuses(gathered: Sharding, reduced: Sharding) -> bool:
+    """Whether torch's fused products do what is asked: one axis alone, over which tokens are in pieces."""
+    one, other = (gathered, reduced) if gathered.axis.size > 1 else (reduced, gathered)
+    return one.axis.size > 1 and other.axis.size == 1 and one.dim in (0, -2)
+
+
+def _fused(x: Tensor, weight: Tensor, gathered: Sharding, reduced: Sharding) -> tuple[Tensor, Pending]:
+    if gathered.axis.size > 1:
+        assert gathered.dim is not None
+        y, panel = symmetric_memory.gathered(x, weight, gathered.axis, gathered.dim)
+        return y, Pending(panel)
+    assert reduced.dim is not None
+    return symmetric_memory.reduced(x, weight, reduced.axis, reduced.dim), Pending(x)
 
 
 def _in_pieces(sharding: Sharding) -> bool:

@@ -70,6 +70,12 @@ LAYOUTS: Mapping[int, Mapping[str, str]] = {
         "3d, overlap": "parallel = dict(tensor=dict(size=8, mode='3d', comm_overlap=True))",
     },
 }
+_SYMMETRIC = OVERLAP.replace("comm_overlap=True", "comm_overlap='symmetric_memory'")
+THROUGH_SYMMETRIC_MEMORY: Mapping[str, str] = {
+    "1d, sequence, symmetric memory": _SYMMETRIC,
+    "1d, sequence, symmetric memory, bf16": f"{_SYMMETRIC}\n{BF16}",
+}
+"""Of 2 ranks, in a launch of their own: on CPUs there is none, and two GPUs may not reach each other's memory."""
 CLOSE_BF16 = 1e-2
 """Relative, of losses in bf16 on one rank and on several: two roundings of 2**-9 in a layer, of sums in other orders,
 over four layers; and the weights of half a dozen steps differ by as much."""
@@ -77,8 +83,12 @@ ON_CPU = 2
 """Ranks over gloo, where the check itself is checked."""
 SHARED = 8
 """Ranks that may share a GPU."""
-SHARING: Mapping[str, str] = {"NCCL_NVLS_ENABLE": "0", "NCCL_MAX_CTAS": "2"}
-"""Little of NCCL's for each of many ranks on one device."""
+SHARING: Mapping[str, str] = {
+    "NCCL_NVLS_ENABLE": "0",
+    "NCCL_MAX_CTAS": "2",
+    "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",
+}
+"""Little of NCCL's for each of many ranks on one device, whose memory they reach."""
 
 
 def most_ranks(device: torch.device) -> int:
@@ -96,10 +106,11 @@ def over_nccl(device: torch.device) -> Iterator[Row]:
     if len(alone) < 2:
         yield failed("one rank", ended)
         return
-    for world, layouts in LAYOUTS.items():
-        if world > most:
+    for world, layouts in (*LAYOUTS.items(), (2, THROUGH_SYMMETRIC_MEMORY)):
+        on_cpus = layouts is THROUGH_SYMMETRIC_MEMORY and device.type == "cpu"
+        if world > most or on_cpus:
             for layout in layouts:
-                yield Row(f"{layout} on {world} ranks", "not run", f"{world} GPUs; here {most}")
+                yield Row(f"{layout} on {world} ranks", "not run", f"{world} GPUs; here {0 if on_cpus else most}")
             continue
         ended, found = train({layout: CONFIG + keys for layout, keys in layouts.items()}, world, device)
         for layout, keys in layouts.items():

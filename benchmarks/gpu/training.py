@@ -76,6 +76,9 @@ def compiled_learns(device: torch.device) -> Iterator[Row]:
             reference = _losses(CONFIG.format(form=keys, train="") + more)[1]
             losses = _losses(CONFIG.format(form=keys, train=", compile=True") + more)
             yield _fell(f"{form}, bf16, ZeRO 1, compiled", losses, reference)
+        losses = _losses(CONFIG.format(form="", train=", compile=True, compile_components=['loss']") + more)
+        reference = _losses(CONFIG.format(form="", train="") + more)[1]
+        yield _fell("bf16, ZeRO 1, the loss alone compiled", losses, reference)
 
 
 def cannot_compile() -> Row:

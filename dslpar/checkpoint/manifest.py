@@ -70,7 +70,7 @@ def layout_of(job: Job) -> Plain:
     }
 
 
-_NOT_IN_A_LAYOUT = ("keep", "comm_overlap", "zero_over_d")
+_NOT_IN_A_LAYOUT = ("keep", "comm_overlap", "symmetric_memory", "zero_over_d")
 """Fields of a cuboid on which no piece depends, or that others decide."""
 
 

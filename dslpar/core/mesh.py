@@ -71,6 +71,8 @@ class Tensor:
     """Whether ranks of the ring store a piece from either end of a sequence, for equal work under a causal mask."""
     comm_overlap: bool = False
     """Whether collectives run under products: cut into parts, and those of weights under other linears'."""
+    symmetric_memory: bool = False
+    """Whether parts of tokens come through symmetric memory, by torch's fused products, not around rings."""
     zero_over_d: bool = False
     """Whether ZeRO shards over d as over data, and sums weights' gradients over both; else layers sum over d."""
 

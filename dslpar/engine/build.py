@@ -28,6 +28,7 @@ from dslpar.engine.pipeline_module import Pipeline, pipeline_module
 from dslpar.engine.user_optimizer import OptimizerOrFactory, resolve_user_optimizer
 from dslpar.engine.vector_reduction import VectorReduction, defer_vectors
 from dslpar.engine.whole_gradients import share_whole_gradients
+from dslpar.layers import symmetric_memory
 from dslpar.layers.block import Block
 from dslpar.layers.gradient_accumulation_fusion import enable_accumulation_fusion
 from dslpar.layers.parameter import external_parameters
@@ -63,6 +64,8 @@ def build_engine(
     deepspeed_patches.build_ops_alone()
     deepspeed_patches.ignore_deprecated_names()
     deepspeed_patches.shard_gradients_of_bf16()
+    if job.mesh.tensor.symmetric_memory:
+        symmetric_memory.require(groups, torch.device(get_accelerator().current_device_name()))
     model = model or model_from_job(job)
     handlers = gradient_handlers.handler_classes(job)
     job, layers = partition.partition_layers(job, model, groups)

@@ -22,6 +22,7 @@ from dslpar.distributed.failed_start import end_after_rank_0, end_before_start
 from dslpar.distributed.groups import Groups
 from dslpar.inference.trained import Trained
 from dslpar.inference.weights import verify
+from dslpar.layers import symmetric_memory
 from dslpar.reporting import logging
 from dslpar.watchdog.rank_monitor import RankMonitor
 
@@ -65,7 +66,10 @@ def _run(dist_env: DistributedEnv, monitor: RankMonitor | None, trained: Trained
             world = groups.axis("pipe", "data", "tensor")
             check_consistency(trained.job, world, {"command line": request, "checkpoint": repr(trained.checkpoint)})
             verify(trained.checkpoint, world)
-        act(trained, groups, _device())
+        device = _device()
+        if trained.job.mesh.tensor.symmetric_memory:
+            symmetric_memory.require(groups, device)
+        act(trained, groups, device)
     except DslparError as error:  # every rank has the same findings
         if dist_env.rank == 0:
             logging.print_findings(error.findings, trained.config.sources)

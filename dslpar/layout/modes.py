@@ -11,6 +11,7 @@ from dslpar.core.named_tuple import NamedTuple
 from dslpar.layout.decision import Decision
 from dslpar.layout.divisors import head_ranks
 from dslpar.schema.sections import ContextParallel, TensorParallel
+from dslpar.schema.types import SYMMETRIC_MEMORY
 
 Axes = tuple[int, int, int, int]
 
@@ -93,7 +94,16 @@ def cuboid_of(
     assert axes is not None, "a size that lint would have refused"
     d, q, y, z = axes
     options = {name: decision.value for name, decision in options_of(tensor).items()}
-    cuboid = Tensor(d=d, q=q, y=y, z=z, mode=tensor.mode, comm_overlap=bool(tensor.comm_overlap), **options)
+    cuboid = Tensor(
+        d=d,
+        q=q,
+        y=y,
+        z=z,
+        mode=tensor.mode,
+        comm_overlap=bool(tensor.comm_overlap),
+        symmetric_memory=tensor.comm_overlap == SYMMETRIC_MEMORY,
+        **options,
+    )
     if tensor.mode == "sequence":
         cuboid = replace(cuboid, split="sequence")
     elif context is not None and context.size > 1:

@@ -28,6 +28,7 @@ from dslpar.schema.types import (
     AxisOrder,
     Betas,
     Choice,
+    CommOverlap,
     CompileBackend,
     CompileComponents,
     CountList,
@@ -108,11 +109,13 @@ class TensorParallel:
     """Modes 3d and cuboid: inner activations over z, 'batch' or 'heads'."""
     keep: Choice | None = key(default=None, resume="free", choices=("x", "w", "both", "none"))
     """Gathered panels that live until the backward: 'x', 'w', 'both' or 'none'."""
-    comm_overlap: bool | None = key(
+    comm_overlap: CommOverlap | None = key(
         default=None, resume="free", synonyms="tp_comm_overlap async_tp enable_async_tensor_parallel"
     )
     """Run collectives under products: in parts, and those of weights under other linears', which takes room for one
-    more gathered weight; the default is False. Without effect in layers that torch compiles."""
+    more gathered weight; the default is False. Without effect in layers that torch compiles. 'symmetric_memory': as
+    True, and pieces of tokens come by torch's fused products, on CUDA devices that reach each other's memory (NVLink):
+    for mode 1d with sequence, above all."""
 
 
 @keeping_hash

@@ -28,6 +28,7 @@ DType: TypeAlias = str
 ResumeFrom: TypeAlias = str
 CompileBackend: TypeAlias = str
 CompileComponents: TypeAlias = tuple[str, ...]
+CommOverlap: TypeAlias = bool | str
 IntList: TypeAlias = tuple[int, ...]
 CountList: TypeAlias = tuple[int, ...]
 StrList: TypeAlias = tuple[str, ...]
@@ -101,6 +102,7 @@ def _is_resume_from(value: str) -> bool:
 
 SEQUENCE = (list, tuple)
 COMPILE_COMPONENTS = ("layers", "loss")
+SYMMETRIC_MEMORY = "symmetric_memory"
 TENSOR_MODES = ("1d", "2d", "2.5d", "3d", "sequence", "cuboid")
 _NUMBER = (int, float)
 _FINITE = 1e300
@@ -108,6 +110,11 @@ TYPES: Mapping[str, ValueType] = {
     "bool": ValueType((bool,), lambda value: True, "True or False"),
     "str": ValueType((str,), lambda value: value != "", "a string"),
     "TensorMode": one_of(TENSOR_MODES)._replace(code="TEN102", noun="mode"),
+    "CommOverlap": ValueType(
+        (bool, str),
+        lambda value: type(value) is bool or value == SYMMETRIC_MEMORY,
+        f"True, False or {SYMMETRIC_MEMORY!r}",
+    ),
     "Dict": ValueType((dict,), lambda items: all(type(name) is str for name in items), "a dict"),
     "Dataset": ValueType((dict,), lambda items: True, "a dict with a type"),
     "PositiveInt": _whole(1, 2**31, "a whole number, at least 1 (and below 2**31)"),

@@ -61,12 +61,17 @@ def test_what_lint_refuses_is_a_row_of_its_own() -> None:
     assert [(row.seen, row.held) for row in training.refusals()] == [("PRE101", True)] * 4
 
 
-LAYOUTS = [(world, name) for world, layouts in ranks.LAYOUTS.items() for name in layouts]
+LAYOUTS = [
+    (world, layouts, name)
+    for world, layouts in (*ranks.LAYOUTS.items(), (2, ranks.THROUGH_SYMMETRIC_MEMORY))
+    for name in layouts
+]
 
 
-@pytest.mark.parametrize(("world", "name"), LAYOUTS)
-def test_a_layout_of_several_gpus_resolves(world: int, name: str) -> None:
-    keys = ranks.LAYOUTS[world][name]
+@pytest.mark.parametrize(
+    ("world", "keys"), [pytest.param(world, layouts[name], id=f"{name}-{world}") for world, layouts, name in LAYOUTS]
+)
+def test_a_layout_of_several_gpus_resolves(world: int, keys: str) -> None:
     assert check.resolve(check.load_text(ranks.CONFIG + keys, "gpu.py"), world).mesh.world_size == world
 
 

@@ -236,6 +236,18 @@ def overlap_in_compiled_layers(cx: Context) -> Iterator[Problem]:
         )
 
 
+@rule("DEAD125", "nothing-through-symmetric-memory", "warning")
+def nothing_through_symmetric_memory(cx: Context) -> Iterator[Problem]:
+    """comm_overlap='symmetric_memory' where tokens are not in pieces over y or z."""
+    cuboid = cx.cuboid
+    over_y = cuboid.y > 1 and cuboid.residual in ("sequence", "batch")
+    over_z = cuboid.z > 1 and cuboid.inner == "batch"
+    if cuboid.symmetric_memory and not (over_y or over_z):
+        message = "comm_overlap='symmetric_memory' does no more than True: fused products are of pieces of tokens"
+        more = "sequence=True; or " if cuboid.mode == "1d" else ""
+        yield cx.problem("parallel.tensor.comm_overlap", message, f"{more}comm_overlap=True")
+
+
 @rule("DEAD124", "compile-options-alone", "warning")
 def compile_options_alone(cx: Context) -> Iterator[Problem]:
     """What train.compile should compile, or how, while it is off."""
@@ -306,6 +318,7 @@ RULES = (
     raw_key_without_effect,
     bf16_key_of_another_stage,
     overlap_in_compiled_layers,
+    nothing_through_symmetric_memory,
     compile_options_alone,
     schedule_without_stages,
     one_chunk_interleaved,

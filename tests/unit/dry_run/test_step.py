@@ -51,6 +51,19 @@ def _find_nothing(mode: str, schedule: str, form: str, more: str) -> None:
     assert not dist.is_initialized()
 
 
+def test_what_comes_through_symmetric_memory_goes_around_rings_in_a_dry_run() -> None:
+    on_ranks(1, _dry_run_in_rings, init=None)
+
+
+def _dry_run_in_rings() -> None:
+    def operations(overlap: str) -> object:
+        result = dry_run(job_of("1d sequence", more=f"parallel.tensor.comm_overlap = {overlap}"), 3)
+        assert result.problems == []
+        return result.operations
+
+    assert operations("'symmetric_memory'") == operations("True") != operations("False")
+
+
 def test_rank_of_a_rank_that_is_not_there() -> None:
     with pytest.raises(NoDryRunError, match=r"there is no rank 4: the world has 4"):
         dry_run(job_of("1d"), 4)

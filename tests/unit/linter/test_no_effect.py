@@ -18,6 +18,7 @@ from tests.support.lint import MODEL, codes, findings, marked
 PIPED = "parallel = dict(pipeline=2)\n"
 GATHER = "zero = dict(stage=1, overlap_param_gather=True)\n"
 
+OVERLAPPED = "parallel = dict(tensor=dict({}, comm_overlap='symmetric_memory'))"
 # what is written, what is told, what the caret marks
 TOLD = [
     ("parallel = dict(tensor=dict(size=1, mode='1d', sequence=True))", "DEAD110", "True"),
@@ -45,6 +46,9 @@ TOLD = [
         "DEAD121",
         "True",
     ),
+    (OVERLAPPED.format("size=2, mode='1d'"), "DEAD125", "'symmetric_memory'"),
+    (OVERLAPPED.format("size=4, mode='2d'"), "DEAD125", "'symmetric_memory'"),
+    (OVERLAPPED.format("size=4, mode='cuboid', shape=(1, 2, 2)"), "DEAD125", "'symmetric_memory'"),
     ("train = dict(steps=1, compile_components=['loss'])", "DEAD124", "['loss']"),
     ("train = dict(steps=1, compile_backend='aot_eager')", "DEAD124", "'aot_eager'"),
     ("zero = 3\nprecision = dict(dtype='bf16', check_grad_overflow=False)", "DEAD118", "False"),
@@ -66,6 +70,10 @@ TOLD = [
 ]
 # what has an effect, or is a form that others document
 SILENT = [
+    OVERLAPPED.format("size=2, mode='1d', sequence=True"),
+    OVERLAPPED.format("size=8, mode='3d'"),
+    OVERLAPPED.format("size=2, mode='cuboid', shape=(1, 2, 1), residual='batch'"),
+    OVERLAPPED.format("size=2, mode='cuboid', shape=(1, 1, 2), inner='batch'"),
     "parallel = dict(tensor=dict(size=2, mode='1d', comm_overlap=True))\n"
     "train = dict(steps=1, compile=True, compile_components=['loss'])",
     "train = dict(steps=1, compile=True, compile_components=('layers',), compile_backend='aot_eager')",

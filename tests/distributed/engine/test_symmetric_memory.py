@@ -1,0 +1,97 @@
+"""A run whose tokens come through symmetric memory is the run whose tokens go around rings, as they do on CPUs; devices
+that cannot reach each other are refused. The products are torch's stand-ins for them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from dslpar.core.errors import DslparError
+from dslpar.distributed.groups import Groups
+from dslpar.layers import symmetric_memory
+from dslpar.layout.resolve import Job
+from dslpar.schema import sections
+from dslpar.schema.types import SYMMETRIC_MEMORY
+from tests.distributed.engine.test_engine import batches, engine_of, job
+from tests.support.ranks import on_ranks
+from tests.support.symmetric_memory import fused_products_on_cpus
+
+CLOSE = 1e-6
+"""Relative, in float32: what the proofs of layouts ask of a loss."""
+PIPE = {"pipeline": sections.PipelineParallel(size=2)}
+LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
+    # name: (world, parallel, other sections)
+    "1d 2 with sequence": (2, {}, {}),
+    "pipe 2, recomputed, ZeRO 1": (
+        4,
+        PIPE,
+        {"activation_checkpoint": sections.ActivationCheckpoint(interval=1), "zero": sections.Zero(stage=1)},
+    ),
+    "pipe 2, zero bubble": (4, PIPE, {"schedule": sections.PipelineSchedule(type="zero_bubble")}),
+    "ring 2": (4, {"context": sections.ContextParallel(size=2, impl="ring")}, {}),
+}
+
+
+def _job(name: str, comm_overlap: bool | str) -> Job:
+    world, parallel, others = LAYOUTS[name]
+    tensor = sections.TensorParallel(size=2, mode="1d", sequence=True, comm_overlap=comm_overlap)
+    return job(world, parallel=sections.Parallel(tensor=tensor, **parallel), train=sections.Train(steps=3), **others)
+
+
+def _losses(made: Job) -> tuple[list[float], list[float], int]:
+    """Losses and norms of three steps, and how many products torch has fused."""
+    with fused_products_on_cpus() as calls:
+        engine = engine_of(made)
+        losses, norms = [], []
+        for step in range(3):
+            losses.append(engine.train_batch(batches(made, engine.groups.coord["data"], step)))
+            norms.append(engine.grad_norm)
+    return losses, norms, calls.total()
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_run_through_symmetric_memory_is_the_run_around_rings(name: str) -> None:
+    around, through = (
+        on_ranks(LAYOUTS[name][0], _losses, _job(name, overlap), init="deepspeed", timeout=240)
+        for overlap in (True, SYMMETRIC_MEMORY)
+    )
+    for ring, fused in zip(around, through, strict=True):
+        assert ring[2] == 0 < fused[2]
+        assert fused[0] == pytest.approx(ring[0], rel=CLOSE)
+        assert fused[1] == pytest.approx(ring[1], rel=CLOSE)
+
+
+def _on_cpus(made: Job) -> tuple[list[float], str]:
+    with patch.object(symmetric_memory.log, "info") as info:
+        engine = engine_of(made)
+    said = "\n".join(call.args[0] % call.args[1:] for call in info.call_args_list)
+    return [engine.train_batch(batches(made, engine.groups.coord["data"], step)) for step in range(2)], said
+
+
+def test_on_cpus_pieces_go_around_rings_and_the_log_says_so() -> None:
+    around, through = (
+        on_ranks(2, _on_cpus, _job("1d 2 with sequence", overlap), init="deepspeed")
+        for overlap in (True, SYMMETRIC_MEMORY)
+    )
+    for (ring, _), (other, said) in zip(around, through, strict=True):
+        assert ring == other
+        assert "comm_overlap='symmetric_memory': on cpu, pieces go around rings" in said
+
+
+def _refused(made: Job) -> str:
+    """On devices of which torch is told that they reach nothing: here it is a torch without CUDA that says so."""
+    with pytest.raises(DslparError) as refused:
+        symmetric_memory.require(Groups(made.mesh), torch.device("cuda"))
+    return refused.value.findings[0].concise()
+
+
+def test_devices_that_cannot_reach_each_other_are_refused() -> None:
+    said = on_ranks(2, _refused, _job("1d 2 with sequence", SYMMETRIC_MEMORY), init="deepspeed")
+    expected = (
+        "HST234 no-symmetric-memory: comm_overlap='symmetric_memory': ranks 0, 1 cannot reach each other's memory"
+    )
+    assert all(expected in each for each in said), said
