@@ -60,8 +60,8 @@ class Layout(NamedTuple):
     """Of a transformer."""
     compiled: bool = False
     """Whether torch compiles the layers, its graphs run by the kernels that they are of."""
-    overlap: bool = False
-    """Whether collectives of products are cut into parts that run under them."""
+    overlap: bool | str = False
+    """Whether collectives of products are cut into parts that run under them; the value of comm_overlap."""
     gather: bool = False
     """Whether weights are gathered under the next forward, in buckets that are small."""
     chunks: int = 1
@@ -115,7 +115,7 @@ class Layout(NamedTuple):
         parallel = sections.Parallel(**self.parallel)
         if not self.overlap or parallel.tensor is None:
             return parallel
-        return replace(parallel, tensor=replace(parallel.tensor, comm_overlap=True))
+        return replace(parallel, tensor=replace(parallel.tensor, comm_overlap=self.overlap))
 
     def _model(self) -> Any:
         model = MODELS[self.model](self.tied)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dslpar.data.order import micro_batches
 from dslpar.layout.lr_scheduler import learning_rate
+from dslpar.schema.types import SYMMETRIC_MEMORY
 from tests.properties.invariance.layouts import (
     CLIP,
     GPT,
@@ -26,6 +27,7 @@ from tests.properties.invariance.layouts import (
     bound_of,
 )
 from tests.support.ranks import on_ranks
+from tests.support.symmetric_memory import fused_products_on_cpus
 from tests.support.warm import import_transformers
 
 TIMEOUT_S, COMPILED_TIMEOUT_S = 240, 600
@@ -128,11 +130,20 @@ def run_ranks(layout: Layout, before: Callable[[], None] = lambda: None) -> list
 
 
 def _rank(layout: Layout, before: Callable[[], None]) -> Held:
+    before()
+    if layout.overlap == SYMMETRIC_MEMORY:
+        with fused_products_on_cpus() as calls:
+            held = _trained(layout)
+        assert calls, "nothing came through symmetric memory"
+        return held
+    return _trained(layout)
+
+
+def _trained(layout: Layout) -> Held:
     from dslpar.checkpoint import full_state
     from dslpar.distributed.groups import Groups
     from dslpar.engine.build import build_engine
 
-    before()
     job = layout.job()
     engine = build_engine(job, Groups(job.mesh), all_counted=not layout.ignoring)
     samples, losses, norms = Samples(layout.ignoring, model=layout.model), [], []

@@ -2,6 +2,7 @@
 
     OVERLAPPED           # name -> Layout: each row with something to overlap, overlapped
     COMPILED             # each row of our transformers, compiled; of other models those of few ranks
+    SYMMETRIC            # of rows whose tokens are in pieces, which come through symmetric memory: a covering
     BOTH                 # of what may be both, rows in which every pair of cover.py's `MEET` is met
 
 Each row has its name in the table. Those that are so in the table itself are left out.
@@ -11,9 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 
+from dslpar.core.mesh import Tensor
 from dslpar.models.gpt.section import GPT
+from dslpar.schema.types import SYMMETRIC_MEMORY
 from tests.properties.invariance.cover import FEW_RANKS, covering, small
 from tests.properties.invariance.layouts import LAYOUTS, MODELS, Layout
+
+
+def moves_tokens(tensor: Tensor) -> bool:
+    """Whether linears gather pieces of tokens."""
+    over_y = tensor.y > 1 and tensor.residual in ("sequence", "batch")
+    return over_y or (tensor.z > 1 and tensor.inner == "batch")
+
 
 OPTIONS = ("compiled", "overlap")
 NOT_RECOMPUTED = ("transformers' T5",)
@@ -45,5 +55,12 @@ OVERLAPPED = with_options(LAYOUTS, "overlap")
 COMPILED = {
     name: row for name, row in with_options(LAYOUTS, "compiled").items() if is_ours(row) or row.world <= FEW_RANKS
 }
+_IN_PIECES_OF_TOKENS = {
+    name: row._replace(overlap=SYMMETRIC_MEMORY)
+    for name, row in OVERLAPPED.items()
+    if moves_tokens(row.job().mesh.tensor) and "LoRA" not in name
+}
+"""Without those of adapters, whose products are whole."""
+SYMMETRIC = {name: _IN_PIECES_OF_TOKENS[name] for name in covering(small(_IN_PIECES_OF_TOKENS))}
 _BOTH = {name: row for name, row in with_options(LAYOUTS, *OPTIONS).items() if is_ours(row)}
 BOTH = {name: _BOTH[name] for name in covering(small(_BOTH))}
