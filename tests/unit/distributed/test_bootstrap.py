@@ -206,3 +206,20 @@ def test_leaving_is_an_exit_without_destructors() -> None:
     """A destructor of torch's aborts sometimes, after a run that had gone well."""
     done = subprocess.run([sys.executable, "-c", _LEAVES], capture_output=True, text=True, timeout=30, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (3, "said, thread\nexit function\n", "")
+
+
+_LEAVES_A_POOL = """
+from concurrent.futures import ThreadPoolExecutor
+from dslpar.distributed.bootstrap import exit_process
+
+pool = ThreadPoolExecutor(1)
+pool.submit(print, "worked").result()
+exit_process(3)
+"""
+
+
+def test_threads_of_a_pool_that_nobody_has_shut_down_end() -> None:
+    """They wait for a callback of the interpreter's; torch.compile leaves such a pool, and no run with it ended."""
+    command = [sys.executable, "-c", _LEAVES_A_POOL]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "worked\n", "")
