@@ -111,6 +111,13 @@ class Tensor:
         return tuple([letter for letter in letters if letter != "d"]) if self.zero_over_d else letters
 
     @property
+    def token_axes(self) -> tuple[str, ...]:
+        """Axes over which linears gather and sum pieces of tokens: of samples, or of sequences."""
+        over_y = self.y > 1 and self.residual in ("sequence", "batch")
+        over_z = self.z > 1 and self.inner == "batch"
+        return ("y",) * over_y + ("z",) * over_z
+
+    @property
     def shape(self) -> tuple[int, int, int]:
         """The cuboid as (x, y, z)."""
         return self.x, self.y, self.z

@@ -319,8 +319,8 @@ def exit_process(status: int) -> NoReturn:
     Once in some dozens of runs that had gone well, one of torch's aborts ("terminate called without an active
     exception"), and the launcher calls the job failed.
     """
-    # In the interpreter's own order. First, threads, which may still need what exit hooks take down; but those of pools,
-    # such as torch's compiler leaves, end when they are told to, by what `_shutdown` calls before it joins any.
+    # In the interpreter's own order. Threads first, which may still need what exit hooks take down; but those of pools,
+    # as torch's compiler leaves, end when they are told to, by what `_shutdown` calls before it joins any.
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()

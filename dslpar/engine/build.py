@@ -15,7 +15,7 @@ from deepspeed.accelerator import get_accelerator
 from torch import nn
 
 from dslpar.core.catalog import raise_finding
-from dslpar.distributed import deepspeed_patches
+from dslpar.distributed import deepspeed_patches, symmetric_memory
 from dslpar.distributed.groups import Groups, Mpu
 from dslpar.engine import gradient_handlers, optimizers, partition
 from dslpar.engine.compiled_layers import compile_layers, refuse_lossy_compiler
@@ -28,7 +28,6 @@ from dslpar.engine.pipeline_module import Pipeline, pipeline_module
 from dslpar.engine.user_optimizer import OptimizerOrFactory, resolve_user_optimizer
 from dslpar.engine.vector_reduction import VectorReduction, defer_vectors
 from dslpar.engine.whole_gradients import share_whole_gradients
-from dslpar.layers import symmetric_memory
 from dslpar.layers.block import Block
 from dslpar.layers.gradient_accumulation_fusion import enable_accumulation_fusion
 from dslpar.layers.parameter import external_parameters
@@ -64,7 +63,7 @@ def build_engine(
     deepspeed_patches.build_ops_alone()
     deepspeed_patches.ignore_deprecated_names()
     deepspeed_patches.shard_gradients_of_bf16()
-    if job.mesh.tensor.symmetric_memory:
+    if job.mesh.tensor.symmetric_memory and not job.spec.train.compiles_layers:
         symmetric_memory.require(groups, torch.device(get_accelerator().current_device_name()))
     model = model or model_from_job(job)
     handlers = gradient_handlers.handler_classes(job)

@@ -38,9 +38,9 @@ def compile_layers(module: LayeredModule | Pipeline, backend: str) -> int:
 
 
 def refuse_lossy_compiler() -> None:
-    """Raise DslparError if this torch compiles layers, and cross-entropy, to such as lose gradients."""
+    """Raise DslparError if this torch compiles layers, or cross-entropy, to such as lose gradients."""
     if loses_gradients():
-        message = f"torch {torch.__version__} compiles layers to such as lose gradients"
+        message = f"torch {torch.__version__} compiles functions to such as lose gradients"
         hint = "take another torch: 2.13 is right; or train.compile=False"
         raise_finding("HST233", message, hint, key="train.compile")
 

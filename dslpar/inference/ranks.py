@@ -15,14 +15,13 @@ import torch
 from deepspeed.accelerator import get_accelerator
 
 from dslpar.core.errors import DslparError
-from dslpar.distributed import bootstrap
+from dslpar.distributed import bootstrap, symmetric_memory
 from dslpar.distributed.bootstrap import DistributedEnv
 from dslpar.distributed.consistency import check_consistency
 from dslpar.distributed.failed_start import end_after_rank_0, end_before_start
 from dslpar.distributed.groups import Groups
 from dslpar.inference.trained import Trained
 from dslpar.inference.weights import verify
-from dslpar.layers import symmetric_memory
 from dslpar.reporting import logging
 from dslpar.watchdog.rank_monitor import RankMonitor
 

@@ -137,16 +137,17 @@ class Reader:
         found with that value, instead of after the next correction.
         """
         value = node.plain()
-        only = type_.choices[0] if len(type_.choices) == 1 else None
+        only = type_.choices[0] if len(type_.choices) == 1 and type_.python_types == (str,) else None
         hint = f"write {only!r}" if only else f"choose {type_.description}"
         # type(), not isinstance: True is an int to Python, and no number to an author.
-        if type(value) not in type_.python_types and not (type_.python_types == (dict,) and isinstance(value, dict)):
+        is_of_type = type(value) in type_.python_types or (type_.python_types == (dict,) and isinstance(value, dict))
+        meant, unquoted = _unquoted(type_, value)
+        if not is_of_type or unquoted:
             message = f"{source_key} is {show(value)}, which is not {type_.description}"
-            meant, unquoted = _unquoted(type_, value)
-            hint = self._of_reference(type_, value) or unquoted or hint
+            hint = self._of_reference(type_, value) or unquoted or _in_a_list(type_, value) or hint
             self.report("CFG102", node.location, message, hint, source_key, key, meant=meant)
             return meant
-        if type_.choices and value not in type_.choices:
+        if type_.choices and type(value) is str and value not in type_.choices:
             why = type_.refused.get(value)
             unknown = f"unknown {type_.noun or source_key} {value!r}"
             message = f"{source_key} cannot be {value!r}: {why}" if why else unknown
@@ -300,6 +301,12 @@ def _unquoted(type_: ValueType, value: object) -> tuple[bool | float | None, str
             return int(number), f"{int(number)} without quotes: {value!r} is a string"
         return number, f"{value} without quotes: {value!r} is a string"
     return None, ""
+
+
+def _in_a_list(type_: ValueType, value: object) -> str:
+    """Return how to write a list of one value that stands without its brackets; empty where it is something else."""
+    is_one = type_.python_types == SEQUENCE and type(value) not in SEQUENCE and type_.holds([value])
+    return f"write [{value!r}]" if is_one else ""
 
 
 _OF_TORCH = {"torch.float32": "fp32", "torch.float": "fp32", "torch.bfloat16": "bf16"} | {

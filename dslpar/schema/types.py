@@ -49,6 +49,7 @@ class ValueType(NamedTuple):
     holds: Callable[[Any], bool]
     description: str
     choices: tuple[str, ...] = ()
+    """All strings that it takes."""
     refused: Mapping[str, str] = {}
     """Choices that others have and dslpar has not, and why."""
     code: str = "CFG108"
@@ -114,6 +115,7 @@ TYPES: Mapping[str, ValueType] = {
         (bool, str),
         lambda value: type(value) is bool or value == SYMMETRIC_MEMORY,
         f"True, False or {SYMMETRIC_MEMORY!r}",
+        (SYMMETRIC_MEMORY,),
     ),
     "Dict": ValueType((dict,), lambda items: all(type(name) is str for name in items), "a dict"),
     "Dataset": ValueType((dict,), lambda items: True, "a dict with a type"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import itertools
 import json
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -247,3 +248,21 @@ def test_what_the_machine_alone_can_tell_is_told_once(tmp_path: Path) -> None:
         assert job.wait(60) == [1, 1]
     assert said.read_text().count("CFG201") == 1
     assert "Traceback" not in said.read_text()
+
+
+# ---- torch's compiler ----
+
+
+@pytest.mark.prove
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler on CPUs")
+def test_a_run_whose_kernels_torch_makes_anew_learns_the_same_and_ends(tmp_path: Path) -> None:
+    """By inductor and with an empty cache: it then leaves a pool of threads, which once kept a run from ending."""
+    path, losses = write_config(tmp_path), {}
+    for compiled in ("False", "True"):
+        out = tmp_path / compiled
+        command = [PYTHON, "train.py", "--config", str(path), f"train.output_dir={out}", f"train.compile={compiled}"]
+        done = start(command, timeout_s=240, TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache"))
+        assert done.status == 0, done.output
+        losses[compiled] = [line["loss"] for line in metrics(out)]
+    assert losses["True"] == pytest.approx(losses["False"], rel=1e-6)
+    assert [*(tmp_path / "cache").rglob("*.so")], "no kernel was made"

@@ -230,7 +230,7 @@ def bf16_key_of_another_stage(cx: Context) -> Iterator[Problem]:
 def overlap_in_compiled_layers(cx: Context) -> Iterator[Problem]:
     """comm_overlap beside train.compile."""
     if cx.cuboid.comm_overlap and cx.spec.train.compiles_layers:
-        message = "comm_overlap has no effect with train.compile=True: a compiled layer has its collectives whole"
+        message = "comm_overlap has no effect where torch compiles the layers: they have their collectives whole"
         yield cx.problem(
             "parallel.tensor.comm_overlap", message, "leave comm_overlap out; or train.compile_components=['loss']"
         )
@@ -240,9 +240,8 @@ def overlap_in_compiled_layers(cx: Context) -> Iterator[Problem]:
 def nothing_through_symmetric_memory(cx: Context) -> Iterator[Problem]:
     """comm_overlap='symmetric_memory' where tokens are not in pieces over y or z."""
     cuboid = cx.cuboid
-    over_y = cuboid.y > 1 and cuboid.residual in ("sequence", "batch")
-    over_z = cuboid.z > 1 and cuboid.inner == "batch"
-    if cuboid.symmetric_memory and not (over_y or over_z):
+    takes_it = cuboid.size > 1 and "comm_overlap" in MODES[str(cuboid.mode)].options
+    if cuboid.symmetric_memory and takes_it and not (cuboid.token_axes or cx.spec.train.compiles_layers):
         message = "comm_overlap='symmetric_memory' does no more than True: fused products are of pieces of tokens"
         more = "sequence=True; or " if cuboid.mode == "1d" else ""
         yield cx.problem("parallel.tensor.comm_overlap", message, f"{more}comm_overlap=True")

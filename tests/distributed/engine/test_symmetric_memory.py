@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from dslpar.core.errors import DslparError
+from dslpar.distributed import symmetric_memory
+from dslpar.distributed.collectives import Axis
 from dslpar.distributed.groups import Groups
-from dslpar.layers import symmetric_memory
+from dslpar.distributed.symmetric_memory import Place
 from dslpar.layout.resolve import Job
 from dslpar.schema import sections
 from dslpar.schema.types import SYMMETRIC_MEMORY
@@ -82,16 +84,39 @@ def test_on_cpus_pieces_go_around_rings_and_the_log_says_so() -> None:
         assert "comm_overlap='symmetric_memory': on cpu, pieces go around rings" in said
 
 
-def _refused(made: Job) -> str:
-    """On devices of which torch is told that they reach nothing: here it is a torch without CUDA that says so."""
-    with pytest.raises(DslparError) as refused:
-        symmetric_memory.require(Groups(made.mesh), torch.device("cuda"))
+def _refused(made: Job, where: str) -> str:
+    """On devices of one host, of which torch shares no memory between ranks 2 and 3, or which are not there at all."""
+    groups = Groups(made.mesh)
+    place = Place("one" if groups.rank != 3 or where != "hosts" else "two", groups.rank, str(groups.rank), (0, 1, 2, 3))
+
+    def why_not_met(axis: Axis) -> str:
+        return "refused by torch" if where == "torch" and 2 in axis.peers else ""
+
+    with (
+        patch.object(symmetric_memory, "_place", lambda device: place),
+        patch.object(symmetric_memory, "_why_not_met", why_not_met),
+        pytest.raises(DslparError) as refused,
+    ):
+        symmetric_memory.require(groups, torch.device("cuda"))
     return refused.value.findings[0].concise()
 
 
-def test_devices_that_cannot_reach_each_other_are_refused() -> None:
-    said = on_ranks(2, _refused, _job("1d 2 with sequence", SYMMETRIC_MEMORY), init="deepspeed")
-    expected = (
-        "HST234 no-symmetric-memory: comm_overlap='symmetric_memory': ranks 0, 1 cannot reach each other's memory"
-    )
-    assert all(expected in each for each in said), said
+@pytest.mark.parametrize(
+    ("where", "why"), [("torch", "refused by torch"), ("hosts", "ranks 2 and 3 are on several hosts: one, two")]
+)
+def test_all_ranks_refuse_what_one_of_their_groups_cannot(where: str, why: str) -> None:
+    tensor = sections.TensorParallel(size=2, mode="1d", sequence=True, comm_overlap=SYMMETRIC_MEMORY)
+    said = on_ranks(4, _refused, job(4, parallel=sections.Parallel(tensor=tensor)), where)
+    assert len({*said}) == 1
+    assert f"HST234 no-symmetric-memory: comm_overlap='symmetric_memory': {why}" in said[0]
+
+
+def _asked(made: Job) -> int:
+    with patch.object(symmetric_memory, "_place", side_effect=AssertionError):
+        symmetric_memory.require(Groups(made.mesh), torch.device("cuda"))
+    return made.mesh.tensor.symmetric_memory
+
+
+def test_where_no_tokens_are_in_pieces_nothing_is_asked() -> None:
+    tensor = sections.TensorParallel(size=2, mode="1d", comm_overlap=SYMMETRIC_MEMORY)
+    assert on_ranks(2, _asked, job(2, parallel=sections.Parallel(tensor=tensor))) == [True, True]

@@ -12,18 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 
-from dslpar.core.mesh import Tensor
 from dslpar.models.gpt.section import GPT
 from dslpar.schema.types import SYMMETRIC_MEMORY
 from tests.properties.invariance.cover import FEW_RANKS, covering, small
 from tests.properties.invariance.layouts import LAYOUTS, MODELS, Layout
-
-
-def moves_tokens(tensor: Tensor) -> bool:
-    """Whether linears gather pieces of tokens."""
-    over_y = tensor.y > 1 and tensor.residual in ("sequence", "batch")
-    return over_y or (tensor.z > 1 and tensor.inner == "batch")
-
 
 OPTIONS = ("compiled", "overlap")
 NOT_RECOMPUTED = ("transformers' T5",)
@@ -58,7 +50,7 @@ COMPILED = {
 _IN_PIECES_OF_TOKENS = {
     name: row._replace(overlap=SYMMETRIC_MEMORY)
     for name, row in OVERLAPPED.items()
-    if moves_tokens(row.job().mesh.tensor) and "LoRA" not in name
+    if row.job().mesh.tensor.token_axes and "LoRA" not in name
 }
 """Without those of adapters, whose products are whole."""
 SYMMETRIC = {name: _IN_PIECES_OF_TOKENS[name] for name in covering(small(_IN_PIECES_OF_TOKENS))}

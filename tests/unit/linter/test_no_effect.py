@@ -13,12 +13,14 @@ from dslpar.linter.rules.no_effect import _IDLE, _stages_of
 from dslpar.migrate.registry import TABLES
 from dslpar.schema import deepspeed_policy
 from dslpar.schema.keys import WITHOUT_COUNTERPART, synonym_of
+from dslpar.schema.types import SYMMETRIC_MEMORY
 from tests.support.lint import MODEL, codes, findings, marked
 
 PIPED = "parallel = dict(pipeline=2)\n"
 GATHER = "zero = dict(stage=1, overlap_param_gather=True)\n"
 
 OVERLAPPED = "parallel = dict(tensor=dict({}, comm_overlap='symmetric_memory'))"
+SWITCH = "without quotes ('on' is a string, in YAML 1.2 too)"
 # what is written, what is told, what the caret marks
 TOLD = [
     ("parallel = dict(tensor=dict(size=1, mode='1d', sequence=True))", "DEAD110", "True"),
@@ -49,6 +51,14 @@ TOLD = [
     (OVERLAPPED.format("size=2, mode='1d'"), "DEAD125", "'symmetric_memory'"),
     (OVERLAPPED.format("size=4, mode='2d'"), "DEAD125", "'symmetric_memory'"),
     (OVERLAPPED.format("size=4, mode='cuboid', shape=(1, 2, 2)"), "DEAD125", "'symmetric_memory'"),
+    # where another rule says it, that one alone
+    (OVERLAPPED.format("size=1, mode='1d', sequence=True"), "DEAD110", "True"),
+    (OVERLAPPED.format("size=2, mode='sequence'"), "TEN108", "'symmetric_memory'"),
+    (
+        OVERLAPPED.format("size=2, mode='1d'") + "\ntrain = dict(steps=1, compile=True)",
+        "DEAD121",
+        "'symmetric_memory'",
+    ),
     ("train = dict(steps=1, compile_components=['loss'])", "DEAD124", "['loss']"),
     ("train = dict(steps=1, compile_backend='aot_eager')", "DEAD124", "'aot_eager'"),
     ("zero = 3\nprecision = dict(dtype='bf16', check_grad_overflow=False)", "DEAD118", "False"),
@@ -236,7 +246,11 @@ def test_keys_lost_by_update_are_named() -> None:
         ("train = dict(steps='100')", "100 without quotes: '100' is a string"),
         ("train = dict(steps='1e3')", "1000 without quotes: '1e3' is a string"),
         ("model.bias = 'no'", "False without quotes ('no' is a string, in YAML 1.2 too)"),
-        ("zero = dict(stage=3, overlap_comm='on')", "True without quotes ('on' is a string, in YAML 1.2 too)"),
+        ("zero = dict(stage=3, overlap_comm='on')", f"True {SWITCH}"),
+        (OVERLAPPED.format("size=2, mode='1d'").replace(SYMMETRIC_MEMORY, "on"), f"True {SWITCH}"),
+        (OVERLAPPED.format("size=2, mode='1d'").replace("c_m", "c-m"), "did you mean 'symmetric_memory'?"),
+        ("train = dict(compile=True, compile_components='loss')", "write ['loss']"),
+        ("train = dict(compile=True, compile_components=['los'])", "choose a list of 'layers', 'loss', or both"),
         ("train = dict(steps='many')", "choose a whole number, at least 1 (and below 2**31)"),
     ],
 )
