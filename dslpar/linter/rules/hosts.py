@@ -130,6 +130,10 @@ def tensor_group_across_hosts(cx: Context) -> Iterator[Problem]:
     slots = min((host.slots for host in hosts if host.slots), default=0)
     if size > 1 and len(hosts) > 1 and slots and slots % size:
         message = f"tensor groups of {size} ranks on hosts of {slots} slots: {_crossing(cx, size, slots)}"
+        # z is the fastest axis, then y.
+        memory = cx.cuboid.z * (cx.cuboid.y if "y" in cx.cuboid.token_axes else 1)
+        if cx.cuboid.symmetric_memory and cx.cuboid.token_axes and slots % memory:
+            message += "; no GPU there reaches all the memory that comm_overlap asks for (HST234)"
         fitting = divisors(slots)
         hint = f"{cx.tensor_key}={' or '.join(map(str, fitting[1:] or fitting))}"
         yield cx.problem(cx.tensor_key, message, hint)

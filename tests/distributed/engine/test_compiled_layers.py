@@ -15,6 +15,7 @@ from dslpar.schema import sections
 from tests.distributed.engine.test_engine import batches, engine_of, job
 from tests.support.compiled import TORCH_S_OWN_WARNINGS
 from tests.support.ranks import on_ranks
+from tests.support.sampling import sampled
 
 pytestmark = TORCH_S_OWN_WARNINGS
 
@@ -81,7 +82,7 @@ def test_a_run_with_compiled_layers_is_the_run_without(name: str) -> None:
         assert compiled[1] == pytest.approx(plain[1], rel=CLOSE)
 
 
-@pytest.mark.parametrize("name", WITH_A_COMPILED_LOSS)
+@pytest.mark.parametrize("name", sampled(WITH_A_COMPILED_LOSS, {"1d 2 with sequence, overlapped"}))
 def test_a_run_with_a_compiled_loss_alone_is_the_run_without(name: str) -> None:
     def run(compiled: bool) -> list[tuple[list[float], list[float], int]]:
         train = sections.Train(steps=3, compile=compiled, compile_backend="aot_eager", compile_components=("loss",))

@@ -106,6 +106,7 @@ def of_block_by_parts(tensor: mesh.Tensor) -> Held:
     return held_by(block, lambda x: checkpoint(block, x, use_reentrant=False), x)
 
 
+@pytest.mark.prove
 def test_the_peak_of_an_mlp_by_parts_is_forecast() -> None:
     """Within 6 %: attention rules then, whose moments are counted one by one, and what lies around them is not."""
     tensors = {"one process": mesh.Tensor(), **LAYOUTS}

@@ -222,6 +222,29 @@ CASES: list[Row] = [
     ),
     (
         "",
+        "parallel = dict(tensor=dict(size=4, mode='1d', sequence=True, comm_overlap='symmetric_memory'))",
+        "a slots=2\nb slots=2\n",
+        [
+            (
+                "PERF101 2 tensor groups of 4 ranks on hosts of 2 slots: ranks 0 to 3 are on a to b; no GPU there "
+                "reaches all the memory that comm_overlap asks for (HST234); parallel.tensor.size=2"
+            )
+        ],
+    ),
+    (
+        "",
+        "parallel = dict(tensor=dict(size=4, mode='cuboid', shape=(2, 2, 1), residual='sequence', "
+        "comm_overlap='symmetric_memory'))",
+        "a slots=2\nb slots=2\n",
+        [
+            (
+                "PERF101 2 tensor groups of 4 ranks on hosts of 2 slots: ranks 0 to 3 are on a to b; "
+                "parallel.tensor.size=2"
+            )
+        ],
+    ),
+    (
+        "",
         "parallel = dict(tensor=dict(size=2, mode='1d'))",
         "a slots=3\nb slots=3\n",
         [
