@@ -236,6 +236,10 @@ def test_keys_lost_by_update_are_named() -> None:
     ("text", "hint"),
     [
         ("zero = dict(stage=1, forward_prefetch=True)", "here that is zero.overlap_param_gather"),
+        (
+            "zero = dict(stage=0, pipeline_loading_checkpoint=False)",
+            "leave pipeline_loading_checkpoint out, or stage=3",
+        ),
         ("train = dict(clip_gradient=1.0)", "here that is train.clip_grad_norm"),
         ("batch = dict(gradient_accumulation_steps=2)", "here that is batch.accumulation"),
         ("parallel = dict(model_parallel_size=2)", "add tensor=dict(size=..., mode='1d') to parallel"),

@@ -256,6 +256,16 @@ CASES: list[Row] = [
     ),
     (
         "",
+        "parallel = dict(tensor=dict(size=4, mode='1d'))",
+        "a slots=4\nb slots=2\nc slots=2\n",
+        [
+            "PERF101 2 tensor groups of 4 ranks on hosts of 2 slots: some groups cross hosts; parallel.tensor.size=2",
+            "HST103 2 b has 2 slots, and a has 4; slots=2 on each",
+            "HST103 3 c has 2 slots, and a has 4; slots=2 on each",
+        ],
+    ),
+    (
+        "",
         "parallel = dict(tensor=dict(size=6, mode='1d'))",
         "a slots=4\nb slots=4\nc slots=4\n",
         [
