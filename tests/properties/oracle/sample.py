@@ -120,6 +120,12 @@ def _add_options(rng: Random, sections: Sections) -> None:
         }
     if "train" in sections and rng.random() < 0.1:
         sections["train"]["compile_backend"] = "aot_eager"
+    if "train" in sections and rng.random() < 0.1:
+        sections["train"]["compile_components"] = rng.choice((["loss"], ["layers"], ("layers", "loss"), []))
+    tensor = sections.get("parallel", {}).get("tensor")
+    options = tensor.get("kwargs", tensor) if isinstance(tensor, dict) else {}
+    if options.get("comm_overlap") and rng.random() < 0.5:
+        options["comm_overlap"] = "symmetric_memory"
 
 
 def _keep(rng: Random, **tensor: Any) -> Sections:
