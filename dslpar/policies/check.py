@@ -8,20 +8,14 @@ Each mode has ranks of its own, forked and joined over gloo. A mode is exact, re
 from __future__ import annotations
 
 import copy
-import pickle
-import tempfile
 from collections.abc import Iterator, Mapping
-from datetime import timedelta
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
-from torch.multiprocessing.spawn import ProcessRaisedException, start_processes
 
 from dslpar.core import mesh
 from dslpar.core.errors import DslparError
-from dslpar.distributed.gloo_device import share_device
+from dslpar.distributed.forked_ranks import RankError, run_on_ranks
 from dslpar.layout.modes import cuboid_of
 from dslpar.policies import compare
 from dslpar.policies.compare import Subject
@@ -30,7 +24,6 @@ from dslpar.schema.sections import TensorParallel
 
 CLOSE = 1e-12
 """Sums of some hundred terms of order 1, a few blocks deep, in another order: a thousand roundings of float64."""
-TIMEOUT = timedelta(seconds=120)
 MODES: Mapping[str, TensorParallel | None] = {
     "one process": None,
     "1d 2": TensorParallel(size=2, mode="1d"),
@@ -125,12 +118,10 @@ def check(subject: Subject, modes: Mapping[str, TensorParallel | None] = MODES) 
 
 
 def _row(name: str, tensor: mesh.Tensor, job: tuple[Any, ...]) -> Row:
-    with tempfile.TemporaryDirectory(prefix="dslpar_check_") as folder:
-        try:
-            start_processes(_rank, (folder, tensor, job), tensor.size, start_method="fork")  # type: ignore[no-untyped-call]
-        except ProcessRaisedException as error:
-            return Row(name, "wrong", float("inf"), str(error).strip().rpartition("\n")[2])
-        found = [pickle.loads(path.read_bytes()) for path in sorted(Path(folder).glob("*.rank"))]
+    try:
+        found = run_on_ranks(tensor.size, _on_rank, tensor, job)
+    except RankError as error:
+        return Row(name, "wrong", float("inf"), error.reason)
     refused = next((each for each in found if isinstance(each, str)), None)
     if refused is not None:
         return Row(name, "refused", tensor=refused)
@@ -142,20 +133,14 @@ def _row(name: str, tensor: mesh.Tensor, job: tuple[Any, ...]) -> Row:
     return Row(name, "exact" if value <= CLOSE else "wrong", value, farthest, said)
 
 
-def _rank(rank: int, folder: str, tensor: mesh.Tensor, job: tuple[Any, ...]) -> None:
-    """Compute and compare on one rank; leave how far each tensor is off, or why the mode is refused."""
+def _on_rank(tensor: mesh.Tensor, job: tuple[Any, ...]) -> tuple[dict[str, float], list[str] | str] | str:
+    """Compute and compare on one rank; return how far each tensor is off, or why the mode is refused."""
     subject, weights, given, reference = job
-    share_device()
-    store = dist.FileStore(str(Path(folder, "store")), tensor.size)  # type: ignore[attr-defined]
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=tensor.size, timeout=TIMEOUT)
-    found: tuple[dict[str, float], list[str] | str] | str
     try:
         off = compare.worst(compare.by_policy(subject, weights, tensor, given), reference)
-        found = off, _dropout(subject, tensor, given)
+        return off, _dropout(subject, tensor, given)
     except DslparError as error:
-        found = error.findings[0].message
-    Path(folder, f"{rank}.rank").write_bytes(pickle.dumps(found))
-    dist.destroy_process_group()
+        return error.findings[0].message
 
 
 def _dropout(subject: Subject, tensor: mesh.Tensor, given: compare.Batch) -> list[str] | str:

@@ -35,7 +35,7 @@ _SEEN: dict[object, list[list[float]]] = {}
 def losses(wanted: Job) -> list[list[float]]:
     key = (wanted.mesh, wanted.stages, wanted.batch)
     if key not in _SEEN:
-        _SEEN[key] = on_ranks(wanted.mesh.world_size, _train, wanted, init="deepspeed", timeout=240)
+        _SEEN[key] = on_ranks(wanted.mesh.world_size, _train, wanted, init="deepspeed")
     return _SEEN[key]
 
 

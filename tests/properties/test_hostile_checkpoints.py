@@ -200,7 +200,7 @@ def test_verify_and_resume_agree_and_neither_raises(
     source: Path, tmp_path: Path, count: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     places = copies(source, tmp_path, count)
-    (resumed,) = on_ranks(1, resume_all, job_of(tmp_path / "out", 1), list(places), init="deepspeed", timeout=1000)
+    (resumed,) = on_ranks(1, resume_all, job_of(tmp_path / "out", 1), list(places), init="deepspeed")
     corrupted = Counter()
     for (place, what), said in zip(places.items(), resumed, strict=True):
         assert all(code.startswith("CKP") for code in said.codes), f"{place}: {said.codes}"

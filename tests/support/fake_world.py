@@ -21,8 +21,8 @@ from typing import Any, NoReturn, TypeVar
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore  # here, and not in every fork: it takes a second
 
+from dslpar.core.fork import fork
 from dslpar.core.mesh import Tensor
-from tests.support.fork import fork
 from tests.support.ranks import on_ranks
 
 Item = TypeVar("Item")
@@ -42,9 +42,9 @@ def fake_world(rank: int, world: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def on_last_ranks(fn: Callable[[Tensor], Any], tensors: Sequence[Tensor], timeout: float = 240) -> list[Any]:
+def on_last_ranks(fn: Callable[[Tensor], Any], tensors: Sequence[Tensor]) -> list[Any]:
     """What `fn(tensor)` returns on the last rank of each cuboid, in a world of its ranks alone."""
-    (values,) = on_ranks(1, _one_by_one, fn, tensors, timeout=timeout, init=None)
+    (values,) = on_ranks(1, _one_by_one, fn, tensors, init=None)
     return list(values)
 
 

@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from dslpar.cluster.network import free_port
+from dslpar.core.fork import fork
 from tests.support import warm
-from tests.support.fork import fork
 from tests.support.runs import ROOT, Finished
 
 

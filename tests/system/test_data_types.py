@@ -65,7 +65,7 @@ train = dict(steps=8, eval_interval=8, eval_steps=1)
 def run(config: str, folder: Path, world: int, *words: str) -> list[float]:
     """The loss of each step in metrics.jsonl, and of the evaluation."""
     arguments = ["--config", config, f"train.output_dir={folder}", *words]
-    assert on_ranks(world, training_main.main, arguments, init=None, timeout=240) == [0] * world
+    assert on_ranks(world, training_main.main, arguments, init=None) == [0] * world
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [*(record["loss"] for record in records), records[-1]["eval_loss"]]
 

@@ -116,7 +116,7 @@ def losses(config: str, world: int, folder: Path, *overrides: str) -> list[float
         *scaled_down(config, folder.with_suffix(".npz")),
         *overrides,
     ]
-    assert on_ranks(world, training_main.main, words, init=None, timeout=240) == [0] * world
+    assert on_ranks(world, training_main.main, words, init=None) == [0] * world
     return [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 

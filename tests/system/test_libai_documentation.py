@@ -87,6 +87,6 @@ def test_snippet_lints_and_resolves(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", SNIPPETS)
 def test_snippet_trains(tmp_path: Path, name: str) -> None:
     words = ["--config-file", written(tmp_path, name), f"train.output_dir={tmp_path / 'out'}", *SMALL]
-    assert on_ranks(8, training_main.main, words, init=None, timeout=240) == [0] * 8
+    assert on_ranks(8, training_main.main, words, init=None) == [0] * 8
     lines = (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [1, 2]

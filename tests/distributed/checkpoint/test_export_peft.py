@@ -82,7 +82,7 @@ def run(family: str, root: Path, tensor: Any, world: int) -> tuple[Path, Checkpo
         batch=sections.Batch(global_size=8, accumulation=2),
         train=sections.Train(steps=3, output_dir=str(root / "run")),
     )
-    logits = on_ranks(world, _trained, resolve(spec, world, "peft.py"), init="deepspeed", timeout=120)[0]
+    logits = on_ranks(world, _trained, resolve(spec, world, "peft.py"), init="deepspeed")[0]
     return before, folder.open_checkpoint(root / "run" / "checkpoints" / "step_000003"), logits
 
 

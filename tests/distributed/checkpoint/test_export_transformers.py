@@ -64,7 +64,7 @@ def saved(model: Any, path: Path, layout: str = "pipe 2, 1d 2", zero: int = 0, *
         world,
         "export.py",
     )
-    on_ranks(world, _save, job, init="deepspeed", timeout=120)
+    on_ranks(world, _save, job, init="deepspeed")
     return folder.open_checkpoint(path / "checkpoints" / "step_000000")
 
 
@@ -361,7 +361,7 @@ def test_a_rank_reads_the_bytes_that_it_holds(
     whole = sum(each.stat().st_size for each in before.glob("*.safetensors"))
     paddings = set()
     for read, held, padding in on_ranks(
-        world, _read_and_held, resolve(spec, world, "read.py"), counted, init="deepspeed", timeout=120
+        world, _read_and_held, resolve(spec, world, "read.py"), counted, init="deepspeed"
     ):
         assert read == held - padding
         assert 0 < read < whole * 0.6
@@ -400,7 +400,7 @@ def test_buffers_that_are_saved_come_along(tmp_path: Path) -> None:
     """Statistics of batch norms, of the first replica."""
     path = tmp_path / "resnet.py"
     path.write_text(RESNET.replace("OUT", str(tmp_path / "run")))
-    first, _ = on_ranks(2, _train_resnet, str(path), init="deepspeed", timeout=120)
+    first, _ = on_ranks(2, _train_resnet, str(path), init="deepspeed")
     (stored,) = (tmp_path / "run" / "checkpoints").glob("step_*")
     export_transformers(folder.open_checkpoint(stored), tmp_path / "after")
     loaded = transformers.ResNetForImageClassification.from_pretrained(tmp_path / "after").state_dict()

@@ -160,9 +160,7 @@ def test_a_model_of_one_process_goes_on_in_any_layout(name: str) -> None:
     loaded, true, after = together(on_ranks(1, trained, job(1), given, init="deepspeed"))
     assert_equal(loaded, given)
     made = ENGINES[name]
-    loaded, losses, moved = together(
-        on_ranks(made.mesh.world_size, trained, made, given, init="deepspeed", timeout=120)
-    )
+    loaded, losses, moved = together(on_ranks(made.mesh.world_size, trained, made, given, init="deepspeed"))
     assert_equal(loaded, given)
     assert losses == pytest.approx(true, rel=1e-6)
     for key, value in after.items():
@@ -175,7 +173,7 @@ def test_a_model_of_one_process_goes_on_in_any_layout(name: str) -> None:
 def test_masters_of_half_precision_are_returned_and_loaded(zero: int) -> None:
     given = {key: value + 0.01 for key, value in drawn(5).items()}
     made = job(2, zero, dtype="bf16")
-    loaded, _, after = together(on_ranks(2, trained, made, given, init="deepspeed", timeout=120))
+    loaded, _, after = together(on_ranks(2, trained, made, given, init="deepspeed"))
     assert_equal(loaded, given)
     assert {value.dtype for value in loaded.values()} == {torch.float32}
     assert any(not torch.equal(value, value.bfloat16().float()) for value in after.values())

@@ -55,7 +55,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> folder.Checkpoint:
     """Saved by a pipeline of 2 over tensors in 2, its table tied over the stages and padded, ZeRO 1."""
     root = tmp_path_factory.mktemp("source")
     job = job_of(root, 4, parallel=parallel(2, size=2, mode="1d"), batch=PIPED, zero=zero(1))
-    on_ranks(4, run, job, STEPS, init="deepspeed", timeout=120)
+    on_ranks(4, run, job, STEPS, init="deepspeed")
     return folder.open_checkpoint(root / "checkpoints" / f"step_{STEPS:06d}")
 
 
@@ -87,8 +87,8 @@ def test_resuming_from_it_is_resuming_from_the_original(source: folder.Checkpoin
     assert {key: stored.manifest[key] for key in ("step", "consumed_samples", "fixed")} == {
         key: source.manifest[key] for key in ("step", "consumed_samples", "fixed")
     }
-    originals = on_ranks(world, loaded, job, source.path, init="deepspeed", timeout=120)
-    resharded = on_ranks(world, loaded, job, str(written), init="deepspeed", timeout=120)
+    originals = on_ranks(world, loaded, job, source.path, init="deepspeed")
+    resharded = on_ranks(world, loaded, job, str(written), init="deepspeed")
     for one, other in zip(originals, resharded, strict=True):
         assert one.keys() == other.keys()
         assert all(torch.equal(one[key], other[key]) for key in one)
@@ -112,7 +112,7 @@ def interleaved(tmp_path_factory: pytest.TempPathFactory) -> folder.Checkpoint:
     """Saved by two stages on each of two ranks, of two replicas, ZeRO 1; the table is tied."""
     root = tmp_path_factory.mktemp("interleaved")
     job = test_resume.job_of(root, 4, **scheduled("interleaved", 2, zero=zero(1)))
-    on_ranks(4, run, job, STEPS, init="deepspeed", timeout=120)
+    on_ranks(4, run, job, STEPS, init="deepspeed")
     return folder.open_checkpoint(root / "checkpoints" / f"step_{STEPS:06d}")
 
 
@@ -143,8 +143,8 @@ def test_chunks_are_cut_anew(interleaved: folder.Checkpoint, tmp_path: Path, nam
         for piece in entry.pieces if parameter.startswith("blocks.") else ():
             by_file.setdefault(job.mesh.coord(piece.file)["pipe"], set()).add(parameter.split(".")[1])
     assert [sorted(by_file[pipe]) for pipe in sorted(by_file)] == blocks
-    originals = on_ranks(world, loaded, job, interleaved.path, init="deepspeed", timeout=120)
-    resharded = on_ranks(world, loaded, job, str(written), init="deepspeed", timeout=120)
+    originals = on_ranks(world, loaded, job, interleaved.path, init="deepspeed")
+    resharded = on_ranks(world, loaded, job, str(written), init="deepspeed")
     for one, other in zip(originals, resharded, strict=True):
         assert one.keys() == other.keys()
         assert all(torch.equal(one[key], other[key]) for key in one)

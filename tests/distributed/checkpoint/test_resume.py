@@ -238,9 +238,9 @@ ZeRO 0 goes on to the bit in test_after_a_skipped_step_the_schedule_stays_behind
 def test_a_resume_continues_to_the_bit(tmp_path: Path, name: str) -> None:
     world, sections = LAYOUTS[name]
     whole, halves = (job_of(tmp_path / part, world, **sections) for part in ("whole", "halves"))
-    undisturbed = on_ranks(world, run, whole, 10, init="deepspeed", timeout=120)
-    on_ranks(world, run, halves, 5, init="deepspeed", timeout=120)
-    resumed = on_ranks(world, run, halves, 10, init="deepspeed", timeout=120)
+    undisturbed = on_ranks(world, run, whole, 10, init="deepspeed")
+    on_ranks(world, run, halves, 5, init="deepspeed")
+    resumed = on_ranks(world, run, halves, 10, init="deepspeed")
     for rank, (one, other) in enumerate(zip(undisturbed, resumed, strict=True)):
         assert same((one[0][5:], one[1]), other) == [], f"rank {rank}"
 
@@ -425,7 +425,7 @@ def _each_optimizer(folder: Path) -> None:
 
 @pytest.mark.prove
 def test_every_optimizer_s_state_is_restored_on_this_layout_and_on_another(tmp_path: Path) -> None:
-    on_ranks(2, _each_optimizer, tmp_path, init="deepspeed", timeout=240)
+    on_ranks(2, _each_optimizer, tmp_path, init="deepspeed")
 
 
 def _through(folder: Path, world: int, rows: list[dict[str, Any]], steps: int) -> None:
@@ -466,7 +466,7 @@ HALF: dict[str, tuple[int, list[dict[str, Any]]]] = {
 @pytest.mark.parametrize("name", sampled(HALF, {"bf16, pipelines and offload"}))
 def test_masters_of_half_precision_go_through_every_stage_to_the_bit(tmp_path: Path, name: str) -> None:
     world, rows = HALF[name]
-    on_ranks(world, _through, tmp_path, world, rows, 6, init="deepspeed", timeout=240)
+    on_ranks(world, _through, tmp_path, world, rows, 6, init="deepspeed")
 
 
 def test_the_present_config_decides_and_training_state_is_restored(tmp_path: Path) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import time
-
 import pytest
 import torch
 
@@ -12,7 +9,7 @@ from dslpar.core.mesh import LEGACY_ORDER, Mesh, Tensor
 from dslpar.distributed import collectives
 from dslpar.distributed.collectives import Axis
 from dslpar.distributed.groups import Groups, Mpu
-from tests.support.ranks import RankError, on_ranks
+from tests.support.ranks import on_ranks
 from tests.support.sampling import sampled
 
 NAMES = (
@@ -150,28 +147,6 @@ def test_a_mesh_of_another_size_is_refused() -> None:
         Groups(Mesh(data=2))
 
 
-def breaks_on_rank_1() -> None:
-    if os.environ["RANK"] == "1":
-        raise ValueError("broken on purpose")
-    torch.distributed.barrier()
-
-
-def test_ranks_show_the_first_failure_and_end_the_others() -> None:
-    with pytest.raises(RankError, match=r"rank 1 failed:[\s\S]*broken on purpose"):
-        on_ranks(3, breaks_on_rank_1)
-
-
-def sleeps() -> None:
-    time.sleep(60)
-
-
-def test_ranks_that_hang_are_ended_and_show_where() -> None:
-    start = time.monotonic()
-    with pytest.raises(RankError, match=r"ranks \[0, 1\] hang[\s\S]*in sleeps"):
-        on_ranks(2, sleeps, timeout=2, init=None)
-    assert time.monotonic() - start < 20
-
-
 def _apart() -> list[float]:
     """Ranks 0 and 2 are in one group more than rank 1, as those that hold a tied weight are."""
     first = Groups(Mesh(pipe=3))
@@ -186,4 +161,4 @@ def _apart() -> list[float]:
 
 def test_ranks_find_each_other_though_they_are_in_different_numbers_of_groups() -> None:
     """torch 2.13 names a group by the number of groups of the process: such ranks would wait for ever."""
-    assert on_ranks(3, _apart, timeout=30) == [[3.0, 3.0, 3.0, 2.0], [3.0, 3.0, 3.0, 2.0], [3.0, 3.0, 3.0]]
+    assert on_ranks(3, _apart) == [[3.0, 3.0, 3.0, 2.0], [3.0, 3.0, 3.0, 2.0], [3.0, 3.0, 3.0]]

@@ -73,7 +73,7 @@ def test_a_run_with_compiled_layers_is_the_run_without(name: str) -> None:
             activation_checkpoint=sections.ActivationCheckpoint(interval=1) if recompute else None,
             train=sections.Train(steps=3, compile=compiled, compile_backend="aot_eager", loss_chunks=chunks),
         )
-        return on_ranks(world, _losses, made, init="deepspeed", timeout=240)
+        return on_ranks(world, _losses, made, init="deepspeed")
 
     for plain, compiled in zip(run(False), run(True), strict=True):
         assert plain[2] == 0
@@ -86,7 +86,7 @@ def test_a_run_with_compiled_layers_is_the_run_without(name: str) -> None:
 def test_a_run_with_a_compiled_loss_alone_is_the_run_without(name: str) -> None:
     def run(compiled: bool) -> list[tuple[list[float], list[float], int]]:
         train = sections.Train(steps=3, compile=compiled, compile_backend="aot_eager", compile_components=("loss",))
-        return on_ranks(2, _losses, job(2, train=train, **WITH_A_COMPILED_LOSS[name]), init="deepspeed", timeout=240)
+        return on_ranks(2, _losses, job(2, train=train, **WITH_A_COMPILED_LOSS[name]), init="deepspeed")
 
     for plain, compiled in zip(run(False), run(True), strict=True):
         assert plain[2] == compiled[2] == 0, "no graph of a layer"

@@ -237,8 +237,7 @@ def test_the_result_is_the_one_without_to_the_bit(name: str) -> None:
     """What is sent is not computed with: nothing may differ."""
     world, other = CASES[name]
     found, expected = (
-        on_ranks(world, _run, trained(world, overlap, **other), init="deepspeed", timeout=120)
-        for overlap in (True, False)
+        on_ranks(world, _run, trained(world, overlap, **other), init="deepspeed") for overlap in (True, False)
     )
     for (rows, weights), (expected_rows, expected_weights) in zip(found, expected, strict=True):
         assert rows == expected_rows
@@ -274,8 +273,7 @@ def _compiled(made: Job) -> Run:
 def test_compiled_layers_wait_too() -> None:
     train = sections.Train(compile=True, compile_backend="aot_eager")
     found, expected = (
-        on_ranks(2, _compiled, trained(2, overlap, train=train), init="deepspeed", timeout=240)
-        for overlap in (True, False)
+        on_ranks(2, _compiled, trained(2, overlap, train=train), init="deepspeed") for overlap in (True, False)
     )
     for (rows, weights), (expected_rows, expected_weights) in zip(found, expected, strict=True):
         assert rows == expected_rows

@@ -136,6 +136,6 @@ def test_the_stored_residual_crosses_a_boundary_and_nothing_else(name: str) -> N
     batch = sections.Batch(micro_size=4, accumulation=2)
     world = 2 * tensor["size"]
     made = resolve(sections.Spec(model=model, parallel=parallel, batch=batch), world, "cfg.py")
-    ranks = on_ranks(world, _sent, made, init="deepspeed", timeout=200)
+    ranks = on_ranks(world, _sent, made, init="deepspeed")
     assert [partitioned for _, partitioned in ranks] == [False] * world
     assert [sent for sent, _ in ranks] == [[shape] * 2] * world

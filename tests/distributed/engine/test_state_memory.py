@@ -118,7 +118,7 @@ def _first_moments(held: States, zero: int, dtype: str, pipe: int) -> float:
 def test_states_and_buffers_are_those_that_are_forecast(layout: str, zero: int, dtype: str) -> None:
     made = trained(layout, zero, dtype)
     world, pipe = LAYOUTS[layout]
-    for rank, found in enumerate(on_ranks(world, _held, made, init="deepspeed", timeout=200)):
+    for rank, found in enumerate(on_ranks(world, _held, made, init="deepspeed")):
         pipe_rank = made.mesh.coord(rank)["pipe"]
         held, needed = states(workload(made), pipe_rank), activations(workload(made), pipe_rank)
         gathered = held.weights - made_weights(made, pipe_rank, zero, dtype)
@@ -162,7 +162,7 @@ def test_beside_adapters_what_is_frozen_has_no_state(zero: int, dtype: str) -> N
     small = needed.saved + needed.working + needed.logits
     peak = held.resting + max(held.gradients + held.buffers + small, held.reduced)
     peak = stage_memory(workload(made), 0).allocated if zero == 2 else peak
-    for found in on_ranks(2, _held, made, init="deepspeed", timeout=200):
+    for found in on_ranks(2, _held, made, init="deepspeed"):
         assert found["resting"] == pytest.approx(held.resting, rel=TOLERANCE), held
         # There is so little else that activations count, and those of transformers' own code are estimated.
         assert found["backwards"] == pytest.approx(peak, rel=3 * TOLERANCE), held
@@ -175,7 +175,7 @@ def test_zero_3_gathers_few_weights_where_few_may_be_live(dtype: str) -> None:
     made = replace(made, spec=replace(made.spec, zero=sections.Zero(stage=3, extra=keys)))
     held, needed = states(workload(made), 0), activations(workload(made), 0)
     peak = held.resting + held.buffers + needed.saved + needed.working + needed.logits
-    for found in on_ranks(2, _held, made, init="deepspeed", timeout=200):
+    for found in on_ranks(2, _held, made, init="deepspeed"):
         assert found["backwards"] == pytest.approx(peak, rel=TOLERANCE), held
 
 
@@ -191,7 +191,7 @@ OPTIMIZERS = {
 def test_moments_are_those_of_the_optimizer(name: str) -> None:
     optimizer, moments = OPTIMIZERS[name]
     made = trained("one", 1, "bf16", optimizer=optimizer)
-    (found,) = on_ranks(1, _held, made, init="deepspeed", timeout=100)
+    (found,) = on_ranks(1, _held, made, init="deepspeed")
     held = states(workload(made), 0)
     assert held.optimizer == 4 * moments * workload(made).weights(0)
     assert found["resting"] == pytest.approx(held.resting, rel=TOLERANCE)
@@ -202,7 +202,7 @@ def _of_zero_2(dtype: str, accumulation: int, vocab: int, length: int) -> tuple[
     sizes = {"vocab_size": vocab, "max_seq_len": length, "positions": "rotary"}
     batch = sections.Batch(micro_size=1, accumulation=accumulation)
     made = trained("data 2", 2, dtype, model=model(**sizes), batch=batch)
-    return max(found["backwards"] for found in on_ranks(2, _held, made, init="deepspeed", timeout=200)), workload(made)
+    return max(found["backwards"] for found in on_ranks(2, _held, made, init="deepspeed")), workload(made)
 
 
 @pytest.mark.parametrize("dtype", sampled(("fp32", "bf16"), {"bf16"}))

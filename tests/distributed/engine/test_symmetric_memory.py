@@ -59,7 +59,7 @@ def _losses(made: Job) -> tuple[list[float], list[float], int]:
 @pytest.mark.parametrize("name", sampled(LAYOUTS, {"1d 2 with sequence"}))
 def test_a_run_through_symmetric_memory_is_the_run_around_rings(name: str) -> None:
     around, through = (
-        on_ranks(LAYOUTS[name][0], _losses, _job(name, overlap), init="deepspeed", timeout=240)
+        on_ranks(LAYOUTS[name][0], _losses, _job(name, overlap), init="deepspeed")
         for overlap in (True, SYMMETRIC_MEMORY)
     )
     for ring, fused in zip(around, through, strict=True):

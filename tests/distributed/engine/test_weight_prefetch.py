@@ -96,7 +96,7 @@ DAILY = {"ZeRO 0, data 2", "ZeRO 1, gathers overlap", "ZeRO 2, 2d", "ZeRO 3, dat
 
 @pytest.mark.parametrize("case", sampled(CASES, DAILY))
 def test_steps_are_the_same(case: str) -> None:
-    for equal, ahead, on in on_ranks(4, steps, case, init="deepspeed", timeout=200):
+    for equal, ahead, on in on_ranks(4, steps, case, init="deepspeed"):
         assert equal
         assert on == (CASES[case].stage < 3)
         assert bool(ahead) == on
@@ -104,5 +104,5 @@ def test_steps_are_the_same(case: str) -> None:
 
 def test_a_weight_that_is_gathered_before_it_is_there_is_detected() -> None:
     """Across layers, where each waits for its own weights when it begins."""
-    found = on_ranks(4, steps, "ZeRO 1, gathers overlap", False, init="deepspeed", timeout=200)
+    found = on_ranks(4, steps, "ZeRO 1, gathers overlap", False, init="deepspeed")
     assert not any(equal for equal, _, _ in found)

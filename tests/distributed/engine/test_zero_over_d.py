@@ -120,7 +120,7 @@ def test_steps_are_those_of_one_process(layout: str, zero: str) -> None:
     of = made(layout, zero, heads)
     assert of.mesh.tensor.zero_over_d
     expected = alone(heads)
-    for told in on_ranks(of.mesh.world_size, steps, of, init="deepspeed", timeout=120):
+    for told in on_ranks(of.mesh.world_size, steps, of, init="deepspeed"):
         # Sums of float32 in other orders.
         assert told == [pytest.approx(each, rel=1e-6) for each in expected]
 
@@ -130,7 +130,7 @@ def test_half_precision_is_about_that_of_one_process(stage: int) -> None:
     """fp16 has 11 bits; losses of a tenth of a step's change would be seen."""
     of = made("context 4, data 2", str(stage), dtype="fp16")
     assert ds_config(of)["seq_parallel_communication_data_type"] == "fp16"
-    for told in on_ranks(8, steps, of, init="deepspeed", timeout=120):
+    for told in on_ranks(8, steps, of, init="deepspeed"):
         assert told == [pytest.approx(each, rel=1e-2) for each in alone()]
 
 
@@ -161,7 +161,7 @@ def test_states_are_sharded_over_d(stage: int, dtype: str) -> None:
         batch=sections.Batch(micro_size=2, accumulation=3),
     )
     held = states(workload(of), 0)
-    for found in on_ranks(4, _held, of, init="deepspeed", timeout=120):
+    for found in on_ranks(4, _held, of, init="deepspeed"):
         assert found["resting"] == pytest.approx(held.resting, rel=TOLERANCE)
     over_replicas = replace(of, mesh=replace(of.mesh, tensor=replace(of.mesh.tensor, zero_over_d=False)))
     assert states(workload(over_replicas), 0).optimizer == 2 * held.optimizer
@@ -219,7 +219,7 @@ def of_run(folder: Path, layout: tuple[sections.Parallel, int, int]) -> Job:
 
 def lines(of: Job, until: int) -> list[Any]:
     """What a run tells of its steps; it goes on from the newest checkpoint in its folder."""
-    return on_ranks(of.mesh.world_size, run, of, until, init="deepspeed", timeout=120)[0][0]  # type: ignore[no-any-return]
+    return on_ranks(of.mesh.world_size, run, of, until, init="deepspeed")[0][0]  # type: ignore[no-any-return]
 
 
 NONE = sections.Parallel()
@@ -243,7 +243,7 @@ def test_another_layout_resumes(first: Any, then: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_it_resumes_to_the_bit(stage: int, tmp_path: Path) -> None:
     whole, two = (of_run(tmp_path / name, (DEEP, 4, stage)) for name in ("whole", "two"))
-    expected = on_ranks(4, run, whole, 10, init="deepspeed", timeout=120)
+    expected = on_ranks(4, run, whole, 10, init="deepspeed")
     lines(two, 5)
-    for one, other in zip(expected, on_ranks(4, run, two, 10, init="deepspeed", timeout=120), strict=True):
+    for one, other in zip(expected, on_ranks(4, run, two, 10, init="deepspeed"), strict=True):
         assert same((one[0][5:], one[1]), other) == []

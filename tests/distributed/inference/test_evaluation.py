@@ -76,7 +76,7 @@ REFUSED = {
 def test_every_layout_measures_the_same(runs: Any, name: str, layout: str) -> None:
     run, expected = runs(name)
     world, *overrides = LAYOUTS[layout]
-    for found in on_ranks(world, measure, str(run), overrides, world, timeout=120):
+    for found in on_ranks(world, measure, str(run), overrides, world):
         # Sums in float32 differ in their last bits; whole numbers, and shares of them, do not. Perplexity is exp(loss),
         # so what is relative of it is absolute of the loss.
         assert found.pop("perplexity", 0) == pytest.approx(
@@ -97,7 +97,7 @@ def test_what_is_refused_says_why(runs: Any, name: str, layout: str) -> None:
             measure(*args)
         return [found.code for found in caught.value.findings]
 
-    for codes in on_ranks(world, refused, str(run), overrides, world, timeout=120):
+    for codes in on_ranks(world, refused, str(run), overrides, world):
         assert {code[:3] for code in codes} == {"TEN"}
 
 

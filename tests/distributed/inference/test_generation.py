@@ -30,7 +30,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Any:
         if name not in known:
             folder = tmp_path_factory.mktemp(name.partition(",")[0])
             run = train(folder, name)
-            known[name] = run, on_ranks(1, by_transformers, str(run), str(folder / "hf"), timeout=120)[0]
+            known[name] = run, on_ranks(1, by_transformers, str(run), str(folder / "hf"))[0]
         return known[name]
 
     return get
@@ -92,7 +92,7 @@ REFUSED = {
 def test_greedy_generation_equals_transformers(runs: Any, name: str, layout: str) -> None:
     run, expected = runs(name)
     world, *overrides = LAYOUTS.get(layout, (1,))
-    for made in on_ranks(world, by_dslpar, str(run), overrides, world, PROMPTS, {}, timeout=120):
+    for made in on_ranks(world, by_dslpar, str(run), overrides, world, PROMPTS, {}):
         assert made == expected
 
 
@@ -127,7 +127,7 @@ def lengths_run(run: str, overrides: Sequence[str], world: int) -> list[int]:
 def test_a_step_runs_what_was_not_run_before(runs: Any, name: str, layout: str, expected: list[int]) -> None:
     run, _ = runs(name)
     world, *overrides = LAYOUTS.get(layout, (1,))
-    assert on_ranks(world, lengths_run, str(run), overrides, world, timeout=120)[0] == expected
+    assert on_ranks(world, lengths_run, str(run), overrides, world)[0] == expected
 
 
 @pytest.mark.prove
@@ -141,7 +141,7 @@ def test_what_is_refused_says_why(runs: Any, name: str, layout: str) -> None:
             by_dslpar(*args)
         return [found.code for found in caught.value.findings]
 
-    for codes in on_ranks(world, refused, str(run), overrides, world, PROMPTS, {}, timeout=120):
+    for codes in on_ranks(world, refused, str(run), overrides, world, PROMPTS, {}):
         assert {code[:3] for code in codes} == {"TEN"}
 
 
@@ -166,7 +166,7 @@ def test_draws_are_the_same_on_every_layout(runs: Any, layout: str) -> None:
     options = {"sampling": Sampling(temperature=0.9, top_p=0.95, seed=5)}
     (expected,) = on_ranks(1, by_dslpar, str(run), [], 1, PROMPTS, options)
     world, *overrides = LAYOUTS[layout]
-    for made in on_ranks(world, by_dslpar, str(run), overrides, world, PROMPTS, options, timeout=120):
+    for made in on_ranks(world, by_dslpar, str(run), overrides, world, PROMPTS, options):
         assert made == expected
 
 

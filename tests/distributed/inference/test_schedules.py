@@ -37,7 +37,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
             model = replace(FOUR_LAYERS, vocab_size=VOCAB)
             job = job_of(folder, 2, **scheduled("interleaved", 2, model=model) | CUTS[cut])
             assert job.stages.counts == (1, 1, 1, 1)
-            on_ranks(2, run, job, 2, init="deepspeed", timeout=120)
+            on_ranks(2, run, job, 2, init="deepspeed")
         return known[cut]
 
     return get

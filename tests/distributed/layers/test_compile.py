@@ -63,7 +63,7 @@ def _results(form: str, layout: str) -> list[list[torch.Tensor]]:
 
 @pytest.mark.parametrize(("form", "layout"), [(form, name) for form in FORMS for name in NAMES])
 def test_a_compiled_block_is_one_graph_and_computes_the_same(form: str, layout: str) -> None:
-    for plain, compiled in on_ranks(LAYOUTS[layout].size, _results, form, layout, timeout=200):
+    for plain, compiled in on_ranks(LAYOUTS[layout].size, _results, form, layout):
         for own, other in zip(plain, compiled, strict=True):
             assert own.abs().max() > 0
             assert (own - other).abs().max() <= CLOSE * own.abs().max()
@@ -104,7 +104,7 @@ def _losses(layout: str) -> list[list[torch.Tensor]]:
 
 @pytest.mark.parametrize("layout", NAMES)
 def test_a_compiled_loss_is_the_loss(layout: str) -> None:
-    for plain, compiled in on_ranks(LAYOUTS[layout].size, _losses, layout, timeout=200):
+    for plain, compiled in on_ranks(LAYOUTS[layout].size, _losses, layout):
         for own, other in zip(plain, compiled, strict=True):
             assert own.abs().max() > 0
             assert (own - other).abs().max() <= CLOSE * own.abs().max()

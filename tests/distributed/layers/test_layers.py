@@ -19,7 +19,7 @@ from tests.support.sampling import sampled
 
 
 def assert_exact(tensor: Tensor, *cases: str) -> None:
-    for rank, found in enumerate(on_ranks(tensor.size, errors, tensor, *cases, timeout=200)):
+    for rank, found in enumerate(on_ranks(tensor.size, errors, tensor, *cases)):
         wrong = {what: error for what, error in found.items() if not error <= TOLERANCE}
         assert not wrong, f"rank {rank} of {tensor}: {wrong}"
 

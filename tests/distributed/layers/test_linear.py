@@ -122,7 +122,7 @@ MANY = [pytest.param(name, marks=pytest.mark.prove) for name in ALL if name not 
 
 @pytest.mark.parametrize("name", [*FEW, *MANY])
 def test_the_product_equals_its_definition(name: str) -> None:
-    for found in on_ranks(ALL[name].size, differences, ALL[name], timeout=90):
+    for found in on_ranks(ALL[name].size, differences, ALL[name]):
         assert not {what: error for what, error in found.items() if not error <= 1e-15}
 
 

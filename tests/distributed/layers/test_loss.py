@@ -81,7 +81,7 @@ NEAR_1 = Case(False, 2, 30.0, 0.9, IGNORE_INDEX, 0.0, "mean", 83534)
 @settings(max_examples=3, deadline=None)
 @given(cases=st.lists(CASES, min_size=20, max_size=30))
 def test_the_loss_is_torchs(tensor: mesh.Tensor, cases: list[Case]) -> None:
-    for found in on_ranks(tensor.size, compared, tensor, cases, timeout=120):
+    for found in on_ranks(tensor.size, compared, tensor, cases):
         wrong = {case: errors for case, errors in zip(cases, found, strict=True) if not max(errors) <= TOLERANCE}
         assert not wrong
 

@@ -74,7 +74,7 @@ def sequence_first(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("name", sampled(ALL, {"1d-sequence-3", "1d-2", "heads-3", "sequence-batch", "hidden-heads"}))
 def test_parts_are_the_whole(name: str) -> None:
-    for found in on_ranks(ALL[name].size, differences, ALL[name], timeout=200):
+    for found in on_ranks(ALL[name].size, differences, ALL[name]):
         assert not {what: error for what, error in found.items() if not error <= CLOSE}
 
 
@@ -91,7 +91,7 @@ def rounding(tensor: mesh.Tensor) -> float:
 
 def test_in_half_precision_y_is_rounded_once_a_piece() -> None:
     """A sum of 3 pieces is rounded 3 times, first where it is smaller: less than the root of 3 times as far."""
-    found = on_ranks(3, rounding, OF_THREE["hidden-3"], timeout=60)
+    found = on_ranks(3, rounding, OF_THREE["hidden-3"])
     assert all(1 < ratio < 3**0.5 for ratio in found), found
 
 

@@ -49,7 +49,7 @@ BY_ADAMW = {"1d, replicated", "2d", "2.5d", "ulysses"}
 
 
 def assert_near(tensor: Tensor, optimizer: str, *cases: str) -> None:
-    ranks = on_ranks(tensor.size, errors_after_steps, tensor, OPTIMIZERS[optimizer], *cases, timeout=200)
+    ranks = on_ranks(tensor.size, errors_after_steps, tensor, OPTIMIZERS[optimizer], *cases)
     for rank, found in enumerate(ranks):
         moved = {what: value for what, value in found.items() if ": movement" in what}
         errors = {what: value for what, value in found.items() if what not in moved}

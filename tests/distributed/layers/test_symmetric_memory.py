@@ -49,6 +49,6 @@ CALLED: dict[str, set[str]] = {
 @pytest.mark.parametrize("name", CALLED)
 def test_a_fused_product_is_the_product_and_the_others_go_around_rings(name: str) -> None:
     tensor = (FUSED | GATHERED | IN_RINGS)[name]
-    for found, calls in on_ranks(tensor.size, differences_and_calls, tensor, timeout=200):
+    for found, calls in on_ranks(tensor.size, differences_and_calls, tensor):
         assert not {what: error for what, error in found.items() if not error <= CLOSE}
         assert calls.keys() == CALLED[name]

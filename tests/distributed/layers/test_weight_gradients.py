@@ -176,7 +176,7 @@ def assert_equal(found: Errors) -> None:
 @pytest.mark.parametrize("name", sampled(ALL, EACH_TIME))
 def test_gradients_of_a_split_backward_are_those_of_one(name: str) -> None:
     cases = FEW if name in DAILY else CASES
-    for found in on_ranks(ALL[name].size, of_models, ALL[name], cases, timeout=280):
+    for found in on_ranks(ALL[name].size, of_models, ALL[name], cases):
         for errors in found.values():
             assert_equal(errors)
 

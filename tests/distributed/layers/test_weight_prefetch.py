@@ -296,7 +296,7 @@ tests/distributed/engine/test_weight_prefetch.py.
 
 @pytest.mark.parametrize(("name", "cases"), sampled(RUNS, DAILY))
 def test_bits_are_the_same(name: str, cases: tuple[str, ...]) -> None:
-    for found in on_ranks(ALL[name].size, of_cases, ALL[name], cases, timeout=280):
+    for found in on_ranks(ALL[name].size, of_cases, ALL[name], cases):
         assert [*found] == [*cases]
         assert not [case for case, (equal, _, _) in found.items() if not equal]
         assert not [case for case, (_, _, ahead) in found.items() if not ahead]

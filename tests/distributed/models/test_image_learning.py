@@ -78,7 +78,7 @@ def _accuracy(path: str, steps: int) -> float:
 
 
 def test_resmlp_tells_nine_of_ten_held_out_digits(tmp_path: Path) -> None:
-    found = on_ranks(8, _accuracy, written(tmp_path, RESMLP), 300, init="deepspeed", timeout=500)
+    found = on_ranks(8, _accuracy, written(tmp_path, RESMLP), 300, init="deepspeed")
     assert max(found) >= 0.90
 
 
@@ -88,6 +88,6 @@ def _first_and_last(path: str, steps: int) -> tuple[float, float]:
 
 
 def test_the_contrastive_loss_of_moco_falls(tmp_path: Path) -> None:
-    first, last = on_ranks(4, _first_and_last, written(tmp_path, MOCO), 150, init="deepspeed", timeout=500)[0]
+    first, last = on_ranks(4, _first_and_last, written(tmp_path, MOCO), 150, init="deepspeed")[0]
     assert last < 0.8 * first
     assert last < 0.8 * 2 * 2 * 0.2 * math.log(64)  # of a guess among the keys of 64 samples

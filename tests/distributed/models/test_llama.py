@@ -83,7 +83,7 @@ JOBS = {
 
 @pytest.fixture(scope="module")
 def alone() -> tuple[list[float], dict[str, Tensor]]:
-    found: tuple[list[float], dict[str, Tensor]] = on_ranks(1, run, job(1), init="deepspeed", timeout=120)[0]
+    found: tuple[list[float], dict[str, Tensor]] = on_ranks(1, run, job(1), init="deepspeed")[0]
     return found
 
 
@@ -92,7 +92,7 @@ def test_equals_one_process(name: str, alone: tuple[list[float], dict[str, Tenso
     rows, weights = alone
     assert rows[-2] < rows[0], "it learns nothing"
     seen = set()
-    for found, own in on_ranks(JOBS[name].mesh.world_size, run, JOBS[name], init="deepspeed", timeout=120):
+    for found, own in on_ranks(JOBS[name].mesh.world_size, run, JOBS[name], init="deepspeed"):
         assert found == pytest.approx(rows, rel=1e-6)
         seen |= own.keys()
         for weight, value in own.items():

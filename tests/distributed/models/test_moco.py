@@ -152,7 +152,7 @@ def _step(module: torch.nn.Module, full: Parameters, trained: set[str]) -> None:
 )
 def test_two_steps_are_those_of_the_whole_batch(data: int, layout: str) -> None:
     tensor = LAYOUTS[layout] if layout else mesh.Tensor()
-    for found in on_ranks(data * tensor.size, errors, data, tensor, timeout=200):
+    for found in on_ranks(data * tensor.size, errors, data, tensor):
         wrong = {what: error for what, error in found.items() if not error <= TOLERANCE}
         assert not wrong, wrong
         assert sum("gradient" in what for what in found) == 12 * MODEL.num_layers + 14
@@ -205,5 +205,5 @@ def test_the_momentum_rises_to_one() -> None:
 def test_a_missing_reduction_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Statistics of each replica alone: the comparison must tell."""
     monkeypatch.setattr("dslpar.layers.batch_norm._sum_over", lambda x, axis: x * axis.size)
-    found = on_ranks(2, errors, 2, mesh.Tensor(), timeout=100)[0]
+    found = on_ranks(2, errors, 2, mesh.Tensor())[0]
     assert found["loss"] > 1e-4

@@ -266,7 +266,7 @@ def _by_hand(path: str) -> Any:
 def test_a_resnet_split_by_hand_is_the_whole_one(tmp_path: Path) -> None:
     """Weights and the running statistics of BatchNorm, at equal micro-batches. Convolutions sum in fp32: 1e-5."""
     path = written(tmp_path, PIPE + CONFIG)
-    ranks = on_ranks(2, _by_hand, path, init="deepspeed", timeout=120)
+    ranks = on_ranks(2, _by_hand, path, init="deepspeed")
     assert [(stage, stages) for _, stage, stages, _ in ranks] == [(0, 2), (1, 2)]
     parts = ["conv1", "bn1", "relu", "maxpool", "layer1", "layer2"], ["layer3", "layer4", "avgpool", "-", "fc"]
     assert_whole_resnet([(rows, [(state, part)]) for (rows, _, _, state), part in zip(ranks, parts, strict=True)])
@@ -299,7 +299,7 @@ def _by_hand_in_chunks(path: str, as_colossalai: bool) -> Any:
 @pytest.mark.parametrize("as_colossalai", [False, True])
 def test_a_resnet_split_by_hand_into_chunks_is_the_whole_one(tmp_path: Path, as_colossalai: bool) -> None:
     path = written(tmp_path, f"{PIPE}{CONFIG}schedule = {SCHEDULES[0]}\n")
-    ranks = on_ranks(2, _by_hand_in_chunks, path, as_colossalai, init="deepspeed", timeout=120)
+    ranks = on_ranks(2, _by_hand_in_chunks, path, as_colossalai, init="deepspeed")
     assert [stages for _, stages, _, _ in ranks] == [[0, 2], [1, 3]]
     assert [held for _, _, held, _ in ranks] == [["stages.0", "stages.2"], ["stages.1", "stages.3"]]
     assert_whole_resnet(

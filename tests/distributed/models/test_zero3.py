@@ -77,7 +77,7 @@ def through_deepspeed(tensor: mesh.Tensor) -> dict[str, Tensor]:
 @pytest.mark.parametrize("layout", ["1d-sequence-2", pytest.param("2d-4", marks=pytest.mark.prove)])
 def test_zero_3(layout: str) -> None:
     tensor, reference = LAYOUTS[layout], alone()
-    for found in on_ranks(2 * tensor.size, through_deepspeed, tensor, init="deepspeed", timeout=120):
+    for found in on_ranks(2 * tensor.size, through_deepspeed, tensor, init="deepspeed"):
         for name, value in reference.items():
             error = (found[name] - value).abs().max() / value.abs().max()
             assert error < 1e-5, f"{name}: {error}"
@@ -117,7 +117,7 @@ def test_no_rank_ever_holds_the_whole_model() -> None:
         sections.Spec(model=model, zero=sections.Zero(stage=3), batch=sections.Batch(global_size=2)), 2, "cfg.py"
     )
     block = 12 * 24 * 24 + 13 * 24
-    for most, whole in on_ranks(2, most_at_once, made, init="deepspeed", timeout=120):
+    for most, whole in on_ranks(2, most_at_once, made, init="deepspeed"):
         assert most == block
         assert whole == 6 * block + (17 + 8 + 2) * 24
 
@@ -145,7 +145,7 @@ def buffers(stages: list[int]) -> list[dict[str, str]]:
 
 def test_buffers_keep_their_dtype_as_at_other_stages() -> None:
     """A mean over many batches, in bf16, would no more move once a batch adds less than a 256th to it."""
-    ((at_1, at_3),) = on_ranks(1, buffers, [1, 3], init="deepspeed", timeout=120)
+    ((at_1, at_3),) = on_ranks(1, buffers, [1, 3], init="deepspeed")
     assert at_1 == at_3
     assert {*at_1.values()} == {"torch.float32", "torch.int64"}
 

@@ -71,7 +71,7 @@ CELLS = [(0, "fp32"), *product((1, 2, 3), ("fp32", "bf16"))]
 @pytest.mark.parametrize(("zero", "dtype"), CELLS)
 def test_what_is_frozen_has_weights_alone(zero: int, dtype: str) -> None:
     layout = Layout(2, {}, zero=zero, dtype=dtype, optimizer="AdamW", model="transformers' Llama, LoRA")
-    for held in on_ranks(2, _held, layout, init="deepspeed", timeout=120):
+    for held in on_ranks(2, _held, layout, init="deepspeed"):
         # Two blocks; q, v, o and down each [48, 48], [16, 48], [48, 48] and [48, 96] at rank 3.
         assert held.trained == 2 * 3 * (96 + 64 + 96 + 144)
         assert held.total > 10 * held.trained

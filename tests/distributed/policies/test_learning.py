@@ -104,8 +104,8 @@ def _curve(model: str, path: str) -> list[float]:
 @pytest.mark.parametrize("model", MODELS)
 def test_the_curve_is_that_of_one_process(tmp_path: Path, model: str) -> None:
     folder_of_mae(tmp_path)
-    (alone,) = on_ranks(1, _curve, model, written(tmp_path, config(model, 30)), init="deepspeed", timeout=600)
-    in_3d = on_ranks(8, _curve, model, written(tmp_path, config(model, 30, IN_3D)), init="deepspeed", timeout=600)
+    (alone,) = on_ranks(1, _curve, model, written(tmp_path, config(model, 30)), init="deepspeed")
+    in_3d = on_ranks(8, _curve, model, written(tmp_path, config(model, 30, IN_3D)), init="deepspeed")
     assert len(alone) == 30
     assert all(losses == pytest.approx(alone, rel=1e-5) for losses in in_3d)
     assert alone[-1] < alone[0]
@@ -119,7 +119,7 @@ def _first_and_last(model: str, path: str, steps: int) -> tuple[float, float]:
 @pytest.mark.parametrize("model", ["BERT", "T5"])
 def test_a_language_model_learns_by_a_nat(tmp_path: Path, model: str) -> None:
     path = written(tmp_path, config(model, 150, IN_3D))
-    first, last = on_ranks(8, _first_and_last, model, path, 150, init="deepspeed", timeout=600)[0]
+    first, last = on_ranks(8, _first_and_last, model, path, 150, init="deepspeed")[0]
     assert last < first - 1
 
 
@@ -127,7 +127,7 @@ def test_a_masked_autoencoder_halves_its_loss(tmp_path: Path) -> None:
     """Of pixels of variance 1: what it gives at first is as far off as zeros are, or farther."""
     folder_of_mae(tmp_path)
     path = written(tmp_path, config("ViTMAE", 200, IN_3D))
-    first, last = on_ranks(8, _first_and_last, "ViTMAE", path, 200, init="deepspeed", timeout=600)[0]
+    first, last = on_ranks(8, _first_and_last, "ViTMAE", path, 200, init="deepspeed")[0]
     assert last < first / 2
 
 
@@ -140,5 +140,5 @@ def _accuracy(path: str, steps: int) -> float:
 
 def test_a_vision_transformer_tells_digits(tmp_path: Path) -> None:
     path = written(tmp_path, config("ViT", 400, IN_3D))
-    found = on_ranks(8, _accuracy, path, 400, init="deepspeed", timeout=800)
+    found = on_ranks(8, _accuracy, path, 400, init="deepspeed")
     assert max(found) >= 0.95

@@ -75,7 +75,7 @@ def test_a_policy_does_not_change_the_maths_on_many_ranks(layout: str, family: s
     def rank() -> dict[str, float]:
         return compare.worst(compare.by_policy(model, weights, tensor, given), reference)
 
-    found = on_ranks(tensor.size, rank, timeout=500)
+    found = on_ranks(tensor.size, rank)
     assert len(found[0]) > 20
     worst = {name: max(each[name] for each in found) for name in found[0]}
     assert {name: value for name, value in worst.items() if not value <= CLOSE} == {}
@@ -125,6 +125,6 @@ def test_own_gpt_on_many_ranks_has_the_gradients_of_one(layout: str, form: str) 
         off = {name: float((own[name] - each).abs().max() / each.abs().max()) for name, each in gradients.items()}
         return off | {"loss": float((own_loss - loss).abs() / loss)}
 
-    found = on_ranks(tensor.size, rank, timeout=500)
+    found = on_ranks(tensor.size, rank)
     assert len(found[0]) > 10
     assert {name for each in found for name, value in each.items() if not value <= CLOSE} == set()

@@ -59,7 +59,7 @@ def train(made: Job) -> tuple[list[float], int]:
 @pytest.mark.prove
 @pytest.mark.timeout(1500)
 def test_a_book_trains_in_little_memory() -> None:
-    found = on_ranks(8, train, job(BOOK, 8), init="deepspeed", timeout=1400)
+    found = on_ranks(8, train, job(BOOK, 8), init="deepspeed")
     losses = found[0][0]
     assert all(each == losses for each, _ in found)
     assert losses[-1] < losses[0]
@@ -70,6 +70,6 @@ def test_a_book_trains_in_little_memory() -> None:
 @pytest.mark.timeout(600)
 def test_its_losses_are_those_of_one_process() -> None:
     """Sums of 16,384 terms in fp32, in another order; AdamW divides by roots of small numbers."""
-    ((one, _),) = on_ranks(1, train, job(BOOK // 8, 1), init="deepspeed", timeout=300)
-    for losses, _ in on_ranks(8, train, job(BOOK // 8, 8), init="deepspeed", timeout=300):
+    ((one, _),) = on_ranks(1, train, job(BOOK // 8, 1), init="deepspeed")
+    for losses, _ in on_ranks(8, train, job(BOOK // 8, 8), init="deepspeed"):
         assert losses == pytest.approx(one, rel=1e-5)

@@ -87,6 +87,6 @@ def whole() -> dict[str, dict[str, Tensor]]:
 def test_attention_is_that_of_one_process(world: str, whole: dict[str, dict[str, Tensor]]) -> None:
     beside, size = worlds()[world]
     ranks = cuboid(beside, size, "ring").size
-    for off in on_ranks(ranks, deviations, beside, size, whole, timeout=540):
+    for off in on_ranks(ranks, deviations, beside, size, whole):
         assert len(off) >= 30, "cases that do not divide are few"
         assert not {name: value for name, value in off.items() if not value <= TOLERANCE}

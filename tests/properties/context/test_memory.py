@@ -83,7 +83,7 @@ def of_block(tensor: mesh.Tensor) -> Held:
 def test_a_rank_of_n_takes_an_nth_of_the_memory() -> None:
     """At most 1.1 of that; and what is saved is forecast, but for the output, which the next layer saves."""
     tensors = [mesh.Tensor(), *LAYOUTS.values()]
-    one, *cut = on_last_ranks(of_block, tensors, timeout=400)
+    one, *cut = on_last_ranks(of_block, tensors)
     for tensor, found in zip(tensors, [one, *cut], strict=True):
         assert found.saved / one.saved <= 1.1 / tensor.context
         assert found.peak / one.peak <= 1.1 / tensor.context
@@ -187,7 +187,7 @@ def packed(tensor: mesh.Tensor) -> Held:
 @pytest.mark.parametrize("name", ["one process", *LAYOUTS])
 def test_nothing_of_the_square_of_a_piece_is_made(name: str) -> None:
     tensor = LAYOUTS.get(name, mesh.Tensor())
-    (found,) = on_last_ranks(packed, [tensor], timeout=400)
+    (found,) = on_last_ranks(packed, [tensor])
     length = TOKENS // 2 // tensor.context
     assert found.largest <= max(TILE**2, 4 * HIDDEN * length)
     assert found.largest < length**2 / 8

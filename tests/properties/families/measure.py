@@ -24,7 +24,6 @@ from tests.support import hugging_face as hf
 from tests.support.ranks import on_ranks
 from tests.support.warm import import_transformers
 
-TIMEOUT_S = 240
 SEED = 1
 
 
@@ -80,7 +79,7 @@ def _alone_or_all(values: list[Tensor]) -> Any:
 def run(row: Row) -> Curve:
     """Train on this row's ranks, through DeepSpeed."""
     import_transformers(hf.FAMILIES[row.family].classes()[0].__name__)
-    ranks = on_ranks(row.world, _rank, row, init="deepspeed", timeout=TIMEOUT_S)
+    ranks = on_ranks(row.world, _rank, row, init="deepspeed")
     losses, norms, _ = ranks[0]
     weights: dict[str, Tensor] = {}
     for other_losses, other_norms, held in ranks:
@@ -114,7 +113,7 @@ def _rank(row: Row) -> Curve:
 @lru_cache
 def reference(problem: Problem) -> Curve:
     """The same run without DeepSpeed, without any policy; every operation in double precision."""
-    curve: Curve = on_ranks(1, _reference, problem, init=None, timeout=TIMEOUT_S)[0]
+    curve: Curve = on_ranks(1, _reference, problem, init=None)[0]
     return curve
 
 

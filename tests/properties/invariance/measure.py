@@ -125,8 +125,7 @@ def run_ranks(layout: Layout, before: Callable[[], None] = lambda: None) -> list
     """What each rank gives; `before` is called in each first."""
     if layout.model.startswith("transformers'"):
         import_transformers(MODELS[layout.model](layout.tied).target.rpartition(".")[2])
-    timeout = COMPILED_TIMEOUT_S if layout.compiled else TIMEOUT_S
-    return on_ranks(layout.world, _rank, layout, before, init="deepspeed", timeout=timeout)
+    return on_ranks(layout.world, _rank, layout, before, init="deepspeed")
 
 
 def _rank(layout: Layout, before: Callable[[], None]) -> Held:
@@ -162,7 +161,7 @@ def _trained(layout: Layout) -> Held:
 @lru_cache
 def reference(problem: Problem) -> Curve:
     """The same run without DeepSpeed and without any parallelism; every operation in double precision."""
-    curve: Curve = on_ranks(1, _reference, problem, init=None, timeout=TIMEOUT_S)[0]
+    curve: Curve = on_ranks(1, _reference, problem, init=None)[0]
     return curve
 
 

@@ -117,7 +117,7 @@ def _norm_with_flags(layout: Layout, flags: str) -> float:
 @pytest.mark.parametrize("flags", ["natural", "tied copies"])
 def test_without_owner_flags_the_norm_is_wrong(flags: str) -> None:
     layout = Layout(4, _BOTH)
-    norm = on_ranks(4, _norm_with_flags, layout, flags, init="deepspeed", timeout=120)[0]
+    norm = on_ranks(4, _norm_with_flags, layout, flags, init="deepspeed")[0]
     true = reference(layout.problem).norms[0]
     assert abs(norm - true) > 0.01 * true
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dslpar.layout.resolve import Job
 from tests.properties.invariance.layouts import STEPS, Layout
-from tests.properties.invariance.measure import TIMEOUT_S, Samples, _worst, reference
+from tests.properties.invariance.measure import Samples, _worst, reference
 from tests.support.ranks import on_ranks
 
 HALF = STEPS // 2
@@ -40,7 +40,7 @@ def resumed_under(layout: Layout, folder: Path, forgets: str = "") -> Run:
 
 
 def _run(layout: Layout, folder: Path, resumes: bool, forgets: str = "") -> Run:
-    ranks = on_ranks(layout.world, _rank, layout, folder, resumes, forgets, init="deepspeed", timeout=TIMEOUT_S)
+    ranks = on_ranks(layout.world, _rank, layout, folder, resumes, forgets, init="deepspeed")
     losses, norms, _ = ranks[0]
     whole: Whole = {}
     for other_losses, other_norms, held in ranks:

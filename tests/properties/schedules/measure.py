@@ -75,7 +75,7 @@ def run(rows: Sequence[Row], change: Callable[[], None] | None = None) -> list[D
     for row in rows:
         if row.model.startswith("transformers'"):
             import_transformers(MODELS[row.model](row.tied).target.rpartition(".")[2])
-    ranks = on_ranks(rows[0].world, _rank, list(rows), change, init="deepspeed", timeout=TIMEOUT_S)
+    ranks = on_ranks(rows[0].world, _rank, list(rows), change, init="deepspeed")
     found = []
     for of_ranks in zip(*ranks, strict=True):
         assert len({str((each.losses, each.norms)) for each in of_ranks}) == 1, "ranks disagree"

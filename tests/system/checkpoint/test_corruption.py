@@ -214,7 +214,7 @@ def refusals(job: Job) -> list[tuple[str, tuple[str, ...], str]]:
 
 @pytest.mark.prove
 def test_resuming_refuses_each_of_them_on_every_rank_and_offers_the_one_before(job: Job, root: Path) -> None:
-    ranks: list[list[Any]] = on_ranks(WORLD, refusals, job, timeout=240)
+    ranks: list[list[Any]] = on_ranks(WORLD, refusals, job)
     assert all(rank == ranks[0] for rank in ranks)
     assert len(ranks[0]) == len(PLAN) == 250
     for done, paths, messages in ranks[0]:
