@@ -41,7 +41,7 @@ def full_state(module: nn.Module, groups: Groups, *, everywhere: bool = True) ->
     finish_gathers(module)
     state = {}
     for name, p in pipeline_module.named_parameters(module):
-        placement, piece = placement_of(p), _local_piece(p)
+        placement, piece = placement_of(p), local_piece(p)
         # On every rank, whoever keeps the result: the gather is a collective of the tensor group.
         full = piece.clone() if placement is None else gather(piece.view(placement.local_shape), placement, groups)
         if everywhere or groups.axis("tensor").index == 0:
@@ -73,7 +73,7 @@ def load_full_state(
 # ---- one parameter ----
 
 
-def _local_piece(p: nn.Parameter) -> Tensor:
+def local_piece(p: nn.Parameter) -> Tensor:
     """Return this rank's piece of the model, also where ZeRO has sharded it: of its fp32 master, if there is one."""
     if _has_master(p):
         return safe_get_full_fp32_param(p).detach()  # type: ignore[no-any-return]

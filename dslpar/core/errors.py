@@ -97,6 +97,10 @@ class DslparError(Exception):
         assert self.findings, "an error without a reason"
         super().__init__("\n".join(finding.text() for finding in self.findings))
 
+    def __reduce__(self) -> tuple[type[DslparError], tuple[Sequence[Finding]]]:
+        """Pickle by its findings: by default that is by the text, of which no error can be made."""
+        return type(self), (self.findings,)
+
 
 def has_errors(findings: Iterable[Finding]) -> bool:
     """Whether any of the findings is an error; warnings and infos stop nothing."""

@@ -1,0 +1,107 @@
+"""The result of a proof as JSON, and whether it still speaks of a config. No torch.
+
+certificate.verdict, certificate.as_dict()
+outdated(read(path), config, world_size)       # reasons why it does not speak of this config any more
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from dslpar.core.named_tuple import NamedTuple
+from dslpar.language.load import Config
+
+PROVED, DIFFERS, REFUSED = "proved", "differs", "refused"
+STATUS: Mapping[str, int] = {PROVED: 0, DIFFERS: 1, REFUSED: 2}
+"""Exit status of each verdict."""
+_KEYS = ("verdict", "layout", "checks", "versions", "config_sha256")
+
+
+class Certificate(NamedTuple):
+    """What was proved, of what, and how."""
+
+    verdict: str
+    layout: Mapping[str, Any]
+    """World size and axes of the layout, and the small worlds in which it ran."""
+    shrunk: tuple[str, ...]
+    not_proven: tuple[str, ...]
+    checks: tuple[Mapping[str, Any], ...]
+    first_difference: Mapping[str, Any] | None
+    versions: Mapping[str, str]
+    config_sha256: str
+    findings: tuple[str, ...] = ()
+    """Why it was refused."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        return {
+            "verdict": self.verdict,
+            "layout": dict(self.layout),
+            "shrunk": list(self.shrunk),
+            "not_proven": list(self.not_proven),
+            "checks": [dict(each) for each in self.checks],
+            "first_difference": None if self.first_difference is None else dict(self.first_difference),
+            "versions": dict(self.versions),
+            "config_sha256": self.config_sha256,
+            **({"findings": list(self.findings)} if self.findings else {}),
+        }
+
+
+class CertificateError(ValueError):
+    """A file is no certificate; the text says why."""
+
+
+def read(path: str | Path) -> dict[str, Any]:
+    """Read a certificate. Raises CertificateError: the file cannot be read, or is none."""
+    try:
+        value = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CertificateError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError:
+        raise CertificateError(f"{path} is no JSON") from None
+    missing = [key for key in _KEYS if not isinstance(value, dict) or key not in value]
+    if missing:
+        raise CertificateError(f"{path} is no certificate of dslpar prove: it has no {', '.join(missing)}")
+    return value  # type: ignore[no-any-return]
+
+
+def digest(config: Config, world_size: int) -> str:
+    """Return the SHA-256 of what a config says, after imports and overrides, and of the world size."""
+    said = json.dumps([config.root.plain(), world_size], sort_keys=True, default=str)
+    return hashlib.sha256(said.encode()).hexdigest()
+
+
+def versions(transformers: bool = False) -> dict[str, str]:
+    """Return the versions that a proof depends on."""
+    from dslpar import __version__
+
+    found = {"dslpar": __version__, "python": platform.python_version()}
+    for name in ("torch", "deepspeed", *(("transformers",) if transformers else ())):
+        found[name] = metadata.version(name)
+    return found
+
+
+def outdated(certificate: Mapping[str, Any], config: Config, world_size: int | None) -> list[str]:
+    """Return why a certificate does not speak of this config, this world and these versions; empty: it does."""
+    reasons = []
+    if certificate["verdict"] != PROVED:
+        reasons.append(f"its verdict is {certificate['verdict']!r}")
+    world = certificate["layout"].get("world_size") if isinstance(certificate["layout"], dict) else None
+    if world_size is not None and world != world_size:
+        reasons.append(f"it is of a world of {world}, not of {world_size}")
+    if isinstance(world, int) and digest(config, world) != certificate["config_sha256"]:
+        reasons.append(f"{config.path}, with its imports and overrides, says something else now")
+    stored = certificate["versions"]
+    own = versions(transformers="transformers" in stored)
+    reasons += [
+        f"it is of {name} {stored.get(name)}, and {own[name]} is installed"
+        for name in own
+        if stored.get(name) != own[name]
+    ]
+    return reasons

@@ -1,0 +1,134 @@
+"""What is compared, and how far apart it is: losses, norms, every gradient, all weights, and copies.
+
+checks = compare(reference, ranks, mesh)
+[each for each in checks if not each.holds]
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dslpar.core.mesh import Mesh
+from dslpar.parity.layout_ranks import RankResult
+from dslpar.parity.one_process import FLOOR, Reference
+from dslpar.parity.whole import Pieces
+
+
+class Check(NamedTuple):
+    """The worst of one kind of number."""
+
+    name: str
+    """'loss', 'norm', 'gradients', 'weights', or 'copies'."""
+    worst: float
+    """How far it is off, relative: of a tensor by its largest element. NaN counts as infinite."""
+    bound: float
+    """How far rounding may put it off."""
+    at: str
+    """The step, the parameter, or the parameter and two ranks."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether it is no farther off than rounding puts it."""
+        return self.worst <= self.bound
+
+    @property
+    def excess(self) -> float:
+        """How many bounds it is off; infinite where nothing may be off, and something is."""
+        if self.worst == 0:
+            return 0.0
+        return self.worst / self.bound if self.bound else math.inf
+
+
+class Difference(NamedTuple):
+    """How far a tensor is off: relative, its bound likewise, both of the element that is farthest beyond its own."""
+
+    off: float
+    bound: float
+
+    @property
+    def excess(self) -> float:
+        """How many bounds it is off."""
+        return self.off / self.bound if self.bound else (math.inf if self.off else 0.0)
+
+
+def compare(reference: Reference, ranks: Sequence[RankResult], mesh: Mesh) -> list[Check]:
+    """Return all checks of a layout's run against one process."""
+    curve = reference.curve
+    gradients, weights = (
+        Pieces(mesh, [each.gradients for each in ranks]),
+        Pieces(mesh, [each.weights for each in ranks]),
+    )
+    found = {
+        "loss": _by_step([each.losses for each in ranks], curve.losses, reference.loss_bounds),
+        "gradients": tensors(gradients, curve.gradients, reference.gradient_bounds),
+        "norm": _by_step([each.norms for each in ranks], curve.norms, reference.norm_bounds),
+        "weights": tensors(weights, curve.weights, reference.weight_bounds),
+    }
+    return [*(worst_of(name, of) for name, of in found.items() if of), _copies(gradients, weights)]
+
+
+def worst_of(name: str, found: Mapping[str, Difference]) -> Check:
+    """Return the check of what is farthest beyond its bound."""
+    at = max(found, key=lambda key: found[key].excess)
+    return Check(name, found[at].off, found[at].bound, at)
+
+
+def _by_step(
+    by_rank: Sequence[Sequence[float]], true: Sequence[float], bounds: Sequence[float]
+) -> dict[str, Difference]:
+    """Compare the numbers of each step, which all ranks must have."""
+    found = {}
+    for step, (value, bound) in enumerate(zip(true, bounds, strict=True)):
+        off = max(_finite(abs(values[step] - value) / max(abs(value), 1e-300)) for values in by_rank)
+        found[f"step {step + 1}"] = Difference(off, bound)
+    return found
+
+
+def tensors(pieces: Pieces, true: Mapping[str, Tensor], bounds: Mapping[str, float | Tensor]) -> dict[str, Difference]:
+    """Compare every tensor by name; one that only one side has is infinitely off."""
+    found = {name: _difference(pieces.whole(name), true[name], bounds[name]) for name in pieces.names if name in true}
+    return found | {name: Difference(math.inf, FLOOR) for name in set(true) ^ set(pieces.names)}
+
+
+def _difference(found: Tensor, true: Tensor, bound: float | Tensor) -> Difference:
+    if found.shape != true.shape:
+        return Difference(math.inf, FLOOR)
+    off = (found.double() - true).abs()
+    if not bool(torch.isfinite(off).all()):
+        return Difference(math.inf, FLOOR)
+    limit = torch.as_tensor(bound, dtype=torch.float64).expand_as(off)
+    largest = float(true.abs().max())
+    scale = largest or float(limit.max()) or 1.0  # of a gradient that is zero: its noise
+    at = int((off / limit.clamp(min=1e-300)).argmax())
+    return Difference(float(off.flatten()[at]) / scale, float(limit.flatten()[at]) / scale)
+
+
+def _copies(*pieces: Pieces) -> Check:
+    """Return how far copies of one piece are apart: equal to the bit, but for tied ones of two stages."""
+    worst = Check("copies", 0.0, 0.0, "")
+    for each in (copies for held in pieces for copies in held.unequal_copies()):
+        first, second = each.ranks
+        check = Check(
+            "copies", _finite(each.off), FLOOR if each.tied else 0.0, f"{each.name}, ranks {first} and {second}"
+        )
+        if check.excess > worst.excess:
+            worst = check
+    return worst
+
+
+def merged(checks: Iterable[Sequence[Check]]) -> list[Check]:
+    """Return of several runs the worst check of each name."""
+    worst: dict[str, Check] = {}
+    for each in (check for run in checks for check in run):
+        if each.name not in worst or each.excess > worst[each.name].excess:
+            worst[each.name] = each
+    return list(worst.values())
+
+
+def _finite(value: float) -> float:
+    return math.inf if math.isnan(value) else value

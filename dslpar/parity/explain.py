@@ -1,0 +1,193 @@
+"""What a difference looks like: the first parameter that is off, and what would make its gradient right.
+
+    difference = explain(reference, ranks, mesh)
+    difference.parameter, difference.ratio, difference.axis, difference.guess
+
+A backward goes from the loss to the inputs, so of all gradients that are off the one nearest to the loss is nearest to
+the mistake. On its pieces, as each rank had them, the mistakes that a layout invites are undone one at a time: a sum or
+a mean over an axis that was left out, one that was done twice, pieces that lie in another order. What makes the
+gradient right, to its rounding, says what is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dslpar.core.mesh import TENSOR_AXES, Mesh
+from dslpar.parity.checks import tensors
+from dslpar.parity.layout_ranks import RankResult
+from dslpar.parity.one_process import Reference
+from dslpar.parity.whole import Pieces
+
+MATCHES = 1e-4
+"""Largest difference, relative, at which a corrected gradient is the true one: a thousand roundings of float32; a guess
+that is wrong is off by tenths."""
+_WHOLE = 1e-3
+_LARGEST_RATIO = 64
+
+
+class FirstDifference(NamedTuple):
+    """The first parameter whose gradient, or else whose weight, is off."""
+
+    parameter: str
+    ratio: float | None
+    """Norm of what it is over what it should be, where that is a whole number or one over it, and not 1."""
+    axis: str | None
+    """The axis of the layout along which it goes wrong; several: 'y and data'."""
+    guess: str
+    """What it looks like, in words."""
+
+
+class _Hypothesis(NamedTuple):
+    """A correction of the pieces, and what it says if it makes the gradient right."""
+
+    axis: str
+    says: str
+    pieces: Mapping[int, Tensor]
+
+
+def explain(reference: Reference, ranks: Sequence[RankResult], mesh: Mesh) -> FirstDifference | None:
+    """Return the first difference of a run; None: no gradient and no weight is off."""
+    gradients = Pieces(mesh, [each.gradients for each in ranks])
+    off = _off(gradients, reference.curve.gradients, reference.gradient_bounds, reference.order)
+    if off:
+        name = off[0]
+        if name not in gradients.names or name not in reference.curve.gradients:
+            where = "only under the layout" if name in gradients.names else "only on one process"
+            return FirstDifference(name, None, None, f"{name} has a gradient {where}")
+        return _explained(name, gradients, reference.curve.gradients[name])
+    unequal = next(gradients.unequal_copies(), None)
+    if unequal is not None and (unequal.off > 1e-6 or not unequal.tied):
+        axis = _axis_between(mesh, *unequal.ranks)
+        return FirstDifference(unequal.name, None, axis, f"copies of its gradient differ along {axis or 'no one axis'}")
+    weights = Pieces(mesh, [each.weights for each in ranks])
+    off = _off(weights, reference.curve.weights, reference.weight_bounds, reference.order)
+    if off:
+        says = "gradients of the first step are right, and weights after the last are not: look at clipping, the"
+        return FirstDifference(off[0], None, None, f"{says} learning rate, the optimizer and its state")
+    unequal = next(weights.unequal_copies(), None)
+    if unequal is not None and (unequal.off > 1e-6 or not unequal.tied):
+        axis = _axis_between(mesh, *unequal.ranks)
+        return FirstDifference(
+            unequal.name, None, axis, f"copies of the weight drift apart along {axis or 'no one axis'}"
+        )
+    return None
+
+
+def _off(
+    pieces: Pieces, true: Mapping[str, Tensor], bounds: Mapping[str, float | Tensor], order: Sequence[str]
+) -> list[str]:
+    """Return the names that are off, in the order of the backward."""
+    found = tensors(pieces, true, bounds)
+    wrong = {name for name, each in found.items() if not each.off <= each.bound}
+    place = {name: at for at, name in enumerate(order)}
+    return sorted(wrong, key=lambda name: -place.get(name, len(place)))
+
+
+def _explained(name: str, gradients: Pieces, true: Tensor) -> FirstDifference:
+    found = gradients.whole(name)
+    ratio = _ratio(found, true)
+    for each in _hypotheses(name, gradients):
+        if _matches(gradients.whole(name, each.pieces), true):
+            return FirstDifference(name, ratio, each.axis, f"{name}: {each.says}")
+    if not bool(torch.isfinite(found).all()):
+        return FirstDifference(name, None, None, f"the gradient of {name} is not finite")
+    if not bool(found.any()):
+        return FirstDifference(name, None, None, f"the gradient of {name} is zero")
+    if ratio is not None:
+        return FirstDifference(name, ratio, None, f"the gradient of {name} is {_times(ratio)} what it should be")
+    return FirstDifference(name, None, None, f"the gradient of {name} is wrong, and no one sum or order explains it")
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.0f} times" if ratio >= 1 else f"1/{1 / ratio:.0f} of"
+
+
+def _ratio(found: Tensor, true: Tensor) -> float | None:
+    """Return the ratio of norms, where it is a whole number or one over it, and the direction is the same."""
+    norm, wanted = float(found.double().norm()), float(true.norm())
+    if not (norm > 0 and wanted > 0):
+        return None
+    ratio = norm / wanted
+    for value in (ratio, 1 / ratio):
+        nearest = round(value)
+        if 2 <= nearest <= _LARGEST_RATIO and abs(value - nearest) < _WHOLE * nearest:
+            return float(nearest) if value == ratio else 1.0 / nearest
+    return None
+
+
+def _matches(found: Tensor, true: Tensor) -> bool:
+    if found.shape != true.shape:
+        return False
+    return bool((found.double() - true).abs().max() <= MATCHES * true.abs().max())
+
+
+# ---- what may be wrong with it ----
+
+
+def _hypotheses(name: str, gradients: Pieces) -> Iterator[_Hypothesis]:
+    """Yield corrections, the simplest first."""
+    pieces, mesh = gradients.pieces(name), gradients.mesh
+    axes = [axis for axis in ("data", *TENSOR_AXES, "pipe") if mesh.sizes[axis] > 1]
+    sets = [(axis,) for axis in axes] + list(combinations(axes, 2))
+    for names in sets:
+        peers = {rank: [each for each in mesh.peers(rank, *names) if each in pieces] for rank in pieces}
+        if max(map(len, peers.values())) == 1:
+            continue
+        axis = " and ".join(names)
+        sums = {rank: _sum(pieces, of) for rank, of in peers.items()}
+        yield _Hypothesis(axis, f"its gradient is not summed over {axis}", sums)
+        means = {rank: sums[rank] / len(of) for rank, of in peers.items()}
+        yield _Hypothesis(axis, f"its gradient is not averaged over {axis}", means)
+    for names in sets:
+        size, axis = mesh.size(*names), " and ".join(names)
+        smaller = {rank: piece / size for rank, piece in pieces.items()}
+        yield _Hypothesis(
+            axis, f"its gradient is summed over {axis} once more than it should be ({size} times)", smaller
+        )
+        larger = {rank: piece * size for rank, piece in pieces.items()}
+        yield _Hypothesis(axis, f"its gradient is divided by the {size} ranks of {axis} once too often", larger)
+    yield from _orders(name, gradients)
+
+
+def _sum(pieces: Mapping[int, Tensor], ranks: Sequence[int]) -> Tensor:
+    return torch.stack([pieces[rank].double() for rank in ranks]).sum(0)
+
+
+def _orders(name: str, gradients: Pieces) -> Iterator[_Hypothesis]:
+    """Yield other orders in which the pieces may lie: an axis backwards, or two cuts of one dim exchanged."""
+    placement, pieces, mesh = gradients.placement(name), gradients.pieces(name), gradients.mesh
+    if placement is None:
+        return
+    for letters in placement.cuts:
+        used = [letter for letter in letters if mesh.sizes[letter] > 1]
+        for axis in used:
+            size = mesh.sizes[axis]
+            for shift in range(1, size):
+                moved = _moved(pieces, mesh, lambda coord, a=axis, n=size, k=shift: {a: (coord[a] + k) % n})
+                yield _Hypothesis(axis, f"its pieces lie in another order along {axis}", moved)
+        for one, other in combinations(used, 2):
+            moved = _moved(pieces, mesh, lambda coord, a=one, b=other: _exchanged(coord, mesh, a, b))
+            says = f"its dim is cut by {other} and then {one}, which should be the other way round"
+            yield _Hypothesis(f"{one} and {other}", says, moved)
+
+
+def _moved(pieces: Mapping[int, Tensor], mesh: Mesh, source: object) -> dict[int, Tensor]:
+    """Return each rank's piece taken from the rank at the coordinates that `source` gives."""
+    assert callable(source)
+    return {rank: pieces[mesh.rank({**mesh.coord(rank), **source(mesh.coord(rank))})] for rank in pieces}
+
+
+def _exchanged(coord: Mapping[str, int], mesh: Mesh, one: str, other: str) -> dict[str, int]:
+    place = coord[one] * mesh.sizes[other] + coord[other]
+    return {one: place % mesh.sizes[one], other: place // mesh.sizes[one]}
+
+
+def _axis_between(mesh: Mesh, first: int, second: int) -> str | None:
+    one, other = mesh.coord(first), mesh.coord(second)
+    return " and ".join(axis for axis in one if one[axis] != other[axis]) or None

@@ -1,0 +1,192 @@
+"""A run under a layout, on ranks that fork from this process: what each rank holds of gradients and weights.
+
+    ranks = run_layout(job, samples, steps=3)
+    ranks[0].losses, ranks[0].gradients["blocks.0.mlp.up.weight"].piece
+
+Each rank builds the engine that train.py builds, through DeepSpeed, reads its share of the samples by the loader of
+train.py, and trains. Gradients of the first step are taken where the optimizer would take them: after everything that
+sums them, before clipping. Nothing is gathered here: a piece that is wrong is still the piece that its rank had.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dslpar.core.errors import DslparError
+from dslpar.data.loader import Loader
+from dslpar.data.order import Samples
+from dslpar.distributed.deepspeed_patches import skip_shm_op
+from dslpar.distributed.forked_ranks import run_on_ranks
+from dslpar.distributed.groups import Groups
+from dslpar.engine.build import build_engine
+from dslpar.engine.engine import Engine
+from dslpar.layers import placement_of
+from dslpar.layers.placement import Placement
+from dslpar.layout.resolve import Job
+from dslpar.models import LayeredModel
+from dslpar.reporting.logging import prints_to_log
+
+ModelOf = Callable[[Groups], LayeredModel | None]
+"""What makes a rank's model; None: the job's own."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a rank holds of one parameter."""
+
+    piece: Tensor
+    placement: Placement | None
+    """None: equal copies on all ranks of the tensor group."""
+
+
+@dataclass(frozen=True)
+class RankResult:
+    """What one rank gives."""
+
+    rank: int
+    losses: list[float]
+    norms: list[float]
+    gradients: dict[str, Held]
+    """Of the first step, of the layers that this rank holds."""
+    weights: dict[str, Held]
+    """After the last step."""
+
+
+def run_layout(
+    job: Job,
+    samples: Samples,
+    steps: int,
+    *,
+    model_of: ModelOf = lambda groups: None,
+    loads: str = "",
+    saves: str = "",
+    change: Callable[[], None] = lambda: None,
+) -> list[RankResult]:
+    """Train `steps` steps on the job's ranks. `loads`, `saves`: folders of runs, to resume from and to save in.
+
+    `change` is called on each rank first.
+
+    Raises:
+        DslparError: the engine cannot be built; it holds the findings of the first rank that raised.
+        RankError: a rank failed otherwise, or all of them wait.
+    """
+    _import_for_ranks()
+    arguments = (job, samples, steps, model_of, loads, saves, change)
+    found = run_on_ranks(job.mesh.world_size, _rank, *arguments, init="deepspeed")
+    for each in found:
+        if isinstance(each, DslparError):
+            raise each
+    return found
+
+
+def _import_for_ranks() -> None:
+    """Import, once, what every rank would import for itself: a second of each rank's life."""
+    for name in (
+        "torch.fx.experimental.symbolic_shapes",
+        "deepspeed.runtime.zero.muon.muon_optimizer",
+        "deepspeed.utils.pin_memory",
+        "torch._subclasses.schema_check_mode",
+        "dslpar.checkpoint.full_state_dict",
+    ):
+        import_module(name)
+    skip_shm_op()
+    torch.set_num_threads(1)
+
+
+def _rank(
+    job: Job, samples: Samples, steps: int, model_of: ModelOf, loads: str, saves: str, change: Callable[[], None]
+) -> RankResult | DslparError:
+    change()
+    try:
+        groups = Groups(job.mesh, num_chunks=job.chunks.num)
+        with prints_to_log(None):  # what DeepSpeed prints is no part of the result
+            engine = build_engine(job, groups, model=model_of(groups), all_counted=samples.all_counted)
+        if loads:
+            _load(engine, loads)
+    except DslparError as error:
+        return error
+    gradients: dict[str, Held] = {}
+    _take_gradients(engine, gradients)
+    losses, norms = [], []
+    loader = Loader(samples, engine.job, groups.coord["data"], lambda: engine.consumed_samples)
+    for _ in range(steps):
+        losses.append(engine.train_batch(loader.step(engine.consumed_samples)))
+        norms.append(engine.grad_norm)
+    if saves:
+        _save(engine, saves)
+    from dslpar.checkpoint.full_state_dict import local_piece
+
+    weights = {name: _held(p, local_piece(p)) for name, p in engine.named_parameters()}
+    return RankResult(groups.rank, losses, norms, gradients, weights)
+
+
+def _held(p: nn.Parameter, piece: Tensor) -> Held:
+    placement = placement_of(p)
+    shape = placement.local_shape if placement is not None else tuple(getattr(p, "ds_shape", p.shape))
+    return Held(piece.detach().cpu().float().reshape(shape).clone(), placement)
+
+
+def _take_gradients(engine: Engine, into: dict[str, Held]) -> None:
+    """Keep the gradient of the first step, as DeepSpeed's step finds it."""
+    stage = engine.job.spec.zero.stage
+    # ZeRO 1 and 2 have it whole from when their step asks for its norm, until the norm clips it.
+    owner, name = (
+        (engine.deepspeed.optimizer, "scaled_global_norm")
+        if stage in (1, 2)
+        else (engine.deepspeed, "_take_model_step")
+    )
+    method = getattr(owner, name)
+
+    def taking(*args: Any, **kwargs: Any) -> Any:
+        if not into:
+            for key, p in engine.named_parameters():
+                if p.requires_grad and (gradient := _full_gradient(p, stage)) is not None:
+                    into[key] = _held(p, gradient)
+        return method(*args, **kwargs)
+
+    setattr(owner, name, taking)
+
+
+def _full_gradient(p: Any, zero_stage: int) -> Tensor | None:
+    """Return the gradient of this rank's piece, whole where ZeRO has sharded it. All replicas together."""
+    if zero_stage == 0:
+        return p.grad  # type: ignore[no-any-return]
+    if zero_stage == 3:
+        return p._z3_optimizer.get_fp32_grad_for_param(p)  # type: ignore[no-any-return]
+    # Not safe_get_full_grad: `p.grad`, which it returns where there is one, is of this replica alone.
+    return p.get_full_hp_grad()  # type: ignore[no-any-return]
+
+
+# ---- checkpoints ----
+
+
+def in_folder(job: Job, folder: str) -> Job:
+    """Return the job, writing into `folder`."""
+    train = dataclasses.replace(job.spec.train, output_dir=folder)
+    return dataclasses.replace(job, spec=dataclasses.replace(job.spec, train=train), output_dir=folder)
+
+
+def _save(engine: Engine, folder: str) -> None:
+    from dslpar import checkpoint
+
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    engine.job = in_folder(engine.job, folder)
+    checkpoint.save(engine, "samples")
+
+
+def _load(engine: Engine, folder: str) -> None:
+    from dslpar import checkpoint
+
+    engine.job = in_folder(engine.job, folder)
+    stored = checkpoint.find_checkpoint(engine.job, engine.groups.axis("pipe", "data", "tensor"))
+    assert stored is not None, "the run before has saved"
+    checkpoint.check(stored, engine.job, "samples")
+    checkpoint.load(engine, stored)

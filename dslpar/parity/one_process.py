@@ -1,0 +1,312 @@
+"""The reference: the model on one process, in double precision, by torch alone; and what rounding does to it.
+
+    reference = train(job, model, steps=3)
+    reference.curve.losses, reference.curve.gradients        # in float64
+    reference.noise                                          # how far the same in float32 is from that
+
+There is no DeepSpeed here, no process group and no pipeline: forward, backward, clipping, and an optimizer of torch's.
+The model is built by the same layers, on a mesh of one rank, where every collective is nothing. Layers themselves are
+compared with torch's, and models of transformers with plain transformers, by tests and by `dslpar policy check`.
+
+Two runs more say how much a sum in another order may change. One is in float32: what it is off by is the rounding of
+this very model, layer by layer. The others are in float64 with gradients that are off by as much as the bound for
+gradients allows, in one direction, the other, and at random: what that does to losses, norms and weights of later steps
+is what may be claimed of these. So an optimizer that divides by the root of a second moment needs no exception: where a
+gradient is zero but for rounding, such as that of a key's bias, its elements move by whole steps here too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from dslpar.core.mesh import Mesh
+from dslpar.data.order import Samples, micro_batches
+from dslpar.distributed.groups import Groups
+from dslpar.engine.build import parameter_groups
+from dslpar.engine.gradient_handlers import handler_classes
+from dslpar.engine.optimizers import lr_scheduler_factory, optimizer_factory
+from dslpar.layout.resolve import Job
+from dslpar.models import LayeredModel, build_module
+from dslpar.schema import sections, torch_optimizers
+
+FLOOR = 1e-6
+"""Least bound, relative: a dozen roundings of float32, 6e-8 each."""
+FACTOR = 8.0
+"""How often the rounding of one run in float32 may be exceeded by another order of the same sums.
+
+Errors of two orders are draws of one distribution, of which the largest over a tensor's elements is compared; of a
+tensor of ten elements the largest of two draws differ by a factor of up to about five.
+"""
+ZERO = 3e-8
+"""Share of the largest gradient, half a rounding of float32, below which an element is not told from zero."""
+
+
+Shift = Callable[[str, Tensor], Tensor]
+"""What is added to a parameter's gradient, by its name and the gradient."""
+
+
+@dataclass
+class Curve:
+    """What a run gives."""
+
+    losses: list[float] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+    """Of each step's gradient, before clipping."""
+    gradients: dict[str, Tensor] = field(default_factory=dict)
+    """Of the first step, before handlers and clipping, by global name."""
+    weights: dict[str, Tensor] = field(default_factory=dict)
+    """After the last step."""
+
+
+@dataclass
+class Reference:
+    """The curve of one process, and how far another order of sums may be from it."""
+
+    curve: Curve
+    loss_bounds: list[float]
+    """Relative, of each step."""
+    norm_bounds: list[float]
+    gradient_bounds: dict[str, float]
+    """Absolute, of each tensor."""
+    weight_bounds: dict[str, Tensor]
+    """Absolute, of each element."""
+    samples: Samples
+    clip: float | None
+    """The largest norm that was used: the config's, or a smaller one, so that clipping acts."""
+    order: list[str]
+    """Names of parameters in the order of the forward."""
+
+
+def train(job: Job, model: LayeredModel, steps: int, samples_of: Callable[[nn.Module], Samples]) -> Reference:
+    """Train the model of `job`, whose batch is that of the layout, on this process alone.
+
+    `samples_of` draws the samples for the built model.
+    """
+    torch.manual_seed(job.spec.train.seed)
+    groups = Groups(Mesh(), rank=0)
+    built = build_module(model, groups, job.spec.train.seed)
+    samples = samples_of(built)
+    order = [name for name, _ in built.named_parameters()]
+    initial = {name: value.detach().clone() for name, value in built.state_dict().items()}
+    clip = _clip_that_acts(
+        _Run(job, model, built, initial, samples, torch.float64, None), job.spec.train.clip_grad_norm
+    )
+
+    def run(dtype: torch.dtype, shift: Shift | None = None) -> Curve:
+        return _Run(job, model, built, initial, samples, dtype, clip).train(steps, shift)
+
+    true, rounded = run(torch.float64), run(torch.float32)
+    largest = max((float(g.abs().max()) for g in true.gradients.values()), default=0.0)
+    bounds = {
+        name: max(
+            FLOOR * float(true.gradients[name].abs().max()),
+            FACTOR * float((rounded.gradients[name].double() - true.gradients[name]).abs().max()),
+            ZERO * largest,
+        )
+        for name in true.gradients
+    }
+    shifted = [run(torch.float64, shift) for shift in _shifts(bounds)]
+    return Reference(
+        curve=true,
+        loss_bounds=_relative_bounds(true.losses, [rounded.losses], [each.losses for each in shifted]),
+        norm_bounds=_relative_bounds(true.norms, [rounded.norms], [each.norms for each in shifted]),
+        gradient_bounds=bounds,
+        weight_bounds={
+            name: _weight_bound(weight, rounded.weights[name], [each.weights[name] for each in shifted])
+            for name, weight in true.weights.items()
+        },
+        samples=samples,
+        clip=clip,
+        order=order,
+    )
+
+
+def _clip_that_acts(run: _Run, clip: float | None) -> float | None:
+    """Return a largest norm below that of the first gradient, so that clipping is not nothing in a small model."""
+    if clip is None:
+        return None
+    norm = run.train(1).norms[0]
+    return clip if clip < 0.9 * norm else float(f"{0.7 * norm:.2g}")
+
+
+def _shifts(bounds: Mapping[str, float]) -> Iterator[Shift]:
+    """Yield what is added to the gradient of each parameter: its bound up, down, and twice in random directions.
+
+    Elements that are zero to the bit, such as those of tokens that no sample has, are so in every order of sums.
+    """
+
+    def shift(direction: Callable[[Tensor], Tensor]) -> Shift:
+        return lambda name, gradient: bounds[name] * direction(gradient) * (gradient != 0)
+
+    yield shift(torch.ones_like)
+    yield shift(lambda gradient: -torch.ones_like(gradient))
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(2):
+        yield shift(lambda gradient: 2 * torch.rand(gradient.shape, generator=generator, dtype=gradient.dtype) - 1)
+
+
+def _relative_bounds(true: list[float], rounded: list[list[float]], shifted: list[list[float]]) -> list[float]:
+    bounds = []
+    for step, value in enumerate(true):
+        scale = max(abs(value), 1e-300)
+        by_rounding = max(abs(run[step] - value) for run in rounded) / scale
+        by_shift = max(abs(run[step] - value) for run in shifted) / scale
+        bounds.append(max(FLOOR, FACTOR * by_rounding, 2 * by_shift))
+    return bounds
+
+
+def _weight_bound(true: Tensor, rounded: Tensor, shifted: list[Tensor]) -> Tensor:
+    """Return the bound of each element: what shifts of the gradient did to it, and a dozen roundings of the tensor."""
+    by_shift = torch.stack([(each - true).abs() for each in shifted]).amax(0)
+    by_rounding = (rounded.double() - true).abs()
+    return torch.maximum(2 * by_shift, FACTOR * by_rounding) + FLOOR * true.abs().max()
+
+
+# ---- one run ----
+
+
+class _Run:
+    """A run of the built model from its first weights, in one dtype."""
+
+    def __init__(
+        self,
+        job: Job,
+        model: LayeredModel,
+        module: nn.Module,
+        initial: Mapping[str, Tensor],
+        samples: Samples,
+        dtype: torch.dtype,
+        clip: float | None,
+    ) -> None:
+        module.to(dtype)
+        module.load_state_dict({name: _in(dtype, value) for name, value in initial.items()})
+        self.job, self.model, self.module, self.samples, self.dtype, self.clip = (
+            job,
+            model,
+            module,
+            samples,
+            dtype,
+            clip,
+        )
+        self.loss_of = model.loss(Groups(Mesh(), rank=0))
+        self.optimizer = optimizer_of(job, parameter_groups(module))
+        self.lr_scheduler = lr_scheduler_factory(job)(self.optimizer)
+        self.handlers = [cls(module, self.optimizer, **args) for cls, args in handler_classes(job)]
+        self.trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+
+    def train(self, steps: int, shift: Shift | None = None) -> Curve:
+        """Train; `shift` is what is added to each gradient."""
+        curve = Curve()
+        self.module.train()
+        with self._precision():
+            for step in range(steps):
+                self._step(step, steps, curve, shift)
+        curve.weights = {name: p.detach().clone() for name, p in self.module.named_parameters()}
+        return curve
+
+    def _step(self, step: int, steps: int, curve: Curve, shift: Shift | None) -> None:
+        self.optimizer.zero_grad()
+        losses = [self.loss_of(self.module(x), y) for x, y in self._batches(step)]
+        loss = torch.stack(losses).mean()
+        loss.backward()  # type: ignore[no-untyped-call]
+        for name, p in self.trained:
+            if p.grad is not None and shift is not None:
+                p.grad += shift(name, p.grad)
+        if step == 0:
+            curve.gradients = {name: p.grad.clone() for name, p in self.trained if p.grad is not None}
+        for handler in self.handlers:
+            handler.handle_gradient()
+        gradients = [p.grad for _, p in self.trained if p.grad is not None]
+        norm = math.sqrt(sum(float(g.double().square().sum()) for g in gradients))
+        if self.clip is not None:
+            for g in gradients:
+                g *= min(1.0, self.clip / (norm + 1e-6))  # as DeepSpeed and torch divide
+        self.optimizer.step()
+        self.lr_scheduler.step()
+        if self.model.changes_after_step:
+            self.model.after_step(self.module, (step + 1) / steps)
+        curve.losses.append(loss.item())
+        curve.norms.append(norm)
+
+    def _batches(self, step: int) -> Iterator[tuple[Any, Any]]:
+        """Yield the global batch at once; where statistics are taken of micro-batches, by these."""
+        batch, seed = self.job.batch, self.job.spec.train.seed
+        size = batch.micro_size if takes_batch_statistics(self.module) else batch.global_size
+        parts = batch._replace(micro_size=size, accumulation=batch.global_size // size)
+        for x, y in micro_batches(self.samples, parts, seed, step * batch.global_size, 1, 0):
+            yield _in(self.dtype, x), _in(self.dtype, y)
+
+    def _precision(self) -> AbstractContextManager[None]:
+        return (
+            float64_of_transformers()
+            if self.dtype is torch.float64 and _is_of_transformers(self.job)
+            else nullcontext()
+        )
+
+
+def takes_batch_statistics(module: nn.Module) -> bool:
+    """Whether the model's result depends on which samples are in a micro-batch: torch's batch norms see it alone."""
+    return any(isinstance(each, _BatchNorm) for each in module.modules())
+
+
+def _is_of_transformers(job: Job) -> bool:
+    model = job.spec.model
+    return isinstance(model, sections.OtherModel) and model.is_of_transformers
+
+
+@contextmanager
+def float64_of_transformers() -> Iterator[None]:
+    """Keep float64 where transformers' code goes to float32."""
+    from dslpar.policies.compare import in_float64  # it imports transformers
+
+    with in_float64():
+        yield
+
+
+def _in(dtype: torch.dtype, value: Any) -> Any:
+    if isinstance(value, tuple | list):
+        return tuple(_in(dtype, each) for each in value)
+    return value.to(dtype) if value.is_floating_point() else value
+
+
+# ---- its optimizer ----
+
+
+def optimizer_of(job: Job, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    """Return torch's optimizer of the job's section, in any dtype: DeepSpeed's are kernels of float32."""
+    section = job.spec.optimizer
+    settings: dict[str, Any] = {"lr": section.lr, "weight_decay": section.weight_decay}
+    if isinstance(section, sections.SGD):
+        return torch.optim.SGD(groups, momentum=section.momentum, nesterov=section.nesterov, **settings)
+    if isinstance(section, sections.AdamW):
+        cls = torch.optim.Adam if isinstance(section, sections.Adam) else torch.optim.AdamW
+        betas = (float(section.betas[0]), float(section.betas[1]))
+        return cls(groups, betas=betas, eps=section.eps, amsgrad=section.amsgrad, **settings)
+    assert isinstance(section, sections.OtherOptimizer)
+    row = torch_optimizers.named(section.target)
+    dotted = row.dotted if row else section.target
+    if dotted.startswith("deepspeed."):
+        return _torch_kin(section, groups, settings)
+    factory = optimizer_factory(job)
+    assert factory is not None, "a section of another optimizer has a factory"
+    return factory(groups)
+
+
+def _torch_kin(
+    section: sections.OtherOptimizer, groups: list[dict[str, Any]], settings: dict[str, Any]
+) -> torch.optim.Optimizer:
+    """Return torch's form of one of DeepSpeed's kernels for CPUs."""
+    args = {name: value for name, value in section.args.items() if name in ("betas", "eps", "amsgrad")}
+    if "Adagrad" in section.target:
+        args.pop("betas", None)
+        return torch.optim.Adagrad(groups, **settings, **args)
+    is_decoupled = section.args.get("adamw_mode", section.args.get("adam_w_mode", True))
+    return (torch.optim.AdamW if is_decoupled else torch.optim.Adam)(groups, **settings, **args)

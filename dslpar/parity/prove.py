@@ -1,0 +1,256 @@
+"""Prove that a job's layout computes what one process computes: the run behind `dslpar prove` and `dslpar.prove`.
+
+    proof = prove(job, max_ranks=8, steps=3)
+    proof.verdict, proof.checks, proof.first_difference
+
+Three steps show what a step can get wrong. The first one's gradients are compared one by one; the second step begins
+with what the first has left of weights and optimizer state; the third with what state has become of state, such as
+moments that were not zero before, and with data beyond the first epoch's beginning.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from dslpar.core.errors import DslparError, Finding
+from dslpar.data.order import Samples
+from dslpar.distributed.forked_ranks import run_on_ranks
+from dslpar.distributed.groups import Groups
+from dslpar.engine.model import model_from_job
+from dslpar.layout.resolve import Job
+from dslpar.models import LayeredModel
+from dslpar.parity import certificate, layout_ranks, one_process
+from dslpar.parity.checks import Check, compare, merged
+from dslpar.parity.explain import FirstDifference, explain
+from dslpar.parity.layout_ranks import ModelOf, RankResult
+from dslpar.parity.one_process import Reference
+from dslpar.parity.samples import draw_samples
+from dslpar.parity.shrink import SmallJob, one_process_job, shrink, shrink_both, with_axes
+from dslpar.parity.small_mesh import axes_of
+
+STEPS = 3
+"""Steps that are compared, by default; the module says what each of them shows."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a program brings: its model, and the samples that it trains on."""
+
+    model_of: ModelOf
+    """Makes the model on a rank's groups, and on one process."""
+    samples: Samples | None = None
+    """None: drawn for the config's model."""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What was found."""
+
+    verdict: str
+    """'proved', 'differs' or 'refused'."""
+    runs: tuple[SmallJob, ...]
+    """The small jobs that ran."""
+    checks: tuple[Check, ...] = ()
+    """The worst of each kind, over all runs."""
+    first_difference: FirstDifference | None = None
+    not_proven: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    """Why the layout was refused."""
+
+    @property
+    def shrunk(self) -> tuple[str, ...]:
+        """What was made smaller, or otherwise than the config says."""
+        return tuple(dict.fromkeys(str(change) for run in self.runs for change in run.changes))
+
+
+def prove(
+    job: Job,
+    *,
+    max_ranks: int = 8,
+    steps: int = STEPS,
+    full: bool = False,
+    resume_on: Job | None = None,
+    program: Program | None = None,
+    change: Callable[[], None] = lambda: None,
+) -> Proof:
+    """Run the job in miniature under its layout and on one process, and compare.
+
+    Args:
+        job: of any world.
+        max_ranks: CPU ranks at most, which are forked from this process.
+        steps: optimizer steps; the gradients of the first are compared.
+        full: keep the model's sizes.
+        resume_on: another layout of the same run, which goes on from a checkpoint after the first half of the steps.
+        program: what a program brings; None: the model is the config's.
+        change: called on each rank under the layout before it builds.
+
+    Raises:
+        RankError: a rank failed for another reason than a finding.
+    """
+    if resume_on is not None:
+        both = shrink_both(job, resume_on, max_ranks=max_ranks, steps=steps, full=full)
+        return _proof([_Trial(both[0], steps, program, change, resumes=both[1])])
+    small = shrink(job, max_ranks=max_ranks, steps=steps, full=full)
+    return _proof([_Trial(each, steps, program, change) for each in small])
+
+
+def _proof(trials: Sequence[_Trial]) -> Proof:
+    runs, checks, difference = [], [], None
+    not_proven: list[str] = []
+    for trial in trials:
+        runs += [trial.small] if trial.resumes is None else [trial.small, trial.resumes]
+        not_proven += trial.not_proven
+        try:
+            found = trial.compare()
+        except DslparError as error:
+            return Proof(certificate.REFUSED, tuple(runs), findings=tuple(error.findings), not_proven=tuple(not_proven))
+        checks.append(found)
+        if any(not each.holds for each in found) and difference is None:
+            difference = trial.explained()
+    worst = tuple(merged(checks))
+    verdict = certificate.PROVED if all(each.holds for each in worst) else certificate.DIFFERS
+    return Proof(verdict, tuple(runs), worst, difference, tuple(dict.fromkeys(not_proven)))
+
+
+class _Trial:
+    """One small layout against one process."""
+
+    def __init__(
+        self,
+        small: SmallJob,
+        steps: int,
+        program: Program | None,
+        change: Callable[[], None],
+        resumes: SmallJob | None = None,
+    ) -> None:
+        self.small, self.steps, self.program, self.change, self.resumes = small, steps, program, change, resumes
+        self.not_proven = [*small.not_proven, *(resumes.not_proven if resumes else ())]
+        self.reference: Reference | None = None
+        self.ranks: list[RankResult] = []
+
+    def compare(self) -> list[Check]:
+        """Run both, and return the checks. Raises DslparError: the layout or the model is refused."""
+        self.reference = reference_of(self.small.job, self.steps, self.program)
+        job = _clipping_at(self.small.job, self.reference.clip)
+        if self.resumes is None:
+            self.ranks = self._run(job, self.steps)
+            return compare(self.reference, self.ranks, job.mesh)
+        return self._resumed(job, _clipping_at(self.resumes.job, self.reference.clip), self.reference)
+
+    def _run(self, job: Job, steps: int, loads: str = "", saves: str = "") -> list[RankResult]:
+        assert self.reference is not None
+        model_of = self.program.model_of if self.program else _of_the_job
+        return layout_ranks.run_layout(
+            job, self.reference.samples, steps, model_of=model_of, loads=loads, saves=saves, change=self.change
+        )
+
+    def _resumed(self, job: Job, other: Job, reference: Reference) -> list[Check]:
+        """Save under one layout after half of the steps, and go on under the other."""
+        half = self.steps // 2
+        with tempfile.TemporaryDirectory(prefix="dslpar_prove_") as folder:
+            first = self._run(job, half, saves=folder)
+            second = self._run(other, self.steps - half, loads=folder)
+        losses, norms = first[0].losses, first[0].norms
+        self.ranks = [
+            dataclasses.replace(each, losses=[*losses, *each.losses], norms=[*norms, *each.norms]) for each in second
+        ]
+        # Gradients are those of the first step, which ran under the first layout.
+        before = {each.name: each for each in compare(_of_first_steps(reference, half, first), first, job.mesh)}
+        after = {each.name: each for each in compare(_without_gradients(reference), _without(self.ranks), other.mesh)}
+        return merged([[each for name, each in before.items() if name != "weights"], list(after.values())])
+
+    def explained(self) -> FirstDifference:
+        """Say what the difference looks like, and which axes it needs."""
+        assert self.reference is not None
+        job = self.small.job
+        if self.resumes is not None:
+            found = explain(_without_gradients(self.reference), _without(self.ranks), self.resumes.job.mesh)
+            found = found or _NOTHING_OFF
+            return found._replace(guess=f"after the resume: {found.guess}")
+        found = explain(self.reference, self.ranks, job.mesh) or _NOTHING_OFF
+        needed = self._axes_needed()
+        if needed:
+            only = f"it needs {' and '.join(needed)}: with that of one rank it is gone"
+            found = found._replace(axis=found.axis or " and ".join(needed), guess=f"{found.guess}; {only}")
+        return found
+
+    def _axes_needed(self) -> tuple[str, ...]:
+        """Return the fewest axes with which something still differs: each of the others is set to one rank in turn."""
+        job = self.small.job
+        needed = list(axes_of(job.spec, job.mesh).used)
+        for name in list(needed):
+            if len(needed) == 1:
+                break
+            rest = [each for each in needed if each != name]
+            trial = _Trial(self.small._replace(job=with_axes(job, rest)), self.steps, self.program, self.change)
+            try:
+                still_differs = any(not each.holds for each in trial.compare())
+            except DslparError:
+                continue  # the layout is refused without that axis
+            if still_differs:
+                needed = rest
+        return tuple(needed)
+
+
+_NOTHING_OFF = FirstDifference(
+    "", None, None, "no gradient and no weight is off: a loss or a norm is not what it should be"
+)
+
+
+def _of_the_job(groups: Groups) -> LayeredModel | None:
+    return None
+
+
+def reference_of(small: Job, steps: int, program: Program | None = None) -> Reference:
+    """Train the small job's model on one process, forked from this one. Raises DslparError: it cannot be built."""
+    found = run_on_ranks(1, _reference, small, steps, program, init=None)[0]
+    if isinstance(found, DslparError):
+        raise found
+    return found  # type: ignore[no-any-return]
+
+
+def _reference(small: Job, steps: int, program: Program | None) -> Reference | DslparError:
+    try:
+        model = program.model_of(Groups(one_process_job(small).mesh, rank=0)) if program else None
+        model = model or model_from_job(one_process_job(small))
+        num_samples = (steps - 1) * small.batch.global_size + 1  # so that the last step straddles two epochs
+        given = program.samples if program else None
+
+        def samples_of(module: object) -> Samples:
+            return given if given is not None else draw_samples(small, model, module, num_samples)  # type: ignore[arg-type]
+
+        return one_process.train(small, model, steps, samples_of)
+    except DslparError as error:
+        return error
+
+
+def _clipping_at(job: Job, clip: float | None) -> Job:
+    train = dataclasses.replace(job.spec.train, clip_grad_norm=clip)
+    return dataclasses.replace(job, spec=dataclasses.replace(job.spec, train=train))
+
+
+# ---- a resume, of which the halves are compared each by itself ----
+
+
+def _of_first_steps(reference: Reference, steps: int, ranks: Sequence[RankResult]) -> Reference:
+    """Return the reference of the first steps alone; weights are compared after the last."""
+    curve = dataclasses.replace(
+        reference.curve, losses=reference.curve.losses[:steps], norms=reference.curve.norms[:steps]
+    )
+    return dataclasses.replace(
+        reference,
+        curve=curve,
+        loss_bounds=reference.loss_bounds[:steps],
+        norm_bounds=reference.norm_bounds[:steps],
+    )
+
+
+def _without_gradients(reference: Reference) -> Reference:
+    return dataclasses.replace(reference, curve=dataclasses.replace(reference.curve, gradients={}))
+
+
+def _without(ranks: Sequence[RankResult]) -> list[RankResult]:
+    return [dataclasses.replace(each, gradients={}) for each in ranks]

@@ -1,0 +1,292 @@
+"""A job in miniature: the same layout and model in small, on few ranks, with every change by name.
+
+    for small in shrink(job, max_ranks=8, steps=3): ...
+
+What decides the maths stays as it is (`small_mesh`, `small_model`), and so do the schedule, ZeRO's stage, accumulation,
+recomputation, clipping, the optimizer and the form of the learning rate's curve. What cannot stay (the precision, an
+accelerator's features, thousands of steps) is either a change that is listed, or listed as not proven.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dslpar.core.frozen import replace
+from dslpar.core.mesh import Tensor
+from dslpar.core.named_tuple import NamedTuple
+from dslpar.layout import divisors, resolve
+from dslpar.layout.batch import Batch
+from dslpar.layout.family import is_chain
+from dslpar.layout.modes import cuboid_of
+from dslpar.layout.resolve import Job, offloads
+from dslpar.parity.small_mesh import SmallWorlds, axes_of, names_of_axes, parallel_of, small_worlds
+from dslpar.parity.small_model import Change, Sized, small_model
+from dslpar.schema import sections, torch_optimizers
+from dslpar.schema.datasets import TextData
+from dslpar.schema.sections import OtherModel, Spec
+
+SEQUENCE = 12
+"""Tokens of a sample, before it grows to what must divide."""
+BUCKET = 3000
+"""Elements of a bucket of ZeRO's: a small model then has several, as a large one has of the default."""
+
+
+class SmallJob(NamedTuple):
+    """A job in miniature."""
+
+    job: Job
+    axes: str
+    """Its axes of more than one rank: 'pipe 2, data 2, y 2'."""
+    changes: tuple[Change, ...]
+    not_proven: tuple[str, ...]
+
+
+def shrink(job: Job, *, max_ranks: int, steps: int, full: bool = False) -> list[SmallJob]:
+    """Return the job in as many small worlds as show each pair of its axes.
+
+    `full` keeps the model's sizes, and shrinks the world and the batch alone.
+    """
+    chosen = small_worlds(axes_of(job.spec, job.mesh), max_ranks, divide=full or not _can_shrink(job.spec.model))
+    return [_small_jobs([(job, sizes, chosen)], steps, full)[0] for sizes in chosen.worlds]
+
+
+def shrink_both(job: Job, other: Job, *, max_ranks: int, steps: int, full: bool = False) -> tuple[SmallJob, SmallJob]:
+    """Return two layouts of one run in miniature, with one model and one global batch: the second resumes the first."""
+    layouts = []
+    for each in (job, other):
+        chosen = small_worlds(axes_of(each.spec, each.mesh), max_ranks, divide=full or not _can_shrink(each.spec.model))
+        layouts.append((each, chosen.worlds[0], chosen))
+    first, second = _small_jobs(layouts, steps, full)
+    return first, second
+
+
+def one_process_job(small: Job) -> Job:
+    """Return the same run on one process, its batch that of the layout."""
+    spec = small.spec
+    parallel = replace(spec.parallel, pipeline=None, tensor=None, context=None)
+    batch = sections.Batch(global_size=small.batch.global_size, accumulation=1)
+    spec = replace(spec, parallel=parallel, schedule=None, zero=sections.Zero(), batch=batch)
+    return resolve.resolve(spec, 1, small.path, small.trusted)
+
+
+def with_axes(small: Job, names: Sequence[str]) -> Job:
+    """Return a small job on the named axes alone, the others of one rank; its model and global batch stay."""
+    axes = axes_of(small.spec, small.mesh)
+    sizes = {name: size if name in names else 1 for name, size in axes.sizes.items()}
+    spec = parallel_of(small.spec, sizes, small.stages.counts if sizes["pipe"] > 1 else None)
+    if sizes["pipe"] == 1:
+        spec = replace(spec, schedule=None)
+    spec = replace(
+        spec, batch=sections.Batch(global_size=small.batch.global_size, accumulation=small.batch.accumulation)
+    )
+    return resolve.resolve(spec, axes.world(sizes), small.path, small.trusted)
+
+
+def _can_shrink(model: Sized) -> bool:
+    return not isinstance(model, OtherModel) or model.transformers is not None
+
+
+Layout = tuple[Job, dict[str, int], SmallWorlds]
+"""A job, the sizes of its axes in a small world, and what that was chosen from."""
+
+
+def _small_jobs(layouts: Sequence[Layout], steps: int, full: bool) -> list[SmallJob]:
+    """Return jobs that have one model, sequence and global batch."""
+    changes, lost = list[Change](), list[str]()
+    model, jobs = layouts[0][0].spec.model, [job for job, _, _ in layouts]
+    keeps_sizes = full or not _can_shrink(model)
+    specs, counts = list[Spec](), list[tuple[int, ...] | None]()
+    for job, sizes, _ in layouts:
+        counts.append(None if keeps_sizes else _counts(job, sizes["pipe"]))
+        spec = parallel_of(job.spec, sizes, counts[-1])
+        specs.append(spec if sizes["pipe"] > 1 else replace(spec, schedule=None))
+    seq_len = jobs[0].seq_len if full else math.lcm(*(_seq_len(spec) for spec in specs))
+    seq_len = min(seq_len, jobs[0].seq_len or seq_len)
+    if not keeps_sizes:
+        stages = [sizes["pipe"] * (job.chunks.num if sizes["pipe"] > 1 else 1) for job, sizes, _ in layouts]
+        num_layers = max(filter(None, (sum(each) for each in counts if each)), default=None)
+        num_layers = num_layers or _num_layers(model, max(stages))
+        made = small_model(model, [_cuboid(spec) for spec in specs], num_layers, seq_len)
+        model, changes, lost = made.model, [*made.changes], [*made.not_proven]
+    elif not full:
+        lost.append("other sizes of the model than its own: what of it may shrink is not known")
+    specs = [replace(spec, model=model) for spec in specs]
+    batches = [_batch(job, spec, sizes) for spec, (job, sizes, _) in zip(specs, layouts, strict=True)]
+    whole = math.lcm(*(batch.global_size for batch in batches))
+    small = []
+    for spec, batch, (job, sizes, chosen) in zip(specs, batches, layouts, strict=True):
+        spec = replace(spec, batch=sections.Batch(global_size=whole, accumulation=batch.accumulation))
+        spec, more, not_proven = _settings(job, spec, steps, seq_len)
+        made_job = resolve.resolve(spec, sizes["data"] * sizes["pipe"] * _cuboid(spec).size, job.path, job.trusted)
+        apart = [
+            f"{one} together with {another}: it needs more ranks than there are (--ranks {chosen.ranks_needed} has all)"
+            for one, another in chosen.apart
+        ]
+        small.append(
+            SmallJob(
+                made_job,
+                ", ".join(names_of_axes(sizes)) or "one rank",
+                (*_layout_changes(job, made_job, sizes), *changes, *more),
+                tuple(dict.fromkeys([*lost, *not_proven, *apart])),
+            )
+        )
+    return small
+
+
+def _cuboid(spec: Spec) -> Tensor:
+    """Return the cuboid; heads decide which tokens ranks of a ring store, and how many of them exchange heads."""
+    return cuboid_of(spec.parallel.tensor, spec.parallel.context, resolve.heads_of(spec.model))
+
+
+def _layout_changes(job: Job, small: Job, sizes: Mapping[str, int]) -> list[Change]:
+    before = axes_of(job.spec, job.mesh).sizes
+    changes = [Change("world size", job.mesh.world_size, small.mesh.world_size)]
+    changes += [Change(f"ranks of {name}", before[name], size) for name, size in sizes.items() if before[name] != size]
+    changes += [
+        Change(f"batch.{name}", getattr(job.batch, name), getattr(small.batch, name))
+        for name in Batch._fields
+        if getattr(job.batch, name) != getattr(small.batch, name)
+    ]
+    if job.seq_len != small.seq_len:
+        changes.append(Change("data.seq_len", job.seq_len, small.seq_len))
+    return [each for each in changes if each.before != each.after]
+
+
+def _counts(job: Job, pipe: int) -> tuple[int, ...] | None:
+    """Return layers by stage where the author gave them: uneven if they were, in the same direction."""
+    pipeline = resolve.pipeline_of(job.spec)
+    if pipeline is None or pipe == 1 or not (pipeline.counts or pipeline.stage_ids):
+        return None
+    given, stages = job.stages.counts or (), pipe * job.chunks.num
+    if len(set(given)) <= 1:
+        return (1,) * stages
+    middle = len(given) // 2
+    first_is_larger = sum(given[:middle]) > sum(given[-middle:])
+    counts = [1] * stages
+    counts[0 if first_is_larger else -1] = 2
+    return tuple(counts)
+
+
+def _num_layers(model: Sized, stages: int) -> int | None:
+    """Return one layer more than there are stages, so that one of these has two; two at least, none more than given."""
+    num_layers = model.num_layers
+    return None if num_layers is None else min(num_layers, max(2, stages + (stages > 1)))
+
+
+def _seq_len(spec: Spec) -> int:
+    """Return a small length that divides over the ranks that cut it, for each piece of a ring in two halves."""
+    cuboid = _cuboid(spec)
+    by = divisors.common(divisors.sequence(0, cuboid)) * (2 * cuboid.ring if cuboid.ring > 1 else 1)
+    return -(-SEQUENCE // by) * by
+
+
+def _batch(job: Job, spec: Spec, sizes: Mapping[str, int]) -> Batch:
+    """Return twice the least micro-batch, and micro-batches enough for a pipeline to reach its steady state."""
+    least = divisors.least_micro_size(_cuboid(spec))
+    micro = 2 * least if job.batch.micro_size > 1 or least > 1 else 1
+    accumulation = min(job.batch.accumulation, 2 * sizes["pipe"] if sizes["pipe"] > 1 else 2)
+    if sizes["pipe"] > 1 and spec.schedule is not None and spec.schedule.type != "1f1b":
+        accumulation = max(1, accumulation // sizes["pipe"]) * sizes["pipe"]
+    if not is_chain(spec.model):
+        accumulation = 1
+    return Batch(micro * accumulation * sizes["data"], micro, accumulation)
+
+
+# ---- the other sections ----
+
+
+def _settings(job: Job, spec: Spec, steps: int, seq_len: int) -> tuple[Spec, list[Change], list[str]]:
+    """Return the spec with all that is neither layout nor model made small; changes, and what is not proven."""
+    changes, lost = list[Change](), list[str]()
+    precision = spec.precision
+    if precision.dtype != "fp32":
+        lost.append(f"precision {precision.dtype}: computed in fp32, so neither its rounding nor its loss scale")
+    zero = _zero(spec, changes)
+    train = replace(
+        spec.train,
+        steps=steps,
+        eval_interval=None,
+        save_interval=0,
+        compile_backend="aot_eager",
+        output_dir=None,
+    )
+    if spec.train.compile:
+        changes.append(Change("train.compile_backend", spec.train.compile_backend, "aot_eager"))
+        lost.append("kernels that torch's compiler makes: its graphs run with the kernels that they are of")
+    schedule = spec.lr_scheduler
+    if isinstance(schedule, sections.LRScheduler):
+        warmup = min(schedule.warmup_steps, 1)
+        if warmup != schedule.warmup_steps:
+            changes.append(Change("lr_scheduler.warmup_steps", schedule.warmup_steps, warmup))
+        schedule = replace(schedule, warmup_steps=warmup)
+    if spec.train.steps != steps:
+        changes.append(Change("train.steps", spec.train.steps, steps))
+    pipeline_schedule = spec.schedule
+    if pipeline_schedule is not None:
+        pipeline_schedule = replace(pipeline_schedule, num_microbatches=None)
+    checkpointing = spec.activation_checkpoint
+    if checkpointing is not None and checkpointing.interval > 2:
+        changes.append(Change("activation_checkpoint.interval", checkpointing.interval, 2))
+        checkpointing = replace(checkpointing, interval=2)
+    if job.mesh.tensor.symmetric_memory:
+        lost.append("symmetric memory: it needs GPUs, so tokens came around rings")
+    data = spec.data
+    if _draws_data(spec.model):
+        lost.append(f"the data of {type(data).__name__}: random samples in the order that the run's would have")
+        data = TextData(seq_len=seq_len) if seq_len else TextData()
+    spec = replace(
+        spec,
+        precision=sections.Precision(),
+        zero=zero,
+        train=train,
+        lr_scheduler=schedule,
+        schedule=pipeline_schedule,
+        activation_checkpoint=checkpointing,
+        monitor=sections.Monitor(),
+        data=data,
+        checkpoint=sections.Checkpoint(),
+        optimizer=_optimizer(spec, changes),
+        cluster=sections.Cluster(),
+    )
+    return spec, changes, lost
+
+
+def _draws_data(model: Sized) -> bool:
+    """Whether random samples stand for the data; what a class of the author's takes is known by its data alone."""
+    return not isinstance(model, OtherModel) or model.is_of_transformers or model.layers is not None
+
+
+def _zero(spec: Spec, changes: list[Change]) -> sections.Zero:
+    """Return ZeRO with buckets as small as the model, and what lies on a disk in the host's memory."""
+    extra = dict(spec.zero.extra)
+
+    def put(key: str, value: object) -> None:
+        if extra.get(key) != value:
+            changes.append(Change(f"zero.{key}", extra.get(key), value))
+            extra[key] = value
+
+    for what in ("optimizer", "param"):
+        device = extra.get(f"offload_{what}")
+        if isinstance(device, Mapping) and device.get("device") == "nvme":
+            put(f"offload_{what}", {"device": "cpu"})
+    if spec.zero.stage == 3:
+        put("stage3_param_persistence_threshold", 0)  # else parameters as small as these are never let go
+    if spec.zero.stage in (1, 2):
+        put("reduce_bucket_size", BUCKET)
+        put("allgather_bucket_size", BUCKET)
+    return replace(spec.zero, extra=extra)
+
+
+def _optimizer(spec: Spec, changes: list[Change]) -> Any:
+    """Return the optimizer, or AdamW of the same lr and decay in place of one that has no kernel for CPUs."""
+    optimizer = spec.optimizer
+    if not isinstance(optimizer, sections.OtherOptimizer):
+        return optimizer
+    row = torch_optimizers.named(optimizer.target)
+    dotted = row.dotted if row else optimizer.target
+    if not dotted.startswith("deepspeed.") or (row and row.on_cpu and offloads(spec, "optimizer")):
+        return optimizer
+    changes.append(Change("optimizer.type", optimizer.target, "AdamW"))
+    return sections.AdamW(lr=optimizer.lr, weight_decay=optimizer.weight_decay)

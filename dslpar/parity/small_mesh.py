@@ -1,0 +1,181 @@
+"""Small worlds that keep what a layout is made of: its axes, each with as few ranks as show a mistake along it.
+
+    worlds = small_worlds(axes_of(spec, mesh), max_ranks=8)
+
+An axis of one rank stays so; every other one has two ranks at least, so that a reduction over it that is left out, or
+done twice, changes numbers. Where the ranks allow it, axes have different sizes: two axes that are taken for each other
+then differ in shape. Where all axes together need more ranks than there are, each pair of axes that fits stands
+together in some world.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import combinations, product
+
+from dslpar.core.frozen import replace
+from dslpar.core.mesh import Mesh
+from dslpar.core.named_tuple import NamedTuple
+from dslpar.layout.resolve import pipeline_of, tensor_of
+from dslpar.schema.sections import ContextParallel, PipelineParallel, Spec, TensorParallel
+
+SMALL_SIZES = (2, 3, 4)
+"""What an axis may be in a small world, the first preferred."""
+
+Sizes = Mapping[str, int]
+"""Ranks of each axis that may be chosen by itself: a square's side is one axis."""
+
+
+class Axes(NamedTuple):
+    """The axes of a layout that may be chosen by themselves, and how the tensor mode makes its ranks of them."""
+
+    sizes: dict[str, int]
+    """Of the layout itself, by name: pipe, data, context, and the mode's own."""
+    powers: dict[str, int]
+    """How often an axis counts in the world: a cube's side three times."""
+
+    def world(self, sizes: Sizes) -> int:
+        """Return the number of ranks."""
+        return math.prod(size ** self.powers[name] for name, size in sizes.items())
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """Axes of more than one rank."""
+        return tuple(name for name, size in self.sizes.items() if size > 1)
+
+
+class SmallWorlds(NamedTuple):
+    """Worlds to prove a layout in."""
+
+    worlds: tuple[dict[str, int], ...]
+    """Sizes of each axis."""
+    apart: tuple[tuple[str, str], ...]
+    """Pairs of axes that stand together in none of them, for want of ranks."""
+    ranks_needed: int
+    """The fewest ranks in which all axes stand together."""
+
+
+_MODE_AXES: Mapping[str, dict[str, int]] = {
+    "1d": {"y": 1},
+    "2d": {"q": 2},
+    "2.5d": {"d": 1, "q": 2},
+    "3d": {"q": 3},
+    "sequence": {"d": 1},
+    "cuboid": {"q": 1, "y": 1, "z": 1},
+}
+"""Of each mode the axes that may be chosen, with their powers; a square's and a cube's side is called q."""
+
+
+def axes_of(spec: Spec, mesh: Mesh) -> Axes:
+    """Return the axes of a resolved layout."""
+    sizes, powers = {"pipe": mesh.pipe, "data": mesh.data}, {"pipe": 1, "data": 1}
+    tensor = tensor_of(spec)
+    if tensor is not None and tensor.mode is not None and tensor.size > 1:
+        for name, power in _MODE_AXES[tensor.mode].items():
+            sizes[name], powers[name] = getattr(mesh.tensor, name), power
+    if spec.parallel.context is not None and spec.parallel.context.size > 1:
+        # Beside a mode, and by itself: then mesh.tensor has the mode "sequence".
+        sizes["context"], powers["context"] = spec.parallel.context.size, 1
+    return Axes(sizes, powers)
+
+
+def small_worlds(axes: Axes, max_ranks: int, divide: bool = False) -> SmallWorlds:
+    """Choose worlds of at most `max_ranks`, as few as show each pair of axes that fits.
+
+    `divide`: axes of the tensor group divide those of the layout, as where the model's sizes cannot change.
+    """
+    least = {name: min(size, 2) for name, size in axes.sizes.items()}
+    if divide:
+        least = {name: _options(name, size, divide)[0] if size > 1 else 1 for name, size in axes.sizes.items()}
+    needed = axes.world(least)
+    if needed <= max_ranks:
+        return SmallWorlds((_choose(axes, axes.used, max_ranks, divide),), (), needed)
+    chosen: list[tuple[str, ...]] = []
+    pairs = set(combinations(axes.used, 2))
+    for count in range(len(axes.used) - 1, 0, -1):
+        for names in combinations(axes.used, count):
+            fits = math.prod(least[name] ** axes.powers[name] for name in names) <= max_ranks
+            is_new = any(set(pair) <= set(names) for pair in pairs) or not any(set(names) <= set(c) for c in chosen)
+            if fits and is_new:
+                chosen.append(names)
+                pairs -= {pair for pair in pairs if set(pair) <= set(names)}
+    return SmallWorlds(tuple(_choose(axes, names, max_ranks, divide) for names in chosen), tuple(sorted(pairs)), needed)
+
+
+def _choose(axes: Axes, names: tuple[str, ...], max_ranks: int, divide: bool) -> dict[str, int]:
+    """Return sizes of these axes, the others of one rank: as different as can be, then as few ranks as can be."""
+    options = [_options(name, axes.sizes[name], divide) for name in names]
+    fits: list[tuple[int, ...]] = [
+        sizes for sizes in product(*options) if axes.world(dict(zip(names, sizes, strict=True))) <= max_ranks
+    ]
+    assert fits or not names, "two ranks an axis were counted to fit"
+
+    def order(sizes: Iterable[int]) -> tuple[int, int, list[int]]:
+        listed = list(sizes)
+        return len(listed) - len(set(listed)), axes.world(dict(zip(names, listed, strict=True))), listed
+
+    best = dict(zip(names, min(fits, key=order), strict=True)) if names else {}
+    return {name: best.get(name, 1) for name in axes.sizes}
+
+
+def _options(name: str, size: int, divide: bool) -> list[int]:
+    must_divide = divide and name not in ("pipe", "data")
+    sizes = [each for each in SMALL_SIZES if each <= size and not (must_divide and size % each)]
+    return sizes or [size]
+
+
+# ---- the sections of a small world ----
+
+
+def parallel_of(spec: Spec, sizes: Sizes, counts: tuple[int, ...] | None) -> Spec:
+    """Return the spec with `parallel` of these sizes, in dslpar's own form; `counts` are layers by stage, if given."""
+    parallel = spec.parallel
+    given = pipeline_of(spec)
+    pipeline = None
+    if given is not None and sizes["pipe"] > 1:
+        method = None if counts else given.method
+        pipeline = PipelineParallel(size=sizes["pipe"], counts=counts, method=method)
+    context = None
+    if "context" in sizes and sizes["context"] > 1 and parallel.context is not None:
+        context = _context(parallel.context, sizes["context"])
+    tensor = _tensor(tensor_of(spec), sizes)
+    dist = replace(
+        spec.train.dist,
+        data_parallel_size=None,
+        tensor_parallel_size=None,
+        pipeline_parallel_size=None,
+        pipeline_num_layers=None,
+        custom_pipeline_stage_id=None,
+    )
+    return replace(
+        spec,
+        parallel=replace(
+            parallel, data=replace(parallel.data, size=None), pipeline=pipeline, context=context, tensor=tensor
+        ),
+        train=replace(spec.train, dist=dist),
+    )
+
+
+def _tensor(tensor: TensorParallel | None, sizes: Sizes) -> TensorParallel | None:
+    if tensor is None or tensor.mode is None or tensor.size == 1:
+        return None
+    names = _MODE_AXES[tensor.mode]
+    size = math.prod(sizes[name] ** power for name, power in names.items())
+    if size == 1:
+        return None
+    depth = sizes["d"] if tensor.mode == "2.5d" else None
+    shape = (sizes["q"], sizes["y"], sizes["z"]) if tensor.mode == "cuboid" else None
+    return replace(tensor, size=size, depth=depth, shape=shape)
+
+
+def _context(context: ContextParallel, size: int) -> ContextParallel:
+    ulysses = context.ulysses_size
+    if ulysses is not None:
+        ulysses = next((each for each in (2, 1) if size % each == 0 and each <= ulysses), 1)
+    return replace(context, size=size, ulysses_size=ulysses)
+
+
+def names_of_axes(sizes: Sizes) -> Iterator[str]:
+    """Yield 'pipe 2', 'q 2', ...: each axis of more than one rank."""
+    yield from (f"{name} {size}" for name, size in sizes.items() if size > 1)

@@ -1,0 +1,262 @@
+"""Small sizes of a model that divide over a small world as the large ones do over theirs, and what may not shrink.
+
+    small = small_model(job.spec.model, [cuboid], num_layers=3, seq_len=12)
+
+Each size begins at a small number that shares few divisors with the others, and grows until every condition of
+`dslpar.layout.family.conditions` holds, which is the table that lint reads. What decides the maths stays: ties, shared
+heads of keys, experts and how many of them a token has, norms, activations, positions, layers of several types. No size
+grows beyond the author's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from dslpar.core.frozen import fields, replace
+from dslpar.core.mesh import Tensor
+from dslpar.core.named_tuple import NamedTuple
+from dslpar.layout import family
+from dslpar.layout.divisors import Condition
+from dslpar.schema.sections import Model, OtherModel
+from dslpar.schema.transformers_configs import TransformersConfig
+
+Sized = Model | OtherModel
+
+
+class Change(NamedTuple):
+    """A key of the config that is another one in the small run."""
+
+    key: str
+    before: object
+    after: object
+
+    def __str__(self) -> str:
+        return f"{self.key}: {_shown(self.before)} -> {_shown(self.after)}"
+
+
+class SmallModel(NamedTuple):
+    """A model in miniature."""
+
+    model: Sized
+    changes: tuple[Change, ...]
+    """Sizes, and rates of dropout."""
+    not_proven: tuple[str, ...]
+    """What of the model the small run cannot show."""
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+# ---- families of dslpar's own ----
+
+_FIELDS: Mapping[str, int] = {
+    "hidden_size": 24,
+    "width": 24,
+    "num_heads": 4,
+    "ffn_hidden_size": 40,
+    "vocab_size": 53,
+    "image_size": 8,
+    "patch_size": 2,
+    "num_channels": 3,
+    "num_classes": 7,
+    "projection_size": 20,
+    "projection_hidden_size": 28,
+}
+"""Where each size of a family's section begins to grow from."""
+
+
+def small_model(model: Sized, cuboids: Sequence[Tensor], num_layers: int | None, seq_len: int) -> SmallModel:
+    """Return the model in miniature, which divides on all cuboids, with so many layers (None: as many as it has)."""
+    if isinstance(model, OtherModel):
+        if model.transformers is not None:
+            return _small_transformers(model, model.transformers, cuboids, num_layers, seq_len)
+        return SmallModel(model, (), ())
+    return _small_family(model, cuboids, num_layers, seq_len)
+
+
+def _small_family(model: Model, cuboids: Sequence[Tensor], num_layers: int | None, seq_len: int) -> SmallModel:
+    known = {item.name: getattr(model, item.name) for item in fields(type(model))}
+    sizes: dict[str, Any] = {name: min(known[name], small) for name, small in _FIELDS.items() if known.get(name)}
+    if num_layers is not None:
+        sizes["num_layers"] = num_layers
+    if "max_seq_len" in known:
+        sizes["max_seq_len"] = seq_len
+    if known.get("num_kv_heads"):
+        sizes["num_kv_heads"] = _kv_heads(known["num_heads"], known["num_kv_heads"], sizes["num_heads"])
+    if "patch_size" in sizes and "image_size" in sizes:
+        sizes["image_size"] = sizes["patch_size"] * min(4, known["image_size"] // known["patch_size"])
+    sizes |= {name: 0.0 for name, value in known.items() if "drop" in name and value}
+    if known.get("pretrained"):
+        sizes["pretrained"] = None
+    step = {"image_size": sizes.get("patch_size", 1)}
+
+    def conditions(sizes: Mapping[str, Any]) -> Sequence[Condition]:
+        small = replace(model, **sizes)
+        return [each for cuboid in cuboids for each in family.conditions(small, cuboid, small.longest_sample)]
+
+    grown = _grow(sizes, conditions, lambda key: step.get(key, 1), str)
+    changes = tuple(
+        Change(f"model.{name}", known[name], value) for name, value in grown.items() if known[name] != value
+    )
+    lost = ("the weights of model.pretrained: they are drawn",) if known.get("pretrained") else ()
+    return SmallModel(replace(model, **grown), changes, lost)
+
+
+def _kv_heads(heads: int, kv_heads: int, small_heads: int) -> int:
+    """Return heads of keys that queries share if they did: one if it was one, else half as many as queries have."""
+    if kv_heads == heads:
+        return small_heads
+    return 1 if kv_heads == 1 else max(2, small_heads // 2)
+
+
+_MOST_GROWTH = 4096
+
+
+def _grow(
+    sizes: dict[str, Any],
+    conditions: Callable[[Mapping[str, Any]], Sequence[Condition]],
+    step: Callable[[str], int],
+    field_of: Callable[[str], str],
+) -> dict[str, Any]:
+    """Return the sizes, each grown until all that it must divide by divides it.
+
+    Heads of keys grow before heads, and heads before the features that they have, since the latter depend on them.
+    """
+    order = ("num_kv_heads", "num_key_value_heads", "num_heads", "num_attention_heads", "n_head")
+    grown = dict(sizes)
+    for _ in range(_MOST_GROWTH):
+        failing = [each for each in conditions(grown) if not each.holds and field_of(each.key) in grown]
+        if not failing:
+            break
+        names = sorted({field_of(each.key) for each in failing}, key=lambda name: (name not in order, name))
+        grown[names[0]] += step(names[0])
+    return grown
+
+
+# ---- models of transformers ----
+
+_ROLES: Mapping[str, int] = {
+    "hidden": 24,
+    "heads": 4,
+    "head_dim": 8,
+    "ffn": 40,
+    "experts": 6,
+    "expert_ffn": 20,
+    "shared_ffn": 28,
+    "vocab": 61,
+    "image": 16,
+    "patch": 4,
+    "channels": 3,
+}
+"""Where sizes begin, by what `transformers_configs.NAMES` calls them."""
+_FIELDS_OF_CONFIGS: Mapping[str, Any] = {
+    "depths": [2, 1],
+    "hidden_sizes": [8, 16],
+    "embedding_size": 8,
+    "embed_dim": 16,
+    "num_labels": 5,
+    "window_size": 2,
+    "sliding_window": 5,
+    "max_window_layers": 1,
+    "decoder_hidden_size": 24,
+    "decoder_num_attention_heads": 4,
+    "decoder_intermediate_size": 40,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 16,
+    "first_k_dense_replace": 1,
+    "type_vocab_size": 2,
+}
+"""Other fields that count, by their own names; lists have the same meaning as in the published configs."""
+_IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "sep_token_id", "cls_token_id")
+
+
+def _small_transformers(
+    model: OtherModel, config: TransformersConfig, cuboids: Sequence[Tensor], num_layers: int | None, seq_len: int
+) -> SmallModel:
+    values, sizes = dict(config.values), dict[str, Any]()
+
+    def put(role: str, value: int) -> None:
+        if name := config.own_name(role):
+            own = config.size(role)
+            if own is not None:
+                sizes[name] = min(own, value)
+
+    for role, value in _ROLES.items():
+        put(role, value)
+    if (heads := config.size("heads")) and (kv_heads := config.size("kv_heads")):
+        put("kv_heads", _kv_heads(heads, kv_heads, sizes[config.own_name("heads")]))
+    if active := config.size("active_experts"):
+        put("active_experts", min(active, 2, sizes.get(config.own_name("experts"), 2)))
+    layers = num_layers or 2
+    lists = [name for name in config.row.get("blocks", {}).values() if config.number(name)]
+    for at, name in enumerate(lists):
+        sizes[name] = max(1, layers // len(lists) + (at < layers % len(lists)))
+    if not lists:
+        put("layers", layers)
+    put("positions", seq_len + config.unused_positions)
+    for name, value in _FIELDS_OF_CONFIGS.items():
+        given = values.get(name)
+        if isinstance(value, list) and isinstance(given, (list, tuple)):
+            sizes[name] = value[: max(1, len(given))]
+        elif type(value) is int and type(given) is int and given > 0:
+            sizes[name] = min(given, value)
+    if isinstance(values.get("num_heads"), (list, tuple)):  # of each of Swin's stages
+        sizes["num_heads"] = [2, 4][: len(sizes.get("depths", [2, 1]))]
+    if isinstance(types := values.get("layer_types"), (list, tuple)):
+        sizes["layer_types"] = _of_each_type(types, sum(sizes.get(name, 0) for name in lists) or layers)
+    if "word_embed_proj_dim" in values:
+        sizes["word_embed_proj_dim"] = sizes[config.own_name("hidden")]
+    for place, name in enumerate(_IDS):
+        if type(values.get(name)) is int and values[name] >= place:
+            sizes[name] = 0 if name == "decoder_start_token_id" else place if place < 3 else 1
+    sizes |= {name: 0.0 for name, value in values.items() if "drop" in name and isinstance(value, float) and value}
+
+    def conditions(sizes: Mapping[str, Any]) -> Sequence[Condition]:
+        small = _with_config(model, config, sizes)
+        found = [each for cuboid in cuboids for each in family.transformers_conditions(small, cuboid, seq_len)]
+        hidden, heads = (sizes.get(config.own_name(role)) for role in ("hidden", "heads"))
+        if config.size("head_dim") is None and isinstance(hidden, int) and isinstance(heads, int):
+            # transformers' own condition; twice, since rotary positions turn pairs of a head's features.
+            found.append(Condition(config.own_name("hidden"), hidden, 2 * heads, "2 * heads", "TEN131"))
+        return found
+
+    def field_of(key: str) -> str:
+        name = key.removeprefix("model.config.")
+        return config.other_names.get(name, name)
+
+    grown = _grow(sizes, conditions, lambda key: 1, field_of)
+    if (hidden := config.own_name("hidden")) and "word_embed_proj_dim" in grown:
+        grown["word_embed_proj_dim"] = grown[hidden]
+    small = _with_config(model, config, grown)
+    changes = tuple(
+        Change(f"model.config.{config.keys.get(name, name)}", values.get(name), value)
+        for name, value in grown.items()
+        if values.get(name) != value
+    )
+    lost = ("the weights of model.pretrained: they are drawn",) if "pretrained" in model.args else ()
+    return SmallModel(small, changes, lost)
+
+
+def _of_each_type(types: Sequence[Any], count: int) -> list[Any]:
+    """Return the types of so many layers, each that there is as early as can be, in the order of the model."""
+    first = [types.index(kind) for kind in dict.fromkeys(types)]
+    rest = [at for at in range(len(types)) if at not in first]
+    return [types[at] for at in sorted((first + rest)[:count])]
+
+
+_NOT_OF_THE_MODEL = ("architectures", "transformers_version", "torch_dtype", "dtype", "_name_or_path", "model_type")
+"""What config.json says of the file, and not of the maths."""
+
+
+def _with_config(model: OtherModel, config: TransformersConfig, sizes: Mapping[str, Any]) -> OtherModel:
+    """Return the model with these fields of its config, which otherwise is what config.json and the author say."""
+    of_file = config.file.values if config.file else {}
+    written = {name: value for name, value in of_file.items() if name not in _NOT_OF_THE_MODEL}
+    written |= dict(model.args.get("config") or {})
+    own_names = {config.other_names.get(name, name): name for name in written}
+    written |= {own_names.get(name, name): value for name, value in sizes.items()}
+    args = {name: value for name, value in model.args.items() if name != "pretrained"}
+    return replace(model, args={**args, "config": written})

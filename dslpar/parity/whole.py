@@ -1,0 +1,84 @@
+"""The pieces of all ranks, put together by their placements; and whether copies are equal.
+
+pieces = Pieces(mesh, [each.gradients for each in ranks])
+pieces.whole("blocks.0.mlp.up.weight")     # the full tensor, of the first replica
+pieces.unequal_copies()                    # [(name, how far, ranks), ...]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dslpar.core.mesh import TENSOR_AXES, Mesh
+from dslpar.layers.placement import Placement
+from dslpar.parity.layout_ranks import Held
+
+Change = Callable[[Mapping[int, Tensor]], Mapping[int, Tensor]]
+"""What is done to the pieces of all ranks before they are put together."""
+
+
+class UnequalCopies(NamedTuple):
+    """Copies of a parameter's piece that are not the same."""
+
+    name: str
+    off: float
+    """Largest difference, relative to the largest element."""
+    ranks: tuple[int, int]
+    tied: bool
+    """Whether they are of two stages, which sum in orders of their own."""
+
+
+class Pieces:
+    """What each rank holds of each parameter."""
+
+    def __init__(self, mesh: Mesh, by_rank: Sequence[Mapping[str, Held]]) -> None:
+        self.mesh, self.by_rank = mesh, by_rank
+        self.names = list(dict.fromkeys(name for held in by_rank for name in held))
+
+    def holders(self, name: str) -> list[int]:
+        """Return the ranks that hold a piece of it: of one stage, or of each that it is tied to."""
+        return [rank for rank, held in enumerate(self.by_rank) if name in held]
+
+    def placement(self, name: str) -> Placement | None:
+        """Return where its pieces lie."""
+        return self.by_rank[self.holders(name)[0]][name].placement
+
+    def pieces(self, name: str) -> dict[int, Tensor]:
+        """Return its pieces by rank."""
+        return {rank: self.by_rank[rank][name].piece for rank in self.holders(name)}
+
+    def whole(self, name: str, pieces: Mapping[int, Tensor] | None = None) -> Tensor:
+        """Put the pieces of the first replica and stage together; `pieces` in place of its own."""
+        pieces = self.pieces(name) if pieces is None else pieces
+        placement = self.placement(name)
+        first = min(pieces)
+        if placement is None:
+            return pieces[first]
+        return placement.merge([pieces[rank] for rank in self.mesh.peers(first, "tensor")])
+
+    def unequal_copies(self) -> Iterator[UnequalCopies]:
+        """Yield the parameters whose copies differ, each with the worst pair of ranks."""
+        for name in self.names:
+            placement, pieces = self.placement(name), self.pieces(name)
+            letters = TENSOR_AXES if placement is None else placement.replicas
+            copied = {"data", "pipe", *letters}
+            firsts: dict[tuple[int, ...], int] = {}
+            worst: UnequalCopies | None = None
+            for rank, piece in pieces.items():
+                coord = self.mesh.coord(rank)
+                at = tuple(index for axis, index in coord.items() if axis not in copied)
+                first = firsts.setdefault(at, rank)
+                other = pieces[first]
+                if torch.equal(other, piece):
+                    continue
+                scale = max(float(other.abs().max()), 1e-30)
+                off = float((other - piece).abs().max()) / scale
+                tied = self.mesh.coord(first)["pipe"] != coord["pipe"]
+                if worst is None or not off <= worst.off:
+                    worst = UnequalCopies(name, off, (first, rank), tied)
+            if worst is not None:
+                yield worst
