@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from dslpar.api import Run, initialize, start
+    from dslpar.api import Run, initialize, prove, start
     from dslpar.compat.schedules import InterleavedPipelineSchedule, NonPipelineSchedule, PipelineSchedule
     from dslpar.core.errors import DslparError, Finding, Location
     from dslpar.distributed.stage_manager import PipelineStageManager
@@ -40,6 +40,7 @@ _HOMES = {
     "start": ("dslpar.api", "start"),
     "Run": ("dslpar.api", "Run"),
     "initialize": ("dslpar.api", "initialize"),
+    "prove": ("dslpar.api", "prove"),
     "arguments": ("dslpar.training.arguments", "arguments"),
     "fit": ("dslpar.training.fit", "fit"),
     "Event": ("dslpar.training.events", "Event"),
@@ -63,7 +64,7 @@ __all__ = [
     "InterleavedPipelineSchedule", "L", "LazyCall", "Location", "ModelFromConfig", "NonPipelineSchedule",
     "PipelineSchedule", "PipelineStageManager", "Run", "Stage", "arguments", "build_pipeline_model",
     "build_pipeline_model_from_cfg", "distribute_layers", "fit", "get_config", "initialize", "instantiate", "lint",
-    "load", "resolve", "start",
+    "load", "prove", "resolve", "start",
 ]  # fmt: skip
 
 

@@ -18,11 +18,13 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import inspect
 import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from dslpar.core.catalog import raise_finding
@@ -48,6 +50,9 @@ from dslpar.layout.stages import ids_of
 from dslpar.linter import check
 from dslpar.linter.registry import rule_finding
 from dslpar.models import LayeredModel, Sequential
+from dslpar.parity.prove import STEPS, Program, Proof
+from dslpar.parity.prove import prove as prove_job
+from dslpar.parity.samples import samples_of_pairs
 from dslpar.policies.data_types import check_data, inputs_of
 from dslpar.reporting import logging
 from dslpar.schema import sections as schema_sections
@@ -274,6 +279,73 @@ def initialize(
     train_loader = _make_loader(engine, samples[0], lambda: engine.consumed_samples)
     eval_loader = _make_loader(engine, samples[1], lambda: 0)
     return Initialized(engine, train_loader, eval_loader, read_only(engine.deepspeed.lr_scheduler, job.path))
+
+
+def prove(
+    config: Config | check.Source,
+    *,
+    world_size: int,
+    model: nn.Module | LayeredModel | Callable[[Run], nn.Module | LayeredModel] | None = None,
+    loss: Callable[..., Any] | None = None,
+    data: Sequence[Any] | None = None,
+    overrides: Sequence[str] = (),
+    ranks: int = 8,
+    steps: int = STEPS,
+    resume_on: Sequence[str] | None = None,
+    full: bool = False,
+) -> Proof:
+    """Compare the layout of a config with one process: on CPU ranks that fork from this process, gradient by gradient.
+
+    No launcher, and no torch.distributed of this process's own, is needed. `proof.verdict` is "proved", "differs" or
+    "refused"; `proof.first_difference` says what a difference looks like. See docs/proving.md.
+
+    Args:
+        config: a file, its sections as a dict, or what `dslpar.load` returned.
+        world_size: ranks of the layout; at most `ranks` of them run, which keep each axis.
+        model: a module, or a function that makes one of a `Run`: layers of dslpar.layers take `run.groups`, and a
+            `dslpar.Stage` is of `run.stage`. It is called on each rank, and for one process. None: the config's.
+        loss: (output, label) to the mean over the micro-batch; or a function of the `Run` that returns such a one.
+        data: (input, label) pairs, at least a global batch in miniature; left out: the config's text, or drawn.
+        overrides: `key=value`, as on the command line.
+        ranks: CPU ranks at most.
+        steps: optimizer steps that are compared.
+        resume_on: overrides that make another layout, which goes on from a checkpoint of the first.
+        full: keep the sizes of the config's model. Those of a program's model always stay.
+
+    Raises:
+        DslparError: lint finds errors in the config, or in the one to resume on.
+        RankError: a rank failed otherwise.
+    """
+    torch.set_num_threads(1)  # ranks fork
+    loaded = config if isinstance(config, Config) else check.load(config, overrides)
+    by_program = model is not None
+    job = _load_job(loaded, world_size, rank=1, by_program=by_program)
+    other = None
+    if resume_on is not None:
+        if isinstance(config, Config):
+            raise TypeError("resume_on needs the config's file or sections, to apply its overrides to")
+        changed = check.load(config, [*overrides, *resume_on])
+        other = _load_job(changed, world_size, rank=1, by_program=by_program)
+    program = None
+    if model is not None:
+        job = with_program_model(job, model)
+        other = with_program_model(other, model) if other is not None else None
+        samples = samples_of_pairs(data, job.path) if data is not None else None
+        program = Program(partial(_program_model, loaded, model, loss), samples)
+    return prove_job(job, max_ranks=ranks, steps=steps, full=full, resume_on=other, program=program)
+
+
+def _program_model(config: Config, model: Any, loss: Any, job: Job, groups: Groups) -> LayeredModel:
+    """Build a program's model on a rank's groups, with equal weights on all ranks, and on one process."""
+    run = Run(config, job, groups)
+    torch.manual_seed(job.spec.train.seed)
+    made = model if isinstance(model, nn.Module | LayeredModel) else model(run)
+    layered = as_layered_model(made, job.path)
+    if loss is None:
+        return layered
+    check_criterion(loss, job.path)
+    takes_run = not isinstance(loss, nn.Module) and len(inspect.signature(loss).parameters) == 1
+    return CustomModel(layered, loss(run) if takes_run else loss)
 
 
 # ---- start ----

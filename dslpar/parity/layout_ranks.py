@@ -28,13 +28,14 @@ from dslpar.distributed.forked_ranks import run_on_ranks
 from dslpar.distributed.groups import Groups
 from dslpar.engine.build import build_engine
 from dslpar.engine.engine import Engine
+from dslpar.engine.model import with_program_chunks
 from dslpar.layers import placement_of
 from dslpar.layers.placement import Placement
 from dslpar.layout.resolve import Job
 from dslpar.models import LayeredModel
 from dslpar.reporting.logging import prints_to_log
 
-ModelOf = Callable[[Groups], LayeredModel | None]
+ModelOf = Callable[[Job, Groups], LayeredModel | None]
 """What makes a rank's model; None: the job's own."""
 
 
@@ -65,7 +66,7 @@ def run_layout(
     samples: Samples,
     steps: int,
     *,
-    model_of: ModelOf = lambda groups: None,
+    model_of: ModelOf = lambda job, groups: None,
     loads: str = "",
     saves: str = "",
     change: Callable[[], None] = lambda: None,
@@ -108,7 +109,11 @@ def _rank(
     try:
         groups = Groups(job.mesh, num_chunks=job.chunks.num)
         with prints_to_log(None):  # what DeepSpeed prints is no part of the result
-            engine = build_engine(job, groups, model=model_of(groups), all_counted=samples.all_counted)
+            model = model_of(job, groups)
+            # A program's own criterion takes the mean over each micro-batch, whatever its labels are.
+            counted = samples.all_counted or getattr(model, "criterion", None) is not None
+            job = job if model is None else with_program_chunks(job, model)
+            engine = build_engine(job, groups, model=model, all_counted=counted)
         if loads:
             _load(engine, loads)
     except DslparError as error:

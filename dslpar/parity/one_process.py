@@ -237,9 +237,10 @@ class _Run:
         curve.norms.append(norm)
 
     def _batches(self, step: int) -> Iterator[tuple[Any, Any]]:
-        """Yield the global batch at once; where statistics are taken of micro-batches, by these."""
+        """Yield the global batch at once; by micro-batches, where statistics or a program's criterion are of these."""
         batch, seed = self.job.batch, self.job.spec.train.seed
-        size = batch.micro_size if takes_batch_statistics(self.module) else batch.global_size
+        apart = takes_batch_statistics(self.module) or getattr(self.model, "criterion", None) is not None
+        size = batch.micro_size if apart else batch.global_size
         parts = batch._replace(micro_size=size, accumulation=batch.global_size // size)
         for x, y in micro_batches(self.samples, parts, seed, step * batch.global_size, 1, 0):
             yield _in(self.dtype, x), _in(self.dtype, y)

@@ -15,13 +15,15 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from torch import nn
+
 from dslpar.core.errors import DslparError, Finding
 from dslpar.data.order import Samples
 from dslpar.distributed.forked_ranks import run_on_ranks
 from dslpar.distributed.groups import Groups
-from dslpar.engine.model import model_from_job
+from dslpar.engine.model import CustomModel, model_from_job
 from dslpar.layout.resolve import Job
-from dslpar.models import LayeredModel
+from dslpar.models import LayeredModel, Stage
 from dslpar.parity import certificate, layout_ranks, one_process
 from dslpar.parity.checks import Check, compare, merged
 from dslpar.parity.explain import FirstDifference, explain
@@ -40,7 +42,7 @@ class Program:
     """What a program brings: its model, and the samples that it trains on."""
 
     model_of: ModelOf
-    """Makes the model on a rank's groups, and on one process."""
+    """Makes the model of a job on a rank's groups, or on one process."""
     samples: Samples | None = None
     """None: drawn for the config's model."""
 
@@ -200,7 +202,7 @@ _NOTHING_OFF = FirstDifference(
 )
 
 
-def _of_the_job(groups: Groups) -> LayeredModel | None:
+def _of_the_job(job: Job, groups: Groups) -> LayeredModel | None:
     return None
 
 
@@ -214,17 +216,36 @@ def reference_of(small: Job, steps: int, program: Program | None = None) -> Refe
 
 def _reference(small: Job, steps: int, program: Program | None) -> Reference | DslparError:
     try:
-        model = program.model_of(Groups(one_process_job(small).mesh, rank=0)) if program else None
-        model = model or model_from_job(one_process_job(small))
+        job = one_process_job(small)
+        model = _on_one_process(small, job, program) if program else model_from_job(job)
         num_samples = (steps - 1) * small.batch.global_size + 1  # so that the last step straddles two epochs
         given = program.samples if program else None
 
-        def samples_of(module: object) -> Samples:
-            return given if given is not None else draw_samples(small, model, module, num_samples)  # type: ignore[arg-type]
+        def samples_of(module: nn.Module) -> Samples:
+            return given if given is not None else draw_samples(small, model, module, num_samples)
 
         return one_process.train(small, model, steps, samples_of)
     except DslparError as error:
         return error
+
+
+def _on_one_process(small: Job, job: Job, program: Program) -> LayeredModel:
+    """Build a program's model for one process: of one that is split by hand, all stages, one after the other."""
+    mesh = small.mesh
+    made = program.model_of(small, Groups.without_processes(mesh)) if mesh.pipe > 1 else None
+    inner = made.model if isinstance(made, CustomModel) else made
+    if not isinstance(inner, Stage):
+        whole = program.model_of(job, Groups(job.mesh, rank=0))
+        assert whole is not None, "a program brings its model"
+        return whole
+    modules: dict[int, nn.Module] = {}
+    for place in range(mesh.pipe):
+        of_rank = program.model_of(small, Groups.without_processes(mesh, mesh.rank({"pipe": place})))
+        stage = of_rank.model if isinstance(of_rank, CustomModel) else of_rank
+        assert isinstance(stage, Stage), "all ranks have a Stage, or none"
+        modules |= dict(zip(small.chunks.held_by(place), stage.modules, strict=True))
+    whole = Stage(*(modules[stage] for stage in sorted(modules)))
+    return dataclasses.replace(made, model=whole) if isinstance(made, CustomModel) else whole
 
 
 def _clipping_at(job: Job, clip: float | None) -> Job:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from dslpar.core.catalog import raise_finding
 from dslpar.core.mesh import Mesh
-from dslpar.data.order import Samples
+from dslpar.data.order import Samples, sample_indices
 from dslpar.data.source import find_source, make_samples
 from dslpar.distributed.groups import Groups
 from dslpar.layers import IGNORE_INDEX
@@ -69,8 +69,15 @@ def draw_samples(job: Job, model: LayeredModel, module: nn.Module, num_samples: 
         return _of_transformers(job, model, module, num_samples, generator)
     if isinstance(section, OtherModel) and section.layers is not None:
         return _of_listed_layers(job, section.layers, num_samples, generator)
-    source = find_source(job)
-    return make_samples(job, source.train, names)
+    return _read(job, num_samples)
+
+
+def _read(job: Job, num_samples: int) -> DrawnSamples:
+    """Read the first samples of the config's own data, in the order of its run."""
+    samples = make_samples(job, find_source(job).train, inputs_of(job))
+    numbers = range(min(num_samples, samples.num_samples))
+    inputs, labels = samples.batch(sample_indices(samples, numbers, job.spec.train.seed), numbers)
+    return DrawnSamples(_tuple(inputs), _tuple(labels), samples.all_counted)
 
 
 # ---- transformers ----
@@ -126,17 +133,14 @@ def _of_listed_layers(
         labels = torch.randint(0, classes, (num_samples,), generator=generator)
         x = torch.randn(num_samples, int(first["in_features"]), generator=generator) + labels[:, None]
         return DrawnSamples((x,), (labels,), all_counted=True)
-    source = find_source(job)
-    return make_samples(job, source.train, inputs_of(job))
+    return _read(job, num_samples)
 
 
 def samples_of_pairs(pairs: Sequence[Any], path: str) -> DrawnSamples:
     """Return a program's (input, label) pairs as samples. Raises DslparError: there are none."""
     if not len(pairs):
         raise_finding("BAT205", "there are no samples", "give at least a global batch of (input, label) pairs", path)
-    inputs, labels = zip(
-        *((x if isinstance(x, tuple) else (x,), y if isinstance(y, tuple) else (y,)) for x, y in pairs), strict=True
-    )
+    inputs, labels = zip(*((_tuple(x), _tuple(y)) for x, y in pairs), strict=True)
     stacked = [
         tuple(torch.stack([torch.as_tensor(v) for v in each]) for each in zip(*side, strict=True))
         for side in (inputs, labels)
@@ -163,6 +167,10 @@ def _ignoring(labels: Tensor, generator: torch.Generator) -> Tensor:
 
 def _images(generator: torch.Generator, classes: Tensor, sides: tuple[int, ...]) -> Tensor:
     return torch.randn(len(classes), *sides, generator=generator) + 0.3 * classes.view(-1, 1, 1, 1)
+
+
+def _tuple(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, tuple | list) else (value,)
 
 
 def _one(values: list[Tensor]) -> Any:
