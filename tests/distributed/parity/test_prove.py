@@ -1,0 +1,217 @@
+"""`prove` on real ranks: layouts that are right are proved, and mistakes are found and named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dslpar
+from dslpar.cli.main import main
+from dslpar.distributed.groups import Groups
+from dslpar.layers import Block, Embedding, Head, LayerNorm, cross_entropy, placement
+from dslpar.layers.parameter import ONES, parameter
+from dslpar.layout.resolve import Job
+from dslpar.parity.prove import Proof, prove
+from tests.support import warm
+from tests.support.layout_factors import PLAIN, job_of
+
+VOCABULARY, WIDTH = 32, 16
+
+
+def job(**row: Any) -> Job:
+    made = job_of(dict(PLAIN, **row))
+    assert made is not None
+    return made
+
+
+def says(proof: Proof) -> str:
+    return f"{[each for each in proof.checks if not each.holds]} {proof.first_difference} {proof.findings}"
+
+
+# ---- what is right is proved ----
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"mode": "1d 2 sequence", "pipe": 2, "zero": 1, "accumulation": 4, "clip": 1.0},
+        {"mode": "2d 4", "tied": False, "keep": "none"},
+        {"data": 3, "zero": 3, "recompute": 1, "optimizer": "SGD"},
+        {"data": 2, "zero": 2, "offload": True, "context": "ring 2"},
+    ],
+    ids=str,
+)
+def test_a_layout_is_proved(row: dict[str, Any]) -> None:
+    proof = prove(job(**row))
+    assert proof.verdict == "proved", says(proof)
+    assert {each.name for each in proof.checks} == {"loss", "gradients", "norm", "weights", "copies"}
+
+
+def test_a_resume_on_another_layout_is_proved() -> None:
+    proof = prove(job(mode="1d 2", data=2, zero=1), steps=4, resume_on=job(pipe=2))
+    assert proof.verdict == "proved", says(proof)
+    assert [run.axes for run in proof.runs] == ["data 2, y 2", "pipe 2"]
+
+
+def test_the_command_prints_and_keeps_a_certificate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(tmp_path / "proof.json")
+    argv = ["prove", "configs/libai/tensor_parallel.py", "--world-size", "8", "--format", "json", "--certificate", path]
+    assert main(argv) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["verdict"] == "proved"
+    assert printed["first_difference"] is None
+    assert {"name", "worst", "bound", "at"} == set(printed["checks"][0])
+    assert "model.hidden_size: 1024 -> 24" in printed["shrunk"]
+    assert json.loads(Path(path).read_text()) == printed
+    assert main(["prove", "configs/libai/tensor_parallel.py", "--verify", path]) == 0
+
+
+# ---- what is wrong is found, and named ----
+
+
+def leave_out_the_data_all_reduce() -> None:
+    """Have each replica keep its own gradient, at ZeRO 0."""
+    from deepspeed.runtime.engine import DeepSpeedEngine
+
+    DeepSpeedEngine.buffered_allreduce_fallback = lambda self, *args, **kwargs: None  # type: ignore[method-assign]
+
+
+def sum_twice_over_y() -> None:
+    """Have what ranks of y add up come out twice as large."""
+    from dslpar.layers.gather_reduce import Sharding
+
+    reduce = Sharding.reduce
+
+    def doubled(self: Any, partial: Tensor) -> Tensor:
+        return reduce(self, partial) * (2 if self.axis.size > 1 else 1)
+
+    Sharding.reduce = doubled  # type: ignore[method-assign]
+
+
+def forget_momentum() -> None:
+    """Have each step begin with no state."""
+    step = torch.optim.AdamW.step
+
+    def forgetful(self: Any, *args: Any) -> Any:
+        self.state.clear()
+        return step(self, *args)
+
+    torch.optim.AdamW.step = forgetful  # type: ignore[method-assign, assignment]
+
+
+def read_another_replica_s_data() -> None:
+    """Have every replica read the samples of the first."""
+    from dslpar.data.loader import Loader
+
+    init = Loader.__init__
+
+    def first(self: Any, samples: Any, job: Any, data_rank: int, consumed: Any) -> None:
+        init(self, samples, job, 0, consumed)
+
+    Loader.__init__ = first  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(
+    ("change", "row", "axis", "word"),
+    [
+        (leave_out_the_data_all_reduce, {"data": 2}, "data", "not averaged over data"),
+        (sum_twice_over_y, {"mode": "1d 2"}, "y", "needs y"),
+        (read_another_replica_s_data, {"data": 2, "optimizer": "SGD"}, "data", "needs data"),
+    ],
+)
+def test_a_mistake_is_found_with_its_axis(
+    change: Callable[[], None], row: dict[str, Any], axis: str, word: str
+) -> None:
+    proof = prove(job(**row), change=change)
+    assert proof.verdict == "differs"
+    assert proof.first_difference is not None
+    assert proof.first_difference.parameter
+    assert proof.first_difference.axis == axis
+    assert word in proof.first_difference.guess
+
+
+def test_lost_state_is_seen_at_the_second_step() -> None:
+    """Gradients of the first step are right: weights after the last are not."""
+    proof = prove(job(data=2), change=forget_momentum)
+    wrong = {each.name for each in proof.checks if not each.holds}
+    assert "weights" in wrong
+    assert "gradients" not in wrong
+    assert proof.first_difference is not None
+    assert "optimizer" in proof.first_difference.guess
+
+
+# ---- programs ----
+
+
+class Forgetful(nn.Module):
+    """A learned weight on each feature, whose gradient nobody sums."""
+
+    def __init__(self, groups: Groups) -> None:
+        super().__init__()
+        self.weight = parameter(placement.residual_vector(groups.tensor, WIDTH), ONES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight
+
+
+def language_model(run: Any, *more: nn.Module) -> nn.Sequential:
+    groups = run.groups
+    ends = LayerNorm(groups, WIDTH), Head(groups, WIDTH, VOCABULARY)
+    return nn.Sequential(Embedding(groups, VOCABULARY, WIDTH), Block(groups, WIDTH, 4), *more, *ends)
+
+
+def loss(run: Any) -> Callable[[Any, Any], Tensor]:
+    return lambda logits, labels: cross_entropy(run.groups, logits, labels, VOCABULARY)
+
+
+def pairs(count: int = 16) -> list[tuple[Tensor, Tensor]]:
+    tokens = torch.randint(VOCABULARY, (count, 9), generator=torch.Generator().manual_seed(0))
+    return [(row[:-1], row[1:]) for row in tokens]
+
+
+SQUARE: dict[str, object] = {"parallel": {"tensor": {"size": 4, "mode": "2d"}}, "optimizer": {"type": "SGD", "lr": 0.1}}
+
+
+def test_a_program_s_model_over_our_layers_is_proved_and_a_forgotten_sum_is_named() -> None:
+    warm.import_deepspeed()
+    right = dslpar.prove(SQUARE, world_size=4, model=language_model, loss=loss, data=pairs())
+    assert right.verdict == "proved", says(right)
+
+    def forgetful(run: Any) -> nn.Sequential:
+        return language_model(run, Forgetful(run.groups))
+
+    wrong = dslpar.prove(SQUARE, world_size=4, model=forgetful, loss=loss, data=pairs())
+    assert wrong.verdict == "differs"
+    assert wrong.first_difference is not None
+    assert (wrong.first_difference.parameter, wrong.first_difference.axis) == ("2.weight", "q")
+    assert "not summed over q" in wrong.first_difference.guess
+
+
+def test_stages_by_hand_are_proved() -> None:
+    def half(run: Any) -> Any:
+        made = nn.Sequential(nn.Linear(8, 16), nn.ReLU()) if run.stage == 0 else nn.Linear(16, 4)
+        return dslpar.Stage(made)
+
+    generator = torch.Generator().manual_seed(0)
+    data = [(torch.randn(8, generator=generator), torch.tensor(index % 4)) for index in range(24)]
+    config: dict[str, object] = {"parallel": {"pipeline": 2}, "batch": {"micro_size": 2, "accumulation": 2}}
+    proof = dslpar.prove(config, world_size=4, model=half, loss=nn.CrossEntropyLoss(), data=data)
+    assert proof.verdict == "proved", says(proof)
+    assert proof.runs[0].axes == "pipe 2, data 2"
+
+
+def test_a_layer_that_does_not_divide_is_refused() -> None:
+    def odd(run: Any) -> nn.Sequential:
+        """Three heads, of which two ranks would have one and a half."""
+        parts = Embedding(run.groups, VOCABULARY, 18), Block(run.groups, 18, 3), Head(run.groups, 18, VOCABULARY)
+        return nn.Sequential(*parts)
+
+    proof = dslpar.prove(SQUARE, world_size=4, model=odd, loss=loss, data=pairs())
+    assert proof.verdict == "refused"
+    assert proof.findings[0].code == "TEN201"

@@ -1,0 +1,143 @@
+"""`python -m tests.properties.random_layouts`: layouts drawn at random, each proved; half of them resume another.
+
+    python -m tests.properties.random_layouts --minutes 60                  seeds 0, 1, 2, ... for an hour
+    python -m tests.properties.random_layouts --seeds 17 23                 of some seeds alone
+    python -m tests.properties.random_layouts --minutes 60 --first 1000     from seed 1000 on
+
+A seed draws a family and a level of every factor of `tests.support.layout_factors`; factors that lint refuses together
+fall back to their plainest level, one at a time, until the row is legal. Most worlds have up to 16 ranks, one in fifty
+27 or more. Each row is run by `dslpar.parity.prove`; every second one saves half-way, and another layout of the same
+model goes on. Nothing may differ, and nothing may end without a finding.
+
+That combinations are where layouts go wrong, and that drawing finds them, is what Megatron-LM's issue 7452 shows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from tests.support.layout_factors import FACTORS, MODES, PLAIN, Row, describe, findings_of, job_of
+
+OF_THE_RUN = ("family", "tied", "adapters", "optimizer", "clip")
+"""Factors that a resume must not change."""
+MOST_RANKS, RARE_RANKS, RARE = 16, 64, 0.02
+SHARE_PLAIN = 0.5
+"""How often a factor has its plainest level: else hardly a row would be legal."""
+
+
+class Drawn(NamedTuple):
+    """What a seed stands for."""
+
+    seed: int
+    row: Row
+    resumes: Row | None
+    """The layout that goes on; None: the run is not interrupted."""
+
+    def __str__(self) -> str:
+        more = "" if self.resumes is None else f" | resumed under: {describe(self.resumes)}"
+        return f"seed {self.seed}: {describe(self.row)}{more}"
+
+
+def draw(seed: int) -> Drawn:
+    """Draw a row, and every second time another layout of the same run."""
+    rng = random.Random(seed)
+    most = RARE_RANKS if rng.random() < RARE else MOST_RANKS
+    row = _legal(rng, {}, most)
+    resumes = _legal(rng, {name: row[name] for name in OF_THE_RUN}, most) if seed % 2 else None
+    return Drawn(seed, row, resumes)
+
+
+def _legal(rng: random.Random, fixed: Row, most_ranks: int) -> Row:
+    """Draw a row that lint passes."""
+    while True:
+        row: dict[str, Any] = {
+            name: levels[0] if rng.random() < SHARE_PLAIN else rng.choice(levels) for name, levels in FACTORS.items()
+        }
+        row |= {"family": rng.choice(FACTORS["family"]), "mode": rng.choice(tuple(MODES))} | dict(fixed)
+        free = [name for name in FACTORS if name not in (*fixed, "family") and row[name] != PLAIN[name]]
+        rng.shuffle(free)
+        free.sort(key=lambda name: name in ("mode", "pipe"))  # which make a layout: given up last
+        while findings_of(row) and free:
+            name = free.pop(0)
+            row[name] = PLAIN[name]
+        job = job_of(row)
+        if job is not None and job.mesh.world_size <= most_ranks:
+            return row
+
+
+class Outcome(NamedTuple):
+    """What became of a row."""
+
+    kind: str
+    """'proved', 'differs', 'refused' (with a finding), or 'broken' (without one)."""
+    says: str
+
+
+def run(drawn: Drawn) -> Outcome:
+    """Prove one."""
+    from dslpar.distributed.forked_ranks import RankError
+    from dslpar.parity.prove import prove
+
+    job, other = job_of(drawn.row), job_of(drawn.resumes) if drawn.resumes is not None else None
+    assert job is not None, "it was drawn as legal"
+    most = max(job.mesh.world_size, other.mesh.world_size if other else 1)
+    try:
+        proof = prove(job, max_ranks=max(most, 2), steps=3 if other is None else 4, resume_on=other)
+    except RankError as error:
+        return Outcome("broken", str(error)[-3000:])
+    if proof.findings:
+        return Outcome("refused", "; ".join(f"{each.code} {each.message}" for each in proof.findings))
+    wrong = [
+        f"{each.name} {each.worst:.1e} of {each.bound:.1e} at {each.at}" for each in proof.checks if not each.holds
+    ]
+    return Outcome(proof.verdict, "; ".join([*wrong, *map(str, [proof.first_difference] if wrong else [])]))
+
+
+def seeds(arguments: argparse.Namespace) -> Iterator[int]:
+    """Yield the seeds that were asked for, until the time is over."""
+    if arguments.seeds:
+        yield from arguments.seeds
+        return
+    end, seed = time.monotonic() + 60 * arguments.minutes, arguments.first
+    while time.monotonic() < end:
+        yield seed
+        seed += 1
+
+
+def main(argv: Sequence[str]) -> int:
+    """Prove layouts; 1 if one differs, or breaks without a finding."""
+    raw = argparse.RawDescriptionHelpFormatter
+    name = "python -m tests.properties.random_layouts"
+    parser = argparse.ArgumentParser(prog=name, description=__doc__, formatter_class=raw)
+    parser.add_argument("--minutes", type=float, default=60, metavar="M", help="how long; default: %(default)s")
+    parser.add_argument("--first", type=int, default=0, metavar="SEED", help="the first seed; default: %(default)s")
+    parser.add_argument("--seeds", type=int, nargs="+", metavar="SEED", help="these seeds alone")
+    arguments = parser.parse_args(argv)
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    os.environ["OMP_NUM_THREADS"] = "1"
+    counts, families, modes, resumed = Counter[str](), Counter[str](), Counter[str](), 0
+    for seed in seeds(arguments):
+        drawn, began = draw(seed), time.monotonic()
+        outcome = run(drawn)
+        counts[outcome.kind] += 1
+        families[drawn.row["family"]] += 1
+        modes[drawn.row["mode"]] += 1
+        resumed += drawn.resumes is not None
+        print(f"{outcome.kind} ({time.monotonic() - began:.1f} s) {drawn}", flush=True)
+        if outcome.kind != "proved":
+            print(f"    {outcome.says}", flush=True)
+    print(f"{counts.total()} layouts, {resumed} of them resumed under another: {dict(counts)}")
+    print("families:", ", ".join(f"{name} {count}" for name, count in families.most_common()))
+    print("modes:", ", ".join(f"{name} {count}" for name, count in modes.most_common()))
+    return 0 if set(counts) <= {"proved", "refused"} else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
