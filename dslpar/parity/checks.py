@@ -18,12 +18,15 @@ from dslpar.parity.layout_ranks import RankResult
 from dslpar.parity.one_process import FLOOR, Reference
 from dslpar.parity.whole import Pieces
 
+TRANSFORMERS_BOUND = 1e-10
+"""Both sides are float64, which rounds by 1e-16, over sums of some hundred terms, some blocks deep."""
+
 
 class Check(NamedTuple):
     """The worst of one kind of number."""
 
     name: str
-    """'loss', 'norm', 'gradients', 'weights', or 'copies'."""
+    """'loss', 'norm', 'gradients', 'weights', 'copies', or 'transformers'."""
     worst: float
     """How far it is off, relative: of a tensor by its largest element. NaN counts as infinite."""
     bound: float
@@ -69,7 +72,16 @@ def compare(reference: Reference, ranks: Sequence[RankResult], mesh: Mesh) -> li
         "norm": _by_step([each.norms for each in ranks], curve.norms, reference.norm_bounds),
         "weights": tensors(weights, curve.weights, reference.weight_bounds),
     }
-    return [*(worst_of(name, of) for name, of in found.items() if of), _copies(gradients, weights)]
+    policy = worst_of_transformers(reference)
+    checks = [worst_of(name, of) for name, of in found.items() if of]
+    return [*checks, _copies(gradients, weights), *([policy] if policy is not None else [])]
+
+
+def worst_of_transformers(reference: Reference) -> Check | None:
+    """Return how far one process is from transformers' own forward; None: that has no part in it."""
+    off = reference.off_transformers
+    found = {name: Difference(_finite(value), TRANSFORMERS_BOUND) for name, value in off.items()}
+    return worst_of("transformers", found) if found else None
 
 
 def worst_of(name: str, found: Mapping[str, Difference]) -> Check:

@@ -83,6 +83,8 @@ class Reference:
     """The largest norm that was used: the config's, or a smaller one, so that clipping acts."""
     order: list[str]
     """Names of parameters in the order of the forward."""
+    off_transformers: dict[str, float] = field(default_factory=dict)
+    """How far the first step is from that of transformers' own forward, by its names; empty: it has no part in it."""
 
 
 def train(job: Job, model: LayeredModel, steps: int, samples_of: Callable[[nn.Module], Samples]) -> Reference:
@@ -126,7 +128,21 @@ def train(job: Job, model: LayeredModel, steps: int, samples_of: Callable[[nn.Mo
         samples=samples,
         clip=clip,
         order=order,
+        off_transformers=_off_transformers(_Run(job, model, built, initial, samples, torch.float64, clip), true),
     )
+
+
+def _off_transformers(run: _Run, curve: Curve) -> dict[str, float]:
+    if not _is_of_transformers(run.job):
+        return {}
+    from dslpar.parity import plain_transformers  # it imports transformers
+
+    model = plain_transformers.as_plain(run.model)
+    if model is None:
+        return {}
+    weights = {name: p.detach() for name, p in run.module.named_parameters()}
+    batches = list(run.batches(0))
+    return plain_transformers.deviations(model, weights, run.module, batches, curve.gradients, curve.losses[0])
 
 
 def _clip_that_acts(run: _Run, clip: float | None) -> float | None:
@@ -214,7 +230,7 @@ class _Run:
 
     def _step(self, step: int, steps: int, curve: Curve, shift: Shift | None) -> None:
         self.optimizer.zero_grad()
-        losses = [self.loss_of(self.module(x), y) for x, y in self._batches(step)]
+        losses = [self.loss_of(self.module(x), y) for x, y in self.batches(step)]
         loss = torch.stack(losses).mean()
         loss.backward()  # type: ignore[no-untyped-call]
         for name, p in self.trained:
@@ -236,7 +252,7 @@ class _Run:
         curve.losses.append(loss.item())
         curve.norms.append(norm)
 
-    def _batches(self, step: int) -> Iterator[tuple[Any, Any]]:
+    def batches(self, step: int) -> Iterator[tuple[Any, Any]]:
         """Yield the global batch at once; by micro-batches, where statistics or a program's criterion are of these."""
         batch, seed = self.job.batch, self.job.spec.train.seed
         apart = takes_batch_statistics(self.module) or getattr(self.model, "criterion", None) is not None

@@ -25,7 +25,7 @@ from dslpar.engine.model import CustomModel, model_from_job
 from dslpar.layout.resolve import Job
 from dslpar.models import LayeredModel, Stage
 from dslpar.parity import certificate, layout_ranks, one_process
-from dslpar.parity.checks import Check, compare, merged
+from dslpar.parity.checks import Check, compare, merged, worst_of_transformers
 from dslpar.parity.explain import FirstDifference, explain
 from dslpar.parity.layout_ranks import ModelOf, RankResult
 from dslpar.parity.one_process import Reference
@@ -167,7 +167,10 @@ class _Trial:
     def explained(self) -> FirstDifference:
         """Say what the difference looks like, and which axes it needs."""
         assert self.reference is not None
-        job = self.small.job
+        job, policy = self.small.job, worst_of_transformers(self.reference)
+        if policy is not None and not policy.holds:
+            guess = "one process computes it otherwise than transformers' own forward: look at the policy"
+            return FirstDifference(policy.at, None, None, guess)
         if self.resumes is not None:
             found = explain(_without_gradients(self.reference), _without(self.ranks), self.resumes.job.mesh)
             found = found or _NOTHING_OFF

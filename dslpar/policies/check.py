@@ -109,8 +109,7 @@ def check(subject: Subject, modes: Mapping[str, TensorParallel | None] = MODES) 
     """
     policy = HuggingFaceModel(*subject).policy
     torch.set_num_threads(1)  # ranks fork
-    eager = getattr(subject.config, "attn_logit_softcapping", None) or not subject.cls._supports_sdpa
-    attention = "eager" if eager else "sdpa"
+    attention = compare.plain_attention(subject.cls, subject.config)
     model, weights = compare.plain(subject.cls, subject.config, attention)
     given, reference = compare.reference(model, compare.make_inputs(subject.config, policy.inputs), policy)
     for name, parallel in modes.items():

@@ -98,6 +98,15 @@ class Result(NamedTuple):
 def plain(cls: Any, config: Any, attention: str = "sdpa") -> tuple[Any, dict[str, Tensor]]:
     """Build the model as transformers has it, in float64; return it with its weights."""
     torch.manual_seed(3)
+    model = build_plain(cls, config, attention)
+    with torch.no_grad():
+        for p in model.parameters():  # else norms are ones and biases zeros
+            p += 0.1 * torch.randn_like(p)
+    return model, {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def build_plain(cls: Any, config: Any, attention: str = "sdpa") -> Any:
+    """Build the model as transformers has it, in float64, with the weights that transformers draws."""
     config = copy.deepcopy(config)
     config._experts_implementation = "eager"  # the fused products know no float64
     before = torch.get_default_dtype()
@@ -110,19 +119,18 @@ def plain(cls: Any, config: Any, attention: str = "sdpa") -> tuple[Any, dict[str
         for name, buffer in module.named_buffers(recurse=False):
             if "inv_freq" in name:  # which transformers keeps in float32
                 module._buffers[name] = buffer.float()
-    with torch.no_grad():
-        for p in model.parameters():  # else norms are ones and biases zeros
-            p += 0.1 * torch.randn_like(p)
-    return model, {name: value.detach().clone() for name, value in model.state_dict().items()}
+    return model
+
+
+def plain_attention(cls: Any, config: Any) -> str:
+    """Return the attention of transformers' that computes all that a config asks for."""
+    eager = getattr(config, "attn_logit_softcapping", None) or not cls._supports_sdpa
+    return "eager" if eager else "sdpa"
 
 
 def reference(model: Any, inputs: Mapping[str, Tensor], policy: Policy | None = None) -> tuple[Batch, Result]:
     """Compute the result by plain transformers, and labels for what it gives; `policy` may name a loss of its own."""
-    settings = {"use_cache": False} if "use_cache" in inspect.signature(type(model).forward).parameters else {}
-    with in_float64():
-        output = model(
-            **{name: value.long() if "mask" in name else value for name, value in inputs.items()}, **settings
-        )
+    output = run_plain(model, inputs)
     along = [name for names in policy.returns.values() for name in names] if policy else []
     logits = tuple(value for name, value in output.items() if "logits" in name)
     beside = tuple(output[name] for name in along if name in output)
@@ -139,6 +147,13 @@ def reference(model: Any, inputs: Mapping[str, Tensor], policy: Policy | None = 
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
     return given, Result(tuple(each.detach() for each in (*logits, *beside)), loss.detach(), gradients)
+
+
+def run_plain(model: Any, inputs: Mapping[str, Tensor]) -> Any:
+    """Run transformers' own forward in float64, by the names of its arguments."""
+    settings = {"use_cache": False} if "use_cache" in inspect.signature(type(model).forward).parameters else {}
+    with in_float64():
+        return model(**{name: value.long() if "mask" in name else value for name, value in inputs.items()}, **settings)
 
 
 @contextmanager

@@ -1,0 +1,83 @@
+"""The first step of a transformers model by transformers' own forward, in float64: no policy, and no layer of ours.
+
+    off = deviations(model, module, batches, gradients, loss)     # {"lm_head.weight": 1e-15, ..., "loss": 0.0}
+
+What one process computes by our layers is what every layout is compared with. So a mistake of a policy, which all
+layouts share, would be in no difference between them; it is in this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from dslpar.layers import IGNORE_INDEX
+from dslpar.policies import compare
+from dslpar.policies.model import HuggingFaceModel
+from dslpar.policies.weights import parameters_with_sources, parts
+
+ZERO = 1e-13
+"""Share of the largest gradient below which one is zero but for rounding, and measured by the largest."""
+
+
+def as_plain(model: object) -> HuggingFaceModel | None:
+    """Return the model, if transformers' own class computes the same: not with adapters, which it does not have."""
+    return model if isinstance(model, HuggingFaceModel) and model.adapters is None else None
+
+
+def deviations(
+    model: HuggingFaceModel,
+    weights: Mapping[str, Tensor],
+    module: nn.Module,
+    batches: Sequence[tuple[Any, Any]],
+    gradients: Mapping[str, Tensor],
+    loss: float,
+) -> dict[str, float]:
+    """Return how far the loss and each gradient of the first step are from transformers' own, relative.
+
+    Args:
+        weights: those of `module` at the first step, by our global names.
+        batches: the micro-batches of the step.
+        gradients: of our layers on one process, by our global names.
+        loss: likewise.
+    """
+    cls = type(model.model)
+    plain = compare.build_plain(cls, model.config, compare.plain_attention(cls, model.config))
+    shapes = {name: tuple(p.shape) for name, p in plain.named_parameters(remove_duplicate=False)}
+    named = [(name, sources) for name, _, sources in parameters_with_sources(module)]
+    of_plain = parts(named, shapes)
+    with torch.no_grad():
+        for name, part in of_plain.items():
+            plain.get_parameter(name).copy_(part.read(weights.__getitem__, shapes[name]))
+    losses = [_loss(plain, model, x, y) for x, y in batches]
+    torch.stack(losses).mean().backward()  # type: ignore[no-untyped-call]
+    largest = max(float(g.abs().max()) for g in gradients.values())
+    true = torch.stack(losses).mean().item()
+    off = {"loss": abs(loss - true) / max(abs(true), 1e-300)}
+    for name, part in of_plain.items():
+        wanted = plain.get_parameter(name).grad
+        if wanted is None or part.parameter not in gradients:
+            continue
+        found = part.read(gradients.__getitem__, shapes[name])
+        scale = float(wanted.abs().max())
+        off[name] = float((found - wanted).abs().max()) / (scale if scale > ZERO * largest else largest)
+    return off
+
+
+def _loss(plain: Any, model: HuggingFaceModel, x: Any, y: Any) -> Tensor:
+    """Return the mean loss of a micro-batch by transformers' forward."""
+    inputs = dict(zip(model.policy.inputs, x if isinstance(x, tuple) else (x,), strict=True))
+    output = compare.run_plain(plain, inputs)
+    if model.policy.loss:
+        return output.loss  # type: ignore[no-any-return]
+    logits = [value for name, value in output.items() if "logits" in name]
+    labels = y if isinstance(y, tuple) else (y,)
+    losses = [
+        functional.cross_entropy(each.flatten(0, -2), of.flatten(), ignore_index=IGNORE_INDEX)
+        for each, of in zip(logits, labels, strict=True)
+    ]
+    return torch.stack(losses).sum()
