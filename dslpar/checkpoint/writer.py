@@ -121,6 +121,24 @@ def set_aside(root: Path, step: int) -> None:
             log.warning("%s is not of this run, which was resumed from before it: it is %s now", path, aside.name)
 
 
+def mark_suspect(path: Path, reason: str) -> None:
+    """Note in a published checkpoint's manifest why its numbers cannot be trusted, though its files are intact.
+
+    What cannot be marked is logged: it must not hide why the run ends.
+    """
+    try:
+        stored = folder.open_checkpoint(path)
+        # Beside the folder, and under a name that the next save removes if a kill leaves it; then renamed over the
+        # manifest: the checkpoint has the old one or the new one.
+        part = path.with_suffix(f".suspect{PART}")
+        values = {key: value for key, value in stored.manifest.items() if key != "digest"}
+        write_file(part, [folder.serialize({**values, folder.SUSPECT: reason})])
+        part.replace(path / MANIFEST)
+        fsync(path)
+    except (OSError, folder.ManifestError) as error:
+        log.warning("%s cannot be marked as suspect: %s", path, error)
+
+
 def remove(path: Path) -> None:
     """Remove a folder, or a link to one, if it is there: hidden first, since half a checkpoint must not be seen.
 

@@ -40,6 +40,7 @@ from dslpar.training.metrics import (
     throughput,
     unit_of,
 )
+from dslpar.training.replica_check import Difference
 from dslpar.training.session import NO_LIMIT, SLOW_FACTOR, Session, any_rank
 from dslpar.training.step_data import PartData
 
@@ -77,6 +78,8 @@ class Trainer:
         self._write_error: OSError | None = None
         self._folder_gone = False
         """Whether the run folder was deleted or moved: rank 0 finds it, and `_heed` lets all ranks know."""
+        self._difference: Difference | None = None
+        """What a comparison of replicas has found by the last step."""
         self._num_skipped = 0
         """Steps in a row, up to the last, without a finite loss and gradient."""
         self._first_step = engine.steps_done + 1
@@ -100,8 +103,8 @@ class Trainer:
             The last step's line of metrics.jsonl; empty where no step was left.
 
         Raises:
-            DslparError: on every rank, if one cannot write, the run folder is gone, or the loss or the gradient is no
-                longer finite.
+            DslparError: on every rank, if one cannot write, the run folder is gone, the loss or the gradient is no
+                longer finite, or replicas differ.
         """
         train, engine = self.job.spec.train, self.engine
         loss_before = self.evaluate() if self._eval_interval is not None and engine.steps_done == 0 else None
@@ -122,6 +125,7 @@ class Trainer:
                 record = self.train_step()
                 if metrics is not None:
                     self._write(metrics, record)
+                self._heed_difference()
                 self._after_step(record)
                 self.stopped = self._heed(engine.host_reads.any_rank)
                 self._publish_if_written(engine.host_reads.any_rank)
@@ -155,6 +159,7 @@ class Trainer:
                 raise
             self._publish_before_end()
             raise failures.not_finite(engine, self.train_data, consumed, "at the smallest loss scale") from None
+        self._difference = self.session.compare_replicas(engine)
         step_s = time.perf_counter() - began
         record: Record = {
             "step": engine.steps_done,
@@ -166,6 +171,8 @@ class Trainer:
             **throughput(job, self._device, job.batch.global_size * job.seq_len / step_s),
             **scale,
         }
+        if self._difference is not None:
+            record["replicas_differ"] = self._difference.step
         if self._eval_interval is not None and self._is_due(self._eval_interval):
             record["eval_loss"] = self.evaluate()
         return record
@@ -204,6 +211,9 @@ class Trainer:
             except OSError as error:
                 self._write_error = error
         self._sync_ranks()  # a disk that is full on one rank ends all before any of them begins a checkpoint
+        if (difference := self.session.conclude_comparison(self.engine)) is not None:
+            self._difference = difference
+            self._heed_difference()
         self._publish()
         goes_on = step < train.steps and not (self.stopped or self._folder_gone)
         if goes_on and train.async_save and not self.session.has_saved(step):
@@ -288,6 +298,16 @@ class Trainer:
             self._publish_before_end()
             raise failures.disk_full(self.engine, self._write_error)
         return told or folder_gone
+
+    def _heed_difference(self) -> None:
+        """Heed what a comparison of replicas has found by this step.
+
+        Raises:
+            DslparError: on every rank, if they differ and that ends the run.
+        """
+        if self._difference is not None and self.job.spec.train.on_replica_difference == "stop":
+            self._publish_before_end()  # so that it is marked, too
+        self.session.heed_difference(self.engine, self._difference)
 
     # ---- metrics ----
 

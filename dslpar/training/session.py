@@ -30,8 +30,10 @@ from dslpar.distributed.groups import Groups
 from dslpar.engine.engine import Engine
 from dslpar.language.load import Config
 from dslpar.layout.resolve import Job
+from dslpar.linter.report import text as report_text
 from dslpar.reporting import logging, run_dir
 from dslpar.reporting.logging import log
+from dslpar.training.replica_check import Difference, ReplicaCheck
 from dslpar.watchdog.rank_monitor import RankMonitor
 
 Value = TypeVar("Value")
@@ -57,6 +59,15 @@ class Session:
         """Whether the folder is this run's: what another has left there is archived."""
         self._locked = False
         self._saved_step, self._saved = -1, Path()
+        self._check: ReplicaCheck | None = None
+        """Made at the first step, or save, of an engine."""
+        self._confirmed_step = -1
+        """The step of the last comparison of replicas that found no difference."""
+        self._unconfirmed: list[Path] = []
+        """Checkpoints of later steps than that."""
+        self._difference: Difference | None = None
+        """What the last comparison has found: what is saved from then on is marked."""
+        self._is_reported = False
         self._pending: PendingSave | None = None
         self._buffers: HostBuffers | None = None
 
@@ -237,6 +248,57 @@ class Session:
     def _note_saved(self, step: int, saved: Path) -> None:
         self._saved_step, self._saved = step, saved
         log.info("checkpoint of step %d in %s", step, saved)
+        if step > self._confirmed_step:
+            self._unconfirmed.append(saved)
+        if self._difference is not None:
+            self._mark_unconfirmed(self._difference)
+
+    # ---- replicas ----
+
+    def compare_replicas(self, engine: Engine) -> Difference | None:
+        """Return what a comparison of replicas has found by this step, and begin the next one if that is due.
+
+        After each step; `heed_difference` must follow.
+        """
+        return self._replicas(engine).after_step()
+
+    def conclude_comparison(self, engine: Engine) -> Difference | None:
+        """Return what the comparison that is under way finds, if there is one: before something is saved."""
+        return self._replicas(engine).finish()
+
+    def heed_difference(self, engine: Engine, difference: Difference | None) -> None:
+        """Mark the checkpoints that were saved since replicas were equal, and end the run or log it once.
+
+        Without a difference: take note of which checkpoints are good.
+
+        Raises:
+            DslparError: on every rank: replicas differ, and train.on_replica_difference is 'stop'.
+        """
+        self._difference = difference
+        if difference is None:
+            if self._replicas(engine).last_equal_step > self._confirmed_step:
+                self._confirmed_step, self._unconfirmed = self._replicas(engine).last_equal_step, []
+            return
+        found = difference.finding(engine.job, self._mark_unconfirmed(difference))
+        if self.train.on_replica_difference == "stop":
+            raise DslparError([found])
+        if not self._is_reported and self.world.index == 0:
+            findings = self.at_keys([found._replace(severity="warning")])
+            log.warning("%s", report_text.text(findings, self.config.sources).rstrip())
+        self._is_reported = True
+
+    def _replicas(self, engine: Engine) -> ReplicaCheck:
+        if self._check is None:
+            self._check = ReplicaCheck(engine)
+            self._confirmed_step = engine.steps_done
+        return self._check
+
+    def _mark_unconfirmed(self, difference: Difference) -> list[str]:
+        """Mark what was saved since the last comparison without a difference; return the names, the same on all ranks."""
+        paths, self._unconfirmed = self._unconfirmed, []
+        for path in paths if self.world.index == 0 else ():
+            writer.mark_suspect(path, difference.message)
+        return [path.name for path in paths]
 
     # ---- findings ----
 
