@@ -116,7 +116,8 @@ class ReplicaCheck:
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self._world = engine, engine.groups.axis("pipe", "data", "tensor")
-        self._interval = engine.job.spec.train.check_replicas if self._world.size > 1 else None
+        self.interval = engine.job.spec.train.check_replicas if self._world.size > 1 else None
+        """Steps between comparisons; None: there are none."""
         self.last_equal_step = engine.steps_done
         """The step of the last comparison that found no difference, or with which this start of the run began."""
         self._begun: _Begun | None = None
@@ -132,13 +133,13 @@ class ReplicaCheck:
 
         Of the last step, what its own has found: a checkpoint may follow, and no other step.
         """
-        if self._interval is None:
+        if self.interval is None:
             return None
         engine, difference = self._engine, None
         if self._begun is not None:
             difference = self._conclude(engine.host_reads.replicas_differ)
         is_last = engine.steps_done == engine.job.spec.train.steps
-        if is_last or engine.steps_done % self._interval == 0:
+        if is_last or engine.steps_done % self.interval == 0:
             self._begin()
         return difference or (self.finish() if is_last else None)
 

@@ -61,8 +61,8 @@ class Session:
         self._saved_step, self._saved = -1, Path()
         self._check: ReplicaCheck | None = None
         """Made at the first step, or save, of an engine."""
-        self._confirmed_step = -1
-        """The step of the last comparison of replicas that found no difference."""
+        self._confirmed_step: int | None = None
+        """The step of the last comparison of replicas that found no difference; None: nobody compares them."""
         self._unconfirmed: list[Path] = []
         """Checkpoints of later steps than that."""
         self._difference: Difference | None = None
@@ -195,7 +195,7 @@ class Session:
         self.finish_save(engine)
         if self._saved_step != engine.steps_done:
             self.enter("saving", engine.steps_done, SLOW_FACTOR)
-            self._note_saved(engine.steps_done, checkpoint.save(engine, self.text))
+            self._note_saved(engine.steps_done, checkpoint.save(engine, self.text, self._confirmed_step))
         return self._saved
 
     def begin_save(self, engine: Engine) -> PendingSave:
@@ -229,7 +229,7 @@ class Session:
             return
         self.enter("saving", engine.steps_done, SLOW_FACTOR)
         try:
-            self._note_saved(self._pending.step, self._pending.publish())
+            self._note_saved(self._pending.step, self._pending.publish(self._confirmed_step))
         except DslparError:
             self._pending = None  # all ranks have ended it
             raise
@@ -248,7 +248,7 @@ class Session:
     def _note_saved(self, step: int, saved: Path) -> None:
         self._saved_step, self._saved = step, saved
         log.info("checkpoint of step %d in %s", step, saved)
-        if step > self._confirmed_step:
+        if self._confirmed_step is not None and step > self._confirmed_step:
             self._unconfirmed.append(saved)
         if self._difference is not None:
             self._mark_unconfirmed(self._difference)
@@ -276,8 +276,9 @@ class Session:
         """
         self._difference = difference
         if difference is None:
-            if self._replicas(engine).last_equal_step > self._confirmed_step:
-                self._confirmed_step, self._unconfirmed = self._replicas(engine).last_equal_step, []
+            equal_step = self._replicas(engine).last_equal_step
+            if self._confirmed_step is not None and equal_step > self._confirmed_step:
+                self._confirmed_step, self._unconfirmed = equal_step, []
             return
         found = difference.finding(engine.job, self._mark_unconfirmed(difference))
         if self.train.on_replica_difference == "stop":
@@ -290,7 +291,7 @@ class Session:
     def _replicas(self, engine: Engine) -> ReplicaCheck:
         if self._check is None:
             self._check = ReplicaCheck(engine)
-            self._confirmed_step = engine.steps_done
+            self._confirmed_step = self._check.last_equal_step if self._check.interval else None
         return self._check
 
     def _mark_unconfirmed(self, difference: Difference) -> list[str]:
