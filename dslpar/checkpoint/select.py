@@ -115,7 +115,9 @@ def _check_passed_over(
     if passed_over and requested == "newest":
         name, is_corrupted = Path(checkpoint.path).name, passed_over[0].code == "CKP215"
         hint = f"to go back to the one before it: checkpoint.resume_from={name}"
-        message = f"{'; '.join(each.message for each in passed_over)}; {name} is {'intact' if is_corrupted else 'not marked'}"
+        message = (
+            f"{'; '.join(each.message for each in passed_over)}; {name} is {'intact' if is_corrupted else 'not marked'}"
+        )
         more = "; or bring the files back" if is_corrupted else ""
         raise_finding(passed_over[0].code, message, hint + more, job.path, "checkpoint.resume_from")
     for each in passed_over if world.index == 0 else ():

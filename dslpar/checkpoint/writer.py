@@ -98,7 +98,7 @@ def prune(root: Path, keep: int | None, step: int, confirmed_step: int | None = 
     """Keep the newest `keep` complete ones up to `step`, the one just saved, and remove older ones; None: keep all.
 
     An incomplete or suspect one is no copy to count on, one of a later step (the run was resumed from before it) least
-    of all. Only lengths are compared: to read every byte of every checkpoint at each save would cost more than the save.
+    of all. Only lengths are compared: to read every byte of all checkpoints at each save would cost more than the save.
 
     confirmed_step: the step up to which replicas are known to have been equal; the newest checkpoint up to it is kept
     too, for all later ones may turn out to be suspect. None: nobody compares them.

@@ -6,8 +6,8 @@ A tensor is a string of words s_i, its elements' bits as integers of their own w
 row-major order. Its hash is the sum of w_i s_i modulo 2^64, w_i odd and random: MULTILINEAR of Lemire and Kaser,
 "Strongly universal string hashing is fast" (arXiv 1202.4961), with all 64 bits of the sum kept.
 
-- A change of one word, such as one flipped bit, always changes the hash: it changes the sum by w d, where 0 < |d| < 2^32.
-  d has at most 31 factors of two and w has none, so w d is no multiple of 2^64.
+- A change of one word, such as one flipped bit, always changes the hash: it changes the sum by w d, 0 < |d| < 2^32. d
+  has at most 31 factors of two and w has none, so w d is no multiple of 2^64.
 - A change of several words goes unseen with a probability of about 2^-32: for all weights but one, few values of the
   last one make the sum of the changes a multiple of 2^64.
 

@@ -4,11 +4,11 @@
     difference = check.after_step()     # after each step, on all ranks together; None: nothing is known to differ
     difference = check.finish()         # of a comparison that was begun and not read yet, such as before a save
 
-A bit that flips in a device's memory, a kernel that loses an update, a module that draws other numbers on one rank of a
-tensor group: none of these raises, and the loss may look well for thousands of steps. Copies of one state show them,
+A bit that flips in a device's memory, a kernel that loses an update, a module that draws other numbers on one rank of
+a tensor group: none of these raises, and the loss may look well for thousands of steps. Copies of one state show them,
 since each is computed by another device.
 
-1. After a step that is due, each rank hashes its copies where they are (`engine.tensor_hash`), and adds up the hashes of
+1. After a step that is due, each rank hashes its copies where they are (`engine.tensor_hash`). It adds up the hashes of
    all that is equal over the same axes to one digest: a few 64-bit numbers a rank, whatever the size of the model.
 2. One all-gather over all ranks, which nobody waits for, brings the digests together. The device compares each with
    that of the first of the ranks that hold copies.
@@ -77,7 +77,6 @@ class Difference(NamedTuple):
             how = f"{who} differ"
         since = f"step {self.last_equal_step}" if self.last_equal_step else "the start"
         return f"{self.title} is not the same on all ranks after step {self.step}: {how}; they were equal at {since}"
-
 
     def finding(self, job: Job, marked: Sequence[str]) -> Finding:
         """Return the finding of it; `marked`: names of the checkpoints that were saved since copies were equal."""
@@ -238,7 +237,9 @@ class ReplicaCheck:
             if len({digests[rank][kind] for rank in ranks}) > 1:
                 holders[copies] = ranks
         named = zip(begun.items, begun.hashes.tolist(), strict=True)
-        return {_Copy(key.name, key.kind, holders[key.copies]): number for key, number in named if key.copies in holders}
+        return {
+            _Copy(key.name, key.kind, holders[key.copies]): number for key, number in named if key.copies in holders
+        }
 
 
 class _Copy(NamedTuple):
@@ -270,4 +271,6 @@ def _first_of(coord: Mapping[str, int], copies: Copies) -> dict[str, int]:
 def _minority(hashes: Sequence[int | None], ranks: Sequence[int]) -> tuple[int, ...]:
     """Return the ranks whose hash is not that of more than half of all; (): no hash is."""
     ((most, count),) = Counter(hashes).most_common(1)
-    return tuple(rank for rank, each in zip(ranks, hashes, strict=True) if each != most) if 2 * count > len(ranks) else ()
+    if 2 * count <= len(ranks):
+        return ()
+    return tuple(rank for rank, each in zip(ranks, hashes, strict=True) if each != most)

@@ -295,7 +295,7 @@ class Session:
         return self._check
 
     def _mark_unconfirmed(self, difference: Difference) -> list[str]:
-        """Mark what was saved since the last comparison without a difference; return the names, the same on all ranks."""
+        """Mark what was saved since the last comparison without a difference; return the names, on all ranks alike."""
         paths, self._unconfirmed = self._unconfirmed, []
         for path in paths if self.world.index == 0 else ():
             writer.mark_suspect(path, difference.message)
