@@ -562,7 +562,7 @@ class Train:
         default=None, resume="free", synonyms="check_weight_hash_across_dp_replicas_interval"
     )
     """Steps between comparisons of what ranks must hold equal copies of: weights, masters, the optimizer's state,
-    counters, scalers, generators, buffers. Hashes are compared, to the bit; None: never."""
+    counters, loss scaler, random generators. Their hashes are compared, to the bit; None: never."""
     on_replica_difference: OnDifference = key(default="stop", resume="free")
     """'stop': a difference ends the run. 'report': it is logged once and noted in metrics.jsonl, and the run goes on.
     Either way checkpoints since the last comparison without one are marked."""

@@ -79,7 +79,9 @@ class Trainer:
         self._folder_gone = False
         """Whether the run folder was deleted or moved: rank 0 finds it, and `_heed` lets all ranks know."""
         self._difference: Difference | None = None
-        """What a comparison of replicas has found by the last step."""
+        """What the last comparison of replicas has found, where it was concluded since the step before."""
+        self._noted_step: int | None = None
+        """The step after which replicas differed, until a line of metrics.jsonl has it."""
         self._num_skipped = 0
         """Steps in a row, up to the last, without a finite loss and gradient."""
         self._first_step = engine.steps_done + 1
@@ -159,7 +161,7 @@ class Trainer:
                 raise
             self._publish_before_end()
             raise failures.not_finite(engine, self.train_data, consumed, "at the smallest loss scale") from None
-        self._difference = self.session.compare_replicas(engine)
+        self._note_difference(self.session.compare_replicas(engine))
         step_s = time.perf_counter() - began
         record: Record = {
             "step": engine.steps_done,
@@ -171,8 +173,8 @@ class Trainer:
             **throughput(job, self._device, job.batch.global_size * job.seq_len / step_s),
             **scale,
         }
-        if self._difference is not None:
-            record["replicas_differ"] = self._difference.step
+        if self._noted_step is not None:
+            record["replicas_differ"], self._noted_step = self._noted_step, None
         if self._eval_interval is not None and self._is_due(self._eval_interval):
             record["eval_loss"] = self.evaluate()
         return record
@@ -211,9 +213,8 @@ class Trainer:
             except OSError as error:
                 self._write_error = error
         self._sync_ranks()  # a disk that is full on one rank ends all before any of them begins a checkpoint
-        if (difference := self.session.conclude_comparison(self.engine)) is not None:
-            self._difference = difference
-            self._heed_difference()
+        self._note_difference(self.session.conclude_comparison(self.engine))
+        self._heed_difference()
         self._publish()
         goes_on = step < train.steps and not (self.stopped or self._folder_gone)
         if goes_on and train.async_save and not self.session.has_saved(step):
@@ -298,6 +299,11 @@ class Trainer:
             self._publish_before_end()
             raise failures.disk_full(self.engine, self._write_error)
         return told or folder_gone
+
+    def _note_difference(self, difference: Difference | None) -> None:
+        self._difference = difference
+        if difference is not None:
+            self._noted_step = difference.step
 
     def _heed_difference(self) -> None:
         """Heed what a comparison of replicas has found by this step.

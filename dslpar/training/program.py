@@ -100,8 +100,7 @@ class ProgramEngine(Engine):
         with self.session.inside("saving", self.steps_done, SLOW_FACTOR):
             if not self.session.is_prepared:
                 self.session.prepare_folder(self.job, self.resumed_from, _WRITTEN)
-            if (difference := self.session.conclude_comparison(self)) is not None:
-                self.session.heed_difference(self, difference)
+            self.session.heed_difference(self, self.session.conclude_comparison(self))
             return self.session.save(self)
 
     def resume(self) -> Path | None:

@@ -14,15 +14,15 @@ optimizer's tensors
 optimizer's counters and settings, lr  all ranks of a stage
 step, samples, skipped, loss scale     all ranks
 torch's generators, micro-batch seed   the tensor group
-buffers of modules that are no         the tensor group, which computes them alike; of SyncBatchNorm, data too
-`dslpar.layers`
+buffers of torch's SyncBatchNorm       data
 =====================================  ========================================================================
 
 Ranks of one ZeRO group get one average of the gradients, so their copies are equal to the bit. Ranks that only share a
 tensor group, or a tie, average over replicas in groups of their own: each sum of two terms is the same in any order,
 and with more it is the same where these stand at the same place of the same bucket, over gloo. So with more than two
 replicas tied copies are left out, and on accelerators all trained copies over tensor axes: there NCCL chooses the order
-of a sum for each group. What is sharded, or cut over all axes, has no copy to compare with: nobody can tell it wrong.
+of a sum for each group. What is sharded, or cut over all axes, has no copy to compare with. Other buffers are not known
+to be equal: BatchNorm's are of a replica's own samples, and of the features that a rank has.
 
 Megatron-LM compares parameters over data alone (`--check-weight-hash-across-dp-replicas-interval`), for that reason.
 """
@@ -42,7 +42,7 @@ from dslpar.checkpoint.shards import ParameterShard
 from dslpar.core.mesh import TENSOR_AXES
 from dslpar.engine.engine import Engine
 from dslpar.engine.pipeline_module import Pipeline, global_name
-from dslpar.layers.parameter import Layer, placement_of, stable_hash
+from dslpar.layers.parameter import placement_of, stable_hash
 
 _AXES = ("pipe", "data", *TENSOR_AXES)
 
@@ -196,7 +196,6 @@ def _buffers(engine: Engine) -> Iterator[Item]:
     whole = engine.deepspeed.module
     rename = partial(global_name, layer_names=whole.layer_names) if isinstance(whole, Pipeline) else str
     for path, module in whole.named_modules():
-        axes = ("data", *TENSOR_AXES) if isinstance(module, nn.SyncBatchNorm) else TENSOR_AXES
-        for name, buffer in module.named_buffers(recurse=False):
-            if name not in module._non_persistent_buffers_set and not isinstance(module, Layer):
-                yield Item("buffer", rename(f"{path}.{name}".lstrip(".")), Copies(axes), buffer)
+        if isinstance(module, nn.SyncBatchNorm):
+            for name, buffer in module.named_buffers(recurse=False):
+                yield Item("buffer", rename(f"{path}.{name}"), Copies(("data",)), buffer)

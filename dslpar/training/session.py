@@ -263,7 +263,10 @@ class Session:
         return self._replicas(engine).after_step()
 
     def conclude_comparison(self, engine: Engine) -> Difference | None:
-        """Return what the comparison that is under way finds, if there is one: before something is saved."""
+        """Return what the comparison that is under way finds, if there is one: before a save.
+
+        `heed_difference` must follow.
+        """
         return self._replicas(engine).finish()
 
     def heed_difference(self, engine: Engine, difference: Difference | None) -> None:
@@ -274,12 +277,12 @@ class Session:
         Raises:
             DslparError: on every rank: replicas differ, and train.on_replica_difference is 'stop'.
         """
-        self._difference = difference
         if difference is None:
             equal_step = self._replicas(engine).last_equal_step
             if self._confirmed_step is not None and equal_step > self._confirmed_step:
-                self._confirmed_step, self._unconfirmed = equal_step, []
+                self._confirmed_step, self._unconfirmed, self._difference = equal_step, [], None
             return
+        self._difference = difference
         found = difference.finding(engine.job, self._mark_unconfirmed(difference))
         if self.train.on_replica_difference == "stop":
             raise DslparError([found])
