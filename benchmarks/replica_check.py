@@ -4,8 +4,8 @@
 
 Two engines of one GPT take steps of 512 tokens a rank in turns, and one of them compares after each step. What its
 steps take longer, over 50, is the share of a run that compares every 50 steps. All that a comparison does is in it:
-hashes, the all-gather, and the verdict. Most is hashed without ZeRO: weights and both of Adam's moments. The share falls
-with the tokens of a step: a step of T tokens computes 6 T operations for a weight, and a comparison 2 for each word.
+hashes, the all-gather, and the verdict. Most is hashed without ZeRO: weights and both of Adam's moments. The share
+falls with the tokens of a step: a step of T tokens computes 6 T operations for a weight, a comparison 2 for each word.
 """
 
 from __future__ import annotations

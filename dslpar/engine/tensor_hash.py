@@ -54,7 +54,7 @@ def _hash(tensor: Tensor) -> Tensor:
     weights = _odd_weights(size, words.device)
     if len(words) <= size:
         return (words * weights[: len(words)]).sum()
-    sums = torch.stack([(chunk * weights[: len(chunk)]).sum() for chunk in words.split(size)])
+    sums = torch.stack([(chunk * weights[: len(chunk)]).sum() for chunk in torch.split(words, size)])
     return (sums * _odd_weights(1 << len(sums).bit_length(), words.device, _SEED_OF_CHUNKS)[: len(sums)]).sum()
 
 

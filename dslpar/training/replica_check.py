@@ -167,7 +167,7 @@ class ReplicaCheck:
         on_host = [_hash_on_host(item) for item in state[len(on_device) :]]
         parts = [tensor_hashes(on_device)] if on_device else []
         if on_host:
-            hashes = torch.tensor(on_host, dtype=torch.int64, device="cpu")
+            hashes = torch.tensor(on_host, dtype=torch.int64)
             # From pinned memory: of any other the host would wait for the copy.
             parts.append(hashes if device.type == "cpu" else hashes.pin_memory().to(device, non_blocking=True))
         return tuple(_Key(item.name, item.kind, item.copies) for item in state), torch.cat(parts)

@@ -288,7 +288,7 @@ class Session:
             raise DslparError([found])
         if not self._is_reported and self.world.index == 0:
             findings = self.at_keys([found._replace(severity="warning")])
-            log.warning("%s", report_text.text(findings, self.config.sources).rstrip())
+            log.warning(report_text.text(findings, self.config.sources).rstrip())
         self._is_reported = True
 
     def _replicas(self, engine: Engine) -> ReplicaCheck:

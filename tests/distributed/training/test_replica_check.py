@@ -23,7 +23,7 @@ from dslpar.schema.sections import (
     Zero,
 )
 from dslpar.training.replica_check import Difference, ReplicaCheck, _minority
-from dslpar.training.replicated_state import Copies, Item, replicated_state
+from dslpar.training.replicated_state import Copies, Item, _ParameterCopies, replicated_state
 from tests.distributed.engine.test_engine import batches, engine_of, job
 from tests.support.ranks import on_ranks
 from tests.support.sampling import sampled
@@ -54,6 +54,7 @@ LAYOUTS = {
     "data 3, ZeRO 2": Layout(3, {"zero": Zero(stage=2), **SIX}),
     "data 3, ZeRO 3": Layout(3, {"zero": Zero(stage=3), **SIX}),
     "data 2, ZeRO 2, fp16": Layout(2, {"zero": Zero(stage=2), **FP16}),
+    "data 2, ZeRO 1": Layout(2, {"zero": Zero(stage=1)}),
     "data 2, ZeRO 1, gathers overlapped": Layout(2, {"zero": Zero(stage=1, overlap_param_gather=True)}),
     "data 2, ZeRO 3, bf16": Layout(2, {"zero": Zero(stage=3), **BF16}),
     "data 2, ZeRO 3, nothing gathered": Layout(
@@ -88,9 +89,9 @@ LAYOUTS = {
 STEPS = 4
 
 
-def _job(name: str, **train: Any) -> Job:
+def _job(name: str, dropout: float = 0.1, **train: Any) -> Job:
     layout = LAYOUTS[name]
-    gpt = section.GPT(num_layers=4, hidden_size=16, num_heads=4, vocab_size=32, max_seq_len=8, dropout=0.1)
+    gpt = section.GPT(num_layers=4, hidden_size=16, num_heads=4, vocab_size=32, max_seq_len=8, dropout=dropout)
     return job(layout.world, gpt, train=Train(**{"steps": 1000, "check_replicas": 1} | train), **layout.sections)
 
 
@@ -202,6 +203,31 @@ def test_copies_follow_from_placement_stage_of_zero_and_ties(
 ) -> None:
     found = on_ranks(LAYOUTS[name].world, _copies, _job(name), init="deepspeed")[0]
     assert {key: found.get(key) for key in expected} == expected
+
+
+def _copies_over_tensor_axes(made: Job) -> dict[str, tuple[Copies, Copies]]:
+    """Of a vector: as on CPUs, where sums have a fixed order, and as on an accelerator; trained and frozen."""
+    engine = engine_of(made)
+    vector = dict(engine.named_parameters())[NORM]
+    found = {}
+    for kind in ("cpu", "cuda"):
+        engine.deepspeed.device = torch.device(kind)
+        copies = _ParameterCopies(engine)
+        frozen = torch.nn.Parameter(vector.detach(), requires_grad=False)
+        frozen.placement = vector.placement  # type: ignore[attr-defined]
+        found[kind] = copies.of(vector, sharded=False), copies.of(frozen, sharded=False)
+    return found
+
+
+def test_on_accelerators_with_three_replicas_trained_copies_are_compared_over_data_alone() -> None:
+    """NCCL may add up the gradients of each data group in an order of its own; of two terms no order differs."""
+    for name, over_tensor in (("1d sequence, data 3, ZeRO 1", False), ("1d, data 2", True)):
+        found = on_ranks(LAYOUTS[name].world, _copies_over_tensor_axes, _job(name), init="deepspeed")[0]
+        own, frozen = found["cuda"]
+        assert "y" in found["cpu"][0].axes
+        assert ("y" in own.axes) == over_tensor
+        assert "y" in frozen.axes
+        assert "data" in own.axes
 
 
 # ---- one flipped bit ----
@@ -384,6 +410,31 @@ def _sent(made: Job) -> tuple[list[str], list[str]]:
         rows.append(list(sent))
         sent.clear()
     return rows[3], rows[4]
+
+
+def _waits(made: Job) -> Any:
+    """Of a step, the comparison after it, and the step after that."""
+    from benchmarks.device_counter import count_waits
+
+    engine = engine_of(made)
+    check = ReplicaCheck(engine)
+    for step in range(2):  # the first makes the optimizer's states, the second finds them
+        _step(engine, step)
+        check.after_step()
+    fed = batches(made, engine.groups.coord["data"], 2)
+    with count_waits() as waits:
+        engine.train_batch(fed)
+        assert check.after_step() is None
+        engine.train_batch(fed)
+        assert check.after_step() is None
+    return waits.reads, waits.copies, waits.synchronizations
+
+
+def test_the_host_waits_for_the_device_once_a_step_as_without_comparisons() -> None:
+    for reads, copies, synchronizations in on_ranks(2, _waits, _job("data 2, ZeRO 1", dropout=0.0), init="deepspeed"):
+        assert len(reads) == 2, reads
+        assert all("host_reads.py" in read for read in reads)
+        assert (copies, synchronizations) == ([], [])
 
 
 def test_a_comparison_is_one_all_gather_of_a_few_numbers() -> None:

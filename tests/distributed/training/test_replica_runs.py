@@ -161,7 +161,7 @@ CHECKED = ("train.check_replicas=2", "train.save_interval=1", "train.eval_interv
 
 @pytest.mark.usefixtures("damaged_step_3")
 def test_fit_goes_on_where_differences_are_reported_alone(tmp_path: Path) -> None:
-    overrides = (*CHECKED, "train.on_replica_difference='report'", "checkpoint.keep=2")
+    overrides = (*CHECKED, "train.on_replica_difference='report'", "checkpoint.keep=2", "train.async_save=False")
     path = test_fit.config(tmp_path, "parallel = dict(data=2)\n")
     first, second = on_ranks(2, _fit_noting_marks, path, *overrides, init="deepspeed")
     assert first == {1: False, 2: False, 3: False, 4: True, 5: True, 6: True}, "marked as soon as they are saved"
@@ -169,7 +169,8 @@ def test_fit_goes_on_where_differences_are_reported_alone(tmp_path: Path) -> Non
     noted = {line["step"]: line["replicas_differ"] for line in test_fit.lines(tmp_path) if "replicas_differ" in line}
     assert noted == {5: 4, 6: 6}, "that of step 4 was known before its save, and its line was written; the last at once"
     log = (tmp_path / "out/log.txt").read_text()
-    assert log.count("PRE231") == 1
+    assert log.count("PRE231 replicas-differ [warning]") == log.count("PRE231") == 1
+    assert "\n  help: --resume from a checkpoint that is not marked" in log
     suspects = _suspects(tmp_path)
     assert {name for name, why in suspects.items() if not why} == {"step_000002"}, "kept: the last that is confirmed"
     assert {name for name, why in suspects.items() if why} >= {"step_000005", "step_000006"}
