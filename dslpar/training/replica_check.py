@@ -51,8 +51,8 @@ class Difference(NamedTuple):
 
     step: int
     """The step after which they were hashed."""
-    last_equal_step: int
-    """The step of the last comparison that found no difference, or with which this start of the run began."""
+    last_equal_step: int | None
+    """The step of the last comparison that found no difference; None: there was none since this start of the run."""
     title: str
     """'weight blocks.0.norm.weight'."""
     ranks: tuple[int, ...]
@@ -75,8 +75,10 @@ class Difference(NamedTuple):
             how = f"{who} {verb} from rank{'s' * (len(majority) > 1)} {', '.join(map(str, majority))}"
         else:
             how = f"{who} differ"
-        since = f"step {self.last_equal_step}" if self.last_equal_step else "the start"
-        return f"{self.title} is not the same on all ranks after step {self.step}: {how}; they were equal at {since}"
+        before = "this is the first comparison"
+        if self.last_equal_step is not None:
+            before = f"they were equal after step {self.last_equal_step}"
+        return f"{self.title} is not the same on all ranks after step {self.step}: {how}; {before}"
 
     def finding(self, job: Job, marked: Sequence[str]) -> Finding:
         """Return the finding of it; `marked`: names of the checkpoints that were saved since copies were equal."""
@@ -117,8 +119,8 @@ class ReplicaCheck:
         self._engine, self._world = engine, engine.groups.axis("pipe", "data", "tensor")
         self.interval = engine.job.spec.train.check_replicas if self._world.size > 1 else None
         """Steps between comparisons; None: there are none."""
-        self.last_equal_step = engine.steps_done
-        """The step of the last comparison that found no difference, or with which this start of the run began."""
+        self.last_equal_step: int | None = None
+        """The step of the last comparison that found no difference; None: there was none yet."""
         self._begun: _Begun | None = None
         self._kinds: list[Copies] = []
         """Every kind of copies that a rank has: the same list on all of them, made at the first comparison."""

@@ -62,7 +62,8 @@ class Session:
         self._check: ReplicaCheck | None = None
         """Made at the first step, or save, of an engine."""
         self._confirmed_step: int | None = None
-        """The step of the last comparison of replicas that found no difference; None: nobody compares them."""
+        """The step of the last comparison of replicas that found no difference, or of the start; None: nobody compares
+        them."""
         self._unconfirmed: list[Path] = []
         """Checkpoints of later steps than that."""
         self._difference: Difference | None = None
@@ -279,7 +280,7 @@ class Session:
         """
         if difference is None:
             equal_step = self._replicas(engine).last_equal_step
-            if self._confirmed_step is not None and equal_step > self._confirmed_step:
+            if equal_step is not None and equal_step != self._confirmed_step:
                 self._confirmed_step, self._unconfirmed, self._difference = equal_step, [], None
             return
         self._difference = difference
@@ -294,7 +295,8 @@ class Session:
     def _replicas(self, engine: Engine) -> ReplicaCheck:
         if self._check is None:
             self._check = ReplicaCheck(engine)
-            self._confirmed_step = self._check.last_equal_step if self._check.interval else None
+            # What this start began with was drawn or loaded alike, before the step that is done now.
+            self._confirmed_step = max(engine.steps_done - 1, 0) if self._check.interval else None
         return self._check
 
     def _mark_unconfirmed(self, difference: Difference) -> list[str]:

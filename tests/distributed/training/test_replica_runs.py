@@ -68,11 +68,19 @@ def test_a_program_ends_and_what_it_saved_since_is_marked(tmp_path: Path, own_lo
     for saved, said in on_ranks(2, _program, path, 2, own_loop, init="deepspeed"):
         assert saved == ["step_000001", "step_000002", "step_000003"]
         assert "PRE231 replicas-differ: weight 2.weight is not the same on all ranks after step 4: rank 0 on" in said
-        assert "they were equal at step 2" in said
+        assert "they were equal after step 2" in said
         assert "step_000003, saved since, is marked as suspect" in said
     suspects = _suspects(tmp_path)
     assert {name for name, why in suspects.items() if why} == {"step_000003"}
     assert suspects["step_000003"].startswith("weight 2.weight is not the same on all ranks after step 4")
+
+
+def test_of_a_run_whose_first_comparison_differs_all_checkpoints_are_marked(tmp_path: Path) -> None:
+    for saved, said in on_ranks(2, _program, config(tmp_path, DATA, CHECK), 1, True, init="deepspeed"):
+        assert saved == ["step_000001"]
+        assert "after step 2: rank 0 on" in said
+        assert "differ; this is the first comparison" in said
+    assert [name for name, why in _suspects(tmp_path).items() if why] == ["step_000001"]
 
 
 def _resume(path: str) -> str:
