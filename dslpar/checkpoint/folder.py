@@ -30,6 +30,8 @@ from dslpar.core.catalog import finding
 from dslpar.core.errors import DslparError
 
 MANIFEST, RANKS, TENSORS, STATE, PART = "checkpoint.json", "ranks", "tensors", "state.pt", ".part"
+SUSPECT = "suspect"
+"""Key of a manifest: why the numbers of its checkpoint cannot be trusted, though its files are intact."""
 _MAX_MANIFEST_BYTES = 1 << 28
 
 _NO_DIGEST = "0" * 32
@@ -49,6 +51,11 @@ class Checkpoint(NamedTuple):
         """Optimizer steps that were done when it was saved."""
         step: int = self.manifest["step"]
         return step
+
+    @property
+    def suspect(self) -> str:
+        """Why its numbers cannot be trusted; empty: nothing is known against them."""
+        return str(self.manifest.get(SUSPECT, ""))
 
 
 class FileDigest(NamedTuple):

@@ -38,6 +38,7 @@ def check(values: Mapping[str, Any]) -> None:
         text(scheduler["type"], "config.lr_scheduler.type")
         for name, version in mapping(values["versions"], "versions").items():
             text(version, f"versions.{name}")
+        text(values.get("suspect", ""), "suspect")
         _check_layout(mapping(plain(values["layout"], "layout"), "layout"))
 
 

@@ -48,16 +48,17 @@ from dslpar.engine.engine import Engine
 from dslpar.reporting.run_dir import CHECKPOINTS
 
 
-def save(engine: Engine, data: str = "") -> Path:
+def save(engine: Engine, data: str = "", confirmed_step: int | None = None) -> Path:
     """Save the run as it stands, and make that visible when all of it is on disk. All ranks must call it together.
 
-    `data` says what it is trained on (`dslpar.data.source`). Returns the checkpoint's folder.
+    `data` says what it is trained on (`dslpar.data.source`); `confirmed_step` as in `writer.prune`. Returns the
+    checkpoint's folder.
 
     Raises:
         DslparError: on every rank, if one of them cannot write there, or does not see where rank 0 writes. What was
             visible before stays as it is.
     """
-    return PendingSave(engine, data, None).publish()
+    return PendingSave(engine, data, None).publish(confirmed_step)
 
 
 def begin_save(engine: Engine, buffers: HostBuffers, data: str = "") -> PendingSave:
@@ -105,8 +106,10 @@ class PendingSave:
         """Whether this rank's files are on disk, or could not be written."""
         return self._thread is None or not self._thread.is_alive()
 
-    def publish(self) -> Path:
+    def publish(self, confirmed_step: int | None = None) -> Path:
         """Wait for this rank's files and for all ranks; publish the checkpoint, and return its folder.
+
+        `confirmed_step` as in `writer.prune`.
 
         Raises:
             DslparError: on every rank, as `save` does.
@@ -122,7 +125,7 @@ class PendingSave:
 
         def publish() -> Path:
             try:
-                return self._publish(reports)
+                return self._publish(reports, confirmed_step)
             except OSError:
                 writer.remove(self._part)
                 raise
@@ -130,7 +133,7 @@ class PendingSave:
         self.saved = run_on_rank_0(publish, self._world, self._job, WRITE, self._rank)
         return self.saved
 
-    def _publish(self, reports: Sequence[RankReport]) -> Path:
+    def _publish(self, reports: Sequence[RankReport], confirmed_step: int | None) -> Path:
         """Write what rank 0 adds, publish the folder, and remove checkpoints that are no longer kept. On rank 0."""
         # What is unpickled was pickled by this job's own ranks a moment ago.
         index = merge(pickle.loads(zlib.decompress(report.packed_index)) for report in reports)
@@ -143,7 +146,7 @@ class PendingSave:
         # Before the rename: a kill between the two must not leave a newer checkpoint of another course as the newest.
         writer.set_aside(self._root, self.step)
         final = writer.publish(self._root, self._manifest, files)
-        writer.prune(self._root, self._job.spec.checkpoint.keep, self.step)
+        writer.prune(self._root, self._job.spec.checkpoint.keep, self.step, confirmed_step)
         return final
 
     def abandon(self) -> str:

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from dslpar.checkpoint import contents, folder
 from dslpar.checkpoint.collective import MAX_LISTED, READ, check_seen_by_all, run_on_rank_0
@@ -26,16 +26,17 @@ _NEWEST = ("newest", "newest_whole")
 def find_checkpoint(job: Job, world: Axis) -> Checkpoint | None:
     """Return the checkpoint that `checkpoint.resume_from` names, every byte of it read; None if there is none at all.
 
-    'newest' is the newest in the job's output_dir, by what rank 0 sees there; 'newest_whole' passes over corrupted
-    ones, and rank 0 logs which. All ranks must call it together: each reads its share of the files.
+    'newest' is the newest in the job's output_dir, by what rank 0 sees there; 'newest_whole' passes over corrupted and
+    suspect ones, and rank 0 logs which. One that is named is taken though it is suspect. All ranks must call it
+    together: each reads its share of the files.
 
     Raises:
-        DslparError: on every rank, if one of them does not see that checkpoint; if it is corrupted, with the newest
-            intact one; or there is none of that name. A long run must not begin anew because its last file was cut
-            short.
+        DslparError: on every rank, if one of them does not see that checkpoint; if it is corrupted or suspect, with the
+            newest one that is neither; or there is none of that name. A long run must not begin anew because its last
+            file was cut short.
     """
     requested = job.spec.checkpoint.resume_from
-    corrupted: list[str] = []
+    passed_over: list[_PassedOver] = []
     # Rank 0 lists the folder for all: caches of a network file system may show each host another one.
     for name in run_on_rank_0(lambda: _candidates(job, requested), world, job, READ):
         path = Path(job.output_dir, CHECKPOINTS, name)  # `name` alone, where that is a path
@@ -44,18 +45,27 @@ def find_checkpoint(job: Job, world: Axis) -> Checkpoint | None:
         problems = [problem]
         if manifest is not None:
             checkpoint = Checkpoint(str(path), manifest)
+            if checkpoint.suspect and requested in _NEWEST:
+                passed_over.append(_PassedOver("CKP232", f"{path} is suspect: {checkpoint.suspect}"))
+                continue
             problems = _verify_together(checkpoint, world, job)
             if not problems:
-                _check_passed_over(checkpoint, corrupted, requested, world, job)
+                _check_passed_over(checkpoint, passed_over, requested, world, job)
                 return checkpoint
         more = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
-        corrupted.append(f"{path} is corrupted: {problems[0]}{more}")
+        passed_over.append(_PassedOver("CKP215", f"{path} is corrupted: {problems[0]}{more}"))
     if requested not in _NEWEST:
-        _refuse_choice(requested, corrupted, world, job)
-    if corrupted:
-        hint = "bring the files back; or remove these folders, and the run starts at step 0"
-        raise_finding("CKP205", "; ".join(corrupted), hint, job.path, "train.output_dir")
+        _refuse_choice(requested, passed_over, world, job)
+    if passed_over:
+        _refuse_all(passed_over, job)
     return None
+
+
+class _PassedOver(NamedTuple):
+    """A checkpoint that a resume does not take by itself."""
+
+    code: str
+    message: str
 
 
 def _candidates(job: Job, requested: str) -> list[str]:
@@ -95,24 +105,44 @@ def _verify_together(checkpoint: Checkpoint, world: Axis, job: Job) -> list[str]
     return contents.corruptions(checkpoint, world.index, world.size, gather)
 
 
-def _check_passed_over(checkpoint: Checkpoint, corrupted: list[str], requested: str, world: Axis, job: Job) -> None:
-    """Refuse to pass over newer, corrupted checkpoints, unless 'newest_whole' asks for that; rank 0 logs them."""
-    if corrupted and requested == "newest":
-        name = Path(checkpoint.path).name
-        hint = f"to go back to the one before it: checkpoint.resume_from={name}; or bring the files back"
-        message = f"{'; '.join(corrupted)}; {name} is intact"
-        raise_finding("CKP215", message, hint, job.path, "checkpoint.resume_from")
-    for message in corrupted if world.index == 0 else ():
-        log.warning("%s; it is passed over", message)
+def _check_passed_over(
+    checkpoint: Checkpoint, passed_over: list[_PassedOver], requested: str, world: Axis, job: Job
+) -> None:
+    """Refuse to pass over newer checkpoints, unless 'newest_whole' asks for that; rank 0 logs them.
+
+    It also logs that a checkpoint is suspect which is taken since it was named.
+    """
+    if passed_over and requested == "newest":
+        name, is_corrupted = Path(checkpoint.path).name, passed_over[0].code == "CKP215"
+        hint = f"to go back to the one before it: checkpoint.resume_from={name}"
+        message = (
+            f"{'; '.join(each.message for each in passed_over)}; {name} is {'intact' if is_corrupted else 'not marked'}"
+        )
+        more = "; or bring the files back" if is_corrupted else ""
+        raise_finding(passed_over[0].code, message, hint + more, job.path, "checkpoint.resume_from")
+    for each in passed_over if world.index == 0 else ():
+        log.warning("%s; it is passed over", each.message)
+    if checkpoint.suspect and world.index == 0:
+        log.warning("%s is suspect, and is resumed since it was named: %s", checkpoint.path, checkpoint.suspect)
 
 
-def _refuse_choice(requested: str, corrupted: list[str], world: Axis, job: Job) -> NoReturn:
+def _refuse_all(passed_over: list[_PassedOver], job: Job) -> NoReturn:
+    """Refuse to start anew where there are checkpoints, and none of them is good."""
+    message = "; ".join(each.message for each in passed_over)
+    if all(each.code == "CKP232" for each in passed_over):
+        hint = "start again in another train.output_dir; checkpoint.resume_from=NAME takes a suspect one all the same"
+        raise_finding("CKP232", message, hint, job.path, "checkpoint.resume_from")
+    hint = "bring the files back; or remove these folders, and the run starts at step 0"
+    raise_finding("CKP205", message, hint, job.path, "train.output_dir")
+
+
+def _refuse_choice(requested: str, passed_over: list[_PassedOver], world: Axis, job: Job) -> NoReturn:
     """Refuse a name or path that is corrupted, or not there; the hint lists those of the run that it names."""
     there = run_on_rank_0(lambda: _alternatives(requested, Path(job.output_dir, CHECKPOINTS)), world, job, READ)
     hint = f"name one that is there: {', '.join(there[-MAX_LISTED:]) or 'none is'}"
     key = "checkpoint.resume_from"
-    if corrupted:
-        raise_finding("CKP215", corrupted[0], f"bring the files back; or {hint}", job.path, key)
+    if passed_over:
+        raise_finding("CKP215", passed_over[0].message, f"bring the files back; or {hint}", job.path, key)
     raise_finding("CKP209", f"there is no checkpoint {requested!r}", hint, job.path, key)
 
 

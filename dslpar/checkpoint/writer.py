@@ -94,18 +94,23 @@ def _check_written(part: Path, written: Mapping[str, FileDigest]) -> None:
             raise OSError(f"{part / name}: {found.get(name, 'no')} bytes are there, and {expected} were written")
 
 
-def prune(root: Path, keep: int | None, step: int) -> None:
+def prune(root: Path, keep: int | None, step: int, confirmed_step: int | None = None) -> None:
     """Keep the newest `keep` complete ones up to `step`, the one just saved, and remove older ones; None: keep all.
 
-    An incomplete one is no copy to count on, one of a later step (the run was resumed from before it) least of all.
-    Only lengths are compared: to read every byte of every checkpoint at each save would cost more than the save.
+    An incomplete or suspect one is no copy to count on, one of a later step (the run was resumed from before it) least
+    of all. Only lengths are compared: to read every byte of all checkpoints at each save would cost more than the save.
+
+    confirmed_step: the step up to which replicas are known to have been equal; the newest checkpoint up to it is kept
+    too, for all later ones may turn out to be suspect. None: nobody compares them.
     """
-    if keep is not None:
-        candidates = [checkpoint for checkpoint in folder.scan(root).checkpoints if checkpoint.step <= step]
-        oldest_kept = [checkpoint.step for checkpoint in candidates if folder.is_complete(checkpoint)][-keep:][0]
-        for checkpoint in candidates:
-            if checkpoint.step < oldest_kept:
-                remove(Path(checkpoint.path))
+    if keep is None:
+        return
+    candidates = [checkpoint for checkpoint in folder.scan(root).checkpoints if checkpoint.step <= step]
+    good = [each.step for each in candidates if folder.is_complete(each) and not each.suspect]
+    confirmed = [each for each in good if confirmed_step is not None and each <= confirmed_step][-1:]
+    for checkpoint in candidates:
+        if good and checkpoint.step < good[-keep:][0] and checkpoint.step not in confirmed:
+            remove(Path(checkpoint.path))
 
 
 def set_aside(root: Path, step: int) -> None:
@@ -119,6 +124,24 @@ def set_aside(root: Path, step: int) -> None:
             # Renamed, not removed: the earlier course of the run may be the one that somebody wants back.
             aside = path.rename(_unused_name(path, _ASIDE))
             log.warning("%s is not of this run, which was resumed from before it: it is %s now", path, aside.name)
+
+
+def mark_suspect(path: Path, reason: str) -> None:
+    """Note in a published checkpoint's manifest why its numbers cannot be trusted, though its files are intact.
+
+    What cannot be marked is logged: it must not hide why the run ends.
+    """
+    try:
+        stored = folder.open_checkpoint(path)
+        # Beside the folder, and under a name that the next save removes if a kill leaves it; then renamed over the
+        # manifest: the checkpoint has the old one or the new one.
+        part = path.with_suffix(f".suspect{PART}")
+        values = {key: value for key, value in stored.manifest.items() if key != "digest"}
+        write_file(part, [folder.serialize({**values, folder.SUSPECT: reason})])
+        part.replace(path / MANIFEST)
+        fsync(path)
+    except (OSError, folder.ManifestError) as error:
+        log.warning("%s cannot be marked as suspect: %s", path, error)
 
 
 def remove(path: Path) -> None:

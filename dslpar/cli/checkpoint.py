@@ -82,6 +82,11 @@ def _corrupted(path: Path, damages: Sequence[str]) -> Finding:
     return finding("CKP215", f"{path.name} is corrupted:", hint, str(path), details=damages)
 
 
+def _suspect(path: Path, reason: str) -> Finding:
+    hint = "resume from one before it: checkpoint.resume_from=NAME"
+    return finding("CKP232", f"{path.name} is suspect: {reason}", hint, str(path))
+
+
 # ---- list ----
 
 
@@ -117,7 +122,7 @@ def _row(path: Path) -> Row:
     if not _other_format(stored):
         layout = manifest.describe_layout(stored.manifest["layout"])
         damaged = folder.mismatched_files(stored)
-        state = f"corrupted: {damaged[0]}" if damaged else "intact"
+        state = f"corrupted: {damaged[0]}" if damaged else f"suspect: {stored.suspect}" if stored.suspect else "intact"
     samples, num_bytes = stored.manifest.get("consumed_samples"), sum(folder.file_sizes(path).values())
     return {"name": path.name, "samples": samples, "bytes": num_bytes, "state": state, "layout": layout}
 
@@ -163,6 +168,7 @@ def _description(stored: Checkpoint) -> str:
         manifest.describe_layout(stored.manifest["layout"]) + offline,
         f"{len(entries):,} parameters of {elements:,} elements; {num_bytes:,} bytes",
         f"written by {versions}",
+        *([f"suspect: {stored.suspect}"] if stored.suspect else []),
     ]
     return "".join(visible(line) + "\n" for line in lines) + "\n" + yaml_io.dump_plain(stored.manifest["config"])
 
@@ -173,9 +179,10 @@ def _description(stored: Checkpoint) -> str:
 def _add_verify_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = """\
 Reads every byte of every file and compares it with what was written; then reads every file as a
-resume does: what is intact here can be loaded.
+resume does: what is intact here can be loaded. One that is suspect is intact, and --resume takes it
+by its name alone.
 
-exit status: 0 all are intact, 1 one is corrupted, 2 wrong usage"""
+exit status: 0 all are intact, 1 one is corrupted or suspect, 2 wrong usage"""
     parser.add_argument("paths", nargs="+", metavar="PATH", help="a checkpoint, or an output_dir for all in it")
     arguments.add_format(parser)
 
@@ -185,14 +192,19 @@ def _verify(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if not paths:
         parser.error(f"no checkpoint in {', '.join(args.paths)}")
     damages = {path: list(_damages(path)) for path in paths}
+    suspects = {path: "" if each else folder.open_checkpoint(path).suspect for path, each in damages.items()}
     if args.format == "json":
         arguments.print_json(
-            [{"path": str(path), "whole": not each, "damaged": each} for path, each in damages.items()]
+            [
+                {"path": str(path), "whole": not each, "damaged": each, "suspect": suspects[path]}
+                for path, each in damages.items()
+            ]
         )
     else:
         for path, each in damages.items():
-            print(report_text.block(_corrupted(path, each), {}) if each else visible(f"{path}: intact"))
-    return int(any(damages.values()))
+            found = _corrupted(path, each) if each else _suspect(path, suspects[path]) if suspects[path] else None
+            print(visible(f"{path}: intact") if found is None else report_text.block(found, {}))
+    return int(any(damages.values()) or any(suspects.values()))
 
 
 def _damages(path: Path) -> Iterator[str]:

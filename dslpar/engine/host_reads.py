@@ -27,11 +27,16 @@ class HostReads:
     """What was deferred for the last step."""
     any_rank: list[bool]
     """For each flag of the last step, whether any rank had set it: the same on every rank."""
+    replicas_differ: bool
+    """What `check` gave, where a step has read it."""
 
     def __init__(self, groups: Groups, device: torch.device) -> None:
         self.local_flags: Callable[[], Sequence[bool]] = tuple
         """Asked once a step, before the host waits; of one length on all ranks. What is set later, the next step
         tells."""
+        self.check: Callable[[], Tensor] | None = None
+        """Gives a verdict on the device, equal on all ranks, of a comparison that an earlier step has begun; the next
+        step reads it, once."""
         self._groups, self._device = groups, device
         self._deferred: Tensor | None = None
         self._has_read = False
@@ -50,9 +55,13 @@ class HostReads:
         if flags:
             counts = collectives.all_reduce(counts, self._groups.axis("pipe", "data", "tensor"))
         scalars = [*norms] if self._deferred is None else [*norms, self._deferred]
+        check, self.check = self.check, None
+        scalars += [] if check is None else [check()]
         wide = [scalar.detach().to(self._device, torch.float64).reshape(1) for scalar in scalars]
         values = torch.cat([counts, *wide]).tolist()
         self.any_rank = [bool(count) for count in values[: len(flags)]]
+        if check is not None:
+            self.replicas_differ = bool(values.pop())
         if self._deferred is not None:
             self.loss = values.pop()
         self._deferred, self._has_read = None, True

@@ -42,6 +42,7 @@ from dslpar.schema.types import (
     ModuleNames,
     NonNegativeFloat,
     NonNegativeInt,
+    OnDifference,
     PositiveFloat,
     PositiveInt,
     ResumeFrom,
@@ -557,6 +558,14 @@ class Train:
     max_skipped: PositiveInt | None = key(default=None, resume="free")
     """Steps in a row that may be skipped since the loss or the gradient is not finite, before the run is ended; left
     out: 3, or with fp16's dynamic loss scale, as many as that takes to fall to its least."""
+    check_replicas: PositiveInt | None = key(
+        default=None, resume="free", synonyms="check_weight_hash_across_dp_replicas_interval"
+    )
+    """Steps between comparisons of what ranks must hold equal copies of: weights, masters, the optimizer's state,
+    counters, loss scaler, random generators. Their hashes are compared, to the bit; None: never."""
+    on_replica_difference: OnDifference = key(default="stop", resume="free")
+    """'stop': a difference ends the run. 'report': it is logged once and noted in metrics.jsonl, and the run goes on.
+    Either way checkpoints since the last comparison without one are marked."""
     term_grace: PositiveFloat = key(default=10, resume="free")
     """Seconds after SIGTERM in which the step under way, or on a GPU also the next one, is finished and a checkpoint
     saved; then the rank is ended."""

@@ -29,6 +29,7 @@ ResumeFrom: TypeAlias = str
 CompileBackend: TypeAlias = str
 CompileComponents: TypeAlias = tuple[str, ...]
 CommOverlap: TypeAlias = bool | str
+OnDifference: TypeAlias = str
 IntList: TypeAlias = tuple[int, ...]
 CountList: TypeAlias = tuple[int, ...]
 StrList: TypeAlias = tuple[str, ...]
@@ -169,6 +170,7 @@ TYPES: Mapping[str, ValueType] = {
     ),
     "DType": one_of(("fp32", "bf16", "fp16")),
     "CompileBackend": one_of(("inductor", "aot_eager")),
+    "OnDifference": one_of(("stop", "report")),
     "CompileComponents": _list(
         lambda items: bool(items) and all(item in COMPILE_COMPONENTS for item in items),
         "a list of 'layers', 'loss', or both",

@@ -40,6 +40,7 @@ from dslpar.training.metrics import (
     throughput,
     unit_of,
 )
+from dslpar.training.replica_check import Difference
 from dslpar.training.session import NO_LIMIT, SLOW_FACTOR, Session, any_rank
 from dslpar.training.step_data import PartData
 
@@ -77,6 +78,10 @@ class Trainer:
         self._write_error: OSError | None = None
         self._folder_gone = False
         """Whether the run folder was deleted or moved: rank 0 finds it, and `_heed` lets all ranks know."""
+        self._difference: Difference | None = None
+        """What the last comparison of replicas has found, where it was concluded since the step before."""
+        self._noted_step: int | None = None
+        """The step after which replicas differed, until a line of metrics.jsonl has it."""
         self._num_skipped = 0
         """Steps in a row, up to the last, without a finite loss and gradient."""
         self._first_step = engine.steps_done + 1
@@ -100,8 +105,8 @@ class Trainer:
             The last step's line of metrics.jsonl; empty where no step was left.
 
         Raises:
-            DslparError: on every rank, if one cannot write, the run folder is gone, or the loss or the gradient is no
-                longer finite.
+            DslparError: on every rank, if one cannot write, the run folder is gone, the loss or the gradient is no
+                longer finite, or replicas differ.
         """
         train, engine = self.job.spec.train, self.engine
         loss_before = self.evaluate() if self._eval_interval is not None and engine.steps_done == 0 else None
@@ -122,6 +127,7 @@ class Trainer:
                 record = self.train_step()
                 if metrics is not None:
                     self._write(metrics, record)
+                self._heed_difference()
                 self._after_step(record)
                 self.stopped = self._heed(engine.host_reads.any_rank)
                 self._publish_if_written(engine.host_reads.any_rank)
@@ -155,6 +161,7 @@ class Trainer:
                 raise
             self._publish_before_end()
             raise failures.not_finite(engine, self.train_data, consumed, "at the smallest loss scale") from None
+        self._note_difference(self.session.compare_replicas(engine))
         step_s = time.perf_counter() - began
         record: Record = {
             "step": engine.steps_done,
@@ -166,6 +173,8 @@ class Trainer:
             **throughput(job, self._device, job.batch.global_size * job.seq_len / step_s),
             **scale,
         }
+        if self._noted_step is not None:
+            record["replicas_differ"], self._noted_step = self._noted_step, None
         if self._eval_interval is not None and self._is_due(self._eval_interval):
             record["eval_loss"] = self.evaluate()
         return record
@@ -204,6 +213,8 @@ class Trainer:
             except OSError as error:
                 self._write_error = error
         self._sync_ranks()  # a disk that is full on one rank ends all before any of them begins a checkpoint
+        self._note_difference(self.session.conclude_comparison(self.engine))
+        self._heed_difference()
         self._publish()
         goes_on = step < train.steps and not (self.stopped or self._folder_gone)
         if goes_on and train.async_save and not self.session.has_saved(step):
@@ -288,6 +299,21 @@ class Trainer:
             self._publish_before_end()
             raise failures.disk_full(self.engine, self._write_error)
         return told or folder_gone
+
+    def _note_difference(self, difference: Difference | None) -> None:
+        self._difference = difference
+        if difference is not None:
+            self._noted_step = difference.step
+
+    def _heed_difference(self) -> None:
+        """Heed what a comparison of replicas has found by this step.
+
+        Raises:
+            DslparError: on every rank, if they differ and that ends the run.
+        """
+        if self._difference is not None and self.job.spec.train.on_replica_difference == "stop":
+            self._publish_before_end()  # so that it is marked, too
+        self.session.heed_difference(self.engine, self._difference)
 
     # ---- metrics ----
 

@@ -100,6 +100,7 @@ class ProgramEngine(Engine):
         with self.session.inside("saving", self.steps_done, SLOW_FACTOR):
             if not self.session.is_prepared:
                 self.session.prepare_folder(self.job, self.resumed_from, _WRITTEN)
+            self.session.heed_difference(self, self.session.conclude_comparison(self))
             return self.session.save(self)
 
     def resume(self) -> Path | None:
@@ -205,6 +206,10 @@ class ProgramEngine(Engine):
     def _local_flags(self) -> tuple[bool, ...]:
         return (self.session.stop_requested,) if self.session.stops_on_signal else ()
 
+    def _compare_replicas(self) -> None:
+        if not self.in_loop:
+            self.session.heed_difference(self, self.session.compare_replicas(self))
+
     def _stop_if_told(self) -> None:
         """Save, if any rank was told to stop before it waited for the step's numbers."""
         if self.in_loop or self.stopped:
@@ -268,6 +273,7 @@ class ProgramEngine(Engine):
         with self._step_phase():
             super().step()
             if self.is_between_steps:
+                self._compare_replicas()
                 self._stop_if_told()
 
     def _step_phase(self) -> Any:

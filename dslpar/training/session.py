@@ -30,8 +30,10 @@ from dslpar.distributed.groups import Groups
 from dslpar.engine.engine import Engine
 from dslpar.language.load import Config
 from dslpar.layout.resolve import Job
+from dslpar.linter.report import text as report_text
 from dslpar.reporting import logging, run_dir
 from dslpar.reporting.logging import log
+from dslpar.training.replica_check import Difference, ReplicaCheck
 from dslpar.watchdog.rank_monitor import RankMonitor
 
 Value = TypeVar("Value")
@@ -57,6 +59,16 @@ class Session:
         """Whether the folder is this run's: what another has left there is archived."""
         self._locked = False
         self._saved_step, self._saved = -1, Path()
+        self._check: ReplicaCheck | None = None
+        """Made at the first step, or save, of an engine."""
+        self._confirmed_step: int | None = None
+        """The step of the last comparison of replicas that found no difference, or of the start; None: nobody compares
+        them."""
+        self._unconfirmed: list[Path] = []
+        """Checkpoints of later steps than that."""
+        self._difference: Difference | None = None
+        """What the last comparison has found: what is saved from then on is marked."""
+        self._is_reported = False
         self._pending: PendingSave | None = None
         self._buffers: HostBuffers | None = None
 
@@ -184,7 +196,7 @@ class Session:
         self.finish_save(engine)
         if self._saved_step != engine.steps_done:
             self.enter("saving", engine.steps_done, SLOW_FACTOR)
-            self._note_saved(engine.steps_done, checkpoint.save(engine, self.text))
+            self._note_saved(engine.steps_done, checkpoint.save(engine, self.text, self._confirmed_step))
         return self._saved
 
     def begin_save(self, engine: Engine) -> PendingSave:
@@ -218,7 +230,7 @@ class Session:
             return
         self.enter("saving", engine.steps_done, SLOW_FACTOR)
         try:
-            self._note_saved(self._pending.step, self._pending.publish())
+            self._note_saved(self._pending.step, self._pending.publish(self._confirmed_step))
         except DslparError:
             self._pending = None  # all ranks have ended it
             raise
@@ -237,6 +249,62 @@ class Session:
     def _note_saved(self, step: int, saved: Path) -> None:
         self._saved_step, self._saved = step, saved
         log.info("checkpoint of step %d in %s", step, saved)
+        if self._confirmed_step is not None and step > self._confirmed_step:
+            self._unconfirmed.append(saved)
+        if self._difference is not None:
+            self._mark_unconfirmed(self._difference)
+
+    # ---- replicas ----
+
+    def compare_replicas(self, engine: Engine) -> Difference | None:
+        """Return what a comparison of replicas has found by this step, and begin the next one if that is due.
+
+        After each step; `heed_difference` must follow.
+        """
+        return self._replicas(engine).after_step()
+
+    def conclude_comparison(self, engine: Engine) -> Difference | None:
+        """Return what the comparison that is under way finds, if there is one: before a save.
+
+        `heed_difference` must follow.
+        """
+        return self._replicas(engine).finish()
+
+    def heed_difference(self, engine: Engine, difference: Difference | None) -> None:
+        """Mark the checkpoints that were saved since replicas were equal, and end the run or log it once.
+
+        Without a difference: take note of which checkpoints are good.
+
+        Raises:
+            DslparError: on every rank: replicas differ, and train.on_replica_difference is 'stop'.
+        """
+        if difference is None:
+            equal_step = self._replicas(engine).last_equal_step
+            if equal_step is not None and equal_step != self._confirmed_step:
+                self._confirmed_step, self._unconfirmed, self._difference = equal_step, [], None
+            return
+        self._difference = difference
+        found = difference.finding(engine.job, self._mark_unconfirmed(difference))
+        if self.train.on_replica_difference == "stop":
+            raise DslparError([found])
+        if not self._is_reported and self.world.index == 0:
+            findings = self.at_keys([found._replace(severity="warning")])
+            log.warning(report_text.text(findings, self.config.sources).rstrip())
+        self._is_reported = True
+
+    def _replicas(self, engine: Engine) -> ReplicaCheck:
+        if self._check is None:
+            self._check = ReplicaCheck(engine)
+            # What this start began with was drawn or loaded alike, before the step that is done now.
+            self._confirmed_step = max(engine.steps_done - 1, 0) if self._check.interval else None
+        return self._check
+
+    def _mark_unconfirmed(self, difference: Difference) -> list[str]:
+        """Mark what was saved since the last comparison without a difference; return the names, on all ranks alike."""
+        paths, self._unconfirmed = self._unconfirmed, []
+        for path in paths if self.world.index == 0 else ():
+            writer.mark_suspect(path, difference.message)
+        return [path.name for path in paths]
 
     # ---- findings ----
 

@@ -99,7 +99,27 @@ _INTERVALS: Mapping[str, str] = {
     "eval_interval": "it evaluates only before the first step and after the last",
     "log_interval": "it logs only the last step",
     "save_interval": "it saves only after the last step",
+    "check_replicas": "it compares only after the last step",
 }
+
+
+@rule("DEAD126", "no-copies-to-compare", "warning")
+def no_copies_to_compare(cx: Context) -> Iterator[Problem]:
+    """train.check_replicas where no other rank holds a copy of a weight."""
+    if cx.spec.train.check_replicas is None:
+        return
+    tied = getattr(cx.spec.model, "tie_embeddings", True)  # of a class that is not ours nobody knows
+    if cx.num_copies == 1 and cx.cuboid.size == 1 and (cx.stages == 1 or not tied):
+        why = "one rank" if cx.world == 1 else f"{cx.stages} stages, each on one rank, and no tied weights"
+        yield cx.problem("train.check_replicas", f"check_replicas has no copies to compare: {why}", "leave it out")
+
+
+@rule("DEAD127", "difference-never-looked-for", "warning")
+def difference_never_looked_for(cx: Context) -> Iterator[Problem]:
+    """train.on_replica_difference without train.check_replicas."""
+    if cx.given("train.on_replica_difference") and cx.spec.train.check_replicas is None:
+        message = "on_replica_difference has no effect: without check_replicas nothing is compared"
+        yield cx.problem("train.on_replica_difference", message, "add check_replicas=... to train; or leave it out")
 
 
 @rule("DEAD114", "floor-of-a-constant", "warning")
@@ -310,6 +330,8 @@ RULES = (
     order_of_one_axis,
     evaluation_that_never_runs,
     interval_longer_than_the_run,
+    no_copies_to_compare,
+    difference_never_looked_for,
     floor_of_a_constant,
     nothing_to_shard,
     zero_key_of_another_stage,

@@ -121,6 +121,63 @@ def test_an_incomplete_one_is_never_kept_in_place_of_a_complete_one(tmp_path: Pa
     assert steps(tmp_path) == [8, 9, 10]
 
 
+def test_suspect_ones_are_no_copies_to_count_on_and_the_last_confirmed_one_stays(tmp_path: Path) -> None:
+    for step in (2, 4, 6, 8, 10):
+        put(tmp_path, step)
+    writer.prune(tmp_path, 2, 10, confirmed_step=5)
+    assert steps(tmp_path) == [4, 8, 10]
+    writer.mark_suspect(tmp_path / "step_000008", "a weight differs")
+    writer.mark_suspect(tmp_path / "step_000010", "a weight differs")
+    put(tmp_path, 12)
+    writer.prune(tmp_path, 2, 12)
+    assert steps(tmp_path) == [4, 8, 10, 12], "two good ones, and none older"
+
+
+def test_a_mark_changes_the_manifest_alone_and_nothing_is_left_of_its_writing(tmp_path: Path) -> None:
+    path = put(tmp_path, 3)
+    before = {name: (path / name).read_bytes() for name in folder.file_sizes(path)}
+    writer.mark_suspect(path, "a weight differs: rank 3")
+    stored = folder.open_checkpoint(path)
+    assert stored.suspect == "a weight differs: rank 3"
+    assert folder.verify(stored) == []
+    assert {name: (path / name).read_bytes() for name in folder.file_sizes(path)} == before
+    writer.mark_suspect(path, "another one")
+    assert folder.open_checkpoint(path).suspect == "another one"
+    assert [each.name for each in tmp_path.iterdir()] == ["step_000003"]
+
+
+def test_a_kill_while_a_mark_is_written_leaves_the_checkpoint_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = put(tmp_path, 3)
+
+    def killed(self: Path, target: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            writer.mark_suspect(path, "a weight differs")
+    assert folder.open_checkpoint(path).suspect == ""
+    assert steps(tmp_path) == [3]
+    writer.begin_save(tmp_path, 4)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["step_000003", "step_000004.part"]
+
+
+def test_what_cannot_be_marked_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It must not hide why the run ends."""
+    writer.mark_suspect(tmp_path / "step_000003", "a weight differs")
+    assert "step_000003 cannot be marked as suspect: missing" in caplog.text
+
+
+def test_a_mark_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = put(tmp_path, 3)
+    values = {key: value for key, value in folder.open_checkpoint(path).manifest.items() if key != "digest"}
+    (path / folder.MANIFEST).write_bytes(folder.serialize({**values, folder.SUSPECT: 1}))
+    with pytest.raises(folder.ManifestError, match="suspect"):
+        folder.open_checkpoint(path)
+
+
 # ---- what cannot be removed, or read ----
 
 

@@ -120,6 +120,8 @@ def _add_options(rng: Random, sections: Sections) -> None:
         }
     if "train" in sections and rng.random() < 0.1:
         sections["train"]["compile_backend"] = "aot_eager"
+    if "train" in sections and sections["train"].get("check_replicas") and rng.random() < 0.5:
+        sections["train"]["on_replica_difference"] = rng.choice(("stop", "report"))
     if "train" in sections and rng.random() < 0.1:
         sections["train"]["compile_components"] = rng.choice((["loss"], ["layers"], ("layers", "loss"), []))
     tensor = sections.get("parallel", {}).get("tensor")

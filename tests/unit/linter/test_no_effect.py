@@ -17,6 +17,7 @@ from dslpar.schema.types import SYMMETRIC_MEMORY
 from tests.support.lint import MODEL, codes, findings, marked
 
 PIPED = "parallel = dict(pipeline=2)\n"
+UNTIED = "model.tie_embeddings = False\nparallel = dict(pipeline=8)\n"
 GATHER = "zero = dict(stage=1, overlap_param_gather=True)\n"
 
 OVERLAPPED = "parallel = dict(tensor=dict({}, comm_overlap='symmetric_memory'))"
@@ -59,6 +60,9 @@ TOLD = [
         "DEAD121",
         "'symmetric_memory'",
     ),
+    ("train = dict(steps=10, check_replicas=11)", "DEAD113", "11"),
+    (UNTIED + "train = dict(check_replicas=5)", "DEAD126", "5"),
+    ("train = dict(on_replica_difference='stop')", "DEAD127", "'stop'"),
     ("train = dict(steps=1, compile_components=['loss'])", "DEAD124", "['loss']"),
     ("train = dict(steps=1, compile_backend='aot_eager')", "DEAD124", "'aot_eager'"),
     ("zero = 3\nprecision = dict(dtype='bf16', check_grad_overflow=False)", "DEAD118", "False"),
@@ -80,6 +84,9 @@ TOLD = [
 ]
 # what has an effect, or is a form that others document
 SILENT = [
+    "train = dict(check_replicas=5, on_replica_difference='report')",
+    "train = dict(check_replicas=5)\nparallel = dict(tensor=dict(size=8, mode='1d'))",
+    "parallel = dict(pipeline=8)\ntrain = dict(check_replicas=5)",  # of a GPT that ties its embeddings
     OVERLAPPED.format("size=2, mode='1d', sequence=True"),
     OVERLAPPED.format("size=8, mode='3d'"),
     OVERLAPPED.format("size=2, mode='cuboid', shape=(1, 2, 1), residual='batch'"),
