@@ -135,7 +135,7 @@ FACTORS: Mapping[str, tuple[Any, ...]] = {
     "loss_chunks": (1, 3),
     "tied": (True, False),
     "adapters": (False, True),
-    "accumulation": (1, 2, 4),
+    "accumulation": (1, 2, 4),  # of a pipeline so many times its ranks
     "clip": (None, 1.0),
     "optimizer": tuple(OPTIMIZERS),
     "order": (None, ("data", "pipe", "tensor")),
@@ -171,7 +171,7 @@ def config_of(row: Row) -> tuple[dict[str, Any], int]:
         "zero": zero,
         "optimizer": dict(OPTIMIZERS[row["optimizer"]]),
         "lr_scheduler": {"type": "cosine", "warmup_steps": 3},
-        "batch": {"accumulation": row["accumulation"]},
+        "batch": {"accumulation": row["accumulation"] * row["pipe"]},
         "train": {"steps": 100, "save_interval": 0},
     }
     if row["clip"] is not None:
