@@ -35,12 +35,18 @@ from torch import Tensor, nn
 class Source(Enum):
     """Who has given a parameter its values."""
 
+    NOBODY = "nobody"
+    """Nobody yet: it is NaN, or was left unwritten (`skip_init`)."""
     LAYER = "layer"
     """The layer, when it was built: an engine draws them anew, by name."""
     INITIALIZE = "initialize"
     """`initialize`: an engine keeps them, and another `initialize` draws them anew."""
     PROGRAM = "program"
     """A program: a load, an init of its own, training."""
+
+
+UNWRITTEN = frozenset({Source.NOBODY, Source.LAYER})
+"""What an engine draws by name."""
 
 
 class InitialValues(NamedTuple):
@@ -59,7 +65,7 @@ class InitialValues(NamedTuple):
 
 def record(p: nn.Parameter, source: Source, *, digested: bool = True) -> None:
     """Remember what `p` holds as its initial values; reads them once, at the speed of a hash (1 GB/s)."""
-    p.initial_values = InitialValues(source, _version(p), _digest(p) if digested else None)  # type: ignore[attr-defined]
+    p.initial_values = InitialValues(source, _version(p), digest(p) if digested else None)  # type: ignore[attr-defined]
 
 
 def forget(p: nn.Parameter) -> None:
@@ -73,7 +79,7 @@ def source_of(p: nn.Parameter) -> Source:
     if initial is None or initial.version != _version(p):
         return Source.PROGRAM
     # On "meta" there are no values, and none to compare.
-    if initial.digest is not None and initial.digest != _digest(p):
+    if initial.digest is not None and initial.digest != digest(p):
         return Source.PROGRAM
     return initial.source
 
@@ -114,7 +120,8 @@ def _version(p: Tensor) -> int:
     return 0 if p.is_inference() else p._version  # a tensor of inference mode counts no writes
 
 
-def _digest(p: Tensor) -> bytes | None:
+def digest(p: Tensor) -> bytes | None:
+    """Return a hash of the bytes of `p`, equal in every process; None where it has none."""
     if not holds_numbers(p):
         return None
     values = p.detach().cpu().contiguous().reshape(-1).view(torch.uint8)

@@ -19,7 +19,7 @@ from torch import nn
 from dslpar.core.catalog import raise_finding
 from dslpar.distributed import collectives
 from dslpar.distributed.groups import Groups
-from dslpar.layers.initial_values import Source, forget, holds_numbers, record, skips_init, source_of
+from dslpar.layers.initial_values import UNWRITTEN, Source, forget, holds_numbers, record, skips_init, source_of
 from dslpar.layers.placement import Letters, Placement
 
 Shared = Mapping[nn.Parameter, torch.Tensor]
@@ -74,7 +74,7 @@ def parameter(placement: Placement, init: Drawing) -> nn.Parameter:
     if filled:
         with torch.no_grad():
             p.fill_(torch.nan)
-    record(p, Source.LAYER, digested=filled)
+    record(p, Source.NOBODY, digested=filled)
     return p
 
 
@@ -110,7 +110,7 @@ def initialize(module: nn.Module, groups: Groups, seed: int, prefix: str = "", *
 def initialize_built(module: nn.Module, groups: Groups, seed: int, prefix: str = "") -> None:
     """Draw by name what holds the values of its layer's building, and keep what a program has given, or initialized."""
     for name, p in module.named_parameters():
-        if placement_of(p) is not None and source_of(p) is Source.LAYER:
+        if placement_of(p) is not None and source_of(p) in UNWRITTEN:
             _draw(p, groups, seed, prefix + name)
             # Without a digest, which takes as long again: a write through p.data is of no interest from here on.
             record(p, Source.INITIALIZE, digested=False)
@@ -178,7 +178,7 @@ class PlacedModule(nn.Module):
         super().register_parameter(name, param)
         if param is not None and placement_of(param) is not None:
             self._placements[name] = (param.placement, param.init)  # type: ignore[attr-defined]
-            if source_of(param) is Source.LAYER:
+            if source_of(param) is Source.NOBODY:
                 self._draw_built(param)
         self._restore_placements()
 
@@ -213,7 +213,7 @@ class PlacedModule(nn.Module):
         self._placements[name] = (placement, init)
         p = cast("nn.Parameter", self._parameters[name])
         p.init = init  # type: ignore[attr-defined]
-        if source_of(p) is Source.LAYER:
+        if source_of(p) in UNWRITTEN:
             self._draw_built(p)
 
     def _draw_built(self, p: nn.Parameter) -> None:
@@ -231,7 +231,7 @@ class PlacedModule(nn.Module):
         for name, source in sources.items():
             p = cast("nn.Parameter", self._parameters[name])
             if p.device.type == "meta":
-                source = Source.LAYER  # whatever was written there is gone
+                source = Source.NOBODY  # whatever was written there is gone
             if source is not Source.PROGRAM:
                 record(p, source)
 

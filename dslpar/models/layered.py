@@ -9,7 +9,7 @@ them; the tied module holds nothing else, since DeepSpeed ties exactly one attri
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -130,6 +130,13 @@ class LayeredModel(ABC):
     @abstractmethod
     def loss(self, groups: Groups) -> Loss:
         """Return a function of logits and labels to a scalar that is equal on all ranks of the tensor group."""
+
+    built_everywhere = False
+    """Whether every rank of a pipeline has built all modules of `built`, and not those of its stages alone."""
+
+    def built(self, groups: Groups) -> Mapping[str, nn.Module]:
+        """Return modules that are built already, by their global names; by default none: layers are built by specs."""
+        return {}
 
     def after_step(self, module: nn.Module, progress: float) -> None:
         """Change what no gradient changes, after a step of the optimizer; `progress` is the share of all steps done.
