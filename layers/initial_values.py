@@ -41,12 +41,16 @@ class Source(Enum):
     """The layer, when it was built: an engine draws them anew, by name."""
     INITIALIZE = "initialize"
     """`initialize`: an engine keeps them, and another `initialize` draws them anew."""
+    WHOLE = "whole"
+    """A program, from a tensor of which each rank has cut its piece (`checkpoint.load_full_state`)."""
     PROGRAM = "program"
-    """A program: a load, an init of its own, training."""
+    """A program: a load of pieces, an init of its own, training."""
 
 
 UNWRITTEN = frozenset({Source.NOBODY, Source.LAYER})
 """What an engine draws by name."""
+WRITTEN = frozenset({Source.WHOLE, Source.PROGRAM})
+"""What `initialize` does not draw unasked."""
 
 
 class InitialValues(NamedTuple):

@@ -19,7 +19,16 @@ from torch import nn
 from dslpar.core.catalog import raise_finding
 from dslpar.distributed import collectives
 from dslpar.distributed.groups import Groups
-from dslpar.layers.initial_values import UNWRITTEN, Source, forget, holds_numbers, record, skips_init, source_of
+from dslpar.layers.initial_values import (
+    UNWRITTEN,
+    WRITTEN,
+    Source,
+    forget,
+    holds_numbers,
+    record,
+    skips_init,
+    source_of,
+)
 from dslpar.layers.placement import Letters, Placement
 
 Shared = Mapping[nn.Parameter, torch.Tensor]
@@ -97,7 +106,7 @@ def initialize(module: nn.Module, groups: Groups, seed: int, prefix: str = "", *
         DslparError: there are such parameters, and `keep` is not given; then nothing is drawn.
     """
     placed = {name: p for name, p in module.named_parameters() if placement_of(p) is not None}
-    written = [] if keep is False else [name for name, p in placed.items() if source_of(p) is Source.PROGRAM]
+    written = [] if keep is False else [name for name, p in placed.items() if source_of(p) in WRITTEN]
     if written and keep is None:
         names = ", ".join(map(repr, written[:4])) + (", ..." if len(written) > 4 else "")
         message = f"weights that were written after they had been drawn: {names}"
