@@ -129,4 +129,4 @@ def digest(p: Tensor) -> bytes | None:
     if not holds_numbers(p):
         return None
     values = p.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return hashlib.blake2b(values.numpy(), digest_size=16).digest()
+    return hashlib.blake2b(values.numpy().data, digest_size=16).digest()

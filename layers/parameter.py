@@ -199,7 +199,7 @@ class PlacedModule(nn.Module):
         return self
 
     def _load_from_state_dict(self, state_dict: Mapping[str, object], prefix: str, *args: object) -> None:
-        super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[no-untyped-call]
+        super()._load_from_state_dict(state_dict, prefix, *args)
         for name, p in self._parameters.items():
             if p is not None and prefix + name in state_dict:
                 forget(p)  # by assign=True another module's Parameter may have come, with its record
