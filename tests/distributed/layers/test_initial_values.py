@@ -146,13 +146,31 @@ def test_a_run_keeps_what_a_program_has_written(how: str, groups: Groups) -> Non
     assert {p.dtype for p in kept.values()} == dtypes
 
 
-def test_a_run_keeps_what_was_loaded_though_the_layer_held_the_same(groups: Groups) -> None:
+@torch.no_grad()
+def _copy(module: nn.Module, source: nn.Module) -> None:
+    for p, value in zip(module.parameters(), source.parameters(), strict=True):
+        p.copy_(value)
+
+
+SAME: dict[str, Callable[[nn.Module, nn.Module], object]] = {
+    "load_state_dict": lambda module, source: module.load_state_dict(source.state_dict()),
+    "load_state_dict(assign=True)": lambda module, source: module.load_state_dict(source.state_dict(), assign=True),
+    "another's parameters": lambda module, source: module.load_state_dict(
+        source.state_dict(keep_vars=True), assign=True
+    ),
+    "copy_": _copy,
+}
+
+
+@pytest.mark.parametrize("how", SAME)
+def test_a_run_keeps_what_was_given_though_the_layer_held_the_same(how: str, groups: Groups) -> None:
     torch.manual_seed(0)
     source = layer(groups)
     torch.manual_seed(0)
     module = layer(groups)
     before = state_of(source)
-    module.load_state_dict(source.state_dict())
+    assert_equal(state_of(module), before)
+    SAME[how](module, source)
     assert_equal(state_of(in_a_run(module, groups)), before)
 
 
