@@ -92,12 +92,12 @@ def set_attributes(module: nn.Module) -> nn.Module:
     return module
 
 
-def from_a_file(module: nn.Module) -> nn.Module:
+def through_a_file(module: nn.Module) -> nn.Module:
     """All of it, as torch.save writes a module."""
     for part in module.children():
         part.groups = part.vectors = None  # process groups are in no file
     file = io.BytesIO()
-    torch.save(load(module), file)
+    torch.save(module, file)
     return torch.load(io.BytesIO(file.getvalue()), weights_only=False)
 
 
@@ -127,7 +127,7 @@ WRITTEN: dict[str, Callable[[nn.Module], nn.Module]] = {
     "copied, then loaded": lambda module: load(copy.deepcopy(module)),
     "meta, then loaded": lambda module: load(module.to("meta").to_empty(device="cpu")),
     "meta, then assigned": lambda module: _assigned_to_meta(module),
-    "a file of the module": from_a_file,
+    "a file of the module": lambda module: through_a_file(load(module)),
 }
 
 
@@ -171,6 +171,12 @@ def test_a_run_keeps_what_was_given_though_the_layer_held_the_same(how: str, gro
     before = state_of(source)
     assert_equal(state_of(module), before)
     SAME[how](module, source)
+    assert_equal(state_of(in_a_run(module, groups)), before)
+
+
+def test_a_run_keeps_a_layer_out_of_a_file_that_nobody_wrote_before(groups: Groups) -> None:
+    module = through_a_file(layer(groups))
+    before = state_of(module)
     assert_equal(state_of(in_a_run(module, groups)), before)
 
 
