@@ -175,7 +175,7 @@ def test_a_run_keeps_what_was_given_though_the_layer_held_the_same(how: str, gro
 
 
 def test_a_run_keeps_a_layer_out_of_a_file_that_nobody_wrote_before(groups: Groups) -> None:
-    module = through_a_file(layer(groups))
+    module = through_a_file(copy.deepcopy(layer(groups)))  # of a copy, whose parameters count no writes either
     before = state_of(module)
     assert_equal(state_of(in_a_run(module, groups)), before)
 
