@@ -23,6 +23,7 @@ from dslpar.layers.initial_values import (
     UNWRITTEN,
     WRITTEN,
     Source,
+    fill_with_nan,
     forget,
     holds_numbers,
     record,
@@ -79,11 +80,10 @@ def parameter(placement: Placement, init: Drawing) -> nn.Parameter:
     placement.check()
     p = nn.Parameter(torch.empty(placement.local_shape))
     p.placement, p.init = placement, init  # type: ignore[attr-defined]
-    filled = holds_numbers(p) and not skips_init()
-    if filled:
-        with torch.no_grad():
-            p.fill_(torch.nan)
-    record(p, Source.NOBODY, digested=filled)
+    if holds_numbers(p) and not skips_init():
+        fill_with_nan(p)
+    else:
+        record(p, Source.NOBODY, digested=False)
     return p
 
 

@@ -330,6 +330,11 @@ def test_a_parameter_of_another_module_is_nan_until_it_is_drawn(groups: Groups) 
     module.weight = parameter(placement.residual_vector(groups.tensor, 8), Init(2.0))
     assert module.weight.isnan().all()
     assert in_a_run(module, groups).weight.eq(2).all()
+    module.weight = parameter(placement.residual_vector(groups.tensor, 8), Init(2.0))
+    module.weight.data[0] = VALUE
+    kept = in_a_run(module, groups).weight
+    assert kept[0].item() == VALUE
+    assert kept[1:].isnan().all()
 
 
 def test_another_init_is_drawn_at_once_and_never_over_what_was_written(groups: Groups) -> None:
