@@ -40,16 +40,16 @@ from dslpar.distributed.groups import Groups
 from dslpar.distributed.stage_manager import PipelineStageManager
 from dslpar.engine.build import build_engine
 from dslpar.engine.engine import Engine
+from dslpar.engine.initial_weights import check_equal_weights
 from dslpar.engine.model import CustomModel, as_layered_model, check_criterion, model_from_job, with_program_chunks
 from dslpar.engine.optimizers import read_only
 from dslpar.engine.user_optimizer import OptimizerOrFactory
 from dslpar.language.load import Config
-from dslpar.layers.parameter import placement_of
 from dslpar.layout.resolve import Job, Stages, pipeline_of
 from dslpar.layout.stages import ids_of
 from dslpar.linter import check
 from dslpar.linter.registry import rule_finding
-from dslpar.models import LayeredModel, Sequential
+from dslpar.models import LayeredModel
 from dslpar.parity.prove import STEPS, Program, Proof
 from dslpar.parity.prove import prove as prove_job
 from dslpar.parity.samples import samples_of_pairs
@@ -245,7 +245,7 @@ def initialize(
     job, groups = run.job, run.groups
     layered = as_layered_model(model, job.path) if model is not None else None
     if layered is not None:
-        _check_equal_weights(job, layered, groups)
+        check_equal_weights(layered, groups, job.path)
         job = with_program_model(job, model)
         groups = groups.with_chunks(job.chunks.num)
         if run.monitor is not None:
@@ -390,17 +390,6 @@ def _load_job(config: Config, world_size: int, rank: int, by_program: bool) -> J
 
 
 # ---- what the program passes ----
-
-
-def _check_equal_weights(job: Job, model: LayeredModel, groups: Groups) -> None:
-    """Check that all ranks have built equal weights: a pipeline takes each stage's from another rank."""
-    if not isinstance(model, Sequential) or job.mesh.pipe == 1:
-        return
-    # Those of dslpar.layers are drawn when the engine is built, each by its name: until then they are anything.
-    drawn = [p for _, module in model.modules for p in module.parameters() if placement_of(p) is None]
-    weights = [p.detach().double().sum().item() for p in drawn]
-    hint = "call torch.manual_seed(...) before the model is built, or build_pipeline_model_from_cfg"
-    check_equal({"set of initial weights": repr(weights)}, groups.axis("pipe", "data", "tensor"), "HST221", hint)
 
 
 def with_program_model(job: Job, model: object) -> Job:

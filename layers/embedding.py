@@ -48,8 +48,8 @@ class Embedding(PlacedModule):
         init: Init = GPT2,
         layer_idx: int | None = None,
     ) -> None:
-        super().__init__()
-        self.groups, self.vocab_size, self.layer_idx = groups, vocab_size, layer_idx
+        super().__init__(groups)
+        self.vocab_size, self.layer_idx = vocab_size, layer_idx
         self.padding_idx = None if padding_idx is None else row_index(padding_idx, vocab_size)
         at = placement.table(groups.tensor, vocab_size, hidden_size)
         self.weight = parameter(at, init._replace(zero_row=self.padding_idx))

@@ -1,11 +1,14 @@
 """Parameters with a placement: their factory, sharded initialization, owners, and layers whose vectors are whole.
 
-Parameters come uninitialised; `initialize` draws each full size, from a generator of its own seeded by (seed, global
-name), and cuts it: weights depend neither on the mesh nor on which stage builds a layer.
+A layer draws its parameters when it is built, from torch's generator, as torch.nn does: each whole, then cut, so that
+ranks that are seeded alike hold pieces of one tensor in any layout. `initialize` draws each from a generator of its own
+seeded by (seed, global name): then weights do not depend on which stage builds a layer either. An engine does so with
+what nobody has written since (initial_values.py).
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple, Protocol, cast
@@ -13,8 +16,20 @@ from typing import NamedTuple, Protocol, cast
 import torch
 from torch import nn
 
+from dslpar.core.catalog import raise_finding
 from dslpar.distributed import collectives
 from dslpar.distributed.groups import Groups
+from dslpar.layers.initial_values import (
+    UNWRITTEN,
+    WRITTEN,
+    Source,
+    fill_with_nan,
+    forget,
+    holds_numbers,
+    record,
+    skips_init,
+    source_of,
+)
 from dslpar.layers.placement import Letters, Placement
 
 Shared = Mapping[nn.Parameter, torch.Tensor]
@@ -54,7 +69,10 @@ GPT2 = normal(0.02)
 
 
 def parameter(placement: Placement, init: Drawing) -> nn.Parameter:
-    """Make this rank's piece, uninitialised, with `p.placement` and `p.init`; dtype and device are torch's defaults.
+    """Make this rank's piece, with `p.placement` and `p.init`; dtype and device are torch's defaults.
+
+    It is drawn when a layer of dslpar.layers registers it, which knows where the rank stands; until then, and in any
+    other module until `initialize`, it is NaN: a product with it is seen.
 
     Raises:
         DslparError: a dim does not divide by the ranks that cut it.
@@ -62,6 +80,10 @@ def parameter(placement: Placement, init: Drawing) -> nn.Parameter:
     placement.check()
     p = nn.Parameter(torch.empty(placement.local_shape))
     p.placement, p.init = placement, init  # type: ignore[attr-defined]
+    if holds_numbers(p) and not skips_init():
+        fill_with_nan(p)
+    else:
+        record(p, Source.NOBODY, digested=False)
     return p
 
 
@@ -70,17 +92,43 @@ def placement_of(p: torch.Tensor) -> Placement | None:
     return cast("Placement | None", getattr(p, "placement", None))
 
 
-def initialize(module: nn.Module, groups: Groups, seed: int, prefix: str = "") -> None:
-    """Fill every parameter that `parameter` made.
+def initialize(module: nn.Module, groups: Groups, seed: int, prefix: str = "", *, keep: bool | None = None) -> None:
+    """Draw every parameter that `parameter` made, by the seed and its global name.
 
     `prefix` is what stands before the module's own names in the whole model ("blocks.0."). Draws are float32 on the
-    CPU, whatever the parameter's dtype and device. Ranks must agree on `seed` and names.
+    CPU, whatever the parameter's dtype and device. Ranks must agree on `seed` and names. `dslpar.initialize` keeps
+    what this has drawn.
+
+    keep: whether parameters that were written since they were drawn (loaded, filled, trained) stay as they are; False
+        draws these too.
+
+    Raises:
+        DslparError: there are such parameters, and `keep` is not given; then nothing is drawn.
     """
+    placed = {name: p for name, p in module.named_parameters() if placement_of(p) is not None}
+    written = [] if keep is False else [name for name, p in placed.items() if source_of(p) in WRITTEN]
+    if written and keep is None:
+        names = ", ".join(map(repr, written[:4])) + (", ..." if len(written) > 4 else "")
+        message = f"weights that were written after they had been drawn: {names}"
+        raise_finding("TEN236", message, "keep=True to leave them as they are, or keep=False to draw them anew")
+    for name in placed.keys() - written:
+        _draw(placed[name], groups, seed, prefix + name)
+        record(placed[name], Source.INITIALIZE)
+
+
+def initialize_built(module: nn.Module, groups: Groups, seed: int, prefix: str = "") -> None:
+    """Draw by name what holds the values of its layer's building, and keep what a program has given, or initialized."""
     for name, p in module.named_parameters():
-        if (placement := placement_of(p)) is not None:
-            drawing = cast("Drawing", p.init)  # type: ignore[attr-defined]
-            with torch.no_grad():
-                p.copy_(drawing.piece(placement, groups.coord, seed, prefix + name))
+        if placement_of(p) is not None and source_of(p) in UNWRITTEN:
+            _draw(p, groups, seed, prefix + name)
+            # Without a digest, which takes as long again: a write through p.data is of no interest from here on.
+            record(p, Source.INITIALIZE, digested=False)
+
+
+def _draw(p: nn.Parameter, groups: Groups, seed: int, name: str) -> None:
+    drawing = cast("Drawing", p.init)  # type: ignore[attr-defined]
+    with torch.no_grad():
+        p.copy_(drawing.piece(cast("Placement", placement_of(p)), groups.coord, seed, name))
 
 
 def draw(shape: tuple[int, ...], init: Init, seed: int, name: str) -> torch.Tensor:
@@ -121,7 +169,7 @@ def gather(shard: torch.Tensor, placement: Placement, groups: Groups) -> torch.T
 
 
 class PlacedModule(nn.Module):
-    """A module that remembers the placements of its own parameters, whatever takes their place.
+    """A module that remembers the placements of its own parameters, whatever takes their place, and draws them.
 
     torch makes new Parameters in `load_state_dict(assign=True)`, `to_empty` and `copy.deepcopy`, without attributes; a
     parameter that had lost its placement would be taken for equal copies, and its gradient for whole.
@@ -129,31 +177,72 @@ class PlacedModule(nn.Module):
 
     __call__: Callable[..., torch.Tensor]  # nn.Module's says Any
 
-    def __init__(self) -> None:
+    def __init__(self, groups: Groups) -> None:
         super().__init__()
+        self.groups = groups
         self._placements: dict[str, tuple[Placement, Drawing]] = {}
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-        """Register as torch does; setting an attribute to a Parameter comes here too."""
+        """Register as torch does, and draw what `parameter` has just made; setting an attribute comes here too."""
         super().register_parameter(name, param)
         if param is not None and placement_of(param) is not None:
             self._placements[name] = (param.placement, param.init)  # type: ignore[attr-defined]
+            if source_of(param) is Source.NOBODY:
+                self._draw_built(param)
         self._restore_placements()
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> PlacedModule:
+        sources = self._own_sources()
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._restore_placements()
+        self._restore_sources(sources)
         return self
+
+    def _load_from_state_dict(self, state_dict: Mapping[str, object], prefix: str, *args: object) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        for name, p in self._parameters.items():
+            if p is not None and prefix + name in state_dict:
+                forget(p)  # by assign=True another module's Parameter may have come, with its record
+
+    def __deepcopy__(self, memo: dict[int, object]) -> PlacedModule:
+        """Copy as torch does; what nobody has written in this module counts as such in the copy."""
+        made: PlacedModule = type(self).__new__(type(self))
+        memo[id(self)] = made
+        made.__setstate__(copy.deepcopy(self.__dict__, memo))
+        made._restore_sources(self._own_sources())
+        return made
 
     def __setstate__(self, state: dict[str, object]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._restore_placements()
 
     def set_init(self, name: str, init: Drawing) -> None:
-        """Have an own parameter drawn in another way."""
+        """Have an own parameter drawn in another way; at once, if nobody has written it."""
         placement, _ = self._placements[name]
         self._placements[name] = (placement, init)
-        self._parameters[name].init = init  # type: ignore[union-attr]
+        p = cast("nn.Parameter", self._parameters[name])
+        p.init = init  # type: ignore[attr-defined]
+        if source_of(p) in UNWRITTEN:
+            self._draw_built(p)
+
+    def _draw_built(self, p: nn.Parameter) -> None:
+        """Give a parameter its first values: of a seed from torch's generator, whose next one is then another."""
+        if not holds_numbers(p) or skips_init():
+            return
+        _draw(p, self.groups, int(torch.randint(2**62, (), device="cpu")), "")
+        record(p, Source.LAYER)
+
+    def _own_sources(self) -> dict[str, Source]:
+        return {name: source_of(p) for name, p in self._parameters.items() if p is not None}
+
+    def _restore_sources(self, sources: Mapping[str, Source]) -> None:
+        """Say of parameters that have moved, or were copied, who has given them their values."""
+        for name, source in sources.items():
+            p = cast("nn.Parameter", self._parameters[name])
+            if p.device.type == "meta":
+                source = Source.NOBODY  # whatever was written there is gone
+            if source is not Source.PROGRAM:
+                record(p, source)
 
     def _restore_placements(self) -> None:
         for name, placement_and_init in self._placements.items():
@@ -246,8 +335,8 @@ class Layer(PlacedModule):
     """
 
     def __init__(self, groups: Groups, layer_idx: int | None = None) -> None:
-        super().__init__()
-        self.groups, self.layer_idx = groups, layer_idx
+        super().__init__(groups)
+        self.layer_idx = layer_idx
         self.vectors = Vectors(self, groups)
 
     def share(self) -> Shared:

@@ -68,16 +68,16 @@ class PatchEmbedding(Layer):
         patches = functional.unfold(images, self.patch_size, stride=self.patch_size).transpose(1, 2)
         if self.class_token is None:
             return self.projection(to_inner(self.groups, patches), shared)
-        # A patch of zeros is projected to zeros, so the token stands alone there; a bias would be added to it.
+        # A patch of zeros makes room for the token; what the bias makes of it is not taken, nor its gradient.
         x = self.projection(to_inner(self.groups, functional.pad(patches, (0, 0, 1, 0))), shared)
-        return x + self._first(x) * cast("Tensor", self.stand_in(self.class_token, shared))
+        return torch.where(self._first(x), cast("Tensor", self.stand_in(self.class_token, shared)), x)
 
     def _first(self, x: Tensor) -> Tensor:
-        """Return [sequence/n, 1]: 1 at the first token of the whole sequence."""
+        """Return bool [sequence/n, 1]: whether it is the first token of the whole sequence."""
         cuts = placement.residual_cuts(self.groups.tensor)
         index, _ = placement.piece(self.groups.tensor, self.groups.coord, cuts.sequence)
         position = torch.arange(x.shape[1], device=x.device) + index * x.shape[1]
-        return (position == 0).to(x.dtype).unsqueeze(1)
+        return (position == 0).unsqueeze(1)
 
 
 def _nearest(image_size: int, patch_size: int) -> int:

@@ -25,6 +25,7 @@ from dslpar.distributed.groups import Groups
 from dslpar.distributed.parameter_gather import finish_gathers
 from dslpar.engine import pipeline_module
 from dslpar.layers import gather, placement_of
+from dslpar.layers.initial_values import Source, record
 
 Shape = tuple[int, ...]
 
@@ -88,6 +89,7 @@ def _fill(p: nn.Parameter, full: Tensor, groups: Groups) -> None:
     # Without a modifier_rank ZeRO 3 drops what was written when it partitions the parameter again.
     with GatheredParameters([p], modifier_rank=0):
         p.copy_(piece)
+    record(p, Source.WHOLE, digested=False)
     if _has_master(p):
         safe_set_full_fp32_param(p, piece.float())
 

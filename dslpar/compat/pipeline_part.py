@@ -19,6 +19,7 @@ from torch import nn
 from dslpar import api
 from dslpar.api import Run
 from dslpar.distributed.groups import Groups
+from dslpar.engine.initial_weights import check_equal_weights
 from dslpar.engine.model import CustomModel
 from dslpar.engine.partition import partition_layers
 from dslpar.engine.stage_layers import stage_parts
@@ -30,6 +31,7 @@ class PipelinePart(nn.ModuleList):
     """This rank's layers of a model that a pipeline cuts, built: an optimizer is made over its parameters."""
 
     def __init__(self, model: CustomModel, run: Run) -> None:
+        check_equal_weights(model, run.groups, run.job.path)  # from here on, only this rank's own stages are looked at
         job, layers = partition_layers(api.with_program_model(run.job, model), model, run.groups)
         held = list(range(len(layers)))
         if job.stages.counts is not None and job.mesh.pipe > 1:
@@ -50,13 +52,17 @@ class _PartlyBuilt(LayeredModel):
     """A model of which some layers are built already, by their index."""
 
     model: LayeredModel
-    built: Mapping[int, nn.Module]
+    modules: Mapping[int, nn.Module]
 
     def layers(self, groups: Groups) -> list[LayerSpec]:
         specs = self.model.layers(groups)
-        for index, module in self.built.items():
+        for index, module in self.modules.items():
             specs[index] = dataclasses.replace(specs[index], build=partial(_itself, module))
         return specs
+
+    def built(self, groups: Groups) -> Mapping[str, nn.Module]:
+        specs = self.model.layers(groups)
+        return {specs[index].owner: module for index, module in self.modules.items()}
 
     def loss(self, groups: Groups) -> Loss:
         return self.model.loss(groups)

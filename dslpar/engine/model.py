@@ -136,7 +136,7 @@ def as_layered_model(model: object, path: str) -> LayeredModel:
         return Sequential.of(model)
     if not isinstance(model, nn.Module):
         _refuse_model(type(model).__name__, path)
-    return SingleModule(lambda: model)
+    return SingleModule.of(model)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,6 +154,15 @@ class CustomModel(LayeredModel):
     def layers(self, groups: Groups) -> list[LayerSpec]:
         """Return the model's layers."""
         return self.model.layers(groups)
+
+    @property
+    def built_everywhere(self) -> bool:  # type: ignore[override]
+        """Whether every rank has built all of the model's modules."""
+        return self.model.built_everywhere
+
+    def built(self, groups: Groups) -> Mapping[str, nn.Module]:
+        """Return the model's."""
+        return self.model.built(groups)
 
     def loss(self, groups: Groups) -> Loss:
         """Return the criterion as a loss, or the model's own."""

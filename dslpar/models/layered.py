@@ -9,7 +9,8 @@ them; the tied module holds nothing else, since DeepSpeed ties exactly one attri
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,9 +20,10 @@ from torch import Tensor, nn
 
 from dslpar.distributed.groups import Groups
 from dslpar.distributed.parameter_gather import ParameterGather
-from dslpar.layers import initialize, mark_owners
+from dslpar.layers import mark_owners
 from dslpar.layers.dropout import seed_generators
-from dslpar.layers.parameter import stable_hash
+from dslpar.layers.initial_values import skip_init
+from dslpar.layers.parameter import initialize_built, stable_hash
 from dslpar.models.recompute import Step, run_layers
 
 Labels = Tensor | tuple[Tensor, Tensor]
@@ -36,7 +38,9 @@ class LayerSpec:
     name: str
     """Its global name: "embedding.tokens", "blocks.0", "norm", "head"."""
     build: Callable[[], nn.Module]
-    """Makes the module, its parameters uninitialized. A tied layer's makes the same as its owner's."""
+    """Makes the module. A tied layer's makes the same as its owner's."""
+    skips_init: bool = False
+    """Whether `build` neither reads nor writes weights: these are then drawn once, by name, after it."""
     tied: str | None = None
     """Name of the layer whose module this one is, used a second time."""
     forward: Callable[[nn.Module, Any], Any] | None = None
@@ -127,6 +131,13 @@ class LayeredModel(ABC):
     def loss(self, groups: Groups) -> Loss:
         """Return a function of logits and labels to a scalar that is equal on all ranks of the tensor group."""
 
+    built_everywhere = False
+    """Whether every rank of a pipeline has built all modules of `built`, and not those of its stages alone."""
+
+    def built(self, groups: Groups) -> Mapping[str, nn.Module]:
+        """Return modules that are built already, by their global names; by default none: layers are built by specs."""
+        return {}
+
     def after_step(self, module: nn.Module, progress: float) -> None:
         """Change what no gradient changes, after a step of the optimizer; `progress` is the share of all steps done.
 
@@ -193,12 +204,16 @@ def assemble(
 
 
 def build_layer(spec: LayerSpec, groups: Groups, seed: int) -> nn.Module:
-    """Build one layer of a pipeline stage: the same weights as in `build_module`, owners marked."""
+    """Build one layer of a pipeline stage: the same weights as in `build_module`, owners marked.
+
+    What a module that was built before, or its `build`, has written into its weights stays.
+    """
     with torch.random.fork_rng(devices=[]):
         # What a layer draws by itself, as torch.nn's do, depends on the run's seed and on its name alone.
         torch.manual_seed(stable_hash(seed, spec.owner))
-        module = spec.build()
-    initialize(module, groups, seed, prefix=f"{spec.owner}.")
+        with skip_init() if spec.skips_init else nullcontext():
+            module = spec.build()
+    initialize_built(module, groups, seed, prefix=f"{spec.owner}.")
     mark_owners(module, groups)
     return module
 

@@ -56,7 +56,12 @@ def cross_entropy(logits: Tensor, labels: Labels) -> Tensor:
 
 
 class Sequential(PlainModel):
-    """Modules that are built already, one after the other; they keep their weights and their names."""
+    """Modules that are built already, one after the other; they keep their weights and their names.
+
+    Of layers of dslpar.layers, weights that nobody has written are drawn anew, by name.
+    """
+
+    built_everywhere = True
 
     def __init__(self, modules: Sequence[tuple[str, nn.Module]]) -> None:
         self.modules = modules
@@ -65,6 +70,10 @@ class Sequential(PlainModel):
     def of(cls, module: nn.Sequential) -> Sequential:
         """Take the children of an nn.Sequential; one that stands twice is two layers, which named_children() hides."""
         return cls([(name, child) for name, child in module._modules.items() if child is not None])
+
+    def built(self, groups: Groups) -> Mapping[str, nn.Module]:
+        """Return all modules."""
+        return dict(self.modules)
 
     def layers(self, groups: Groups) -> list[LayerSpec]:
         """Return a layer for each module."""
@@ -151,7 +160,7 @@ class Stage(PlainModel):
     def layers(self, groups: Groups) -> list[LayerSpec]:
         """Return a layer for each stage: "stages.0", ..."""
         chunks = Chunks(groups.mesh.pipe, len(self.modules))
-        own = dict(zip(chunks.held_by(groups.coord["pipe"]), self.modules, strict=True))
+        own = self._by_stage(groups)
         return [
             LayerSpec(
                 name=f"stages.{stage}",
@@ -162,12 +171,29 @@ class Stage(PlainModel):
             for stage in range(chunks.stages)
         ]
 
+    def built(self, groups: Groups) -> Mapping[str, nn.Module]:
+        """Return the modules of this rank's stages."""
+        return {f"stages.{stage}": module for stage, module in self._by_stage(groups).items()}
+
+    def _by_stage(self, groups: Groups) -> dict[int, nn.Module]:
+        chunks = Chunks(groups.mesh.pipe, len(self.modules))
+        return dict(zip(chunks.held_by(groups.coord["pipe"]), self.modules, strict=True))
+
 
 class SingleModule(PlainModel):
     """Any module as a model of one layer, named "model": it cannot be cut."""
 
-    def __init__(self, build: Callable[[], nn.Module]) -> None:
-        self.build = build
+    def __init__(self, build: Callable[[], nn.Module], module: nn.Module | None = None) -> None:
+        self.build, self.module = build, module
+
+    @classmethod
+    def of(cls, module: nn.Module) -> SingleModule:
+        """Take a module that is built already."""
+        return cls(partial(_itself, module), module)
+
+    def built(self, groups: Groups) -> Mapping[str, nn.Module]:
+        """Return the module, if there is one."""
+        return {} if self.module is None else {"model": self.module}
 
     def layers(self, groups: Groups) -> list[LayerSpec]:
         """Return the one layer."""

@@ -302,7 +302,8 @@ def _with_findings(spec: LayerSpec) -> LayerSpec:
     """Have errors of its code say which layer it is."""
     assert spec.forward is not None
     build = as_findings(f"{spec.name}: to put pieces in place")(spec.build)
-    return replace(spec, build=build, forward=as_findings(f"{spec.name}, on its piece,")(spec.forward))
+    forward = as_findings(f"{spec.name}, on its piece,")(spec.forward)
+    return replace(spec, build=build, forward=forward, skips_init=True)
 
 
 def _on_first(module: nn.Module, value: Any) -> Any:

@@ -73,7 +73,7 @@ class GPT(section.GPT, LayeredModel):
             LayerSpec(name="norm", build=partial(self._form.make_norm, groups, self.hidden_size, self.layernorm_eps)),
             head,
         ]
-        specs = [replace(spec, forward=_FORWARDS.get(spec.name, _run_block)) for spec in specs]
+        specs = [replace(spec, forward=_FORWARDS.get(spec.name, _run_block), skips_init=True) for spec in specs]
         if self.pretrained is None:
             return specs
         hugging_face.check_fits(self, read_config(self.pretrained), f"{self.pretrained}/{CONFIG}")

@@ -39,7 +39,7 @@ class MoCo(section.MoCo, LayeredModel):
 
     def layers(self, groups: Groups) -> list[LayerSpec]:
         """Return the one layer, "moco": two views [batch, channels, height, width] to queries and keys."""
-        return [LayerSpec(name="moco", build=partial(MomentumContrast, groups, self), layer_idx=0)]
+        return [LayerSpec(name="moco", build=partial(MomentumContrast, groups, self), layer_idx=0, skips_init=True)]
 
     def loss(self, groups: Groups) -> Loss:
         """Return the contrastive loss of queries and keys, the mean over the micro-batch; labels are not looked at."""

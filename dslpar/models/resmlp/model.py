@@ -29,14 +29,15 @@ class ResMLP(section.ResMLP, PlainModel):
         """Return patches, blocks.0 ..., norm, head: [batch, channels, height, width] to logits [batch, classes]."""
         sizes = self.image_size, self.patch_size, self.num_channels, self.hidden_size
         block = partial(ResMLPBlock, groups, self)
+        spec = partial(LayerSpec, skips_init=True)
         return [
-            LayerSpec(name="patches", build=partial(PatchEmbedding, groups, *sizes, init=normal(self.init_std))),
+            spec(name="patches", build=partial(PatchEmbedding, groups, *sizes, init=normal(self.init_std))),
             *(
-                LayerSpec(name=f"blocks.{index}", build=block, layer_idx=index, recomputable=True)
+                spec(name=f"blocks.{index}", build=block, layer_idx=index, recomputable=True)
                 for index in range(self.num_layers)
             ),
-            LayerSpec(name="norm", build=partial(Affine, groups, self.hidden_size)),
-            LayerSpec(name="head", build=partial(Classifier, groups, self)),
+            spec(name="norm", build=partial(Affine, groups, self.hidden_size)),
+            spec(name="head", build=partial(Classifier, groups, self)),
         ]
 
 

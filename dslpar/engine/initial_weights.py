@@ -1,0 +1,135 @@
+"""Check that ranks start from one model: where modules come to the engine with weights of their own.
+
+==============================  ==========================================  =========================================
+modules that a program built    weights                                     must be equal on
+==============================  ==========================================  =========================================
+any, layers of dslpar.layers    written by the program, hence kept          ranks that store the same piece, on all
+                                                                            data replicas
+an nn.Sequential in a pipeline  the same, and those of all other modules    these ranks of every stage too: a stage's
+                                                                            come from its own ranks
+==============================  ==========================================  =========================================
+
+Written pieces of one weight must differ, too: `torch.nn.init` on a piece draws the same numbers on all ranks that are
+seeded alike, and the weight then repeats itself as often as the layout cuts it.
+
+What nobody wrote in layers of dslpar.layers is drawn by name when the engine is built, and needs no check. Other
+modules without a pipeline are DeepSpeed's to broadcast from the first replica.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+from collections.abc import Hashable, Iterator, Mapping
+from typing import NoReturn
+
+from torch import nn
+
+from dslpar.core.catalog import raise_finding
+from dslpar.core.mesh import TENSOR_AXES, Mesh
+from dslpar.distributed import collectives
+from dslpar.distributed.groups import Groups
+from dslpar.layers.initial_values import UNWRITTEN, Source, digest, source_of
+from dslpar.layers.parameter import placement_of
+from dslpar.layers.placement import Letters
+from dslpar.models import LayeredModel
+
+_MAX_SHOWN = 4
+"""Ranks that a finding names."""
+_WRITTEN, _OWN, _PLAIN = "choice of weights to keep", "values of the weights to keep", "set of initial weights"
+
+Values = Mapping[tuple[str, Letters], str]
+"""By what is compared, and the tensor axes whose ranks must have the same: a digest of it."""
+
+
+def check_equal_weights(model: LayeredModel, groups: Groups, path: str) -> None:
+    """Check that ranks have built equal weights, as the table above says. Collective over all ranks.
+
+    Raises:
+        DslparError: on every rank, if any two differ, or pieces of a written weight repeat each other.
+    """
+    world, modules = groups.axis("pipe", "data", "tensor"), model.built(groups)
+    if world.size == 1:
+        return
+    is_cut = model.built_everywhere and groups.mesh.pipe > 1
+    own = socket.gethostname(), _values(modules, is_cut), _repeated(modules, groups)
+    by_rank = collectives.gather_objects(own, world)
+    if repeated := list(dict.fromkeys(name for _, _, names in by_rank for name in names)):
+        _refuse_repeated(repeated, path)
+    first: dict[Hashable, int] = {}
+    differing = []
+    for index, (host, values, _) in enumerate(by_rank):
+        rank = world.peers[index]
+        for (what, letters), value in values.items():
+            place = _place(groups.mesh, rank, letters, model.built_everywhere)
+            reference = first.setdefault((what, letters, place), index)
+            other_host, theirs, _ = by_rank[reference]
+            if theirs[what, letters] != value:
+                other = f"rank {world.peers[reference]} on {other_host}"
+                differing.append(f"rank {rank} on {host} has another {what} than {other}")
+                break  # what it begins with differs, too
+    if differing:
+        more = f"; and {len(differing) - _MAX_SHOWN} more" if len(differing) > _MAX_SHOWN else ""
+        hint = "load or draw the same on every rank: torch.manual_seed(...) before the model is built"
+        raise_finding("HST221", f"{'; '.join(differing[:_MAX_SHOWN])}{more}", hint, path)
+
+
+def _place(mesh: Mesh, rank: int, letters: Letters, anywhere: bool) -> tuple[int, ...]:
+    """Return the coordinates that a rank shares with those that must have the same as it."""
+    coord = mesh.coord(rank)
+    stage = 0 if anywhere else coord["pipe"]
+    return stage, *(coord[letter] for letter in TENSOR_AXES if letter not in letters)
+
+
+def _values(modules: Mapping[str, nn.Module], is_cut: bool) -> Values:
+    """Return what this rank has, under what it is compared by."""
+    placed, plain = list(_kept(modules)), []
+    if is_cut:
+        parameters = [p for module in modules.values() for p in module.parameters() if placement_of(p) is None]
+        plain = [repr(p.detach().double().sum().item()) for p in parameters]
+    values = {(_PLAIN, TENSOR_AXES): _hash(plain), (_WRITTEN, TENSOR_AXES): _hash([name for name, _ in placed])}
+    by_copies: dict[Letters, list[str]] = {}
+    for name, p in placed:
+        placement = placement_of(p)
+        assert placement is not None
+        by_copies.setdefault(placement.replicas, []).append(f"{name} {digest(p)!r}")
+    return values | {(_OWN, letters): _hash(texts) for letters, texts in by_copies.items()}
+
+
+def _kept(modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield (global name, parameter) of layers of dslpar.layers whose weights an engine will not draw."""
+    for module_name, module in modules.items():
+        for name, p in module.named_parameters():
+            if placement_of(p) is not None and source_of(p) not in UNWRITTEN:
+                yield f"{module_name}.{name}", p
+
+
+def _repeated(modules: Mapping[str, nn.Module], groups: Groups) -> list[str]:
+    """Return names of weights of which two ranks of the tensor group have written equal numbers as different pieces.
+
+    One number throughout is no repetition: a bias of zeros looks like that.
+    """
+    tensor = groups.axis("tensor")
+    if tensor.size == 1:
+        return []
+    pieces: dict[str, tuple[tuple[int, ...], bytes | None]] = {}
+    for name, p in _kept(modules):
+        placement = placement_of(p)
+        assert placement is not None
+        if source_of(p) is Source.PROGRAM and p.numel() and bool((p != p.flatten()[0]).any()):
+            pieces[name] = _place(groups.mesh, groups.rank, placement.replicas, True), digest(p)
+    places: dict[tuple[str, bytes | None], set[tuple[int, ...]]] = {}
+    for theirs in collectives.gather_objects(pieces, tensor):
+        for name, (place, numbers) in theirs.items():
+            places.setdefault((name, numbers), set()).add(place)
+    return [name for (name, _), found in places.items() if len(found) > 1]
+
+
+def _refuse_repeated(names: list[str], path: str) -> NoReturn:
+    shown = ", ".join(map(repr, names[:_MAX_SHOWN])) + (", ..." if len(names) > _MAX_SHOWN else "")
+    hint = "init=... where the layer is built; or dslpar.checkpoint.load_full_state, which takes whole weights"
+    raise_finding("TEN237", f"ranks have written equal numbers as different pieces of {shown}", hint, path)
+
+
+def _hash(texts: list[str]) -> str:
+    return hashlib.blake2b("\n".join(texts).encode(), digest_size=16).hexdigest()
