@@ -17,8 +17,13 @@ from dslpar.watchdog.cpu_progress import Progress, use_of_each
 IDLE_S = 60.0
 
 
-def wait_until(condition: Callable[[], object], otherwise: str | Callable[[], str], idle_s: float = IDLE_S) -> None:
-    """Return when the condition holds.
+def wait_until(
+    condition: Callable[[], object],
+    otherwise: str | Callable[[], str],
+    idle_s: float = IDLE_S,
+    longest_pause_s: float = 0.1,
+) -> None:
+    """Return when the condition holds. It is asked in pauses that grow: asking may take time, as of all processes.
 
     Raises:
         AssertionError: for `idle_s` seconds, no process below this one has made progress; the text is `otherwise`.
@@ -31,7 +36,7 @@ def wait_until(condition: Callable[[], object], otherwise: str | Callable[[], st
             if progress.is_stuck(below):
                 raise AssertionError(otherwise if isinstance(otherwise, str) else otherwise())
         time.sleep(pause_s)
-        pause_s = min(pause_s * 1.5, 0.1)
+        pause_s = min(pause_s * 1.5, longest_pause_s)
 
 
 def wait(process: subprocess.Popen[Any], idle_s: float = IDLE_S) -> int:

@@ -566,7 +566,8 @@ def look(receiver: Receiver, until: str) -> str:
         receiver.poll()
         return path.exists()
 
-    wait_until(received, lambda: f"{until}: {sorted(receiver.folder.iterdir())}")
+    # A guard does not wait long for an answer.
+    wait_until(received, lambda: f"{until}: {sorted(receiver.folder.iterdir())}", longest_pause_s=0.02)
     return path.read_text()
 
 
