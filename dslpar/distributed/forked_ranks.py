@@ -223,7 +223,7 @@ def _start(folder: Path, rank: int, world: int, init: Init) -> None:
     if init is None:
         return
     share_device()
-    store = dist.FileStore(str(folder / "store"), world)
+    store = dist.FileStore(str(folder / "store"), world)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=_GLOO_TIMEOUT)
     if init == "deepspeed":
         import deepspeed
