@@ -1,6 +1,7 @@
 # make demo    from a fresh clone: install, check a 3-D layout, train it on 8 CPU ranks, held-out loss before and after
 # make test    ruff, mypy, the import contract, and the tests
-# make prove   the same with every test; PART=kills: one part of them, `make parts` lists the parts
+# make prove   the same with every test, but for parts that were green at the same content; FRESH=1: all; PART=kills: one
+# make parts   the parts of `make prove`
 # make lint    the checks alone
 # make versions  `make test` with the oldest and the newest torch, and other Pythons: docs/versions.md; ROW=3.11-oldest: one
 # make docs    these pages and the reference of the API as a site, in build/site; a dead link is an error
@@ -26,30 +27,8 @@ unexport PYTHONDONTWRITEBYTECODE
 # Not exported for all: `setup` needs the machine's own python3.
 IN := PATH="$(CURDIR)/$(BIN):$$PATH"
 
-# The parts of `make prove`: each takes minutes, none more than an hour on 2 cores. Together they are all of tests/.
-PART_unit := tests/unit
-PART_layers := tests/distributed/layers
-PART_policies := tests/distributed/policies
-PART_distributed := tests/distributed $(foreach part,layers policies,--ignore=tests/distributed/$(part))
-PART_invariance := tests/properties/invariance $(foreach part,compiled overlap,--ignore=tests/properties/invariance/$(part))
-PART_compiled := tests/properties/invariance/compiled
-PART_overlap := tests/properties/invariance/overlap
-PART_reshape := tests/properties/reshape
-PART_families := tests/properties/families
-PART_schedules := tests/properties/schedules
-PART_context := tests/properties/context
-PART_oracle := tests/properties/oracle
-PART_linter := tests/properties $(foreach part,context families invariance oracle reshape schedules,--ignore=tests/properties/$(part))
-PART_kills := tests/system/kills
-PART_hosts := tests/system/two_hosts
-PART_system := tests/system --ignore=tests/system/kills --ignore=tests/system/two_hosts
-PARTS := unit layers policies distributed invariance compiled overlap families reshape schedules context oracle linter kills hosts system
-ifneq ($(filter-out $(PARTS),$(PART)),)
-$(error no part '$(PART)' of make prove; the parts are: $(PARTS))
-endif
-
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test prove parts versions lint bench docs gpu gpu-wheels
+.PHONY: help setup demo test prove part-exists parts versions lint bench docs gpu gpu-wheels
 
 help:
 	@sed -n '/^# make/s/^# //p' Makefile
@@ -86,13 +65,17 @@ lint: $(STAMP)
 	$(BIN)/lint-imports
 
 test: lint
-	$(IN) pytest $(PYTEST)
+	$(IN) python -m tests.support.durations run $(PYTEST)
 
-prove: lint
-	$(IN) pytest $(PYTEST) -m "" $(PART_$(PART))
+prove: part-exists lint
+	$(IN) python -m tests.support.prove $(if $(PART),--part $(PART)) $(if $(FRESH),--fresh) $(PYTEST)
 
-parts:
-	@$(foreach part,$(PARTS),echo "make prove PART=$(part)	$(PART_$(part))";)
+# Before lint, which takes a minute.
+part-exists: $(STAMP)
+	@$(BIN)/python -m tests.support.prove --list $(if $(PART),--part $(PART)) >/dev/null
+
+parts: $(STAMP)
+	@$(BIN)/python -m tests.support.prove --list
 
 versions: $(STAMP)
 	$(BIN)/nox --noxfile tools/noxfile.py $(if $(ROW),--session "tests($(ROW))")

@@ -46,7 +46,6 @@ from benchmarks.device_steps import (
 from benchmarks.device_targets import Counts, Found
 from tests.support.fake_world import LostError, in_forks
 
-LIMIT_S = 600
 """For one row."""
 BLOCKS: Mapping[str, Callable[[], BlockCounts]] = {
     f"{form}, {kind}": partial(block_counts, form, kind) if kind in TENSORS else partial(plain_counts, form)
@@ -118,9 +117,7 @@ def _count(words: Sequence[str]) -> tuple[Found, list[str]]:
     for table, rows in TABLES.items():
         names = [name for name in rows if all(word in name for word in words)]
         columns: list[str] = []
-        for name, counted in zip(
-            names, in_forks(_call, [rows[name] for name in names], timeout_s=LIMIT_S), strict=True
-        ):
+        for name, counted in zip(names, in_forks(_call, [rows[name] for name in names]), strict=True):
             if isinstance(counted, LostError):
                 lost.append(f"{table}, {name}: {counted}")
                 continue

@@ -11,9 +11,12 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
+
+from tests.support import idle_timeout
 
 signal.signal(
     signal.SIGINT, signal.default_int_handler
@@ -27,13 +30,27 @@ os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.envir
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with tests that may take longer than others: at the end, workers would wait for one of them."""
-    items.sort(key=_longer_s, reverse=True)
+    """Begin with tests that take minutes: at the end, workers would wait for one of them."""
+    items.sort(key=_minutes, reverse=True)
 
 
-def _longer_s(item: pytest.Item) -> float:
-    mark = item.get_closest_marker("timeout")
-    return max(0.0, mark.args[0] - float(item.config.getini("timeout"))) if mark else 0.0
+def _minutes(item: pytest.Item) -> float:
+    mark = item.get_closest_marker("minutes")
+    return float(mark.args[0]) if mark else 0.0
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool:
+    """In the place of pytest-timeout's own timer, which counts the wall clock alone."""
+    idle_timeout.start_timer(settings.timeout)
+    return True
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_timeout_cancel_timer(item: pytest.Item) -> bool:
+    """As above."""
+    idle_timeout.stop_timer()
+    return True
 
 
 @pytest.fixture(autouse=True)

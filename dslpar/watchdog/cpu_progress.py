@@ -40,10 +40,10 @@ class Use(NamedTuple):
 class Progress:
     """Finds out whether processes are stuck, from samples of their CPU time."""
 
-    def __init__(self, idle_s: float) -> None:
+    def __init__(self, idle_s: float, interval_s: float | None = None) -> None:
         self.idle_s = idle_s
         self.allowance_s = max(_LEAST_IDLE_S, IDLE_SHARE * idle_s)
-        self.interval_s = min(1.0, idle_s / 20)
+        self.interval_s = min(1.0, idle_s / 20) if interval_s is None else interval_s
         self._sampled = time.monotonic()
         self._idle_s = 0.0
         self._base: dict[int, float] = {}
@@ -73,20 +73,41 @@ def processor_use(pids: Iterable[int]) -> dict[int, Use]:
     """Return what each process and its children have used so far; a process that has ended is left out."""
     if not os.path.isdir("/proc"):
         return {pid: use for pid in pids if (use := _by_psutil(pid))}
-    table = {pid: fields for pid in processes.pids() if (fields := processes.stat(pid))}
+    table = _table()
+    trees = {pid: _tree(table, pid) for pid in pids}
+    return {pid: _use(table[member] for member in tree) for pid, tree in trees.items() if tree}
+
+
+def use_of_each(pid: int) -> dict[int, Use]:
+    """Return what a process and each one below it has used so far: of many that wait, each uses a little."""
+    if not os.path.isdir("/proc"):
+        return processor_use([pid])
+    table = _table()
+    return {member: _use([table[member]]) for member in _tree(table, pid)}
+
+
+def _table() -> dict[int, list[str]]:
+    return {pid: fields for pid in processes.pids() if (fields := processes.stat(pid))}
+
+
+def _tree(table: Mapping[int, list[str]], root: int) -> list[int]:
+    """Return a process and all below it."""
     children: dict[int, list[int]] = {}
     for pid, fields in table.items():
         children.setdefault(int(fields[1]), []).append(pid)
-    found = {}
-    for root in pids:
-        tree = [root] if root in table else []
-        for pid in tree:  # grows while it runs
-            tree += children.get(pid, ())
-        if tree:
-            # utime, stime, cutime, cstime: the last two are of children that have ended.
-            ticks = sum(int(field) for pid in tree for field in table[pid][11:15])
-            found[root] = Use(ticks / os.sysconf("SC_CLK_TCK"), any(table[pid][0] in "RDTt" for pid in tree))
-    return found
+    tree = [root] if root in table else []
+    for pid in tree:  # grows while it runs
+        tree += children.get(pid, ())
+    return tree
+
+
+def _use(rows: Iterable[list[str]]) -> Use:
+    cpu_s, held_back = 0.0, False
+    for fields in rows:
+        # utime, stime, cutime, cstime: the last two are of children that have ended.
+        cpu_s += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+        held_back |= fields[0] in "RDTt"
+    return Use(cpu_s, held_back)
 
 
 def _by_psutil(pid: int) -> Use | None:

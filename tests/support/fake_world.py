@@ -12,7 +12,6 @@ import pickle
 import select
 import signal
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,7 +22,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore  # here, and n
 
 from dslpar.core.fork import fork
 from dslpar.core.mesh import Tensor
+from dslpar.watchdog.cpu_progress import Progress, processor_use
 from tests.support.ranks import on_ranks
+from tests.support.waiting import IDLE_S
 
 Item = TypeVar("Item")
 
@@ -59,7 +60,7 @@ def _one_by_one(fn: Callable[[Tensor], Any], tensors: Sequence[Tensor]) -> list[
 # ---- one fork an item ----
 
 
-def in_forks(fn: Callable[[Item], Any], items: Sequence[Item], at_once: int = 2, timeout_s: float = 120) -> list[Any]:
+def in_forks(fn: Callable[[Item], Any], items: Sequence[Item], at_once: int = 2, idle_s: float = IDLE_S) -> list[Any]:
     """What `fn(item)` returns, by item, each in a fork of its own; a LostError in the place of what never came.
 
     What the forks print is lost. `fn` must catch what it wants to tell.
@@ -70,7 +71,7 @@ def in_forks(fn: Callable[[Item], Any], items: Sequence[Item], at_once: int = 2,
         for index, item in enumerate(items):
             while len(running) >= at_once:
                 _gather(running, values)
-            fork = _Fork(fn, item, index, time.monotonic() + timeout_s)
+            fork = _Fork(fn, item, index, Progress(idle_s))
             running[fork.pipe] = fork
         while running:
             _gather(running, values)
@@ -83,8 +84,8 @@ def in_forks(fn: Callable[[Item], Any], items: Sequence[Item], at_once: int = 2,
 class _Fork:
     """A child at work on one item."""
 
-    def __init__(self, fn: Callable[[Any], Any], item: Any, index: int, deadline: float) -> None:
-        self.index, self.deadline, self.data = index, deadline, b""
+    def __init__(self, fn: Callable[[Any], Any], item: Any, index: int, progress: Progress) -> None:
+        self.index, self.progress, self.data = index, progress, b""
         self.pipe, writing = os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -93,6 +94,10 @@ class _Fork:
             os.close(self.pipe)
             _answer(writing, fn, item)
         os.close(writing)
+
+    def hangs(self) -> bool:
+        """Whether it has made no progress for too long."""
+        return self.progress.is_due() and self.progress.is_stuck(processor_use([self.pid]))
 
     def end(self) -> int:
         """Ends the child, if it has not ended; its status."""
@@ -124,7 +129,7 @@ def _gather(running: dict[int, _Fork], values: dict[int, Any]) -> None:
         piece = os.read(pipe, 1 << 20) if pipe in ready else None
         if piece:
             fork.data += piece
-        elif piece is not None or time.monotonic() > fork.deadline:
+        elif piece is not None or fork.hangs():
             status = fork.end()
             values[fork.index] = pickle.loads(fork.data) if fork.data else LostError(f"no answer, status {status}")
             del running[pipe]

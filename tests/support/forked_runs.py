@@ -19,7 +19,6 @@ import os
 import signal
 import sys
 import tempfile
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -29,6 +28,7 @@ from dslpar.cluster.network import free_port
 from dslpar.core.fork import fork
 from tests.support import warm
 from tests.support.runs import ROOT, Finished
+from tests.support.waiting import IDLE_S, wait_until
 
 
 class ForkedJob:
@@ -71,16 +71,19 @@ class ForkedJob:
             if pid not in self._statuses:
                 os.kill(pid, number)
 
-    def wait(self, timeout_s: float) -> list[int | None]:
-        """The statuses when all have ended. Raises: AssertionError at the time-out; the ranks are killed then."""
-        end = time.monotonic() + timeout_s
-        while None in (statuses := self.statuses()):
-            if time.monotonic() > end:
-                alive = [rank for rank, status in enumerate(statuses) if status is None]
-                self.kill()
-                raise AssertionError(f"ranks {alive} live after {timeout_s} s")
-            time.sleep(0.005)
-        return statuses
+    def wait(self, idle_s: float = IDLE_S) -> list[int | None]:
+        """The statuses when all have ended.
+
+        Raises:
+            AssertionError: no rank has made progress for `idle_s`; the ranks are killed then.
+        """
+        try:
+            wait_until(lambda: None not in self.statuses(), "", idle_s)
+        except AssertionError:
+            alive = [rank for rank, status in enumerate(self.statuses()) if status is None]
+            self.kill()
+            raise AssertionError(f"ranks {alive} live, and have made no progress for {idle_s} s") from None
+        return self.statuses()
 
 
 def start_job(ranks: int, argv: Sequence[str], output: Path) -> contextlib.AbstractContextManager[ForkedJob]:
@@ -114,12 +117,12 @@ def start_program(ranks: int, program: Callable[[], int | None], output: Path) -
         job.wait(30)
 
 
-def train_alone(*argv: str, timeout_s: float = 120) -> Finished:
+def train_alone(*argv: str, idle_s: float = IDLE_S) -> Finished:
     """A run of train.py in one process, which nobody has launched."""
     with tempfile.TemporaryDirectory(prefix="dslpar_alone_") as folder:
         output = Path(folder, "said.txt")
         with start_job(1, argv, output) as job:
-            (status,) = job.wait(timeout_s)
+            (status,) = job.wait(idle_s)
         return Finished(int(status or 0), output.read_text(encoding="utf-8"))
 
 

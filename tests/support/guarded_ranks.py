@@ -17,6 +17,8 @@ import psutil
 from benchmarks.faults import processes_with
 from dslpar.watchdog import processes, rank_monitor
 from tests.support.paths import ROOT
+from tests.support.stopwatch import Stopwatch
+from tests.support.waiting import wait, wait_until
 
 RANK = """\
 import os, pathlib, signal, sys, time
@@ -63,11 +65,9 @@ class Ranks:
                 self.processes.append(subprocess.Popen(words, env=environ, stderr=said))
 
     def __enter__(self) -> Ranks:
-        ends = time.monotonic() + 60
-        while not all((self.folder / f"ready{rank}").exists() for rank in range(len(self.processes))):
-            assert time.monotonic() < ends, [self.said(rank) for rank in range(len(self.processes))]
-            time.sleep(0.02)
-        self.began = time.monotonic()
+        ready = [self.folder / f"ready{rank}" for rank in range(len(self.processes))]
+        wait_until(lambda: all(path.exists() for path in ready), lambda: "\n".join(self.all_said()))
+        self.watch = Stopwatch()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, t: TracebackType | None) -> None:
@@ -75,15 +75,12 @@ class Ranks:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         for process in self.processes:
-            process.wait(10)
+            process.wait()
 
-    def statuses(self, seconds: float) -> list[int]:
-        """Of all ranks, when they and their guards are gone, in so many seconds."""
-        codes = [process.wait(seconds) for process in self.processes]
-        ends = time.monotonic() + seconds
-        while processes_with(self.mark):
-            assert time.monotonic() < ends, "a guard stays"
-            time.sleep(0.02)
+    def statuses(self) -> list[int]:
+        """Of all ranks, when they and their guards are gone."""
+        codes = [wait(process) for process in self.processes]
+        wait_until(lambda: not processes_with(self.mark), "a guard stays")
         return codes
 
     def said(self, rank: int) -> str:
@@ -96,12 +93,14 @@ class Ranks:
 
     def wait_until_met(self) -> None:
         """Until all guards are at the hub: who is frozen sooner is missed by nobody."""
-        hub, deadline = psutil.Process(self.guard_of(0)), time.monotonic() + 20
-        while sum(one.status == "ESTABLISHED" for one in hub.net_connections("inet")) < len(self.processes) - 1:
-            assert time.monotonic() < deadline, "guards do not meet"
-            time.sleep(0.02)
+        hub, others = psutil.Process(self.guard_of(0)), len(self.processes) - 1
+
+        def met() -> bool:
+            return sum(one.status == "ESTABLISHED" for one in hub.net_connections("inet")) >= others
+
+        wait_until(met, "guards do not meet")
         time.sleep(0.5)
-        self.began = time.monotonic()
+        self.watch = Stopwatch()
 
     def guard_of(self, rank: int) -> int:
         """Its process."""

@@ -15,6 +15,7 @@ import psutil
 
 from dslpar.cluster.network import free_port
 from tests.support.paths import ROOT
+from tests.support.waiting import IDLE_S, wait
 
 BIN = Path(sys.executable).parent
 
@@ -43,19 +44,19 @@ def write_config(folder: Path, text: str = CONFIG) -> Path:
     return config
 
 
-def start(command: list[str], timeout_s: float = 120, folder: Path = ROOT, **env: str) -> Finished:
-    """Runs a command in a folder. At the time-out it and all below it are killed, and the test fails.
+def start(command: list[str], idle_s: float = IDLE_S, folder: Path = ROOT, **env: str) -> Finished:
+    """Runs a command in a folder. Without progress for `idle_s` it and all below it are killed, and the test fails.
 
     Output goes to a file: a pipe stays open for as long as any process below lives.
     """
     with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
         process = subprocess.Popen(command, cwd=folder, env=os.environ | env, stdout=output, stderr=subprocess.STDOUT)
         try:
-            status = process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
+            status = wait(process, idle_s)
+        except AssertionError as error:
             _kill(process)
             output.seek(0)
-            raise AssertionError(f"no end after {timeout_s} s:\n{output.read()[-5000:]}") from None
+            raise AssertionError(f"{error}:\n{output.read()[-5000:]}") from None
         output.seek(0)
         return Finished(status, output.read())
 

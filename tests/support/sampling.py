@@ -5,10 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
-from typing import Any
+import heapq
+from collections.abc import Callable, Container, Hashable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from typing import Any, TypeVar
 
 import pytest
+
+Row = TypeVar("Row")
 
 
 def sampled(
@@ -27,3 +31,25 @@ def sampled(
         )
         for row in rows
     ]
+
+
+def greedy_cover(seen: Mapping[Row, AbstractSet[Hashable]], cost: Callable[[Row], float]) -> list[Row]:
+    """Rows in which all is seen that is seen in any: each time the one with the most that is new for its cost.
+
+    Of equals it is the first. What is new in a row only falls, so a row is counted again only when it leads by what was
+    new before (Minoux, "Accelerated greedy algorithms for maximizing submodular set functions", 1978).
+    """
+    rows, left = list(seen), set[Hashable]().union(*seen.values())
+    leading = [(-len(seen[row]) / cost(row), number) for number, row in enumerate(rows)]
+    heapq.heapify(leading)
+    chosen = list[Row]()
+    while left:
+        before, number = heapq.heappop(leading)
+        row = rows[number]
+        now = -len(seen[row] & left) / cost(row)
+        if now > before:
+            heapq.heappush(leading, (now, number))
+        else:
+            left -= seen[row]
+            chosen.append(row)
+    return chosen

@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TextIO
 
@@ -29,6 +28,7 @@ from dslpar.watchdog import marks, reports
 from tests.support.forked_runs import train_alone
 from tests.support.ranks import on_ranks
 from tests.support.runs import CONFIG, ROOT, metrics, write_config
+from tests.support.waiting import wait_until
 
 
 def start(folder: Path, *words: str, config: str = CONFIG, file_bytes: int = -1) -> subprocess.Popen[str]:
@@ -86,7 +86,7 @@ def test_a_disk_that_is_full_ends_the_run(tmp_path: Path) -> None:
     """The limit of a file's size stands for it: metrics.jsonl outgrows it, and log.txt is kept below."""
     words = ("train.steps=100000", "train.save_interval=0", "train.log_interval=100000")
     process = start(tmp_path, *words, file_bytes=24_000)
-    said, _ = process.communicate(timeout=200)
+    said, _ = process.communicate()
     assert process.returncode == 1, said
     assert "CKP230 disk-full: cannot write to " in said
     assert "File too large" in said
@@ -141,12 +141,10 @@ def test_a_run_folder_that_is_deleted_in_mid_run_is_told_and_the_step_is_saved(
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_run_that_is_told_to_stop_saves_and_can_be_queued_again(tmp_path: Path, number: signal.Signals) -> None:
     process = start(tmp_path, "train.steps=100000", "train.log_interval=100000", "train.requeue_status=99")
-    path, ends = tmp_path / "out" / "metrics.jsonl", time.monotonic() + 150
-    while not (path.exists() and path.stat().st_size):
-        assert time.monotonic() < ends
-        time.sleep(0.02)
+    path = tmp_path / "out" / "metrics.jsonl"
+    wait_until(lambda: path.exists() and path.stat().st_size, f"no {path}")
     process.send_signal(number)
-    said, _ = process.communicate(timeout=100)
+    said, _ = process.communicate()
     assert process.returncode == 99, said
     step = metrics(tmp_path / "out")[-1]["step"]
     (saved,) = (tmp_path / "out" / "checkpoints").iterdir()

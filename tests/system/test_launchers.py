@@ -27,11 +27,11 @@ PIPED = "parallel = dict(pipeline=2)\n"
 ALL_THREE = "parallel = dict(pipeline=2, tensor=dict(size=2, mode='1d'))\n"
 
 
-def run(tmp_path: Path, launcher: list[str], parallel: str = "", timeout_s: float = 120) -> str:
+def run(tmp_path: Path, launcher: list[str], parallel: str = "", idle_s: float = 120) -> str:
     """Trains; what was printed, but for DeepSpeed's launcher's own lines."""
     config = write_config(tmp_path, parallel + CONFIG)
     output_dir = tmp_path / "out"
-    done = start([*launcher, *PROGRAM, str(config), f"train.output_dir={output_dir}"], timeout_s)
+    done = start([*launcher, *PROGRAM, str(config), f"train.output_dir={output_dir}"], idle_s)
     assert done.status == 0, done.output
     lines = metrics(output_dir)
     assert [line["step"] for line in lines] == [1, 2, 3]
@@ -71,12 +71,12 @@ def test_torchrun(tmp_path: Path) -> None:
 @pytest.mark.prove
 @pytest.mark.parametrize("how", [["--num_gpus", "8"], HOSTFILE], ids=["num_gpus", "hostfile"])
 def test_deepspeed_on_8_ranks(tmp_path: Path, how: list[str]) -> None:
-    run(tmp_path, deepspeed(*how), ALL_THREE, timeout_s=240)
+    run(tmp_path, deepspeed(*how), ALL_THREE)
 
 
 @pytest.mark.prove
 def test_mpirun_on_8_ranks(tmp_path: Path) -> None:
-    run(tmp_path, [*mpirun(8), PYTHON], ALL_THREE, timeout_s=240)
+    run(tmp_path, [*mpirun(8), PYTHON], ALL_THREE)
 
 
 # ---- dslpar launch, tools/train.sh ----
@@ -114,7 +114,6 @@ def test_what_launch_prints_runs_when_it_is_pasted(tmp_path: Path, launcher: str
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
     ).stdout
     assert printed.count("\n") == 1
     assert not (tmp_path / "out").exists(), "nothing was started"
@@ -187,7 +186,6 @@ def test_train_sh_refuses(tmp_path: Path, words: list[str], environ: dict[str, s
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
     )
     assert done.returncode == 2
     assert done.stderr.startswith("usage: bash tools/train.sh FILE CONFIG GPUS [key=value ...]\n")
@@ -199,7 +197,7 @@ def test_train_sh_by_another_launcher(tmp_path: Path, launcher: str) -> None:
     config = write_config(tmp_path, PIPED + CONFIG)
     words = ["bash", str(SCRIPT), "tools/train_net.py", str(config), "2", "train.steps=2", "--print"]
     env = os.environ | {"LAUNCHER": launcher}
-    done = subprocess.run(words, env=env, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(words, env=env, capture_output=True, text=True, check=True)
     assert {"openmpi": "mpirun", "deepspeed": "deepspeed --quiet --num_gpus 2"}[launcher] in done.stdout
     assert "train.steps=2" in done.stdout
 

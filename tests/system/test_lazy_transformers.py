@@ -37,7 +37,7 @@ def losses(folder: Path, model: str) -> list[float]:
     return [json.loads(line)["loss"] for line in lines if "loss" in json.loads(line)]
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.minutes(4)
 def test_a_config_by_imports_is_the_same_run(tmp_path: Path) -> None:
     by_imports = losses(tmp_path / "lazy", LAZY)
     assert len(by_imports) == 2

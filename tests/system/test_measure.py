@@ -17,7 +17,7 @@ from tests.support.paths import ROOT
 
 def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True)
 
 
 @pytest.mark.prove

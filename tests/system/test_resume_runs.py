@@ -42,18 +42,16 @@ def command(folder: Path, *words: str, config: str = CONFIG, launcher: tuple[str
     return [*launcher, "train.py", *words, "--config", str(folder / "cfg.py"), f"train.output_dir={folder / 'out'}"]
 
 
-def ended(words: list[str], timeout_s: float = 120) -> Finished:
+def ended(words: list[str], idle_s: float = 120) -> Finished:
     """Runs it to its end; one process is forked from here, which has imported already what it would import."""
-    return train_alone(*words[2:]) if words[0] == PYTHON else start(words, timeout_s)
+    return train_alone(*words[2:]) if words[0] == PYTHON else start(words, idle_s)
 
 
-def kill_after_step_5(words: list[str], out: Path, timeout_s: float = 240) -> None:
+def kill_after_step_5(words: list[str], out: Path) -> None:
     """Starts a run; as soon as the checkpoint of step 5 is there, kills it: launcher, ranks and all."""
     process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    end = time.monotonic() + timeout_s
     while not (out / "checkpoints" / "step_000005").exists():
         assert process.poll() is None, "it ended before its step 5"
-        assert time.monotonic() < end, "no step 5"
         time.sleep(0.002)
     for member in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -195,7 +193,7 @@ def test_a_run_goes_on_in_another_layout_under_another_launcher(tmp_path: Path) 
         done = ended(command(folder, *words, config=PLAIN))
         assert done.status == 0, done.output
     four = tuple(deepspeed("--num_gpus", "4"))
-    done = ended(command(parts, "--resume", config=PLAIN + ELSEWHERE, launcher=four), timeout_s=300)
+    done = ended(command(parts, "--resume", config=PLAIN + ELSEWHERE, launcher=four))
     assert done.status == 0, done.output
     assert "step_000005 is loaded: step 5, sample 40" in done.output
     one, other = lines(whole / "out"), lines(parts / "out")

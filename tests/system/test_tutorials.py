@@ -114,7 +114,7 @@ def run(command: str, folder: Path) -> tuple[int, str]:
         return forked(1, lambda: cli(words[1:]), folder)
     if words[0] == "dslpar":
         return in_process(words[1:])
-    ran = subprocess.run(["bash", "-c", command], cwd=folder, capture_output=True, text=True, timeout=120)
+    ran = subprocess.run(["bash", "-c", command], cwd=folder, capture_output=True, text=True)
     return ran.returncode, ran.stdout + ran.stderr
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.paths import ROOT
+from tests.support.prove import PARTS
 
 HEAVY = {"torch", "deepspeed", "numpy", "yaml", "mpi4py"}
 CONFIG = "configs/libai/data_tensor_pipeline.py"
@@ -259,19 +260,19 @@ def test_architecture_lists_every_mend_of_deepspeed() -> None:
 def test_every_test_is_in_one_part_of_prove() -> None:
     """`make prove PART=...`, part by part, runs each file of tests once."""
     found: list[str] = []
-    for line in run("make", "--no-print-directory", "parts").stdout.splitlines():
-        folder, *ignored = line.partition("\t")[2].replace("--ignore=", "").split()
-        inside = [path.relative_to(ROOT).as_posix() for path in (ROOT / folder).rglob("test_*.py")]
-        found += [path for path in inside if not any(path.startswith(f"{other}/") for other in ignored)]
+    for part in PARTS.values():
+        inside = [path.relative_to(ROOT).as_posix() for top in part.paths for path in (ROOT / top).rglob("test_*.py")]
+        found += [path for path in inside if not any(path.startswith(f"{other}/") for other in part.without)]
     there = [path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("test_*.py")]
     assert there
     assert sorted(found) == sorted(there)
 
 
 def test_an_unknown_part_of_prove_is_refused() -> None:
-    refused = run("make", "-n", "prove", "PART=nothing")
+    refused = run(sys.executable, "-m", "tests.support.prove", "--part", "nothing", "--list")
     assert refused.returncode == 2
-    assert "no part 'nothing' of make prove; the parts are: unit layers" in refused.stderr
+    assert "'nothing' (choose from" in refused.stderr
+    assert "part-exists" in run("make", "-n", "--debug=basic", "prove", "PART=nothing").stdout, "before lint"
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def step_waits(layout: str) -> Waits:
 
 @pytest.mark.parametrize("layout", sampled(LAYOUTS_OF_STEPS, {"GPT, 1d, data 2, ZeRO 1", "GPT, data 2, fp32, ZeRO 0"}))
 def test_a_step_waits_for_the_device_once(layout: str) -> None:
-    (waits,) = in_forks(step_waits, [layout], timeout_s=120)
+    (waits,) = in_forks(step_waits, [layout])
     assert isinstance(waits, Waits), waits
     assert len(waits.reads) == 1, waits.reads
     assert "host_reads.py" in waits.reads[0]
@@ -40,7 +40,7 @@ def _without(mend: str) -> Waits:
 
 
 def test_m12_deepspeed_still_reads_its_norms_one_by_one() -> None:
-    (waits,) = in_forks(_without, ["read_norms_once"], timeout_s=120)
+    (waits,) = in_forks(_without, ["read_norms_once"])
     assert len(waits.reads) > 1
     assert len(waits.copies) >= 1, "of a constant, for each norm"
 

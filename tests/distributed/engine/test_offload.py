@@ -73,7 +73,7 @@ def _step_waits(made: Job) -> Waits:
 
 @pytest.mark.parametrize("name", sampled(COUNTED, {"1d 2, data 2, ZeRO 2, fp16", "data 2, ZeRO 3, bf16"}))
 def test_a_step_waits_for_the_device_once(name: str) -> None:
-    (waits,) = in_forks(_step_waits, [COUNTED[name]], timeout_s=240)
+    (waits,) = in_forks(_step_waits, [COUNTED[name]])
     assert isinstance(waits, Waits), waits
     assert len(waits.reads) == 1, waits.reads
     assert "host_reads.py" in waits.reads[0]
@@ -86,7 +86,7 @@ def _without_the_mend(made: Job) -> Waits:
 
 
 def test_m12_deepspeed_still_reads_a_norm_for_each_parameter() -> None:
-    (waits,) = in_forks(_without_the_mend, [COUNTED["data 2, ZeRO 2, bf16"]], timeout_s=240)
+    (waits,) = in_forks(_without_the_mend, [COUNTED["data 2, ZeRO 2, bf16"]])
     assert sum("item()**2" in read for read in waits.reads) > 5, waits.reads
 
 

@@ -22,7 +22,6 @@ from tests.support.ranks import on_ranks
 
 OFFLOAD = {"offload_optimizer": {"device": "cpu"}}
 PIPE = sections.Parallel(pipeline=sections.PipelineParallel(size=2))
-BUILD_LIMIT_S = 300
 
 
 def _offloaded(stage: int = 2, **keys: Any) -> Job:
@@ -132,14 +131,9 @@ def test_m19_a_killed_compilation_still_leaves_torch_s_lock(monkeypatch: pytest.
 
 @pytest.fixture(scope="module")
 def _op() -> None:
-    """Built once, apart from the tests, so that a compiler without an end ends."""
+    """Built once, apart from the tests."""
     code = "from dslpar.engine import offloaded_adam; import sys; sys.exit(offloaded_adam._load_error() or 0)"
-    try:
-        built = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, timeout=BUILD_LIMIT_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        pytest.skip(f"DeepSpeedCPUAdam's op is not compiled in {BUILD_LIMIT_S} s here")
+    built = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     if built.returncode:
         pytest.skip(f"DeepSpeedCPUAdam: {built.stderr.strip().splitlines()[-1]}")
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dslpar.core.mesh import Tensor
 from tests.distributed.layers.cases import CASES, FAMILIES
 from tests.support.layouts import CUBOIDS, LAYOUTS, kept, mode_of
+from tests.support.sampling import greedy_cover
 
 KEPT = kept(["2d-4", "3d-8", "1d-sequence-2", "cuboid-1-2-3-hidden-heads"])
 LONG = ("cuboid-3-2-2-hidden-heads", "cuboid-3-2-2-batch-batch")
@@ -43,11 +44,7 @@ def seen_after_steps(tensor: Tensor, case: str) -> set[Hashable]:
 def covering(layouts: Mapping[str, Tensor], seen: Seen) -> Sample:
     """Rows in which all is seen that is seen in all rows: {layout: cases}."""
     found = {(name, case.__name__): seen(tensor, case.__name__) for name, tensor in layouts.items() for case in CASES}
-    left, chosen = set().union(*found.values()), []
-    while left:
-        best = max(found, key=lambda row: len(found[row] & left) / layouts[row[0]].size)
-        left -= found.pop(best)
-        chosen.append(best)
+    chosen = greedy_cover(found, lambda row: layouts[row[0]].size)
     rows = {name: tuple(case for row, case in chosen if row == name) for name in layouts}
     return {name: cases for name, cases in rows.items() if cases}
 

@@ -39,14 +39,14 @@ def _counts(row: tuple[str, str]) -> Any:
 
 @pytest.mark.parametrize(("table", "row"), sampled(ROWS, EACH_TIME))
 def test_a_row_is_within_what_was_asked_and_its_limits(table: str, row: str) -> None:
-    (counts,) = in_forks(_counts, [(table, row)], timeout_s=240)
+    (counts,) = in_forks(_counts, [(table, row)])
     assert isinstance(counts, dict), counts
     assert wrong({(table, row): counts}) == []
 
 
 def test_torchs_own_loss_moves_twice_as_much() -> None:
     """Each makes a copy of bfloat16 in float32 first: 8 bytes of the 22 that ours moves for a logit."""
-    ((torchs, ours),) = in_forks(lambda _: loss_bytes(), [0], timeout_s=240)
+    ((torchs, ours),) = in_forks(lambda _: loss_bytes(), [0])
     assert torchs > 1.95 * ours
 
 

@@ -76,4 +76,4 @@ def _clones(form: str) -> tuple[int, int]:
 @pytest.mark.parametrize("form", ["GPT", "Llama"])
 def test_what_is_gathered_along_the_sequence_is_copied_once_and_as_a_piece(form: str) -> None:
     """Attention's X and its output's dY, which norms and sums leave contiguous; no panel is, and nothing of an MLP."""
-    assert in_forks(_clones, [form], timeout_s=120) == [(1, 1)]
+    assert in_forks(_clones, [form]) == [(1, 1)]

@@ -15,7 +15,7 @@ from tests.distributed.models.test_sequential import written
 from tests.support import learning
 from tests.support.ranks import on_ranks
 
-pytestmark = [pytest.mark.prove, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.prove, pytest.mark.minutes(8)]
 
 RESMLP = """
 model = dict(type='ResMLP', num_layers=4, hidden_size=32, image_size=8, patch_size=2, num_channels=1, num_classes=10,

@@ -42,7 +42,7 @@ def test_a_class_with_norms_that_have_no_weights() -> None:
 
 
 @pytest.mark.prove
-@pytest.mark.timeout(900)
+@pytest.mark.minutes(10)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_class_is_exact_or_refused(part: int) -> None:
     names = derive_all.part_of(derive_all.classes(), f"{part + 1}/{PARTS}")

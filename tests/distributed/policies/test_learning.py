@@ -21,7 +21,7 @@ import transformers
 
 from tests.support import learning
 
-pytestmark = [pytest.mark.prove, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.prove, pytest.mark.minutes(10)]
 
 ENCODER = "hidden_size=64, num_hidden_layers=4, num_attention_heads=8, intermediate_size=128, hidden_dropout_prob=0.0"
 MODELS = {

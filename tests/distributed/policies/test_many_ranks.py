@@ -61,7 +61,7 @@ def _family(name: str, world: int) -> hf.Family:
 
 
 @pytest.mark.prove
-@pytest.mark.timeout(600)
+@pytest.mark.minutes(8)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_policy_does_not_change_the_maths_on_many_ranks(layout: str, family: str) -> None:
@@ -112,7 +112,7 @@ def _own(form: str, world: int, tensor: mesh.Tensor) -> tuple[Tensor, dict[str, 
 
 
 @pytest.mark.prove
-@pytest.mark.timeout(600)
+@pytest.mark.minutes(8)
 @pytest.mark.parametrize("form", OWN)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_own_gpt_on_many_ranks_has_the_gradients_of_one(layout: str, form: str) -> None:

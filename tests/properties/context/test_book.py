@@ -57,7 +57,7 @@ def train(made: Job) -> tuple[list[float], int]:
 
 
 @pytest.mark.prove
-@pytest.mark.timeout(1500)
+@pytest.mark.minutes(15)
 def test_a_book_trains_in_little_memory() -> None:
     found = on_ranks(8, train, job(BOOK, 8), init="deepspeed")
     losses = found[0][0]
@@ -67,7 +67,7 @@ def test_a_book_trains_in_little_memory() -> None:
 
 
 @pytest.mark.prove
-@pytest.mark.timeout(600)
+@pytest.mark.minutes(8)
 def test_its_losses_are_those_of_one_process() -> None:
     """Sums of 16,384 terms in fp32, in another order; AdamW divides by roots of small numbers."""
     ((one, _),) = on_ranks(1, train, job(BOOK // 8, 1), init="deepspeed")

@@ -65,7 +65,7 @@ ROWS = dict(rows()) | dict(scheduled())
 SAMPLE = ("ring 2 beside alone, pipe 2, data 1, ZeRO 0, GPT, 3 chunks",)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.minutes(3)
 @pytest.mark.parametrize("name", sampled(ROWS, set(SAMPLE)))
 def test_context_parallelism_does_not_change_the_maths(name: str) -> None:
     assert not out_of_bound(ROWS[name])

@@ -30,7 +30,7 @@ def test_1_000_inputs(tmp_path: Path) -> None:
 
 
 @pytest.mark.prove
-@pytest.mark.timeout(900)
+@pytest.mark.minutes(10)
 def test_100_000_inputs(tmp_path: Path) -> None:
     report = in_processes(range(ALL), tmp_path)
     check(report)

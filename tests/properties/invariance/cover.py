@@ -17,6 +17,7 @@ from typing import Any
 
 from tests.properties.invariance.layouts import Layout
 from tests.support.layouts import mode_of
+from tests.support.sampling import greedy_cover
 
 Seen = tuple[tuple[str, object], ...]
 
@@ -131,13 +132,7 @@ def covering(
     """Names of rows in which all that the table has is seen; `seen` and `cost` of rows that are no Layouts."""
     found = {name: seen(layout) for name, layout in layouts.items()}
     costs = {name: cost(layout) for name, layout in layouts.items()}
-    left, chosen = set().union(*found.values()), list[str]()
-    while left:
-        best = max(
-            (name for name in found if name not in chosen), key=lambda name: len(found[name] & left) / costs[name]
-        )
-        left -= found[best]
-        chosen.append(best)
+    chosen = greedy_cover(found, costs.__getitem__)
     for name in sorted(chosen, key=costs.__getitem__, reverse=True):  # what the later rows have made needless
         if found[name] <= set().union(*(found[other] for other in chosen if other != name)):
             chosen.remove(name)

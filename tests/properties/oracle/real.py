@@ -37,7 +37,6 @@ from tests.properties.oracle.sample import Case
 from tests.support.fake_world import LostError, fake_world, in_forks
 
 PATH = "cfg.py"
-LIMIT_S = 240
 """For a rank, of which a compiled model on a busy machine takes a minute."""
 
 
@@ -85,7 +84,7 @@ def judge(cases: Sequence[Case], at_once: int = 2) -> list[Verdict]:
         for rank in (case.ranks[-1:] if has_errors(findings) else case.ranks)
     ]
     tasks = [(cases[index], rank, forced) for index, rank, forced in asked]
-    answers = in_forks(_built, tasks, at_once, timeout_s=LIMIT_S)
+    answers = in_forks(_built, tasks, at_once)
     verdicts = [Verdict(case, findings, []) for case, findings in zip(cases, found, strict=True)]
     for (index, _, _), answer in zip(asked, answers, strict=True):
         built = Built(False, "DeepSpeed", str(answer)) if isinstance(answer, LostError) else answer

@@ -168,7 +168,7 @@ def check_coverage(cases: Iterable[Case]) -> None:
 
 
 @pytest.mark.prove
-@pytest.mark.timeout(240)
+@pytest.mark.minutes(3)
 def test_lint_and_deepspeed_agree() -> None:
     verdicts = judge(covering())
     check(verdicts)
@@ -180,7 +180,7 @@ def test_the_1_000_cover_the_spec() -> None:
 
 
 @pytest.mark.prove
-@pytest.mark.timeout(900)
+@pytest.mark.minutes(10)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_lint_and_deepspeed_agree_on_1_000(part: int) -> None:
     check(judge(_compiled_first([sample(seed) for seed in range(part, ALL, PARTS)])))

@@ -223,5 +223,5 @@ def cost(row: Row) -> float:
     return row.world * (10 + row.micro_batches)
 
 
-SMALL = {name: row for name, row in ROWS.items() if row in set(grid()) and row.world <= 8}
+SMALL = {row.name: row for row in grid() if row.world <= 8}
 SAMPLE = covering(SMALL, seen, cost)

@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from tests.properties.invariance.layouts import MODES
-from tests.properties.schedules.measure import BOUND, TIMEOUT_S, run
+from tests.properties.schedules.measure import BOUND, run
 from tests.properties.schedules.table import ROWS, SAMPLE, SCHEDULES, grid, seen, worlds
 from tests.support.sampling import sampled
 
@@ -26,7 +26,7 @@ def test_a_schedule_is_1f1b_in_another_order(world: str) -> None:
     agree(world, list(SAMPLE))
 
 
-@pytest.mark.timeout(TIMEOUT_S + 60)  # of 32 ranks, on few cores
+@pytest.mark.minutes(10)  # of 32 ranks, on few cores
 @pytest.mark.parametrize("world", sampled(worlds(ROWS), set()))
 def test_all_of_the_table(world: str) -> None:
     agree(world, list(ROWS))

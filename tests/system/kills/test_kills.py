@@ -279,13 +279,11 @@ def hit(job: ForkedJob, rng: random.Random, saves: Callable[[], bool], alone: bo
     return Kill(saving, alone)
 
 
-def until(job: ForkedJob, condition: Callable[[], bool], timeout_s: float = 120) -> bool:
+def until(job: ForkedJob, condition: Callable[[], bool]) -> bool:
     """Waits for it; whether it came before the job ended."""
-    end = time.monotonic() + timeout_s
     while not condition():
         if not job.runs:
             return False
-        assert time.monotonic() < end, "neither came"
         time.sleep(0.001)
     return True
 
@@ -352,7 +350,7 @@ def killed_until_done(run: Run, theirs: Undisturbed, rng: random.Random, kills: 
         check_after_kill(run, before, theirs.lines)
 
 
-@pytest.mark.timeout(1500)
+@pytest.mark.minutes(15)
 @pytest.mark.parametrize(
     ("schedule", "number"),
     [

@@ -2,7 +2,7 @@
 
     with two_hosts() as hosts:
         hostfile = hosts.hostfile(slots=4)                  # "host0 slots=4", "host1 slots=4"
-        done = hosts.run(0, ["deepspeed", "--hostfile", hostfile, "train.py"], timeout_s=100)
+        done = hosts.run(0, ["deepspeed", "--hostfile", hostfile, "train.py"])
         job = hosts.start(0, ["mpirun", ...], output=path)  # job.pid: what runs, to send it a signal
         hosts.cut(1), hosts.restore(1), hosts.kill(1)
 
@@ -22,12 +22,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from tests.support.paths import ROOT
+from tests.support.waiting import IDLE_S, wait, wait_until
 
 BIN = Path(sys.executable).parent
 PACKAGES = {
@@ -179,21 +180,21 @@ class Hosts:
         self,
         host: int,
         words: Sequence[str],
-        timeout_s: float = 120,
+        idle_s: float = IDLE_S,
         cwd: Path | str = ROOT,
         environ: Mapping[str, str] = NOTHING,
     ) -> Finished:
-        """Runs a command on a host to its end. At the time-out all on both hosts that it may have started is killed,
-        and the test fails.
+        """Runs a command on a host to its end. Without progress for `idle_s`, all on both hosts that it may have
+        started is killed, and the test fails.
         """
         output = self.folder / f"output_{time.monotonic_ns()}"
         job = self.start(host, words, output, cwd, environ)
         try:
-            status = job.process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
+            status = wait(job.process, idle_s)
+        except AssertionError as error:
             self.sweep()
             job.process.wait()
-            raise AssertionError(f"no end after {timeout_s} s:\n{output.read_text(errors='replace')[-5000:]}") from None
+            raise AssertionError(f"{error}:\n{output.read_text(errors='replace')[-5000:]}") from None
         return Finished(status, output.read_text(errors="replace"))
 
     def processes(self, host: int) -> dict[int, list[str]]:
@@ -300,15 +301,9 @@ class Hosts:
     def _until_reachable(self, host: int) -> None:
         def answers() -> bool:
             words = [*self._enter(host), "--", "ssh", self.addresses[host], "true"]
-            return subprocess.run(words, env=self.environ(host), capture_output=True, timeout=_BORN_S).returncode == 0
+            return subprocess.run(words, env=self.environ(host), capture_output=True).returncode == 0
 
-        self._until(answers, f"no sshd on {self.names[host]}")
-
-    def _until(self, condition: Callable[[], bool], otherwise: str) -> None:
-        deadline = time.monotonic() + _BORN_S
-        while not condition():
-            assert time.monotonic() < deadline, otherwise
-            time.sleep(0.02)
+        wait_until(answers, f"no sshd on {self.names[host]}")
 
     def _enter(self, host: int) -> list[str]:
         inside = self._hosts[host]
@@ -320,7 +315,7 @@ class Hosts:
         return self._done(["nsenter", "-t", str(self._switch.pid), "-n", *words])
 
     def _done(self, words: Sequence[str]) -> str:
-        done = subprocess.run(words, env=self.environ(0), capture_output=True, text=True, timeout=_BORN_S)
+        done = subprocess.run(words, env=self.environ(0), capture_output=True, text=True)
         assert done.returncode == 0, f"{' '.join(words)}: {done.stderr}"
         return done.stdout
 
@@ -364,14 +359,14 @@ def _namespace(pid: int) -> str:
 
 def _child(process: subprocess.Popen[bytes]) -> int:
     """The one child of a process that has just been started, as soon as it is there; 0 if it ended without."""
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    deadline = time.monotonic() + _BORN_S
-    while process.poll() is None:
-        assert time.monotonic() < deadline, "no child"
-        if words := children.read_text().split():
-            return int(words[0])
-        time.sleep(0.005)
-    return 0
+    path, children = Path(f"/proc/{process.pid}/task/{process.pid}/children"), list[str]()
+
+    def has_child() -> bool:
+        children[:] = path.read_text().split() if process.poll() is None else []
+        return bool(children) or process.poll() is not None
+
+    wait_until(has_child, "no child")
+    return int(children[0]) if children else 0
 
 
 def _path(environ: Mapping[str, str]) -> str:

@@ -121,6 +121,6 @@ def test_what_launch_prints_runs_when_it_is_pasted(hosts: Hosts, tmp_path: Path)
     done = hosts.run(0, [*launch(hosts, write_config(tmp_path, PIPED + CONFIG)), "--print"])
     assert done.status == 0, done.output
     line = next(line for line in done.output.splitlines() if line.startswith("D=$(mktemp -d)"))
-    pasted = hosts.run(0, ["bash", "-c", line], timeout_s=170)
+    pasted = hosts.run(0, ["bash", "-c", line])
     assert pasted.status == 0, pasted.output
     assert [line["step"] for line in metrics(tmp_path / "out")] == [1, 2, 3]

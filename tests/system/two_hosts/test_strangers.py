@@ -50,10 +50,9 @@ def test_a_job_on_two_hosts_among_strangers(tmp_path: Path, launcher: str) -> No
         words = ["dslpar", "launch", str(config), "--hostfile", hosts.hostfile(2), "--launcher", launcher]
         words += ["train.steps=1000000", "train.log_interval=1000000", f"train.output_dir={out}"]
         job = hosts.start(0, words, tmp_path / "said")
-        path, deadline = out / "metrics.jsonl", time.monotonic() + 120
+        path = out / "metrics.jsonl"
         while not (path.exists() and path.stat().st_size):
             assert job.process.poll() is None, (tmp_path / "said").read_text()
-            assert time.monotonic() < deadline
             time.sleep(0.1)
         (file,) = out.glob(".secret_*")
         secret = file.read_text()

@@ -12,8 +12,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,6 +19,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from tests.support.runs import CONFIG, metrics, write_config
+from tests.support.waiting import wait_until
 from tests.system.two_hosts.hosts import ROOT, Finished, Hosts, Names, missing, two_hosts
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
@@ -55,8 +54,10 @@ def train(tmp_path: Path, names: Names, *words: str, slots: int = SLOTS) -> Fini
     program = ["train.py", "--config", str(config), f"train.output_dir={tmp_path / 'out'}"]
     with two_hosts(names=names, DSLPAR_REPORTS=str(reports)) as hosts:
         filled = [word.format(hostfile=hosts.hostfile(slots)) for word in words]
-        done = hosts.run(0, [*filled, *program], timeout_s=240)
-        _until(lambda: [hosts.processes(host) for host in (0, 1)] == [{}, {}])  # mpirun's own ssh leaves after it
+        done = hosts.run(0, [*filled, *program])
+        wait_until(
+            lambda: [hosts.processes(host) for host in (0, 1)] == [{}, {}], "something stays"
+        )  # mpirun's own ssh leaves after it
     assert done.status == 0, done.output
     return done
 
@@ -110,7 +111,7 @@ def test_mpirun_by_node(tmp_path: Path) -> None:
 def test_mpirun_where_nobody_knows_rank_0_s_host(tmp_path: Path) -> None:
     with two_hosts(names="unknown") as hosts:
         words = [*MPIRUN, "--hostfile", hosts.hostfile(1), "-np", "2", PYTHON, "train.py", "--config", "cfg.py"]
-        done = hosts.run(0, words, timeout_s=60)
+        done = hosts.run(0, words)
     assert done.status == 1, done.output
     assert "HST202 no-meeting-place: several hosts, and host" in done.output
     assert " knows no address of host0, where rank 0 is" in done.output
@@ -165,7 +166,7 @@ def test_dslpar_launch(tmp_path: Path, launcher: str) -> None:
     config = write_config(tmp_path, ALL_THREE + CONFIG)
     words = ["dslpar", "launch", "--launcher", launcher, str(config), f"train.output_dir={tmp_path / 'out'}"]
     with two_hosts(names="loopback") as hosts:
-        done = hosts.run(0, [*words, "--hostfile", hosts.hostfile(SLOTS)], timeout_s=240)
+        done = hosts.run(0, [*words, "--hostfile", hosts.hostfile(SLOTS)])
         left = [hosts.processes(host) for host in (0, 1)]
     assert done.status == 0, done.output
     assert left == [{}, {}], "`dslpar launch` waits for all that it started"
@@ -202,7 +203,7 @@ def test_what_a_host_has_is_its_own(tmp_path: Path) -> None:
         assert hosts.run(0, ["ls", str(tmp_path / "shared")]).output == "seen\n"
         assert not list((tmp_path / "shared").iterdir())
         job = hosts.start(1, ["sleep", "600"], tmp_path / "output")
-        _until(lambda: list(hosts.processes(1).values()) == [["sleep", "600"]])
+        wait_until(lambda: list(hosts.processes(1).values()) == [["sleep", "600"]], "no such process")
         assert hosts.processes(0) == {}
         assert os.readlink(f"/proc/{job.pid}/ns/uts") != os.readlink("/proc/self/ns/uts")
         hosts.sweep()
@@ -229,11 +230,4 @@ def test_hosts_die_with_whoever_made_them() -> None:
         pid = int(process.stdout.readline())
         assert Path(f"/proc/{pid}").exists()
         process.kill()
-    _until(lambda: not Path(f"/proc/{pid}").exists())
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: not Path(f"/proc/{pid}").exists(), f"process {pid} stays")

@@ -7,7 +7,6 @@ import os
 import pty
 import select
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -192,8 +191,8 @@ def talk(folder: Path, answers: list[str], *words: str) -> tuple[int, str]:
         os.chdir(folder)
         os.environ["PYTHONPATH"] = str(ROOT)
         os.execv(sys.executable, [sys.executable, "-m", "dslpar.cli", "init", *words])
-    shown, waiting, ends = "", iter([*answers, "\x04"]), time.monotonic() + 60
-    while time.monotonic() < ends:
+    shown, waiting = "", iter([*answers, "\x04"])
+    while True:
         if not select.select([terminal], [], [], 1)[0]:
             continue
         try:

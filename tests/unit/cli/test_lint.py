@@ -218,8 +218,8 @@ def test_names_that_stdout_cannot_encode_are_escaped(tmp_path: Path, encoding: s
         Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name)).write_bytes(wrong)
     environ = {**os.environ, "PYTHONIOENCODING": encoding}
     argv = [sys.executable, "-m", "dslpar.cli", "lint", str(tmp_path), "--world-size", "8", "--format", format_]
-    ran = subprocess.run(argv, capture_output=True, env=environ, timeout=60)
+    ran = subprocess.run(argv, capture_output=True, env=environ)
     assert (ran.returncode, ran.stderr) == (1, b"")
     assert ran.stdout.count(b"unknown key 'pipelin'") == 2
-    diff = subprocess.run([*argv, "--diff"], capture_output=True, env=environ, timeout=60)
+    diff = subprocess.run([*argv, "--diff"], capture_output=True, env=environ)
     assert diff.stdout.count("+parallel = dict(pipeline=1)  # \u65e5\n".encode()) == 2

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from dslpar.cli.main import COMMANDS, main
+from tests.support.waiting import wait
 
 
 def test_flags_and_overrides_in_any_order(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,4 +90,4 @@ def test_a_closed_pipe_gives_no_traceback() -> None:
         assert process.stderr is not None
         process.stdout.close()
         assert process.stderr.read() == ""
-        assert process.wait(timeout=30) == 128 + 13
+        assert wait(process) == 128 + 13

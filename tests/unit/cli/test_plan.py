@@ -184,7 +184,7 @@ def layers(tmp_path: Path) -> Path:
 
 def run_plan(*argv: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "dslpar", "plan", *argv]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
 
 
 def test_a_trace_tells_what_closed_forms_do_not(layers: Path) -> None:
@@ -255,7 +255,7 @@ def test_no_torch_and_no_numpy_is_imported(llama: Path) -> None:
         f"main(['plan', {str(llama)!r}, '--world-size', '64', '--device', 'h100-80g']); "
         "print(sorted({'torch', 'numpy', 'deepspeed', 'yaml'} & set(sys.modules)), file=sys.stderr)"
     )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stderr == "[]\n"
 
 

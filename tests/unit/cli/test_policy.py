@@ -50,7 +50,7 @@ OWN = "tests/support/own_decoder_config.py"
 
 @pytest.mark.parametrize(
     "modes",
-    [TWO, pytest.param({}, marks=[pytest.mark.prove, pytest.mark.timeout(300)])],
+    [TWO, pytest.param({}, marks=[pytest.mark.prove, pytest.mark.minutes(3)])],
     ids=["two modes", "all modes"],
 )
 def test_check_of_a_config(

@@ -22,7 +22,6 @@ def test_a_file_is_read_up_to_a_bound(tmp_path: Path) -> None:
     assert 4 < len(read_bounded(str(path), 4)) < 10, "it tells that there is more"
 
 
-@pytest.mark.timeout(20)
 @pytest.mark.parametrize("kind", ["fifo", "device", "folder"])
 def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "tokenizer.json"

@@ -432,7 +432,7 @@ def test_a_search_can_afford_it() -> None:
     made = workload(pipe=2, data=4, tensor=one_d(2, residual="sequence"), known_costs=costs)
     least = 1.0
     for _ in range(200):
-        began = time.perf_counter()
+        began = time.process_time()
         timed(made)
-        least = min(least, time.perf_counter() - began)
+        least = min(least, time.process_time() - began)
     assert least < 300e-6

@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +22,8 @@ from dslpar.launch import agent, host_findings, preflight
 from dslpar.launch.agent import HostReport
 from dslpar.launch.host_findings import HostChecks, HostResult
 from tests.support.runs import ROOT, write_config
+from tests.support.stopwatch import Stopwatch
+from tests.support.waiting import wait, wait_until
 from tests.system.two_hosts.hosts import Hosts, missing, two_hosts
 
 HOSTS = parse("node1 slots=4\nnode2 slots=4\n", "hosts").hosts
@@ -250,7 +251,7 @@ def test_a_signal_finds_the_processes_of_its_job_alone() -> None:
 
     mine, rank, other = sleeper("one"), sleeper("one", RANK="0"), sleeper("one1")
     try:
-        _until(lambda: len(list(agent.processes("one"))) == 2)
+        wait_until(lambda: len(list(agent.processes("one"))) == 2, "not two processes")
         assert agent.send_signal("one", signal.SIGKILL) == 2
         assert [process.wait(10) for process in (mine, rank)] == [-signal.SIGKILL] * 2
         assert other.poll() is None
@@ -258,13 +259,6 @@ def test_a_signal_finds_the_processes_of_its_job_alone() -> None:
         for process in (mine, rank, other):
             process.kill()
             process.wait()
-
-
-def _until(condition: object, timeout_s: float = 10) -> None:
-    ends = time.monotonic() + timeout_s
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < ends
-        time.sleep(0.02)
 
 
 # ---- two real hosts ----
@@ -280,7 +274,7 @@ def hosts() -> Iterator[Hosts]:
 
 def check(hosts: Hosts, config: Path, hostfile: str, *words: str) -> tuple[int, str]:
     command = [sys.executable, "-m", "dslpar.cli", "launch", str(config), "--hostfile", hostfile, "--check", *words]
-    done = hosts.run(0, command, timeout_s=60)
+    done = hosts.run(0, command)
     return done.status, done.output
 
 
@@ -311,7 +305,7 @@ def test_hosts_that_do_not_meet(hosts: Hosts, tmp_path: Path) -> None:
 def test_a_kernel_that_binds_to_any_address_does_not_make_all_hosts_this_one(hosts: Hosts) -> None:
     code = "open('/proc/sys/net/ipv4/ip_nonlocal_bind', 'w').write('1'); from dslpar.cluster import network; "
     code += "print([network.is_here(name) for name in ('host0', '10.77.0.10', 'host1', '10.77.0.11')])"
-    done = hosts.run(0, [sys.executable, "-c", code], timeout_s=20)
+    done = hosts.run(0, [sys.executable, "-c", code])
     assert done.output == "[True, True, False, False]\n"
 
 
@@ -322,14 +316,14 @@ def test_all_that_is_wrong_is_told_at_once(hosts: Hosts, tmp_path: Path) -> None
     config, hostfile = write_config(folder), tmp_path / "hosts"
     hostfile.write_text("host0 slots=2\nhost1 slots=2\nhost7 slots=2\n10.77.0.77 slots=2\n")
     hosts.small_disk(1, folder, 1_000_000)
-    began = time.monotonic()
+    watch = Stopwatch()
     status, said = check(hosts, config, str(hostfile), "batch.global_size=8", f"train.output_dir={folder / 'out'}")
     assert status == 1, said
     assert f"{hostfile}:2:1: HST213 config-differs-there: host1 has no file {config}" in said
     assert f"{hostfile}:2:1: HST214 output-not-shared: host1 does not see" in said
     assert f"{hostfile}:3:1: HST211 unreachable-host: host7 has a name that is unknown here" in said
     assert f"{hostfile}:4:1: HST211 unreachable-host: 10.77.0.77 cannot be reached: no route" in said
-    assert time.monotonic() - began < 30, "side by side"
+    assert watch.alone_s() < 30, "side by side"
 
 
 def test_steps_of_a_script_that_sets_what_torch_wants(hosts: Hosts, tmp_path: Path) -> None:
@@ -337,7 +331,7 @@ def test_steps_of_a_script_that_sets_what_torch_wants(hosts: Hosts, tmp_path: Pa
     code = "import os; from dslpar.distributed import bootstrap; place = bootstrap.read_distributed_env(os.environ); "
     code += "print(place.local_size < 2, bootstrap._gloo_environment(place, os.environ))"
     said = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "host0", "MASTER_PORT": "29555"}
-    done = hosts.run(1, [sys.executable, "-c", code], timeout_s=20, environ=said)
+    done = hosts.run(1, [sys.executable, "-c", code], environ=said)
     assert done.output == "True {'GLOO_SOCKET_IFNAME': 'eth0'}\n"
 
 
@@ -345,8 +339,8 @@ def test_what_is_left_of_a_job_elsewhere_is_ended(hosts: Hosts, tmp_path: Path) 
     mine = hosts.start(1, ["sleep", "60"], tmp_path / "mine", environ={agent.JOB: "mine"})
     other = hosts.start(1, ["sleep", "61"], tmp_path / "other", environ={agent.JOB: "other"})
     code = "from dslpar.launch import preflight; preflight.signal_job(['host1', 'host7'], 'mine', 9, timeout_s=20)"
-    assert hosts.run(0, [sys.executable, "-c", code], timeout_s=60).status == 0
-    assert mine.process.wait(10) in (-9, 137)
+    assert hosts.run(0, [sys.executable, "-c", code]).status == 0
+    assert wait(mine.process) in (-9, 137)
     assert other.process.poll() is None
     other.process.kill()
     hosts.sweep()

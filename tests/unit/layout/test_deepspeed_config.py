@@ -210,7 +210,7 @@ def test_its_own_keys_are_known_to_the_linter() -> None:
 
 def test_no_torch_is_needed() -> None:
     code = "import sys, dslpar.layout.deepspeed_config; assert not {'torch', 'deepspeed'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize(

@@ -399,9 +399,9 @@ def test_a_folder_that_cannot_be_is_no_run(folder: str) -> None:
 
 def test_a_mesh_of_a_million_ranks_is_drawn_at_once() -> None:
     job = job_of(MODEL + PIPELINE, 1 << 20)
-    began = time.monotonic()
+    began = time.process_time()
     assert "one replica is drawn, 8 of 1,048,576 ranks" in as_html(job, forecast_of(job))
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
 
 
 def test_a_pipeline_that_is_too_long_to_simulate_has_no_schedule() -> None:

@@ -25,7 +25,7 @@ of_this_transformers = pytest.mark.skipif(
 
 @of_this_transformers
 @pytest.mark.prove
-@pytest.mark.timeout(300)
+@pytest.mark.minutes(3)
 def test_the_table_is_what_its_tool_writes() -> None:
     ran = subprocess.run(
         [sys.executable, "tools/transformers_tables.py", "--check"],

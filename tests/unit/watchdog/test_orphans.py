@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,8 @@ import pytest
 
 from dslpar.watchdog import orphans, processes
 from dslpar.watchdog.orphans import Process
+from tests.support.stopwatch import Stopwatch
+from tests.support.waiting import wait, wait_until
 
 LAUNCHER = """\
 import signal, subprocess, sys, time
@@ -76,24 +77,22 @@ def test_it_is_asked_and_then_ended_and_its_ssh_with_it(tmp_path: Path, deaf: bo
     before = "signal.signal(signal.SIGTERM, signal.SIG_IGN)" if deaf else ""
     with launched(tmp_path, "prterun", before=before) as (process, (rank, shell, other)):
         above = orphans.launchers_of(rank)
-        start = time.monotonic()
+        watch = Stopwatch()
         orphans.end(above, 0.3)
-        assert 0.25 < time.monotonic() - start < 5
-        assert process.wait(5) == (-signal.SIGKILL if deaf else -signal.SIGTERM)
-        ends = time.monotonic() + 5
-        while Process(shell, began(shell)).is_there:
-            assert time.monotonic() < ends
-            time.sleep(0.01)
+        assert watch.wall_s() > 0.25
+        assert watch.alone_s() < 5
+        assert wait(process) == (-signal.SIGKILL if deaf else -signal.SIGTERM)
+        wait_until(lambda: not Process(shell, began(shell)).is_there, "the shell stays")
         assert Process(other, began(other)).is_there, "what it started besides is not ours to end"
 
 
 def test_a_launcher_that_ends_by_itself_is_left_in_peace(tmp_path: Path) -> None:
     with launched(tmp_path, "prterun", before="signal.setitimer(signal.ITIMER_REAL, 0.5)") as (process, (rank, *_)):
         above = orphans.launchers_of(rank)
-        start = time.monotonic()
+        watch = Stopwatch()
         orphans.end(above, 30)
-        assert time.monotonic() - start < 10
-        assert process.wait(5) == -signal.SIGALRM
+        assert watch.alone_s() < 10
+        assert wait(process) == -signal.SIGALRM
 
 
 def test_another_process_of_its_number_is_not_signalled() -> None:

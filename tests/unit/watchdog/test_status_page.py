@@ -18,7 +18,7 @@ def test_a_board_is_seen_by_another_process(tmp_path: Path) -> None:
     seen = StatusPage(tmp_path / "0.board").progress()
     assert seen.describe() == "stage 1 (pipe 1, data 0, tensor 0), step 12"
     assert (seen.limit_s, seen.num_entries) == (600, 1)
-    assert abs(seen.since_s - time.monotonic()) < 5
+    assert time.monotonic() - 600 < seen.since_s <= time.monotonic()
     for phase, step, words in (
         ("building", 0, "building"),
         ("saving", 5, "saving step 5"),

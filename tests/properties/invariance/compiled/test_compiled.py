@@ -10,14 +10,14 @@ import pytest
 
 from tests.properties.invariance.cover import FEW_RANKS
 from tests.properties.invariance.layouts import LAYOUTS, Layout
-from tests.properties.invariance.measure import COMPILED_TIMEOUT_S, TIMEOUT_S, out_of_bound
+from tests.properties.invariance.measure import out_of_bound
 from tests.properties.invariance.options import BOTH, COMPILED, is_ours
 from tests.support.compiled import TORCH_S_OWN_WARNINGS
 from tests.support.layouts import mode_of
 from tests.support.sampling import sampled
 from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 
-pytestmark = [*TORCH_S_OWN_WARNINGS, pytest.mark.timeout(COMPILED_TIMEOUT_S + TIMEOUT_S)]
+pytestmark = [*TORCH_S_OWN_WARNINGS, pytest.mark.minutes(10)]
 
 SAMPLE = {"1d 2, pipe 1, data 1: ZeRO 0, keep x, 1 micro-batches"}
 """In `make test`; with overlap too, blocks are compiled in tests/distributed/layers/test_device_counts.py."""

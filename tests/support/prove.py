@@ -1,0 +1,248 @@
+"""Runs the parts of `make prove`, and goes on where the last run stopped.
+
+    python -m tests.support.prove                  # parts that were green at the same content are not run again
+    python -m tests.support.prove --fresh          # all parts
+    python -m tests.support.prove --part kills     # one part
+    python -m tests.support.prove --list
+
+The content of a part is what its result follows from: the product's sources, the files of its tests, all that these
+import from tests/, benchmarks/ and tools/, the pages that tests read, and the versions of Python and of all installed
+packages. What a part has shown stands in build/prove.json, written after each part. A part is recorded as green only
+where its content was the same before and after.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.support.paths import ROOT
+
+PRODUCT = ("dslpar", "layers", "configs", "examples", "hostfiles", "train.py", "setup.cfg", "pyproject.toml")
+"""Every part reads them."""
+PAGES = ("docs", "README.md", "Makefile", ".ci", ".importlinter", "constraints.txt", "benchmarks", "tools")
+"""Parts that test pages and tools read them too."""
+SHARED = ("tests/conftest.py", "tests/support")
+RECORD = ROOT / "build" / "prove.json"
+
+
+SELECTS = (
+    "-k",
+    "-m",
+    "--lf",
+    "--last-failed",
+    "--deselect",
+    "--ignore",
+    "--sw",
+    "--stepwise",
+    "--collect-only",
+    "--co",
+)
+"""Words to pytest by which it may run fewer tests: such a run is not recorded."""
+
+
+class Part(NamedTuple):
+    """Some minutes of tests, at most an hour on two cores."""
+
+    paths: tuple[str, ...]
+    without: tuple[str, ...] = ()
+    """Folders below `paths` that are other parts."""
+    pages: bool = False
+    """Whether its tests read PAGES."""
+
+
+def _below(folder: str, names: str) -> tuple[str, ...]:
+    return tuple(f"{folder}/{name}" for name in names.split())
+
+
+PARTS: Mapping[str, Part] = {
+    "unit": Part(("tests/unit",), pages=True),
+    "layers": Part(("tests/distributed/layers",), pages=True),
+    "policies": Part(("tests/distributed/policies",), pages=True),
+    "distributed": Part(("tests/distributed",), _below("tests/distributed", "layers policies"), pages=True),
+    "invariance": Part(("tests/properties/invariance",), _below("tests/properties/invariance", "compiled overlap")),
+    "compiled": Part(("tests/properties/invariance/compiled",)),
+    "overlap": Part(("tests/properties/invariance/overlap",)),
+    "families": Part(("tests/properties/families",)),
+    "reshape": Part(("tests/properties/reshape",)),
+    "schedules": Part(("tests/properties/schedules",)),
+    "context": Part(("tests/properties/context",)),
+    "oracle": Part(("tests/properties/oracle",)),
+    "linter": Part(
+        ("tests/properties",),
+        _below("tests/properties", "context families invariance oracle reshape schedules"),
+        pages=True,
+    ),
+    "kills": Part(("tests/system/kills",)),
+    "hosts": Part(("tests/system/two_hosts",), pages=True),
+    "system": Part(("tests/system",), _below("tests/system", "kills two_hosts"), pages=True),
+}
+"""Together they are all of tests/."""
+
+
+class Result(NamedTuple):
+    """What a part has shown."""
+
+    content: str
+    green: bool
+    passed: int
+    wall_s: float
+    cpu_s: float
+
+
+# ---- content ----
+
+
+def content(part: Part, root: Path = ROOT) -> str:
+    """Return a hash of all that a part's result follows from."""
+    own = [path for path in _files(root, part.paths) if not any(_is_below(path, root / out) for out in part.without)]
+    named = (*PRODUCT, *SHARED, *(PAGES if part.pages else ()))
+    digest = hashlib.blake2b("\n".join(versions()).encode(), digest_size=16)
+    for path in sorted({*own, *_files(root, named), *_imported(root, own)}):
+        digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def versions() -> list[str]:
+    """Return Python's, and those of all installed packages."""
+    return [platform.python_version(), *sorted({f"{one.name}=={one.version}" for one in distributions()})]
+
+
+def _files(root: Path, names: Iterable[str]) -> Iterator[Path]:
+    for name in names:
+        path = root / name
+        found = sorted(path.rglob("*")) if path.is_dir() else [path]
+        yield from (one for one in found if one.is_file() and "__pycache__" not in one.parts)
+
+
+def _is_below(path: Path, folder: Path) -> bool:
+    return folder in path.parents
+
+
+def _imported(root: Path, files: Iterable[Path]) -> set[Path]:
+    """Return what these files import from tests/, benchmarks/ and tools/, and what these import, and so on."""
+    found, left = set[Path](), list(files)
+    while left:
+        path = left.pop()
+        if path.suffix != ".py":
+            continue
+        for name in _imports(ast.parse(path.read_bytes())):
+            for other in (root / f"{name}.py", root / name / "__init__.py"):
+                if other.is_file() and other not in found:
+                    found.add(other)
+                    left.append(other)
+    return found
+
+
+def _imports(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        yield from (name.replace(".", "/") for name in names if name.split(".")[0] in ("tests", "benchmarks", "tools"))
+
+
+# ---- the record ----
+
+
+class Record:
+    """What each part has shown last, in a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read(self) -> dict[str, Result]:
+        """Return what is known, by part; nothing where there is no file."""
+        if not self.path.exists():
+            return {}
+        return {name: Result(**row) for name, row in json.loads(self.path.read_text()).items()}
+
+    def write(self, name: str, result: Result) -> None:
+        """Keep what a part has shown, in the place of what it had shown before."""
+        rows: dict[str, Any] = {key: row._asdict() for key, row in (self.read() | {name: result}).items()}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        unready = self.path.with_suffix(".part")
+        unready.write_text(json.dumps(rows, indent=1) + "\n")
+        unready.replace(self.path)
+
+    def green(self, name: str, now: str) -> Result | None:
+        """Return what a part has shown, if it was green at this content."""
+        known = self.read().get(name)
+        return known if known and known.green and known.content == now else None
+
+
+# ---- running ----
+
+
+def run(name: str, part: Part, pytest_args: Sequence[str], folder: Path, root: Path = ROOT) -> Result:
+    """Run a part's tests and return what they have shown."""
+    report, before, began = folder / f"{name}.xml", content(part, root), time.monotonic()
+    folder.mkdir(parents=True, exist_ok=True)
+    report.unlink(missing_ok=True)
+    ignored = [f"--ignore={out}" for out in part.without]
+    command = [sys.executable, "-m", "pytest", *pytest_args, "-m", "", f"--junitxml={report}", *part.paths, *ignored]
+    process = subprocess.Popen(command, cwd=root)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    green = status == 0 and content(part, root) == before
+    return Result(before, green, _passed(report), time.monotonic() - began, usage.ru_utime + usage.ru_stime)
+
+
+def _passed(report: Path) -> int:
+    if not report.exists():
+        return 0
+    counts = [suite.attrib for suite in ElementTree.parse(report).iter("testsuite")]
+    return sum(int(one["tests"]) - sum(int(one[bad]) for bad in ("failures", "errors", "skipped")) for one in counts)
+
+
+def prove(names: Iterable[str], record: Record, pytest_args: Sequence[str], fresh: bool = False) -> bool:
+    """Run parts that are not green in the record, print a table of all, and return whether all are green."""
+    rows, all_green = [f"{'part':12} {'passed':>7} {'wall min':>9} {'CPU s':>7}"], True
+    for name in names:
+        known = None if fresh else record.green(name, content(PARTS[name]))
+        if known:
+            print(f"{name}: green at this content already; --fresh runs it again", flush=True)
+            result = known
+        else:
+            result = run(name, PARTS[name], pytest_args, record.path.parent / "prove")
+            if not any(word.startswith(SELECTS) or Path(word.partition("::")[0]).exists() for word in pytest_args):
+                record.write(name, result)
+        how = "from the record" if known else "run" if result.green else "run: RED"
+        rows.append(f"{name:12} {result.passed:7} {result.wall_s / 60:9.1f} {result.cpu_s:7.0f}  {how}")
+        all_green &= result.green
+    print("\n".join(rows))
+    return all_green
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run what the command line asks for; 1 where a part is red."""
+    parser = argparse.ArgumentParser(prog="python -m tests.support.prove", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--part", choices=PARTS, help="this part alone")
+    parser.add_argument("--fresh", action="store_true", help="run green parts again")
+    parser.add_argument("--list", action="store_true", help="print the parts")
+    options, pytest_args = parser.parse_known_args(argv)
+    names = [options.part] if options.part else list(PARTS)
+    if options.list:
+        for name in names:
+            without = f" without {', '.join(PARTS[name].without)}" if PARTS[name].without else ""
+            print(f"make prove PART={name:12} {' '.join(PARTS[name].paths)}{without}")
+        return 0
+    return 0 if prove(names, Record(RECORD), pytest_args, options.fresh) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
