@@ -122,7 +122,7 @@ EACH_TIME = {"data 3, ZeRO 3", "1d sequence, data 2, ZeRO 1, bf16", "2d", "pipe 
 def test_nothing_is_found_in_a_clean_run(name: str) -> None:
     """In each step, with dropout; that something was compared is counted, and seen by the tests below."""
     made = _job(name, steps=STEPS)
-    for found, count in on_ranks(LAYOUTS[name].world, _clean, made, init="deepspeed", timeout=120):
+    for found, count in on_ranks(LAYOUTS[name].world, _clean, made, init="deepspeed"):
         assert found == []
         assert count >= 7
 
@@ -340,7 +340,7 @@ KINDS = {
 def test_one_flipped_bit_of_each_kind_of_state_is_named_with_ranks_and_step(name: str) -> None:
     made = _job(name)
     world = LAYOUTS[name].world
-    every = on_ranks(world, _flips, made, init="deepspeed", timeout=120)
+    every = on_ranks(world, _flips, made, init="deepspeed")
     assert all(rows == every[0] for rows in every), "all ranks know the same"
     assert {*map(_kind_of, every[0])} == KINDS[name]
     for step, (title, copies, found) in enumerate(every[0], 2):
