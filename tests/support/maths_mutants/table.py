@@ -1,0 +1,16 @@
+"""How the tables of mutants are written: a module, and rows of (name, kind, function, old, new, what it stands for)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tests.support.maths_mutants.mutant import Kind, Mutant
+
+Row = tuple[str, Kind, str, str, str, str] | tuple[str, Kind, str, str, str, str, str]
+"""The last one is `when`."""
+
+
+def of_module(module: str, rows: Sequence[Row]) -> list[Mutant]:
+    """Return the mutants of a module of dslpar, named after it: 'norm: mean of the own piece'."""
+    last = module.rpartition(".")[2]
+    return [Mutant(f"{last}: {name}", kind, f"dslpar.{module}", *rest) for name, kind, *rest in rows]  # type: ignore[arg-type]
