@@ -42,7 +42,9 @@ def chosen(args: argparse.Namespace) -> list[Mutant]:
 def main(argv: Sequence[str]) -> int:
     """See the module; the exit status is 0 unless the arguments are wrong."""
     raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="python -m tests.support.kill_matrix", description=__doc__, formatter_class=raw)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.support.kill_matrix", description=__doc__, formatter_class=raw
+    )
     parser.add_argument("--prove", nargs="+", metavar="LAYOUT", help="kill by `dslpar prove` on these; 'all': each")
     parser.add_argument("--only", nargs="+", metavar="WORD")
     parser.add_argument("--sample", type=int, metavar="N", help="so many mutants, drawn at random")

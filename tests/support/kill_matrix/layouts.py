@@ -1,6 +1,6 @@
 """Layouts on which `dslpar prove` is shown the mutants: together they meet what a layout can get wrong.
 
-    LAYOUTS["2d"].job()             # the job, resolved; `LAYOUTS["resume"].other()` the one that resumes it
+LAYOUTS["2d"].job()             # the job, resolved; `LAYOUTS["resume"].other()` the one that resumes it
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ def _layout(ranks: int, parallel: str, model: str = _GPT, rest: str = "", resume
 
 LAYOUTS = {
     "1d-sequence-pipe": _layout(
-        4, "pipeline=2, tensor=dict(size=2, mode='1d', sequence=True)", rest="batch = dict(global_size=8, accumulation=4)"
+        4,
+        "pipeline=2, tensor=dict(size=2, mode='1d', sequence=True)",
+        rest="batch = dict(global_size=8, accumulation=4)",
     ),
     "2d": _layout(4, "tensor=dict(size=4, mode='2d')", _LLAMA, "batch = dict(global_size=8, accumulation=2)"),
     "cuboid": _layout(
@@ -69,16 +71,12 @@ LAYOUTS = {
         rest="zero = dict(stage=1)\nbatch = dict(global_size=8, accumulation=2)\nactivation_checkpoint = 1",
     ),
     "zero1": _layout(2, "", rest="zero = dict(stage=1)\nbatch = dict(global_size=8, accumulation=2)"),
-    "zero1-once": _layout(
-        2, "", rest="zero = dict(stage=1, overlap_param_gather=True)\nbatch = dict(global_size=8)"
-    ),
+    "zero1-once": _layout(2, "", rest="zero = dict(stage=1, overlap_param_gather=True)\nbatch = dict(global_size=8)"),
     "zero2": _layout(
         4, "tensor=dict(size=2, mode='1d', sequence=True)", rest="zero = 2\nbatch = dict(global_size=8, accumulation=2)"
     ),
     "zero3": _layout(2, "", rest="zero = dict(stage=3)\nbatch = dict(global_size=8, accumulation=2)"),
-    "data": _layout(
-        4, "tensor=dict(size=2, mode='1d')", rest="batch = dict(global_size=8, accumulation=2)"
-    ),
+    "data": _layout(4, "tensor=dict(size=2, mode='1d')", rest="batch = dict(global_size=8, accumulation=2)"),
     "interleaved": _layout(
         4,
         "pipeline=2",
@@ -92,7 +90,10 @@ LAYOUTS = {
         "schedule = dict(type='zero_bubble')\nbatch = dict(global_size=8, accumulation=4)",
     ),
     "lora": _layout(
-        4, "tensor=dict(size=2, mode='1d')", _OF_TRANSFORMERS, "batch = dict(global_size=8, accumulation=2)\ndata = dict(seq_len=16)"
+        4,
+        "tensor=dict(size=2, mode='1d')",
+        _OF_TRANSFORMERS,
+        "batch = dict(global_size=8, accumulation=2)\ndata = dict(seq_len=16)",
     ),
     "3d": _layout(8, "tensor=dict(size=8, mode='3d')", rest="batch = dict(global_size=8)"),
     "3d-heads": _layout(
@@ -105,9 +106,7 @@ LAYOUTS = {
     "overlap-1d": _layout(
         2, "tensor=dict(size=2, mode='1d', sequence=True, comm_overlap=True)", rest="batch = dict(global_size=4)"
     ),
-    "hybrid": _layout(
-        4, "context=dict(size=4, impl='hybrid', ulysses_size=2)", _LLAMA, "batch = dict(global_size=4)"
-    ),
+    "hybrid": _layout(4, "context=dict(size=4, impl='hybrid', ulysses_size=2)", _LLAMA, "batch = dict(global_size=4)"),
     "chunks": _layout(
         2,
         "tensor=dict(size=2, mode='1d', sequence=True)",

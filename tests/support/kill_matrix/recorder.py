@@ -1,8 +1,8 @@
 """Which mutants does something meet? In a process that records, and in those that fork from it, each writes its name.
 
-    install_recorder(mutants, Path("met"))
-    ...
-    met(Path("met"))                # names
+install_recorder(mutants, Path("met"))
+...
+met(Path("met"))                # names
 """
 
 from __future__ import annotations

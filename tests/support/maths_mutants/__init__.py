@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from tests.support.maths_mutants import layers
+from tests.support.maths_mutants import checkpoints, engine, generated, layers, layers_more, policies
 from tests.support.maths_mutants.mutant import KINDS, Kind, Mutant, StaleMutantError
 
 __all__ = ["KINDS", "Kind", "Mutant", "StaleMutantError", "all_mutants"]
@@ -14,7 +14,13 @@ __all__ = ["KINDS", "Kind", "Mutant", "StaleMutantError", "all_mutants"]
 def all_mutants() -> tuple[Mutant, ...]:
     """Return every mutant, each by a name of its own."""
     found = [
-        *(mutant for table in vars(layers).values() if isinstance(table, list) for mutant in table),
+        mutant
+        for tables in (layers, layers_more, engine, checkpoints, policies)
+        for table in vars(tables).values()
+        if isinstance(table, list)
+        for mutant in table
     ]
+    written = {(mutant.module, mutant.function, mutant.old, mutant.new) for mutant in found}
+    found += [each for each in generated.generated() if (each.module, each.function, each.old, each.new) not in written]
     assert len({mutant.name for mutant in found}) == len(found), "two mutants of one name"
     return tuple(found)

@@ -225,12 +225,11 @@ def _insert_report(tree: ast.Module, mutant: Mutant) -> None:
 
 
 def _statement_at(body: list[ast.stmt], first: int, last: int) -> tuple[list[ast.stmt], int]:
-    """Return the innermost list of statements, and the place in it, of the one that holds these lines."""
+    """Return the innermost list of statements that holds these lines, and the place in it of their first statement."""
     for index, statement in enumerate(body):
         if isinstance(statement, ast.If) and _is_report(statement):
             continue
-        assert statement.end_lineno is not None
-        if statement.lineno <= first and last <= statement.end_lineno:
+        if statement.lineno <= first <= (statement.end_lineno or 0):
             for within in _bodies(statement):
                 if within and within[0].lineno <= first and last <= (within[-1].end_lineno or 0):
                     return _statement_at(within, first, last)
@@ -240,8 +239,10 @@ def _statement_at(body: list[ast.stmt], first: int, last: int) -> tuple[list[ast
 
 def _is_report(statement: ast.If) -> bool:
     call = statement.body[0]
-    return isinstance(call, ast.Expr) and isinstance(call.value, ast.Call) and (
-        isinstance(call.value.func, ast.Name) and call.value.func.id == "maths_mutant_met"
+    return (
+        isinstance(call, ast.Expr)
+        and isinstance(call.value, ast.Call)
+        and (isinstance(call.value.func, ast.Name) and call.value.func.id == "maths_mutant_met")
     )
 
 

@@ -11,6 +11,5 @@ Row = tuple[str, Kind, str, str, str, str] | tuple[str, Kind, str, str, str, str
 
 
 def of_module(module: str, rows: Sequence[Row]) -> list[Mutant]:
-    """Return the mutants of a module of dslpar, named after it: 'norm: mean of the own piece'."""
-    last = module.rpartition(".")[2]
-    return [Mutant(f"{last}: {name}", kind, f"dslpar.{module}", *rest) for name, kind, *rest in rows]  # type: ignore[arg-type]
+    """Return the mutants of a module of dslpar, named after it: 'layers.norm: mean-of-own-piece'."""
+    return [Mutant(f"{module}: {name}", kind, f"dslpar.{module}", *rest) for name, kind, *rest in rows]  # type: ignore[arg-type]
