@@ -1,5 +1,8 @@
 """`python -m tests.support.kill_matrix`: which mistakes in the maths do the tests see, and which does `dslpar prove`?
 
+    python -m tests.support.kill_matrix                        the tests: record each once, show them the mutants
+    python -m tests.support.kill_matrix --tests tests/unit/data tests/distributed/layers      these tests
+    python -m tests.support.kill_matrix --record               record alone, which mutants each test meets
     python -m tests.support.kill_matrix --prove all            mutants, each on the first layout that meets and finds it
     python -m tests.support.kill_matrix --prove 2d --all       one layout, with every mutant that it meets
     python -m tests.support.kill_matrix --only "norm:"         mutants whose name, kind or module holds this word
@@ -21,10 +24,13 @@ from collections.abc import Sequence
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 os.environ["OMP_NUM_THREADS"] = "1"
 
+import pytest
+
 from tests.support.kill_matrix import summary
 from tests.support.kill_matrix.results import Results
 from tests.support.maths_mutants import all_mutants
 from tests.support.maths_mutants.mutant import Mutant
+from tests.support.paths import ROOT
 
 
 def chosen(args: argparse.Namespace) -> list[Mutant]:
@@ -46,6 +52,9 @@ def main(argv: Sequence[str]) -> int:
         prog="python -m tests.support.kill_matrix", description=__doc__, formatter_class=raw
     )
     parser.add_argument("--prove", nargs="+", metavar="LAYOUT", help="kill by `dslpar prove` on these; 'all': each")
+    parser.add_argument("--tests", nargs="+", metavar="PATH", help="by default those that may meet the maths")
+    parser.add_argument("--record", action="store_true", help="run each test once, and show it no mutant")
+    parser.add_argument("--most", type=int, default=12, metavar="N", help="tests that one mutant is shown, at most")
     parser.add_argument("--only", nargs="+", metavar="WORD")
     parser.add_argument("--sample", type=int, metavar="N", help="so many mutants, drawn at random")
     parser.add_argument("--seed", type=int, default=0, metavar="S")
@@ -53,12 +62,24 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--summary", action="store_true", help="run nothing")
     args = parser.parse_args(argv)
     mutants = chosen(args)
-    if args.prove:
-        _prove(args, mutants)
-    return 0
+    return _prove(args, mutants) if args.prove else _tests(args, mutants)
 
 
-def _prove(args: argparse.Namespace, mutants: Sequence[Mutant]) -> None:
+def _tests(args: argparse.Namespace, mutants: Sequence[Mutant]) -> int:
+    from tests.support.kill_matrix.by_tests import TESTS, Matrix
+
+    results = Results("tests")
+    status = 0
+    if not args.summary:
+        os.chdir(ROOT)
+        run = Matrix(mutants, results, every=args.all, most=args.most, only_record=args.record)
+        options = ["-qq", "-s", "--no-header", "--no-summary", "-p", "no:cacheprovider"]
+        status = int(pytest.main([*options, *(args.tests or TESTS)], plugins=[run]))
+    print(summary.of_tests(mutants, results))
+    return status
+
+
+def _prove(args: argparse.Namespace, mutants: Sequence[Mutant]) -> int:
     from tests.support.kill_matrix import by_proof
     from tests.support.kill_matrix.layouts import LAYOUTS
 
@@ -70,6 +91,7 @@ def _prove(args: argparse.Namespace, mutants: Sequence[Mutant]) -> None:
         for mutant, result in by_proof.show(name, LAYOUTS[name], mutants, results, again=args.all):
             print(summary.row(mutant, result), flush=True)
     print(summary.of_proofs(mutants, results))
+    return 0
 
 
 if __name__ == "__main__":
