@@ -12,6 +12,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.support.maths_mutants import mistakes
 from tests.support.maths_mutants.mutant import Mutant, met_by
 
 
@@ -26,6 +27,7 @@ def install_recorder(mutants: Sequence[Mutant], path: Path) -> None:
 
     builtins.maths_mutant_met = report  # type: ignore[attr-defined]
     for function, code in list(met_by(mutants)):
+        function.__globals__.setdefault("mistakes", mistakes)  # which `when` may ask
         function.__code__ = code
 
 

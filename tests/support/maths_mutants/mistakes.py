@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dslpar.distributed.collectives import Axis, Pending
 from dslpar.layers.gather_reduce import Sharding
@@ -66,3 +66,12 @@ def neighbours_piece(x: Tensor, axis: Axis, dim: int) -> Tensor:
 def without_depth(sharding: MatmulSharding) -> MatmulSharding:
     """Return how a product's operands are stored, with no sum of the weight's gradient over the depth."""
     return replace(sharding, depth=Axis())
+
+
+def draws(module: nn.Module) -> bool:
+    """Return whether something in a module drops: else no mask depends on a seed."""
+    return any(
+        isinstance(value, float) and value > 0
+        for part in module.modules()
+        for value in (getattr(part, name, None) for name in ("p", "dropout", "attention_dropout", "drop_prob"))
+    )
