@@ -1,7 +1,7 @@
 """The fewest tests that still kill every mutant, as far as a greedy choice finds them.
 
-    >>> cover({"a": {1, 2}, "b": {2, 3}, "c": {3}}, {"a": 1.0, "b": 1.0, "c": 0.1})
-    ['a', 'c']
+>>> cover({"a": {1, 2}, "b": {2, 3}, "c": {3}}, {"a": 1.0, "b": 1.0, "c": 0.1})
+['a', 'c']
 """
 
 from __future__ import annotations

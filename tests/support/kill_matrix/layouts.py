@@ -51,6 +51,9 @@ def _layout(ranks: int, parallel: str, model: str = _GPT, rest: str = "", resume
 
 
 LAYOUTS = {
+    "1d-sequence": _layout(
+        2, "tensor=dict(size=2, mode='1d', sequence=True)", rest="batch = dict(global_size=4, accumulation=2)"
+    ),
     "1d-sequence-pipe": _layout(
         4,
         "pipeline=2, tensor=dict(size=2, mode='1d', sequence=True)",
