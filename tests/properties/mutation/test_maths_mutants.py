@@ -1,6 +1,7 @@
-"""The mutants of the maths stand, and `dslpar prove` finds some of them; `python -m tests.support.kill_matrix` shows all.
+"""The mutants of the maths stand, and `dslpar prove` finds some of them.
 
-Each is a mistake that a layout invites. Whether tests and proofs see all of them takes an hour to find out.
+Each is a mistake that a layout invites. `python -m tests.support.kill_matrix` shows all of them to tests and to proofs,
+which takes hours.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from tests.support.kill_matrix.child import ChildError, ChildTimeoutError, in_ch
 from tests.support.kill_matrix.cover import cover
 from tests.support.maths_mutants import KINDS, Mutant, StaleMutantError, all_mutants
 from tests.support.maths_mutants.mutant import met_by
+from tests.support.versions import HAS_TRANSFORMERS
 
 LEAST = 200
 
@@ -25,7 +27,7 @@ def test_there_are_enough_of_each_kind_and_package() -> None:
     packages = Counter(mutant.package for mutant in all_mutants())
     assert sum(kinds.values()) >= LEAST
     assert min(kinds[kind] for kind in KINDS) >= 5, kinds
-    named = ("layers", "distributed", "engine", "checkpoint", "policies", "data", "models")
+    named = ("layers", "distributed", "engine", "checkpoint", "data", "models", *["policies"] * HAS_TRANSFORMERS)
     assert min(packages[name] for name in named) >= 10, packages
 
 

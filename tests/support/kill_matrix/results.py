@@ -1,11 +1,10 @@
-"""What was found, a line of JSON for each mutant and for what it was shown to: an interrupted run goes on from there."""
+"""What was found, a line of JSON for each mutant and what it was shown to; an interrupted run goes on from there."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from tests.support.paths import ROOT
 

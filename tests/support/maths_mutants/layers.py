@@ -547,7 +547,7 @@ EMBEDDING = of_module(
             'cast("Tensor", self.stand_in(self.weight, self.share() if shared is None else shared))',
             "self.weight",
             "the position table's gradient is not summed over ranks that have other tokens",
-            "not self.vectors.deferred and any(getattr(self.groups.tensor, each) > 1 for each in self.weight.placement.summed)",
+            "bool(self.share())",
         ),
     ],
 )

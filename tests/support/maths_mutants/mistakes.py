@@ -1,4 +1,4 @@
-"""What mutants compute in place of what is right: functions that their changed source calls as `mistakes.rolled(...)`."""
+"""What mutants compute in place of what is right: their changed source calls them as `mistakes.rolled(...)`."""
 
 from __future__ import annotations
 
@@ -61,6 +61,11 @@ def own_piece(x: Tensor, axis: Axis, dim: int) -> Tensor:
 def neighbours_piece(x: Tensor, axis: Axis, dim: int) -> Tensor:
     """Return the piece along `dim` that belongs to the rank before."""
     return x.chunk(axis.size, dim)[axis.index - 1].contiguous()
+
+
+def cut_off(x: Tensor) -> Tensor:
+    """Return the same numbers, to which gradients flow, as zeros."""
+    return x.detach() + 0 * x.sum() if x.is_floating_point() else x
 
 
 def without_depth(sharding: MatmulSharding) -> MatmulSharding:

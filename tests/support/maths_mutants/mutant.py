@@ -4,15 +4,15 @@
                     "mean = means.mean(0)", "mean = means[axis.index]", "each rank's own mean", "axis.size > 1")
     mutant.apply()          # from here on this process, and those that fork from it, make the mistake
 
-A mutant is data: in the source of one function the text `old` becomes `new`. The
-function is compiled with that change, and the function object gets the code of it: so nothing is loaded again, whoever
-holds the function has the mistake, and ranks that fork inherit it. `when` says, as an expression in the function where the changed statement
-begins, whether the change makes a difference there: an all-reduce over one rank may be left out.
+A mutant is data: in the source of one function the text `old` becomes `new`. The function is compiled with that change,
+and the function object gets the code of it. So nothing is loaded again, whoever holds the function has the mistake, and
+ranks that fork inherit it. `when` is an expression over the function's names, where the changed statement begins: it
+says whether the change makes a difference there. An all-reduce over one rank may be left out.
 """
 
 from __future__ import annotations
-
 import __future__
+
 import ast
 import builtins
 import dis

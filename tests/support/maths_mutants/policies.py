@@ -509,7 +509,7 @@ OTHERS = [
                 "data.index > 0",
             ),
             (
-                "gradient-through-keys",
+                "momentum-exchanged",
                 "gradient",
                 "MomentumContrast.update_momentum_encoder",
                 "alpha=1 - kept",
