@@ -177,18 +177,20 @@ class _Trial:
             return found._replace(guess=f"after the resume: {found.guess}")
         found = explain(self.reference, self.ranks, job.mesh) or _NOTHING_OFF
         needed = self._axes_needed()
-        if needed:
-            only = f"it needs {' and '.join(needed)}: with that of one rank it is gone"
-            found = found._replace(axis=found.axis or " and ".join(needed), guess=f"{found.guess}; {only}")
-        return found
+        if not needed:
+            # Whatever sum would make it right: no axis is at fault where one rank alone differs from one process.
+            return found._replace(axis=None, guess=f"{found.guess}; it needs no axis: it is there on one rank, too")
+        only = f"it needs {' and '.join(needed)}: with that of one rank it is gone"
+        return found._replace(axis=found.axis or " and ".join(needed), guess=f"{found.guess}; {only}")
 
     def _axes_needed(self) -> tuple[str, ...]:
-        """Return the fewest axes with which something still differs: each of the others is set to one rank in turn."""
+        """Return the fewest axes with which something still differs: each of the others is set to one rank in turn.
+
+        (): something differs on one rank, too.
+        """
         job = self.small.job
         needed = list(axes_of(job.spec, job.mesh).used)
         for name in list(needed):
-            if len(needed) == 1:
-                break
             rest = [each for each in needed if each != name]
             trial = _Trial(self.small._replace(job=with_axes(job, rest)), self.steps, self.program, self.change)
             try:

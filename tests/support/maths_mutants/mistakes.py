@@ -1,0 +1,82 @@
+"""What mutants compute in place of what is right: their changed source calls them as `mistakes.rolled(...)`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from dslpar.distributed.collectives import Axis, Pending
+from dslpar.layers.gather_reduce import Sharding
+from dslpar.layers.matmul_sharding import MatmulSharding
+
+
+def rolled(x: Tensor, pieces: int, dim: int = 0) -> Tensor:
+    """Put each rank's piece where its neighbour's belongs, of a tensor that was gathered along `dim`."""
+    return x if pieces == 1 else x.roll(x.shape[dim] // pieces, dim).contiguous()
+
+
+def rolled_pieces(pending: Pending, pieces: int, dim: int = 0) -> Pending:
+    """Do so once a collective has brought it."""
+    return Pending(rolled(pending.wait(), pieces, dim))
+
+
+def panel_rolled(panel: Tensor, sharding: Sharding) -> Tensor:
+    """Put the pieces of a panel in another order."""
+    if sharding.axis.size == 1 or sharding.dim is None:
+        return panel
+    return rolled(panel, sharding.axis.size, sharding.dim)
+
+
+def not_reduced(partial: Tensor, sharding: Sharding) -> Tensor:
+    """Return this rank's piece of its own partial sum, and nothing of the others'."""
+    if sharding.axis.size == 1 or sharding.dim is None:
+        return partial
+    return sharding.features_of(sharding.axis.index, partial, sharding.dim % partial.dim()).contiguous()
+
+
+def not_gathered(stored: Tensor, sharding: Sharding) -> Tensor:
+    """Return the panel with zeros where other ranks' pieces belong."""
+    if sharding.axis.size == 1 or sharding.dim is None:
+        return stored
+    pieces = stored.new_zeros((sharding.axis.size, *stored.shape))
+    pieces[sharding.axis.index] = stored
+    return sharding.join_pieces(pieces)
+
+
+def own_alone(x: Tensor, axis: Axis, dim: int) -> Tensor:
+    """Return what a gather along `dim` would, with zeros for the other ranks' pieces."""
+    if axis.size == 1:
+        return x
+    zeros = torch.zeros_like(x)
+    return torch.cat([x if rank == axis.index else zeros for rank in range(axis.size)], dim)
+
+
+def own_piece(x: Tensor, axis: Axis, dim: int) -> Tensor:
+    """Return this rank's piece of its own tensor along `dim`: a reduce-scatter without the sum."""
+    return x if axis.size == 1 else x.chunk(axis.size, dim)[axis.index].contiguous()
+
+
+def neighbours_piece(x: Tensor, axis: Axis, dim: int) -> Tensor:
+    """Return the piece along `dim` that belongs to the rank before."""
+    return x.chunk(axis.size, dim)[axis.index - 1].contiguous()
+
+
+def cut_off(x: Tensor) -> Tensor:
+    """Return the same numbers, to which gradients flow, as zeros."""
+    return x.detach() + 0 * x.sum() if x.is_floating_point() else x
+
+
+def without_depth(sharding: MatmulSharding) -> MatmulSharding:
+    """Return how a product's operands are stored, with no sum of the weight's gradient over the depth."""
+    return replace(sharding, depth=Axis())
+
+
+def draws(module: nn.Module) -> bool:
+    """Return whether something in a module drops: else no mask depends on a seed."""
+    return any(
+        isinstance(value, float) and value > 0
+        for part in module.modules()
+        for value in (getattr(part, name, None) for name in ("p", "dropout", "attention_dropout", "drop_prob"))
+    )
