@@ -34,6 +34,7 @@ from dslpar.layers.placement import Placement
 from dslpar.layout.resolve import Job
 from dslpar.models import LayeredModel
 from dslpar.reporting.logging import prints_to_log
+from dslpar.schema.sections import OtherModel
 
 ModelOf = Callable[[Job, Groups], LayeredModel | None]
 """What makes a rank's model; None: the job's own."""
@@ -79,7 +80,7 @@ def run_layout(
         DslparError: the engine cannot be built; it holds the findings of the first rank that raised.
         RankError: a rank failed otherwise, or all of them wait.
     """
-    _import_for_ranks()
+    import_for_ranks(job)
     arguments = (job, samples, steps, model_of, loads, saves, change)
     found = run_on_ranks(job.mesh.world_size, _rank, *arguments, init="deepspeed")
     for each in found:
@@ -88,15 +89,22 @@ def run_layout(
     return found
 
 
-def _import_for_ranks() -> None:
-    """Import, once, what every rank would import for itself: a second of each rank's life."""
-    for name in (
+def import_for_ranks(job: Job) -> None:
+    """Import, once, what every rank would import for itself: seconds of each rank's life."""
+    model = job.spec.model
+    names = [
         "torch.fx.experimental.symbolic_shapes",
         "deepspeed.runtime.zero.muon.muon_optimizer",
         "deepspeed.utils.pin_memory",
         "torch._subclasses.schema_check_mode",
         "dslpar.checkpoint.full_state_dict",
-    ):
+    ]
+    if isinstance(model, OtherModel) and model.is_of_transformers:
+        transformers = import_module("transformers")
+        # The class's own module; a name that does not exist is a finding of the build.
+        getattr(transformers, model.target.rpartition(".")[2], None)
+        names += ["dslpar.policies.model", "dslpar.parity.plain_transformers"]
+    for name in names:
         import_module(name)
     skip_shm_op()
     torch.set_num_threads(1)

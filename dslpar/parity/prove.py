@@ -213,6 +213,7 @@ def _of_the_job(job: Job, groups: Groups) -> LayeredModel | None:
 
 def reference_of(small: Job, steps: int, program: Program | None = None) -> Reference:
     """Train the small job's model on one process, forked from this one. Raises DslparError: it cannot be built."""
+    layout_ranks.import_for_ranks(small)
     found = run_on_ranks(1, _reference, small, steps, program, init=None)[0]
     if isinstance(found, DslparError):
         raise found

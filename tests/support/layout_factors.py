@@ -82,6 +82,9 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 """By name: the type of the model, and its sizes."""
 OF_TRANSFORMERS = tuple(name for name, (kind, _) in FAMILIES.items() if kind.startswith("transformers."))
 
+DECODERS = tuple(name for name, (kind, _) in FAMILIES.items() if kind.endswith(("ForCausalLM", "LMHeadModel")))
+"""Those whose head may be its own, and whose linears may have adapters."""
+
 MODES: Mapping[str, Mapping[str, Any] | None] = {
     "none": None,
     "1d 2": {"size": 2, "mode": "1d"},
@@ -219,7 +222,7 @@ def _model(row: Row) -> dict[str, Any]:
     if kind == "Sequential":
         return {"type": kind, "layers_cfg": _LAYERS_CFG}
     config = dict(sizes)
-    if "vocab_size" in config:
+    if row["family"] in DECODERS:
         config["tie_word_embeddings"] = row["tied"]
     model = {"type": kind, "config": config}
     return model | ({"lora": {"r": 4, "lora_alpha": 8}} if row["adapters"] else {})

@@ -1,0 +1,224 @@
+"""Covering arrays over `tests.support.layout_factors`: which rows there are, and how they are made.
+
+    python -m tests.properties.layouts.arrays          # makes both arrays anew: after a change of factors, or of lint
+
+    rows("daily")           # strength 2, of few families, in up to 8 ranks: `make test`
+    rows("prove")           # all families with all else in pairs; what divides a model in triples, up to 16 ranks
+
+Most faults need one level of one factor, or two together; few need three (Kuhn, Wallace and Gallo, "Software fault
+interactions", 2004). The arrays are made by covertable, and kept as data: which rows run does not change with its
+version. What lint refuses is a constraint; a test holds each against lint, and the arrays against what they promise.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import combinations, product
+from typing import Any, NamedTuple
+
+from tests.support.layout_factors import CONTEXTS, DECODERS, FACTORS, MODES, Row, findings_of
+from tests.support.paths import ROOT
+
+FOLDER = ROOT / "tests" / "properties" / "layouts"
+
+
+class Constraint(NamedTuple):
+    """Levels that go together."""
+
+    names: tuple[str, ...]
+    holds: Callable[[Row], bool]
+    """Of a row that has these factors."""
+    why: str
+
+
+def world_size(row: Row) -> int:
+    """Return the ranks of a row's mode, context, pipe and data."""
+    mode, context = MODES[row["mode"]], CONTEXTS[row["context"]]
+    return int(row["pipe"] * row["data"] * (mode["size"] if mode else 1) * (context["size"] if context else 1))
+
+
+IN_ANY_MODE = frozenset(
+    {"GPT", "Llama's form", "BERT", "RoBERTa", "GPT-2", "OPT", "Llama", "Qwen3", "Mistral", "Mixtral", "Qwen3-MoE"}
+)
+_OF_OURS = ("GPT", "Llama's form", "one key head")
+NOT_CUT = ("layers_cfg", "ResNet")
+_SEQUENCES_CUT = ("1d 2 sequence", "ring 2", "ulysses 2", "cuboid 2 3 1")
+
+CONSTRAINTS: tuple[Constraint, ...] = (
+    Constraint(
+        ("mode", "residual", "inner"),
+        lambda r: (r["residual"], r["inner"]) == (None, None) or r["mode"].startswith(("3d", "cuboid")),
+        "other modes keep activations in one way",
+    ),
+    Constraint(("mode", "keep"), lambda r: r["keep"] is None or r["mode"] != "none", "there is nothing to keep"),
+    Constraint(
+        ("mode", "overlap"),
+        lambda r: not r["overlap"] or r["mode"] not in ("none", "ring 2", "ulysses 2"),
+        "there is nothing to overlap",
+    ),
+    Constraint(
+        ("mode", "context"),
+        lambda r: r["context"] == "none" or not r["mode"].startswith(("2.5d", "ring", "ulysses")),
+        "the mode has the axis of a context",
+    ),
+    Constraint(("pipe", "schedule"), lambda r: r["schedule"] == "1f1b" or r["pipe"] > 1, "no pipeline to schedule"),
+    Constraint(("pipe", "zero"), lambda r: r["zero"] < 2 or r["pipe"] == 1, "DeepSpeed's pipelines take ZeRO 0 and 1"),
+    Constraint(("zero", "offload"), lambda r: not r["offload"] or r["zero"] > 0, "ZeRO offloads"),
+    Constraint(
+        ("zero", "param_gather"), lambda r: not r["param_gather"] or r["zero"] in (1, 2), "of ZeRO 1 and 2 alone"
+    ),
+    Constraint(
+        ("zero", "schedule", "compile"),
+        lambda r: not r["compile"] or (r["zero"] < 3 and not r["schedule"].startswith("zero")),
+        "compiled layers are whole graphs",
+    ),
+    Constraint(("family", "adapters"), lambda r: not r["adapters"] or r["family"] in DECODERS, "of decoders alone"),
+    Constraint(
+        ("family", "tied"), lambda r: r["tied"] or r["family"] in (*DECODERS, *_OF_OURS), "the family has one form"
+    ),
+    Constraint(
+        ("family", "context"), lambda r: r["context"] == "none" or r["family"] in IN_ANY_MODE, "sequences stay whole"
+    ),
+    Constraint(
+        ("family", "pipe", "accumulation"),
+        lambda r: r["family"] != "MoCo" or (r["pipe"], r["accumulation"]) == (1, 1),
+        "it compares all samples of a step",
+    ),
+    Constraint(
+        ("family", "mode"),
+        lambda r: (
+            r["family"] in IN_ANY_MODE
+            or r["mode"] == "none"
+            or (r["family"] not in NOT_CUT and not (r["mode"] in _SEQUENCES_CUT or r["mode"] == "1d 3"))
+        ),
+        "nothing is cut, or an odd number of tokens is not",
+    ),
+    Constraint(
+        ("family", "mode", "residual"),
+        lambda r: r["family"] in IN_ANY_MODE or r["residual"] != "sequence",
+        "an odd number of tokens is not cut",
+    ),
+    Constraint(
+        ("family", "mode", "residual", "inner"),
+        lambda r: r["family"] != "MoCo" or not (r["mode"].startswith("cuboid") or r["residual"] or r["inner"]),
+        "its heads are cut by more than a small batch has",
+    ),
+    Constraint(
+        ("family", "mode"),
+        lambda r: r["family"] != "one key head" or r["mode"] in ("none", "ring 2", "2.5d 2"),
+        "one head is not cut",
+    ),
+)
+
+
+class Array(NamedTuple):
+    """What an array is made of."""
+
+    factors: Mapping[str, tuple[Any, ...]]
+    most_ranks: int
+    triples: tuple[str, ...] = ()
+    """Factors of which every three levels meet."""
+
+
+_FEW_FAMILIES = ("GPT", "Llama's form", "ResMLP", "MoCo", "layers_cfg", "BERT", "T5", "Llama")
+_FEW_MODES = ("none", "1d 2", "1d 2 sequence", "2d 4", "2.5d 2", "3d 8", "cuboid 1 2 2", "ring 2", "ulysses 2")
+ARRAYS: Mapping[str, Array] = {
+    "daily": Array(
+        {
+            **FACTORS,
+            "family": _FEW_FAMILIES,
+            "mode": _FEW_MODES,
+            "context": ("none", "ring 2", "ulysses 2"),
+            "pipe": (1, 2),
+            "data": (1, 2),
+            "accumulation": (1, 2),
+            "optimizer": ("AdamW", "SGD"),
+            "compile": (False,),  # 20 s of CPU a row: in `prove`, and once in tests/distributed/layers
+            "offload": (False,),  # a second a rank to load DeepSpeed's kernel: tests/distributed/engine has it
+        },
+        8,
+    ),
+    "prove": Array(FACTORS, 16, ("mode", "pipe", "schedule", "data", "zero", "context", "recompute", "overlap")),
+}
+
+
+def rows(name: str) -> list[dict[str, Any]]:
+    """Return the rows of an array, as they are kept."""
+    kept = json.loads((FOLDER / f"{name}.json").read_text())
+    return [dict(zip(kept["factors"], map(_as_level, row), strict=True)) for row in kept["rows"]]
+
+
+def _as_level(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value  # an order of axes
+
+
+def legal(row: Row, array: Array) -> bool:
+    """Whether a row, or a part of one that has the factors of some constraints, violates none of them."""
+    size_is_known = {"mode", "context", "pipe", "data"} <= row.keys()
+    return all(each.holds(row) for each in CONSTRAINTS if set(each.names) <= row.keys()) and not (
+        size_is_known and world_size(row) > array.most_ranks
+    )
+
+
+def missing(name: str) -> Iterator[tuple[tuple[str, Any], ...]]:
+    """Yield the combinations of levels that an array promises and does not have: of legal ones, as far as two tell."""
+    array, held = ARRAYS[name], rows(name)
+    strengths = [(tuple(array.factors), 2), (array.triples, 3)]
+    for names, strength in strengths:
+        for chosen in combinations(names, strength):
+            have = {tuple(row[each] for each in chosen) for row in held}
+            for levels in product(*(array.factors[each] for each in chosen)):
+                part = dict(zip(chosen, levels, strict=True))
+                if levels not in have and legal(part, array) and _completes(part, array):
+                    yield tuple(part.items())
+
+
+def _completes(part: Row, array: Array) -> bool:
+    """Whether some legal row has these levels; all others as plain as can be, or one of them otherwise."""
+    free = [name for name in array.factors if name not in part]
+    plain = {name: array.factors[name][0] for name in free} | dict(part)
+    if legal(plain, array):
+        return True
+    tries = ((name, level) for name in free for level in array.factors[name])
+    two = ((one, other) for one, other in combinations(list(tries), 2) if one[0] != other[0])
+    return any(legal({**plain, **dict(levels)}, array) for levels in two)
+
+
+def make(name: str) -> list[dict[str, Any]]:
+    """Make an array."""
+    import covertable
+
+    array = ARRAYS[name]
+    constraints = [{"operator": "fn", "requires": list(each.names), "evaluate": each.holds} for each in CONSTRAINTS]
+    sized = {
+        "operator": "fn",
+        "requires": ["mode", "context", "pipe", "data"],
+        "evaluate": lambda row: world_size(row) <= array.most_ranks,
+    }
+    more = {"sub_models": [{"fields": list(array.triples), "strength": 3}]} if array.triples else {}
+    levels = {name: list(each) for name, each in array.factors.items()}
+    made: list[dict[str, Any]] = covertable.make(levels, strength=2, constraints=[*constraints, sized], **more)
+    return made
+
+
+def main(names: Sequence[str]) -> int:
+    """Make arrays, and write them."""
+    for name in names or ARRAYS:
+        made = make(name)
+        refused = [(row, found) for row in made if (found := findings_of(row))]
+        for row, found in refused:
+            print(f"lint refuses {row}: {found}", file=sys.stderr)
+        if refused:
+            return 1
+        order = list(FACTORS)
+        lines = ",\n".join("    " + json.dumps([row[each] for each in order]) for row in made)
+        text = f'{{\n  "factors": {json.dumps(order)},\n  "rows": [\n{lines}\n  ]\n}}\n'
+        (FOLDER / f"{name}.json").write_text(text)
+        print(f"{name}: {len(made)} rows")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

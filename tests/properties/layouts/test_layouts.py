@@ -1,0 +1,75 @@
+"""Promise 1: whatever the layout, every gradient, loss, norm and weight is that of one process.
+
+Each row of a covering array is a call of `dslpar.parity.prove`, which is `dslpar prove`: two to nine layers in
+miniature, three steps. `python -m tests.support.kill_matrix` shows what these rows see.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from dslpar.parity.prove import prove
+from tests.properties.layouts.arrays import ARRAYS, CONSTRAINTS, legal, missing, rows
+from tests.support.compiled import TORCH_S_OWN_WARNINGS
+from tests.support.layout_factors import OF_TRANSFORMERS, PLAIN, Row, describe, findings_of, job_of
+from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
+
+DAILY, PROVE = rows("daily"), rows("prove")
+
+
+def cases(of: list[Row], *marks: pytest.MarkDecorator) -> list[object]:
+    return [pytest.param(row, id=describe(row).replace("/", " "), marks=[*marks, *marks_of(row)]) for row in of]
+
+
+def marks_of(row: Row) -> list[pytest.MarkDecorator]:
+    missing = row["family"] in OF_TRANSFORMERS and not HAS_TRANSFORMERS
+    skip = [pytest.mark.skip(reason=NO_TRANSFORMERS)] if missing else []
+    return [*skip, *(TORCH_S_OWN_WARNINGS if row["compile"] else [])]
+
+
+@pytest.mark.parametrize("row", [*cases(DAILY), *cases(PROVE, pytest.mark.prove)])
+def test_the_layout_does_not_change_the_maths(row: Row) -> None:
+    job = job_of(row)
+    assert job is not None, "lint passes it"
+    proof = prove(job, max_ranks=max(2, job.mesh.world_size))
+    assert proof.verdict == "proved", (proof.first_difference, [each for each in proof.checks if not each.holds])
+
+
+# ---- the arrays are what they promise ----
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_every_pair_of_levels_meets(name: str) -> None:
+    """And of the factors that divide a model, every three."""
+    assert list(missing(name)) == []
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_rows_are_legal(name: str) -> None:
+    for row in rows(name):
+        assert legal(row, ARRAYS[name])
+        assert findings_of(row) == [], describe(row)
+
+
+def test_what_constraints_leave_out_is_refused_or_means_nothing() -> None:
+    """Each refuses something that lint refuses, or warns of as without effect: none hides a layout that runs."""
+    violations: list[Row] = [
+        {"mode": "1d 2", "residual": "hidden"},
+        {"mode": "ring 2", "overlap": True},
+        {"mode": "ring 2", "context": "ring 2"},
+        {"pipe": 2, "zero": 2},
+        {"offload": True},
+        {"zero": 3, "compile": True},
+        {"family": "BERT", "schedule": "zero_bubble", "pipe": 2, "compile": True},
+        {"family": "T5", "context": "ring 2"},
+        {"family": "MoCo", "pipe": 2},
+        {"family": "MoCo", "accumulation": 2},
+        {"family": "layers_cfg", "mode": "1d 2"},
+        {"family": "ViT", "mode": "1d 2 sequence"},
+        {"family": "BERT", "adapters": True},
+        {"family": "one key head", "mode": "2d 4"},
+    ]
+    for violation in violations:
+        row = {**PLAIN, **violation}
+        assert not all(each.holds(row) for each in CONSTRAINTS), violation
+        assert findings_of(row), violation
