@@ -33,6 +33,11 @@ BUCKET = 3000
 """Elements of a bucket of ZeRO's: a small model then has several, as a large one has of the default."""
 
 
+PERSISTS = 100
+"""Elements below which ZeRO 3 keeps a parameter whole: vectors, as DeepSpeed's default does in a large model, which would
+keep all of a small one."""
+
+
 class SmallJob(NamedTuple):
     """A job in miniature."""
 
@@ -271,8 +276,8 @@ def _zero(spec: Spec, changes: list[Change]) -> sections.Zero:
         device = extra.get(f"offload_{what}")
         if isinstance(device, Mapping) and device.get("device") == "nvme":
             put(f"offload_{what}", {"device": "cpu"})
-    if spec.zero.stage == 3:
-        put("stage3_param_persistence_threshold", 0)  # else parameters as small as these are never let go
+    if spec.zero.stage == 3 and extra.get("stage3_param_persistence_threshold", PERSISTS) >= PERSISTS:
+        put("stage3_param_persistence_threshold", PERSISTS)
     if spec.zero.stage in (1, 2):
         put("reduce_bucket_size", BUCKET)
         put("allgather_bucket_size", BUCKET)

@@ -59,6 +59,7 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "ViT": ("transformers.ViTForImageClassification", _IMAGES),
     "MAE": ("transformers.ViTMAEForPreTraining", {k: v for k, v in _IMAGES.items() if k != "num_labels"}),
     "Swin": ("transformers.SwinForImageClassification", {"num_labels": 1000}),
+    "SwinV2": ("transformers.Swinv2ForImageClassification", {"num_labels": 1000}),
     "ResNet": ("transformers.ResNetForImageClassification", {"num_labels": 1000}),
     "GPT-2": (
         "transformers.GPT2LMHeadModel",
@@ -72,6 +73,16 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "Llama": ("transformers.LlamaForCausalLM", _LLAMA),
     "Qwen3": ("transformers.Qwen3ForCausalLM", _LLAMA | {"head_dim": 32}),
     "Gemma 2": ("transformers.Gemma2ForCausalLM", _LLAMA | {"head_dim": 32, "query_pre_attn_scalar": 32}),
+    "Qwen2": ("transformers.Qwen2ForCausalLM", _LLAMA),
+    "Gemma": ("transformers.GemmaForCausalLM", _LLAMA | {"head_dim": 32}),
+    "Gemma 3": ("transformers.Gemma3ForCausalLM", _LLAMA | {"head_dim": 32, "query_pre_attn_scalar": 32}),
+    "Phi-3": ("transformers.Phi3ForCausalLM", _LLAMA | {"pad_token_id": 0}),
+    "OLMo 2": ("transformers.Olmo2ForCausalLM", _LLAMA),
+    "GPT-NeoX": ("transformers.GPTNeoXForCausalLM", _DENSE),
+    "Bloom": (
+        "transformers.BloomForCausalLM",
+        {"hidden_size": HIDDEN, "n_head": HEADS, "n_layer": LAYERS, "vocab_size": VOCABULARY},
+    ),
     "Mistral": ("transformers.MistralForCausalLM", _LLAMA | {"sliding_window": 512}),
     "Mixtral": ("transformers.MixtralForCausalLM", _LLAMA | {"num_local_experts": 8, "num_experts_per_tok": 2}),
     "Qwen3-MoE": (
@@ -233,7 +244,9 @@ _LAYERS_CFG = [
     {"type": "LayerNorm", "normalized_shape": 48},
     {"type": "Linear", "in_features": 48, "out_features": 96},
     {"type": "GELU"},
-    {"type": "Linear", "in_features": 96, "out_features": 256, "bias": False},
+    {"type": "Linear", "in_features": 96, "out_features": 48},
+    {"type": "Tanh"},
+    {"type": "Linear", "in_features": 48, "out_features": 256, "bias": False},
 ]
 
 
@@ -242,6 +255,6 @@ def _data(family: str) -> dict[str, Any]:
         return {"type": "mlm"}
     if family in ("T5", "gated T5"):
         return {"type": "span", "seq_len": 576}
-    if family in ("ViT", "MAE", "Swin", "ResNet", "ResMLP"):
+    if family in ("ViT", "MAE", "Swin", "SwinV2", "ResNet", "ResMLP"):
         return {"type": "images", "path": "images"}
     return {"seq_len": 24} if family == "layers_cfg" else {}

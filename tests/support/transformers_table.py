@@ -1,7 +1,7 @@
 """Which models of transformers are proven in what: `python -m tests.support.transformers_table` writes it into pages.
 
 The first table is made of the tables that tests run: families and layouts of tests/distributed/policies, and what
-trains through DeepSpeed, rows of tests/properties/invariance and the record of tests/properties/families. The second is
+trains through DeepSpeed, rows of tests/properties/layouts and the record of tests/properties/families. The second is
 that record alone. What no test runs cannot stand in them.
 """
 
@@ -16,8 +16,9 @@ from tests.distributed.policies import test_families as families
 from tests.distributed.policies import test_many_ranks as many_ranks
 from tests.properties.families import record
 from tests.properties.families.table import MODES, OF_SEQUENCES, ROWS, Row, refusal
-from tests.properties.invariance.layouts import LAYOUTS, MODELS, Layout
+from tests.properties.layouts.arrays import rows as rows_of_array
 from tests.support.hugging_face import FAMILIES
+from tests.support.layout_factors import FAMILIES as PROVED_FAMILIES
 from tests.support.layouts import mode_of
 from tests.support.paths import ROOT
 
@@ -66,18 +67,16 @@ def _row(cls: str, names: list[str]) -> list[str]:
         mode = mode_of(tensor)
         if mode != "context":  # beside other modes, which have columns of their own
             exact["ring" if mode == "zigzag" else mode].add(tensor.size)
-    rows = [row for row in LAYOUTS.values() if _trains(row, cls)]
+    rows = [row for row in rows_of_array("prove") if _trains(row, cls)]
     seen = [ROWS[name] for name in record.read() if ROWS[name].family in names]
-    stages = {row.parallel["pipeline"].size for row in rows if "pipeline" in row.parallel}
-    stages |= {row.pipe for row in seen} - {1}
-    zeros = {row.zero for row in (*rows, *seen)} - {0}
+    stages = {row["pipe"] for row in rows} | {row.pipe for row in seen}
+    zeros = {row["zero"] for row in rows} | {row.zero for row in seen}
     modes = [_numbers(sizes) or "refused" for sizes in exact.values()]
-    return [f"`{cls}`", *modes, _numbers(stages), _numbers(zeros)]
+    return [f"`{cls}`", *modes, _numbers(stages - {1}), _numbers(zeros - {0})]
 
 
-def _trains(row: Layout, cls: str) -> bool:
-    model = MODELS[row.model](row.tied)
-    return getattr(model, "target", "") == f"transformers.{cls}" and model.lora is None
+def _trains(row: Mapping[str, object], cls: str) -> bool:
+    return PROVED_FAMILIES[str(row["family"])][0] == f"transformers.{cls}" and not row["adapters"]
 
 
 def _numbers(found: Iterable[int]) -> str:

@@ -2,9 +2,8 @@
 
     for layout, cases in PROOF.items(): ...       # {'1d-2': ('inward', 'outward', ...), ...}
 
-A row is a layout and a case. The sample is greedy, as that of the invariance table
-(tests/properties/invariance/cover.py): the row with the most that is new for its number of ranks, the first of equals;
-so it is the same everywhere.
+A row is a layout and a case. The sample is greedy: the row with the most that is new for its number of ranks, the first
+of equals; so it is the same everywhere.
 """
 
 from __future__ import annotations

@@ -1,3 +1,3 @@
-"""Promise 1 as a table: the layout never changes the maths. `python -m tests.properties.invariance` runs and prints
-all of it.
+"""Promise 1 over ten steps: one layout or more of each optimizer and precision. `python -m tests.properties.invariance`
+runs and prints all; what three steps show, in every combination, is tests/properties/layouts.
 """

@@ -1,5 +1,5 @@
-"""`python -m tests.properties.invariance [--compiled] [--overlap] [WORD...]`: runs every layout whose name holds all
-words; prints how far each is off. `--compiled`, `--overlap`, or both: those that can, as options.py has it.
+"""`python -m tests.properties.invariance [WORD...]`: runs every layout whose name holds all words; prints how far each
+is off.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import sys
 import time
 
 from tests.properties.invariance.layouts import LAYOUTS, bound_of
-from tests.properties.invariance.options import can
 
 
 def main(words: list[str]) -> int:
@@ -20,11 +19,9 @@ def main(words: list[str]) -> int:
 
     print(f"{'layout':48} {'ranks':>5} {'loss':>8} {'norm':>8} {'weights':>8} {'s':>5}")
     wrong = 0
-    options = {word.removeprefix("--") for word in words if word.startswith("--")}
     for name, layout in LAYOUTS.items():
-        if not all(word in name for word in words if not word.startswith("--")) or not can(layout, options):
+        if not all(word in name for word in words):
             continue
-        layout = layout._replace(**dict.fromkeys(options, True))
         began = time.monotonic()
         off, bound = deviation(layout, run(layout)), bound_of(layout)
         bad = not all(value <= most for value, most in zip(off, bound, strict=True))

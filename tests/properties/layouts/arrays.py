@@ -40,7 +40,8 @@ def world_size(row: Row) -> int:
 
 
 IN_ANY_MODE = frozenset(
-    {"GPT", "Llama's form", "BERT", "RoBERTa", "GPT-2", "OPT", "Llama", "Qwen3", "Mistral", "Mixtral", "Qwen3-MoE"}
+    {"GPT", "Llama's form", "BERT", "RoBERTa", "GPT-2", "OPT", "Llama", "Qwen2", "Qwen3", "Gemma", "Gemma 3"}
+    | {"Phi-3", "OLMo 2", "GPT-NeoX", "Mistral", "Mixtral", "Qwen3-MoE"}
 )
 _OF_OURS = ("GPT", "Llama's form", "one key head")
 NOT_CUT = ("layers_cfg", "ResNet")

@@ -29,7 +29,7 @@ from tests.support.maths_mutants.mutant import Mutant
 TESTS = (
     *(f"tests/unit/{name}" for name in ("layers", "data", "models", "policies", "checkpoint", "distributed", "layout")),
     *("tests/distributed", "tests/properties/reshape", "tests/properties/schedules", "tests/properties/context"),
-    *("tests/properties/invariance", "tests/properties/families"),
+    *("tests/properties/layouts", "tests/properties/invariance", "tests/properties/families"),
 )
 """What can meet the maths in forks of its own process."""
 IDLE_S = 15.0

@@ -1,1 +1,0 @@
-"""The table with layers that torch compiles: `make prove PART=compiled`."""
