@@ -34,7 +34,7 @@ BUCKET = 3000
 
 
 PERSISTS = 100
-"""Elements below which ZeRO 3 keeps a parameter whole: vectors, as DeepSpeed's default does in a large model, which would
+"""Elements below which ZeRO 3 keeps a parameter whole: vectors, as DeepSpeed's default does in a large model. That would
 keep all of a small one."""
 
 
