@@ -34,8 +34,10 @@ BUCKET = 3000
 
 
 PERSISTS = 100
-"""Elements below which ZeRO 3 keeps a parameter whole: vectors, as DeepSpeed's default does in a large model. That would
-keep all of a small one."""
+"""Elements below which ZeRO 3 keeps a parameter whole: vectors alone, as DeepSpeed's default does in a large model.
+
+That default would keep all of a small one.
+"""
 
 
 class SmallJob(NamedTuple):
@@ -113,7 +115,7 @@ def _small_jobs(layouts: Sequence[Layout], steps: int, full: bool) -> list[Small
         stages = [sizes["pipe"] * (job.chunks.num if sizes["pipe"] > 1 else 1) for job, sizes, _ in layouts]
         num_layers = max(filter(None, (sum(each) for each in counts if each)), default=None)
         num_layers = num_layers or _num_layers(model, max(stages))
-        made = small_model(model, [_cuboid(spec) for spec in specs], num_layers, seq_len)
+        made = small_model(model, [_cuboid(spec) for spec in specs], num_layers, seq_len, at_least=max(stages))
         model, changes, lost = made.model, [*made.changes], [*made.not_proven]
     elif not full:
         lost.append("other sizes of the model than its own: what of it may shrink is not known")

@@ -68,11 +68,16 @@ _FIELDS: Mapping[str, int] = {
 """Where each size of a family's section begins to grow from."""
 
 
-def small_model(model: Sized, cuboids: Sequence[Tensor], num_layers: int | None, seq_len: int) -> SmallModel:
-    """Return the model in miniature, which divides on all cuboids, with so many layers (None: as many as it has)."""
+def small_model(
+    model: Sized, cuboids: Sequence[Tensor], num_layers: int | None, seq_len: int, at_least: int = 1
+) -> SmallModel:
+    """Return the model in miniature, which divides on all cuboids, with so many layers.
+
+    None: what the config calls its layers is not known; then `at_least` so many blocks, where it lists them.
+    """
     if isinstance(model, OtherModel):
         if model.transformers is not None:
-            return _small_transformers(model, model.transformers, cuboids, num_layers, seq_len)
+            return _small_transformers(model, model.transformers, cuboids, num_layers, seq_len, at_least)
         return SmallModel(model, (), ())
     return _small_family(model, cuboids, num_layers, seq_len)
 
@@ -174,7 +179,12 @@ _IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"
 
 
 def _small_transformers(
-    model: OtherModel, config: TransformersConfig, cuboids: Sequence[Tensor], num_layers: int | None, seq_len: int
+    model: OtherModel,
+    config: TransformersConfig,
+    cuboids: Sequence[Tensor],
+    num_layers: int | None,
+    seq_len: int,
+    at_least: int,
 ) -> SmallModel:
     values, sizes = dict(config.values), dict[str, Any]()
 
@@ -190,7 +200,7 @@ def _small_transformers(
         put("kv_heads", _kv_heads(heads, kv_heads, sizes[config.own_name("heads")]))
     if active := config.size("active_experts"):
         put("active_experts", min(active, 2, sizes.get(config.own_name("experts"), 2)))
-    layers = num_layers or 2
+    layers = num_layers or max(2, at_least)
     lists = [name for name in config.row.get("blocks", {}).values() if config.number(name)]
     for at, name in enumerate(lists):
         sizes[name] = max(1, layers // len(lists) + (at < layers % len(lists)))
@@ -200,9 +210,11 @@ def _small_transformers(
     for name, value in _FIELDS_OF_CONFIGS.items():
         given = values.get(name)
         if isinstance(value, list) and isinstance(given, (list, tuple)):
-            sizes[name] = value[: max(1, len(given))]
+            sizes[name] = list(value[: max(1, len(given))])
         elif type(value) is int and type(given) is int and given > 0:
             sizes[name] = min(given, value)
+    if "depths" in sizes:
+        sizes["depths"][0] = max(sizes["depths"][0], at_least)
     if isinstance(values.get("num_heads"), (list, tuple)):  # of each of Swin's stages
         sizes["num_heads"] = [2, 4][: len(sizes.get("depths", [2, 1]))]
     if isinstance(types := values.get("layer_types"), (list, tuple)):
