@@ -156,7 +156,7 @@ def _layout_changes(job: Job, small: Job, sizes: Mapping[str, int]) -> list[Chan
         for name in Batch._fields
         if getattr(job.batch, name) != getattr(small.batch, name)
     ]
-    if job.seq_len != small.seq_len:
+    if job.seq_len and job.seq_len != small.seq_len:
         changes.append(Change("data.seq_len", job.seq_len, small.seq_len))
     return [each for each in changes if each.before != each.after]
 

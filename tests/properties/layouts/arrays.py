@@ -75,6 +75,16 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         lambda r: not r["compile"] or (r["zero"] < 3 and not r["schedule"].startswith("zero")),
         "compiled layers are whole graphs",
     ),
+    Constraint(
+        ("mode", "context", "pipe", "data", "compile"),
+        lambda r: not r["compile"] or world_size(r) <= 4,
+        "each rank compiles its layers itself, 20 s of a core",
+    ),
+    Constraint(
+        ("family", "recompute", "compile"),
+        lambda r: not (r["compile"] and r["recompute"]) or "T5" not in r["family"],
+        "its compiled layers save tensors in another order when they run again: torch's checkpoint raises",
+    ),
     Constraint(("family", "adapters"), lambda r: not r["adapters"] or r["family"] in DECODERS, "of decoders alone"),
     Constraint(
         ("family", "tied"), lambda r: r["tied"] or r["family"] in (*DECODERS, *_OF_OURS), "the family has one form"

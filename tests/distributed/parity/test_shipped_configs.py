@@ -1,0 +1,42 @@
+"""Every config that ships, and every plan of docs/plans.md, is proved, as `dslpar prove CFG` does it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from dslpar.layout.resolve import Job
+from dslpar.linter import check
+from dslpar.parity.prove import prove
+from tests.support.paths import ROOT
+from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
+
+FOLDERS = ("configs", "configs/libai", "examples/plans")
+CONFIGS = sorted(str(path.relative_to(ROOT)) for folder in FOLDERS for path in (ROOT / folder).glob("*.py"))
+DAILY = "configs/gpt_long.py"
+"""Context parallelism beside tensor ranks, recomputed by parts."""
+
+
+def job_of(path: str) -> Job:
+    """Return the job in the world that its own lines name, or in the smallest that lint passes."""
+    config = check.load(path)
+    named = [int(size) for size in re.findall(r"(?:--world-size|--num_gpus) (\d+)", Path(ROOT, path).read_text())]
+    for world_size in (*named, 8, 16, 64, 256, 1024):
+        checked = check.check(config, world_size, forecasts=False)
+        if not checked.has_errors:
+            return checked.job
+    raise AssertionError(f"{path} is legal in no world: {checked.findings}")
+
+
+@pytest.mark.parametrize(
+    "path", [pytest.param(path, marks=[] if path == DAILY else pytest.mark.prove) for path in CONFIGS]
+)
+def test_a_shipped_config_is_proved(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    job = job_of(path)
+    if getattr(job.spec.model, "is_of_transformers", False) and not HAS_TRANSFORMERS:
+        pytest.skip(NO_TRANSFORMERS)
+    proof = prove(job)
+    assert proof.verdict == "proved", (proof.first_difference, proof.findings, proof.checks)
