@@ -68,6 +68,11 @@ LAYOUTS = {
     "ring-1d": _layout(
         4, "context=dict(size=2, impl='ring'), tensor=dict(size=2, mode='1d')", _LLAMA, "batch = dict(global_size=4)"
     ),
+    "ring-1d-zero1": _layout(
+        4,
+        "context=dict(size=2, impl='ring'), tensor=dict(size=2, mode='1d', sequence=True)",
+        rest="zero = dict(stage=1)\nbatch = dict(global_size=4)",
+    ),
     "ulysses-zero1": _layout(
         4,
         "context=dict(size=2, impl='ulysses')",
