@@ -427,14 +427,6 @@ GRADIENTS = [
                 "tied gradients are reduced before they are complete",
                 "any(id(p) in self._late for p in list(parameters))",
             ),
-            (
-                "begun-forgotten",
-                "reduction",
-                "StageReduction.start",
-                "self.begun.add(id(p))",
-                "id(p)",
-                "what was reduced early is reduced once more",
-            ),
         ],
     ),
     *of_module(
