@@ -9,7 +9,6 @@ from tests.support.kill_matrix.cover import cover
 from tests.support.kill_matrix.results import Result, Results
 from tests.support.maths_mutants.mutant import KINDS, Mutant
 
-
 NEEDS_NO_AXIS = "needs no axis"
 """What prove says of a difference that is there on one rank, too."""
 

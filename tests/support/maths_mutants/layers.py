@@ -253,7 +253,7 @@ LINEAR = of_module(
             "vector = placement.residual_vector(tensor, out_features)",
             "vector = replace(placement.residual_vector(tensor, out_features), partial=())",
             "an outward bias is not summed over the ranks that have other tokens",
-            "bias and any(getattr(tensor, each) > 1 for each in placement.residual_vector(tensor, out_features).partial)",
+            "bias and any(getattr(tensor, each) > 1 for each in placement.residual_cuts(tensor).tokens)",
         ),
         (
             "output-not-joined",
