@@ -159,6 +159,18 @@ LAYOUTS = {
         rest="zero = dict(stage=1)\nbatch = dict(global_size=8, accumulation=2)",
         resumes=("parallel.tensor=None", "parallel.pipeline=2", "zero.stage=0"),
     ),
+    "resume-replicas": _layout(
+        4,
+        "tensor=dict(size=2, mode='1d')",
+        rest="batch = dict(global_size=8, accumulation=2)",
+        resumes=("parallel.tensor=None", "zero.stage=1"),
+    ),
+    "resume-pipe": _layout(
+        4,
+        "pipeline=2",
+        rest="batch = dict(global_size=8, accumulation=2)",
+        resumes=("parallel.pipeline=2",),
+    ),
     "resume-same": _layout(
         2,
         "",
