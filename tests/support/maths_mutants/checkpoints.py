@@ -41,7 +41,7 @@ TRAIN_STATE = of_module(
             "if engine.job.mesh.pipe == 1:  # without",
             "if False:  # without",
             "a step ends in the middle of its micro-batches",
-            "engine.job.mesh.pipe == 1 and engine.job.batch.accumulation > 1",
+            "engine.job.mesh.pipe == 1 and ds_engine.micro_steps % engine.job.batch.accumulation",
         ),
         (
             "loss-scale-not-restored",
@@ -177,7 +177,7 @@ LOADING = of_module(
             "train_state.restore_group(engine, shard.master.group, index.groups[entry.group])",
             "shard",
             "groups of the optimizer begin anew",
-            "any(key in index.groups[entry.group] for key in ('step',)) or not train_state.uses_dslpar_schedule(engine)",
+            "'step' in index.groups[entry.group] or not train_state.uses_dslpar_schedule(engine)",
         ),
         (
             "copy-of-owner",
