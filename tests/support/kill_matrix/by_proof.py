@@ -15,6 +15,7 @@ from dslpar.parity import prove as proving
 from dslpar.parity.one_process import Reference
 from dslpar.parity.prove import Program, Proof
 from dslpar.parity.shrink import one_process_job
+from dslpar.schema.sections import OtherModel
 from tests.support import warm
 from tests.support.kill_matrix.child import ChildError, ChildTimeoutError, in_child
 from tests.support.kill_matrix.layouts import Layout
@@ -34,6 +35,8 @@ class LayoutProof:
     def __init__(self, name: str, layout: Layout) -> None:
         self.name, self.job, self.other = f"prove {name}", layout.job(), layout.other()
         warm.import_deepspeed()
+        if isinstance(model := self.job.spec.model, OtherModel) and model.transformers is not None:
+            warm.import_transformers(model.transformers.model)  # else each rank of each proof would, for seconds
         self._references: dict[str, Reference] = {}
         self._reference_of = proving.reference_of
 

@@ -20,6 +20,25 @@ _OF_TRANSFORMERS = (
     "intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2), "
     "lora=dict(r=3, lora_alpha=6, target_modules=['q_proj', 'v_proj', 'o_proj', 'down_proj']))"
 )
+_RESMLP = (
+    "model = dict(type='ResMLP', num_layers=2, hidden_size=32, image_size=16, patch_size=4, num_channels=3, "
+    "num_classes=10)"
+)
+_MOCO = (
+    "model = dict(type='MoCo', num_layers=2, hidden_size=32, num_heads=4, image_size=16, patch_size=4, num_channels=3, "
+    "projection_size=16, projection_hidden_size=32)"
+)
+_EXPERTS = (
+    "model = dict(type='transformers.MixtralForCausalLM', config=dict(vocab_size=256, hidden_size=32, "
+    "intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, num_local_experts=6, "
+    "num_experts_per_tok=2, sliding_window=None))"
+)
+_LATENT = (
+    "model = dict(type='transformers.DeepseekV3ForCausalLM', config=dict(vocab_size=256, hidden_size=32, "
+    "intermediate_size=48, moe_intermediate_size=24, num_hidden_layers=2, num_attention_heads=4, "
+    "num_key_value_heads=4, n_routed_experts=8, n_group=2, topk_group=1, num_experts_per_tok=2, q_lora_rank=16, "
+    "kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8, first_k_dense_replace=1))"
+)
 _REST = (
     "optimizer = dict(type='AdamW', lr=3e-3)\nlr_scheduler = dict(type='cosine', warmup_steps=1, min_lr=3e-4)\n"
     "train = dict(steps=10, clip_grad_norm=1.0)\n"
@@ -68,6 +87,11 @@ LAYOUTS = {
     "ring-1d": _layout(
         4, "context=dict(size=2, impl='ring'), tensor=dict(size=2, mode='1d')", _LLAMA, "batch = dict(global_size=4)"
     ),
+    "ring-1d-zero1": _layout(
+        4,
+        "context=dict(size=2, impl='ring'), tensor=dict(size=2, mode='1d', sequence=True)",
+        rest="zero = dict(stage=1)\nbatch = dict(global_size=4)",
+    ),
     "ulysses-zero1": _layout(
         4,
         "context=dict(size=2, impl='ulysses')",
@@ -110,6 +134,19 @@ LAYOUTS = {
         2, "tensor=dict(size=2, mode='1d', sequence=True, comm_overlap=True)", rest="batch = dict(global_size=4)"
     ),
     "hybrid": _layout(4, "context=dict(size=4, impl='hybrid', ulysses_size=2)", _LLAMA, "batch = dict(global_size=4)"),
+    "resmlp": _layout(
+        4, "tensor=dict(size=2, mode='1d', sequence=True)", _RESMLP, "batch = dict(global_size=8, accumulation=2)"
+    ),
+    "moco": _layout(4, "tensor=dict(size=2, mode='1d')", _MOCO, "batch = dict(global_size=8)"),
+    "experts": _layout(
+        2,
+        "tensor=dict(size=2, mode='1d', sequence=True)",
+        _EXPERTS,
+        "batch = dict(global_size=4)\ndata = dict(seq_len=16)",
+    ),
+    "latent": _layout(
+        2, "tensor=dict(size=2, mode='1d')", _LATENT, "batch = dict(global_size=4)\ndata = dict(seq_len=16)"
+    ),
     "chunks": _layout(
         2,
         "tensor=dict(size=2, mode='1d', sequence=True)",
@@ -121,6 +158,18 @@ LAYOUTS = {
         "tensor=dict(size=2, mode='1d')",
         rest="zero = dict(stage=1)\nbatch = dict(global_size=8, accumulation=2)",
         resumes=("parallel.tensor=None", "parallel.pipeline=2", "zero.stage=0"),
+    ),
+    "resume-replicas": _layout(
+        4,
+        "tensor=dict(size=2, mode='1d')",
+        rest="batch = dict(global_size=8, accumulation=2)",
+        resumes=("parallel.tensor=None", "zero.stage=1"),
+    ),
+    "resume-pipe": _layout(
+        4,
+        "pipeline=2",
+        rest="batch = dict(global_size=8, accumulation=2)",
+        resumes=("parallel.pipeline=2",),
     ),
     "resume-same": _layout(
         2,

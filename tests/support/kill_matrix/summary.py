@@ -9,6 +9,9 @@ from tests.support.kill_matrix.cover import cover
 from tests.support.kill_matrix.results import Result, Results
 from tests.support.maths_mutants.mutant import KINDS, Mutant
 
+NEEDS_NO_AXIS = "needs no axis"
+"""What prove says of a difference that is there on one rank, too."""
+
 
 def row(mutant: Mutant, result: Result) -> str:
     """Return a line of one result."""
@@ -33,6 +36,7 @@ def of_proofs(mutants: Sequence[Mutant], results: Results) -> str:
             counts["found" if best.verdict == "killed" else "stopped"][mutant.kind] += 1
             counts["parameter"][mutant.kind] += bool(best.parameter)
             counts["axis"][mutant.kind] += bool(best.axis)
+            counts["no axis"][mutant.kind] += NEEDS_NO_AXIS in best.guess
         survivors += [f"survived {each.by}: {mutant.name}: {mutant.stands_for}" for each in of if not each.kills]
     lines = ["".join([f"{'':10}", *(f"{name:>11}" for name in _COLUMNS)])]
     for kind in (*KINDS, "all"):
@@ -68,4 +72,4 @@ def of_tests(mutants: Sequence[Mutant], results: Results) -> str:
     return "\n".join([*lines, *survivors])
 
 
-_COLUMNS = ("mutants", "found", "parameter", "axis", "stopped", "survived", "not met")
+_COLUMNS = ("mutants", "found", "parameter", "axis", "no axis", "stopped", "survived", "not met")

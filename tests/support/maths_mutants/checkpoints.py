@@ -41,7 +41,7 @@ TRAIN_STATE = of_module(
             "if engine.job.mesh.pipe == 1:  # without",
             "if False:  # without",
             "a step ends in the middle of its micro-batches",
-            "engine.job.mesh.pipe == 1 and engine.job.batch.accumulation > 1",
+            "engine.job.mesh.pipe == 1 and ds_engine.micro_steps % engine.job.batch.accumulation",
         ),
         (
             "loss-scale-not-restored",
@@ -160,6 +160,7 @@ LOADING = of_module(
             "shards.after_load(engine)",
             "shards",
             "the model computes with the weights of a new run",
+            "engine.job.spec.zero.stage > 0",
         ),
         (
             "random-not-restored",
@@ -176,6 +177,7 @@ LOADING = of_module(
             "train_state.restore_group(engine, shard.master.group, index.groups[entry.group])",
             "shard",
             "groups of the optimizer begin anew",
+            "'step' in index.groups[entry.group] or not train_state.uses_dslpar_schedule(engine)",
         ),
         (
             "copy-of-owner",
@@ -437,9 +439,10 @@ READER = of_module(
             "cuboid-offset",
             "slice",
             "TensorReader._assemble",
-            "at += size",
-            "at += 0",
+            "target = out[at : at + size]",
+            "target = out[:size]",
             "cuboids of a fragment are all put at the beginning",
+            "at > 0",
         ),
         (
             "overlap-offset",

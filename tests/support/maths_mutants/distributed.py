@@ -72,7 +72,7 @@ COLLECTIVES = of_module(
             "getattr(dist.ReduceOp, op.upper())",
             "dist.ReduceOp.SUM",
             "a maximum is a sum",
-            "op != 'sum'",
+            "op != 'sum' and not x.is_floating_point()",
         ),
         (
             "coalesced-first",
@@ -336,7 +336,7 @@ GRADIENTS = [
                 "self._add_waiting()\n        self._backward = None",
                 "self._waiting = []; self._num_waiting = 0\n        self._backward = None",
                 "gradients that wait when a backward ends are lost",
-                "len(self._waiting) > 0",
+                "len(self._waiting) > 0 and self._zero.use_grad_accum_attribute",
             ),
             (
                 "unused-not-zero",
@@ -426,14 +426,6 @@ GRADIENTS = [
                 "",
                 "tied gradients are reduced before they are complete",
                 "any(id(p) in self._late for p in list(parameters))",
-            ),
-            (
-                "begun-forgotten",
-                "reduction",
-                "StageReduction.start",
-                "self.begun.add(id(p))",
-                "id(p)",
-                "what was reduced early is reduced once more",
             ),
         ],
     ),
@@ -551,6 +543,7 @@ NORMS = of_module(
             "is_model_parallel_parameter(p) or counts_copies",
             "True",
             "ZeRO counts copies several times",
+            "not counts_copies",
         ),
     ],
 )

@@ -244,7 +244,7 @@ LINEAR = of_module(
             "vector = placement.inner_vector(tensor, out_features)",
             "vector = replace(placement.inner_vector(tensor, out_features), partial=())",
             "an inward bias is not summed over the ranks that have other tokens",
-            "any(getattr(tensor, each) > 1 for each in placement.inner_vector(tensor, out_features).partial)",
+            "bias and any(getattr(tensor, each) > 1 for each in placement.inner_vector(tensor, out_features).partial)",
         ),
         (
             "outward-vector-not-partial",
@@ -253,7 +253,7 @@ LINEAR = of_module(
             "vector = placement.residual_vector(tensor, out_features)",
             "vector = replace(placement.residual_vector(tensor, out_features), partial=())",
             "an outward bias is not summed over the ranks that have other tokens",
-            "any(getattr(tensor, each) > 1 for each in placement.residual_vector(tensor, out_features).partial)",
+            "bias and any(getattr(tensor, each) > 1 for each in placement.residual_cuts(tensor).tokens)",
         ),
         (
             "output-not-joined",
@@ -515,13 +515,13 @@ EMBEDDING = of_module(
             "rows are divided by how often their id comes",
         ),
         (
-            "tied-head-transposed-role",
-            "axis",
-            "Embedding.__init__",
-            'self.head_sharding = matmul_sharding(groups, "inward")',
-            'self.head_sharding = mistakes.without_depth(matmul_sharding(groups, "inward"))',
+            "tied-head-depth-not-summed",
+            "reduction",
+            "Embedding.forward",
+            "None, self.head_sharding)",
+            "None, mistakes.without_depth(self.head_sharding))",
             "the tied head's gradient is not summed over the depth",
-            "groups.axis(*groups.tensor.summed_by_layers(('d',))).size > 1",
+            "self.head_sharding.depth.size > 1",
         ),
         (
             "positions-first-piece",

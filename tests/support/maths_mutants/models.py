@@ -48,15 +48,6 @@ MODELS = [
                 "stages draw from other seeds",
                 "groups.coord['pipe'] > 0",
             ),
-            (
-                "seed-of-replica",
-                "seed",
-                "build_layer",
-                "initialize(module, groups, seed,",
-                "initialize(module, groups, seed + groups.coord['data'],",
-                "replicas begin with other weights",
-                "groups.coord['data'] > 0",
-            ),
         ],
     ),
     *of_module(
@@ -369,15 +360,6 @@ LAYOUT = [
     *of_module(
         "layout.token_order",
         [
-            (
-                "late-from-front",
-                "order",
-                "stored_order",
-                "Run(length - (rank + 1) * late, late)",
-                "Run(ring * early + rank * late, late)",
-                "late pieces are not from the sequence's end",
-                "late > 0",
-            ),
             (
                 "between-one-off",
                 "slice",

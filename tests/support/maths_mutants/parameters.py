@@ -224,7 +224,7 @@ PLACEMENT = of_module(
             '{**coord, "d": 0} if self.tensor.zero_over_d else coord',
             "coord",
             "what ZeRO shards over d is counted on one rank of it",
-            "self.tensor.zero_over_d and coord['d'] > 0",
+            "self.tensor.zero_over_d and coord['d'] > 0 and self.tensor.size > self.tensor.d",
         ),
     ],
 )
