@@ -203,7 +203,7 @@ def _worse(one: UnequalCopies | None, other: UnequalCopies | None) -> UnequalCop
 
 
 def _difference(first: FirstStep, name: str, whole: Tensor) -> Difference:
-    """Compare a whole gradient with the reference: by its elements and by its norm, each relative to the reference's."""
+    """Compare a whole gradient with the reference, by its elements and by its norm; return the worse, relative."""
     if name not in first.gradients:  # ZeRO has zeros for what no backward reaches
         return Difference(math.inf if bool(whole.any()) else 0.0, 0.0)
     true, bound = first.gradients[name].double(), first.bounds[name]
