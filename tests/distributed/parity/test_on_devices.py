@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import Tensor
 
 from dslpar.cli.main import main
 from tests.distributed.parity.test_prove import leave_out_the_data_all_reduce, sum_twice_over_y
@@ -75,12 +74,12 @@ def test_a_layout_is_proved_at_its_own_size_and_precision(
 
 
 def test_the_miniature_is_used_where_the_model_does_not_fit(config: Path, tmp_path: Path) -> None:
-    """A kibibyte short of what the model needs: 33,312 weights, and as many gradients, in float32."""
+    """Six tenths of the free memory are 1 KiB short of 34,688 weights, and as many gradients, in float32."""
 
     def little_memory() -> None:
         from dslpar.parity import on_devices
 
-        on_devices._free_bytes = lambda device: (33_312 * 8 / 0.6 - 1024)  # type: ignore[assignment, return-value]
+        on_devices._free_bytes = lambda device: int((34_688 * 8 - 1024) / 0.6)
 
     statuses, said = prove_on(2, [str(config), "zero.stage=1", "precision='bf16'"], tmp_path, little_memory)
     assert statuses == [0, 0], said
