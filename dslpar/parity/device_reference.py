@@ -156,7 +156,7 @@ def first_step(
 
     Raises:
         DslparError: the model cannot be built.
-        torch.OutOfMemoryError: the device has too little memory for activations.
+        torch.cuda.OutOfMemoryError: the device has too little memory for activations.
     """
     torch.manual_seed(job.spec.train.seed)
     groups = Groups.without_processes(Mesh())

@@ -241,9 +241,10 @@ class _Ranks:
             try:
                 progress = _Progress(f"the reference, {place}")
                 return device_reference.first_step(job, model, batches_of, place, progress), ""
-            except torch.OutOfMemoryError:
+            except torch.cuda.OutOfMemoryError:  # torch 2.4 has it under this name alone
                 said.append(f"its activations do not fit {place}")
-                get_accelerator().empty_cache()
+            finally:
+                get_accelerator().empty_cache()  # the engine is built next
         free = ", ".join(f"{place} has {_gib(_free_bytes(place))} free" for place in {device, torch.device("cpu")})
         said = said or [f"its weights and gradients are {_gib(needed)}, and {free}"]
         return None, "; ".join(said)

@@ -21,6 +21,11 @@ batch = dict(global_size=8)
 train = dict(steps=4, clip_grad_norm=1.0)
 """
 ONE_DIM = "parallel.tensor=dict(size=2, mode='1d')"
+OWN_CLASS = """\
+model = dict(type='tests.support.rank_dependent.RankDependent')
+data = dict(seq_len=16)
+batch = dict(global_size=8)
+"""
 
 
 @pytest.fixture
@@ -111,6 +116,32 @@ def test_a_mistake_is_found_on_every_rank(
     assert difference["parameter"]
     assert (difference["axis"] or "") == axis, difference
     assert guess in difference["guess"]
+
+
+def test_a_mistake_of_a_class_of_one_s_own_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "own.py"
+    path.write_text(OWN_CLASS)
+    statuses, said = prove_on(2, [str(path), "zero.stage=1", "precision='bf16'"], tmp_path)
+    assert statuses == [1, 1], said
+    assert f"{path}, 2 ranks: differs on 2 ranks (data 2), bf16 against float32 on cpu" in said
+    assert said.count("DIFFERS") >= 2
+    (line,) = (line for line in said.splitlines() if line.startswith("first difference: "))
+    assert "head.bias" in line
+
+
+def test_a_class_of_one_s_own_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    """There is no miniature of it."""
+    path = tmp_path / "own.py"
+    path.write_text(OWN_CLASS)
+
+    def no_memory() -> None:
+        from dslpar.parity import on_devices
+
+        on_devices._free_bytes = lambda device: 0
+
+    statuses, said = prove_on(2, [str(path)], tmp_path, no_memory)
+    assert statuses == [2, 2], said
+    assert said.count("HST235") == 1
 
 
 # ---- all ranks end together ----
