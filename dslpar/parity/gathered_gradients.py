@@ -154,11 +154,11 @@ class Comparison:
         self, found: Found, own: Mapping[str, nn.Parameter], by_rank: Sequence[Mapping[str, Piece]]
     ) -> FirstDifference | None:
         """Gather the pieces of all ranks of the first tensor that is off, and say what would make it right."""
-        name = collectives.broadcast_object(self._first_that_is_off(found), self.world)
+        name, is_trained_alone = collectives.broadcast_object(self._first_that_is_off(found), self.world)
         if not name:
             return None
         holders = {rank: held[name] for rank, held in enumerate(by_rank) if name in held}
-        if not holders or (self.first is not None and name not in self.first.gradients):
+        if not (holders and is_trained_alone):
             where = "only under the layout" if holders else "only on one process"
             return FirstDifference(name, None, None, f"{name} has a gradient {where}")
         if sum(4 * math.prod(piece.shape) for piece in holders.values()) > EXPLAINED_BYTES:
@@ -178,13 +178,16 @@ class Comparison:
         matches = bound.element / max(float(true.abs().max()), 1e-300)
         return explain_gradient(name, Pieces(self.mesh, held), true, matches)
 
-    def _first_that_is_off(self, found: Found) -> str:
-        """Return the name of the tensor nearest to the loss that is off; empty: none is."""
+    def _first_that_is_off(self, found: Found) -> tuple[str, bool]:
+        """Return the name of the tensor nearest to the loss that is off, empty where none is; and whether one process
+        has a gradient of it. Rank 0 knows.
+        """
         if self.first is None:
-            return ""
+            return "", False
         place = {name: at for at, name in enumerate(self.first.order)}
         off = [name for name, each in found.differences.items() if not each.off <= each.bound]
-        return max(off, key=lambda name: place.get(name, -1), default="")
+        name = max(off, key=lambda name: place.get(name, -1), default="")
+        return name, name in self.first.gradients
 
 
 def _piece_of(p: Any) -> Piece:

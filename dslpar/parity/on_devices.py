@@ -17,8 +17,10 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Timer
 from typing import NamedTuple, TypeVar
 
 import psutil
@@ -28,6 +30,7 @@ from torch import nn
 
 from dslpar.core.catalog import finding
 from dslpar.core.errors import DslparError, Finding
+from dslpar.core.visible import visible_lines
 from dslpar.data.loader import Loader
 from dslpar.data.order import Samples, micro_batches
 from dslpar.data.source import Source, all_counted, find_source, make_samples
@@ -43,6 +46,7 @@ from dslpar.engine.engine import Engine
 from dslpar.engine.model import model_from_job
 from dslpar.language.load import Config
 from dslpar.layout.resolve import Job
+from dslpar.linter.report import text as report_text
 from dslpar.parity import certificate, device_reference
 from dslpar.parity.checks import Check, Difference, worst_of
 from dslpar.parity.device_reference import DTYPES, FirstStep, StepBatches
@@ -65,6 +69,9 @@ FIRST_STEP_FACTOR = 6
 NORM_BOUND = 1e-5
 """How far the reported norm may be from that of the gathered gradients, relative: both are sums of squares of the same
 numbers, in float32 and in float64; some thousand terms in a row round by 1e-7 each, of random sign."""
+ALONE_S = 120.0
+"""How long a rank with a finding waits for the others to come to where all are told. One that waits longer is alone
+with it: the others are in a collective that it will not join, and its guard ends them."""
 _PROGRESS_S = 10.0
 
 
@@ -304,9 +311,31 @@ class _Ranks:
             value = act()
         except DslparError as error:
             findings = error.findings
-        if found := next(filter(None, collectives.gather_objects(findings, self.world)), None):
+        with self._ending_all_if_alone(findings):
+            by_rank = collectives.gather_objects(findings, self.world)
+        if found := next(filter(None, by_rank), None):
             raise DslparError(found)
         return value  # type: ignore[return-value]
+
+    @contextmanager
+    def _ending_all_if_alone(self, findings: Sequence[Finding]) -> Iterator[None]:
+        """Have this rank's guard end all ranks, where one with findings waits for the others in vain."""
+        if not findings or self.monitor is None:
+            yield
+            return
+        text = report_text.text(self.loaded.config.at_keys(findings), self.loaded.config.sources)
+        timer = Timer(ALONE_S, self._fail_alone, [text])
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _fail_alone(self, text: str) -> None:
+        assert self.monitor is not None, "who has no guard has no peers"
+        sys.stderr.write(visible_lines(f"{self.monitor.location} cannot run, alone of all:\n{text}"))
+        self.monitor.mark_failed("cannot run", text)
 
 
 def _device() -> torch.device:

@@ -118,7 +118,7 @@ batch = dict(global_size=4)
     [
         ("deepspeed", PIPED + CONFIG, ["zero.stage=1", "precision='bf16'"], 0, "proved on 2 ranks (pipe 2)"),
         ("torchrun", OWN_CLASS, [], 1, "differs on 2 ranks (data 2)"),
-        ("torchrun", OWN_CLASS, ["model.type='tests.support.no_such.Class'"], 2, "CFG"),
+        ("torchrun", OWN_CLASS, ["model.type='tests.support.no_such.Class'"], 2, "2 ranks: refused"),
         ("openmpi", PIPED + CONFIG, [], 0, "proved on 2 ranks (pipe 2)"),
     ],
 )

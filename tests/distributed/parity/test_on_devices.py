@@ -180,6 +180,25 @@ def test_a_finding_of_one_rank_ends_all(change: Callable[[], None], code: str, c
     assert f"{config}, 2 ranks: refused" in said
 
 
+def test_a_rank_that_is_alone_with_a_finding_ends_all(config: Path, tmp_path: Path) -> None:
+    """Rank 0 waits in a collective of the engine's build, which rank 1 does not join."""
+
+    def refuse() -> None:
+        from dslpar.core.catalog import raise_finding
+        from dslpar.parity import on_devices
+
+        def refused(job: Any, groups: Any, **others: Any) -> Any:
+            raise_finding("PRE201", "this rank's device has no fp32", "another host", job.path, "precision")
+
+        on_devices.build_engine = refused
+        on_devices.ALONE_S = 1.0
+
+    statuses, said = prove_on(2, [str(config)], tmp_path, on_rank_1(refuse))
+    assert 0 not in statuses, said
+    assert said.count("PRE201") >= 1
+    assert "rank 1 of 2" in said
+
+
 def test_what_lint_refuses_is_refused(config: Path, tmp_path: Path) -> None:
     statuses, said = prove_on(1, [str(config), "parallel.tensor=3"], tmp_path)
     assert statuses == [2]
