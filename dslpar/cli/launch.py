@@ -18,7 +18,7 @@ from typing import NamedTuple
 from dslpar.cli import arguments
 from dslpar.cluster import network, nodelist
 from dslpar.cluster.hostfile import Cluster
-from dslpar.cluster.launcher import DEFAULT_PORT
+from dslpar.cluster.launcher import DEFAULT_PORT, MODULE
 from dslpar.cluster.launchers import LAUNCHERS, launched_by
 from dslpar.cluster.request import Launch, LocalFacts, Request
 from dslpar.core.catalog import finding, raise_finding
@@ -29,6 +29,7 @@ from dslpar.launch import commands, preflight, supervise
 from dslpar.launch.host_findings import HostChecks, port_taken
 from dslpar.launch.local_facts import find_local_facts
 from dslpar.layout.resolve import Job
+from dslpar.parity import certificate
 from dslpar.reporting import run_dir
 
 EPILOG = """\
@@ -38,13 +39,17 @@ folder and this Python must have the same path on all of them. --hostfile slurm 
 --launcher slurm, which takes the hosts of its job by itself, follow the manuals and are untested on
 a cluster. docs/hosts.md says what each launcher is given, and why.
 
+With --prove the ranks run `dslpar prove CFG --on-devices` in place of the training program: they
+compare the job's first step with one process, and write nothing but --certificate.
+
 Before anything starts, all hosts are visited at once (ssh, versions, config, output folder,
 accelerators, port), and then try to connect to the first. The launcher's command line is printed to
 stderr, with --print to stdout.
 
 exit status: 0 every rank ended in order, 1 the job cannot run or a rank failed, 2 wrong usage, 75
 (train.requeue_status) the job was told to stop and has saved: start it again with --resume, 128 + n
-it was ended by signal n. The last lines name the first rank to fail, and say why: docs/faults.md."""
+it was ended by signal n. With --prove: 0 proved, 1 something differs or a rank failed, 2 lint or the
+build refuses the layout, or wrong usage. The last lines name the first rank to fail, and say why: docs/faults.md."""
 
 _TRAINING_FLAGS = {
     "--resume": "continue from the newest checkpoint; if there is none, start at step 0",
@@ -52,6 +57,8 @@ _TRAINING_FLAGS = {
     "--dry-run": "build the model on every rank, and exit before the first step",
 }
 """Flags that are passed on to the training program."""
+_PROVE_FLAGS = ("--small", "--certificate", "--format")
+"""Flags that are passed on to `dslpar prove`."""
 
 
 class _Prepared(NamedTuple):
@@ -87,6 +94,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--print", action="store_true", help="print the command lines, and start nothing")
     for flag, help in _TRAINING_FLAGS.items():
         add(flag, action="append_const", dest="training_flags", const=flag, default=[], help=help)
+    add("--prove", action="store_true", help="prove the layout on the job's ranks, and do not train")
+    add("--small", action="store_true", help="with --prove: make the model and the batch small")
+    add("--certificate", metavar="FILE", help="with --prove: write the result to FILE as JSON")
+    add("--format", choices=("text", "json"), help="with --prove: output format of the result; default: text")
 
 
 def _port(text: str) -> int:
@@ -100,9 +111,10 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Check, print, and run the job to its end."""
     if args.node_rank is not None and not args.no_ssh:
         parser.error("--node-rank goes with --no-ssh")
+    _refuse_flags_of_another_program(args, parser)
     prepared = _prepare(args, parser)
     if prepared is None:
-        return 1
+        return certificate.STATUS[certificate.REFUSED] if args.prove else 1
     try:
         _refuse_launched_twice(args)
         commands.prepare(prepared.request, prepared.facts)  # first what is known without asking other hosts
@@ -118,12 +130,22 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         return 1
 
 
+def _refuse_flags_of_another_program(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """Exit with a usage error where a flag is of a program that is not started."""
+    if args.prove and args.training_flags:
+        parser.error(f"{args.training_flags[0]} is of training, which --prove does not start")
+    for flag in _PROVE_FLAGS:
+        if getattr(args, flag[2:]) and not args.prove:
+            parser.error(f"{flag} goes with --prove")
+
+
 def _refuse_launched_twice(args: argparse.Namespace) -> None:
     """Raise DslparError under `srun` or `mpirun`, where each of their processes would start the whole job."""
     launcher = launched_by(os.environ)
     if launcher and not (args.no_ssh or args.print or args.check):
         message = f"{launcher} started this as one of several processes, each of which would start the whole job"
-        hint = "run dslpar launch by itself, once; or have the launcher run python -m dslpar.training --config CFG"
+        program = "dslpar prove CFG --on-devices" if args.prove else "dslpar.training --config CFG"
+        hint = f"run dslpar launch by itself, once; or have the launcher run python -m {program}"
         raise_finding("HST228", message, hint)
 
 
@@ -147,15 +169,25 @@ def _prepare(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _Prep
     if job is None:
         return None
     notes = [*_unused_allocation(args), *_idle_accelerators(cluster, facts)]
-    if args.print or args.check:  # else the ranks report it themselves
+    if (args.print or args.check) and not args.prove:  # else the ranks report it themselves
         loads = bool({"--resume", "--eval-only"} & {*args.training_flags})
         notes += run_dir.unused_checkpoint(job, config, loads=loads)
     arguments.print_findings(notes, config.sources)
-    trust = [word for package in args.trust for word in ("--trust", package)]
-    program = ("--config", config.path, *args.training_flags, *trust, *arguments.overrides(args))
+    module, program = _program(args, config)
     name = args.launcher or commands.default_launcher(facts)
-    request = Request(name, world_size, program, cluster, args.master_port, args.no_ssh, args.node_rank)
+    request = Request(name, world_size, program, cluster, args.master_port, args.no_ssh, args.node_rank, module=module)
     return _Prepared(job, config, request, facts, sources)
+
+
+def _program(args: argparse.Namespace, config: Config) -> tuple[str, tuple[str, ...]]:
+    """Return the module that every rank runs, and its arguments."""
+    words = [word for package in args.trust for word in ("--trust", package)] + arguments.overrides(args)
+    if not args.prove:
+        return MODULE, ("--config", config.path, *args.training_flags, *words)
+    flags = ["--small"] if args.small else []
+    for flag in ("--certificate", "--format"):
+        flags += [flag, value] if (value := getattr(args, flag[2:])) else []
+    return "dslpar", ("prove", config.path, "--on-devices", *flags, *words)
 
 
 def _idle_accelerators(cluster: Cluster | None, facts: LocalFacts) -> Iterator[Finding]:

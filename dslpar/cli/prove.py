@@ -37,7 +37,17 @@ what would make its gradient right, and the axes without which the difference is
 The miniature keeps the family, every axis of more than one rank, ZeRO's stage, the schedule,
 recomputation, ties, the optimizer; what is smaller, or not proven, is listed.
 
+dslpar launch CFG --prove                                        # --on-devices, on the ranks of a job
+torchrun --nproc-per-node 8 -m dslpar prove CFG --on-devices     # the same, under any launcher
+
+With --on-devices nothing is made smaller: world, layout, precision, model and data are the
+config's, and the job's first step is compared. Rank 0 first computes it alone; where it has too
+little memory for the whole model, the miniature is used, and the output says so.
+
 exit status: 0 proved, 1 something differs, 2 lint or the build refuses the layout, or wrong usage"""
+
+
+_RANKS, _STEPS = 8, 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,19 +57,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_world(parser)
     add_trust(parser)
     add, number = parser.add_argument, arguments.whole_number
-    add("--ranks", type=number, default=8, metavar="R", help="CPU ranks at most; default: %(default)s")
-    add("--steps", type=number, default=3, metavar="S", help="optimizer steps; default: %(default)s")
+    add("--ranks", type=number, metavar="R", help=f"CPU ranks at most; default: {_RANKS}")
+    add("--steps", type=number, metavar="S", help=f"optimizer steps; default: {_STEPS}")
     add("--full", action="store_true", help="keep the model's sizes; shrink the world and the batch alone")
     help = "save after half of the steps, and go on under the layout that these overrides make of the config"
     add("--resume-on", metavar="OVERRIDES", help=help)
+    help = "prove on the ranks of the job that started this, at its own world size and precision"
+    add("--on-devices", action="store_true", help=help)
+    add("--small", action="store_true", help="with --on-devices: make the model and the batch small all the same")
     add("--certificate", metavar="FILE", help="write the result to FILE as JSON")
     help = "run nothing: print whether the certificate in FILE still holds for this config and these versions"
     add("--verify", metavar="FILE", help=help)
     arguments.add_format(parser)
+    add("--local_rank", "--local-rank", help=argparse.SUPPRESS)  # launchers add it
 
 
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Prove, or verify a certificate; return the exit status."""
+    if args.on_devices:
+        return _prove_on_devices(args, parser)
+    if args.small:
+        parser.error("--small goes with --on-devices")
+    args.ranks, args.steps = args.ranks or _RANKS, args.steps or _STEPS
     sources: dict[str, str] = {}
     cluster = arguments.load_cluster(args, parser, sources)
     (config,) = arguments.load_configs(args, parser)
@@ -89,12 +108,53 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     made = certificate_of(proof, config, job)
     if args.certificate is not None:
         _write(Path(args.certificate), made, parser)
+    _print(args, proof, made, config, job)
+    return certificate.STATUS[proof.verdict]
+
+
+def _print(args: argparse.Namespace, proof: Proof, made: certificate.Certificate, config: Config, job: Job) -> None:
     if args.format == "json":
         arguments.print_json(made.as_dict())
     else:
         arguments.print_findings(proof.findings, dict(config.sources))
         sys.stdout.write(visible_lines(_text(proof, config, job)))
-    return certificate.STATUS[proof.verdict]
+
+
+# ---- on the ranks of a job ----
+
+
+def _prove_on_devices(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    """Prove on the ranks of the job that started this process, one of them; return the exit status."""
+    needless = ("ranks", "steps", "full", "resume_on", "verify", "world_size", "hostfile")
+    for name in (each for each in needless if getattr(args, each)):
+        parser.error(f"--{name.replace('_', '-')} does not go with --on-devices: the job that runs it is proved")
+    sys.path.insert(0, os.getcwd())  # where modules of one's own stand, as for train.py
+    on_devices = import_with_torch("dslpar.parity.on_devices")
+    path = None if args.certificate is None else Path(args.certificate)
+
+    def load(world_size: int) -> Any:
+        if path is not None:
+            _check_writable(path, parser)
+        (config,) = arguments.load_configs(args, parser)
+        job = _job(config, world_size, {})
+        return None if job is None else on_devices.Loaded(config, job)
+
+    def report(proof: Proof, loaded: Any) -> None:
+        made = certificate_of(proof, loaded.config, loaded.job)
+        if path is not None:
+            _write(path, made, parser)
+        _print(args, proof, made, loaded.config, loaded.job)
+
+    request = repr(sorted((name, value) for name, value in vars(args).items() if name != "local_rank"))
+    status: int = on_devices.run(load, report, small=args.small, request=request)
+    return status
+
+
+def _check_writable(path: Path, parser: argparse.ArgumentParser) -> None:
+    """Exit with a usage error where a file cannot be written: before ranks meet, and before the proof."""
+    folder = path.parent
+    if not folder.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
+        parser.error(f"cannot write {path}: no such folder, or it may not be written to")
 
 
 def _job(config: Config, world_size: int, sources: dict[str, str]) -> Job | None:
@@ -124,6 +184,7 @@ def certificate_of(proof: Proof, config: Config, job: Job) -> certificate.Certif
             "axes": axes_of(job.spec, job.mesh).sizes,
             "mode": job.mesh.tensor.mode,
             "proved_on": [{"ranks": run.job.mesh.world_size, "axes": run.axes} for run in proof.runs],
+            **({"reference": proof.reference, "precision": job.spec.precision.dtype} if proof.reference else {}),
         },
         shrunk=proof.shrunk,
         not_proven=proof.not_proven,
@@ -141,7 +202,8 @@ def _number(value: float) -> float | str:
 
 def _text(proof: Proof, config: Config, job: Job) -> str:
     ran = " and on ".join(f"{run.job.mesh.world_size} ranks ({run.axes})" for run in proof.runs)
-    lines = [f"{config.path}, {job.mesh.world_size} ranks: {proof.verdict} on {ran}"]
+    how = f", {job.spec.precision.dtype} against {proof.reference}" if proof.reference else ""
+    lines = [f"{config.path}, {job.mesh.world_size} ranks: {proof.verdict}{f' on {ran}' if ran else ''}{how}"]
     for each in proof.checks:
         mark = "" if each.holds else "  DIFFERS"
         lines.append(f"  {each.name:10} {each.worst:8.1e} of {each.bound:.1e}  {each.at}{mark}")

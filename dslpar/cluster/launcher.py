@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dslpar.core.errors import Finding
 
 MODULE = "dslpar.training"
-"""What every rank runs."""
+"""What every rank runs, unless a request says otherwise."""
 LOCALHOST = "127.0.0.1"
 DEFAULT_PORT = 29500
 """Where ranks meet if no port is given and none can be agreed on: every launcher's own default."""

@@ -15,7 +15,7 @@ class Request(NamedTuple):
     launcher: str
     world_size: int
     arguments: tuple[str, ...]
-    """Of the training program: --config FILE, flags, overrides."""
+    """Of the program, such as the training program's --config FILE, flags, overrides."""
     cluster: Cluster | None = None
     """None: all ranks on this host."""
     port: int | None = None
@@ -26,6 +26,8 @@ class Request(NamedTuple):
     """Which of the hosts this one is; None: all of them."""
     environ: Mapping[str, str] = NOTHING
     """Variables that every rank needs."""
+    module: str = MODULE
+    """What every rank runs, as `python -m` takes it."""
 
 
 class LocalFacts(NamedTuple):
@@ -106,7 +108,7 @@ class Context(NamedTuple):
 
     @property
     def program(self) -> tuple[str, ...]:
-        return (self.facts.programs["python"], "-m", MODULE, *self.request.arguments)
+        return (self.facts.programs["python"], "-m", self.request.module, *self.request.arguments)
 
 
 class Launch(NamedTuple):

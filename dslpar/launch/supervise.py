@@ -239,6 +239,8 @@ class _Supervised:
         stopped, failure = self.watch.stopped(), self.watch.first_failure(number, before_s)
         if stopped is not None and failure is None:
             return self._describe_stop(stopped), stopped.status
+        if failure is None and (result := self.watch.result()) is not None and not self.received:
+            return "", result.status  # which the ranks have reported
         if failure is not None:
             self.failed = True
             return f"dslpar launch: {failure.describe(when)}", 128 + failure.signal if failure.signal else 1

@@ -10,6 +10,8 @@ From a job of any world to a certificate:
 - `samples` makes inputs and labels of any model; `one_process` trains it in double precision without DeepSpeed, and
   measures what rounding does to it; `layout_ranks` trains it under the layout, on ranks that it forks;
 - `whole` puts the pieces of all ranks together, `checks` compares, `explain` says what a difference looks like;
+- `on_devices` proves the first step of a job on its own ranks instead: `device_reference` computes the whole model on
+  one of them, with bounds by the rounding of the job's precision, and `gathered_gradients` compares tensor by tensor;
 - `certificate` is the result as JSON, and tells later whether it still speaks of a config.
 
 That a layout is compared with one process, gradient by gradient, is how torchtitan and Megatron-LM test their own

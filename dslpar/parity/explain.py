@@ -60,7 +60,7 @@ def explain(reference: Reference, ranks: Sequence[RankResult], mesh: Mesh) -> Fi
         if name not in gradients.names or name not in reference.curve.gradients:
             where = "only under the layout" if name in gradients.names else "only on one process"
             return FirstDifference(name, None, None, f"{name} has a gradient {where}")
-        return _explained(name, gradients, reference.curve.gradients[name])
+        return explain_gradient(name, gradients, reference.curve.gradients[name])
     unequal = next(gradients.unequal_copies(), None)
     if unequal is not None and (unequal.off > 1e-6 or not unequal.tied):
         axis = _axis_between(mesh, *unequal.ranks)
@@ -89,11 +89,12 @@ def _off(
     return sorted(wrong, key=lambda name: -place.get(name, len(place)))
 
 
-def _explained(name: str, gradients: Pieces, true: Tensor) -> FirstDifference:
+def explain_gradient(name: str, gradients: Pieces, true: Tensor, matches: float = MATCHES) -> FirstDifference:
+    """Say what would make a gradient that is off right, up to `matches`, relative: its rounding, and some more."""
     found = gradients.whole(name)
-    ratio = _ratio(found, true)
+    ratio = _ratio(found, true, max(_WHOLE, matches))
     for each in _hypotheses(name, gradients):
-        if _matches(gradients.whole(name, each.pieces), true):
+        if _matches(gradients.whole(name, each.pieces), true, matches):
             return FirstDifference(name, ratio, each.axis, f"{name}: {each.says}")
     if not bool(torch.isfinite(found).all()):
         return FirstDifference(name, None, None, f"the gradient of {name} is not finite")
@@ -108,7 +109,7 @@ def _times(ratio: float) -> str:
     return f"{ratio:.0f} times" if ratio >= 1 else f"1/{1 / ratio:.0f} of"
 
 
-def _ratio(found: Tensor, true: Tensor) -> float | None:
+def _ratio(found: Tensor, true: Tensor, near: float) -> float | None:
     """Return the ratio of norms, where it is a whole number or one over it, and the direction is the same."""
     norm, wanted = float(found.double().norm()), float(true.norm())
     if not (norm > 0 and wanted > 0):
@@ -116,15 +117,15 @@ def _ratio(found: Tensor, true: Tensor) -> float | None:
     ratio = norm / wanted
     for value in (ratio, 1 / ratio):
         nearest = round(value)
-        if 2 <= nearest <= _LARGEST_RATIO and abs(value - nearest) < _WHOLE * nearest:
+        if 2 <= nearest <= _LARGEST_RATIO and abs(value - nearest) < near * nearest:
             return float(nearest) if value == ratio else 1.0 / nearest
     return None
 
 
-def _matches(found: Tensor, true: Tensor) -> bool:
+def _matches(found: Tensor, true: Tensor, matches: float) -> bool:
     if found.shape != true.shape:
         return False
-    return bool((found.double() - true).abs().max() <= MATCHES * true.abs().max())
+    return bool((found.double() - true).abs().max() <= matches * true.abs().max())
 
 
 # ---- what may be wrong with it ----

@@ -149,26 +149,34 @@ def _held(p: nn.Parameter, piece: Tensor) -> Held:
 
 def _take_gradients(engine: Engine, into: dict[str, Held]) -> None:
     """Keep the gradient of the first step, as DeepSpeed's step finds it."""
-    stage = engine.job.spec.zero.stage
+
+    def take() -> None:
+        if not into:
+            for key, p in engine.named_parameters():
+                if p.requires_grad and (gradient := full_gradient(p, engine.job.spec.zero.stage)) is not None:
+                    into[key] = _held(p, gradient)
+
+    at_optimizer_step(engine, take)
+
+
+def at_optimizer_step(engine: Engine, look: Callable[[], None]) -> None:
+    """Have each step call `look` where gradients are summed, and not yet clipped. All ranks come there together."""
     # ZeRO 1 and 2 have it whole from when their step asks for its norm, until the norm clips it.
     owner, name = (
         (engine.deepspeed.optimizer, "scaled_global_norm")
-        if stage in (1, 2)
+        if engine.job.spec.zero.stage in (1, 2)
         else (engine.deepspeed, "_take_model_step")
     )
     method = getattr(owner, name)
 
-    def taking(*args: Any, **kwargs: Any) -> Any:
-        if not into:
-            for key, p in engine.named_parameters():
-                if p.requires_grad and (gradient := _full_gradient(p, stage)) is not None:
-                    into[key] = _held(p, gradient)
+    def looking(*args: Any, **kwargs: Any) -> Any:
+        look()
         return method(*args, **kwargs)
 
-    setattr(owner, name, taking)
+    setattr(owner, name, looking)
 
 
-def _full_gradient(p: Any, zero_stage: int) -> Tensor | None:
+def full_gradient(p: Any, zero_stage: int) -> Tensor | None:
     """Return the gradient of this rank's piece, whole where ZeRO has sharded it. All replicas together."""
     if zero_stage == 0:
         return p.grad  # type: ignore[no-any-return]

@@ -133,7 +133,7 @@ def train(job: Job, model: LayeredModel, steps: int, samples_of: Callable[[nn.Mo
 
 
 def _off_transformers(run: _Run, curve: Curve) -> dict[str, float]:
-    if not _is_of_transformers(run.job):
+    if not is_of_transformers(run.job):
         return {}
     from dslpar.parity import plain_transformers  # it imports transformers
 
@@ -263,9 +263,7 @@ class _Run:
 
     def _precision(self) -> AbstractContextManager[None]:
         return (
-            float64_of_transformers()
-            if self.dtype is torch.float64 and _is_of_transformers(self.job)
-            else nullcontext()
+            float64_of_transformers() if self.dtype is torch.float64 and is_of_transformers(self.job) else nullcontext()
         )
 
 
@@ -274,7 +272,8 @@ def takes_batch_statistics(module: nn.Module) -> bool:
     return any(isinstance(each, _BatchNorm) for each in module.modules())
 
 
-def _is_of_transformers(job: Job) -> bool:
+def is_of_transformers(job: Job) -> bool:
+    """Whether the job's model is a class of transformers."""
     model = job.spec.model
     return isinstance(model, sections.OtherModel) and model.is_of_transformers
 

@@ -61,6 +61,8 @@ class Proof:
     not_proven: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
     """Why the layout was refused."""
+    reference: str = ""
+    """Where one process was computed, and in which precision: 'float32 on cuda:0'; empty: float64, on the CPU."""
 
     @property
     def shrunk(self) -> tuple[str, ...]:

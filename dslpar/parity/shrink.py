@@ -10,7 +10,8 @@ accelerator's features, thousands of steps) is either a change that is listed, o
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from dslpar.core.frozen import replace
@@ -22,7 +23,7 @@ from dslpar.layout.family import is_chain
 from dslpar.layout.modes import cuboid_of
 from dslpar.layout.resolve import Job, offloads
 from dslpar.parity.small_mesh import SmallWorlds, axes_of, names_of_axes, parallel_of, small_worlds
-from dslpar.parity.small_model import Change, Sized, small_model
+from dslpar.parity.small_model import Change, Sized, small_model, without_dropout
 from dslpar.schema import sections, torch_optimizers
 from dslpar.schema.datasets import TextData
 from dslpar.schema.sections import OtherModel, Spec
@@ -69,6 +70,41 @@ def shrink_both(job: Job, other: Job, *, max_ranks: int, steps: int, full: bool 
     return first, second
 
 
+def at_full_size(job: Job) -> SmallJob:
+    """Return the job for a proof in its own world: layout, precision, model, data and batch are its own.
+
+    Dropout alone is left out.
+    """
+    model = without_dropout(job.spec.model)
+    made = job if not model.changes else _resolved_again(job, replace(job.spec, model=model.model))
+    return SmallJob(made, _axes_of_job(job), model.changes, (_LATER_STEPS, *_not_compared_on_devices(job)))
+
+
+def with_small_model(job: Job) -> SmallJob:
+    """Return the job with its model and batch in miniature, and its own world, layout and precision."""
+    sizes = axes_of(job.spec, job.mesh).sizes
+    worlds = SmallWorlds((sizes,), (), job.mesh.world_size)
+    (made,) = _small_jobs([(job, sizes, worlds)], 1, full=False, on_devices=True)
+    return made._replace(not_proven=(*made.not_proven, _LATER_STEPS, *_not_compared_on_devices(job)))
+
+
+_LATER_STEPS = "weights after the step, and later steps: without --on-devices, three steps are compared"
+
+
+def _not_compared_on_devices(job: Job) -> Iterator[str]:
+    if isinstance(job.spec.model, OtherModel) and job.spec.model.is_of_transformers:
+        yield "transformers' own forward: without --on-devices, one process is compared with it"
+
+
+def _axes_of_job(job: Job) -> str:
+    return ", ".join(names_of_axes(axes_of(job.spec, job.mesh).sizes)) or "one rank"
+
+
+def _resolved_again(job: Job, spec: Spec) -> Job:
+    """Return the job of another spec in the same world; the partition over stages stays."""
+    return resolve.resolve(spec, job.mesh.world_size, job.path, job.trusted)
+
+
 def one_process_job(small: Job) -> Job:
     """Return the same run on one process, its batch that of the layout."""
     spec = small.spec
@@ -99,8 +135,11 @@ Layout = tuple[Job, dict[str, int], SmallWorlds]
 """A job, the sizes of its axes in a small world, and what that was chosen from."""
 
 
-def _small_jobs(layouts: Sequence[Layout], steps: int, full: bool) -> list[SmallJob]:
-    """Return jobs that have one model, sequence and global batch."""
+def _small_jobs(layouts: Sequence[Layout], steps: int, full: bool, on_devices: bool = False) -> list[SmallJob]:
+    """Return jobs that have one model, sequence and global batch.
+
+    `on_devices`: they run where the job itself would, in its precision and by its kernels, one step.
+    """
     changes, lost = list[Change](), list[str]()
     model, jobs = layouts[0][0].spec.model, [job for job, _, _ in layouts]
     keeps_sizes = full or not _can_shrink(model)
@@ -125,7 +164,8 @@ def _small_jobs(layouts: Sequence[Layout], steps: int, full: bool) -> list[Small
     small = []
     for spec, batch, (job, sizes, chosen) in zip(specs, batches, layouts, strict=True):
         spec = replace(spec, batch=sections.Batch(global_size=whole, accumulation=batch.accumulation))
-        spec, more, not_proven = _settings(job, spec, steps, seq_len)
+        settings = _settings_on_devices if on_devices else partial(_settings, steps=steps)
+        spec, more, not_proven = settings(job, spec, seq_len=seq_len)
         made_job = resolve.resolve(spec, sizes["data"] * sizes["pipe"] * _cuboid(spec).size, job.path, job.trusted)
         apart = [
             f"{one} together with {another}: it needs more ranks than there are (--ranks {chosen.ranks_needed} has all)"
@@ -204,6 +244,17 @@ def _batch(job: Job, spec: Spec, sizes: Mapping[str, int]) -> Batch:
 # ---- the other sections ----
 
 
+def _settings_on_devices(job: Job, spec: Spec, seq_len: int) -> tuple[Spec, list[Change], list[str]]:
+    """Return the spec with small buckets and drawn data; all else is the job's own."""
+    changes, lost = list[Change](), list[str]()
+    zero = _zero(spec, changes, keeps_disk=True)
+    schedule = spec.schedule
+    if schedule is not None:
+        schedule = replace(schedule, num_microbatches=None)
+    spec = replace(spec, zero=zero, schedule=schedule, data=_data(spec, seq_len, lost))
+    return spec, changes, lost
+
+
 def _settings(job: Job, spec: Spec, steps: int, seq_len: int) -> tuple[Spec, list[Change], list[str]]:
     """Return the spec with all that is neither layout nor model made small; changes, and what is not proven."""
     changes, lost = list[Change](), list[str]()
@@ -239,10 +290,7 @@ def _settings(job: Job, spec: Spec, steps: int, seq_len: int) -> tuple[Spec, lis
         checkpointing = replace(checkpointing, interval=2)
     if job.mesh.tensor.symmetric_memory:
         lost.append("symmetric memory: it needs GPUs, so tokens came around rings")
-    data = spec.data
-    if _draws_data(spec.model):
-        lost.append(f"the data of {type(data).__name__}: random samples in the order that the run's would have")
-        data = TextData(seq_len=seq_len) if seq_len else TextData()
+    data = _data(spec, seq_len, lost)
     spec = replace(
         spec,
         precision=sections.Precision(),
@@ -260,13 +308,21 @@ def _settings(job: Job, spec: Spec, steps: int, seq_len: int) -> tuple[Spec, lis
     return spec, changes, lost
 
 
+def _data(spec: Spec, seq_len: int, lost: list[str]) -> Any:
+    """Return the section of data; of what is drawn, its length alone counts."""
+    if not _draws_data(spec.model):
+        return spec.data
+    lost.append(f"the data of {type(spec.data).__name__}: random samples in the order that the run's would have")
+    return TextData(seq_len=seq_len) if seq_len else TextData()
+
+
 def _draws_data(model: Sized) -> bool:
     """Whether random samples stand for the data; what a class of the author's takes is known by its data alone."""
     return not isinstance(model, OtherModel) or model.is_of_transformers or model.layers is not None
 
 
-def _zero(spec: Spec, changes: list[Change]) -> sections.Zero:
-    """Return ZeRO with buckets as small as the model, and what lies on a disk in the host's memory."""
+def _zero(spec: Spec, changes: list[Change], keeps_disk: bool = False) -> sections.Zero:
+    """Return ZeRO with buckets as small as the model, and what lies on a disk in the host's memory, unless it stays."""
     extra = dict(spec.zero.extra)
 
     def put(key: str, value: object) -> None:
@@ -276,7 +332,7 @@ def _zero(spec: Spec, changes: list[Change]) -> sections.Zero:
 
     for what in ("optimizer", "param"):
         device = extra.get(f"offload_{what}")
-        if isinstance(device, Mapping) and device.get("device") == "nvme":
+        if isinstance(device, Mapping) and device.get("device") == "nvme" and not keeps_disk:
             put(f"offload_{what}", {"device": "cpu"})
     if spec.zero.stage == 3 and extra.get("stage3_param_persistence_threshold", PERSISTS) >= PERSISTS:
         put("stage3_param_persistence_threshold", PERSISTS)

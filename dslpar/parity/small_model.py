@@ -50,6 +50,28 @@ def _shown(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+def without_dropout(model: Sized) -> SmallModel:
+    """Return the model at its own size, every rate of dropout 0: masks depend on the replica and the micro-batch."""
+    if isinstance(model, Model):
+        rates = _dropout_rates({item.name: getattr(model, item.name) for item in fields(type(model))})
+        changes = tuple(Change(f"model.{name}", getattr(model, name), 0.0) for name in rates)
+        return SmallModel(replace(model, **rates), changes, ())
+    if (config := model.transformers) is None:
+        return SmallModel(model, (), ())
+    rates = _dropout_rates(config.values)
+    if not rates:
+        return SmallModel(model, (), ())
+    own_names = {config.other_names.get(name, name): name for name in model.args.get("config") or {}}
+    written = {**(model.args.get("config") or {}), **{own_names.get(name, name): 0.0 for name in rates}}
+    changes = tuple(Change(f"model.config.{config.keys.get(name, name)}", config.values[name], 0.0) for name in rates)
+    return SmallModel(replace(model, args={**model.args, "config": written}), changes, ())
+
+
+def _dropout_rates(values: Mapping[str, Any]) -> dict[str, float]:
+    """Return 0 for each rate of dropout among the values that is not 0."""
+    return {name: 0.0 for name, value in values.items() if "drop" in name and isinstance(value, float) and value}
+
+
 # ---- families of dslpar's own ----
 
 _FIELDS: Mapping[str, int] = {
@@ -93,7 +115,7 @@ def _small_family(model: Model, cuboids: Sequence[Tensor], num_layers: int | Non
         sizes["num_kv_heads"] = _kv_heads(known["num_heads"], known["num_kv_heads"], sizes["num_heads"])
     if "patch_size" in sizes and "image_size" in sizes:
         sizes["image_size"] = sizes["patch_size"] * min(4, known["image_size"] // known["patch_size"])
-    sizes |= {name: 0.0 for name, value in known.items() if "drop" in name and value}
+    sizes |= _dropout_rates(known)
     if known.get("pretrained"):
         sizes["pretrained"] = None
     step = {"image_size": sizes.get("patch_size", 1)}
@@ -224,7 +246,7 @@ def _small_transformers(
     for place, name in enumerate(_IDS):
         if type(values.get(name)) is int and values[name] >= place:
             sizes[name] = 0 if name == "decoder_start_token_id" else place if place < 3 else 1
-    sizes |= {name: 0.0 for name, value in values.items() if "drop" in name and isinstance(value, float) and value}
+    sizes |= _dropout_rates(values)
 
     def conditions(sizes: Mapping[str, Any]) -> Sequence[Condition]:
         small = _with_config(model, config, sizes)

@@ -73,12 +73,17 @@ class Pieces:
                 at = tuple(index for axis, index in coord.items() if axis not in copied)
                 first = firsts.setdefault(at, rank)
                 other = pieces[first]
-                if torch.equal(other, piece):
-                    continue
-                scale = max(float(other.abs().max()), 1e-30)
-                off = float((other - piece).abs().max()) / scale
-                tied = self.mesh.coord(first)["pipe"] != coord["pipe"]
-                if worst is None or not off <= worst.off:
-                    worst = UnequalCopies(name, off, (first, rank), tied)
+                found = unequal(name, self.mesh, (first, rank), other, piece)
+                if found is not None and (worst is None or not found.off <= worst.off):
+                    worst = found
             if worst is not None:
                 yield worst
+
+
+def unequal(name: str, mesh: Mesh, ranks: tuple[int, int], one: Tensor, other: Tensor) -> UnequalCopies | None:
+    """Return how far two ranks' copies of one piece are apart; None: they are equal to the bit."""
+    if torch.equal(one, other):
+        return None
+    off = float((one - other).abs().max()) / max(float(one.abs().max()), 1e-30)
+    first, second = (mesh.coord(rank)["pipe"] for rank in ranks)
+    return UnequalCopies(name, off, ranks, first != second)

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from dslpar.core.visible import visible, visible_lines
 from dslpar.watchdog import marks, verdicts
-from dslpar.watchdog.marks import Mark, Rank, Report, Stopped, Verdict
+from dslpar.watchdog.marks import Mark, Rank, Report, Result, Stopped, Verdict
 from dslpar.watchdog.peers import HELD_BACK_S
 from dslpar.watchdog.processes import stat
 from dslpar.watchdog.rank_process import STOPS
@@ -119,6 +119,11 @@ class JobWatch:
         self._read_marks()
         ends = [mark for mark in self._marks.values() if isinstance(mark, Stopped)]
         return max(ends, key=lambda end: (end.saved != "", not end.overdue, end.step), default=None)
+
+    def result(self) -> Result | None:
+        """Return what ranks found that came to their end in order, where that is no success; None: nothing such."""
+        self._read_marks()
+        return next((mark for mark in self._marks.values() if isinstance(mark, Result)), None)
 
     def first_failure(self, launcher_signal: int | None, before_s: float = float("inf")) -> Failure | None:
         """Return the first failure, None if no rank failed. Weak ones count where there are no others, and consequences

@@ -8,6 +8,7 @@
     3.error    JSON of Report
     3.verdict  JSON of Verdict: what a guard found out about this rank
     3.stopped  JSON of Stopped: it ended because it was told to
+    3.result   JSON of Result: it did all that it was to do, and what it found is told by its exit status
     3.ended    the rank came to its end in order
 
 It imports the standard library alone: guards load it, and start in milliseconds.
@@ -104,11 +105,18 @@ class Stopped(NamedTuple):
     """Whether it had to be ended."""
 
 
+class Result(NamedTuple):
+    """What a rank that came to its end in order found, where that is no success: no rank has failed."""
+
+    status: int
+    """Its exit status, which launchers may not pass on."""
+
+
 class Ended(NamedTuple):
     """That a rank came to its end in order; no more is said of it."""
 
 
-Mark = Rank | Report | Verdict | Stopped | Ended
+Mark = Rank | Report | Verdict | Stopped | Result | Ended
 
 
 def parse(kind: str, text: str) -> Mark | None:
@@ -152,6 +160,11 @@ def _stopped(fields: object) -> Stopped:
     return Stopped(step, saved, status % 256, overdue)
 
 
+def _result(fields: object) -> Result:
+    (status,) = _typed(fields, int)
+    return Result(status % 256)
+
+
 def _typed(fields: object, *types: type) -> list[Any]:
     """Return a list's items, if they are of these types: numbers finite and not below 0.
 
@@ -173,6 +186,7 @@ _PARSERS: Mapping[str, Callable[[object], Mark]] = {
     "error": _report,
     "verdict": _verdict,
     "stopped": _stopped,
+    "result": _result,
 }
 
 KINDS = (*_PARSERS, "ended")

@@ -29,7 +29,7 @@ MAX_BYTES = 1 << 20
 LEFT_OUT = "\n(the rest is left out)\n"
 _MAX_NAME = 1024
 _MAX_STEP = 1 << 62
-_MARK = re.compile(r"\d{1,9}\.(born|error|ended|stopped|verdict)")
+_MARK = re.compile(r"\d{1,9}\.(born|error|ended|result|stopped|verdict)")
 
 
 def cut(text: str) -> str:

@@ -31,7 +31,7 @@ from typing import NoReturn, TextIO
 
 from dslpar.core.visible import visible_lines
 from dslpar.watchdog import authentication, flight_recorder, guard, marks, receiver, reports
-from dslpar.watchdog.marks import Kind, Rank, Report, Stopped
+from dslpar.watchdog.marks import Kind, Rank, Report, Result, Stopped
 from dslpar.watchdog.peers import HELD_BACK_S
 from dslpar.watchdog.processes import launchers_above, parent
 from dslpar.watchdog.rank_process import STACKS, STOPS, Settings
@@ -184,6 +184,10 @@ class RankMonitor:
         """Leave the mark of a rank that ends because it was told to; return its exit status."""
         self.mark("stopped", json.dumps(Stopped(step, saved, self.page.status)))
         return self.page.status
+
+    def mark_result(self, status: int) -> None:
+        """Leave the mark of a rank that ends in order with this exit status: launchers may tell of another one."""
+        self.mark("result", json.dumps(Result(status)))
 
     def mark_failed(self, error: str, text: str) -> None:
         """Leave the mark of a rank that has said why it fails: its guard then ends the others, and this one."""

@@ -109,7 +109,7 @@ class RankProcess:
 
     def new_marks(self) -> Iterator[tuple[str, str]]:
         """Return the marks that it has left since the last call, with their texts."""
-        for name in ("born", "error", "ended", "stopped"):
+        for name in ("born", "error", "result", "ended", "stopped"):
             if not self.has_marked(name) and (self.folder / f"{self.who.rank}.{name}").exists():
                 text = self.read(name)
                 self._marks.add(name)

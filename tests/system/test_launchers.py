@@ -105,6 +105,35 @@ def test_dslpar_launch(tmp_path: Path, launcher: str) -> None:
     assert "dslpar launch:" not in done.output, "it has nothing to add"
 
 
+OWN_CLASS = """\
+model = dict(type='tests.support.rank_dependent.RankDependent')
+data = dict(seq_len=16)
+batch = dict(global_size=4)
+"""
+
+
+@pytest.mark.prove  # every time: tests/distributed/parity/test_on_devices.py, without a launcher
+@pytest.mark.parametrize(
+    ("launcher", "text", "words", "status", "said"),
+    [
+        ("deepspeed", PIPED + CONFIG, ["zero.stage=1", "precision='bf16'"], 0, "proved on 2 ranks (pipe 2)"),
+        ("torchrun", OWN_CLASS, [], 1, "differs on 2 ranks (data 2)"),
+        ("torchrun", OWN_CLASS, ["model.type='tests.support.no_such.Class'"], 2, "2 ranks: refused"),
+        ("openmpi", PIPED + CONFIG, [], 0, "proved on 2 ranks (pipe 2)"),
+    ],
+)
+def test_dslpar_launch_proves(
+    tmp_path: Path, launcher: str, text: str, words: list[str], status: int, said: str
+) -> None:
+    """The status is that of the proof, also under torchrun, which tells 1 of any other than 0."""
+    config = write_config(tmp_path, text)
+    done = start([*launch(config, "--launcher", launcher, "--world-size", "2", "--prove"), *words])
+    assert done.status == status, done.output
+    assert done.output.count(said) == 1
+    assert "dslpar launch:" not in done.output, "it has nothing to add"
+    assert not (tmp_path / "out").exists(), "a proof writes nothing there"
+
+
 @pytest.mark.prove
 @pytest.mark.parametrize("launcher", ["deepspeed", "openmpi", "torchrun"])
 def test_what_launch_prints_runs_when_it_is_pasted(tmp_path: Path, launcher: str) -> None:

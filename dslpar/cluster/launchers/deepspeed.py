@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dslpar.cluster import ssh
-from dslpar.cluster.launcher import FILES, LOCALHOST, MODULE, TORCH_VARIABLES, Command, Launcher
+from dslpar.cluster.launcher import FILES, LOCALHOST, TORCH_VARIABLES, Command, Launcher
 
 if TYPE_CHECKING:
     from dslpar.cluster.request import Context
@@ -25,7 +25,8 @@ _NOT_FOR_PDSH = r"[^\w@%+=:,./~-]|%[hnu%]"
 def _commands(context: Context) -> Iterator[Command]:
     request, facts = context.request, context.facts
     flags, files = _host_flags(context)
-    start = (facts.programs["deepspeed"], "--quiet", *flags, "--master_port", context.master_port, "--module", MODULE)
+    program = ("--module", request.module)
+    start = (facts.programs["deepspeed"], "--quiet", *flags, "--master_port", context.master_port, *program)
     if not context.remote:
         yield Command(context.environ, (*start, *request.arguments), files=files)
         return
@@ -41,7 +42,7 @@ def _commands_without_ssh(context: Context) -> Iterator[Command]:
     start = (context.facts.programs["deepspeed"], "--quiet", *(flag for flag in flags if flag != "--force_multi"))
     for number, host in enumerate(context.hosts):
         node = ("--no_ssh", "--node_rank", str(number), "--master_port", context.master_port)
-        argv = (*start, *node, "--module", MODULE, *context.request.arguments)
+        argv = (*start, *node, "--module", context.request.module, *context.request.arguments)
         yield Command(context.environ, argv, host.name, files)
 
 

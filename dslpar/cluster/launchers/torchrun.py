@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from dslpar.cluster import ssh
-from dslpar.cluster.launcher import LOCALHOST, MODULE, TORCH_VARIABLES, Command, Launcher
+from dslpar.cluster.launcher import LOCALHOST, TORCH_VARIABLES, Command, Launcher
 
 if TYPE_CHECKING:
     from dslpar.cluster.request import Context
@@ -22,18 +22,18 @@ def _commands(context: Context) -> Iterator[Command]:
         return
     start = (facts.programs["torchrun"], "--nproc_per_node", str(context.slots))
     meet = ("--master_addr", LOCALHOST, "--master_port", context.master_port) if request.port else ("--standalone",)
-    yield Command({**context.environ, **context.devices}, (*start, *meet, "-m", MODULE, *request.arguments))
+    yield Command({**context.environ, **context.devices}, (*start, *meet, "-m", request.module, *request.arguments))
 
 
 def _commands_without_ssh(context: Context) -> Iterator[Command]:
     # By its module, since another host's PATH may hold another torchrun.
-    python = context.facts.programs["python"]
+    request, python = context.request, context.facts.programs["python"]
     start = (python, "-m", "torch.distributed.run", "--nproc_per_node", str(context.slots))
     meet = ("--master_addr", context.master_addr, "--master_port", context.master_port)
     for number, host in enumerate(context.hosts):
         nodes = ("--nnodes", str(len(context.hosts)), "--node_rank", str(number))
         devices = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, host.devices))} if host.devices else {}
-        argv = (*start, *nodes, *meet, "-m", MODULE, *context.request.arguments)
+        argv = (*start, *nodes, *meet, "-m", request.module, *request.arguments)
         yield Command({**context.environ, **devices}, argv, host.name)
 
 

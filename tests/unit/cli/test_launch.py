@@ -19,6 +19,35 @@ def test_launch_prints_the_command_line_alone(config: Path, capsys: pytest.Captu
     assert captured.err == ""
 
 
+@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed", "openmpi"])
+def test_launch_prints_the_proof_in_place_of_the_training_program(
+    launcher: str, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["launch", str(config), "--print", "--world-size", "4", "--launcher", launcher, "--prove", "--small"]
+    assert main([*argv, "--certificate", "p.json", "train.steps=2"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    program = f" dslpar prove {config} --on-devices --small --certificate p.json train.steps=2"
+    assert line.endswith(program)
+    assert "dslpar.training" not in line
+
+
+@pytest.mark.parametrize(
+    ("flags", "word"),
+    [(["--prove", "--resume"], "--resume is of training"), (["--small"], "--small goes with --prove")],
+)
+def test_launch_refuses_flags_of_the_program_that_it_does_not_start(
+    flags: list[str], word: str, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["launch", str(config), "--print", "--world-size", "4", *flags])
+    assert ended.value.code == 2
+    assert word in capsys.readouterr().err
+
+
+def test_launch_of_a_proof_that_lint_refuses_has_the_status_of_a_refusal(config: Path) -> None:
+    assert main(["launch", str(config), "--world-size", "6", "--prove"]) == 2
+
+
 def test_launch_prints_a_line_for_each_host(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     hosts = tmp_path / "hosts"
     hosts.write_text("node1 slots=4\nnode2 slots=4\n")

@@ -10,7 +10,15 @@ import pytest
 from dslpar.layout.family import conditions
 from dslpar.layout.resolve import Job
 from dslpar.linter import check
-from dslpar.parity.shrink import SmallJob, one_process_job, shrink, shrink_both, with_axes
+from dslpar.parity.shrink import (
+    SmallJob,
+    at_full_size,
+    one_process_job,
+    shrink,
+    shrink_both,
+    with_axes,
+    with_small_model,
+)
 from dslpar.parity.small_mesh import axes_of
 from tests.properties.random_layouts import draw
 from tests.support.layout_factors import FAMILIES, PLAIN, job_of
@@ -116,6 +124,36 @@ def test_what_is_computed_otherwise_is_not_proven() -> None:
     assert any("bf16" in each for each in made.not_proven)
     assert made.job.spec.precision.dtype == "fp32"
     assert any("data" in each for each in made.not_proven)
+
+
+def half_precision(**row: Any) -> Job:
+    large = job(**row)
+    return replace(large, spec=replace(large.spec, precision=replace(large.spec.precision, dtype="bf16")))
+
+
+def test_at_full_size_all_stays_but_dropout() -> None:
+    large = half_precision(family="GPT", data=2, mode="2d 4")
+    whole = at_full_size(large)
+    assert whole.job == large
+    assert whole.changes == ()
+    wet = replace(large, spec=replace(large.spec, model=replace(large.spec.model, dropout=0.1)))
+    dry = at_full_size(wet)
+    assert [str(each) for each in dry.changes] == ["model.dropout: 0.1 -> 0.0"]
+    assert (dry.job.spec.model, dry.job.mesh, dry.job.batch) == (large.spec.model, large.mesh, large.batch)
+
+
+@pytest.mark.parametrize("family", ["GPT", "Llama", "ResMLP", "GPT-2"])
+def test_a_small_model_in_the_job_s_own_world_keeps_layout_and_precision(family: str) -> None:
+    large = half_precision(family=family, data=2, mode="1d 2", pipe=2, zero=1)
+    made = with_small_model(large)
+    assert made.job.mesh == large.mesh
+    assert made.job.spec.precision == large.spec.precision
+    assert made.job.spec.optimizer == large.spec.optimizer
+    assert made.job.spec.train == large.spec.train
+    assert any("hidden" in change.key or "width" in change.key or "n_embd" in change.key for change in made.changes)
+    assert not any("bf16" in each for each in made.not_proven)
+    found = conditions(made.job.spec.model, made.job.mesh.tensor, made.job.seq_len, made.job.batch.micro_size)
+    assert all(condition.holds for condition in found)
 
 
 def test_two_layouts_of_one_run_have_one_model_and_one_global_batch() -> None:

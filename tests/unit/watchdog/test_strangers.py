@@ -388,12 +388,14 @@ RIGHT = {
     "0.born": [0, 3, "node", 7],
     "0.error": [[0, 3, "node", 7], "cause", 1.5, "e", "text", "at"],
     "0.stopped": [3, "there", 75, False],
+    "0.result": [2],
     "1.verdict": [[1, 3, "node", 0], 1.5, "hangs", "", "at", 9, False],
 }
 WRONG = {
     "0.born": ["x", [0, 3, "node"], [True, 3, "node", 7], [0, 3, "node", -7], {}, None, [1, 3, "node", 7]],
     "0.error": [[[0, 3, "node", 7], "news", 1.5, "e", "t", ""], [7, "cause", 1.5, "e", "t", ""], [], [[], 1]],
     "0.stopped": [[1e400, "", 0, False], ["3", "", 0, False], [3, "", 0, 1], [3, "", 0, False, 0]],
+    "0.result": [2, ["2"], [2, 0], [-1], [True]],
     "1.verdict": [
         [[1, 3, "n", 0], float("nan"), "", "", "", 0, False],
         [[1, 3, "n", 0], 1, "", "", "", 77, False],
@@ -431,6 +433,7 @@ def test_marks_are_what_they_are_said_to_be(tmp_path: Path) -> None:
         watch = JobWatch(tmp_path / "marks", local=False)
         assert watch.poll()
         assert watch.started() == [marks.Rank(0, 3, "node", 7)]
+        assert watch.result() == marks.Result(2)
 
 
 def test_a_watch_passes_over_what_is_no_mark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

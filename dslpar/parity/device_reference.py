@@ -1,0 +1,321 @@
+"""The first step of the whole model on one process, by torch alone, and what the run's precision does to it.
+
+    first = first_step(job, model, batches, ranks=8)
+    first.gradients["blocks.0.mlp.up.weight"]       # on the CPU, in float32 or wider
+    first.bounds["blocks.0.mlp.up.weight"].norm     # how far a layout in the job's precision may be from it
+
+There is no DeepSpeed here, no process group and no pipeline. Micro-batches run one by one, so that activations are
+those of one, and their gradients are added up; only weights and gradients are held whole.
+
+**Which precision.** The reference need not be exact, but far more exact than what is compared with it. bfloat16 rounds
+by 2^-8 and float16 by 2^-11, float32 by 2^-24: of a job in half precision, float32 is 8,000 to 65,000 times as exact,
+has the tensors half as large as float64, and devices compute it many times as fast. Of a job in fp32 the reference is
+float64. Weights and inputs are rounded to the job's precision first, so that both sides begin with the same numbers.
+
+**Where.** On this rank's device if weights and gradients take at most six tenths of its free memory; the rest is for
+activations. Else on the CPU, in the same precision, where the host has the room.
+
+**Bounds.** How rounding grows with depth depends on the model, so it is measured: the same step runs on one process in
+the job's precision, with sums over micro-batches in fp32, as the engine has them. What it is off by is a draw of what
+rounding does to this model, layer by layer. Another layout rounds at other places, so its error is another draw:
+
+- the largest error of an element of a tensor is at most `FACTOR` times that of the measured draw, as in `one_process`;
+- the 2-norm of a tensor's error is an average over its elements, which two draws share far more closely: `NORM_FACTOR`.
+  A sum that is left out changes all elements of a tensor, each by less than the largest error, and is seen here.
+
+A layout also rounds what one process does not: a product of ranks is a sum of their rounded parts, and gradients are
+rounded at each hop of a reduction over replicas. That is as many roundings as ranks at most, of random sign, of partial
+sums that grow to the whole: sqrt(ranks / 3) roundings of the whole. `least` is a few times that, for tensors of which
+the measured draw happens to be small.
+
+The loss is a mean in fp32 of what rounded logits give. It may be off by `FACTOR` times the largest error of a
+micro-batch's loss, and at least one rounding.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from dslpar.core.mesh import Mesh
+from dslpar.distributed.groups import Groups
+from dslpar.engine.build import parameter_groups
+from dslpar.engine.gradient_handlers import handler_classes
+from dslpar.engine.micro_batches import MicroBatch, with_denominator
+from dslpar.layers.initial_values import skip_init
+from dslpar.layout.resolve import Job
+from dslpar.models import LayeredModel, build_module
+from dslpar.parity.one_process import FACTOR, FLOOR, ZERO, float64_of_transformers, is_of_transformers, optimizer_of
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+NORM_FACTOR = 4.0
+"""How often the 2-norm of the measured error of a tensor may be exceeded.
+
+Of a tensor of some hundred elements and more, the norms of two draws are within tenths of each other; twice as many
+roundings make it 1.4 times as large, and parts that nearly cancel in a sum of ranks some more.
+"""
+FEW_ELEMENTS = 100
+"""Below, a tensor's norm is no average: `FACTOR` is for it, too."""
+SHARE_OF_MEMORY = 0.6
+"""Of the free memory, for weights and gradients."""
+_FIRST_SCALE, _LEAST_SCALE = 2.0**16, 1.0
+"""The loss scale of fp16, which is halved until gradients are finite: the same maths, without underflow."""
+
+
+class StepBatches(NamedTuple):
+    """The micro-batches of a step, of all replicas."""
+
+    batches: list[MicroBatch]
+    all_counted: bool
+    """Whether every label counts, or the loss is a mean over micro-batches whatever labels are."""
+
+
+class Bound(NamedTuple):
+    """How far a gradient may be off, absolute."""
+
+    element: float
+    """The largest error of an element."""
+    norm: float
+    """The 2-norm of the error."""
+
+
+@dataclass
+class FirstStep:
+    """The first step of one process, and how far another layout may be from it."""
+
+    loss: float
+    norm: float
+    """The 2-norm of all gradients, before clipping, after the job's gradient handlers."""
+    gradients: dict[str, Tensor]
+    """By global name, before handlers and clipping; on the CPU."""
+    order: list[str]
+    """Names of parameters in the order of the forward."""
+    where: str
+    """'float32 on cuda:0'."""
+    loss_bound: float = 0.0
+    """Relative."""
+    bounds: dict[str, Bound] = dataclasses.field(default_factory=dict)
+
+    @property
+    def norm_bound(self) -> float:
+        """Relative: how far the whole gradient's norm may be off where each tensor is as far off as it may be."""
+        return math.hypot(*(each.norm for each in self.bounds.values())) / max(self.norm, 1e-300)
+
+
+# ---- how much it takes, before anything is allocated ----
+
+
+def reference_dtype(job: Job) -> torch.dtype:
+    """Return the precision of the reference; the module says why."""
+    return torch.float64 if job.spec.precision.dtype == "fp32" else torch.float32
+
+
+def needed_bytes(job: Job, model: LayeredModel) -> int:
+    """Return the bytes of weights and gradients of the whole model, built on torch's "meta" device: nothing is drawn.
+
+    Raises:
+        DslparError: the model cannot be built.
+    """
+    elements = 0
+    with torch.device("meta"), torch.random.fork_rng(devices=[]), skip_init():
+        for spec in model.layers(Groups.without_processes(Mesh())):
+            elements += 0 if spec.tied else sum(p.numel() for p in spec.build().parameters())
+    return 2 * elements * reference_dtype(job).itemsize
+
+
+def places(free_bytes: Callable[[torch.device], int], device: torch.device, needed: int) -> list[torch.device]:
+    """Return where a model that needs so many bytes fits: this rank's device, the CPU, both, or neither."""
+    found = dict.fromkeys([device, torch.device("cpu")])
+    return [each for each in found if needed <= SHARE_OF_MEMORY * free_bytes(each)]
+
+
+# ---- the step ----
+
+
+def first_step(
+    job: Job,
+    model: LayeredModel,
+    batches_of: Callable[[nn.Module], StepBatches],
+    device: torch.device,
+    progress: Callable[[int, int], None] = lambda done, count: None,
+) -> FirstStep:
+    """Compute the first step twice, on one process: exactly, and in the job's precision.
+
+    Args:
+        job: of the layout; its batch, precision and mesh are what is compared.
+        batches_of: returns the micro-batches of the first step, on the CPU, for the built model.
+        device: where to compute.
+        progress: told, before each micro-batch, how many of how many are done.
+
+    Raises:
+        DslparError: the model cannot be built.
+        torch.cuda.OutOfMemoryError: the device has too little memory for activations.
+    """
+    torch.manual_seed(job.spec.train.seed)
+    groups = Groups.without_processes(Mesh())
+    module = build_module(model, groups, job.spec.train.seed)
+    order = [name for name, _ in module.named_parameters()]
+    exact, own = reference_dtype(job), DTYPES[job.spec.precision.dtype]
+    buffers = {name: value.clone() for name, value in module.named_buffers()}
+    batches, all_counted = batches_of(module)
+    loss_of = model.loss(groups)
+    if not all_counted:
+        batches = with_denominator(batches, getattr(loss_of, "num_labels", 1), groups.axis("data"), job)
+    for p in module.parameters():
+        p.data = p.data.to(own)  # as an engine does: its fp32 masters are copies of these
+    step = _Step(job, module, loss_of, batches, device, progress)
+    found = step.run(exact, own)
+    norm = _norm(job, module, found.gradients)
+    gradients = {name: value.cpu() for name, value in found.gradients.items()}
+    del found.gradients
+    for name, value in module.named_buffers():
+        value.copy_(buffers[name])
+    first = FirstStep(_mean(found.losses), norm, gradients, order, f"{str(exact).split('.')[1]} on {device}")
+    _bound(first, found.losses, step.run(own, own, with_scale=own is torch.float16), own, job.mesh.world_size)
+    return first
+
+
+@dataclass
+class _Found:
+    losses: list[float]
+    """Of each micro-batch."""
+    gradients: dict[str, Tensor]
+
+
+class _Step:
+    """The forwards and backwards of one step, in any precision."""
+
+    def __init__(
+        self,
+        job: Job,
+        module: nn.Module,
+        loss_of: Callable[[Any, Any], Tensor],
+        batches: Sequence[MicroBatch],
+        device: torch.device,
+        progress: Callable[[int, int], None],
+    ) -> None:
+        self.job, self.module, self.loss_of, self.batches = job, module, loss_of, batches
+        self.device, self.progress, self.done = device, progress, 0
+
+    def run(self, dtype: torch.dtype, inputs: torch.dtype, with_scale: bool = False) -> _Found:
+        """Compute in `dtype`, of inputs that are rounded to `inputs` first."""
+        self.module.to(self.device, dtype)
+        self.module.train()
+        scale = _FIRST_SCALE if with_scale else 1.0
+        while True:
+            found = self._at_scale(dtype, inputs, scale)
+            finite = all(bool(torch.isfinite(each).all()) for each in found.gradients.values())
+            if finite or not with_scale or scale <= _LEAST_SCALE:
+                return found
+            scale /= 2
+
+    def _at_scale(self, dtype: torch.dtype, inputs: torch.dtype, scale: float) -> _Found:
+        losses: list[float] = []
+        sums: dict[str, Tensor] = {}
+        trained = [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]
+        wide = dtype if dtype in (torch.float32, torch.float64) else torch.float32
+        self.module.zero_grad()
+        with self._precision(dtype):
+            for x, y in self.batches:
+                self.progress(self.done, 2 * len(self.batches))
+                x, y = self._on_device(x, inputs, dtype), self._on_device(y, None, _labels_in(dtype))
+                loss = self.loss_of(self.module(x), y)
+                (loss * (scale / len(self.batches))).backward()  # type: ignore[no-untyped-call]
+                losses.append(loss.item())
+                self.done += 1
+                if wide is not dtype:
+                    _add(trained, sums, wide)
+        if wide is dtype:
+            sums = {name: p.grad for name, p in trained if p.grad is not None}
+            for _, p in trained:
+                p.grad = None
+        if scale != 1.0:
+            for each in sums.values():
+                each /= scale
+        return _Found(losses, sums)
+
+    def _on_device(self, value: Any, rounded: torch.dtype | None, dtype: torch.dtype | None) -> Any:
+        """Move to the device; floating-point values by way of `rounded`, in `dtype`; None: as they are."""
+        if isinstance(value, tuple | list):
+            return tuple(self._on_device(each, rounded, dtype) for each in value)
+        if value.is_floating_point():
+            value = value if rounded is None else value.to(rounded)
+            value = value if dtype is None else value.to(dtype)
+        return value.to(self.device)
+
+    def _precision(self, dtype: torch.dtype) -> AbstractContextManager[None]:
+        is_wide = dtype is torch.float64 and is_of_transformers(self.job)
+        return float64_of_transformers() if is_wide else nullcontext()
+
+
+def _labels_in(dtype: torch.dtype) -> torch.dtype | None:
+    """Return the precision of labels that are numbers: an engine leaves them as they are."""
+    return dtype if dtype is torch.float64 else None
+
+
+def _add(trained: Sequence[tuple[str, nn.Parameter]], sums: dict[str, Tensor], wide: torch.dtype) -> None:
+    """Add the gradients of a micro-batch to the sums, in `wide`, and drop them."""
+    for name, p in trained:
+        if p.grad is not None:
+            gradient = p.grad.to(wide)
+            sums[name] = sums[name].add_(gradient) if name in sums else gradient
+            p.grad = None
+
+
+def _norm(job: Job, module: nn.Module, gradients: dict[str, Tensor]) -> float:
+    """Return the norm of what the job's gradient handlers leave of the gradients."""
+    classes = handler_classes(job)
+    if not classes:
+        return norm_of(gradients.values())
+    for name, p in module.named_parameters():
+        p.grad = gradients[name].clone() if name in gradients else None
+    optimizer = optimizer_of(job, parameter_groups(module))
+    for cls, args in classes:
+        cls(module, optimizer, **args).handle_gradient()
+    norm = norm_of(p.grad for p in module.parameters() if p.grad is not None)
+    module.zero_grad()
+    return norm
+
+
+def norm_of(tensors: Any) -> float:
+    """Return the 2-norm of all elements of tensors, summed in float64."""
+    return math.sqrt(sum(float(each.double().square().sum()) for each in tensors))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+# ---- what rounding may do ----
+
+
+def unit_roundoff(dtype: torch.dtype) -> float:
+    """Return the largest relative error of one rounding: 2^-8 of bfloat16, 2^-11 of float16, 2^-24 of float32."""
+    return torch.finfo(dtype).eps / 2
+
+
+def least(dtype: torch.dtype, ranks: int) -> float:
+    """Return the least relative bound: four times the roundings that a sum over the ranks adds; the module says why."""
+    return max(FLOOR, 4 * unit_roundoff(dtype) * math.sqrt(1 + ranks / 3))
+
+
+def _bound(first: FirstStep, losses: Sequence[float], rounded: _Found, dtype: torch.dtype, ranks: int) -> None:
+    """Set the bounds by what a run in `dtype` is off by."""
+    floor = least(dtype, ranks)
+    largest = max((float(g.abs().max()) for g in first.gradients.values()), default=0.0)
+    for name, true in first.gradients.items():
+        error = rounded.gradients.pop(name).cpu().double() - true.double()
+        factor = NORM_FACTOR if true.numel() >= FEW_ELEMENTS else FACTOR
+        first.bounds[name] = Bound(
+            max(floor * float(true.abs().max()), FACTOR * float(error.abs().max()), ZERO * largest),
+            max(floor * float(true.double().norm()), factor * float(error.norm()), ZERO * largest),
+        )
+    off = max(abs(one - other) / max(abs(other), 1e-300) for one, other in zip(rounded.losses, losses, strict=True))
+    first.loss_bound = max(FLOOR, unit_roundoff(dtype), FACTOR * off)

@@ -1,0 +1,406 @@
+"""A proof on the ranks of a launched job, at the real world size and in the real precision: `prove --on-devices`.
+
+    status = run(load, report, small=False, request="...")      # on every rank; rank 0 reports
+
+The ranks meet as those of train.py do, under any launcher or none. Rank 0 computes the first step of the whole model by
+torch alone (`device_reference`), while the others wait in a collective that no time-out ends. Then all build the engine
+that train.py builds, and take the job's own first step on its own data. Within it each gradient is compared
+(`gathered_gradients`).
+
+What ends one rank ends all, and all end with one status. A finding of any rank is told to all where they meet; of a
+rank that cannot come there, its guard tells the others' (dslpar/watchdog).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import Timer
+from typing import NamedTuple, TypeVar
+
+import psutil
+import torch
+from deepspeed.accelerator import get_accelerator
+from torch import nn
+
+from dslpar.core.catalog import finding
+from dslpar.core.errors import DslparError, Finding
+from dslpar.core.visible import visible_lines
+from dslpar.data.loader import Loader
+from dslpar.data.order import Samples, micro_batches
+from dslpar.data.source import Source, all_counted, find_source, make_samples
+from dslpar.distributed import bootstrap, collectives, determinism
+from dslpar.distributed.bootstrap import DistributedEnv
+from dslpar.distributed.collectives import Axis
+from dslpar.distributed.consistency import check_consistency
+from dslpar.distributed.device_environment import device_environment
+from dslpar.distributed.failed_start import end_after_rank_0, end_before_start
+from dslpar.distributed.groups import Groups
+from dslpar.engine.build import build_engine
+from dslpar.engine.engine import Engine
+from dslpar.engine.model import model_from_job
+from dslpar.language.load import Config
+from dslpar.layout.resolve import Job
+from dslpar.linter.report import text as report_text
+from dslpar.parity import certificate, device_reference
+from dslpar.parity.checks import Check, Difference, worst_of
+from dslpar.parity.device_reference import DTYPES, FirstStep, StepBatches
+from dslpar.parity.explain import FirstDifference
+from dslpar.parity.gathered_gradients import Found, compare_gradients
+from dslpar.parity.one_process import FLOOR
+from dslpar.parity.prove import Proof
+from dslpar.parity.samples import draw_samples
+from dslpar.parity.shrink import SmallJob, at_full_size, one_process_job, with_small_model
+from dslpar.policies.data_types import check_data, inputs_of
+from dslpar.reporting import logging, run_dir
+from dslpar.watchdog.rank_monitor import RankMonitor
+
+Value = TypeVar("Value")
+
+MOST_SKIPPED = 20
+"""Steps at most that fp16's loss scale may skip: from 2^16, halved each time after the first two, to 1."""
+FIRST_STEP_FACTOR = 6
+"""How many times as long as a step the first one may take: it may compile. As in training."""
+NORM_BOUND = 1e-5
+"""How far the reported norm may be from that of the gathered gradients, relative: both are sums of squares of the same
+numbers, in float32 and in float64; some thousand terms in a row round by 1e-7 each, of random sign."""
+ALONE_S = 120.0
+"""How long a rank with a finding waits for the others to come to where all are told. One that waits longer is alone
+with it: the others are in a collective that it will not join, and its guard ends them."""
+_PROGRESS_S = 10.0
+
+
+class Loaded(NamedTuple):
+    """What is to be proved."""
+
+    config: Config
+    job: Job
+
+
+Load = Callable[[int], Loaded | None]
+"""Loads and lints the config for a world of so many ranks; None: it is refused, and the findings are printed."""
+Report = Callable[[Proof, Loaded], None]
+"""Prints a proof, on rank 0."""
+
+
+def run(load: Load, report: Report, *, small: bool, request: str) -> int:
+    """Prove the job on these ranks; return the exit status, which is the same on all.
+
+    `small`: with the model in miniature. `request`: what was asked for, which must be the same on all ranks.
+    """
+    try:
+        dist_env = bootstrap.read_distributed_env(os.environ)
+    except DslparError as error:
+        logging.print_findings(error.findings)
+        return certificate.STATUS[certificate.REFUSED]
+    monitor = bootstrap.monitor_rank(dist_env, os.environ) if dist_env.world_size > 1 else None
+    with logging.muted_unless_rank_0(dist_env.rank) as muted:
+        loaded, source = _load(load, dist_env, small)
+    if loaded is None:
+        if monitor is not None:
+            monitor.mark_result(certificate.STATUS[certificate.REFUSED])
+            end_before_start(dist_env, os.environ, monitor, muted.getvalue())
+        return certificate.STATUS[certificate.REFUSED]
+    with logging.prints_to_log(None):  # what DeepSpeed prints is no part of the result
+        verdict, proof = _Ranks(dist_env, monitor, loaded, source).prove(small, request)
+    if proof is not None:
+        report(proof, loaded)
+    status = certificate.STATUS[verdict]
+    if not status:
+        bootstrap.teardown_distributed()
+    elif monitor is None:
+        bootstrap.teardown_distributed(together=False)
+    else:
+        monitor.mark_result(status)
+        end_after_rank_0(dist_env, monitor)
+    return status
+
+
+def _load(load: Load, dist_env: DistributedEnv, small: bool) -> tuple[Loaded | None, Source | None]:
+    """Return the job and its data, of which a miniature needs none; print findings."""
+    loaded = load(dist_env.world_size)
+    if loaded is None:
+        return None, None
+    try:
+        check_data(loaded.job)
+        return loaded, None if small else find_source(loaded.job)
+    except DslparError as error:
+        logging.print_findings(loaded.config.at_keys(error.findings), loaded.config.sources)
+        return None, None
+
+
+@dataclass
+class _Reference:
+    """What rank 0 has computed, and what the others need of it."""
+
+    small: bool
+    why_small: str
+    """Why the model is in miniature though nobody asked for that; empty: it is not, or somebody did."""
+    samples: Samples | None
+    """What is trained on, where that is not the config's data."""
+    first: FirstStep | None
+    """On rank 0."""
+
+
+class _Ranks:
+    """One rank of a proof; all ranks call its methods together."""
+
+    def __init__(
+        self, dist_env: DistributedEnv, monitor: RankMonitor | None, loaded: Loaded, source: Source | None
+    ) -> None:
+        self.dist_env, self.monitor, self.loaded, self.source = dist_env, monitor, loaded, source
+        self.rank = dist_env.rank
+        self.world = Axis(dist_env.world_size, self.rank, tuple(range(dist_env.world_size)))
+        self.runs: tuple[SmallJob, ...] = ()
+
+    def prove(self, small: bool, request: str) -> tuple[str, Proof | None]:
+        """Return the verdict, on all ranks, and the proof, on rank 0."""
+        job = self.loaded.job
+        os.environ.update(device_environment(job, os.environ))
+        self._enter("starting")
+        bootstrap.setup_distributed(self.dist_env, os.environ, self.monitor)
+        bootstrap.extend_timeouts(None)  # the guards find who hangs; nobody else is to end a rank that waits
+        determinism.use_deterministic_algorithms(job)
+        try:
+            proof = self._proof(small, request)
+        except DslparError as error:  # every rank has the same findings
+            findings = tuple(self.loaded.config.at_keys(error.findings))
+            proof = Proof(certificate.REFUSED, self.runs, findings=findings) if self.rank == 0 else None
+        return collectives.broadcast_object(proof.verdict if proof else "", self.world), proof
+
+    def _proof(self, small: bool, request: str) -> Proof | None:
+        job = self.loaded.job
+        facts = {f"version of {name}": version for name, version in run_dir.versions().items()}
+        text = None if self.source is None else self.source.whole_identity
+        check_consistency(job, self.world, {"command line": request, "text": text, **facts})
+        reference = self._reference(small)
+        size = with_small_model(job) if reference.small else at_full_size(job)
+        if reference.why_small:
+            size = size._replace(not_proven=(f"the model at its own size: {reference.why_small}", *size.not_proven))
+        self.runs = (size,)
+        return self._step(size, reference)
+
+    # ---- one process ----
+
+    def _reference(self, small: bool) -> _Reference:
+        """Have rank 0 compute the first step; the others wait."""
+        self._enter("computing the reference" if self.rank == 0 else "waiting for the reference")
+        made = self._together(lambda: self._computed(small) if self.rank == 0 else None)
+        first = None if made is None else made.first
+        shared = made and _Reference(made.small, made.why_small, made.samples, None)
+        reference = collectives.broadcast_object(shared, self.world)
+        assert reference is not None, "rank 0 has computed it, or raised a finding"
+        reference.first = first
+        return reference
+
+    def _computed(self, small: bool) -> _Reference:
+        """Compute the first step of the whole model, or of its miniature where that is asked for or it does not fit.
+
+        Raises:
+            DslparError: it cannot be built; or it does not fit, and no miniature is smaller.
+        """
+        job, why = self.loaded.job, ""
+        if not small:
+            size = at_full_size(job)
+            samples = self._own_samples(size.job)
+            first, why = self._first_step(size, lambda module: samples, all_counted(size.job))
+            if first is not None:
+                return _Reference(False, "", None, first)
+        size, drawn = with_small_model(job), list[Samples]()
+        model = model_from_job(one_process_job(size.job))
+
+        def draw(module: nn.Module) -> Samples:
+            drawn.append(draw_samples(size.job, model, module, size.job.batch.global_size))
+            return drawn[-1]
+
+        first, why_not = self._first_step(size, draw, None)
+        if first is None:
+            message = f"rank 0 cannot compute the first step by itself: {why_not}"
+            hint = "start the ranks where rank 0's host has more memory; or prove without --on-devices"
+            raise DslparError([finding("HST235", message, hint, job.path)])
+        return _Reference(True, why, drawn[-1], first)
+
+    def _first_step(
+        self, size: SmallJob, samples_of: Callable[[nn.Module], Samples], counted: bool | None
+    ) -> tuple[FirstStep | None, str]:
+        """Return the first step, computed where it fits; None with the reason, where it fits nowhere.
+
+        `counted`: whether all labels count; None: the samples tell.
+        """
+        job = size.job
+        model = model_from_job(one_process_job(job))
+        needed = device_reference.needed_bytes(job, model)
+        device = _device()
+        whole = job.batch._replace(accumulation=job.batch.global_size // job.batch.micro_size)
+
+        def batches_of(module: nn.Module) -> StepBatches:
+            samples = samples_of(module)
+            batches = list(micro_batches(samples, whole, job.spec.train.seed, 0, 1, 0))
+            return StepBatches(batches, samples.all_counted if counted is None else counted)
+
+        said = []
+        for place in device_reference.places(_free_bytes, device, needed):
+            try:
+                progress = _Progress(f"the reference, {place}")
+                return device_reference.first_step(job, model, batches_of, place, progress), ""
+            except torch.cuda.OutOfMemoryError:  # torch 2.4 has it under this name alone
+                said.append(f"its activations do not fit {place}")
+            finally:
+                get_accelerator().empty_cache()  # the engine is built next
+        free = ", ".join(f"{place} has {_gib(_free_bytes(place))} free" for place in {device, torch.device("cpu")})
+        said = said or [f"its weights and gradients are {_gib(needed)}, and {free}"]
+        return None, "; ".join(said)
+
+    def _own_samples(self, job: Job) -> Samples:
+        assert self.source is not None, "a job at full size has found its data"
+        return make_samples(job, self.source.train, inputs_of(job))
+
+    # ---- the layout ----
+
+    def _step(self, size: SmallJob, reference: _Reference) -> Proof | None:
+        """Take the first step under the layout, and compare."""
+        job = size.job
+        self._enter("building")
+        groups = Groups(job.mesh, num_chunks=job.chunks.num)
+        if self.monitor is not None:
+            self.monitor.page.location = groups.stage_name
+        counted = all_counted(job) if reference.samples is None else reference.samples.all_counted
+        engine = self._together(lambda: build_engine(job, groups, all_counted=counted))
+        bootstrap.extend_timeouts(None)  # of the groups that were made since
+        loader = self._together(lambda: self._loader(engine, reference.samples))
+        comparison = compare_gradients(engine, reference.first)
+        self._enter("step", 1, (job.spec.train.step_timeout or 0) * FIRST_STEP_FACTOR)
+        for _ in range(MOST_SKIPPED):
+            loss = engine.train_batch(iter(()) if loader is None else loader.step(0))
+            found = comparison.result()
+            if not (engine.skipped and job.spec.precision.dtype == "fp16"):
+                break
+        losses = collectives.gather_objects((loss, engine.grad_norm), self.world)
+        self._enter("comparing")
+        if reference.first is None:
+            return None
+        return _proof_of(size, reference.first, found, losses)
+
+    def _loader(self, engine: Engine, samples: Samples | None) -> Loader | None:
+        """Return this rank's data of the step; None where it reads none."""
+        if not engine.needs_data:
+            return None
+        samples = self._own_samples(engine.job) if samples is None else samples
+        return Loader(samples, engine.job, engine.groups.coord["data"], lambda: 0)
+
+    # ---- all ranks ----
+
+    def _enter(self, phase: str, step: int = 0, limit_s: float = 0) -> None:
+        if self.monitor is not None:
+            self.monitor.page.enter(phase, step, limit_s)
+
+    def _together(self, act: Callable[[], Value]) -> Value:
+        """Return what `act` gives on this rank.
+
+        Raises:
+            DslparError: on every rank, with the findings of the first rank that raised.
+        """
+        findings: Sequence[Finding] = ()
+        value: Value | None = None
+        try:
+            value = act()
+        except DslparError as error:
+            findings = error.findings
+        with self._ending_all_if_alone(findings):
+            by_rank = collectives.gather_objects(findings, self.world)
+        if found := next(filter(None, by_rank), None):
+            raise DslparError(found)
+        return value  # type: ignore[return-value]
+
+    @contextmanager
+    def _ending_all_if_alone(self, findings: Sequence[Finding]) -> Iterator[None]:
+        """Have this rank's guard end all ranks, where one with findings waits for the others in vain."""
+        if not findings or self.monitor is None:
+            yield
+            return
+        text = report_text.text(self.loaded.config.at_keys(findings), self.loaded.config.sources)
+        timer = Timer(ALONE_S, self._fail_alone, [text])
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _fail_alone(self, text: str) -> None:
+        assert self.monitor is not None, "who has no guard has no peers"
+        sys.stderr.write(visible_lines(f"{self.monitor.location} cannot run, alone of all:\n{text}"))
+        self.monitor.mark_failed("cannot run", text)
+
+
+def _device() -> torch.device:
+    accelerator = get_accelerator()
+    return torch.device("cpu" if accelerator.device_name() == "cpu" else accelerator.current_device_name())
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cpu":
+        return int(psutil.virtual_memory().available)
+    return int(get_accelerator().available_memory())
+
+
+def _gib(num_bytes: float) -> str:
+    return f"{num_bytes / 2**30:.1f} GiB"
+
+
+class _Progress:
+    """Says on the terminal how far the reference has come, where it takes long."""
+
+    def __init__(self, title: str) -> None:
+        self.title, self.said_s = title, time.monotonic()
+
+    def __call__(self, done: int, count: int) -> None:
+        if time.monotonic() - self.said_s > _PROGRESS_S:
+            self.said_s = time.monotonic()
+            sys.stderr.write(f"{self.title}: {done} of {count} micro-batches\n")
+
+
+# ---- the verdict ----
+
+
+def _proof_of(size: SmallJob, first: FirstStep, found: Found | None, numbers: Sequence[tuple[float, float]]) -> Proof:
+    """Return the proof of what rank 0 has found; `numbers` are each rank's loss and norm."""
+    checks = [worst_of("loss", {"step 1": _worst_number([loss for loss, _ in numbers], first.loss, first.loss_bound)})]
+    if found is None:
+        checks.append(Check("gradients", math.inf, 0.0, "not finite: every step was skipped"))
+        return Proof(certificate.DIFFERS, (size,), tuple(checks), None, size.not_proven, reference=first.where)
+    norms = [norm for _, norm in numbers]
+    against = {"against one process": _worst_number(norms, first.norm, max(FLOOR, first.norm_bound))}
+    if not size.job.spec.gradient_handler:
+        against["against the gathered gradients"] = _worst_number(norms, found.norm, NORM_BOUND)
+    checks += [worst_of("gradients", found.differences), worst_of("norm", against), _copies(size.job, found)]
+    holds = all(each.holds for each in checks)
+    verdict = certificate.PROVED if holds else certificate.DIFFERS
+    difference = None if holds else found.first or _unexplained(checks)
+    return Proof(verdict, (size,), tuple(checks), difference, size.not_proven, reference=first.where)
+
+
+def _worst_number(values: Sequence[float], true: float, bound: float) -> Difference:
+    off = max(abs(value - true) / max(abs(true), 1e-300) for value in values)
+    return Difference(max(off, 0.0) if math.isfinite(off) else math.inf, bound)
+
+
+def _copies(job: Job, found: Found) -> Check:
+    """Return how far copies of one piece are apart: equal to the bit, but for tied ones of two stages."""
+    if (worst := found.copies) is None:
+        return Check("copies", 0.0, 0.0, "")
+    first, second = worst.ranks
+    bound = device_reference.least(DTYPES[job.spec.precision.dtype], 1) if worst.tied else 0.0
+    off = worst.off if math.isfinite(worst.off) else math.inf
+    return Check("copies", off, bound, f"{worst.name}, ranks {first} and {second}")
+
+
+def _unexplained(checks: Sequence[Check]) -> FirstDifference:
+    wrong = " and ".join(each.name for each in checks if not each.holds)
+    guess = f"every gradient is right within rounding, and {wrong} is not: dslpar prove looks at it in miniature"
+    return FirstDifference("", None, None, guess)

@@ -1,0 +1,94 @@
+"""The reference of a whole first step: how much memory it needs, where it fits, and what bounds are made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from dslpar.data.order import micro_batches
+from dslpar.engine.model import model_from_job
+from dslpar.layout.resolve import Job
+from dslpar.linter import check
+from dslpar.parity.device_reference import FirstStep, StepBatches, first_step, least, needed_bytes, places
+from dslpar.parity.samples import draw_samples
+
+CPU, DEVICE = torch.device("cpu"), torch.device("cuda:0")
+
+
+def job_in(precision: str, **batch: int) -> Job:
+    model = {
+        "type": "GPT",
+        "num_layers": 2,
+        "hidden_size": 32,
+        "num_heads": 4,
+        "vocab_size": 256,
+        "max_seq_len": 16,
+    }
+    config: dict[str, Any] = {"model": model, "precision": precision, "batch": batch or {"global_size": 4}}
+    config |= {"zero": 1} if precision != "fp32" else {}
+    return check.resolve(config, 1)
+
+
+def first_step_in(precision: str, **batch: int) -> FirstStep:
+    job = job_in(precision, **batch)
+    model = model_from_job(job)
+
+    def batches_of(module: nn.Module) -> StepBatches:
+        samples = draw_samples(job, model, module, 4)
+        return StepBatches(list(micro_batches(samples, job.batch, 1, 0, 1, 0)), samples.all_counted)
+
+    return first_step(job, model, batches_of, CPU)
+
+
+@pytest.mark.parametrize(("precision", "element_bytes"), [("fp32", 8), ("bf16", 4), ("fp16", 4)])
+def test_weights_and_gradients_are_counted_before_they_are_allocated(precision: str, element_bytes: int) -> None:
+    """Tied tables count once: 256 * 32, and 16 * 32; a block has 12 * 32^2 + 13 * 32; the last norm 2 * 32."""
+    job = job_in(precision)
+    elements = 272 * 32 + 2 * (12 * 32**2 + 13 * 32) + 64
+    assert needed_bytes(job, model_from_job(job)) == 2 * elements * element_bytes
+
+
+@pytest.mark.parametrize(
+    ("on_device", "on_host", "found"),
+    [(200, 200, [DEVICE, CPU]), (100, 200, [CPU]), (100, 100, []), (200, 100, [DEVICE])],
+)
+def test_the_device_comes_before_the_host_where_both_have_room(
+    on_device: int, on_host: int, found: list[torch.device]
+) -> None:
+    assert places(lambda place: on_host if place == CPU else on_device, DEVICE, 110) == found
+
+
+def test_gradients_do_not_depend_on_micro_batches_whose_numbers_of_counted_labels_differ() -> None:
+    whole = first_step_in("fp32", global_size=4, micro_size=4)
+    parts = first_step_in("fp32", global_size=4, micro_size=1)
+    assert whole.where == "float64 on cpu"
+    assert abs(whole.loss - parts.loss) < 1e-7, "denominators are float32"
+    for name, gradient in whole.gradients.items():
+        assert torch.allclose(gradient, parts.gradients[name], rtol=1e-6, atol=1e-9), name
+
+
+def test_bounds_grow_with_the_rounding_of_the_precision() -> None:
+    """An error of a tenth of a tensor is beyond the bounds of each; fp16 rounds 8 times as finely as bf16."""
+    found = {precision: first_step_in(precision) for precision in ("fp32", "fp16", "bf16")}
+    shares = {
+        precision: max(
+            bound.norm / float(first.gradients[name].double().norm())
+            for name, bound in first.bounds.items()
+            if not name.endswith("qkv.bias")  # that of keys is zero but for rounding
+        )
+        for precision, first in found.items()
+    }
+    assert shares["fp32"] < 1e-5 < shares["fp16"] < shares["bf16"] / 4 < 0.1 / 4, shares
+    assert found["bf16"].where == found["fp16"].where == "float32 on cpu"
+    # Weights are rounded first, so the references differ by that alone.
+    assert abs(found["fp16"].loss - found["fp32"].loss) < 1e-3
+
+
+def test_the_least_bound_grows_as_sums_over_ranks_do() -> None:
+    assert least(torch.float32, 1) == 1e-6
+    assert least(torch.bfloat16, 1) == pytest.approx(4 * 2**-8 * (4 / 3) ** 0.5)
+    assert 0.2 < least(torch.bfloat16, 512) < 0.25
+    assert least(torch.float16, 8) == least(torch.bfloat16, 8) / 8
