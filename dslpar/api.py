@@ -314,6 +314,7 @@ def prove(
 
     Raises:
         DslparError: lint finds errors in the config, or in the one to resume on.
+        ValueError: an axis needs more ranks; too few steps; or `resume_on` makes another run.
         RankError: a rank failed otherwise.
     """
     torch.set_num_threads(1)  # ranks fork

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import shlex
 import sys
@@ -93,7 +94,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         return certificate.STATUS[certificate.REFUSED]
     other = None
     if args.resume_on is not None:
-        other = _resumed_job(args, config, world_size, sources)
+        other = _resumed_job(args, config, world_size, sources, parser)
         if other is None:
             return certificate.STATUS[certificate.REFUSED]
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # read when DeepSpeed is imported
@@ -102,14 +103,20 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     proving = import_with_torch("dslpar.parity.prove")
     try:
         proof = proving.prove(job, max_ranks=args.ranks, steps=args.steps, full=args.full, resume_on=other)
+    except ValueError as error:  # too few ranks or steps, or another run than the one that was saved
+        parser.error(str(error))
     except import_with_torch("dslpar.distributed.forked_ranks").RankError as error:
         sys.stderr.write(visible_lines(f"{error}\n"))
-        return certificate.STATUS[certificate.DIFFERS]
-    made = certificate_of(proof, config, job)
+        proof = proving.Proof(certificate.REFUSED, (), error=error.reason)
+    made = certificate_of(proof, config, job, _request(args))
     if args.certificate is not None:
         _write(Path(args.certificate), made, parser)
     _print(args, proof, made, config, job)
     return certificate.STATUS[proof.verdict]
+
+
+def _request(args: argparse.Namespace) -> dict[str, Any]:
+    return {"ranks": args.ranks, "steps": args.steps, "full": args.full, "resume_on": args.resume_on}
 
 
 def _print(args: argparse.Namespace, proof: Proof, made: certificate.Certificate, config: Config, job: Job) -> None:
@@ -166,12 +173,24 @@ def _job(config: Config, world_size: int, sources: dict[str, str]) -> Job | None
     return None if checked.has_errors else checked.job
 
 
-def _resumed_job(args: argparse.Namespace, config: Config, world_size: int, sources: dict[str, str]) -> Job | None:
-    overrides = [*arguments.overrides(args), *shlex.split(args.resume_on)]
+def _resumed_job(
+    args: argparse.Namespace,
+    config: Config,
+    world_size: int,
+    sources: dict[str, str],
+    parser: argparse.ArgumentParser,
+) -> Job | None:
+    try:
+        resume_on = shlex.split(args.resume_on)
+    except ValueError as error:
+        parser.error(f"--resume-on: {error}")
+    overrides = [*arguments.overrides(args), *resume_on]
     return _job(check.load(config.path, overrides, trusted=args.trust or ()), world_size, sources)
 
 
-def certificate_of(proof: Proof, config: Config, job: Job) -> certificate.Certificate:
+def certificate_of(
+    proof: Proof, config: Config, job: Job, request: dict[str, Any] | None = None
+) -> certificate.Certificate:
     """Return the certificate of a proof."""
     from dslpar.parity.small_mesh import axes_of
 
@@ -188,22 +207,27 @@ def certificate_of(proof: Proof, config: Config, job: Job) -> certificate.Certif
         },
         shrunk=proof.shrunk,
         not_proven=proof.not_proven,
-        checks=tuple({**each._asdict(), "worst": _number(each.worst)} for each in proof.checks),
+        checks=tuple(
+            {**each._asdict(), "worst": _number(each.worst), "bound": _number(each.bound)} for each in proof.checks
+        ),
         first_difference=None if difference is None else difference._asdict(),
         versions=certificate.versions(transformers=bool(getattr(model, "is_of_transformers", False))),
         config_sha256=certificate.digest(config, job.mesh.world_size),
-        findings=tuple(f"{each.code} {each.message}" for each in proof.findings),
+        findings=(*(f"{each.code} {each.message}" for each in proof.findings), *([proof.error] if proof.error else [])),
+        request=request or {},
     )
 
 
 def _number(value: float) -> float | str:
-    return value if value != float("inf") else "inf"  # JSON has no infinity
+    return value if math.isfinite(value) else str(value)  # JSON has no infinity
 
 
 def _text(proof: Proof, config: Config, job: Job) -> str:
     ran = " and on ".join(f"{run.job.mesh.world_size} ranks ({run.axes})" for run in proof.runs)
     how = f", {job.spec.precision.dtype} against {proof.reference}" if proof.reference else ""
     lines = [f"{config.path}, {job.mesh.world_size} ranks: {proof.verdict}{f' on {ran}' if ran else ''}{how}"]
+    if proof.error:
+        lines.append(f"  a rank failed: {proof.error}")
     for each in proof.checks:
         mark = "" if each.holds else "  DIFFERS"
         lines.append(f"  {each.name:10} {each.worst:8.1e} of {each.bound:.1e}  {each.at}{mark}")

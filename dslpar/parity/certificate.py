@@ -23,6 +23,9 @@ STATUS: Mapping[str, int] = {PROVED: 0, DIFFERS: 1, REFUSED: 2}
 _KEYS = ("verdict", "layout", "checks", "versions", "config_sha256")
 
 
+_TYPES: Mapping[str, type] = {"verdict": str, "layout": dict, "checks": list, "versions": dict, "config_sha256": str}
+
+
 class Certificate(NamedTuple):
     """What was proved, of what, and how."""
 
@@ -37,6 +40,8 @@ class Certificate(NamedTuple):
     config_sha256: str
     findings: tuple[str, ...] = ()
     """Why it was refused."""
+    request: Mapping[str, Any] = {}
+    """What was asked for besides: ranks, steps, full, resume_on."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as JSON values."""
@@ -50,6 +55,7 @@ class Certificate(NamedTuple):
             "versions": dict(self.versions),
             "config_sha256": self.config_sha256,
             **({"findings": list(self.findings)} if self.findings else {}),
+            **({"request": dict(self.request)} if self.request else {}),
         }
 
 
@@ -68,6 +74,11 @@ def read(path: str | Path) -> dict[str, Any]:
     missing = [key for key in _KEYS if not isinstance(value, dict) or key not in value]
     if missing:
         raise CertificateError(f"{path} is no certificate of dslpar prove: it has no {', '.join(missing)}")
+    wrong = [key for key, kind in _TYPES.items() if not isinstance(value[key], kind)]
+    if wrong or not isinstance(value["layout"].get("world_size"), int):
+        raise CertificateError(
+            f"{path} is no certificate of dslpar prove: {', '.join(wrong) or 'world_size'} has the wrong type"
+        )
     return value  # type: ignore[no-any-return]
 
 
@@ -92,10 +103,12 @@ def outdated(certificate: Mapping[str, Any], config: Config, world_size: int | N
     reasons = []
     if certificate["verdict"] != PROVED:
         reasons.append(f"its verdict is {certificate['verdict']!r}")
-    world = certificate["layout"].get("world_size") if isinstance(certificate["layout"], dict) else None
+    if not certificate["checks"]:
+        reasons.append("it has no check")
+    world = certificate["layout"]["world_size"]
     if world_size is not None and world != world_size:
         reasons.append(f"it is of a world of {world}, not of {world_size}")
-    if isinstance(world, int) and digest(config, world) != certificate["config_sha256"]:
+    if digest(config, world) != certificate["config_sha256"]:
         reasons.append(f"{config.path}, with its imports and overrides, says something else now")
     stored = certificate["versions"]
     own = versions(transformers="transformers" in stored)

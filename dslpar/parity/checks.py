@@ -102,9 +102,12 @@ def _by_step(
 
 
 def tensors(pieces: Pieces, true: Mapping[str, Tensor], bounds: Mapping[str, float | Tensor]) -> dict[str, Difference]:
-    """Compare every tensor by name; one that only one side has is infinitely off."""
-    found = {name: _difference(pieces.whole(name), true[name], bounds[name]) for name in pieces.names if name in true}
-    return found | {name: Difference(math.inf, FLOOR) for name in set(true) ^ set(pieces.names)}
+    """Compare every tensor by name; one that only one side has, or not every rank, is infinitely off."""
+    missing = {*(set(true) ^ set(pieces.names)), *(name for name in pieces.names if pieces.lacking(name))}
+    found = {
+        name: _difference(pieces.whole(name), true[name], bounds[name]) for name in pieces.names if name not in missing
+    }
+    return found | {name: Difference(math.inf, FLOOR) for name in missing}
 
 
 def _difference(found: Tensor, true: Tensor, bound: float | Tensor) -> Difference:

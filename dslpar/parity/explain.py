@@ -21,7 +21,7 @@ from torch import Tensor
 from dslpar.core.mesh import TENSOR_AXES, Mesh
 from dslpar.parity.checks import tensors
 from dslpar.parity.layout_ranks import RankResult
-from dslpar.parity.one_process import Reference
+from dslpar.parity.one_process import FLOOR, Reference
 from dslpar.parity.whole import Pieces
 
 MATCHES = 1e-4
@@ -60,23 +60,29 @@ def explain(reference: Reference, ranks: Sequence[RankResult], mesh: Mesh) -> Fi
         if name not in gradients.names or name not in reference.curve.gradients:
             where = "only under the layout" if name in gradients.names else "only on one process"
             return FirstDifference(name, None, None, f"{name} has a gradient {where}")
+        if lacking := gradients.lacking(name):
+            ranks_without = ", ".join(map(str, lacking))
+            return FirstDifference(name, None, None, f"{name} has no gradient on ranks {ranks_without}")
         return explain_gradient(name, gradients, reference.curve.gradients[name])
-    unequal = next(gradients.unequal_copies(), None)
-    if unequal is not None and (unequal.off > 1e-6 or not unequal.tied):
-        axis = _axis_between(mesh, *unequal.ranks)
-        return FirstDifference(unequal.name, None, axis, f"copies of its gradient differ along {axis or 'no one axis'}")
+    if (found := _unequal(gradients, reference.order, "copies of its gradient differ")) is not None:
+        return found
     weights = Pieces(mesh, [each.weights for each in ranks])
     off = _off(weights, reference.curve.weights, reference.weight_bounds, reference.order)
     if off:
         says = "gradients of the first step are right, and weights after the last are not: look at clipping, the"
         return FirstDifference(off[0], None, None, f"{says} learning rate, the optimizer and its state")
-    unequal = next(weights.unequal_copies(), None)
-    if unequal is not None and (unequal.off > 1e-6 or not unequal.tied):
-        axis = _axis_between(mesh, *unequal.ranks)
-        return FirstDifference(
-            unequal.name, None, axis, f"copies of the weight drift apart along {axis or 'no one axis'}"
-        )
-    return None
+    return _unequal(weights, reference.order, "copies of the weight drift apart")
+
+
+def _unequal(pieces: Pieces, order: Sequence[str], says: str) -> FirstDifference | None:
+    """Return the first parameter, in the order of the backward, whose copies differ by more than they may."""
+    place = {name: at for at, name in enumerate(order)}
+    found = [each for each in pieces.unequal_copies() if each.off > FLOOR or not each.tied]
+    if not found:
+        return None
+    first = max(found, key=lambda each: place.get(each.name, -1))
+    axis = _axis_between(pieces.mesh, *first.ranks)
+    return FirstDifference(first.name, None, axis, f"{says} along {axis or 'no one axis'}")
 
 
 def _off(

@@ -33,6 +33,7 @@ from dslpar.layers import placement_of
 from dslpar.layers.placement import Placement
 from dslpar.layout.resolve import Job
 from dslpar.models import LayeredModel
+from dslpar.parity.dropout import disable_dropout
 from dslpar.reporting.logging import prints_to_log
 from dslpar.schema.sections import OtherModel
 
@@ -122,6 +123,7 @@ def _rank(
             counted = samples.all_counted or getattr(model, "criterion", None) is not None
             job = job if model is None else with_program_chunks(job, model)
             engine = build_engine(job, groups, model=model, all_counted=counted)
+        disable_dropout(engine.deepspeed.module)
         if loads:
             _load(engine, loads)
     except DslparError as error:

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from dslpar.core.catalog import raise_finding
 from dslpar.core.mesh import Mesh
 from dslpar.data.order import Samples, micro_batches
 from dslpar.distributed.groups import Groups
@@ -35,6 +36,7 @@ from dslpar.engine.gradient_handlers import handler_classes
 from dslpar.engine.optimizers import lr_scheduler_factory, optimizer_factory
 from dslpar.layout.resolve import Job
 from dslpar.models import LayeredModel, build_module
+from dslpar.parity.dropout import disable_dropout
 from dslpar.schema import sections, torch_optimizers
 
 FLOOR = 1e-6
@@ -44,6 +46,11 @@ FACTOR = 8.0
 
 Errors of two orders are draws of one distribution, of which the largest over a tensor's elements is compared; of a
 tensor of ten elements the largest of two draws differ by a factor of up to about five.
+"""
+MOST_ROUNDING = 1e-3
+"""Share of the largest gradient that rounding may be, for a mistake to be told from it.
+
+A missing reduction is a half or so of a gradient, and one sample of a hundred a hundredth.
 """
 ZERO = 3e-8
 """Share of the largest gradient, half a rounding of float32, below which an element is not told from zero."""
@@ -83,6 +90,8 @@ class Reference:
     """The largest norm that was used: the config's, or a smaller one, so that clipping acts."""
     order: list[str]
     """Names of parameters in the order of the forward."""
+    not_proven: tuple[str, ...] = ()
+    """What of the built model the comparison does not show."""
     off_transformers: dict[str, float] = field(default_factory=dict)
     """How far the first step is from that of transformers' own forward, by its names; empty: it has no part in it."""
 
@@ -95,7 +104,13 @@ def train(job: Job, model: LayeredModel, steps: int, samples_of: Callable[[nn.Mo
     torch.manual_seed(job.spec.train.seed)
     groups = Groups(Mesh(), rank=0)
     built = build_module(model, groups, job.spec.train.seed)
+    lost = ["dropout: its rates are 0, since each rank draws masks for its own piece"] * disable_dropout(built)
+    if takes_batch_statistics(built):
+        lost.append("running statistics of batch norms: buffers are not compared")
     samples = samples_of(built)
+    if samples.num_samples < job.batch.global_size:
+        message = f"a step takes {job.batch.global_size} samples, and there are {samples.num_samples}"
+        raise_finding("BAT210", message, "give more samples", job.path, "data")
     order = [name for name, _ in built.named_parameters()]
     initial = {name: value.detach().clone() for name, value in built.state_dict().items()}
     clip = _clip_that_acts(
@@ -115,6 +130,7 @@ def train(job: Job, model: LayeredModel, steps: int, samples_of: Callable[[nn.Mo
         )
         for name in true.gradients
     }
+    _check_stable(job, true, bounds, largest)
     shifted = [run(torch.float64, shift) for shift in _shifts(bounds)]
     return Reference(
         curve=true,
@@ -128,6 +144,7 @@ def train(job: Job, model: LayeredModel, steps: int, samples_of: Callable[[nn.Mo
         samples=samples,
         clip=clip,
         order=order,
+        not_proven=tuple(lost),
         off_transformers=_off_transformers(_Run(job, model, built, initial, samples, torch.float64, clip), true),
     )
 
@@ -143,6 +160,18 @@ def _off_transformers(run: _Run, curve: Curve) -> dict[str, float]:
     weights = {name: p.detach() for name, p in run.module.named_parameters()}
     batches = list(run.batches(0))
     return plain_transformers.deviations(model, weights, run.module, batches, curve.gradients, curve.losses[0])
+
+
+def _check_stable(job: Job, true: Curve, bounds: Mapping[str, float], largest: float) -> None:
+    """Refuse a model whose rounding hides what a layout could do wrong. Raises DslparError."""
+    worst = max(bounds, key=bounds.__getitem__, default="")
+    is_finite = all(map(math.isfinite, (*true.losses, *true.norms, *bounds.values())))
+    if is_finite and (not worst or bounds[worst] <= MOST_ROUNDING * largest):
+        return
+    share = f"{bounds[worst] / largest:.0e} of the largest gradient" if is_finite else "without a bound"
+    message = f"float32 rounds the gradient of {worst} by what is not told from a mistake: {share}"
+    hint = "choose another seed, train.seed=1, or a smaller optimizer.lr; a router of experts may have changed sides"
+    raise_finding("PRE234", message, hint, job.path, "model")
 
 
 def _clip_that_acts(run: _Run, clip: float | None) -> float | None:

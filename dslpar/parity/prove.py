@@ -19,7 +19,7 @@ from torch import nn
 
 from dslpar.core.errors import DslparError, Finding
 from dslpar.data.order import Samples
-from dslpar.distributed.forked_ranks import run_on_ranks
+from dslpar.distributed.forked_ranks import RankError, run_on_ranks
 from dslpar.distributed.groups import Groups
 from dslpar.engine.model import CustomModel, model_from_job
 from dslpar.layout.resolve import Job
@@ -32,6 +32,7 @@ from dslpar.parity.one_process import Reference
 from dslpar.parity.samples import draw_samples
 from dslpar.parity.shrink import SmallJob, one_process_job, shrink, shrink_both, with_axes
 from dslpar.parity.small_mesh import axes_of
+from dslpar.parity.small_model import Change
 
 STEPS = 3
 """Steps that are compared, by default; the module says what each of them shows."""
@@ -61,6 +62,8 @@ class Proof:
     not_proven: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
     """Why the layout was refused."""
+    error: str = ""
+    """What ended a rank, where that was no finding."""
     reference: str = ""
     """Where one process was computed, and in which precision: 'float32 on cuda:0'; empty: float64, on the CPU."""
 
@@ -92,8 +95,12 @@ def prove(
         change: called on each rank under the layout before it builds.
 
     Raises:
+        TooFewRanksError: an axis needs more ranks than `max_ranks`; with `resume_on`, all axes at once.
+        ValueError: too few steps, or `resume_on` is another run.
         RankError: a rank failed for another reason than a finding.
     """
+    if steps < 1 + (resume_on is not None):
+        raise ValueError(f"{steps} steps: at least {1 + (resume_on is not None)} are needed")
     if resume_on is not None:
         both = shrink_both(job, resume_on, max_ranks=max_ranks, steps=steps, full=full)
         return _proof([_Trial(both[0], steps, program, change, resumes=both[1])])
@@ -102,21 +109,27 @@ def prove(
 
 
 def _proof(trials: Sequence[_Trial]) -> Proof:
-    runs, checks, difference = [], [], None
-    not_proven: list[str] = []
+    """Run the trials; what was found before one is refused stays."""
+    checks, difference, findings = [], None, tuple[Finding, ...]()
+    ran: list[_Trial] = []
     for trial in trials:
-        runs += [trial.small] if trial.resumes is None else [trial.small, trial.resumes]
-        not_proven += trial.not_proven
+        ran.append(trial)
         try:
             found = trial.compare()
         except DslparError as error:
-            return Proof(certificate.REFUSED, tuple(runs), findings=tuple(error.findings), not_proven=tuple(not_proven))
+            findings = tuple(error.findings)
+            break
         checks.append(found)
         if any(not each.holds for each in found) and difference is None:
             difference = trial.explained()
     worst = tuple(merged(checks))
+    assert worst or findings, "nothing ran, and nothing was refused"
     verdict = certificate.PROVED if all(each.holds for each in worst) else certificate.DIFFERS
-    return Proof(verdict, tuple(runs), worst, difference, tuple(dict.fromkeys(not_proven)))
+    if findings and verdict == certificate.PROVED:
+        verdict = certificate.REFUSED
+    runs = [run for trial in ran for run in trial.runs]
+    not_proven = dict.fromkeys(each for trial in ran for each in trial.not_proven)
+    return Proof(verdict, tuple(runs), worst, difference, tuple(not_proven), findings)
 
 
 class _Trial:
@@ -131,9 +144,26 @@ class _Trial:
         resumes: SmallJob | None = None,
     ) -> None:
         self.small, self.steps, self.program, self.change, self.resumes = small, steps, program, change, resumes
-        self.not_proven = [*small.not_proven, *(resumes.not_proven if resumes else ())]
         self.reference: Reference | None = None
         self.ranks: list[RankResult] = []
+        self.before_resume: list[RankResult] = []
+        """Of the first layout, where a second one goes on."""
+
+    @property
+    def runs(self) -> list[SmallJob]:
+        """The small jobs, with all that was changed of them."""
+        jobs = [self.small] if self.resumes is None else [self.small, self.resumes]
+        clip = self.small.job.spec.train.clip_grad_norm
+        if self.reference is None or self.reference.clip == clip:
+            return jobs
+        change = Change("train.clip_grad_norm", clip, self.reference.clip)
+        return [each._replace(changes=(*each.changes, change)) for each in jobs]
+
+    @property
+    def not_proven(self) -> list[str]:
+        """What the comparison does not show."""
+        of_model = self.reference.not_proven if self.reference is not None else ()
+        return [*self.small.not_proven, *(self.resumes.not_proven if self.resumes else ()), *of_model]
 
     def compare(self) -> list[Check]:
         """Run both, and return the checks. Raises DslparError: the layout or the model is refused."""
@@ -155,14 +185,14 @@ class _Trial:
         """Save under one layout after half of the steps, and go on under the other."""
         half = self.steps // 2
         with tempfile.TemporaryDirectory(prefix="dslpar_prove_") as folder:
-            first = self._run(job, half, saves=folder)
+            first = self.before_resume = self._run(job, half, saves=folder)
             second = self._run(other, self.steps - half, loads=folder)
         losses, norms = first[0].losses, first[0].norms
         self.ranks = [
             dataclasses.replace(each, losses=[*losses, *each.losses], norms=[*norms, *each.norms]) for each in second
         ]
         # Gradients are those of the first step, which ran under the first layout.
-        before = {each.name: each for each in compare(_of_first_steps(reference, half, first), first, job.mesh)}
+        before = {each.name: each for each in compare(_of_first_steps(reference, half), first, job.mesh)}
         after = {each.name: each for each in compare(_without_gradients(reference), _without(self.ranks), other.mesh)}
         return merged([[each for name, each in before.items() if name != "weights"], list(after.values())])
 
@@ -174,6 +204,9 @@ class _Trial:
             guess = "one process computes it otherwise than transformers' own forward: look at the policy"
             return FirstDifference(policy.at, None, None, guess)
         if self.resumes is not None:
+            before = explain(_of_gradients(self.reference), _of_gradients_alone(self.before_resume), job.mesh)
+            if before is not None:
+                return before._replace(guess=f"before the resume: {before.guess}")
             found = explain(_without_gradients(self.reference), _without(self.ranks), self.resumes.job.mesh)
             found = found or _NOTHING_OFF
             return found._replace(guess=f"after the resume: {found.guess}")
@@ -194,11 +227,12 @@ class _Trial:
         needed = list(axes_of(job.spec, job.mesh).used)
         for name in list(needed):
             rest = [each for each in needed if each != name]
-            trial = _Trial(self.small._replace(job=with_axes(job, rest)), self.steps, self.program, self.change)
             try:
+                small = self.small._replace(job=with_axes(job, rest))
+                trial = _Trial(small, self.steps, self.program, self.change)
                 still_differs = any(not each.holds for each in trial.compare())
-            except DslparError:
-                continue  # the layout is refused without that axis
+            except (DslparError, RankError):
+                continue  # without that axis it does not run
             if still_differs:
                 needed = rest
         return tuple(needed)
@@ -226,7 +260,8 @@ def _reference(small: Job, steps: int, program: Program | None) -> Reference | D
     try:
         job = one_process_job(small)
         model = _on_one_process(small, job, program) if program else model_from_job(job)
-        num_samples = (steps - 1) * small.batch.global_size + 1  # so that the last step straddles two epochs
+        # At least a step's; and so many that the last of several steps straddles two epochs.
+        num_samples = max(steps - 1, 1) * small.batch.global_size + 1
         given = program.samples if program else None
 
         def samples_of(module: nn.Module) -> Samples:
@@ -264,7 +299,7 @@ def _clipping_at(job: Job, clip: float | None) -> Job:
 # ---- a resume, of which the halves are compared each by itself ----
 
 
-def _of_first_steps(reference: Reference, steps: int, ranks: Sequence[RankResult]) -> Reference:
+def _of_first_steps(reference: Reference, steps: int) -> Reference:
     """Return the reference of the first steps alone; weights are compared after the last."""
     curve = dataclasses.replace(
         reference.curve, losses=reference.curve.losses[:steps], norms=reference.curve.norms[:steps]
@@ -279,6 +314,14 @@ def _of_first_steps(reference: Reference, steps: int, ranks: Sequence[RankResult
 
 def _without_gradients(reference: Reference) -> Reference:
     return dataclasses.replace(reference, curve=dataclasses.replace(reference.curve, gradients={}))
+
+
+def _of_gradients(reference: Reference) -> Reference:
+    return dataclasses.replace(reference, curve=dataclasses.replace(reference.curve, weights={}))
+
+
+def _of_gradients_alone(ranks: Sequence[RankResult]) -> list[RankResult]:
+    return [dataclasses.replace(each, weights={}) for each in ranks]
 
 
 def _without(ranks: Sequence[RankResult]) -> list[RankResult]:

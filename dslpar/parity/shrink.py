@@ -22,10 +22,17 @@ from dslpar.layout.batch import Batch
 from dslpar.layout.family import is_chain
 from dslpar.layout.modes import cuboid_of
 from dslpar.layout.resolve import Job, offloads
-from dslpar.parity.small_mesh import SmallWorlds, axes_of, names_of_axes, parallel_of, small_worlds
+from dslpar.parity.small_mesh import (
+    SmallWorlds,
+    TooFewRanksError,
+    axes_of,
+    names_of_axes,
+    parallel_of,
+    small_worlds,
+)
 from dslpar.parity.small_model import Change, Sized, small_model, without_dropout
 from dslpar.schema import sections, torch_optimizers
-from dslpar.schema.datasets import TextData
+from dslpar.schema.datasets import ChatData, TextData
 from dslpar.schema.sections import OtherModel, Spec
 
 SEQUENCE = 12
@@ -55,19 +62,53 @@ def shrink(job: Job, *, max_ranks: int, steps: int, full: bool = False) -> list[
     """Return the job in as many small worlds as show each pair of its axes.
 
     `full` keeps the model's sizes, and shrinks the world and the batch alone.
+
+    Raises:
+        TooFewRanksError: an axis needs more ranks than `max_ranks`.
     """
     chosen = small_worlds(axes_of(job.spec, job.mesh), max_ranks, divide=full or not _can_shrink(job.spec.model))
     return [_small_jobs([(job, sizes, chosen)], steps, full)[0] for sizes in chosen.worlds]
 
 
 def shrink_both(job: Job, other: Job, *, max_ranks: int, steps: int, full: bool = False) -> tuple[SmallJob, SmallJob]:
-    """Return two layouts of one run in miniature, with one model and one global batch: the second resumes the first."""
+    """Return two layouts of one run in miniature, with one model and one global batch: the second resumes the first.
+
+    Raises:
+        TooFewRanksError: all axes of one of them need more ranks than `max_ranks`.
+        ValueError: the other one is of another run, and not of another layout of this one.
+    """
+    changed = [name for name in _OF_THE_RUN if _part(job.spec, name) != _part(other.spec, name)]
+    if changed:
+        raise ValueError(f"a resume goes on on another layout, and {', '.join(changed)} would be another run")
     layouts = []
     for each in (job, other):
         chosen = small_worlds(axes_of(each.spec, each.mesh), max_ranks, divide=full or not _can_shrink(each.spec.model))
+        if not chosen.all_together:
+            message = f"a resume needs all axes of a layout at once: {chosen.ranks_needed} ranks, and not {max_ranks}"
+            raise TooFewRanksError(message)
         layouts.append((each, chosen.worlds[0], chosen))
     first, second = _small_jobs(layouts, steps, full)
     return first, second
+
+
+_OF_THE_RUN = (
+    "model",
+    "data",
+    "optimizer",
+    "lr_scheduler",
+    "precision",
+    "train.steps",
+    "train.seed",
+    "train.clip_grad_norm",
+)
+"""What a resume on another layout leaves as it is."""
+
+
+def _part(spec: Spec, path: str) -> object:
+    value: object = spec
+    for name in path.split("."):
+        value = getattr(value, name)
+    return value
 
 
 def at_full_size(job: Job) -> SmallJob:
@@ -145,7 +186,7 @@ def _small_jobs(layouts: Sequence[Layout], steps: int, full: bool, on_devices: b
     keeps_sizes = full or not _can_shrink(model)
     specs, counts = list[Spec](), list[tuple[int, ...] | None]()
     for job, sizes, _ in layouts:
-        counts.append(None if keeps_sizes else _counts(job, sizes["pipe"]))
+        counts.append(_kept_counts(job, sizes["pipe"], lost) if keeps_sizes else _counts(job, sizes["pipe"]))
         spec = parallel_of(job.spec, sizes, counts[-1])
         specs.append(spec if sizes["pipe"] > 1 else replace(spec, schedule=None))
     seq_len = jobs[0].seq_len if full else math.lcm(*(_seq_len(spec) for spec in specs))
@@ -156,8 +197,11 @@ def _small_jobs(layouts: Sequence[Layout], steps: int, full: bool, on_devices: b
         num_layers = num_layers or _num_layers(model, max(stages))
         made = small_model(model, [_cuboid(spec) for spec in specs], num_layers, seq_len, at_least=max(stages))
         model, changes, lost = made.model, [*made.changes], [*made.not_proven]
-    elif not full:
-        lost.append("other sizes of the model than its own: what of it may shrink is not known")
+    else:
+        made = without_dropout(model)
+        model, changes = made.model, [*made.changes]
+        if not full:
+            lost.append("other sizes of the model than its own: what of it may shrink is not known")
     specs = [replace(spec, model=model) for spec in specs]
     batches = [_batch(job, spec, sizes) for spec, (job, sizes, _) in zip(specs, layouts, strict=True)]
     whole = math.lcm(*(batch.global_size for batch in batches))
@@ -171,6 +215,8 @@ def _small_jobs(layouts: Sequence[Layout], steps: int, full: bool, on_devices: b
             f"{one} together with {another}: it needs more ranks than there are (--ranks {chosen.ranks_needed} has all)"
             for one, another in chosen.apart
         ]
+        if not chosen.all_together:
+            apart.append(f"all axes at once: they ran in pairs (--ranks {chosen.ranks_needed} has all)")
         small.append(
             SmallJob(
                 made_job,
@@ -198,22 +244,37 @@ def _layout_changes(job: Job, small: Job, sizes: Mapping[str, int]) -> list[Chan
     ]
     if job.seq_len and job.seq_len != small.seq_len:
         changes.append(Change("data.seq_len", job.seq_len, small.seq_len))
+    if _by_hand(job):
+        changes.append(Change("parallel.pipeline.counts", job.stages.counts, small.stages.counts))
+    changes.append(Change("ranks that exchange heads", job.mesh.tensor.ulysses, small.mesh.tensor.ulysses))
     return [each for each in changes if each.before != each.after]
 
 
-def _counts(job: Job, pipe: int) -> tuple[int, ...] | None:
-    """Return layers by stage where the author gave them: uneven if they were, in the same direction."""
+def _by_hand(job: Job) -> bool:
     pipeline = resolve.pipeline_of(job.spec)
-    if pipeline is None or pipe == 1 or not (pipeline.counts or pipeline.stage_ids):
+    return pipeline is not None and bool(pipeline.counts or pipeline.stage_ids)
+
+
+def _counts(job: Job, pipe: int) -> tuple[int, ...] | None:
+    """Return layers by stage where the author gave them: uneven if they were, the fullest stage where it was."""
+    if pipe == 1 or not _by_hand(job):
         return None
     given, stages = job.stages.counts or (), pipe * job.chunks.num
-    if len(set(given)) <= 1:
-        return (1,) * stages
-    middle = len(given) // 2
-    first_is_larger = sum(given[:middle]) > sum(given[-middle:])
     counts = [1] * stages
-    counts[0 if first_is_larger else -1] = 2
+    if len(set(given)) > 1:
+        fullest = max(range(len(given)), key=given.__getitem__)
+        counts[round(fullest * (stages - 1) / (len(given) - 1))] = 2
     return tuple(counts)
+
+
+def _kept_counts(job: Job, pipe: int, lost: list[str]) -> tuple[int, ...] | None:
+    """Return the author's layers by stage, of a model that keeps its layers; of fewer stages they cannot stay."""
+    if not _by_hand(job):
+        return None
+    if pipe == job.mesh.pipe:
+        return job.stages.counts
+    lost.append("layers by stage as they were given: there are fewer stages here")
+    return None
 
 
 def _num_layers(model: Sized, stages: int) -> int | None:
@@ -247,7 +308,7 @@ def _batch(job: Job, spec: Spec, sizes: Mapping[str, int]) -> Batch:
 def _settings_on_devices(job: Job, spec: Spec, seq_len: int) -> tuple[Spec, list[Change], list[str]]:
     """Return the spec with small buckets and drawn data; all else is the job's own."""
     changes, lost = list[Change](), list[str]()
-    zero = _zero(spec, changes, keeps_disk=True)
+    zero = _zero(spec, changes, lost, keeps_disk=True)
     schedule = spec.schedule
     if schedule is not None:
         schedule = replace(schedule, num_microbatches=None)
@@ -260,8 +321,11 @@ def _settings(job: Job, spec: Spec, steps: int, seq_len: int) -> tuple[Spec, lis
     changes, lost = list[Change](), list[str]()
     precision = spec.precision
     if precision.dtype != "fp32":
-        lost.append(f"precision {precision.dtype}: computed in fp32, so neither its rounding nor its loss scale")
-    zero = _zero(spec, changes)
+        lost.append(
+            f"precision {precision.dtype}: computed in fp32, without its rounding, its loss scale, and the fp32 masters"
+            " that DeepSpeed keeps beside its weights"
+        )
+    zero = _zero(spec, changes, lost)
     train = replace(
         spec.train,
         steps=steps,
@@ -275,7 +339,7 @@ def _settings(job: Job, spec: Spec, steps: int, seq_len: int) -> tuple[Spec, lis
         lost.append("kernels that torch's compiler makes: its graphs run with the kernels that they are of")
     schedule = spec.lr_scheduler
     if isinstance(schedule, sections.LRScheduler):
-        warmup = min(schedule.warmup_steps, 1)
+        warmup = min(schedule.warmup_steps, 2)
         if warmup != schedule.warmup_steps:
             changes.append(Change("lr_scheduler.warmup_steps", schedule.warmup_steps, warmup))
         schedule = replace(schedule, warmup_steps=warmup)
@@ -302,7 +366,7 @@ def _settings(job: Job, spec: Spec, steps: int, seq_len: int) -> tuple[Spec, lis
         monitor=sections.Monitor(),
         data=data,
         checkpoint=sections.Checkpoint(),
-        optimizer=_optimizer(spec, changes),
+        optimizer=_optimizer(spec, changes, lost),
         cluster=sections.Cluster(),
     )
     return spec, changes, lost
@@ -313,6 +377,8 @@ def _data(spec: Spec, seq_len: int, lost: list[str]) -> Any:
     if not _draws_data(spec.model):
         return spec.data
     lost.append(f"the data of {type(spec.data).__name__}: random samples in the order that the run's would have")
+    if isinstance(spec.data, ChatData):
+        lost.append("conversations that are packed or padded: samples fill their sequence")
     return TextData(seq_len=seq_len) if seq_len else TextData()
 
 
@@ -321,7 +387,7 @@ def _draws_data(model: Sized) -> bool:
     return not isinstance(model, OtherModel) or model.is_of_transformers or model.layers is not None
 
 
-def _zero(spec: Spec, changes: list[Change], keeps_disk: bool = False) -> sections.Zero:
+def _zero(spec: Spec, changes: list[Change], lost: list[str], keeps_disk: bool = False) -> sections.Zero:
     """Return ZeRO with buckets as small as the model, and what lies on a disk in the host's memory, unless it stays."""
     extra = dict(spec.zero.extra)
 
@@ -336,13 +402,17 @@ def _zero(spec: Spec, changes: list[Change], keeps_disk: bool = False) -> sectio
             put(f"offload_{what}", {"device": "cpu"})
     if spec.zero.stage == 3 and extra.get("stage3_param_persistence_threshold", PERSISTS) >= PERSISTS:
         put("stage3_param_persistence_threshold", PERSISTS)
+    for key in ("zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_gradients"):
+        if extra.get(key) not in (None, 1, False):
+            put(key, 1 if key.endswith("size") else False)
+            lost.append(f"zero.{key}: it needs the nodes of a cluster, or kernels of a GPU")
     if spec.zero.stage in (1, 2):
         put("reduce_bucket_size", BUCKET)
         put("allgather_bucket_size", BUCKET)
     return replace(spec.zero, extra=extra)
 
 
-def _optimizer(spec: Spec, changes: list[Change]) -> Any:
+def _optimizer(spec: Spec, changes: list[Change], lost: list[str]) -> Any:
     """Return the optimizer, or AdamW of the same lr and decay in place of one that has no kernel for CPUs."""
     optimizer = spec.optimizer
     if not isinstance(optimizer, sections.OtherOptimizer):
@@ -352,4 +422,5 @@ def _optimizer(spec: Spec, changes: list[Change]) -> Any:
     if not dotted.startswith("deepspeed.") or (row and row.on_cpu and offloads(spec, "optimizer")):
         return optimizer
     changes.append(Change("optimizer.type", optimizer.target, "AdamW"))
+    lost.append(f"the step of {optimizer.target}, and its other arguments: it has no kernel for CPUs")
     return sections.AdamW(lr=optimizer.lr, weight_decay=optimizer.weight_decay)

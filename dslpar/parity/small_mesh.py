@@ -55,6 +55,15 @@ class SmallWorlds(NamedTuple):
     ranks_needed: int
     """The fewest ranks in which all axes stand together."""
 
+    @property
+    def all_together(self) -> bool:
+        """Whether one world has all axes."""
+        return len(self.worlds) == 1
+
+
+class TooFewRanksError(ValueError):
+    """An axis needs more ranks than there may be; the text says how many."""
+
 
 _MODE_AXES: Mapping[str, dict[str, int]] = {
     "1d": {"y": 1},
@@ -84,6 +93,9 @@ def small_worlds(axes: Axes, max_ranks: int, divide: bool = False) -> SmallWorld
     """Choose worlds of at most `max_ranks`, as few as show each pair of axes that fits.
 
     `divide`: axes of the tensor group divide those of the layout, as where the model's sizes cannot change.
+
+    Raises:
+        TooFewRanksError: an axis fits into no world, even alone.
     """
     least = {name: min(size, 2) for name, size in axes.sizes.items()}
     if divide:
@@ -91,6 +103,11 @@ def small_worlds(axes: Axes, max_ranks: int, divide: bool = False) -> SmallWorld
     needed = axes.world(least)
     if needed <= max_ranks:
         return SmallWorlds((_choose(axes, axes.used, max_ranks, divide),), (), needed)
+    alone = {name: least[name] ** axes.powers[name] for name in axes.used}
+    if max(alone.values()) > max_ranks:
+        name = max(alone, key=alone.__getitem__)
+        message = f"axis {name} alone needs {alone[name]} ranks, and there are {max_ranks}; all axes need {needed}"
+        raise TooFewRanksError(message)
     chosen: list[tuple[str, ...]] = []
     pairs = set(combinations(axes.used, 2))
     for count in range(len(axes.used) - 1, 0, -1):

@@ -4,8 +4,8 @@
 
 Each size begins at a small number that shares few divisors with the others, and grows until every condition of
 `dslpar.layout.family.conditions` holds, which is the table that lint reads. What decides the maths stays: ties, shared
-heads of keys, experts and how many of them a token has, norms, activations, positions, layers of several types. No size
-grows beyond the author's.
+heads of keys, experts and how many of them a token has, norms, activations, positions, layers of several types. Rates
+of dropout become 0, since masks are drawn by each rank for its own piece.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ def without_dropout(model: Sized) -> SmallModel:
         rates = _dropout_rates({item.name: getattr(model, item.name) for item in fields(type(model))})
         changes = tuple(Change(f"model.{name}", getattr(model, name), 0.0) for name in rates)
         return SmallModel(replace(model, **rates), changes, ())
-    if (config := model.transformers) is None:
-        return SmallModel(model, (), ())
-    rates = _dropout_rates(config.values)
-    if not rates:
-        return SmallModel(model, (), ())
+    config = model.transformers
+    rates = _dropout_rates(config.values) if config is not None else {}
+    if config is None or not rates:
+        return _without_dropout_of_adapters(SmallModel(model, (), ()))
     own_names = {config.other_names.get(name, name): name for name in model.args.get("config") or {}}
     written = {**(model.args.get("config") or {}), **{own_names.get(name, name): 0.0 for name in rates}}
     changes = tuple(Change(f"model.config.{config.keys.get(name, name)}", config.values[name], 0.0) for name in rates)
-    return SmallModel(replace(model, args={**model.args, "config": written}), changes, ())
+    made = SmallModel(replace(model, args={**model.args, "config": written}), changes, ())
+    return _without_dropout_of_adapters(made)
 
 
 def _dropout_rates(values: Mapping[str, Any]) -> dict[str, float]:
@@ -98,10 +98,20 @@ def small_model(
     None: what the config calls its layers is not known; then `at_least` so many blocks, where it lists them.
     """
     if isinstance(model, OtherModel):
+        made = SmallModel(model, (), ())
         if model.transformers is not None:
-            return _small_transformers(model, model.transformers, cuboids, num_layers, seq_len, at_least)
-        return SmallModel(model, (), ())
+            made = _small_transformers(model, model.transformers, cuboids, num_layers, seq_len, at_least)
+        return _without_dropout_of_adapters(made)
     return _small_family(model, cuboids, num_layers, seq_len)
+
+
+def _without_dropout_of_adapters(made: SmallModel) -> SmallModel:
+    model = made.model
+    if not isinstance(model, OtherModel) or model.lora is None or not model.lora.lora_dropout:
+        return made
+    change = Change("model.lora.lora_dropout", model.lora.lora_dropout, 0.0)
+    model = replace(model, lora=replace(model.lora, lora_dropout=0.0))
+    return SmallModel(model, (*made.changes, change), made.not_proven)
 
 
 def _small_family(model: Model, cuboids: Sequence[Tensor], num_layers: int | None, seq_len: int) -> SmallModel:

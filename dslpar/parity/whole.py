@@ -43,6 +43,16 @@ class Pieces:
         """Return the ranks that hold a piece of it: of one stage, or of each that it is tied to."""
         return [rank for rank, held in enumerate(self.by_rank) if name in held]
 
+    def lacking(self, name: str) -> list[int]:
+        """Return the ranks that should hold a piece and do not: of the stages of those that do, all must."""
+        holders = self.holders(name)
+        stages = {self.mesh.coord(rank)["pipe"] for rank in holders}
+        return [
+            rank
+            for rank in range(self.mesh.world_size)
+            if self.mesh.coord(rank)["pipe"] in stages and rank not in holders
+        ]
+
     def placement(self, name: str) -> Placement | None:
         """Return where its pieces lie."""
         return self.by_rank[self.holders(name)[0]][name].placement

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 import dslpar
 from dslpar.cli.main import main
+from dslpar.distributed.forked_ranks import RankError
 from dslpar.distributed.groups import Groups
 from dslpar.layers import Block, Embedding, Head, LayerNorm, cross_entropy, placement
 from dslpar.layers.parameter import ONES, parameter
@@ -146,6 +148,21 @@ def test_lost_state_is_seen_at_the_second_step() -> None:
     assert "optimizer" in proof.first_difference.guess
 
 
+@pytest.mark.parametrize("steps", [1, 2])
+def test_one_step_is_enough_for_what_the_first_shows(steps: int) -> None:
+    proof = prove(job(data=2, optimizer="SGD"), steps=steps, change=leave_out_the_data_all_reduce)
+    assert proof.verdict == "differs"
+
+
+def test_clipping_acts_and_is_a_change_that_is_named() -> None:
+    proof = prove(job(data=2, clip=1.0), steps=1)
+    assert proof.verdict == "proved", says(proof)
+    large = dataclasses.replace(job(data=2).spec.train, clip_grad_norm=100.0)
+    spec = dataclasses.replace(job(data=2).spec, train=large)
+    proof = prove(dataclasses.replace(job(data=2), spec=spec), steps=1)
+    assert any(each.startswith("train.clip_grad_norm: 100.0 -> ") for each in proof.shrunk)
+
+
 # ---- programs ----
 
 
@@ -204,6 +221,22 @@ def test_stages_by_hand_are_proved() -> None:
     proof = dslpar.prove(config, world_size=4, model=half, loss=nn.CrossEntropyLoss(), data=data)
     assert proof.verdict == "proved", says(proof)
     assert proof.runs[0].axes == "pipe 2, data 2"
+
+
+def test_too_few_samples_are_refused() -> None:
+    """With one sample for all replicas, nothing that is left out between them would be seen."""
+    config: dict[str, object] = {"batch": {"micro_size": 2, "accumulation": 2}}
+    with pytest.raises(RankError):  # a program's own exception on its own process is no finding
+        dslpar.prove(config, world_size=2, model=lambda run: 1 / 0, data=pairs(16))
+    model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.5), nn.Linear(16, 4))
+    data = [(torch.ones(8), torch.tensor(1))]
+    few = dslpar.prove(config, world_size=2, model=model, loss=nn.CrossEntropyLoss(), data=data)
+    assert (few.verdict, few.findings[0].code) == ("refused", "BAT210")
+    generator = torch.Generator().manual_seed(0)
+    data = [(torch.randn(8, generator=generator), torch.tensor(index % 4)) for index in range(20)]
+    enough = dslpar.prove(config, world_size=2, model=model, loss=nn.CrossEntropyLoss(), data=data)
+    assert enough.verdict == "proved", says(enough)
+    assert any(each.startswith("dropout") for each in enough.not_proven)
 
 
 def test_a_layer_that_does_not_divide_is_refused() -> None:

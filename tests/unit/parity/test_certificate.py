@@ -21,7 +21,7 @@ def stored(**changes: Any) -> dict[str, Any]:
         layout={"world_size": 8, "axes": {}, "proved_on": []},
         shrunk=(),
         not_proven=(),
-        checks=(),
+        checks=({"name": "loss", "worst": 0.0, "bound": 1e-6, "at": "step 1"},),
         first_difference=None,
         versions=certificate.versions(),
         config_sha256=certificate.digest(load(CONFIG), 8),
@@ -38,6 +38,7 @@ def test_it_holds_for_what_it_was_made_of() -> None:
     ("changes", "overrides", "world", "reason"),
     [
         ({"verdict": "differs"}, [], 8, "verdict"),
+        ({"checks": []}, [], 8, "no check"),
         ({}, ["train.steps=7"], 8, "says something else"),
         ({}, [], 16, "world of 8, not of 16"),
         ({"versions": {"dslpar": "0.0.1"}}, [], 8, "dslpar 0.0.1"),
@@ -59,7 +60,18 @@ def test_verify_prints_whether_it_holds(tmp_path: Path, capsys: pytest.CaptureFi
     assert json.loads(capsys.readouterr().out)["holds"] is False
 
 
-@pytest.mark.parametrize(("text", "says"), [("{}", "no certificate"), ("[1]", "no certificate"), ("x", "no JSON")])
+DAMAGED = [stored(layout={}), stored(versions=[]), stored(checks=None)]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{}", "no certificate"),
+        ("[1]", "no certificate"),
+        ("x", "no JSON"),
+        *((json.dumps(each), "has the wrong type") for each in DAMAGED),
+    ],
+)
 def test_a_file_that_is_no_certificate_is_refused(
     text: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -74,3 +86,22 @@ def test_a_file_that_is_no_certificate_is_refused(
 def test_lint_errors_refuse_a_proof(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["prove", CONFIG, "--world-size", "7"]) == 2
     assert "PAR1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--ranks", "1"], "axis"),
+        (["--resume-on", "'"], "--resume-on: No closing quotation"),
+        (["--resume-on", "zero=0", "--steps", "1"], "at least 2 steps"),
+        (["--resume-on", "train.clip_grad_norm=3.0"], "train.clip_grad_norm would be another run"),
+        (["--resume-on", "zero=0", "--ranks", "4"], "needs all axes of a layout at once: 8 ranks"),
+    ],
+)
+def test_what_would_prove_nothing_is_wrong_usage(
+    argv: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["prove", CONFIG, "--world-size", "8", *argv])
+    assert ended.value.code == 2
+    assert says in capsys.readouterr().err

@@ -43,7 +43,9 @@ def test_all_that_must_divide_divides_in_drawn_layouts() -> None:
         row = draw(seed).row
         large = job_of(row)
         assert large is not None
-        for each in shrink(large, max_ranks=8, steps=3):
+        made_jobs = shrink(large, max_ranks=8, steps=3)
+        assert made_jobs
+        for each in made_jobs:
             made = each.job
             length = made.seq_len
             wrong = [
@@ -115,6 +117,40 @@ def test_stages_by_hand_stay_uneven_in_the_same_direction() -> None:
     (made,) = shrink(check.check(check.load(config), 4).job, max_ranks=2, steps=3)
     assert made.job.stages.counts == (1, 2)
     assert made.job.batch.accumulation == 4
+
+
+@pytest.mark.parametrize(
+    ("counts", "small_counts"), [([2, 4, 4, 2], (2, 1)), ([4, 3, 3, 2], (2, 1)), ([3, 3, 3, 3], (1, 1))]
+)
+def test_stages_by_hand_are_a_change_that_is_named(counts: list[int], small_counts: tuple[int, ...]) -> None:
+    sizes = {"num_layers": 12, "hidden_size": 96, "num_heads": 8, "vocab_size": 256, "max_seq_len": 48}
+    config = {"model": {"type": "GPT", **sizes}, "parallel": {"pipeline": {"size": 4, "counts": counts}}}
+    (made,) = shrink(check.check(check.load(config), 4).job, max_ranks=2, steps=3)
+    assert made.job.stages.counts == small_counts
+    assert "parallel.pipeline.counts" in {change.key for change in made.changes}
+    (kept,) = shrink(check.check(check.load(config), 4).job, max_ranks=4, steps=3, full=True)
+    assert kept.job.stages.counts in (tuple(counts), None) or kept.not_proven
+
+
+def test_dropout_is_off_everywhere_and_named() -> None:
+    config = {
+        "model": {
+            "type": "transformers.LlamaForCausalLM",
+            "config": {"hidden_size": 96, "num_attention_heads": 8, "num_hidden_layers": 4, "attention_dropout": 0.1},
+            "lora": {"r": 2, "lora_dropout": 0.3},
+        },
+    }
+    for full in (False, True):
+        (made,) = shrink(check.check(check.load(config), 2).job, max_ranks=2, steps=3, full=full)
+        named = {change.key for change in made.changes}
+        assert {"model.config.attention_dropout", "model.lora.lora_dropout"} <= named
+        model: Any = made.job.spec.model
+        assert (model.lora.lora_dropout, model.args["config"]["attention_dropout"]) == (0.0, 0.0)
+
+
+def test_another_run_is_no_resume() -> None:
+    with pytest.raises(ValueError, match="model would be another run"):
+        shrink_both(job(data=2), job(data=2, tied=False), max_ranks=4, steps=4)
 
 
 def test_what_is_computed_otherwise_is_not_proven() -> None:

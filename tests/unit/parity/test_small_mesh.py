@@ -6,7 +6,7 @@ from itertools import combinations
 
 import pytest
 
-from dslpar.parity.small_mesh import Axes, axes_of, parallel_of, small_worlds
+from dslpar.parity.small_mesh import Axes, TooFewRanksError, axes_of, parallel_of, small_worlds
 from tests.support.layout_factors import PLAIN, job_of
 
 
@@ -44,6 +44,15 @@ def test_axes_that_do_not_fit_together_meet_in_pairs() -> None:
     met = {pair for world in worlds.worlds for pair in combinations([n for n, s in world.items() if s > 1], 2)}
     assert met == set(combinations(given.used, 2))
     assert all(given.world(world) <= 8 for world in worlds.worlds)
+
+
+@pytest.mark.parametrize(
+    ("given", "ranks", "needed"), [(axes(pipe=1, data=2), 1, 2), (axes(pipe=1, data=1, q=4), 3, 4)]
+)
+def test_an_axis_that_fits_nowhere_is_an_error(given: Axes, ranks: int, needed: int) -> None:
+    """Else nothing of it would run, and nothing would differ."""
+    with pytest.raises(TooFewRanksError, match=f"needs {needed} ranks"):
+        small_worlds(given, ranks)
 
 
 def test_pairs_that_fit_nowhere_are_named() -> None:
