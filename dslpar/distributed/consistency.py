@@ -66,7 +66,7 @@ def first_findings(findings: Sequence[Finding], world: Axis, name: str, patience
     store = dist.distributed_c10d._get_default_store()
     here, told = f"dslpar/{name}/ranks", f"dslpar/{name}/findings"
     if findings:
-        store.set(told, pickle.dumps(list(findings)))
+        store.set(told, pickle.dumps(list(findings)))  # type: ignore[arg-type]  # it takes bytes, and the stub text
     store.add(here, 1)
     deadline_s, pause_s = time.monotonic() + patience_s, 0.005
     while store.add(here, 0) < world.size:

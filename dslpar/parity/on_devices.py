@@ -28,7 +28,7 @@ from torch import nn
 
 from dslpar.core.catalog import finding
 from dslpar.core.errors import DslparError, Finding
-from dslpar.core.visible import visible_lines
+from dslpar.core.visible import visible, visible_lines
 from dslpar.data.loader import Loader
 from dslpar.data.order import Samples, micro_batches
 from dslpar.data.source import Source, all_counted, find_source, make_samples
@@ -350,7 +350,7 @@ class _Progress:
     def __call__(self, done: int, count: int) -> None:
         if time.monotonic() - self.said_s > _PROGRESS_S:
             self.said_s = time.monotonic()
-            sys.stderr.write(f"{self.title}: {done} of {count} micro-batches\n")
+            sys.stderr.write(visible(f"{self.title}: {done} of {count} micro-batches") + "\n")
 
 
 # ---- the verdict ----
