@@ -48,8 +48,9 @@ stderr, with --print to stdout.
 
 exit status: 0 every rank ended in order, 1 the job cannot run or a rank failed, 2 wrong usage, 75
 (train.requeue_status) the job was told to stop and has saved: start it again with --resume, 128 + n
-it was ended by signal n. With --prove: 0 proved, 1 something differs or a rank failed, 2 lint or the
-build refuses the layout, or wrong usage. The last lines name the first rank to fail, and say why: docs/faults.md."""
+it was ended by signal n. With --prove: 0 proved, 1 something differs or a rank failed, 2
+lint or the build refuses the layout, or wrong usage. The last lines name the first rank to fail,
+and say why: docs/faults.md."""
 
 _TRAINING_FLAGS = {
     "--resume": "continue from the newest checkpoint; if there is none, start at step 0",

@@ -132,7 +132,7 @@ def _print(args: argparse.Namespace, proof: Proof, made: certificate.Certificate
 
 def _prove_on_devices(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Prove on the ranks of the job that started this process, one of them; return the exit status."""
-    needless = ("ranks", "steps", "full", "resume_on", "verify", "world_size", "hostfile")
+    needless = ("ranks", "steps", "full", "resume_on", "verify", "world_size", "hostfile", "include", "exclude")
     for name in (each for each in needless if getattr(args, each)):
         parser.error(f"--{name.replace('_', '-')} does not go with --on-devices: the job that runs it is proved")
     sys.path.insert(0, os.getcwd())  # where modules of one's own stand, as for train.py

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 import socket
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
+import torch.distributed as dist
+
 from dslpar.core.catalog import raise_finding
+from dslpar.core.errors import Finding
 from dslpar.distributed import collectives
 from dslpar.distributed.collectives import Axis
 from dslpar.layout.resolve import Job
@@ -15,6 +20,7 @@ from dslpar.layout.resolve import Job
 NO_FACTS: Mapping[str, object] = MappingProxyType({})
 _MAX_SHOWN = 4
 """Ranks that a finding names."""
+_LONGEST_POLL_S = 0.5
 
 
 def check_consistency(job: Job, world: Axis, facts: Mapping[str, object] = NO_FACTS) -> None:
@@ -46,3 +52,29 @@ def check_equal(values: Mapping[str, object], world: Axis, code: str, hint: str)
     if differing:
         more = f"; and {len(differing) - _MAX_SHOWN} more" if len(differing) > _MAX_SHOWN else ""
         raise_finding(code, f"{'; '.join(differing[:_MAX_SHOWN])}{more} than rank 0 on {host_0}", hint)
+
+
+def first_findings(findings: Sequence[Finding], world: Axis, name: str, patience_s: float) -> Sequence[Finding]:
+    """Return the findings of one of the ranks that have some, once every rank has come here; empty: none has.
+
+    All ranks together, once for each `name`. Ranks tell each other through torch's store: a rank that was refused where
+    the others are in a collective must not begin another one, which theirs would be matched with.
+
+    Raises:
+        TimeoutError: this rank has findings, and after `patience_s` not all others have come here.
+    """
+    store = dist.distributed_c10d._get_default_store()
+    here, told = f"dslpar/{name}/ranks", f"dslpar/{name}/findings"
+    if findings:
+        store.set(told, pickle.dumps(list(findings)))  # type: ignore[arg-type]  # it takes bytes, and the stub text
+    store.add(here, 1)
+    deadline_s, pause_s = time.monotonic() + patience_s, 0.005
+    while store.add(here, 0) < world.size:
+        if findings and time.monotonic() > deadline_s:
+            raise TimeoutError(f"{name}: not all ranks came within {patience_s:g} s")
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_POLL_S)
+    if not store.check([told]):
+        return ()
+    found: list[Finding] = pickle.loads(store.get(told))
+    return found

@@ -3,8 +3,8 @@
     status = run(load, report, small=False, request="...")      # on every rank; rank 0 reports
 
 The ranks meet as those of train.py do, under any launcher or none. Rank 0 computes the first step of the whole model by
-torch alone (`device_reference`), while the others wait in a collective that no time-out ends. Then all build the engine
-that train.py builds, and take the job's own first step on its own data. Within it each gradient is compared
+torch alone (`device_reference`), while the others wait, without a time-out and without their devices. Then all build
+the engine that train.py builds, and take the job's own first step on its own data. Within it each gradient is compared
 (`gathered_gradients`).
 
 What ends one rank ends all, and all end with one status. A finding of any rank is told to all where they meet; of a
@@ -17,11 +17,9 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from threading import Timer
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, NoReturn, TypeVar
 
 import psutil
 import torch
@@ -30,14 +28,14 @@ from torch import nn
 
 from dslpar.core.catalog import finding
 from dslpar.core.errors import DslparError, Finding
-from dslpar.core.visible import visible_lines
+from dslpar.core.visible import visible, visible_lines
 from dslpar.data.loader import Loader
 from dslpar.data.order import Samples, micro_batches
 from dslpar.data.source import Source, all_counted, find_source, make_samples
 from dslpar.distributed import bootstrap, collectives, determinism
 from dslpar.distributed.bootstrap import DistributedEnv
 from dslpar.distributed.collectives import Axis
-from dslpar.distributed.consistency import check_consistency
+from dslpar.distributed.consistency import check_consistency, first_findings
 from dslpar.distributed.device_environment import device_environment
 from dslpar.distributed.failed_start import end_after_rank_0, end_before_start
 from dslpar.distributed.groups import Groups
@@ -190,7 +188,7 @@ class _Ranks:
     def _reference(self, small: bool) -> _Reference:
         """Have rank 0 compute the first step; the others wait."""
         self._enter("computing the reference" if self.rank == 0 else "waiting for the reference")
-        made = self._together(lambda: self._computed(small) if self.rank == 0 else None)
+        made = self._together("reference", lambda: self._computed(small) if self.rank == 0 else None)
         first = None if made is None else made.first
         shared = made and _Reference(made.small, made.why_small, made.samples, None)
         reference = collectives.broadcast_object(shared, self.world)
@@ -270,9 +268,9 @@ class _Ranks:
         if self.monitor is not None:
             self.monitor.page.location = groups.stage_name
         counted = all_counted(job) if reference.samples is None else reference.samples.all_counted
-        engine = self._together(lambda: build_engine(job, groups, all_counted=counted))
+        engine = self._together("engine", lambda: build_engine(job, groups, all_counted=counted))
         bootstrap.extend_timeouts(None)  # of the groups that were made since
-        loader = self._together(lambda: self._loader(engine, reference.samples))
+        loader = self._together("data", lambda: self._loader(engine, reference.samples))
         comparison = compare_gradients(engine, reference.first)
         self._enter("step", 1, (job.spec.train.step_timeout or 0) * FIRST_STEP_FACTOR)
         for _ in range(MOST_SKIPPED):
@@ -299,11 +297,11 @@ class _Ranks:
         if self.monitor is not None:
             self.monitor.page.enter(phase, step, limit_s)
 
-    def _together(self, act: Callable[[], Value]) -> Value:
+    def _together(self, name: str, act: Callable[[], Value]) -> Value:
         """Return what `act` gives on this rank.
 
         Raises:
-            DslparError: on every rank, with the findings of the first rank that raised.
+            DslparError: on every rank, with the findings of one that has raised.
         """
         findings: Sequence[Finding] = ()
         value: Value | None = None
@@ -311,31 +309,21 @@ class _Ranks:
             value = act()
         except DslparError as error:
             findings = error.findings
-        with self._ending_all_if_alone(findings):
-            by_rank = collectives.gather_objects(findings, self.world)
-        if found := next(filter(None, by_rank), None):
+        try:
+            found = first_findings(findings, self.world, name, ALONE_S)
+        except TimeoutError:
+            self._fail_alone(findings)
+        if found:
             raise DslparError(found)
         return value  # type: ignore[return-value]
 
-    @contextmanager
-    def _ending_all_if_alone(self, findings: Sequence[Finding]) -> Iterator[None]:
-        """Have this rank's guard end all ranks, where one with findings waits for the others in vain."""
-        if not findings or self.monitor is None:
-            yield
-            return
+    def _fail_alone(self, findings: Sequence[Finding]) -> NoReturn:
+        """Have this rank's guard end all ranks, this one too."""
+        assert self.monitor is not None, "a rank without a guard has no peers to wait for"
         text = report_text.text(self.loaded.config.at_keys(findings), self.loaded.config.sources)
-        timer = Timer(ALONE_S, self._fail_alone, [text])
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
-
-    def _fail_alone(self, text: str) -> None:
-        assert self.monitor is not None, "who has no guard has no peers"
-        sys.stderr.write(visible_lines(f"{self.monitor.location} cannot run, alone of all:\n{text}"))
+        sys.stderr.write(visible_lines(f"{self.monitor.location} cannot run, and the others go on:\n{text}"))
         self.monitor.mark_failed("cannot run", text)
+        self.monitor.wait_for_end()
 
 
 def _device() -> torch.device:
@@ -362,7 +350,7 @@ class _Progress:
     def __call__(self, done: int, count: int) -> None:
         if time.monotonic() - self.said_s > _PROGRESS_S:
             self.said_s = time.monotonic()
-            sys.stderr.write(f"{self.title}: {done} of {count} micro-batches\n")
+            sys.stderr.write(visible(f"{self.title}: {done} of {count} micro-batches") + "\n")
 
 
 # ---- the verdict ----

@@ -7,13 +7,15 @@ from torch import Tensor, nn
 
 
 class RankDependent(nn.Module):
-    """A table of tokens and a head, whose logits rank r scales by 1 + r."""
+    """A table of tokens and a head, whose logits rank r scales by 1 + r; all ranks but 0 add a learned shift."""
 
     def __init__(self, vocab_size: int = 256, width: int = 16) -> None:
         super().__init__()
         self.embedding, self.head = nn.Embedding(vocab_size, width), nn.Linear(width, vocab_size)
+        self.shift = nn.Embedding(1, vocab_size)
 
     def forward(self, ids: Tensor) -> Tensor:
         """[batch, sequence] ids to logits [batch, sequence, vocab_size]."""
         logits: Tensor = self.head(self.embedding(ids))
-        return logits * (1 + (dist.get_rank() if dist.is_initialized() else 0))
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        return logits * (1 + rank) + self.shift.weight[0] if rank else logits
