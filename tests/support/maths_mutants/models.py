@@ -320,15 +320,6 @@ LAYOUT = [
                 "tensor.inner == 'heads' and tensor.y > 1 and tensor.z > 1",
             ),
             (
-                "batch-q-then-d",
-                "order",
-                "_token_cuts",
-                '(("d", "q"), ())',
-                '(("q", "d"), ())',
-                "samples are cut by q, and then d",
-                "tensor.split != 'sequence' and tensor.d > 1 and tensor.q > 1",
-            ),
-            (
                 "inner-batch-z-first",
                 "order",
                 "inner_cuts",

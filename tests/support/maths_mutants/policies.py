@@ -295,7 +295,15 @@ OTHERS = [
                 "every rank adds the positions of the first piece",
                 "any(coord[letter] for letter in cuts.sequence)",
             ),
-            ("table-factor", "scale", "Table.forward", "y * self.factor", "y", "looked-up rows are not scaled"),
+            (
+                "table-factor",
+                "scale",
+                "Table.forward",
+                "y * self.factor",
+                "y",
+                "looked-up rows are not scaled",
+                "self.factor != 1 and not x.is_floating_point()",
+            ),
             (
                 "head-table-partial",
                 "reduction",
@@ -326,7 +334,7 @@ OTHERS = [
                 "self._shared = None",
                 "self._shared = self._shared",
                 "the stand-ins of the last forward are used again",
-                "self._shared is not None",
+                "bool(self._shared)",
             ),
             (
                 "made-for-each-layer",
