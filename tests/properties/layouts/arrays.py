@@ -4,6 +4,7 @@
 
     rows("daily")           # strength 2, of few families, in up to 8 ranks: `make test`
     rows("prove")           # all families with all else in pairs; what divides a model in triples, up to 16 ranks
+    rows("compiled")        # each level once with layers that torch compiles, 20 s of a core for each of up to 4 ranks
 
 Most faults need one level of one factor, or two together; few need three (Kuhn, Wallace and Gallo, "Software fault
 interactions", 2004). The arrays are made by covertable, and kept as data: which rows run does not change with its
@@ -76,11 +77,6 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         "compiled layers are whole graphs",
     ),
     Constraint(
-        ("mode", "context", "pipe", "data", "compile"),
-        lambda r: not r["compile"] or world_size(r) <= 4,
-        "each rank compiles its layers itself, 20 s of a core",
-    ),
-    Constraint(
         ("family", "recompute", "compile"),
         lambda r: not (r["compile"] and r["recompute"]) or "T5" not in r["family"],
         "its compiled layers save tensors in another order when they run again: torch's checkpoint raises",
@@ -131,6 +127,8 @@ class Array(NamedTuple):
     most_ranks: int
     triples: tuple[str, ...] = ()
     """Factors of which every three levels meet."""
+    strength: int = 2
+    """How many levels meet of all others."""
 
 
 _FEW_FAMILIES = ("GPT", "Llama's form", "ResMLP", "MoCo", "layers_cfg", "BERT", "T5", "Llama")
@@ -151,7 +149,12 @@ ARRAYS: Mapping[str, Array] = {
         },
         8,
     ),
-    "prove": Array(FACTORS, 16, ("mode", "pipe", "schedule", "data", "zero", "context", "recompute", "overlap")),
+    "prove": Array(
+        {**FACTORS, "compile": (False,)},
+        16,
+        ("mode", "pipe", "schedule", "data", "zero", "context", "recompute", "overlap"),
+    ),
+    "compiled": Array({**FACTORS, "compile": (True,)}, 4, strength=1),
 }
 
 
@@ -176,7 +179,7 @@ def legal(row: Row, array: Array) -> bool:
 def missing(name: str) -> Iterator[tuple[tuple[str, Any], ...]]:
     """Yield the combinations of levels that an array promises and does not have: of legal ones, as far as two tell."""
     array, held = ARRAYS[name], rows(name)
-    strengths = [(tuple(array.factors), 2), (array.triples, 3)]
+    strengths = [(tuple(array.factors), array.strength), (array.triples, 3)]
     for names, strength in strengths:
         for chosen in combinations(names, strength):
             have = {tuple(row[each] for each in chosen) for row in held}
@@ -210,7 +213,9 @@ def make(name: str) -> list[dict[str, Any]]:
     }
     more = {"sub_models": [{"fields": list(array.triples), "strength": 3}]} if array.triples else {}
     levels = {name: list(each) for name, each in array.factors.items()}
-    made: list[dict[str, Any]] = covertable.make(levels, strength=2, constraints=[*constraints, sized], **more)
+    made: list[dict[str, Any]] = covertable.make(
+        levels, strength=array.strength, constraints=[*constraints, sized], **more
+    )
     return made
 
 

@@ -14,7 +14,7 @@ from tests.support.compiled import TORCH_S_OWN_WARNINGS
 from tests.support.layout_factors import OF_TRANSFORMERS, PLAIN, Row, describe, findings_of, job_of
 from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 
-DAILY, PROVE = rows("daily"), rows("prove")
+DAILY, PROVE = rows("daily"), [*rows("prove"), *rows("compiled")]
 
 
 def cases(of: list[Row], *marks: pytest.MarkDecorator) -> list[object]:
@@ -38,7 +38,7 @@ def test_the_layout_does_not_change_the_maths(row: Row) -> None:
 # ---- the arrays are what they promise ----
 
 
-NAMES = [pytest.param(name, marks=[pytest.mark.prove] if name == "prove" else []) for name in ARRAYS]
+NAMES = [pytest.param(name, marks=[] if name == "daily" else [pytest.mark.prove]) for name in ARRAYS]
 
 
 @pytest.mark.parametrize("name", NAMES)
