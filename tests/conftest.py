@@ -6,10 +6,11 @@ default selection and the time-out are in setup.cfg.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,18 @@ os.environ["OMP_NUM_THREADS"] = "1"  # ranks share the cores; and a fork must no
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix, "torch_extensions")))
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_collection() -> Generator[None, None, None]:
+    """Collect without the garbage collector, and let it never look at what was imported: it stays to the end.
+
+    Ranks that fork from here do not look at it either, nor copy the pages on which its objects lie.
+    """
+    gc.disable()
+    yield
+    gc.enable()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -6,10 +6,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import sklearn.datasets
 import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
+
+from tests.support.digits import folder, load_digits
 
 BYTES, MASK, SENTINEL, START = 256, 256, 257, 258
 VOCABULARY = 260
@@ -20,7 +21,7 @@ NOT_COUNTED = -100
 @lru_cache
 def windows() -> Tensor:
     """Windows of bytes [samples, LENGTH]."""
-    sources = [torch.__file__, sklearn.datasets.__file__, Path(torch.__file__).with_name("_tensor.py")]
+    sources = [torch.__file__, folder() / "datasets" / "__init__.py", Path(torch.__file__).with_name("_tensor.py")]
     text = b"".join(Path(source).read_bytes() for source in sources)
     tokens = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
     return tokens[: len(tokens) // LENGTH * LENGTH].view(-1, LENGTH)
@@ -105,7 +106,7 @@ class Digits(NamedTuple):
 @lru_cache
 def digits() -> Digits:
     """Images [samples, 1, 8, 8] of about mean 0 and variance 1, and their classes."""
-    found = sklearn.datasets.load_digits()
+    found = load_digits()
     images = (torch.tensor(found.images, dtype=torch.float32)[:, None] - 4.9) / 6.0
     classes = torch.tensor(found.target)
     is_held_out = torch.arange(len(classes)) % 5 == 0

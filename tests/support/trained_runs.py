@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import sklearn.datasets
 
+from tests.support.digits import load_digits
 from tests.support.forked_runs import train_alone
 
 TEXT = "".join(f"line {i} says {i * i}, and the one after it {i * i + 2 * i + 1}\n" for i in range(2000))
@@ -48,7 +48,7 @@ DATA = {
 def train(folder: Path, name: str, *overrides: str) -> Path:
     """Train a model of MODELS for a few steps, in one process; return the run's folder."""
     (folder / "text.txt").write_text(TEXT)
-    digits = sklearn.datasets.load_digits()
+    digits = load_digits()
     np.savez(folder / "digits.npz", images=(digits.images[:200] / 16).astype(np.float32), labels=digits.target[:200])
     config = folder / "cfg.py"
     config.write_text(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from importlib.util import find_spec
 
 import pytest
-import torch
 
-TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
+# Of its metadata: importing torch takes a second, which tests without it need not pay.
+TORCH = tuple(map(int, version("torch").split(".")[:2]))
 
 
 def needs_torch(minor: int, why: str) -> pytest.MarkDecorator:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import sklearn.datasets
 
 from dslpar.training import main as training_main
+from tests.support.digits import load_digits
 from tests.support.ranks import on_ranks
 from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 
@@ -49,7 +49,7 @@ def written(folder: Path, name: str) -> str:
     words = np.random.default_rng(3).integers(97, 123, 40 * 60, dtype=np.uint8).tobytes()
     for number in range(4):
         (folder / "text" / f"{number}.txt").write_bytes(words[number * 600 : (number + 1) * 600])
-    digits = sklearn.datasets.load_digits()
+    digits = load_digits()
     np.savez(folder / "digits.npz", images=(digits.images[:64] / 16).astype(np.float32), labels=digits.target[:64])
     path = folder / "cfg.py"
     path.write_text(f"""

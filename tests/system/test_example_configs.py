@@ -13,7 +13,6 @@ from pathlib import Path
 import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401  # ZeRO imports it, and torch's compiler with it: once
 import numpy
 import pytest
-import sklearn.datasets
 
 from dslpar.cli import main as cli_main
 from dslpar.cluster import hostfile
@@ -22,6 +21,7 @@ from dslpar.linter import check
 from dslpar.schema import sections
 from dslpar.schema.datasets import type_name
 from dslpar.training import main as training_main
+from tests.support.digits import load_digits
 from tests.support.paths import ROOT
 from tests.support.ranks import on_ranks
 from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
@@ -100,7 +100,7 @@ def scaled_down(config: str, images: Path) -> list[str]:
         "num_microbatches" in getattr(root.value.get("schedule"), "value", ())
     )
     if type_name(job.spec.data) == "images":
-        digits = sklearn.datasets.load_digits()
+        digits = load_digits()
         numpy.savez(images, images=(digits.images * 15).astype("uint8"), labels=digits.target)
         words += [f"data.path={images}", "data.mean=0.3", "data.std=0.4"]
     batch = f"batch={{'global_size': 8, 'micro_size': {least}}}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import sklearn.metrics
 import torch
 
 from dslpar.core.errors import DslparError
@@ -21,6 +20,8 @@ def test_the_rank_of_a_label_is_its_place_in_the_sorted_logits() -> None:
 
 
 def test_classes_are_those_of_scikit_learn() -> None:
+    import sklearn.metrics  # two seconds
+
     torch.manual_seed(1)
     labels, guesses = torch.randint(0, 5, (60,)), torch.randint(0, 5, (60,))
     halves = []
