@@ -26,7 +26,7 @@ class Check(NamedTuple):
     """The worst of one kind of number."""
 
     name: str
-    """'loss', 'norm', 'gradients', 'weights', 'copies', or 'transformers'."""
+    """'loss', 'norm', 'gradients', 'weights', 'lr', 'copies', or 'transformers'."""
     worst: float
     """How far it is off, relative: of a tensor by its largest element. NaN counts as infinite."""
     bound: float
@@ -69,6 +69,7 @@ def compare(reference: Reference, ranks: Sequence[RankResult], mesh: Mesh) -> li
     found = {
         "loss": _by_step([each.losses for each in ranks], curve.losses, reference.loss_bounds),
         "gradients": tensors(gradients, curve.gradients, reference.gradient_bounds),
+        "lr": _by_step([each.lrs for each in ranks], curve.lrs, [FLOOR] * len(curve.lrs)),
         "norm": _by_step([each.norms for each in ranks], curve.norms, reference.norm_bounds),
         "weights": tensors(weights, curve.weights, reference.weight_bounds),
     }

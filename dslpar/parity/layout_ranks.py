@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,8 @@ class RankResult:
     """Of the first step, of the layers that this rank holds."""
     weights: dict[str, Held]
     """After the last step."""
+    lrs: list[float] = field(default_factory=list)
+    """The learning rate that each step has reported."""
 
 
 def run_layout(
@@ -130,17 +132,18 @@ def _rank(
         return error
     gradients: dict[str, Held] = {}
     _take_gradients(engine, gradients)
-    losses, norms = [], []
+    losses, norms, lrs = [], [], []
     loader = Loader(samples, engine.job, groups.coord["data"], lambda: engine.consumed_samples)
     for _ in range(steps):
         losses.append(engine.train_batch(loader.step(engine.consumed_samples)))
         norms.append(engine.grad_norm)
+        lrs.append(engine.lr)
     if saves:
         _save(engine, saves)
     from dslpar.checkpoint.full_state_dict import local_piece
 
     weights = {name: _held(p, local_piece(p)) for name, p in engine.named_parameters()}
-    return RankResult(groups.rank, losses, norms, gradients, weights)
+    return RankResult(groups.rank, losses, norms, gradients, weights, lrs)
 
 
 def _held(p: nn.Parameter, piece: Tensor) -> Held:

@@ -67,6 +67,8 @@ class Curve:
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
     """Of each step's gradient, before clipping."""
+    lrs: list[float] = field(default_factory=list)
+    """The learning rate that each step used."""
     gradients: dict[str, Tensor] = field(default_factory=dict)
     """Of the first step, before handlers and clipping, by global name."""
     weights: dict[str, Tensor] = field(default_factory=dict)
@@ -274,6 +276,7 @@ class _Run:
         if self.clip is not None:
             for g in gradients:
                 g *= min(1.0, self.clip / (norm + 1e-6))  # as DeepSpeed and torch divide
+        curve.lrs.append(float(self.optimizer.param_groups[0]["lr"]))
         self.optimizer.step()
         self.lr_scheduler.step()
         if self.model.changes_after_step:

@@ -187,9 +187,15 @@ class _Trial:
         with tempfile.TemporaryDirectory(prefix="dslpar_prove_") as folder:
             first = self.before_resume = self._run(job, half, saves=folder)
             second = self._run(other, self.steps - half, loads=folder)
-        losses, norms = first[0].losses, first[0].norms
+        begun = first[0]
         self.ranks = [
-            dataclasses.replace(each, losses=[*losses, *each.losses], norms=[*norms, *each.norms]) for each in second
+            dataclasses.replace(
+                each,
+                losses=[*begun.losses, *each.losses],
+                norms=[*begun.norms, *each.norms],
+                lrs=[*begun.lrs, *each.lrs],
+            )
+            for each in second
         ]
         # Gradients are those of the first step, which ran under the first layout.
         before = {each.name: each for each in compare(_of_first_steps(reference, half), first, job.mesh)}
@@ -301,9 +307,8 @@ def _clipping_at(job: Job, clip: float | None) -> Job:
 
 def _of_first_steps(reference: Reference, steps: int) -> Reference:
     """Return the reference of the first steps alone; weights are compared after the last."""
-    curve = dataclasses.replace(
-        reference.curve, losses=reference.curve.losses[:steps], norms=reference.curve.norms[:steps]
-    )
+    whole = reference.curve
+    curve = dataclasses.replace(whole, losses=whole.losses[:steps], norms=whole.norms[:steps], lrs=whole.lrs[:steps])
     return dataclasses.replace(
         reference,
         curve=curve,

@@ -215,6 +215,9 @@ def _small_jobs(layouts: Sequence[Layout], steps: int, full: bool, on_devices: b
             f"{one} together with {another}: it needs more ranks than there are (--ranks {chosen.ranks_needed} has all)"
             for one, another in chosen.apart
         ]
+        ring = axes_of(job.spec, job.mesh).ring
+        if ring and sizes[ring] == 2 < axes_of(job.spec, job.mesh).sizes[ring]:
+            apart.append("the direction of the ring: of two ranks, both are the same (more --ranks have three)")
         if not chosen.all_together:
             apart.append(f"all axes at once: they ran in pairs (--ranks {chosen.ranks_needed} has all)")
         small.append(

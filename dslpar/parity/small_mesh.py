@@ -34,6 +34,10 @@ class Axes(NamedTuple):
     """Of the layout itself, by name: pipe, data, context, and the mode's own."""
     powers: dict[str, int]
     """How often an axis counts in the world: a cube's side three times."""
+    ring: str = ""
+    """The axis around which keys and values go, if one does: of two ranks, both directions are the same."""
+    hybrid: bool = False
+    """Whether neighbours on that axis exchange heads as well: of two ranks, one of the two would be gone."""
 
     def world(self, sizes: Sizes) -> int:
         """Return the number of ranks."""
@@ -86,7 +90,9 @@ def axes_of(spec: Spec, mesh: Mesh) -> Axes:
     if spec.parallel.context is not None and spec.parallel.context.size > 1:
         # Beside a mode, and by itself: then mesh.tensor has the mode "sequence".
         sizes["context"], powers["context"] = spec.parallel.context.size, 1
-    return Axes(sizes, powers)
+    along = "context" if "context" in sizes else "d"
+    cuboid = mesh.tensor
+    return Axes(sizes, powers, ring=along if cuboid.ring > 1 else "", hybrid=cuboid.ring > 1 and cuboid.ulysses > 1)
 
 
 def small_worlds(axes: Axes, max_ranks: int, divide: bool = False) -> SmallWorlds:
@@ -97,9 +103,7 @@ def small_worlds(axes: Axes, max_ranks: int, divide: bool = False) -> SmallWorld
     Raises:
         TooFewRanksError: an axis fits into no world, even alone.
     """
-    least = {name: min(size, 2) for name, size in axes.sizes.items()}
-    if divide:
-        least = {name: _options(name, size, divide)[0] if size > 1 else 1 for name, size in axes.sizes.items()}
+    least = {name: min(_options(axes, name, divide)) if size > 1 else 1 for name, size in axes.sizes.items()}
     needed = axes.world(least)
     if needed <= max_ranks:
         return SmallWorlds((_choose(axes, axes.used, max_ranks, divide),), (), needed)
@@ -122,23 +126,29 @@ def small_worlds(axes: Axes, max_ranks: int, divide: bool = False) -> SmallWorld
 
 def _choose(axes: Axes, names: tuple[str, ...], max_ranks: int, divide: bool) -> dict[str, int]:
     """Return sizes of these axes, the others of one rank: as different as can be, then as few ranks as can be."""
-    options = [_options(name, axes.sizes[name], divide) for name in names]
+    options = [_options(axes, name, divide) for name in names]
     fits: list[tuple[int, ...]] = [
         sizes for sizes in product(*options) if axes.world(dict(zip(names, sizes, strict=True))) <= max_ranks
     ]
     assert fits or not names, "two ranks an axis were counted to fit"
 
-    def order(sizes: Iterable[int]) -> tuple[int, int, list[int]]:
+    def order(sizes: Iterable[int]) -> tuple[bool, int, int, list[int]]:
         listed = list(sizes)
-        return len(listed) - len(set(listed)), axes.world(dict(zip(names, listed, strict=True))), listed
+        named = dict(zip(names, listed, strict=True))
+        has_no_direction = named.get(axes.ring) == 2
+        return has_no_direction, len(listed) - len(set(listed)), axes.world(named), listed
 
     best = dict(zip(names, min(fits, key=order), strict=True)) if names else {}
     return {name: best.get(name, 1) for name in axes.sizes}
 
 
-def _options(name: str, size: int, divide: bool) -> list[int]:
-    must_divide = divide and name not in ("pipe", "data")
-    sizes = [each for each in SMALL_SIZES if each <= size and not (must_divide and size % each)]
+def _options(axes: Axes, name: str, divide: bool) -> list[int]:
+    """Return the sizes that an axis may have in a small world, if it has more than one rank."""
+    size, must_divide = axes.sizes[name], divide and name not in ("pipe", "data")
+    smallest: tuple[int, ...] = SMALL_SIZES
+    if axes.hybrid and name == axes.ring:
+        smallest = (4, 6)  # two neighbours that exchange heads, and a ring over two or three such pairs
+    sizes = [each for each in smallest if each <= size and not (must_divide and size % each)]
     return sizes or [size]
 
 

@@ -52,7 +52,7 @@ def says(proof: Proof) -> str:
 def test_a_layout_is_proved(row: dict[str, Any]) -> None:
     proof = prove(job(**row))
     assert proof.verdict == "proved", says(proof)
-    assert {each.name for each in proof.checks} == {"loss", "gradients", "norm", "weights", "copies"}
+    assert {each.name for each in proof.checks} == {"loss", "gradients", "norm", "lr", "weights", "copies"}
 
 
 def test_a_resume_on_another_layout_is_proved() -> None:

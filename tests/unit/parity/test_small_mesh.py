@@ -37,6 +37,15 @@ def test_sizes_differ_where_ranks_allow_it_and_are_the_smallest(
         assert (size == 1) == (given.sizes[name] == 1)
 
 
+def test_a_ring_has_three_ranks_where_it_can_and_a_hybrid_keeps_both_of_its_ways() -> None:
+    ring = Axes({"pipe": 1, "data": 2, "context": 8}, {"pipe": 1, "data": 1, "context": 1}, ring="context")
+    assert small_worlds(ring, 8).worlds[0] == {"pipe": 1, "data": 2, "context": 3}
+    assert small_worlds(ring, 4).worlds[0] == {"pipe": 1, "data": 2, "context": 2}
+    assert small_worlds(ring._replace(hybrid=True), 8).worlds[0] == {"pipe": 1, "data": 2, "context": 4}
+    with pytest.raises(TooFewRanksError, match="needs 4 ranks"):
+        small_worlds(ring._replace(hybrid=True), 2)
+
+
 def test_axes_that_do_not_fit_together_meet_in_pairs() -> None:
     given = axes(pipe=4, data=4, y=4, context=4)
     worlds = small_worlds(given, 8)
