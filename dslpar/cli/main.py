@@ -22,7 +22,7 @@ COMMANDS: Mapping[str, str] = {
     "lint": "find everything that is wrong with a config, before anything starts",
     "explain": "print the page of a rule: what it does, why, an example, what to use instead",
     "show": "print sizes, rank groups, stages and DeepSpeed's config",
-    "prove": "run a layout, in miniature or on a job's ranks, and compare it with one process, gradient by gradient",
+    "prove": "run a layout in miniature and compare it with one process, gradient by gradient",
     "plan": "forecast memory and time on a device, and find layouts that fit and are faster",
     "measure": "time products, memory and all-reduces on the devices at hand, for plan",
     "config": "print every value of a config and why it is so; --reference: every key there is",

