@@ -4,7 +4,7 @@
     python -m tests.support.durations tests    # the table of what `make test` has left so
 
 A fixture that several tests share counts in the test that sets it up. What no test has is what workers take to start
-and to collect. CPU seconds hardly change on a busy machine.
+and to collect.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 """Shows what the last `make test` and `make prove` have taken, in wall-clock and CPU seconds.
 
     python -m tests.support.durations                    # reads what they have left in build/
+    python -m tests.support.durations tests              # the folders, files and tests of which it has taken most
     python -m tests.support.durations run -q tests/unit  # runs pytest with these words, as `make test` does
 
-CPU seconds are those of pytest and of all below it: ranks, launchers, compilers. They hardly change on a busy machine.
+CPU seconds are those of pytest and of all below it: ranks, launchers, compilers. On a busy machine they are up to twice
+those of a quiet one: ranks that wait for each other are scheduled more often, and caches are shared.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -20,12 +23,16 @@ from tests.support.paths import ROOT
 from tests.support.prove import RECORD, Record
 
 LAST_TEST = ROOT / "build" / "test.json"
+BY_TEST = ROOT / "build" / "cpu_by_test.json"
+NUM_ROWS = 60
+"""Of files and of test functions."""
 
 
 def run(pytest_args: Sequence[str], path: Path = LAST_TEST) -> int:
     """Run pytest, keep what it has taken, and return its status."""
     began = time.monotonic()
-    process = subprocess.Popen([sys.executable, "-m", "pytest", *pytest_args], cwd=ROOT)
+    measured = ["-p", "tests.support.cpu_by_test", "--cpu-by-test", str(path.with_name(BY_TEST.name))]
+    process = subprocess.Popen([sys.executable, "-m", "pytest", *measured, *pytest_args], cwd=ROOT)
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,10 +51,28 @@ def taken(last_test: Path = LAST_TEST, record: Path = RECORD) -> Mapping[str, tu
     return found
 
 
+def by_test(cpu_s: Mapping[str, float]) -> list[str]:
+    """Return tables of where CPU seconds went, of {test id: CPU seconds}; most first, rows of a test added up."""
+    sums: dict[str, defaultdict[str, float]] = {what: defaultdict(float) for what in ("folder", "file", "test")}
+    for test, taken_s in cpu_s.items():
+        file, _, name = test.partition("::")
+        sums["folder"][str(Path(file).parent)] += taken_s
+        sums["file"][file] += taken_s
+        sums["test"][f"{file}::{name.partition('[')[0]}"] += taken_s
+    lines = [f"{sum(cpu_s.values()):8.1f} CPU s in {len(cpu_s)} tests"]
+    for what, rows in sums.items():
+        lines += ["", f"   CPU s {what}"]
+        lines += [f"{rows[name]:8.1f} {name}" for name in sorted(rows, key=rows.__getitem__, reverse=True)[:NUM_ROWS]]
+    return lines
+
+
 def main(argv: Sequence[str]) -> int:
     """Run, or print the table."""
     if argv[:1] == ["run"]:
         return run(argv[1:])
+    if argv[:1] == ["tests"]:
+        print("\n".join(by_test(json.loads(BY_TEST.read_text()))))
+        return 0
     rows = taken()
     print(f"{'':28} {'wall s':>8} {'CPU s':>8}")
     for name, (wall_s, cpu_s) in rows.items():

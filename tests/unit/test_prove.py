@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support import durations, prove
+from tests.support.paths import ROOT
 from tests.support.prove import Part, Record, Result
 
 PART = Part(("tests/unit",), ("tests/unit/other",))
@@ -145,3 +150,28 @@ def test_durations_of_the_last_runs(tmp_path: Path) -> None:
     wall_s, cpu_s = found["make test"]
     assert 0.05 < cpu_s < 60
     assert wall_s > 0.05
+
+
+BURN = "import time\nwhile time.process_time() < 0.3: pass"
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_cpu_seconds_of_a_test_are_its_own_and_of_what_it_starts(tmp_path: Path, workers: str) -> None:
+    (tmp_path / "test_it.py").write_text(
+        "import pytest, subprocess, sys\n"
+        "@pytest.mark.parametrize('row', [1, 2])\n"
+        f"def test_burns(row): subprocess.run([sys.executable, '-c', {BURN!r}], check=True)\n"
+        "def test_rests(): pass\n"
+    )
+    found = tmp_path / "build" / "cpu.json"
+    words = ["-q", "-n", workers, "-c", os.devnull, "--rootdir", str(tmp_path), str(tmp_path / "test_it.py")]
+    plugin = ["-p", "tests.support.cpu_by_test", "--cpu-by-test", str(found)]
+    subprocess.run([sys.executable, "-m", "pytest", *plugin, *words], cwd=ROOT, check=True, capture_output=True)
+    cpu_s = json.loads(found.read_text())
+    assert len(cpu_s) == 3
+    assert cpu_s["test_it.py::test_burns[1]"] >= 0.3
+    assert cpu_s["test_it.py::test_rests"] < 0.2
+    total, *table = durations.by_test(cpu_s)
+    assert total.endswith("CPU s in 3 tests")
+    assert table[-2].split()[1] == "test_it.py::test_burns"
+    assert float(table[-2].split()[0]) >= 0.6
