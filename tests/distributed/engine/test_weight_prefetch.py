@@ -18,8 +18,7 @@ from tests.distributed.layers.test_weight_prefetch import count_ahead
 from tests.support.ranks import on_ranks
 from tests.support.sampling import sampled
 
-STEPS = 2
-"""The second takes the weights that the first has written."""
+STEPS = 3
 FLAT = sections.TensorParallel(size=2, mode="cuboid", shape=(2, 1, 1), comm_overlap=True)
 """Weights in pieces over q, with few ranks: the layers' own tests have the modes."""
 TWO_D = sections.TensorParallel(size=4, mode="2d", comm_overlap=True)
@@ -53,8 +52,7 @@ CASES = {
 
 def job_of(case: str) -> Job:
     stage, tensor, pipeline, more = CASES[case]
-    layers = 4 if case == "interleaved" else 2
-    gpt = section.GPT(num_layers=layers, hidden_size=16, num_heads=4, vocab_size=VOCAB, max_seq_len=LENGTH)
+    gpt = section.GPT(num_layers=4, hidden_size=16, num_heads=4, vocab_size=VOCAB, max_seq_len=LENGTH)
     parallel = {"tensor": tensor} | ({} if pipeline is None else {"pipeline": pipeline})
     of_all = {
         "model": gpt,

@@ -1,6 +1,6 @@
 """Covering arrays over `tests.support.layout_factors`: which rows there are, and how they are made.
 
-    python -m tests.properties.layouts.arrays          # makes both arrays anew: after a change of factors, or of lint
+    python -m tests.properties.layouts.arrays          # makes the arrays anew: after a change of factors, or of lint
 
     rows("daily")           # strength 2, of few families, in up to 8 ranks: `make test`
     rows("prove")           # all families with all else in pairs; what divides a model in triples, up to 16 ranks
