@@ -10,13 +10,11 @@ import torch
 from torch import Tensor
 
 from dslpar.layout.resolve import Job
-from tests.properties.invariance.layouts import Layout
+from tests.properties.invariance.layouts import STEPS, Layout
 from tests.properties.invariance.measure import Samples, _worst, reference
 from tests.support.ranks import on_ranks
 
-STEPS_BEFORE, STEPS_AFTER = 2, 3
-"""Of each run. After two steps the momentum is no gradient any more. A wrong one is in the weights after the first step
-more, so in the second's loss; a wrong count of steps or samples is in the first's."""
+HALF = STEPS // 2
 KEYS = {"SGD": ("momentum_buffer",), "AdamW": ("exp_avg", "exp_avg_sq")}
 
 Whole = dict[str, Tensor]
@@ -32,12 +30,12 @@ class Run(NamedTuple):
 
 
 def saved_under(layout: Layout, folder: Path) -> Run:
-    """STEPS_BEFORE steps, and a checkpoint."""
+    """Five steps, and a checkpoint."""
     return _run(layout, folder, False)
 
 
 def resumed_under(layout: Layout, folder: Path, forgets: str = "") -> Run:
-    """The checkpoint in `folder`, and STEPS_AFTER more; one of the optimizer's tensors is zero then, if `forgets`."""
+    """The checkpoint in `folder`, and five steps more; one of the optimizer's tensors is zero then, if `forgets`."""
     return _run(layout, folder, True, forgets)
 
 
@@ -79,7 +77,7 @@ def _rank(layout: Layout, folder: Path, resumes: bool, forgets: str) -> tuple[li
         for state in engine.deepspeed.optimizer.state.values():
             state[forgets].zero_()
     samples, losses, norms = Samples(layout.ignoring, model=layout.model), [], []
-    for _ in range(STEPS_AFTER if resumes else STEPS_BEFORE):
+    for _ in range(HALF):
         at, data_rank = engine.consumed_samples, engine.groups.coord["data"]
         losses.append(engine.train_batch(micro_batches(samples, job.batch, 1, at, job.mesh.data, data_rank)))
         norms.append(engine.grad_norm)
@@ -129,9 +127,8 @@ def differing(before: Whole, after: Whole) -> list[str]:
 
 
 def deviation(layout: Layout, before: Run, after: Run) -> tuple[list[str], float, float]:
-    """Tensors that are not those that were saved; and how far all steps are from one run in double precision."""
+    """Tensors that are not those that were saved; and how far ten steps are from one run in double precision."""
     true = reference(layout.problem)
     losses, norms = before.losses + after.losses, before.norms + after.norms
-    assert len(losses) == len(norms) == STEPS_BEFORE + STEPS_AFTER <= len(true.losses)
-    loss, norm = _worst(losses, true.losses[: len(losses)]), _worst(norms, true.norms[: len(norms)])
-    return differing(before.whole, after.whole), loss, norm
+    assert len(losses) == len(true.losses)
+    return differing(before.whole, after.whole), _worst(losses, true.losses), _worst(norms, true.norms)

@@ -43,7 +43,7 @@ def test_what_one_layout_saves_another_resumes(pair: Pair, root: Path) -> None:
 
 
 def assert_one_curve(layout: Layout, before: Run, after: Run) -> None:
-    """The steps before and after: those of one run in double precision."""
+    """Five steps before, five after: ten of one run in double precision."""
     differ, loss, norm = deviation(layout, before, after)
     assert differ == []
     assert loss <= bound_of(layout).loss
