@@ -46,7 +46,9 @@ def deviations(
         loss: likewise.
     """
     cls = type(model.model)
-    plain = compare.build_plain(cls, model.config, compare.plain_attention(cls, model.config))
+    attention = compare.plain_attention(cls, model.config)
+    # Our module was built in float32, as a run's is, and so were its constants.
+    plain = compare.build_plain(cls, model.config, attention, constants=torch.float32)
     shapes = {name: tuple(p.shape) for name, p in plain.named_parameters(remove_duplicate=False)}
     named = [(name, sources) for name, _, sources in parameters_with_sources(module)]
     of_plain = parts(named, shapes)

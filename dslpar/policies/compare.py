@@ -105,12 +105,15 @@ def plain(cls: Any, config: Any, attention: str = "sdpa") -> tuple[Any, dict[str
     return model, {name: value.detach().clone() for name, value in model.state_dict().items()}
 
 
-def build_plain(cls: Any, config: Any, attention: str = "sdpa") -> Any:
-    """Build the model as transformers has it, in float64, with the weights that transformers draws."""
+def build_plain(cls: Any, config: Any, attention: str = "sdpa", constants: torch.dtype = torch.float64) -> Any:
+    """Build the model as transformers has it, in float64, with the weights that transformers draws.
+
+    Its constants, such as the factor of Gemma's embedding, are rounded to `constants`.
+    """
     config = copy.deepcopy(config)
     config._experts_implementation = "eager"  # the fused products know no float64
     before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)  # in which its constants are made, too
+    torch.set_default_dtype(constants)
     try:
         model = cls._from_config(config, attn_implementation=attention).double().train()
     finally:

@@ -81,6 +81,11 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         lambda r: not (r["compile"] and r["recompute"]) or "T5" not in r["family"],
         "its compiled layers save tensors in another order when they run again: torch's checkpoint raises",
     ),
+    Constraint(
+        ("family", "recompute"),
+        lambda r: not r["recompute"] or r["family"] != "ResNet",
+        "running statistics would be updated twice a step: CFG228, of the built model",
+    ),
     Constraint(("family", "adapters"), lambda r: not r["adapters"] or r["family"] in DECODERS, "of decoders alone"),
     Constraint(
         ("family", "tied"), lambda r: r["tied"] or r["family"] in (*DECODERS, *_OF_OURS), "the family has one form"

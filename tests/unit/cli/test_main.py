@@ -91,3 +91,17 @@ def test_a_closed_pipe_gives_no_traceback() -> None:
         process.stdout.close()
         assert process.stderr.read() == ""
         assert wait(process) == 128 + 13
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [["plan"], ["prove"], ["launch"], ["show"], ["checkpoint", "reshard", "run", "--output", "new", "--config"]],
+    ids=lambda argv: argv[0],
+)
+def test_a_missing_config_is_said_before_a_missing_world_size(
+    argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main([*argv, "nosuch.py"])
+    assert stopped.value.code == 2
+    assert "CFG009" in capsys.readouterr().err
