@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import os
 import pickle
 import signal
@@ -40,7 +41,7 @@ import torch.distributed as dist
 
 from dslpar.cluster.network import free_port
 from dslpar.core.fork import fork
-from dslpar.distributed.gloo_device import share_device
+from dslpar.distributed.gloo_device import let_threads_finish, share_device
 from dslpar.watchdog import processes
 from dslpar.watchdog.cpu_progress import Progress, processor_use
 
@@ -197,6 +198,7 @@ def _child(
 ) -> NoReturn:
     """The whole life of a rank."""
     status = 1
+    gc.freeze()  # what comes from the parent is not looked at again: looking would copy its pages
     try:
         faulthandler.register(_STACKS, (folder / f"{rank}.stack").open("a"), all_threads=True)
         os.environ.update(variables)
@@ -223,6 +225,7 @@ def _start(folder: Path, rank: int, world: int, init: Init) -> None:
     if init is None:
         return
     share_device()
+    let_threads_finish()
     store = dist.FileStore(str(folder / "store"), world)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=_GLOO_TIMEOUT)
     if init == "deepspeed":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import suppress
 from datetime import timedelta
@@ -103,3 +104,16 @@ def test_interfaces_of_the_environment_are_used(monkeypatch: pytest.MonkeyPatch,
         assert loops == count
         assert runners >= 2 * count * 7
         assert sums[-1] == 4.0
+
+
+def policies() -> list[int]:
+    """Of all threads of this process: how Linux schedules them."""
+    dist.all_reduce(torch.ones(1))
+    return [os.sched_getscheduler(int(thread)) for thread in os.listdir("/proc/self/task")]
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="of Linux alone")
+def test_threads_of_ranks_are_not_preempted_by_those_that_wake() -> None:
+    for of_rank in on_ranks(2, policies):
+        assert set(of_rank) == {os.SCHED_BATCH}
+        assert len(of_rank) > 3

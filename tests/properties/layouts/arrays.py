@@ -1,6 +1,7 @@
 """Covering arrays over `tests.support.layout_factors`: which rows there are, and how they are made.
 
-    python -m tests.properties.layouts.arrays          # makes the arrays anew: after a change of factors, or of lint
+    python -m tests.properties.layouts.arrays                 # mends the arrays: after a change of factors, or of lint
+    python -m tests.properties.layouts.arrays --anew daily    # makes one anew, with fewer rows: `prove` takes half an hour
 
     rows("daily")           # strength 2, of few families, in up to 8 ranks: `make test`
     rows("prove")           # all families with all else in pairs; what divides a model in triples, up to 16 ranks
@@ -13,9 +14,11 @@ version. What lint refuses is a constraint; a test holds each against lint, and 
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import combinations, product
 from typing import Any, NamedTuple
 
@@ -183,7 +186,11 @@ def legal(row: Row, array: Array) -> bool:
 
 def missing(name: str) -> Iterator[tuple[tuple[str, Any], ...]]:
     """Yield the combinations of levels that an array promises and does not have: of legal ones, as far as two tell."""
-    array, held = ARRAYS[name], rows(name)
+    yield from missing_of(rows(name), ARRAYS[name])
+
+
+def missing_of(held: Sequence[Row], array: Array) -> Iterator[tuple[tuple[str, Any], ...]]:
+    """Likewise, of these rows."""
     strengths = [(tuple(array.factors), array.strength), (array.triples, 3)]
     for names, strength in strengths:
         for chosen in combinations(names, strength):
@@ -195,14 +202,69 @@ def missing(name: str) -> Iterator[tuple[tuple[str, Any], ...]]:
 
 
 def _completes(part: Row, array: Array) -> bool:
-    """Whether some legal row has these levels; all others as plain as can be, or one of them otherwise."""
+    return _completed(part, array) is not None
+
+
+def _completed(part: Row, array: Array) -> dict[str, Any] | None:
+    """Return a legal row with these levels; all others as plain as can be, or one or two of them otherwise."""
     free = [name for name in array.factors if name not in part]
     plain = {name: array.factors[name][0] for name in free} | dict(part)
-    if legal(plain, array):
+    tries = [(name, level) for name in free for level in array.factors[name]]
+    two = ((one, other) for one, other in combinations(tries, 2) if one[0] != other[0])
+    others = ({}, *(dict([one]) for one in tries), *map(dict, two))
+    return next((row for each in others if legal(row := {**plain, **each}, array)), None)
+
+
+class _Covered:
+    """How many rows have each combination of levels that an array promises."""
+
+    def __init__(self, array: Array, held: Sequence[Row]) -> None:
+        pairs = combinations(array.factors, array.strength)
+        self._chosen = [*pairs, *(combinations(array.triples, 3) if array.triples else ())]
+        self._count = Counter(part for row in held for part in self._parts(row))
+
+    def _parts(self, row: Row, names: Collection[str] | None = None) -> Iterator[tuple[object, ...]]:
+        """Yield the combinations of a row; those that one of `names` is in."""
+        for chosen in self._chosen:
+            if names is None or not set(chosen).isdisjoint(names):
+                yield chosen, *(row[each] for each in chosen)
+
+    def try_change(self, old: Row, new: Row | None) -> bool:
+        """Put `new`, or nothing, in place of `old`, unless a combination would be in no row any more."""
+        names = None if new is None else [name for name in old if old[name] != new[name]]
+        lost = Counter(self._parts(old, names))
+        if new is not None:
+            lost.subtract(self._parts(new, names))
+        if any(number > 0 and self._count[part] <= number for part, number in lost.items()):
+            return False
+        self._count.subtract(lost)
         return True
-    tries = ((name, level) for name in free for level in array.factors[name])
-    two = ((one, other) for one, other in combinations(list(tries), 2) if one[0] != other[0])
-    return any(legal({**plain, **dict(levels)}, array) for levels in two)
+
+
+_SIZES = ("data", "pipe", "context", "mode")
+
+
+def _with_fewer_ranks(held: Sequence[Row], array: Array) -> list[dict[str, Any]]:
+    """Return the rows without those that cover nothing alone, and on fewer ranks where that loses no combination.
+
+    Ranks are what a row costs. covertable chooses among levels that cover as much as if all cost the same.
+    """
+    covered = _Covered(array, held)
+    left: list[dict[str, Any]] = []
+    for row in sorted(held, key=world_size, reverse=True):
+        if covered.try_change(row, None):
+            continue
+        made = dict(row)
+        for name, level in ((name, level) for name in _SIZES for level in array.factors[name]):
+            new = (
+                made
+                | {name: level}
+                | ({"schedule": array.factors["schedule"][0]} if (name, level) == ("pipe", 1) else {})
+            )
+            if world_size(new) < world_size(made) and legal(new, array) and covered.try_change(made, new):
+                made = new
+        left.append(made)
+    return left
 
 
 def make(name: str) -> list[dict[str, Any]]:
@@ -221,13 +283,36 @@ def make(name: str) -> list[dict[str, Any]]:
     made: list[dict[str, Any]] = covertable.make(
         levels, strength=array.strength, constraints=[*constraints, sized], **more
     )
-    return made
+    return _with_fewer_ranks(made, array)
 
 
-def main(names: Sequence[str]) -> int:
-    """Make arrays, and write them."""
-    for name in names or ARRAYS:
-        made = make(name)
+def mend(name: str) -> list[dict[str, Any]]:
+    """Return the rows that are kept, where they are still legal, and one for each combination that is then missing."""
+    array = ARRAYS[name]
+    held = [legal_row for row in rows(name) if (legal_row := _mended(row, array)) is not None]
+    while part := next(missing_of(held, array), None):
+        row = _completed(dict(part), array)
+        assert row is not None, "a combination that no row can have is not missing"
+        held.append(row)
+    return _with_fewer_ranks(held, array)
+
+
+def _mended(row: Row, array: Array) -> dict[str, Any] | None:
+    """Return the row, if need be with one factor at its plainest level; None: that is not enough, or a level is gone."""
+    if row.keys() != array.factors.keys() or any(row[name] not in array.factors[name] for name in row):
+        return None
+    plainer = ({**row, name: array.factors[name][0]} for name in reversed(array.factors))
+    return next((each for each in (dict(row), *plainer) if legal(each, array)), None)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Mend arrays or make them, and write them."""
+    parser = argparse.ArgumentParser(prog="python -m tests.properties.layouts.arrays", description=__doc__)
+    parser.add_argument("names", nargs="*", choices=[[], *ARRAYS], metavar="NAME")
+    parser.add_argument("--anew", action="store_true")
+    args = parser.parse_args(argv)
+    for name in args.names or ARRAYS:
+        made = make(name) if args.anew else mend(name)
         refused = [(row, found) for row in made if (found := findings_of(row))]
         for row, found in refused:
             print(f"lint refuses {row}: {found}", file=sys.stderr)

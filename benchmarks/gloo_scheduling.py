@@ -1,0 +1,54 @@
+"""What ranks on few cores cost under SCHED_BATCH: CPU time of small all-reduces, against Linux's usual policy.
+
+    python -m benchmarks gloo_scheduling
+
+Eight ranks, forked anew for each run, all-reduce 64 numbers a hundred times. The ratio is of all that they use, with
+the start of the ranks. `dslpar.distributed.gloo_device` says why it is below one; on a core for each thread it is not.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable, Iterator
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.measure import Costs, Ratio, in_turns, ratio
+from dslpar.distributed import forked_ranks
+
+TARGET = 0.8
+RANKS, TIMES = 8, 100
+
+
+def ratios() -> Iterator[Ratio]:
+    """One line."""
+    torch.set_num_threads(1)
+    name = f"{RANKS} ranks, {TIMES} all-reduces: SCHED_BATCH"
+    yield ratio(name, [cpu for (cpu,) in in_turns(run, _usual)], TARGET)
+
+
+def run() -> Costs:
+    """Seconds of CPU of all ranks."""
+    before = _used_s()
+    forked_ranks.run_on_ranks(RANKS, reduce)
+    return (_used_s() - before,)
+
+
+def _usual() -> Costs:
+    nothing: Callable[[], None] = lambda: None  # noqa: E731
+    with patch.object(forked_ranks, "let_threads_finish", nothing):
+        return run()
+
+
+def reduce() -> None:
+    """What a rank does."""
+    x = torch.ones(64)
+    for _ in range(TIMES):
+        dist.all_reduce(x)
+
+
+def _used_s() -> float:
+    of_ranks = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return of_ranks.ru_utime + of_ranks.ru_stime
