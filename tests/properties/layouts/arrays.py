@@ -1,7 +1,7 @@
 """Covering arrays over `tests.support.layout_factors`: which rows there are, and how they are made.
 
     python -m tests.properties.layouts.arrays                 # mends the arrays: after a change of factors, or of lint
-    python -m tests.properties.layouts.arrays --anew daily    # makes one anew, with fewer rows: `prove` takes half an hour
+    python -m tests.properties.layouts.arrays --anew daily    # makes one anew; `prove` takes half an hour
 
     rows("daily")           # strength 2, of few families, in up to 8 ranks: `make test`
     rows("prove")           # all families with all else in pairs; what divides a model in triples, up to 16 ranks
@@ -255,14 +255,13 @@ def _with_fewer_ranks(held: Sequence[Row], array: Array) -> list[dict[str, Any]]
         if covered.try_change(row, None):
             continue
         made = dict(row)
-        for name, level in ((name, level) for name in _SIZES for level in array.factors[name]):
-            new = (
-                made
-                | {name: level}
-                | ({"schedule": array.factors["schedule"][0]} if (name, level) == ("pipe", 1) else {})
-            )
-            if world_size(new) < world_size(made) and legal(new, array) and covered.try_change(made, new):
-                made = new
+        for name in _SIZES:
+            for level in array.factors[name]:
+                new = made | {name: level}
+                if new["pipe"] == 1:
+                    new["schedule"] = array.factors["schedule"][0]
+                if world_size(new) < world_size(made) and legal(new, array) and covered.try_change(made, new):
+                    made = new
         left.append(made)
     return left
 
@@ -298,7 +297,7 @@ def mend(name: str) -> list[dict[str, Any]]:
 
 
 def _mended(row: Row, array: Array) -> dict[str, Any] | None:
-    """Return the row, if need be with one factor at its plainest level; None: that is not enough, or a level is gone."""
+    """Return the row, if need be with one factor at its plainest level; None: that does not help."""
     if row.keys() != array.factors.keys() or any(row[name] not in array.factors[name] for name in row):
         return None
     plainer = ({**row, name: array.factors[name][0]} for name in reversed(array.factors))
