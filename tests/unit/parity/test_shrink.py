@@ -12,7 +12,7 @@ from dslpar.layout.resolve import Job
 from dslpar.linter import check
 from dslpar.parity.shrink import SmallJob, one_process_job, shrink, shrink_both, with_axes
 from dslpar.parity.small_mesh import axes_of
-from tests.properties.random_layouts import draw
+from tests.support.drawn_layouts import draw
 from tests.support.layout_factors import FAMILIES, PLAIN, job_of
 
 DRAWN = 60
