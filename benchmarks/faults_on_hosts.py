@@ -4,7 +4,7 @@ host, the exit status, and whether the job has said who failed (rank), where (ho
     python -m benchmarks.faults_on_hosts                       # the table, as markdown; about half a minute a row
     python -m benchmarks.faults_on_hosts hang "host gone"      # some rows
 
-Four ranks, two on each of two hosts that are namespaces of this machine (tests/system/two_hosts/hosts.py), a pipeline
+Four ranks, two on each of two hosts that are namespaces of this machine (tests/support/two_hosts.py), a pipeline
 of two stages with data parallelism 2. Rank 2 meets the fault: the first on host1, of stage 1. It comes from outside of
 dslpar: a `sitecustomize` in PYTHONPATH wraps `Engine.train_batch` as its module is imported, the same under every
 launcher; links are cut, disks are small, signals are sent. The exit status is 1 if a job falls short.
@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from benchmarks import injected
 from tests.support.paths import ROOT
-from tests.system.two_hosts.hosts import Hosts, Job, missing, two_hosts
+from tests.support.two_hosts import Hosts, Job, missing, two_hosts
 
 SLOTS, RANK, STEP = 2, 2, 3
 """Ranks of a host; the rank that fails; the step in which it does."""

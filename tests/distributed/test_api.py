@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import dslpar
 from dslpar.core.errors import DslparError
-from tests.distributed.models.test_sequential import PIPE, mlp, points, sgd, shares, written
+from tests.support.plain_models import PIPE, mlp, points, sgd, shares, written
 from tests.support.ranks import on_ranks
 
 CONFIG = "batch = dict(global_size=16, accumulation=2)\ntrain = dict(steps=4, clip_grad_norm=0.5)\n"

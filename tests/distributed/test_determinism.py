@@ -15,7 +15,7 @@ from dslpar.distributed.device_environment import device_environment
 from dslpar.layout.resolve import Job, resolve
 from dslpar.linter import check
 from dslpar.schema import sections
-from tests.distributed.models.test_sequential import PIPE, written
+from tests.support.plain_models import PIPE, written
 from tests.support.ranks import on_ranks
 
 

@@ -29,8 +29,8 @@ from dslpar.checkpoint import folder, writer
 from dslpar.cli.main import main
 from dslpar.core.errors import DslparError
 from dslpar.layout.resolve import Job
-from tests.distributed.checkpoint.test_resume import job_of, run
 from tests.support.ranks import on_ranks
+from tests.support.resumed_runs import job_of, run
 
 STEP = 2
 VALUES: tuple[Any, ...] = (

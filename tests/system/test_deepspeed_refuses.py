@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.properties.oracle.real import Verdict, judge
-from tests.properties.oracle.sample import Case
+from tests.support.oracle.real import Verdict, judge
+from tests.support.oracle.sample import Case
 
 MODEL = "model = dict(type='GPT', num_layers=2, hidden_size=16, num_heads=2, vocab_size=256, max_seq_len=8)\n"
 WORLD = 4

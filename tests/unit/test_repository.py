@@ -313,3 +313,39 @@ def test_text_is_made_visible_where_it_leaves() -> None:
     assert {str(path.relative_to(ROOT)): lines for path, lines in found.items() if lines} == {}
     assert bare_texts(ast.parse("print(f'{path} is written')")) == [1]
     assert bare_texts(ast.parse("sys.stderr.write(visible(f'{path} is written') + '\\n')")) == []
+
+
+FREE = (
+    "tests.properties.invariance",
+    "tests.properties.families",
+    "tests.properties.schedules",
+    "tests.properties.context",
+)
+"""Folders whose tables of layouts and of models are what others run, too."""
+
+
+def _of_other_folders(path: Path) -> Iterator[str]:
+    """Modules that a module of tests/ imports from another folder of tests, tests/support apart."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        names: list[str] = []
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        for name in names:
+            if not name.startswith("tests.") or name.startswith(("tests.support", *FREE)):
+                continue
+            target = ROOT / name.replace(".", "/")
+            folder = target if target.is_dir() else target.parent
+            if folder != path.parent and folder not in path.parents and path.parent not in folder.parents:
+                yield name
+
+
+def test_what_tests_of_several_folders_share_is_in_support(tmp_path: Path) -> None:
+    """A test can be changed, and a folder of tests run or left out, without a look at the others."""
+    modules = [path for path in (ROOT / "tests").rglob("*.py") if "support" not in path.relative_to(ROOT).parts]
+    assert len(modules) > 300
+    assert {str(path): found for path in modules if (found := [*_of_other_folders(path)])} == {}
+    bad = tmp_path / "test_bad.py"
+    bad.write_text("from tests.support.ranks import on_ranks\nfrom tests.unit.linter.test_fit import TEXT\n")
+    assert [*_of_other_folders(bad)] == ["tests.unit.linter.test_fit"]

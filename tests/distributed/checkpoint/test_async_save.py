@@ -23,10 +23,11 @@ from dslpar.checkpoint.tensor_file import copied_bytes, file_bytes
 from dslpar.core.errors import DslparError
 from dslpar.layout.resolve import Job
 from dslpar.schema import sections
-from tests.distributed.checkpoint.test_folder import job_of, steps
+from tests.distributed.checkpoint.test_folder import steps
+from tests.support.data_types import one_each
 from tests.support.ranks import on_ranks
 from tests.support.sampling import sampled
-from tests.unit.checkpoint.test_tensor_file import one_each
+from tests.support.saving_jobs import job_of
 
 PIPE = sections.Parallel(pipeline=sections.PipelineParallel(size=2))
 LAYOUTS: dict[str, dict[str, Any]] = {

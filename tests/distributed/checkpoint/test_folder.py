@@ -25,18 +25,11 @@ from dslpar.checkpoint.index import INDEX, Index, load_index
 from dslpar.checkpoint.tensor_file import torch_bytes
 from dslpar.core.errors import DslparError
 from dslpar.distributed.collectives import Axis
-from dslpar.layout.resolve import Job, resolve
-from dslpar.models.gpt import section
+from dslpar.layout.resolve import Job
 from dslpar.schema import sections as schema_sections
 from tests.support.ranks import on_ranks
+from tests.support.saving_jobs import GPT, job_of
 from tests.support.versions import needs_torch
-
-GPT = section.GPT(num_layers=2, hidden_size=8, num_heads=2, vocab_size=16, max_seq_len=4)
-
-
-def job_of(output_dir: Path | str = "out", world: int = 1, **sections: Any) -> Job:
-    plain: dict[str, Any] = {"model": GPT, "train": schema_sections.Train(output_dir=str(output_dir))}
-    return resolve(schema_sections.Spec(**plain | sections), world, "cfg.py")
 
 
 def put(root: Path, step: int) -> Path:

@@ -25,9 +25,10 @@ from dslpar.layout.resolve import Job
 from dslpar.models.gpt import section
 from dslpar.schema import sections as schema_sections
 from tests.distributed.checkpoint import test_resume
-from tests.distributed.checkpoint.test_resume import FOUR_LAYERS, PIPED, _held, parallel, run, scheduled, zero
+from tests.distributed.checkpoint.test_resume import zero
 from tests.support import checkpoint_page
 from tests.support.ranks import on_ranks
+from tests.support.resumed_runs import FOUR_LAYERS, PIPED, held_by, parallel, run, scheduled
 from tests.support.sampling import sampled
 from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 
@@ -68,7 +69,7 @@ def loaded(job: Job, path: str) -> dict[str, torch.Tensor]:
     stored = folder.open_checkpoint(Path(path))
     checkpoint.check(stored, job, "text")
     checkpoint.load(engine, stored)
-    return _held(engine)
+    return held_by(engine)
 
 
 # ---- reshard ----

@@ -14,7 +14,7 @@ import torch
 from dslpar.layout.resolve import Job
 from dslpar.models.gpt import section
 from dslpar.schema import sections
-from tests.distributed.engine.test_engine import LENGTH, VOCAB, batches, engine_of, job
+from tests.support.engines import LENGTH, VOCAB, batches, engine_of, job
 from tests.support.ranks import on_ranks
 from tests.support.sampling import sampled
 

@@ -14,7 +14,7 @@ from dslpar.core.mesh import Mesh, Tensor
 from dslpar.distributed import collectives
 from dslpar.distributed.groups import Groups
 from dslpar.schema import sections
-from tests.distributed.engine.test_engine import batches, engine_of, job
+from tests.support.engines import batches, engine_of, job
 from tests.support.ranks import on_ranks
 from tests.support.traffic_counter import counting
 from tests.support.versions import needs_torch

@@ -17,8 +17,8 @@ import dslpar
 from dslpar.cluster.network import free_port
 from dslpar.core.errors import DslparError
 from dslpar.schema.registry import Registry
-from tests.distributed.models.test_sequential import GLOBAL, PIPE, assert_equal, mlp, plain_torch, points, sgd, written
 from tests.support.paths import ROOT
+from tests.support.plain_models import GLOBAL, PIPE, assert_equal, mlp, plain_torch, points, sgd, written
 from tests.support.ranks import on_ranks
 from tests.support.runs import BIN, deepspeed, start
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from dslpar.compat import colossalai
 from dslpar.core.errors import DslparError
-from tests.distributed.models.test_sequential import GLOBAL, STEPS, images, plain_torch, resnet, sgd
+from tests.support.plain_models import GLOBAL, STEPS, images, plain_torch, resnet, sgd
 from tests.support.ranks import on_ranks
 from tests.support.sampling import sampled
 

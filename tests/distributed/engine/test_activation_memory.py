@@ -31,8 +31,8 @@ from dslpar.layout.schedule import Schedule
 from dslpar.models.gpt import model, section
 from dslpar.models.layered import build_module
 from dslpar.schema import sections
-from tests.distributed.engine.test_engine import engine_of, job
 from tests.distributed.engine.test_state_memory import TOLERANCE, micro_batches, watching, workload
+from tests.support.engines import engine_of, job
 from tests.support.fake_world import on_last_ranks
 from tests.support.layouts import KEEPS, LAYOUTS
 from tests.support.ranks import on_ranks

@@ -12,8 +12,8 @@ from dslpar.core.errors import DslparError
 from dslpar.engine.compiled_layers import loses_gradients
 from dslpar.layout.resolve import Job
 from dslpar.schema import sections
-from tests.distributed.engine.test_engine import batches, engine_of, job
 from tests.support.compiled import TORCH_S_OWN_WARNINGS
+from tests.support.engines import batches, engine_of, job
 from tests.support.ranks import on_ranks
 from tests.support.sampling import sampled
 

@@ -13,9 +13,9 @@ from dslpar.layout.decision import Decision
 from dslpar.layout.resolve import Job
 from dslpar.models.gpt import section
 from dslpar.schema import sections
-from tests.distributed.checkpoint.test_resume import job_of, run
-from tests.distributed.engine.test_engine import LENGTH, VOCAB, batches, engine_of, job
+from tests.support.engines import LENGTH, VOCAB, batches, engine_of, job
 from tests.support.ranks import on_ranks
+from tests.support.resumed_runs import job_of, run
 from tests.support.sampling import sampled
 
 PIPE = sections.Parallel(pipeline=sections.PipelineParallel(size=2))

@@ -28,11 +28,11 @@ from dslpar.layout.resolve import Job
 from dslpar.models.gpt import section
 from dslpar.models.layered import LayerSpec
 from dslpar.schema import sections
-from tests.distributed.engine.test_engine import LENGTH, VOCAB, batches, engine_of, job
-from tests.distributed.models.test_sequential import mlp, points, sgd, shares, written
 from tests.properties.invariance.layouts import MODES, Layout, pipe, tensor
 from tests.properties.invariance.measure import run_ranks
+from tests.support.engines import LENGTH, VOCAB, batches, engine_of, job
 from tests.support.forked_runs import start_program
+from tests.support.plain_models import mlp, points, sgd, shares, written
 from tests.support.ranks import on_ranks
 from tests.support.sampling import sampled
 from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS

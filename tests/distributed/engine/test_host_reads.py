@@ -14,7 +14,7 @@ from dslpar.distributed import deepspeed_patches
 from dslpar.engine.host_reads import HostReads
 from dslpar.layout.resolve import Job
 from dslpar.schema import sections
-from tests.distributed.engine.test_engine import batches, engine_of, job
+from tests.support.engines import batches, engine_of, job
 from tests.support.fake_world import in_forks
 from tests.support.ranks import on_ranks
 from tests.support.sampling import sampled

@@ -17,7 +17,7 @@ from dslpar.distributed.groups import Groups
 from dslpar.engine.build import build_engine
 from dslpar.layout.resolve import Job
 from dslpar.schema import sections
-from tests.distributed.engine.test_engine import batches, engine_of, job
+from tests.support.engines import batches, engine_of, job
 from tests.support.fake_world import fake_world, in_forks
 from tests.support.ranks import on_ranks
 from tests.support.sampling import sampled

@@ -16,9 +16,9 @@ from dslpar.distributed import deepspeed_patches
 from dslpar.engine import offloaded_adam
 from dslpar.layout.resolve import Job
 from dslpar.schema import sections
-from tests.distributed.checkpoint.test_resume import job_of, run
-from tests.distributed.engine.test_engine import batches, engine_of, job
+from tests.support.engines import batches, engine_of, job
 from tests.support.ranks import on_ranks
+from tests.support.resumed_runs import job_of, run
 
 OFFLOAD = {"offload_optimizer": {"device": "cpu"}}
 PIPE = sections.Parallel(pipeline=sections.PipelineParallel(size=2))

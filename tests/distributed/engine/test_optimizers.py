@@ -13,7 +13,7 @@ from dslpar.core.errors import DslparError
 from dslpar.layout.resolve import Job
 from dslpar.schema import sections as schema_sections
 from dslpar.schema import torch_optimizers as known
-from tests.distributed.engine.test_engine import batches, engine_of, job
+from tests.support.engines import batches, engine_of, job
 from tests.support.ranks import on_ranks
 from tests.support.sampling import sampled
 

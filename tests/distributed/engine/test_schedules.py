@@ -21,7 +21,7 @@ from dslpar.layout.schedule import Action
 from dslpar.models.gpt import section
 from dslpar.reporting import show
 from dslpar.schema import sections
-from tests.distributed.engine.test_engine import LENGTH, VOCAB, batches, engine_of, job
+from tests.support.engines import LENGTH, VOCAB, batches, engine_of, job
 from tests.support.ranks import RankError, on_ranks
 from tests.support.sampling import sampled
 

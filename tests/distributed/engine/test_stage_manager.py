@@ -22,7 +22,7 @@ from dslpar.layout.chunks import Chunks
 from dslpar.layout.stages import distribute_layers
 from dslpar.models import GPT
 from dslpar.models.sequential import Sequential
-from tests.distributed.models.test_sequential import PIPE, mlp, sgd, written
+from tests.support.plain_models import PIPE, mlp, sgd, written
 from tests.support.ranks import on_ranks
 
 # ---- the view of the mesh ----

@@ -22,7 +22,7 @@ from dslpar.forecast.workload import Workload, workload_of
 from dslpar.layout.resolve import Job
 from dslpar.models.gpt import section
 from dslpar.schema import sections
-from tests.distributed.engine.test_engine import engine_of, job
+from tests.support.engines import engine_of, job
 from tests.support.live_storages import watching
 from tests.support.ranks import on_ranks
 from tests.support.sampling import sampled

@@ -18,7 +18,7 @@ from dslpar.distributed.symmetric_memory import Place
 from dslpar.layout.resolve import Job
 from dslpar.schema import sections
 from dslpar.schema.types import SYMMETRIC_MEMORY
-from tests.distributed.engine.test_engine import batches, engine_of, job
+from tests.support.engines import batches, engine_of, job
 from tests.support.ranks import on_ranks
 from tests.support.sampling import sampled
 from tests.support.symmetric_memory import fused_products_on_cpus

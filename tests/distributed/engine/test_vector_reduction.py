@@ -17,7 +17,7 @@ from dslpar.layers.placement import residual_vector
 from dslpar.layout.resolve import Job
 from dslpar.models.gpt import section
 from dslpar.schema import sections
-from tests.distributed.engine.test_engine import LENGTH, VOCAB, batches, engine_of, job
+from tests.support.engines import LENGTH, VOCAB, batches, engine_of, job
 from tests.support.layouts import LAYOUTS as LAYOUTS_BY_NAME
 from tests.support.ranks import on_ranks
 from tests.support.sampling import sampled

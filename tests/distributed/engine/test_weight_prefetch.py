@@ -12,9 +12,9 @@ from dslpar.engine import build
 from dslpar.layout.resolve import Job
 from dslpar.models.gpt import section
 from dslpar.schema import sections
-from tests.distributed.engine.test_engine import LENGTH, VOCAB, batches, engine_of, job
 from tests.distributed.engine.test_gather import BUCKET, late
-from tests.distributed.layers.test_weight_prefetch import count_ahead
+from tests.support.engines import LENGTH, VOCAB, batches, engine_of, job
+from tests.support.prefetched_panels import count_ahead
 from tests.support.ranks import on_ranks
 from tests.support.sampling import sampled
 

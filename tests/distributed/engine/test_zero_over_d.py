@@ -22,12 +22,12 @@ from dslpar.layout.deepspeed_config import ds_config
 from dslpar.layout.resolve import Job, with_zero
 from dslpar.models.gpt import section
 from dslpar.schema import sections
-from tests.distributed.checkpoint.test_resume import VOCAB as VOCAB_OF_RUN
-from tests.distributed.checkpoint.test_resume import job_of, run, same
-from tests.distributed.engine.test_engine import LENGTH, VOCAB, engine_of, job
 from tests.distributed.engine.test_state_memory import TOLERANCE, _held, model, workload
 from tests.distributed.engine.test_zero_traffic import counted, trained
+from tests.support.engines import LENGTH, VOCAB, engine_of, job
 from tests.support.ranks import on_ranks
+from tests.support.resumed_runs import VOCAB as VOCAB_OF_RUN
+from tests.support.resumed_runs import job_of, run, same
 from tests.support.sampling import sampled
 
 

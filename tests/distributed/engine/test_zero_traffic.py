@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dslpar.layout.resolve import Job
 from dslpar.models.gpt import section
 from dslpar.schema import sections
-from tests.distributed.engine.test_engine import LENGTH, batches, engine_of, job
+from tests.support.engines import LENGTH, batches, engine_of, job
 from tests.support.ranks import on_ranks
 from tests.support.sampling import sampled
 

@@ -12,8 +12,8 @@ import torch
 
 from dslpar.inference.trained import open_run
 from dslpar.schema import sections as schema_sections
-from tests.distributed.checkpoint.test_resume import FOUR_LAYERS, LENGTH, job_of, run, scheduled
 from tests.support.ranks import on_ranks
+from tests.support.resumed_runs import FOUR_LAYERS, LENGTH, job_of, run, scheduled
 from tests.support.sampling import sampled
 
 VOCAB = 256

@@ -18,8 +18,8 @@ from dslpar.core.mesh import Mesh
 from dslpar.distributed.groups import Groups
 from dslpar.layers import Attention, Block, Form, Rotary, attention, gather, initialize, normal, placement
 from tests.distributed.layers.cases.blocks import documents, padding
-from tests.distributed.layers.compare_dense import BATCH, HIDDEN, KV_HEADS, QUERY_HEADS, SEQUENCE, numbers
 from tests.support import ring_sums
+from tests.support.compare_dense import BATCH, HIDDEN, KV_HEADS, QUERY_HEADS, SEQUENCE, numbers
 from tests.support.layouts import LAYOUTS
 from tests.support.ranks import on_ranks
 from tests.support.versions import needs_torch

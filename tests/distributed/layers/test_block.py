@@ -14,7 +14,7 @@ from dslpar.core.mesh import Mesh
 from dslpar.distributed.groups import Groups
 from dslpar.layers import MLP, Block, Form
 from dslpar.layers.block import swiglu
-from tests.distributed.layers.compare_dense import numbers
+from tests.support.compare_dense import numbers
 
 TOKENS, FEATURES = 7, 16
 

@@ -16,8 +16,8 @@ from dslpar.core.errors import DslparError
 from dslpar.core.mesh import LEGACY_ORDER, Mesh, Tensor
 from dslpar.distributed.groups import Groups
 from dslpar.layers import Linear, gather, initialize, placement_of
-from tests.distributed.models.test_sequential import written
 from tests.support.paths import ROOT
+from tests.support.plain_models import written
 from tests.support.ranks import on_ranks
 from tests.support.versions import TORCH, needs_torch
 

@@ -11,8 +11,8 @@ import pytest
 from dslpar.core.mesh import Tensor
 from dslpar.distributed import collectives
 from tests.distributed.layers.cases import CASES, errors
-from tests.distributed.layers.compare_dense import TOLERANCE
 from tests.distributed.layers.sampled_rows import EACH_TIME, OTHER_SIZES, PROOF, PROVEN, seen, seen_in
+from tests.support.compare_dense import TOLERANCE
 from tests.support.layouts import INNERS, KEEPS, RESIDUALS, everything, mode_of
 from tests.support.ranks import on_ranks
 from tests.support.sampling import sampled

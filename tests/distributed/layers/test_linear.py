@@ -24,7 +24,7 @@ from dslpar.layers.linear import sharded_matmul
 from dslpar.layers.matmul_sharding import MatmulSharding
 from dslpar.layers.parameter import Init
 from dslpar.layers.placement import Placement
-from tests.distributed.layers.compare_dense import BATCH, FFN, HIDDEN, SEQUENCE, relative
+from tests.support.compare_dense import BATCH, FFN, HIDDEN, SEQUENCE, relative
 from tests.support.layouts import LAYOUTS, kept
 from tests.support.ranks import on_ranks
 from tests.support.traffic_counter import counting

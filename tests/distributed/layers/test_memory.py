@@ -24,11 +24,12 @@ from dslpar.forecast.memory import LayerMemory
 from dslpar.layers import MLP, Attention, Block, Form, LayerNorm, Linear, RMSNorm, initialize, placement
 from dslpar.layout.divisors import head_ranks
 from dslpar.models.gpt import costs, section
-from tests.distributed.layers.compare_dense import BATCH, FFN, HEADS, HIDDEN, SEQUENCE
 from tests.support.adapted import ALL, Q, R, V, adapted
+from tests.support.compare_dense import BATCH, FFN, HEADS, HIDDEN, SEQUENCE
 from tests.support.fake_world import on_last_ranks
 from tests.support.layouts import EACH_MODE, KEEPS, LAYOUTS
 from tests.support.sampling import sampled
+from tests.support.saved_tensors import saved_by
 from tests.support.versions import TORCH
 
 TOKENS = BATCH * SEQUENCE
@@ -143,22 +144,6 @@ def held_by(tensor: mesh.Tensor) -> dict[str, tuple[float, float, float]]:
         trained = sum(p.numel() for p in layer.parameters() if p.requires_grad)
         found[name] = sum(p.numel() for p in layer.parameters()), saved_by(layer, x), trained
     return found
-
-
-def saved_by(layer: torch.nn.Module, x: torch.Tensor) -> float:
-    """Elements of what a forward leaves alive for the backward."""
-    parameters = {p.untyped_storage().data_ptr() for p in layer.parameters()}
-    alive: list[torch.Tensor] = []
-
-    def pack(saved: torch.Tensor) -> torch.Tensor:
-        if saved.is_floating_point() and saved.untyped_storage().data_ptr() not in parameters:
-            alive.append(saved)
-        return saved
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
-        _y = layer(x)
-    storages = {saved.untyped_storage().data_ptr(): saved.untyped_storage().nbytes() for saved in alive}
-    return sum(storages.values()) / x.element_size()
 
 
 def kept(tensor: mesh.Tensor) -> list[mesh.Tensor]:

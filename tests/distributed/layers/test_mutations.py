@@ -20,7 +20,7 @@ from dslpar.distributed.collectives import Axis, Pending
 from dslpar.layers import attention, context_attention, embedding, gather_reduce, linear, loss, norm, placement, rotary
 from dslpar.layout.attention_blocks import Block
 from tests.distributed.layers.cases import errors
-from tests.distributed.layers.compare_dense import TOLERANCE
+from tests.support.compare_dense import TOLERANCE
 from tests.support.layouts import LAYOUTS, kept
 from tests.support.ranks import on_ranks
 

@@ -16,8 +16,8 @@ from dslpar.core import mesh
 from dslpar.core.mesh import Mesh
 from dslpar.distributed.groups import Groups
 from dslpar.layers import Block, Form, Rotary, initialize, mark_owners, overlap, placement
-from tests.distributed.layers.compare_dense import BATCH, FFN, HIDDEN, SEQUENCE
 from tests.distributed.layers.test_linear import layers, results
+from tests.support.compare_dense import BATCH, FFN, HIDDEN, SEQUENCE
 from tests.support.fake_world import on_last_ranks
 from tests.support.layouts import INNERS, LAYOUTS, RESIDUALS, kept
 from tests.support.live_storages import LiveStorages

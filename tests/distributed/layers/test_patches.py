@@ -11,8 +11,8 @@ from dslpar.core import mesh
 from dslpar.distributed.groups import Groups
 from dslpar.layers import PatchEmbedding
 from dslpar.layers import placement as at_of
-from tests.distributed.layers import dense
-from tests.distributed.layers.compare_dense import (
+from tests.support import dense
+from tests.support.compare_dense import (
     BATCH,
     HIDDEN,
     TOLERANCE,

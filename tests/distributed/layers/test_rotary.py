@@ -16,8 +16,8 @@ from torch import Tensor
 from dslpar.core.mesh import Mesh
 from dslpar.distributed.groups import Groups
 from dslpar.layers import Attention, Rotary, initialize
-from tests.distributed.layers.compare_dense import numbers
-from tests.distributed.layers.dense import rotated
+from tests.support.compare_dense import numbers
+from tests.support.dense import rotated
 
 
 def heads(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:

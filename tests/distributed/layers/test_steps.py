@@ -22,8 +22,8 @@ import torch
 
 from dslpar.core.mesh import Tensor
 from tests.distributed.layers.cases import CASES, errors_after_steps
-from tests.distributed.layers.compare_dense import STEPS as STEPS_TAKEN
 from tests.distributed.layers.sampled_rows import STEPS, seen_after_steps, seen_in
+from tests.support.compare_dense import STEPS as STEPS_TAKEN
 from tests.support.layouts import LAYOUTS, mode_of
 from tests.support.ranks import RankError, on_ranks
 

@@ -46,7 +46,7 @@ from dslpar.layers import (
     normal,
 )
 from dslpar.layers.parameter import initialize_built
-from tests.distributed.layers.compare_dense import numbers
+from tests.support.compare_dense import numbers
 
 H, F, A, S, V = 8, 12, 2, 6, 7
 BATCH = 4

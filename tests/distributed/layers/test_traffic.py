@@ -37,8 +37,8 @@ from dslpar.layers import (
 from dslpar.layout.divisors import head_ranks
 from dslpar.models import GPT, build_module
 from dslpar.models.gpt import costs
-from tests.distributed.layers.compare_dense import BATCH, FFN, HEADS, HIDDEN, SEQUENCE, VOCAB, tokens
 from tests.support.adapted import ALL, Q, R, V, adapted
+from tests.support.compare_dense import BATCH, FFN, HEADS, HIDDEN, SEQUENCE, VOCAB, tokens
 from tests.support.fake_world import on_last_ranks
 from tests.support.layouts import EACH_MODE, KEEPS, LAYOUTS, everything
 from tests.support.ranks import on_ranks

@@ -39,7 +39,7 @@ from dslpar.layers import (
 from dslpar.layers.gather_reduce import Sharding
 from dslpar.layers.weight_gradients import WeightGradients, is_splitting, splitting
 from dslpar.models.recompute import Step, run_layers
-from tests.distributed.layers.compare_dense import (
+from tests.support.compare_dense import (
     BATCH,
     FFN,
     HIDDEN,

@@ -24,15 +24,16 @@ from dslpar.core.mesh import Mesh
 from dslpar.distributed import collectives
 from dslpar.distributed.collectives import Axis, Pending
 from dslpar.distributed.groups import Groups
-from dslpar.layers import Block, Linear, initialize, late_gradient, placement, weight_prefetch
+from dslpar.layers import Block, Linear, initialize, late_gradient, placement
 from dslpar.layers.loss import cross_entropy, cross_entropy_by_chunks
 from dslpar.layers.weight_prefetch import prefetch_weights
-from tests.distributed.layers.compare_dense import BATCH, HIDDEN, SEQUENCE, VOCAB, randomized
 from tests.distributed.layers.test_backward_order import _Products
 from tests.distributed.layers.test_weight_gradients import Model, split
+from tests.support.compare_dense import BATCH, HIDDEN, SEQUENCE, VOCAB, randomized
 from tests.support.fake_world import on_last_ranks
 from tests.support.layouts import LAYOUTS, kept
 from tests.support.live_storages import LiveStorages
+from tests.support.prefetched_panels import count_ahead
 from tests.support.ranks import on_ranks
 from tests.support.sampling import sampled
 
@@ -251,19 +252,6 @@ def _check_switches(module: nn.Module, used: list[bool], batches: Sequence[Tenso
     assert len(used) == before
     assert module.weight_prefetch is None
     assert not module._forward_pre_hooks
-
-
-def count_ahead() -> list[bool]:
-    """Return a list that grows by each panel that came ahead: whether it was used."""
-    used: list[bool] = []
-    original = weight_prefetch._Ahead.is_of
-
-    def is_of(self: Any, *args: Any) -> bool:
-        used.append(original(self, *args))
-        return used[-1]
-
-    weight_prefetch._Ahead.is_of = is_of  # type: ignore[method-assign]
-    return used
 
 
 FEW = ("GPT-2", "recomputed", "by parts, untied", "split", "adapters, frozen", "in flight")

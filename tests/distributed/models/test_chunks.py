@@ -15,16 +15,8 @@ from dslpar.core.errors import DslparError
 from dslpar.distributed.groups import Groups
 from dslpar.models.layered import LayerSpec
 from dslpar.models.sequential import PlainModel
-from tests.distributed.models.test_sequential import (
-    PIPE,
-    PIPE_DATA,
-    assert_equal,
-    plain_torch,
-    points,
-    sgd,
-    steps_of,
-    written,
-)
+from tests.distributed.models.test_sequential import steps_of
+from tests.support.plain_models import PIPE, PIPE_DATA, assert_equal, plain_torch, points, sgd, written
 from tests.support.ranks import on_ranks
 
 CONFIG = "batch = dict(global_size=16, accumulation={})\ntrain = dict(steps=5, clip_grad_norm=0.5)\n"

@@ -17,9 +17,9 @@ from dslpar.models.layered import LayeredModel
 from dslpar.models.moco import costs as moco_costs
 from dslpar.models.resmlp import costs as resmlp_costs
 from dslpar.models.resmlp.model import ResMLPBlock
-from tests.distributed.layers.test_memory import saved_by
 from tests.support.fake_world import on_last_ranks
 from tests.support.layouts import LAYOUTS
+from tests.support.saved_tensors import saved_by
 from tests.support.traffic_counter import counting
 
 BATCH = 12

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 import dslpar
-from tests.distributed.models.test_sequential import written
 from tests.support import learning
+from tests.support.plain_models import written
 from tests.support.ranks import on_ranks
 
 pytestmark = [pytest.mark.prove, pytest.mark.minutes(8)]

@@ -20,9 +20,9 @@ from dslpar.distributed.collectives import all_reduce
 from dslpar.distributed.groups import Groups
 from dslpar.layers import gather
 from dslpar.models import MoCo, build_module
-from tests.distributed.layers import dense
-from tests.distributed.layers.compare_dense import TOLERANCE, numbers, randomized, relative, whole
-from tests.distributed.layers.dense import Parameters, under
+from tests.support import dense
+from tests.support.compare_dense import TOLERANCE, numbers, randomized, relative, whole
+from tests.support.dense import Parameters, under
 from tests.support.layouts import LAYOUTS
 from tests.support.ranks import on_ranks
 

@@ -12,85 +12,34 @@ from torch import Tensor, nn
 
 import dslpar
 from dslpar.core.errors import DslparError
-from tests.distributed.models.resnet import ResNet18
+from tests.support.plain_models import (
+    GLOBAL,
+    PIPE,
+    PIPE_DATA,
+    STEPS,
+    Weights,
+    assert_equal,
+    images,
+    mlp,
+    plain_torch,
+    points,
+    resnet,
+    sgd,
+    shares,
+    written,
+)
 from tests.support.ranks import on_ranks
 
-STEPS, GLOBAL = 5, 16
 CONFIG = """\
 batch = dict(global_size=16, accumulation=2)
 train = dict(steps=5, clip_grad_norm=0.5)
 """
-PIPE, PIPE_DATA = "parallel = dict(pipeline=2)\n", "parallel = dict(pipeline=2, data=2)\n"
-
-Weights = dict[str, Tensor]
-
-
-def written(folder: Path, text: str) -> str:
-    path = folder / "cfg.py"
-    path.write_text(text)
-    return str(path)
-
-
-def mlp() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
-
-
-def points(step: int, inputs: int = 6, classes: int = 4) -> tuple[Tensor, Tensor]:
-    """A global batch."""
-    generator = torch.Generator().manual_seed(step)
-    return torch.randn(GLOBAL, inputs, generator=generator), torch.randint(classes, (GLOBAL,), generator=generator)
-
-
-def shares(engine: Any, x: Tensor, y: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """This rank's micro-batches of a global batch."""
-    batch, data, rank = engine.job.batch, engine.job.mesh.data, engine.groups.coord["data"]
-    return [(xs[rank::data][0], ys[rank::data][0]) for xs, ys in zip(*_cut(batch, data, x, y), strict=True)]
-
-
-def _cut(batch: Any, data: int, *values: Tensor) -> list[Any]:
-    return [value.view(batch.accumulation, data, batch.micro_size, *value.shape[1:]) for value in values]
-
-
-def sgd(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
-
-
-def plain_torch(module: nn.Module, micro_size: int, steps: int = STEPS, clip: float = 0.5, draw: Any = points) -> Any:
-    """What one process without DeepSpeed gives: [(loss, norm)], weights and buffers."""
-    optimizer, rows = sgd(module.parameters()), []
-    for step in range(steps):
-        x, y = draw(step)
-        pieces = list(zip(x.split(micro_size), y.split(micro_size), strict=True))
-        losses = [nn.functional.cross_entropy(module(xs), ys) / len(pieces) for xs, ys in pieces]
-        loss = torch.stack(losses).sum()
-        loss.backward()
-        norm = nn.utils.clip_grad_norm_(module.parameters(), clip)
-        optimizer.step()
-        optimizer.zero_grad()
-        rows.append((loss.item(), norm.item()))
-    return rows, {name: value.detach().clone() for name, value in module.state_dict().items()}
 
 
 def steps_of(engine: Any, draw: Any = points) -> tuple[list[tuple[float, float]], Weights]:
     """The same through the engine, and this rank's weights."""
     rows = [(engine.train_batch(shares(engine, *draw(step))), engine.grad_norm) for step in range(STEPS)]
     return rows, {name: p.detach().clone() for name, p in engine.named_parameters()}
-
-
-def assert_equal(got: list[Any], expected: Any, rel: float = 1e-6) -> None:
-    """Losses and norms on every rank; weights gathered from all ranks, each one there."""
-    rows, weights = expected
-    held: Weights = {}
-    for ours, theirs in got:
-        for (loss, norm), (other_loss, other_norm) in zip(ours, rows, strict=True):
-            assert loss == pytest.approx(other_loss, rel=rel)
-            assert norm == pytest.approx(other_norm, rel=rel)
-        for name, value in theirs.items():
-            assert torch.equal(held.setdefault(name, value), value), f"replicas of {name} differ"
-    assert set(held) == set(weights)
-    for name, value in weights.items():
-        assert (held[name] - value).abs().max() <= rel * value.abs().max(), name
 
 
 # ---- an nn.Sequential over stages ----
@@ -237,22 +186,12 @@ class Flatten(nn.Module):
         return x.flatten(1)
 
 
-def resnet() -> ResNet18:
-    torch.manual_seed(0)
-    return ResNet18(num_classes=5, width=4)
-
-
 def by_hand(run: dslpar.Run) -> nn.Module:
     """As ColossalAI's manual has it."""
     model = resnet()
     if run.stage == 0:
         return nn.Sequential(model.conv1, model.bn1, model.relu, model.maxpool, model.layer1, model.layer2)
     return nn.Sequential(model.layer3, model.layer4, model.avgpool, Flatten(), model.fc)
-
-
-def images(step: int) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(step)
-    return torch.randn(GLOBAL, 3, 32, 32, generator=generator), torch.randint(5, (GLOBAL,), generator=generator)
 
 
 def _by_hand(path: str) -> Any:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import dslpar
-from tests.distributed.models.test_sequential import written
+from tests.support.plain_models import written
 from tests.support.ranks import on_ranks
 from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 

@@ -14,8 +14,8 @@ from torch.nn import functional
 import dslpar
 from dslpar.core.errors import DslparError
 from dslpar.policies.data_types import check_data
-from tests.distributed.models.test_sequential import written
 from tests.support.paths import ROOT
+from tests.support.plain_models import written
 from tests.support.ranks import on_ranks
 from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 

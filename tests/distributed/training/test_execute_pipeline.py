@@ -16,9 +16,9 @@ from torch.nn import functional
 import dslpar
 from dslpar.core.errors import DslparError
 from dslpar.distributed import collectives
-from tests.distributed.models.test_sequential import PIPE, PIPE_DATA, assert_equal, mlp, plain_torch, points, written
-from tests.distributed.models.test_sequential import STEPS as POINT_STEPS
-from tests.distributed.models.test_sequential import sgd as make_sgd
+from tests.support.plain_models import PIPE, PIPE_DATA, assert_equal, mlp, plain_torch, points, written
+from tests.support.plain_models import STEPS as POINT_STEPS
+from tests.support.plain_models import sgd as make_sgd
 from tests.support.ranks import on_ranks
 from tests.support.sampling import sampled
 

@@ -17,8 +17,8 @@ import torch
 import dslpar
 from dslpar.core.errors import DslparError
 from dslpar.reporting import run_dir
-from tests.distributed.models.test_sequential import PIPE, mlp, points, sgd, shares, written
 from tests.support.forked_runs import ForkedJob, start_program
+from tests.support.plain_models import PIPE, mlp, points, sgd, shares, written
 from tests.support.ranks import on_ranks
 
 CONFIG = "batch = dict(global_size=16, accumulation=2)\n"

@@ -24,7 +24,7 @@ from dslpar.schema.sections import (
 )
 from dslpar.training.replica_check import Difference, ReplicaCheck, _minority
 from dslpar.training.replicated_state import Copies, Item, _ParameterCopies, replicated_state
-from tests.distributed.engine.test_engine import batches, engine_of, job
+from tests.support.engines import batches, engine_of, job
 from tests.support.ranks import on_ranks
 from tests.support.sampling import sampled
 

@@ -14,10 +14,10 @@ from dslpar.checkpoint import folder
 from dslpar.cli import main as cli
 from dslpar.core.errors import DslparError
 from dslpar.engine.engine import Engine
-from tests.distributed.models.test_sequential import mlp, points, sgd, shares
 from tests.distributed.training import test_fit
 from tests.distributed.training.test_program import config
 from tests.support.forked_runs import start_job
+from tests.support.plain_models import mlp, points, sgd, shares
 from tests.support.ranks import on_ranks
 from tests.support.runs import write_config
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from dslpar.core.catalog import split_page
 from dslpar.linter.registry import RULES
 from dslpar.schema.sections_reader import SECTIONS
-from tests.properties.oracle.sample import sample as sample_of_oracle
+from tests.support.oracle.sample import sample as sample_of_oracle
 from tests.support.paths import ROOT
 
 MODEL = "model = dict(type='GPT', num_layers=8, hidden_size=96, num_heads=24, vocab_size=256, max_seq_len=96)\n"

@@ -23,9 +23,9 @@ from dslpar.schema import deepspeed_policy, sections_reader
 from dslpar.schema import sections as spec
 from dslpar.schema.torch_optimizers import OPTIMIZERS
 from dslpar.schema.torch_schedulers import LR_SCHEDULERS
-from tests.properties.oracle.real import Verdict, config_of, forced_job, judge
 from tests.properties.oracle.reasons import BESIDE_OTHERS, REASONS
-from tests.properties.oracle.sample import Case, sample
+from tests.support.oracle.real import Verdict, config_of, forced_job, judge
+from tests.support.oracle.sample import Case, sample
 
 ALL = 1_000
 PARTS = 8
@@ -36,7 +36,7 @@ ANNOUNCED = {"CFG111", "PIP110"}
 """Infos that say: this class is not known before it is built, and is checked then."""
 MACHINE = ("not been implemented on CPU backend", "must be on supported devices: ['cuda'")
 """What no linter can know: some of DeepSpeed's optimizers, and torch's capturable ones, are for GPUs alone."""
-IMPORTED = ("'tests.properties.oracle.models.Module' is not a gradient handler",)
+IMPORTED = ("'tests.support.oracle.models.Module' is not a gradient handler",)
 """What is known when a class is imported, which lint never does."""
 
 

@@ -21,8 +21,8 @@ import torch
 from dslpar.checkpoint import folder, tensor_file, writer
 from dslpar.checkpoint.folder import FileDigest
 from dslpar.checkpoint.manifest import manifest_of
-from tests.distributed.checkpoint.test_folder import job_of
 from tests.support.sampling import sampled
+from tests.support.saving_jobs import job_of
 
 JOB = job_of()
 EVENTS = {"os.mkdir": "mkdir", "os.rename": "rename", "os.remove": "remove", "os.rmdir": "rmdir", "open": "open"}

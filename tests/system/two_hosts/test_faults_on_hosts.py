@@ -12,8 +12,8 @@ import pytest
 
 from benchmarks.faults_on_hosts import CONFIG, FAULTS, LAUNCHERS, run_with_fault
 from tests.support.runs import TEXT
+from tests.support.two_hosts import ROOT, missing, two_hosts
 from tests.support.waiting import wait
-from tests.system.two_hosts.hosts import ROOT, missing, two_hosts
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 

@@ -16,7 +16,7 @@ import pytest
 
 from dslpar.cluster.network import free_port
 from tests.support.runs import CONFIG, ROOT, metrics, write_config
-from tests.system.two_hosts.hosts import Hosts, missing, two_hosts
+from tests.support.two_hosts import Hosts, missing, two_hosts
 
 PIPED = "parallel = dict(pipeline=2)\n"
 WORDS = ["--config", "a b.py", "x=[0,1]", "y='q'", 'z=dict(a="1 $HOME")', "100%h", "$HOME", "w=`ls`;*", "back\\slash a"]

@@ -16,8 +16,8 @@ from dslpar.watchdog.receiver import read_variable
 from dslpar.watchdog.status_page import StatusPage
 from tests.support.hostile import MEMORY_BYTES, peak_bytes
 from tests.support.runs import CONFIG, metrics, write_config
+from tests.support.two_hosts import ROOT, Hosts, missing, two_hosts
 from tests.system.test_strangers import STEPS, losses_undisturbed
-from tests.system.two_hosts.hosts import ROOT, Hosts, missing, two_hosts
 
 pytestmark = [pytest.mark.skipif(bool(missing()), reason=missing()), pytest.mark.prove]
 

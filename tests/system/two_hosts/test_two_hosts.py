@@ -19,8 +19,8 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from tests.support.runs import CONFIG, metrics, write_config
+from tests.support.two_hosts import ROOT, Finished, Hosts, Names, missing, two_hosts
 from tests.support.waiting import wait_until
-from tests.system.two_hosts.hosts import ROOT, Finished, Hosts, Names, missing, two_hosts
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
@@ -213,7 +213,7 @@ def test_what_a_host_has_is_its_own(tmp_path: Path) -> None:
 ABANDONED = """\
 import os, sys, time
 sys.path.insert(0, {root!r})
-from tests.system.two_hosts.hosts import two_hosts
+from tests.support.two_hosts import two_hosts
 with two_hosts() as hosts:
     job = hosts.start(1, ["sleep", "600"], hosts.folder / "output")
     print(job.pid, flush=True)

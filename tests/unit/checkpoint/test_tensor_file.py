@@ -12,15 +12,9 @@ import xxhash
 from safetensors.torch import load_file, save_file
 
 from dslpar.checkpoint import folder
-from dslpar.checkpoint.tensor_file import DTYPES, dtype_name, open_file, write_tensors
+from dslpar.checkpoint.tensor_file import dtype_name, open_file, write_tensors
 from dslpar.core.errors import DslparError
-
-LENGTHS = {"F32": 5, "BF16": 3, "F64": 2, "BOOL": 7, "F8_E4M3": 1, "U8": 0, "I64": 4, "F16": 6}
-
-
-def one_each() -> dict[str, torch.Tensor]:
-    """Of many dtypes, small odd lengths, one of them empty."""
-    return {name: torch.arange(length).to(DTYPES[name]) for name, length in LENGTHS.items()}
+from tests.support.data_types import LENGTHS, one_each
 
 
 def bits(tensor: torch.Tensor) -> bytes:

@@ -23,8 +23,8 @@ from dslpar.launch.agent import HostReport
 from dslpar.launch.host_findings import HostChecks, HostResult
 from tests.support.runs import ROOT, write_config
 from tests.support.stopwatch import Stopwatch
+from tests.support.two_hosts import Hosts, missing, two_hosts
 from tests.support.waiting import wait, wait_until
-from tests.system.two_hosts.hosts import Hosts, missing, two_hosts
 
 HOSTS = parse("node1 slots=4\nnode2 slots=4\n", "hosts").hosts
 VERSIONS = agent.versions()

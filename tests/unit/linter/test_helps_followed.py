@@ -17,8 +17,9 @@ from dslpar.linter.rule import Rule
 from dslpar.linter.rules.hosts import RULES as HOST_RULES
 from tests.support.helps import HOLE, Linted, UnreadableHelpError, alternatives, carry_out
 from tests.support.lint import MODEL, TOO_SMALL
+from tests.support.rule_pages import sections
 from tests.unit.linter.test_messages import SAID
-from tests.unit.linter.test_rule_pages import TWO, sections
+from tests.unit.linter.test_rule_pages import TWO
 
 
 def replacing(old: str, new: str) -> Callable[[Linted], Linted]:

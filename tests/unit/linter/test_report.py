@@ -22,7 +22,7 @@ from dslpar.linter.report.github import github
 from dslpar.linter.report.sarif import sarif
 from tests.support.lint import MODEL, findings
 from tests.support.paths import ROOT
-from tests.unit.linter.test_rule_pages import sections
+from tests.support.rule_pages import sections
 
 BAD = MODEL + "parallel = dict(pipline=3, tensor=dict(size=2, mode='1D'))\nidle = dict(a='\\x1b')\n"
 VALIDATOR = jsonschema.Draft202012Validator(

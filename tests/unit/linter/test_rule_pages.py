@@ -8,22 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from dslpar.core.catalog import split_page
 from dslpar.core.errors import Finding
 from dslpar.linter.registry import RULES, page_of, pages
 from dslpar.linter.rule import Rule
 from dslpar.linter.rules.hosts import RULES as HOST_RULES
 from tests.support.lint import MODEL, TOO_SMALL, findings
+from tests.support.rule_pages import sections
 
 PAGES = [page for page in pages() if not isinstance(page, Rule)]
 SECTIONS = ("What it does", "Why", "Example", "Use instead")
 FAMILIES = ("CFG", "PAR", "TEN", "PIP", "BAT", "ZER", "PRE", "DSC", "HST", "CKP", "FIT", "PERF", "DEAD")
 TWO = "parallel = dict(tensor=dict(size=2, mode='1d'))\n"
-
-
-def sections(rule: Rule) -> dict[str, str]:
-    """Heading -> text of a page."""
-    return {heading: body + "\n" for heading, body in split_page(rule.text())[1].items()}
 
 
 def lint_example(rule: Rule, example: str) -> list[str]:

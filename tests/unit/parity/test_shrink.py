@@ -20,7 +20,7 @@ from dslpar.parity.shrink import (
     with_small_model,
 )
 from dslpar.parity.small_mesh import axes_of
-from tests.properties.random_layouts import draw
+from tests.support.drawn_layouts import draw
 from tests.support.layout_factors import FAMILIES, PLAIN, job_of
 
 DRAWN = 60

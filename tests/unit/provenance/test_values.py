@@ -32,7 +32,7 @@ from dslpar.provenance.subject import Subject
 from dslpar.provenance.values import Value, values_of
 from dslpar.reporting import run_dir
 from tests.support.paths import ROOT
-from tests.unit.linter.test_rule_pages import sections
+from tests.support.rule_pages import sections
 from tests.unit.test_repository import heavy_imports
 
 CONFIGS = sorted(

@@ -10,7 +10,7 @@ import torch
 from dslpar.core import mesh
 from dslpar.distributed.groups import Groups
 from tests.distributed.layers.cases import blocks, embedding_norm_loss, images, linears, models
-from tests.distributed.layers.compare_dense import Errors, Training, assert_copies_equal
+from tests.support.compare_dense import Errors, Training, assert_copies_equal
 
 CASES = (*linears.CASES, *blocks.CASES, *embedding_norm_loss.CASES, *images.CASES, *models.CASES)
 FAMILIES = {case.__name__: case.__module__.rpartition(".")[2] for case in CASES}

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from dslpar.distributed.groups import Groups
 from dslpar.layers import MLP, Attention, Block, Form, Linear, Rotary
-from tests.distributed.layers import dense
-from tests.distributed.layers.compare_dense import (
+from tests.support import dense
+from tests.support.compare_dense import (
     BATCH,
     FFN,
     HEADS,

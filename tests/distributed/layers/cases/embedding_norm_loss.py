@@ -25,8 +25,8 @@ from dslpar.layers import (
 )
 from dslpar.layers.loss import Reduction
 from dslpar.layout import divisors
-from tests.distributed.layers import dense
-from tests.distributed.layers.compare_dense import (
+from tests.support import dense
+from tests.support.compare_dense import (
     BATCH,
     FFN,
     HIDDEN,

@@ -10,8 +10,8 @@ from dslpar.distributed.groups import Groups
 from dslpar.layers import Affine, BatchNorm, PatchEmbedding, Placement, TokenLinear, first_token, mean_of_tokens
 from dslpar.layers import placement as at_of
 from dslpar.models import ResMLP, build_module
-from tests.distributed.layers import dense
-from tests.distributed.layers.compare_dense import (
+from tests.support import dense
+from tests.support.compare_dense import (
     BATCH,
     FFN,
     HIDDEN,

@@ -7,8 +7,8 @@ from typing import Any
 from dslpar.distributed.groups import Groups
 from dslpar.layers import Placement
 from dslpar.models import GPT, build_module
-from tests.distributed.layers import dense
-from tests.distributed.layers.compare_dense import (
+from tests.support import dense
+from tests.support.compare_dense import (
     FFN,
     HEADS,
     HIDDEN,

@@ -33,8 +33,8 @@ from dslpar.linter import check
 from dslpar.models.gpt import section
 from dslpar.reporting import logging, monitors
 from dslpar.schema import sections_reader
-from tests.properties.oracle.sample import Case
 from tests.support.fake_world import LostError, fake_world, in_forks
+from tests.support.oracle.sample import Case
 
 PATH = "cfg.py"
 """For a rank, of which a compiled model on a busy machine takes a minute."""

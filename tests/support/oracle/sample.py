@@ -30,8 +30,8 @@ from dslpar.schema.fields import facts_of
 from dslpar.schema.keys import aliases_of
 from dslpar.schema.torch_optimizers import OPTIMIZERS
 from dslpar.schema.torch_schedulers import LR_SCHEDULERS
-from tests.properties.oracle import values
-from tests.properties.oracle.breaking import BREAKINGS
+from tests.support.oracle import values
+from tests.support.oracle.breaking import BREAKINGS
 
 Sections = dict[str, Any]
 MOST_RANKS = 64
@@ -333,10 +333,10 @@ def _renamed(rng: Random, made: Sections) -> Sections:
 
 def _other_model(rng: Random, layout: Layout) -> Sections:
     if layout.pipe == 1 and rng.random() < 0.3:
-        return {"type": "tests.properties.oracle.models.Module", "width": rng.choice((4, 8))}
+        return {"type": "tests.support.oracle.models.Module", "width": rng.choice((4, 8))}
     if rng.random() < 0.3:
         name = rng.choice(("Chain", "Listed"))
-        return {"type": f"tests.properties.oracle.models.{name}", "depth": layout.pipe + rng.randint(0, 3)}
+        return {"type": f"tests.support.oracle.models.{name}", "depth": layout.pipe + rng.randint(0, 3)}
     return {"type": rng.choice(("Sequential", "torch.nn.Sequential")), "layers_cfg": _layers(rng, layout)}
 
 
@@ -394,7 +394,7 @@ def _optimizer(rng: Random, layout: Layout, zero: Any, stage: int) -> Sections:
     if rng.random() < 0.4:
         return _own_optimizer(rng)
     if not stage and layout.tensor.get("size", 1) == 1 and rng.random() < 0.1:
-        return {"type": "tests.properties.oracle.models.Descent", "lr": 0.1, "momentum": 0.9}
+        return {"type": "tests.support.oracle.models.Descent", "lr": 0.1, "momentum": 0.9}
     rows = {
         name: row
         for name, row in OPTIMIZERS.items()
@@ -479,7 +479,7 @@ def _handlers(rng: Random, stage: int) -> Any:
     if rng.random() < 0.85:
         return None
     idle = {"type": "PipelineSharedModuleGradientHandler"}
-    own = {"type": "tests.properties.oracle.models.Handler", "scale": 0.5}
+    own = {"type": "tests.support.oracle.models.Handler", "scale": 0.5}
     return rng.choice(([idle], idle, []) if stage else ([own], own, [idle, own]))
 
 

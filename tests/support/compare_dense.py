@@ -27,7 +27,7 @@ from dslpar.core.mesh import Mesh
 from dslpar.distributed.collectives import all_gather
 from dslpar.distributed.groups import Groups
 from dslpar.layers import Init, Placement, initialize, placement
-from tests.distributed.layers import dense
+from tests.support import dense
 
 TOLERANCE = 1e-12
 STEPS = 3

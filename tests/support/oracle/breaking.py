@@ -10,7 +10,7 @@ from dslpar.schema import deepspeed_policy as ds_keys
 from dslpar.schema.torch_optimizers import OPTIMIZERS
 from dslpar.schema.torch_schedulers import LR_SCHEDULERS
 from dslpar.schema.types import TENSOR_MODES
-from tests.properties.oracle import values
+from tests.support.oracle import values
 
 Sections = dict[str, Any]
 Breaking = Callable[[Random, Sections, int], "int | None"]
@@ -91,7 +91,7 @@ def _wrong_offload(rng: Random, sections: Sections, world: int) -> None:
 
 def _optimizer_elsewhere(rng: Random, sections: Sections, world: int) -> None:
     """Any optimizer of the tables, whatever the stage, the tensor size and the offload are."""
-    sections["optimizer"] = {"type": rng.choice([*OPTIMIZERS, "MyOptimizer", "tests.properties.oracle.models.Descent"])}
+    sections["optimizer"] = {"type": rng.choice([*OPTIMIZERS, "MyOptimizer", "tests.support.oracle.models.Descent"])}
 
 
 def _any_schedule(rng: Random, sections: Sections, world: int) -> None:
@@ -150,8 +150,8 @@ def _other_model(rng: Random, sections: Sections, world: int) -> None:
     sections["model"] = rng.choice(
         (
             {"type": "Net"},
-            {"type": "tests.properties.oracle.models.Nothing"},
-            {"type": "tests.properties.oracle.models.Handler"},
+            {"type": "tests.support.oracle.models.Nothing"},
+            {"type": "tests.support.oracle.models.Handler"},
             {"type": "Sequential", "layers_cfg": [layer, idle, idle, layer]},
             {"type": "Sequential", "layers_cfg": [idle, idle]},
             {"type": "Sequential", "layers_cfg": [layer | {"layer_idx": 1}, layer | {"layer_idx": 0}]},
@@ -174,8 +174,8 @@ def _handler(rng: Random, sections: Sections, world: int) -> None:
     names = (
         "MoeGradientHandler",
         "MyHandler",
-        "tests.properties.oracle.models.Handler",
-        "tests.properties.oracle.models.Module",
+        "tests.support.oracle.models.Handler",
+        "tests.support.oracle.models.Module",
     )
     sections["gradient_handler"] = [{"type": rng.choice(names)}]
 

@@ -1,0 +1,20 @@
+"""Counts the panels of weights that were gathered ahead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dslpar.layers import weight_prefetch
+
+
+def count_ahead() -> list[bool]:
+    """Return a list that grows by each panel that came ahead: whether it was used."""
+    used: list[bool] = []
+    original = weight_prefetch._Ahead.is_of
+
+    def is_of(self: Any, *args: Any) -> bool:
+        used.append(original(self, *args))
+        return used[-1]
+
+    weight_prefetch._Ahead.is_of = is_of  # type: ignore[method-assign]
+    return used
