@@ -210,12 +210,21 @@ def build_layer(spec: LayerSpec, groups: Groups, seed: int) -> nn.Module:
     """
     with torch.random.fork_rng(devices=[]):
         # What a layer draws by itself, as torch.nn's do, depends on the run's seed and on its name alone.
-        torch.manual_seed(stable_hash(seed, spec.owner))
+        _seed_all(stable_hash(seed, spec.owner))
         with skip_init() if spec.skips_init else nullcontext():
             module = spec.build()
     initialize_built(module, groups, seed, prefix=f"{spec.owner}.")
     mark_owners(module, groups)
     return module
+
+
+def _seed_all(seed: int) -> None:
+    """As torch.manual_seed, which writes down the stack for each kind of accelerator that the machine does not have."""
+    accelerator = getattr(torch, "accelerator", None)  # since torch 2.6
+    if accelerator is None or accelerator.is_available():
+        torch.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)
 
 
 def _add_at(root: nn.Module, name: str, module: nn.Module) -> None:
