@@ -22,9 +22,10 @@ from _pytest.runner import runtestprotocol
 from dslpar.distributed import forked_ranks
 from tests.support import ranks, warm
 from tests.support.kill_matrix.child import ChildError, ChildTimeoutError, in_child
-from tests.support.kill_matrix.recorder import install_recorder, met
+from tests.support.kill_matrix.recorder import install_recorder, met, prepare
 from tests.support.kill_matrix.results import FOLDER, Result, Results
 from tests.support.maths_mutants.mutant import Mutant
+from tests.support.versions import HAS_TRANSFORMERS
 
 TESTS = (
     *(f"tests/unit/{name}" for name in ("layers", "data", "models", "policies", "checkpoint", "distributed", "layout")),
@@ -62,6 +63,8 @@ class Matrix:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Instead of running the tests."""
         warm.import_deepspeed()
+        if HAS_TRANSFORMERS:
+            warm.import_transformers("LlamaForCausalLM")
         for fn in (forked_ranks.run_on_ranks, ranks.on_ranks):
             assert fn.__kwdefaults__ is not None
             fn.__kwdefaults__["idle_s"] = IDLE_S
@@ -79,6 +82,7 @@ class Matrix:
 
         path = FOLDER / "recorded.jsonl"
         known = {each.test: each for each in read_recorded(path)}
+        prepare(all_mutants())
         for count, item in enumerate(items):
             if item.nodeid not in known:
                 known[item.nodeid] = _record(item, all_mutants())

@@ -10,10 +10,22 @@ from __future__ import annotations
 import builtins
 import os
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
+from types import CodeType, FunctionType
 
 from tests.support.maths_mutants import mistakes
 from tests.support.maths_mutants.mutant import Mutant, met_by
+
+
+@cache
+def _reporting(mutants: tuple[Mutant, ...]) -> list[tuple[FunctionType, CodeType]]:
+    return list(met_by(mutants))
+
+
+def prepare(mutants: Sequence[Mutant]) -> None:
+    """Compile, once for all forks of this process, what `install_recorder` puts in."""
+    _reporting(tuple(mutants))
 
 
 def install_recorder(mutants: Sequence[Mutant], path: Path) -> None:
@@ -26,7 +38,7 @@ def install_recorder(mutants: Sequence[Mutant], path: Path) -> None:
             os.write(file, f"{name}\n".encode())  # one call: lines of several processes do not mix
 
     builtins.maths_mutant_met = report  # type: ignore[attr-defined]
-    for function, code in list(met_by(mutants)):
+    for function, code in _reporting(tuple(mutants)):
         function.__globals__.setdefault("mistakes", mistakes)  # which `when` may ask
         function.__code__ = code
 
