@@ -23,7 +23,7 @@ from dslpar.schema.sections import OtherModel
 if TYPE_CHECKING:
     from dslpar.schema.transformers_configs import TransformersConfig
 
-__all__ = ["OtherModel", "Size", "beyond_masks", "conditions", "inner_features", "sizes_of"]
+__all__ = ["OtherModel", "Size", "beyond_masks", "conditions", "heads_of_stages", "inner_features", "sizes_of"]
 
 _ROLES = ("hidden", "heads", "kv_heads", "head_dim", "ffn", "shared_ffn", "experts")
 
@@ -57,6 +57,28 @@ def conditions(config: TransformersConfig | None, cuboid: Tensor) -> Iterator[Co
     if size := sizes.get("hidden"):
         for axes in divisors.residual_only_axes(cuboid):
             yield divisors.cut(size.key, size.value, cuboid, axes, "TEN131")
+    if config is not None:
+        yield from _of_stages(config, cuboid)
+
+
+def heads_of_stages(config: TransformersConfig) -> tuple[int, ...]:
+    """Return the heads of each stage of a model that has them in a list, as Swin; of others nothing."""
+    heads = config.values.get(config.own_name("heads"))
+    if not isinstance(heads, (list, tuple)) or not all(type(each) is int and each > 0 for each in heads):
+        return ()
+    return tuple(heads)
+
+
+def _of_stages(config: TransformersConfig, cuboid: Tensor) -> Iterator[Condition]:
+    """The same of a model whose stages have a list of heads: each stage has twice the features of the one before."""
+    heads, width = heads_of_stages(config), config.number("embed_dim")
+    for stage, count in enumerate(heads):
+        yield divisors.head_cut(config.key("heads"), count, cuboid, "TEN131")
+        if width is None:
+            continue
+        key, features = config.keys.get("embed_dim", "embed_dim"), width << stage
+        for axes in (*divisors.inner_axes(cuboid), *divisors.residual_only_axes(cuboid)):
+            yield divisors.cut(key, features, cuboid, axes, "TEN131")
 
 
 def _has_dense_blocks(config: TransformersConfig) -> bool:

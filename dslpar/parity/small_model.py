@@ -169,8 +169,13 @@ def _grow(
         if not failing:
             break
         names = sorted({field_of(each.key) for each in failing}, key=lambda name: (name not in order, name))
-        grown[names[0]] += step(names[0])
+        grown[names[0]] = _next(grown[names[0]], step(names[0]))
     return grown
+
+
+def _next(size: Any, step: int) -> Any:
+    """Return the next larger size; in a list, of a number a stage, each is twice the one before."""
+    return [(size[0] + step) << stage for stage in range(len(size))] if isinstance(size, list) else size + step
 
 
 # ---- models of transformers ----
@@ -265,6 +270,9 @@ def _small_transformers(
         if config.size("head_dim") is None and isinstance(hidden, int) and isinstance(heads, int):
             # transformers' own condition; twice, since rotary positions turn pairs of a head's features.
             found.append(Condition(config.own_name("hidden"), hidden, 2 * heads, "2 * heads", "TEN131"))
+        width = sizes.get("embed_dim")
+        if isinstance(heads, list) and isinstance(width, int):  # of Swin's stages, all of which have as many features
+            found.append(Condition("embed_dim", width, 2 * heads[0], "2 * heads", "TEN131"))
         return found
 
     def field_of(key: str) -> str:

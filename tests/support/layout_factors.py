@@ -37,6 +37,7 @@ _IMAGES = {
     "num_labels": 1000,
 }
 _T5 = {"d_model": HIDDEN, "d_kv": 16, "d_ff": 4 * HIDDEN, "num_heads": HEADS, "vocab_size": VOCABULARY}
+_STAGES = {"embed_dim": 192, "num_heads": [12, 24, 48, 96], "num_labels": 1000}
 _NO_SIZES: Mapping[str, Any] = {}
 
 FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
@@ -58,8 +59,8 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     ),
     "ViT": ("transformers.ViTForImageClassification", _IMAGES),
     "MAE": ("transformers.ViTMAEForPreTraining", {k: v for k, v in _IMAGES.items() if k != "num_labels"}),
-    "Swin": ("transformers.SwinForImageClassification", {"num_labels": 1000}),
-    "SwinV2": ("transformers.Swinv2ForImageClassification", {"num_labels": 1000}),
+    "Swin": ("transformers.SwinForImageClassification", _STAGES),
+    "SwinV2": ("transformers.Swinv2ForImageClassification", _STAGES),
     "ResNet": ("transformers.ResNetForImageClassification", {"num_labels": 1000}),
     "GPT-2": (
         "transformers.GPT2LMHeadModel",

@@ -75,6 +75,13 @@ def size_of_transformers_does_not_divide(cx: Context) -> Iterator[Problem]:
         if not each.holds:
             wrong.setdefault(each.key, each)
     for key, each in wrong.items():
+        if key not in roles:  # of a list, or counted from one
+            given = "config" if key in model.config.keys.values() else "file" if key in model.config.in_file else ""
+            what = "heads" if key == model.config.key("heads") else "features"
+            message = f"{key}: a stage has {each.value} {what}, which do not divide by {each.why}"
+            hint = f"choose {' or '.join(map(str, multiples(each.value, each.by)))} {what} there, or fewer tensor ranks"
+            yield model.problem_of_key(key, given, message, hint)
+            continue
         value = sizes[roles[key]].value
         if each.value == value:
             hint = f"{key}={' or '.join(map(str, multiples(each.value, each.by)))}"

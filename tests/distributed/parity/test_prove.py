@@ -22,6 +22,7 @@ from dslpar.layout.resolve import Job
 from dslpar.parity.prove import Proof, prove
 from tests.support import warm
 from tests.support.layout_factors import PLAIN, job_of
+from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 
 VOCABULARY, WIDTH = 32, 16
 
@@ -46,6 +47,11 @@ def says(proof: Proof) -> str:
         {"mode": "2d 4", "tied": False, "keep": "none"},
         {"data": 3, "zero": 3, "recompute": 1, "optimizer": "SGD"},
         {"data": 2, "zero": 2, "offload": True, "context": "ring 2"},
+        # The head is frozen, and recomputed with the loss: ZeRO 3 lets go of its weight before torch looks at it.
+        pytest.param(
+            {"family": "Llama", "data": 2, "zero": 3, "loss_chunks": 3, "adapters": True},
+            marks=pytest.mark.skipif(not HAS_TRANSFORMERS, reason=NO_TRANSFORMERS),
+        ),
     ],
     ids=str,
 )

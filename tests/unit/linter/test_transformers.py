@@ -290,3 +290,26 @@ def test_tokens_of_an_image_divide(name: str, image: int, tensor: str, said: str
     found = [item for item in findings(text) if item.code == "TEN136"]
     assert len(found) == bool(said)
     assert all(item.message.startswith(said) and marked(text, item) == str(image) for item in found)
+
+
+@pytest.mark.parametrize(
+    ("config", "code_at", "message"),
+    [
+        ("num_labels=5", "dict(", "num_heads: a stage has 3 heads, which do not divide by y = 2 (the default of"),
+        ("num_heads=[2, 4, 8, 16], embed_dim=95", "95", "embed_dim: a stage has 95 features"),
+        ("num_heads=[2, 4, 9, 18], embed_dim=36", "[2", "num_heads: a stage has 9 heads"),
+        ("num_heads=[2, 4, 8, 16], embed_dim=32", "", ""),
+    ],
+)
+def test_sizes_of_stages_divide(config: str, code_at: str, message: str) -> None:
+    """Swin has a list of heads, of which a build refuses the first that does not."""
+    text = (
+        model(f"config=dict({config})", "SwinForImageClassification") + TWO + "data = dict(type='images', path='.')\n"
+    )
+    found = [item for item in findings(text) if item.code == "TEN131"]
+    if not message:
+        assert found == []
+        return
+    (one,) = found
+    assert message in one.message
+    assert marked(text, one).startswith(code_at)
