@@ -3,7 +3,8 @@
     python -m benchmarks gloo_scheduling
 
 Eight ranks, forked anew for each run, all-reduce 64 numbers a hundred times. The ratio is of all that they use, with
-the start of the ranks. `dslpar.distributed.gloo_device` says why it is below one; on a core for each thread it is not.
+the start of the ranks. `dslpar.distributed.gloo_device` says why it is below one. With a core per thread there is no
+gain.
 """
 
 from __future__ import annotations

@@ -98,12 +98,14 @@ def cross_entropy_by_chunks(
     num_chunks: int,
     denominator: Tensor | None = None,
     ignore_index: int = IGNORE_INDEX,
+    compares_recomputed: bool = True,
 ) -> Tensor:
     """Return `cross_entropy` of head(x), computed for one part of each sequence after the other.
 
     `x` is the stored residual [batch/x, sequence, H/z]; `head` gives the stored logits [batch/x, tokens, V/n] of any
-    part of its tokens, and runs again in the backward: only one part's logits are ever there. Other arguments are those
-    of `cross_entropy`. All ranks of the tensor group must call it alike.
+    part of its tokens, and runs again in the backward: only one part's logits are ever there. `compares_recomputed`:
+    have torch compare the shapes of what both runs save. Other arguments are those of `cross_entropy`. All ranks of the
+    tensor group must call it alike.
 
     Raises:
         DslparError: as `cross_entropy`, but for shapes of logits, which come later.
@@ -129,9 +131,8 @@ def cross_entropy_by_chunks(
 
     parts = zip(x.tensor_split(num_chunks, 1), by_piece.tensor_split(num_chunks, -1), strict=True)
     total = x.new_zeros((), dtype=torch.promote_types(x.dtype, torch.float32))
-    # Shapes are not compared after the recomputation: ZeRO 3 has let go of the head's weight by then. torch keeps a
-    # frozen weight as it is, and not another tensor of the same numbers, and it is there again when it is used.
-    run = partial(checkpoint, losses, use_reentrant=False, preserve_rng_state=False, determinism_check="none")
+    check = "default" if compares_recomputed else "none"
+    run = partial(checkpoint, losses, use_reentrant=False, preserve_rng_state=False, determinism_check=check)
     for tokens, of_tokens in parts:
         if tokens.shape[1]:
             total = total + run(tokens, of_tokens)

@@ -171,19 +171,16 @@ def world_size(args: argparse.Namespace, cluster: Cluster | None, parser: argpar
     """Return the number of ranks that --world-size or the hosts give; exit with a usage error without either."""
     size: int | None = args.world_size or (cluster.world_size if cluster else None)
     if not size:
-        path = getattr(args, "config", None) or config_paths(args, parser)[0]
-        exit_if_unreadable(check.load(path))
         command = parser.prog.split()[-1]
         parser.error(f"{command} needs the number of ranks: --world-size N or --hostfile FILE")
     return size
 
 
-def exit_if_unreadable(config: Config) -> None:
-    """Exit with status 2 if the config's file cannot be read: asking for more would not help."""
+def is_unreadable(config: Config) -> bool:
+    """Whether the config's file cannot be read, and print why: to ask for a world size would not help."""
     unreadable = [each for each in config.findings if each.code == "CFG009"]
-    if unreadable:
-        print_findings(unreadable, dict(config.sources))
-        sys.exit(2)
+    print_findings(unreadable, dict(config.sources))
+    return bool(unreadable)
 
 
 # ---- results ----

@@ -245,6 +245,8 @@ def _reshard(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
     sources: dict[str, str] = {}
     cluster = arguments.load_cluster(args, parser, sources)
+    if not (args.world_size or cluster) and arguments.is_unreadable(check.load(args.config)):
+        return 1
     world_size = arguments.world_size(args, cluster, parser)
     if others := [operand for operand in args.operands if not arguments.is_override(operand)]:
         parser.error(f"reshard takes one checkpoint, and overrides, not {others[0]!r}")

@@ -9,6 +9,7 @@ import sys
 from dslpar.cli import arguments
 from dslpar.core.project import add_trust
 from dslpar.forecast.machine import MachineError, machine_of
+from dslpar.linter import check
 from dslpar.reporting import plan as report
 from dslpar.reporting import planning
 
@@ -80,6 +81,8 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     cluster = arguments.load_cluster(args, parser, sources)
     path = _path(args, parser)
     args.world_size = arguments.default_world_size(args, path)
+    if not (args.world_size or cluster) and arguments.is_unreadable(check.load(path)):
+        return 1
     world_size = arguments.world_size(args, cluster, parser)
     question = planning.Question(
         path=path,

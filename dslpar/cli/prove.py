@@ -86,6 +86,8 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     args.world_size = arguments.default_world_size(args, config.path)
     if args.verify is not None:
         return _verify(args, config, parser)
+    if arguments.is_unreadable(config):
+        return certificate.STATUS[certificate.REFUSED]
     world_size = arguments.world_size(args, cluster, parser)
     if args.resume_on is not None and args.steps < 2:
         parser.error("--resume-on needs at least 2 steps")

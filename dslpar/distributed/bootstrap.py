@@ -168,7 +168,7 @@ def setup_distributed(
     deepspeed_patches.skip_shm_op()
     gloo_device.share_device()
     backend = accelerator.communication_backend_name()
-    if backend == "gloo":
+    if backend == "gloo" and dist_env.local_size > 1:
         gloo_device.let_threads_finish()
     store = store or dist.HashStore()  # type: ignore[attr-defined]  # of a world of one, which needs no port
     # Not left to DeepSpeed, which would ask mpi4py for this rank's number; it takes over a group that is there. Without

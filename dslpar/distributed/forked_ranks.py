@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import gc
 import os
 import pickle
 import signal
@@ -198,7 +197,6 @@ def _child(
 ) -> NoReturn:
     """The whole life of a rank."""
     status = 1
-    gc.freeze()  # what comes from the parent is not looked at again: looking would copy its pages
     try:
         faulthandler.register(_STACKS, (folder / f"{rank}.stack").open("a"), all_threads=True)
         os.environ.update(variables)

@@ -1,4 +1,4 @@
-"""What makes gloo cheap where many ranks share few cores: one device a process, and threads that are not preempted.
+"""Make gloo cheap where many ranks share few cores: one device per process, and threads that do not preempt each other.
 
     share_device()                   # before init_process_group
     dist.new_group([0, 1])           # uses the device that the world has opened, where torch opens one a group
@@ -29,12 +29,14 @@ _devices: dict[tuple[int, str | None, str | None], list[Any]] = {}
 
 
 def let_threads_finish() -> None:
-    """Have threads that this one starts from now on, and itself, not preempted by others that wake: on Linux alone.
+    """Put this thread, and those that it starts later, under SCHED_BATCH: they preempt nobody when they wake.
 
-    No more than a wish: it needs no right, and a rank runs as well without it.
+    On Linux alone. It needs no privilege; where it is refused, nothing changes.
     """
-    if hasattr(os, "SCHED_BATCH") and os.sched_getscheduler(0) == os.SCHED_OTHER:
-        with contextlib.suppress(OSError):  # a container may forbid the call
+    if not hasattr(os, "SCHED_BATCH"):
+        return
+    with contextlib.suppress(OSError):  # a container may forbid either call
+        if os.sched_getscheduler(0) == os.SCHED_OTHER:
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 

@@ -60,8 +60,19 @@ class LossByChunks:
     def __call__(self, x: Tensor, labels: Labels) -> Tensor:
         """Return the loss of the stored residual [batch/x, sequence, H/z] that the head would be given."""
         labels, denominator = (labels, None) if isinstance(labels, Tensor) else labels
+        # ZeRO 3 lets go of a weight after the recomputation, and gathers it again before it is used. Of a frozen one
+        # torch has saved the parameter itself, and would look at its shape in between.
+        parameters = (p for _, module in self._put_off.values() for p in module.parameters())
+        is_emptied = any(not p.requires_grad and hasattr(p, "ds_id") for p in parameters)
         return cross_entropy_by_chunks(
-            self.groups, self._logits, x, labels, self.vocab_size, self.num_chunks, denominator
+            self.groups,
+            self._logits,
+            x,
+            labels,
+            self.vocab_size,
+            self.num_chunks,
+            denominator,
+            compares_recomputed=not is_emptied,
         )
 
     def _logits(self, x: Tensor) -> Tensor:

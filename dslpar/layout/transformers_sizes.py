@@ -11,7 +11,7 @@ is left out has the class's default, as far as the class is known.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dslpar.core.mesh import Tensor
@@ -23,7 +23,7 @@ from dslpar.schema.sections import OtherModel
 if TYPE_CHECKING:
     from dslpar.schema.transformers_configs import TransformersConfig
 
-__all__ = ["OtherModel", "Size", "beyond_masks", "conditions", "heads_of_stages", "inner_features", "sizes_of"]
+__all__ = ["OtherModel", "Size", "beyond_masks", "conditions", "inner_features", "sizes_of"]
 
 _ROLES = ("hidden", "heads", "kv_heads", "head_dim", "ffn", "shared_ffn", "experts")
 
@@ -61,24 +61,26 @@ def conditions(config: TransformersConfig | None, cuboid: Tensor) -> Iterator[Co
         yield from _of_stages(config, cuboid)
 
 
-def heads_of_stages(config: TransformersConfig) -> tuple[int, ...]:
-    """Return the heads of each stage of a model that has them in a list, as Swin; of others nothing."""
-    heads = config.values.get(config.own_name("heads"))
-    if not isinstance(heads, (list, tuple)) or not all(type(each) is int and each > 0 for each in heads):
+def _heads_of_stages(config: TransformersConfig) -> Sequence[int]:
+    """Return the heads of each stage where a known class lists them, as Swin does; else ()."""
+    heads, depths = config.values.get(config.own_name("heads")), config.values.get("depths")
+    if not config.known or not isinstance(heads, (list, tuple)):
         return ()
-    return tuple(heads)
+    if isinstance(depths, (list, tuple)):
+        heads = heads[: len(depths)]  # there are no more stages
+    return heads if all(type(each) is int and each > 0 for each in heads) else ()
 
 
 def _of_stages(config: TransformersConfig, cuboid: Tensor) -> Iterator[Condition]:
-    """The same of a model whose stages have a list of heads: each stage has twice the features of the one before."""
-    heads, width = heads_of_stages(config), config.number("embed_dim")
+    """Yield the conditions of a model that lists heads by stage; what divides in one stage does in its double."""
+    heads, width = _heads_of_stages(config), config.number("embed_dim")
     for stage, count in enumerate(heads):
-        yield divisors.head_cut(config.key("heads"), count, cuboid, "TEN131")
-        if width is None:
-            continue
-        key, features = config.keys.get("embed_dim", "embed_dim"), width << stage
-        for axes in (*divisors.inner_axes(cuboid), *divisors.residual_only_axes(cuboid)):
-            yield divisors.cut(key, features, cuboid, axes, "TEN131")
+        if not any(count % earlier == 0 for earlier in heads[:stage]):
+            yield divisors.head_cut(config.key("heads"), count, cuboid, "TEN131")
+    if heads and width is not None:  # each stage has twice the features of the one before
+        key = config.keys.get("embed_dim", config.in_file.get("embed_dim", "embed_dim"))
+        for axes in dict.fromkeys((*divisors.inner_axes(cuboid), *divisors.residual_only_axes(cuboid))):
+            yield divisors.cut(key, width, cuboid, axes, "TEN131")
 
 
 def _has_dense_blocks(config: TransformersConfig) -> bool:

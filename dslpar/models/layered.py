@@ -219,7 +219,7 @@ def build_layer(spec: LayerSpec, groups: Groups, seed: int) -> nn.Module:
 
 
 def _seed_all(seed: int) -> None:
-    """As torch.manual_seed, which writes down the stack for each kind of accelerator that the machine does not have."""
+    """Seed as torch.manual_seed does, without a stack recorded for each kind of accelerator that is not there."""
     accelerator = getattr(torch, "accelerator", None)  # since torch 2.6
     if accelerator is None or accelerator.is_available():
         torch.manual_seed(seed)

@@ -98,10 +98,19 @@ class Reference:
     """How far the first step is from that of transformers' own forward, by its names; empty: it has no part in it."""
 
 
-def train(job: Job, model: LayeredModel, steps: int, samples_of: Callable[[nn.Module], Samples]) -> Reference:
+def train(
+    job: Job,
+    model: LayeredModel,
+    steps: int,
+    samples_of: Callable[[nn.Module], Samples],
+    resumed: tuple[int, Job] | None = None,
+) -> Reference:
     """Train the model of `job`, whose batch is that of the layout, on this process alone.
 
-    `samples_of` draws the samples for the built model.
+    Args:
+        samples_of: draws the samples for the built model.
+        resumed: the step from which on another layout runs, and its job: where a model's result depends on who is in a
+            micro-batch, its micro-batches are those of that layout.
     """
     torch.manual_seed(job.spec.train.seed)
     groups = Groups(Mesh(), rank=0)
@@ -115,12 +124,14 @@ def train(job: Job, model: LayeredModel, steps: int, samples_of: Callable[[nn.Mo
         raise_finding("BAT210", message, "give more samples", job.path, "data")
     order = [name for name, _ in built.named_parameters()]
     initial = {name: value.detach().clone() for name, value in built.state_dict().items()}
-    clip = _clip_that_acts(
-        _Run(job, model, built, initial, samples, torch.float64, None), job.spec.train.clip_grad_norm
-    )
+
+    def run_of(dtype: torch.dtype, clip: float | None) -> _Run:
+        return _Run(job, model, built, initial, samples, dtype, clip, resumed)
+
+    clip = _clip_that_acts(run_of(torch.float64, None), job.spec.train.clip_grad_norm)
 
     def run(dtype: torch.dtype, shift: Shift | None = None) -> Curve:
-        return _Run(job, model, built, initial, samples, dtype, clip).train(steps, shift)
+        return run_of(dtype, clip).train(steps, shift)
 
     true, rounded = run(torch.float64), run(torch.float32)
     largest = max((float(g.abs().max()) for g in true.gradients.values()), default=0.0)
@@ -147,7 +158,7 @@ def train(job: Job, model: LayeredModel, steps: int, samples_of: Callable[[nn.Mo
         clip=clip,
         order=order,
         not_proven=tuple(lost),
-        off_transformers=_off_transformers(_Run(job, model, built, initial, samples, torch.float64, clip), true),
+        off_transformers=_off_transformers(run_of(torch.float64, clip), true),
     )
 
 
@@ -232,17 +243,12 @@ class _Run:
         samples: Samples,
         dtype: torch.dtype,
         clip: float | None,
+        resumed: tuple[int, Job] | None,
     ) -> None:
         module.to(dtype)
         module.load_state_dict({name: _in(dtype, value) for name, value in initial.items()})
-        self.job, self.model, self.module, self.samples, self.dtype, self.clip = (
-            job,
-            model,
-            module,
-            samples,
-            dtype,
-            clip,
-        )
+        self.job, self.model, self.module, self.samples = job, model, module, samples
+        self.dtype, self.clip, self.resumed = dtype, clip, resumed
         self.loss_of = model.loss(Groups(Mesh(), rank=0))
         self.optimizer = optimizer_of(job, parameter_groups(module))
         self.lr_scheduler = lr_scheduler_factory(job)(self.optimizer)
@@ -287,6 +293,8 @@ class _Run:
     def batches(self, step: int) -> Iterator[tuple[Any, Any]]:
         """Yield the global batch at once; by micro-batches, where statistics or a program's criterion are of these."""
         batch, seed = self.job.batch, self.job.spec.train.seed
+        if self.resumed is not None and step >= self.resumed[0]:
+            batch = self.resumed[1].batch
         apart = takes_batch_statistics(self.module) or getattr(self.model, "criterion", None) is not None
         size = batch.micro_size if apart else batch.global_size
         parts = batch._replace(micro_size=size, accumulation=batch.global_size // size)

@@ -167,7 +167,8 @@ class _Trial:
 
     def compare(self) -> list[Check]:
         """Run both, and return the checks. Raises DslparError: the layout or the model is refused."""
-        self.reference = reference_of(self.small.job, self.steps, self.program)
+        resumed = None if self.resumes is None else (self.steps // 2, self.resumes.job)
+        self.reference = reference_of(self.small.job, self.steps, self.program, resumed)
         job = _clipping_at(self.small.job, self.reference.clip)
         if self.resumes is None:
             self.ranks = self._run(job, self.steps)
@@ -253,16 +254,23 @@ def _of_the_job(job: Job, groups: Groups) -> LayeredModel | None:
     return None
 
 
-def reference_of(small: Job, steps: int, program: Program | None = None) -> Reference:
-    """Train the small job's model on one process, forked from this one. Raises DslparError: it cannot be built."""
+def reference_of(
+    small: Job, steps: int, program: Program | None = None, resumed: tuple[int, Job] | None = None
+) -> Reference:
+    """Train the small job's model on one process, forked from this one. Raises DslparError: it cannot be built.
+
+    `resumed`: the step from which on another job goes on, and that job.
+    """
     layout_ranks.import_for_ranks(small)
-    found = run_on_ranks(1, _reference, small, steps, program, init=None)[0]
+    found = run_on_ranks(1, _reference, small, steps, program, resumed, init=None)[0]
     if isinstance(found, DslparError):
         raise found
     return found  # type: ignore[no-any-return]
 
 
-def _reference(small: Job, steps: int, program: Program | None) -> Reference | DslparError:
+def _reference(
+    small: Job, steps: int, program: Program | None, resumed: tuple[int, Job] | None
+) -> Reference | DslparError:
     try:
         job = one_process_job(small)
         model = _on_one_process(small, job, program) if program else model_from_job(job)
@@ -273,7 +281,7 @@ def _reference(small: Job, steps: int, program: Program | None) -> Reference | D
         def samples_of(module: nn.Module) -> Samples:
             return given if given is not None else draw_samples(small, model, module, num_samples)
 
-        return one_process.train(small, model, steps, samples_of)
+        return one_process.train(small, model, steps, samples_of, resumed)
     except DslparError as error:
         return error
 

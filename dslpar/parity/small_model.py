@@ -174,7 +174,7 @@ def _grow(
 
 
 def _next(size: Any, step: int) -> Any:
-    """Return the next larger size; in a list, of a number a stage, each is twice the one before."""
+    """Return the next larger size. A list has one number per stage, each twice the one before."""
     return [(size[0] + step) << stage for stage in range(len(size))] if isinstance(size, list) else size + step
 
 
@@ -271,7 +271,7 @@ def _small_transformers(
             # transformers' own condition; twice, since rotary positions turn pairs of a head's features.
             found.append(Condition(config.own_name("hidden"), hidden, 2 * heads, "2 * heads", "TEN131"))
         width = sizes.get("embed_dim")
-        if isinstance(heads, list) and isinstance(width, int):  # of Swin's stages, all of which have as many features
+        if isinstance(heads, list) and isinstance(width, int):  # heads have equally many features in all stages
             found.append(Condition("embed_dim", width, 2 * heads[0], "2 * heads", "TEN131"))
         return found
 

@@ -212,11 +212,12 @@ def _divisor_lines(job: Job) -> Iterator[str]:
     found = _divisors(job)
     if found:
         yield "divides"
-    shown = set[str]()
+    shown = dict[str, int]()
     for key, value in dict.fromkeys((each.key, each.value) for each in found):
         reasons = ", ".join(dict.fromkeys(each.why for each in found if (each.key, each.value) == (key, value)))
-        unit = " features" if key in shown else ""  # of heads: those that a weight has for them
-        shown.add(key)
+        # Of heads: those that a weight has for them. A list of heads has several numbers.
+        unit = " features" if key in shown and value % shown[key] == 0 else ""
+        shown.setdefault(key, value)
         yield f"  {key} {value:,}{unit} by {reasons}"
 
 

@@ -76,7 +76,8 @@ def size_of_transformers_does_not_divide(cx: Context) -> Iterator[Problem]:
             wrong.setdefault(each.key, each)
     for key, each in wrong.items():
         if key not in roles:  # of a list, or counted from one
-            given = "config" if key in model.config.keys.values() else "file" if key in model.config.in_file else ""
+            given = "config" if key in model.config.keys.values() else ""
+            given = given or ("file" if key in model.config.in_file.values() else "")
             what = "heads" if key == model.config.key("heads") else "features"
             message = f"{key}: a stage has {each.value} {what}, which do not divide by {each.why}"
             hint = f"choose {' or '.join(map(str, multiples(each.value, each.by)))} {what} there, or fewer tensor ranks"

@@ -67,6 +67,13 @@ def test_a_resume_on_another_layout_is_proved() -> None:
     assert [run.axes for run in proof.runs] == ["data 2, y 2", "pipe 2"]
 
 
+@pytest.mark.skipif(not HAS_TRANSFORMERS, reason=NO_TRANSFORMERS)
+def test_a_resume_with_other_micro_batches_is_proved_of_a_model_with_batch_norms() -> None:
+    """Statistics are of a micro-batch, which is smaller in a pipeline: one process takes those of each layout."""
+    proof = prove(job(family="ResNet", pipe=2), steps=2, resume_on=job(family="ResNet"))
+    assert proof.verdict == "proved", says(proof)
+
+
 def test_the_command_prints_and_keeps_a_certificate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(tmp_path / "proof.json")
     argv = ["prove", "configs/libai/tensor_parallel.py", "--world-size", "8", "--format", "json", "--certificate", path]

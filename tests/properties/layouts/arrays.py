@@ -19,7 +19,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from itertools import combinations, product
+from itertools import chain, combinations, product
 from typing import Any, NamedTuple
 
 from tests.support.layout_factors import CONTEXTS, DECODERS, FACTORS, MODES, Row, findings_of
@@ -211,7 +211,7 @@ def _completed(part: Row, array: Array) -> dict[str, Any] | None:
     plain = {name: array.factors[name][0] for name in free} | dict(part)
     tries = [(name, level) for name in free for level in array.factors[name]]
     two = ((one, other) for one, other in combinations(tries, 2) if one[0] != other[0])
-    others = ({}, *(dict([one]) for one in tries), *map(dict, two))
+    others = chain([{}], (dict([one]) for one in tries), map(dict, two))
     return next((row for each in others if legal(row := {**plain, **each}, array)), None)
 
 

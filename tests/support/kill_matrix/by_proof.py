@@ -60,10 +60,13 @@ class LayoutProof:
             assert recorded.verdict == certificate.PROVED, f"{self.name}, recorded: {recorded}"
             return met(path)
 
-    def _remembered(self, small: Job, steps: int, program: Program | None = None) -> Reference:
-        key = f"{one_process_job(small).spec} {small.batch} {steps}"
+    def _remembered(
+        self, small: Job, steps: int, program: Program | None = None, resumed: tuple[int, Job] | None = None
+    ) -> Reference:
+        then = resumed and (resumed[0], resumed[1].batch)
+        key = f"{one_process_job(small).spec} {small.batch} {steps} {then}"
         if key not in self._references:
-            self._references[key] = self._reference_of(small, steps, program)
+            self._references[key] = self._reference_of(small, steps, program, resumed)
         return self._references[key]
 
     def result(self, mutant: Mutant) -> Result:

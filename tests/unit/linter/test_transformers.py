@@ -299,6 +299,7 @@ def test_tokens_of_an_image_divide(name: str, image: int, tensor: str, said: str
         ("num_heads=[2, 4, 8, 16], embed_dim=95", "95", "embed_dim: a stage has 95 features"),
         ("num_heads=[2, 4, 9, 18], embed_dim=36", "[2", "num_heads: a stage has 9 heads"),
         ("num_heads=[2, 4, 8, 16], embed_dim=32", "", ""),
+        ("num_heads=[2, 4, 9, 18], embed_dim=36, depths=[2, 2]", "", ""),
     ],
 )
 def test_sizes_of_stages_divide(config: str, code_at: str, message: str) -> None:
