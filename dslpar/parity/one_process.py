@@ -176,7 +176,11 @@ def _off_transformers(run: _Run, curve: Curve) -> dict[str, float]:
 
 
 def _check_stable(job: Job, true: Curve, bounds: Mapping[str, float], largest: float) -> None:
-    """Refuse a model whose rounding hides what a layout could do wrong. Raises DslparError."""
+    """Refuse a model whose rounding hides what a layout could do wrong, or that has no gradient. Raises DslparError."""
+    if largest == 0:
+        message = "all gradients of the first step are zero: whatever a layout does to them, they stay so"
+        hint = "batch.micro_size=4, if the loss compares samples with each other; or leave some weights to be trained"
+        raise_finding("PRE234", message, hint, job.path, "model")
     worst = max(bounds, key=bounds.__getitem__, default="")
     is_finite = all(map(math.isfinite, (*true.losses, *true.norms, *bounds.values())))
     if is_finite and (not worst or bounds[worst] <= MOST_ROUNDING * largest):

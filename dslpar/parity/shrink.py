@@ -297,6 +297,8 @@ def _batch(job: Job, spec: Spec, sizes: Mapping[str, int]) -> Batch:
     """Return twice the least micro-batch, and micro-batches enough for a pipeline to reach its steady state."""
     least = divisors.least_micro_size(_cuboid(spec))
     micro = 2 * least if job.batch.micro_size > 1 or least > 1 else 1
+    if not is_chain(spec.model) and job.batch.micro_size >= 4:
+        micro = max(micro, 4 // least * least)  # its loss compares the samples: two are next to none
     accumulation = min(job.batch.accumulation, 2 * sizes["pipe"] if sizes["pipe"] > 1 else 2)
     if sizes["pipe"] > 1 and spec.schedule is not None and spec.schedule.type != "1f1b":
         accumulation = max(1, accumulation // sizes["pipe"]) * sizes["pipe"]

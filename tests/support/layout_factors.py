@@ -186,7 +186,7 @@ def config_of(row: Row) -> tuple[dict[str, Any], int]:
         "zero": zero,
         "optimizer": dict(OPTIMIZERS[row["optimizer"]]),
         "lr_scheduler": {"type": "cosine", "warmup_steps": 3},
-        "batch": {"accumulation": row["accumulation"] * row["pipe"]},
+        "batch": {"accumulation": row["accumulation"] * row["pipe"], **_batch(row["family"])},
         "train": {"steps": 100, "save_interval": 0},
     }
     if row["clip"] is not None:
@@ -249,6 +249,11 @@ _LAYERS_CFG = [
     {"type": "Tanh"},
     {"type": "Linear", "in_features": 48, "out_features": 256, "bias": False},
 ]
+
+
+def _batch(family: str) -> dict[str, Any]:
+    """MoCo's loss tells one sample from the others."""
+    return {"micro_size": 16} if family == "MoCo" else {}
 
 
 def _data(family: str) -> dict[str, Any]:

@@ -92,9 +92,13 @@ class MomentumContrast(Layer):
 
 
 def _held(p: nn.Parameter) -> Iterator[Tensor]:
-    """Yield what this rank holds of a parameter: ZeRO 3's shard of it, and the whole where it stays gathered."""
+    """Yield what this rank holds of a parameter, once: ZeRO 3's shard of it, and the whole where it stays gathered.
+
+    Alone in its group, a rank has gathered the shard itself.
+    """
     shard = getattr(p, "ds_tensor", None)
     if shard is not None:
         yield shard
-    if shard is None or p.numel() == p.ds_numel:  # type: ignore[attr-defined]
+    is_whole = shard is None or p.numel() == p.ds_numel  # type: ignore[attr-defined]
+    if is_whole and (shard is None or p.data_ptr() != shard.data_ptr()):
         yield p.data

@@ -19,9 +19,10 @@ from dslpar.distributed.groups import Groups
 from dslpar.layers import Block, Embedding, Head, LayerNorm, cross_entropy, placement
 from dslpar.layers.parameter import ONES, parameter
 from dslpar.layout.resolve import Job
+from dslpar.linter import check
 from dslpar.parity.prove import Proof, prove
 from tests.support import warm
-from tests.support.layout_factors import PLAIN, job_of
+from tests.support.layout_factors import PLAIN, config_of, job_of
 from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 
 VOCABULARY, WIDTH = 32, 16
@@ -234,6 +235,21 @@ def test_stages_by_hand_are_proved() -> None:
     proof = dslpar.prove(config, world_size=4, model=half, loss=nn.CrossEntropyLoss(), data=data)
     assert proof.verdict == "proved", says(proof)
     assert proof.runs[0].axes == "pipe 2, data 2"
+
+
+def test_a_step_without_gradients_is_refused() -> None:
+    """MoCo's loss of a single sample is zero, in every layout and with every mistake."""
+    config, world_size = config_of(dict(PLAIN, family="MoCo", mode="1d 2"))
+    config["batch"] = {"micro_size": 1}
+    proof = prove(check.resolve(check.load(config), world_size))
+    assert proof.verdict == "refused"
+    assert "all gradients of the first step are zero" in proof.findings[0].message
+
+
+def test_the_momentum_encoder_of_a_rank_that_has_all_of_it_moves_once() -> None:
+    """Alone in its group, ZeRO 3 has the same memory as the whole weight and as the rank's part of it."""
+    proof = prove(job(family="MoCo", mode="1d 2", zero=3))
+    assert proof.verdict == "proved", says(proof)
 
 
 def test_too_few_samples_are_refused() -> None:
