@@ -27,6 +27,7 @@ from dslpar.schema import sections as schema_sections
 from tests.distributed.checkpoint import test_resume
 from tests.distributed.checkpoint.test_resume import zero
 from tests.support import checkpoint_page
+from tests.support.paths import ROOT
 from tests.support.ranks import on_ranks
 from tests.support.resumed_runs import FOUR_LAYERS, PIPED, held_by, parallel, run, scheduled
 from tests.support.sampling import sampled
@@ -466,7 +467,10 @@ def test_reshard_and_export(copy: Path, say: Say) -> None:
         (("show", "."), "no checkpoint in ."),
         (("verify", "."), "no checkpoint in ."),
         (("export", ".", "--output", "x", "--max-shard-size", "big"), "'big' is not a size such as 5GB or 500MB"),
-        (("reshard", ".", "--config", "c.py", "--output", "x"), "--world-size N or --hostfile FILE"),
+        (
+            ("reshard", ".", "--config", str(ROOT / "configs/gpt_3d.py"), "--output", "x"),
+            "--world-size N or --hostfile FILE",
+        ),
     ],
 )
 def test_a_usage_error_is_reported(

@@ -59,5 +59,11 @@ OTHER_SIZES = {
     *("ring-4", "ring-6", "ulysses-4", "ulysses-6", "ring-4-zigzag", "ring-3-1d-sequence-2"),
 }
 """Rows of one model, in a mode that has that model, on another number of ranks: `make prove` runs them."""
-EACH_TIME = {name: cases for name, cases in PROOF.items() if name not in OTHER_SIZES}
+EACH_SIZE = {name: cases for name, cases in PROOF.items() if name not in OTHER_SIZES}
+EACH_TIME = {
+    *("1d-2", "1d-sequence-2", "2.5d-8-depth-2", "cuboid-1-2-2-replicated", "ring-2", "ring-3", "ring-2-zigzag"),
+    *("2d-4-keep-w", "3d-2-2-2-hidden-heads", "ulysses-2", "ring-2-1d-sequence-2", "cuboid-1-2-3-hidden-batch"),
+}
+"""Rows that kill each mutant that some row of EACH_SIZE kills (`python -m tests.support.kill_matrix`), and one of each
+mode: `make test` runs these, and `make prove` all."""
 STEPS = covering(LAYOUTS, seen_after_steps)

@@ -11,7 +11,7 @@ import pytest
 from dslpar.core.mesh import Tensor
 from dslpar.distributed import collectives
 from tests.distributed.layers.cases import CASES, errors
-from tests.distributed.layers.sampled_rows import EACH_TIME, OTHER_SIZES, PROOF, PROVEN, seen, seen_in
+from tests.distributed.layers.sampled_rows import EACH_SIZE, EACH_TIME, OTHER_SIZES, PROOF, PROVEN, seen, seen_in
 from tests.support.compare_dense import TOLERANCE
 from tests.support.layouts import INNERS, KEEPS, RESIDUALS, everything, mode_of
 from tests.support.ranks import on_ranks
@@ -83,8 +83,9 @@ def test_the_sample_has_what_the_whole_has() -> None:
 
 
 def test_the_sample_has_what_it_should() -> None:
-    assert {*EACH_TIME} | OTHER_SIZES == {*PROOF}
-    tensors = [PROVEN[name] for name in EACH_TIME]
+    assert {*EACH_SIZE} | OTHER_SIZES == {*PROOF}
+    assert {*EACH_SIZE} > EACH_TIME
+    tensors = [PROVEN[name] for name in EACH_SIZE]
     modes = {"1d, replicated", "1d, sequence", "2d", "2.5d", "3d", "cuboid", "ring", "ulysses", "zigzag", "context"}
     assert {tensor.size for tensor in tensors} >= {2, 3, 4, 6, 8, 12}
     assert {tensor.d for tensor in tensors if tensor.mode == "2.5d"} >= {2, 3}
@@ -94,5 +95,5 @@ def test_the_sample_has_what_it_should() -> None:
         held = {(tensor.residual, tensor.inner) for tensor in tensors if tensor.mode == mode}
         assert held == {(residual, inner) for residual in RESIDUALS for inner in INNERS}
     for case in CASES:
-        held_in = {mode_of(PROVEN[name]) for name, cases in EACH_TIME.items() if case.__name__ in cases}
+        held_in = {mode_of(PROVEN[name]) for name, cases in EACH_SIZE.items() if case.__name__ in cases}
         assert held_in == modes, case.__name__

@@ -1,7 +1,8 @@
 """The layouts that save and resume, and which pairs of them are proven, as data.
 
 PAIRS       # (saved under, resumed under), names of LAYOUTS
-SAMPLE      # what `make test` runs of these: from and to every mode, every ZeRO stage, pipelines and replicas
+SAMPLE      # from and to every mode, every ZeRO stage, pipelines and replicas
+EACH_TIME   # what `make test` runs of these
 """
 
 from __future__ import annotations
@@ -134,6 +135,14 @@ SAMPLE: list[Pair] = [
     ("ulysses 2", "one process"),
 ]
 """The fewest of these rings that cover what test_the_pairs_cover_modes_stages_and_what_changes asks for."""
+EACH_TIME: list[Pair] = [
+    ("one process", "interleaved 2, pipe 2, data 2, ZeRO 1"),
+    ("data 2, 1d 2, ZeRO 2", "data 2, 2.5d 2, ZeRO 3"),
+    ("pipe 2 (3, 1), 1d 2 sequence", "data 2, 1d 2, ZeRO 2"),
+    ("legacy order, pipe 2, data 2, ZeRO 1", "ulysses 2"),
+    ("ulysses 2", "one process"),
+]
+"""Of the sample, what `make test` runs: no mutant that it kills needs another row (tests.support.kill_matrix)."""
 PAIRS = list(
     dict.fromkeys(
         [

@@ -10,7 +10,7 @@ import torch
 
 from dslpar.layout.resolve import Job
 from tests.properties.invariance.layouts import MODELS, Layout, bound_of, pipe, tensor
-from tests.properties.reshape.layouts import LAYOUTS, PAIRS, SAMPLE, TENSOR, Pair
+from tests.properties.reshape.layouts import EACH_TIME, LAYOUTS, PAIRS, SAMPLE, TENSOR, Pair
 from tests.properties.reshape.measure import Run, deviation, differing, resumed_under, saved_under
 from tests.support.layouts import mode_of
 from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
@@ -32,7 +32,7 @@ def saved(name: str, root: Path) -> tuple[Path, Run]:
 def marks(pair: Pair) -> list[pytest.MarkDecorator]:
     missing = LAYOUTS[pair[0]].model.startswith("transformers'") and not HAS_TRANSFORMERS
     skip = [pytest.mark.skip(reason=NO_TRANSFORMERS)] if missing else []
-    return skip if pair in SAMPLE else [*skip, pytest.mark.prove]
+    return skip if pair in EACH_TIME else [*skip, pytest.mark.prove]
 
 
 @pytest.mark.parametrize("pair", [pytest.param(pair, marks=marks(pair), id=" -> ".join(pair)) for pair in PAIRS])
