@@ -73,8 +73,12 @@ OVERFLOWS = {"initial_scale_power": 22, "hysteresis": 1}
 
 
 def late() -> None:
-    """Have what other ranks send arrive when somebody waits for it, and not be a number until then."""
+    """Have what other ranks send arrive when somebody waits for it, and not be a number until then.
+
+    What a rank sends to others is what it has when it begins: else gloo's thread might read it after a later wait.
+    """
     broadcast, all_gather = collectives.start_broadcast_, collectives.start_all_gather_
+    gather = collectives.start_all_gather
 
     def late_broadcast(x: Tensor, axis: Axis, root: int) -> Pending:
         if axis.index == root:
@@ -90,7 +94,11 @@ def late() -> None:
         x.view(axis.size, -1)[axis.index] = own
         return pending._replace(finish=x.copy_)
 
+    def prompt_gather(x: Tensor, *args: Any, **options: Any) -> Pending:
+        return gather(x.clone(), *args, **options)
+
     collectives.start_broadcast_, collectives.start_all_gather_ = late_broadcast, late_all_gather
+    collectives.start_all_gather = prompt_gather
 
 
 # ---- in which order ----
