@@ -10,7 +10,7 @@ gain.
 from __future__ import annotations
 
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from unittest.mock import patch
 
 import torch
@@ -38,8 +38,7 @@ def run() -> Costs:
 
 
 def _usual() -> Costs:
-    nothing: Callable[[], None] = lambda: None  # noqa: E731
-    with patch.object(forked_ranks, "let_threads_finish", nothing):
+    with patch.object(forked_ranks, "use_batch_scheduling"):
         return run()
 
 

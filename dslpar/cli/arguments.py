@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dslpar.core.errors import DslparError, Finding, Location
@@ -167,17 +167,27 @@ def default_world_size(args: argparse.Namespace, path: str) -> int | None:
     return size
 
 
-def world_size(args: argparse.Namespace, cluster: Cluster | None, parser: argparse.ArgumentParser) -> int:
-    """Return the number of ranks that --world-size or the hosts give; exit with a usage error without either."""
+def world_size(
+    args: argparse.Namespace,
+    cluster: Cluster | None,
+    parser: argparse.ArgumentParser,
+    load: Callable[[], Config],
+) -> int | None:
+    """Return the number of ranks that --world-size or the hosts give; exit with a usage error without either.
+
+    None: there is neither, and the config that `load` gives cannot be read either, which is printed.
+    """
     size: int | None = args.world_size or (cluster.world_size if cluster else None)
     if not size:
+        if print_if_unreadable(load()):
+            return None
         command = parser.prog.split()[-1]
         parser.error(f"{command} needs the number of ranks: --world-size N or --hostfile FILE")
     return size
 
 
-def is_unreadable(config: Config) -> bool:
-    """Whether the config's file cannot be read, and print why: to ask for a world size would not help."""
+def print_if_unreadable(config: Config) -> bool:
+    """Print why the config's file cannot be read, if so, and return whether: a world size would not help."""
     unreadable = [each for each in config.findings if each.code == "CFG009"]
     print_findings(unreadable, dict(config.sources))
     return bool(unreadable)

@@ -245,9 +245,9 @@ def _reshard(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
     sources: dict[str, str] = {}
     cluster = arguments.load_cluster(args, parser, sources)
-    if not (args.world_size or cluster) and arguments.is_unreadable(check.load(args.config)):
+    world_size = arguments.world_size(args, cluster, parser, lambda: check.load(args.config))
+    if world_size is None:
         return 1
-    world_size = arguments.world_size(args, cluster, parser)
     if others := [operand for operand in args.operands if not arguments.is_override(operand)]:
         parser.error(f"reshard takes one checkpoint, and overrides, not {others[0]!r}")
     stored = _source(args.path, parser)

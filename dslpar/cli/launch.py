@@ -161,7 +161,7 @@ def _prepare(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _Prep
     facts = find_local_facts(cluster, os.environ)
     world_size = args.world_size or (cluster.world_size if cluster else None) or facts.accelerators
     if not world_size:
-        if arguments.is_unreadable(config):
+        if arguments.print_if_unreadable(config):
             return None
         parser.error("this host has no accelerators to count: give --world-size N or --hostfile FILE")
     if args.no_ssh and cluster is None:

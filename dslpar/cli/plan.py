@@ -81,9 +81,9 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     cluster = arguments.load_cluster(args, parser, sources)
     path = _path(args, parser)
     args.world_size = arguments.default_world_size(args, path)
-    if not (args.world_size or cluster) and arguments.is_unreadable(check.load(path)):
+    world_size = arguments.world_size(args, cluster, parser, lambda: check.load(path))
+    if world_size is None:
         return 1
-    world_size = arguments.world_size(args, cluster, parser)
     question = planning.Question(
         path=path,
         words=(*arguments.overrides(args), *args.fix),

@@ -86,9 +86,9 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     args.world_size = arguments.default_world_size(args, config.path)
     if args.verify is not None:
         return _verify(args, config, parser)
-    if arguments.is_unreadable(config):
+    world_size = arguments.world_size(args, cluster, parser, lambda: config)
+    if world_size is None:
         return certificate.STATUS[certificate.REFUSED]
-    world_size = arguments.world_size(args, cluster, parser)
     if args.resume_on is not None and args.steps < 2:
         parser.error("--resume-on needs at least 2 steps")
     job = _job(config, world_size, sources)

@@ -42,9 +42,9 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     cluster = arguments.load_cluster(args, parser, sources)
     (config,) = arguments.load_configs(args, parser)
     args.world_size = arguments.default_world_size(args, config.path)
-    if arguments.is_unreadable(config):
+    world_size = arguments.world_size(args, cluster, parser, lambda: config)
+    if world_size is None:
         return 1
-    world_size = arguments.world_size(args, cluster, parser)
     job = arguments.resolve_or_print(config, world_size, cluster, sources, args.program)
     if job is None:
         return 1

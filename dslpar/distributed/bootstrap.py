@@ -169,7 +169,7 @@ def setup_distributed(
     gloo_device.share_device()
     backend = accelerator.communication_backend_name()
     if backend == "gloo" and dist_env.local_size > 1:
-        gloo_device.let_threads_finish()
+        gloo_device.use_batch_scheduling()
     store = store or dist.HashStore()  # type: ignore[attr-defined]  # of a world of one, which needs no port
     # Not left to DeepSpeed, which would ask mpi4py for this rank's number; it takes over a group that is there. Without
     # device_id: with it NCCL splits groups off the world's communicator, which all ranks must do together, and groups

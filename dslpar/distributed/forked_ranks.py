@@ -40,7 +40,7 @@ import torch.distributed as dist
 
 from dslpar.cluster.network import free_port
 from dslpar.core.fork import fork
-from dslpar.distributed.gloo_device import let_threads_finish, share_device
+from dslpar.distributed.gloo_device import share_device, use_batch_scheduling
 from dslpar.watchdog import processes
 from dslpar.watchdog.cpu_progress import Progress, processor_use
 
@@ -223,7 +223,7 @@ def _start(folder: Path, rank: int, world: int, init: Init) -> None:
     if init is None:
         return
     share_device()
-    let_threads_finish()
+    use_batch_scheduling()
     store = dist.FileStore(str(folder / "store"), world)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=_GLOO_TIMEOUT)
     if init == "deepspeed":

@@ -2,7 +2,7 @@
 
     share_device()                   # before init_process_group
     dist.new_group([0, 1])           # uses the device that the world has opened, where torch opens one a group
-    let_threads_finish()             # ranks on CPUs: before init_process_group, whose threads inherit it
+    use_batch_scheduling()             # ranks on CPUs: before init_process_group, whose threads inherit it
 
 A device has a thread that looks after its sockets, and wakes a hundred times a second though nothing was sent. A rank
 is in some ten to fifty groups, and all ranks of a host wake for each: of attention over 32 ranks on 2 cores that took
@@ -28,7 +28,7 @@ _devices: dict[tuple[int, str | None, str | None], list[Any]] = {}
 """By process, since threads do not live on in a fork, and by what torch opens them by."""
 
 
-def let_threads_finish() -> None:
+def use_batch_scheduling() -> None:
     """Put this thread, and those that it starts later, under SCHED_BATCH: they preempt nobody when they wake.
 
     On Linux alone. It needs no privilege; where it is refused, nothing changes.

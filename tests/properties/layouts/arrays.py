@@ -1,7 +1,7 @@
 """Covering arrays over `tests.support.layout_factors`: which rows there are, and how they are made.
 
     python -m tests.properties.layouts.arrays                 # mends the arrays: after a change of factors, or of lint
-    python -m tests.properties.layouts.arrays --anew daily    # makes one anew; `prove` takes half an hour
+    python -m tests.properties.layouts.arrays --anew daily    # makes one anew; `prove` takes more than ten minutes
 
     rows("daily")           # strength 2, of few families, in up to 8 ranks: `make test`
     rows("prove")           # all families with all else in pairs; what divides a model in triples, up to 16 ranks
@@ -197,12 +197,8 @@ def missing_of(held: Sequence[Row], array: Array) -> Iterator[tuple[tuple[str, A
             have = {tuple(row[each] for each in chosen) for row in held}
             for levels in product(*(array.factors[each] for each in chosen)):
                 part = dict(zip(chosen, levels, strict=True))
-                if levels not in have and legal(part, array) and _completes(part, array):
+                if levels not in have and legal(part, array) and _completed(part, array) is not None:
                     yield tuple(part.items())
-
-
-def _completes(part: Row, array: Array) -> bool:
-    return _completed(part, array) is not None
 
 
 def _completed(part: Row, array: Array) -> dict[str, Any] | None:
@@ -306,9 +302,13 @@ def _mended(row: Row, array: Array) -> dict[str, Any] | None:
 
 def main(argv: Sequence[str]) -> int:
     """Mend arrays or make them, and write them."""
-    parser = argparse.ArgumentParser(prog="python -m tests.properties.layouts.arrays", description=__doc__)
-    parser.add_argument("names", nargs="*", choices=[[], *ARRAYS], metavar="NAME")
-    parser.add_argument("--anew", action="store_true")
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.properties.layouts.arrays", description=__doc__, formatter_class=raw
+    )
+    choices = [[], *ARRAYS]  # argparse asks this of "none given" as well
+    parser.add_argument("names", nargs="*", choices=choices, metavar="NAME", help=f"of {', '.join(ARRAYS)}; all")
+    parser.add_argument("--anew", action="store_true", help="make them without a look at those that are kept")
     args = parser.parse_args(argv)
     for name in args.names or ARRAYS:
         made = make(name) if args.anew else mend(name)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import pytest
 
 from dslpar.parity.prove import prove
-from tests.properties.layouts.arrays import ARRAYS, CONSTRAINTS, legal, missing, rows
+from tests.properties.layouts import arrays
+from tests.properties.layouts.arrays import ARRAYS, CONSTRAINTS, legal, mend, missing, missing_of, rows
 from tests.support.compiled import TORCH_S_OWN_WARNINGS
 from tests.support.layout_factors import OF_TRANSFORMERS, PLAIN, Row, describe, findings_of, job_of
 from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
@@ -52,6 +53,17 @@ def test_rows_are_legal(name: str) -> None:
     for row in rows(name):
         assert legal(row, ARRAYS[name])
         assert findings_of(row) == [], describe(row)
+
+
+def test_an_array_that_lost_rows_is_mended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And one that lacks nothing stays as it is."""
+    kept = rows("daily")
+    assert [row for row in mend("daily") if row not in kept] == []
+    monkeypatch.setattr(arrays, "rows", lambda name: [{**kept[0], "zero": 9}, *kept[1:-9]])
+    assert list(missing_of(kept[1:-9], ARRAYS["daily"]))
+    mended = mend("daily")
+    assert list(missing_of(mended, ARRAYS["daily"])) == []
+    assert all(legal(row, ARRAYS["daily"]) for row in mended)
 
 
 def test_what_constraints_leave_out_is_refused_or_means_nothing() -> None:
