@@ -63,7 +63,8 @@ EACH_SIZE = {name: cases for name, cases in PROOF.items() if name not in OTHER_S
 EACH_TIME = {
     *("1d-2", "1d-sequence-2", "2.5d-8-depth-2", "cuboid-1-2-2-replicated", "ring-2", "ring-3", "ring-2-zigzag"),
     *("2d-4-keep-w", "3d-2-2-2-hidden-heads", "ulysses-2", "ring-2-1d-sequence-2", "cuboid-1-2-3-hidden-batch"),
+    *("1d-sequence-2-keep-w", "3d-2-2-2-sequence-batch"),
 }
-"""Rows that kill each mutant that some row of EACH_SIZE kills (`python -m tests.support.kill_matrix`), and one of each
-mode: `make test` runs these, and `make prove` all."""
+"""What `make test` runs of EACH_SIZE, and `make prove` all: a row of each mode, and those by which the kill matrix
+(`python -m tests.support.kill_matrix`) saw a mutant die first."""
 STEPS = covering(LAYOUTS, seen_after_steps)

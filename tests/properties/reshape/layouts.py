@@ -138,11 +138,13 @@ SAMPLE: list[Pair] = [
 EACH_TIME: list[Pair] = [
     ("one process", "interleaved 2, pipe 2, data 2, ZeRO 1"),
     ("data 2, 1d 2, ZeRO 2", "data 2, 2.5d 2, ZeRO 3"),
+    ("cuboid (1, 2, 2)", "pipe 2 (3, 1), 1d 2 sequence"),
     ("pipe 2 (3, 1), 1d 2 sequence", "data 2, 1d 2, ZeRO 2"),
     ("legacy order, pipe 2, data 2, ZeRO 1", "ulysses 2"),
     ("ulysses 2", "one process"),
 ]
-"""Of the sample, what `make test` runs: no mutant that it kills needs another row (tests.support.kill_matrix)."""
+"""Of the sample, what `make test` runs: the rows by which the kill matrix (tests.support.kill_matrix) saw a mutant die
+first, and one from a single process."""
 PAIRS = list(
     dict.fromkeys(
         [
