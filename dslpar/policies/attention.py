@@ -101,14 +101,15 @@ class Recipe:
 
     def mask(self, groups: Groups, q: Tensor, k: Tensor) -> Tensor | None:
         """Return the mask of queries [batch/x, heads, sequence, D] and keys; None: all, or causal, as the module is."""
-        key = (q.shape[0], q.shape[2], k.shape[2])
-        if key not in self.made:
+
+        def make() -> Tensor | None:
             lengths: dict[str, Any] = {"batch_size": q.shape[0], "q_length": q.shape[2], "kv_length": k.shape[2]}
             options = {**self.options, **self._of_samples(groups)}
             first = first_position()
             options |= dict.fromkeys(_SKIPS, False) if first else {}
-            self.made[key] = sdpa_mask(**lengths, q_offset=first, kv_offset=0, device=q.device, **options)
-        return self.made[key]
+            return sdpa_mask(**lengths, q_offset=first, kv_offset=0, device=q.device, **options)
+
+        return self._made_once((q.shape[0], q.shape[2], k.shape[2]), make)
 
     @cached_property
     def pattern(self) -> Pattern | None:
@@ -136,11 +137,23 @@ class Recipe:
 
     def added(self, groups: Groups, x: Tensor) -> Tensor | None:
         """Return the mask that code adds to scores of inner activations [batch/x, sequence, features]; None: none."""
-        key = (*x.shape[:2], x.dtype)
-        if key not in self.made:
+
+        def make() -> Tensor | None:
             lengths: dict[str, Any] = {"batch_size": x.shape[0], "q_length": x.shape[1], "kv_length": x.shape[1]}
             options = {**self.options, **self._of_samples(groups)}
-            self.made[key] = eager_mask(**lengths, dtype=x.dtype, device=x.device, **options)
+            return eager_mask(**lengths, dtype=x.dtype, device=x.device, **options)
+
+        return self._made_once((*x.shape[:2], x.dtype), make)
+
+    def _made_once(self, key: tuple[object, ...], make: Callable[[], Tensor | None]) -> Tensor | None:
+        """Return what `make` gives; but in a layer that torch compiles it is made at each call.
+
+        A graph that finds the mask is another than the one that made it: recomputation would not save what it saved.
+        """
+        if torch.compiler.is_compiling():
+            return make()
+        if key not in self.made:
+            self.made[key] = make()
         return self.made[key]
 
     def _of_samples(self, groups: Groups) -> dict[str, Any]:

@@ -7,16 +7,22 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
 
 from dslpar.core.errors import DslparError
 from dslpar.core.mesh import Mesh
 from dslpar.distributed.groups import Groups
 from dslpar.models.layered import build_module
+from tests.support.compiled import TORCH_S_OWN_WARNINGS
 from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 
 if not HAS_TRANSFORMERS:
     pytest.skip(NO_TRANSFORMERS, allow_module_level=True)
 
+from transformers.masking_utils import causal_mask_function
+
+from dslpar.policies.attention import Recipe
 from dslpar.policies.model import HuggingFaceModel
 from tests.support import hugging_face as hf
 
@@ -59,3 +65,20 @@ def test_flash_attention_is_torch_s_kernel() -> None:
 def test_what_is_not_there_is_an_error(implementation: str, family: str, more: dict[str, Any], said: str) -> None:
     with pytest.raises(DslparError, match=said):
         logits(implementation, family, **more)
+
+
+@pytest.mark.filterwarnings(*[each.args[0] for each in TORCH_S_OWN_WARNINGS])
+def test_a_compiled_layer_saves_the_same_when_it_runs_again() -> None:
+    """A mask that the first run makes and the second finds is two graphs, and torch's checkpoint raises."""
+    recipe, groups = Recipe(causal_mask_function, {}), Groups(Mesh(), rank=0)
+    x, weight = torch.randn(2, 5, 4, requires_grad=True), torch.randn(4, 3, requires_grad=True)
+
+    @torch.compile(backend="aot_eager", dynamic=False)
+    def layer(x: Tensor) -> Tensor:
+        heads = x[:, None]
+        return scaled_dot_product_attention(heads.exp(), heads, heads, recipe.added(groups, x)) @ weight
+
+    y: Tensor = checkpoint(layer, x, use_reentrant=False)
+    y.sum().backward()
+    assert x.grad is not None
+    assert weight.grad is not None
