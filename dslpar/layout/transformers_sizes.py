@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["OtherModel", "Size", "beyond_masks", "conditions", "inner_features", "sizes_of"]
 
 _ROLES = ("hidden", "heads", "kv_heads", "head_dim", "ffn", "shared_ffn", "experts")
+_LARGEST_RATIO = 2**31  # infinity and beyond count no features
+_DECODER = ("decoder_num_attention_heads", "decoder_hidden_size", "decoder_intermediate_size")
 
 
 class Size(NamedTuple):
@@ -59,6 +61,7 @@ def conditions(config: TransformersConfig | None, cuboid: Tensor) -> Iterator[Co
             yield divisors.cut(size.key, size.value, cuboid, axes, "TEN131")
     if config is not None:
         yield from _of_stages(config, cuboid)
+        yield from _of_decoder(config, cuboid)
 
 
 def _heads_of_stages(config: TransformersConfig) -> Sequence[int]:
@@ -78,9 +81,28 @@ def _of_stages(config: TransformersConfig, cuboid: Tensor) -> Iterator[Condition
         if not any(count % earlier == 0 for earlier in heads[:stage]):
             yield divisors.head_cut(config.key("heads"), count, cuboid, "TEN131")
     if heads and width is not None:  # each stage has twice the features of the one before
-        key = config.keys.get("embed_dim", config.in_file.get("embed_dim", "embed_dim"))
         for axes in dict.fromkeys((*divisors.inner_axes(cuboid), *divisors.residual_only_axes(cuboid))):
-            yield divisors.cut(key, width, cuboid, axes, "TEN131")
+            yield divisors.cut(config.author_key("embed_dim"), width, cuboid, axes, "TEN131")
+        ratio = config.values.get("mlp_ratio")
+        if isinstance(ratio, int | float) and 0 < ratio < _LARGEST_RATIO:
+            for features in (int(width * 2**stage * ratio) for stage in range(len(heads))):  # some may be odd
+                for axes in divisors.inner_axes(cuboid):
+                    yield divisors.cut(config.author_key("mlp_ratio"), features, cuboid, axes, "TEN131")
+
+
+def _of_decoder(config: TransformersConfig, cuboid: Tensor) -> Iterator[Condition]:
+    """Yield the conditions of a decoder that has sizes of its own, as ViTMAE's has."""
+    heads, hidden, ffn = (config.number(name) for name in _DECODER)
+    heads_key, hidden_key, ffn_key = map(config.author_key, _DECODER)
+    if heads is None or hidden is None:
+        return
+    yield divisors.head_cut(heads_key, heads, cuboid, "TEN131")
+    for axes in divisors.inner_axes(cuboid):
+        yield divisors.cut(heads_key, hidden // heads * heads, cuboid, axes, "TEN131")
+        if ffn is not None:
+            yield divisors.cut(ffn_key, ffn, cuboid, axes, "TEN131")
+    for axes in divisors.residual_only_axes(cuboid):
+        yield divisors.cut(hidden_key, hidden, cuboid, axes, "TEN131")
 
 
 def _has_dense_blocks(config: TransformersConfig) -> bool:

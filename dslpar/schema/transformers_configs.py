@@ -87,7 +87,10 @@ class TransformersConfig:
 
     def key(self, size: str) -> str:
         """Return what the author calls it, or the file, or the class."""
-        name = self.own_name(size)
+        return self.author_key(self.own_name(size))
+
+    def author_key(self, name: str) -> str:
+        """Return what the author calls a field, or the file, or the class."""
         return self.keys.get(name, self.in_file.get(name, name))
 
     def given(self, size: str) -> str:

@@ -59,6 +59,29 @@ def size_of_transformers_out_of_range(cx: Context) -> Iterator[Problem]:
             wanted = f"a whole number, at least {least} (and below 2**31)"
             message = f"{model.config.key(size)} is {show(value)}, and must be {wanted}"
             yield model.problem_of_key(model.config.key(size), given, message, f"choose {wanted}")
+    yield from _lists_by_stage(model)
+
+
+def _lists_by_stage(model: TransformersModel) -> Iterator[Problem]:
+    """Yield what is wrong with lists of a number for each stage, as Swin's heads and ResNet's depths are."""
+    config = model.config
+    for name, default in config.known.get("defaults", {}).items():
+        given = "config" if name in config.keys else "file" if name in config.in_file else ""
+        if not given or not _has_numbers(default, least=0):
+            continue
+        key, value, least = config.author_key(name), config.values[name], 0 if 0 in default else 1
+        stages = config.values.get("depths")
+        if not _has_numbers(value, least):
+            wanted = f"a list of whole numbers, each at least {least}, one a stage"
+            message = f"{key} is {show(value)}, and must be {wanted}"
+            yield model.problem_of_key(key, given, message, f"choose {wanted}")
+        elif isinstance(stages, list | tuple) and len(value) < len(stages):
+            message = f"{key} has {len(value)} numbers, and the model {len(stages)} stages, by depths"
+            yield model.problem_of_key(key, given, message, "give one number a stage")
+
+
+def _has_numbers(value: object, least: int) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and all(type(x) is int and x >= least for x in value)
 
 
 @rule("TEN131", "size-of-transformers-does-not-divide")
@@ -75,11 +98,12 @@ def size_of_transformers_does_not_divide(cx: Context) -> Iterator[Problem]:
         if not each.holds:
             wrong.setdefault(each.key, each)
     for key, each in wrong.items():
-        if key not in roles:  # of a list, or counted from one
+        if key not in roles:  # of a list, or counted from one; or a decoder's own
             given = "config" if key in model.config.keys.values() else ""
             given = given or ("file" if key in model.config.in_file.values() else "")
-            what = "heads" if key == model.config.key("heads") else "features"
-            message = f"{key}: a stage has {each.value} {what}, which do not divide by {each.why}"
+            what = "heads" if key.endswith("heads") else "features"
+            where = "the decoder" if key.startswith("decoder") else "a stage"
+            message = f"{key}: {where} has {each.value} {what}, which do not divide by {each.why}"
             hint = f"choose {' or '.join(map(str, multiples(each.value, each.by)))} {what} there, or fewer tensor ranks"
             yield model.problem_of_key(key, given, message, hint)
             continue

@@ -293,6 +293,57 @@ def test_tokens_of_an_image_divide(name: str, image: int, tensor: str, said: str
 
 
 @pytest.mark.parametrize(
+    ("given", "tensor", "code_at", "message"),
+    [
+        (
+            "decoder_num_attention_heads=3",
+            "size=2, mode='1d'",
+            "3",
+            "the decoder has 3 heads, which do not divide by y",
+        ),
+        ("decoder_hidden_size=511", "size=4, mode='2d'", "511", "the decoder has 511 features"),
+        ("decoder_intermediate_size=7", "size=2, mode='1d'", "7", "the decoder has 7 features"),
+        (
+            "num_attention_heads=9, hidden_size=288",
+            "size=3, mode='1d'",
+            "dict(",
+            "decoder_num_attention_heads: the dec",
+        ),
+        ("decoder_num_attention_heads=4", "size=2, mode='1d'", "", ""),
+    ],
+)
+def test_sizes_of_a_decoder_divide(given: str, tensor: str, code_at: str, message: str) -> None:
+    """ViTMAE's has its own; a default that does not divide stands at the config."""
+    text = model(f"config=dict({given})", "ViTMAEForPreTraining") + f"parallel = dict(tensor=dict({tensor}))\n"
+    found = [item for item in findings(text, 12) if item.code == "TEN131"]
+    said = [one for one in found if message and message in one.message]
+    assert bool(found) == bool(said) == bool(message)
+    assert all(marked(text, one).startswith(code_at) for one in said)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        ("Swin", "depths=[2, '2']", "depths is [2, '2'], and must be a list of whole numbers, each at least 1"),
+        ("Swin", "num_heads=4", "num_heads is 4, and must be a list"),
+        ("Swin", "num_attention_heads=[3, True, 12, 24]", "num_attention_heads is [3, True, 12, 24]"),
+        ("Swin", "num_heads=[3, 6]", "num_heads has 2 numbers, and the model 4 stages, by depths"),
+        ("Swin", "num_heads=[3, 6], depths=[2, 2]", ""),
+        ("Swinv2", "pretrained_window_sizes=[0, 0, 0, -1]", "each at least 0"),
+        ("ResNet", "hidden_sizes=[]", "hidden_sizes is [], and must be a list"),
+        ("ResNet", "depths=[1, 1], hidden_sizes=[8, 16]", ""),
+    ],
+)
+def test_lists_have_a_number_for_each_stage(name: str, given: str, message: str) -> None:
+    text = model(f"config=dict({given})", f"{name}ForImageClassification") + "data = dict(type='images', path='.')\n"
+    found = [item for item in findings(text) if item.code == "CFG127"]
+    assert len(found) == bool(message)
+    for one in found:
+        assert message in one.message
+        assert marked(text, one) == given.partition("=")[2]
+
+
+@pytest.mark.parametrize(
     ("config", "code_at", "message"),
     [
         ("num_labels=5", "dict(", "num_heads: a stage has 3 heads, which do not divide by y = 2 (the default of"),
@@ -300,6 +351,8 @@ def test_tokens_of_an_image_divide(name: str, image: int, tensor: str, said: str
         ("num_heads=[2, 4, 9, 18], embed_dim=36", "[2", "num_heads: a stage has 9 heads"),
         ("num_heads=[2, 4, 8, 16], embed_dim=32", "", ""),
         ("num_heads=[2, 4, 9, 18], embed_dim=36, depths=[2, 2]", "", ""),
+        ("num_heads=[2, 4, 8, 16], embed_dim=96, mlp_ratio=2.51", "2.51", "mlp_ratio: a stage has 481 features"),
+        ("num_heads=[2, 4, 8, 16], mlp_ratio=float('inf')", "", ""),
     ],
 )
 def test_sizes_of_stages_divide(config: str, code_at: str, message: str) -> None:
