@@ -40,6 +40,33 @@ class Samples:
         return tokens[:, :-1], tokens[:, 1:]
 
 
+def engine_of(job: Job) -> Any:
+    from dslpar.distributed.groups import Groups
+    from dslpar.engine.build import build_engine
+
+    return build_engine(job, Groups(job.mesh), all_counted=True)
+
+
+def step(engine: Any) -> tuple[float, float, float]:
+    """The next one of the run."""
+    from dslpar.data.order import micro_batches
+
+    job, data_rank = engine.job, engine.groups.coord["data"]
+    fed = micro_batches(Samples(), job.batch, job.spec.train.seed, engine.consumed_samples, job.mesh.data, data_rank)
+    loss = engine.train_batch(fed if engine.needs_data else ())
+    return loss, engine.grad_norm, engine.lr
+
+
+def loaded(job: Job) -> Any:
+    """A fresh engine with the newest checkpoint of the job's folder."""
+    engine = engine_of(job)
+    stored = checkpoint.find_checkpoint(job, engine.groups.axis("pipe", "data", "tensor"))
+    assert stored is not None
+    checkpoint.check(stored, job, "")
+    checkpoint.load(engine, stored)
+    return engine
+
+
 Outcome = tuple[list[tuple[int, float, float, float, bool]], dict[str, torch.Tensor]]
 
 

@@ -20,7 +20,18 @@ from dslpar.schema.torch_optimizers import OPTIMIZERS as KNOWN
 from dslpar.schema.torch_optimizers import KnownOptimizer
 from tests.support.plain_models import points, shares, written
 from tests.support.ranks import on_ranks
-from tests.support.resumed_runs import PIPED, Samples, job_of, parallel, run, same, scheduled
+from tests.support.resumed_runs import (
+    PIPED,
+    Samples,
+    engine_of,
+    job_of,
+    loaded,
+    parallel,
+    run,
+    same,
+    scheduled,
+    step,
+)
 from tests.support.sampling import sampled
 from tests.support.versions import TORCH
 
@@ -244,33 +255,6 @@ OPTIMIZERS: dict[str, Any] = {
     "Adam, amsgrad": schema_sections.Adam(lr=1e-2, amsgrad=True),
 } | {name: schema_sections.OtherOptimizer(target=name, lr=1e-3) for name, row in KNOWN.items() if runs_here(row)}
 """torch's, every one that dslpar runs."""
-
-
-def engine_of(job: Job) -> Any:
-    from dslpar.distributed.groups import Groups
-    from dslpar.engine.build import build_engine
-
-    return build_engine(job, Groups(job.mesh), all_counted=True)
-
-
-def step(engine: Any) -> tuple[float, float, float]:
-    """The next one of the run."""
-    from dslpar.data.order import micro_batches
-
-    job, data_rank = engine.job, engine.groups.coord["data"]
-    fed = micro_batches(Samples(), job.batch, job.spec.train.seed, engine.consumed_samples, job.mesh.data, data_rank)
-    loss = engine.train_batch(fed if engine.needs_data else ())
-    return loss, engine.grad_norm, engine.lr
-
-
-def loaded(job: Job) -> Any:
-    """A fresh engine with the newest checkpoint of the job's folder."""
-    engine = engine_of(job)
-    stored = checkpoint.find_checkpoint(job, engine.groups.axis("pipe", "data", "tensor"))
-    assert stored is not None
-    checkpoint.check(stored, job, "")
-    checkpoint.load(engine, stored)
-    return engine
 
 
 def whole_tensors(engine: Any, folder: Path) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from dslpar.distributed import deepspeed_patches
+from dslpar.distributed.deepspeed_patches.optimizers import correct_bias_exactly
 from dslpar.engine import offloaded_adam
 from dslpar.layout.resolve import Job
 from dslpar.schema import sections
@@ -136,6 +137,40 @@ def _op() -> None:
     built = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     if built.returncode:
         pytest.skip(f"DeepSpeedCPUAdam: {built.stderr.strip().splitlines()[-1]}")
+
+
+# ---- M20, with the formula in place of the op, which `make prove` compiles ----
+
+
+class _UncorrectedOp:
+    """What DeepSpeed's kernel computes with its own correction off, in float64."""
+
+    adam_rollback = destroy_adam = None
+
+    def adam_update(
+        self, _: int, step: int, lr: float, b1: float, b2: float, eps: float, decay: float, *rest: Any
+    ) -> None:
+        corrects, p, gradient, m, v = rest
+        assert not corrects
+        m.mul_(b1).add_(gradient, alpha=1 - b1)
+        v.mul_(b2).addcmul_(gradient, gradient, value=1 - b2)
+        p.mul_(1 - lr * decay).sub_(lr * m / (v.sqrt() + eps))
+
+
+def test_m20_the_correction_is_torch_s() -> None:
+    """With betas and an eps that show: in float64, and betas that fp32 holds exactly."""
+    adam = SimpleNamespace(ds_opt_adam=_UncorrectedOp(), adam_w_mode=True)
+    correct_bias_exactly(SimpleNamespace(basic_optimizer=adam))  # type: ignore[arg-type]
+    generator = torch.Generator().manual_seed(0)
+    p = torch.randn(6, generator=generator, dtype=torch.float64)
+    other = torch.nn.Parameter(p.clone())
+    optimizer = torch.optim.AdamW([other], lr=0.1, betas=(0.5, 0.75), eps=0.125, weight_decay=0.25)
+    m, v = torch.zeros_like(p), torch.zeros_like(p)
+    for step in range(1, 4):
+        other.grad = torch.randn(6, generator=generator, dtype=torch.float64)
+        adam.ds_opt_adam.adam_update(0, step, 0.1, 0.5, 0.75, 0.125, 0.25, True, p, other.grad, m, v)
+        optimizer.step()
+        assert p.tolist() == pytest.approx(other.tolist(), rel=1e-12)
 
 
 pytestmark_op = [pytest.mark.prove, pytest.mark.usefixtures("_op")]

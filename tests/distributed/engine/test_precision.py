@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import combinations
 from typing import Any, NamedTuple
 
 import pytest
@@ -273,7 +274,7 @@ def test_where_torch_has_no_fp16_either_it_is_refused() -> None:
 
 
 def _masks(made: Job) -> list[torch.Tensor]:
-    """The masks of the embedding's dropout on this rank: of each step one, of the first micro-batch."""
+    """The masks of the embedding's dropout on this rank: of two steps of two micro-batches each."""
     engine = engine_of(made)
     drop = next(module for name, module in engine.module.named_modules() if name.endswith("positions.dropout"))
     masks: list[torch.Tensor] = []
@@ -288,14 +289,15 @@ def test_dropout_is_equal_on_replicas_different_on_shards_and_repeats(sequence: 
     """1d keeps equal copies of the residual on its ranks, with `sequence` a piece each; samples differ over data."""
     gpt = section.GPT(num_layers=2, hidden_size=16, num_heads=2, vocab_size=VOCAB, max_seq_len=LENGTH, dropout=0.5)
     parallel = sections.Parallel(tensor=sections.TensorParallel(size=2, mode="1d", sequence=sequence))
-    made = job(4, model=gpt, parallel=parallel)
+    made = job(4, model=gpt, parallel=parallel, batch=sections.Batch(global_size=8, accumulation=2))
     ranks = on_ranks(4, _masks, made, init="deepspeed")
     again = on_ranks(4, _masks, made, init="deepspeed")
     for masks, repeated in zip(ranks, again, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(masks, repeated, strict=True)), "the same run again"
-        assert not torch.equal(*masks), "steps differ"
-    for step in range(2):
-        first, second, third, _ = (masks[step] for masks in ranks)
+        assert len(masks) == 4
+        assert not any(torch.equal(a, b) for a, b in combinations(masks, 2)), "steps and micro-batches differ"
+    for drawn in zip(*ranks, strict=True):
+        first, second, third, _ = drawn
         assert torch.equal(first, second) == (not sequence), "tensor ranks: copies are equal, pieces are not"
         assert not torch.equal(first, third), "data ranks hold other samples"
         assert 0.35 < first.double().mean() < 0.65  # 128 draws at least: 0.15 is more than 3 standard deviations

@@ -308,12 +308,12 @@ def _bytes_a_parameter(made: Job, mend: bool) -> float:
         deepspeed_patches.overlap_reduction = lambda *_: None  # whose buffer adds them up in the same way
     zero = engine_of(made).deepspeed.optimizer
     (p, *_) = zero.bit16_groups[0]
-    p.grad_accum = torch.zeros(p.shape)
+    p.grad_accum = torch.full(p.shape, 2.0)
     p.grad = torch.ones_like(p)
     with count_kernels() as counts:
         zero._fill_param_grad_accum_attribute(p)
     assert p.grad is None
-    assert torch.equal(p.grad_accum, torch.ones(p.shape))
+    assert torch.equal(p.grad_accum, torch.full(p.shape, 3.0))
     return counts.num_bytes / p.numel()
 
 

@@ -36,8 +36,9 @@ def test_the_page_has_all_classes() -> None:
     assert sorted([*DERIVED, *refused]) == sorted(derive_all.classes())
 
 
-def test_a_class_with_norms_that_have_no_weights() -> None:
-    (row,) = derive_all.rows(["NanoChatForCausalLM"])
+@pytest.mark.parametrize("name", ["NanoChatForCausalLM", "DeepseekV2ForCausalLM"])
+def test_norms_without_weights_and_latents_are_exact(name: str) -> None:
+    (row,) = derive_all.rows([name])
     assert (row.outcome, row.worst < derive_all.CLOSE) == ("exact", True), row
 
 

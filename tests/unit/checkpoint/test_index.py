@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,23 @@ def test_merging_joins_pieces_and_equal_groups() -> None:
     assert merged.incomplete() == []
     assert merge(ranks[:3]).incomplete() == ["w"]
     assert [piece.file for piece in merged.parameters["w"].pieces] == [0, 1, 2, 3]
+
+
+def test_merging_keeps_what_one_rank_alone_has() -> None:
+    """A rank that only replicates a parameter has no states of it; they come in any order."""
+    none = Entry(shape=(4,), dtype="F32")
+    some = Entry(
+        shape=(4,),
+        dtype="F32",
+        states={"m": "F32"},
+        scalars={"step": 3},
+        irregular={"row": IrregularState("F32", (2,))},
+        irregular_file=1,
+        group=0,
+    )
+    for ranks in ((none, some), (some, none)):
+        merged = merge([Index({"w": each}, groups=[] if each is none else [{"lr": 0.1}]) for each in ranks])
+        assert merged.parameters["w"] == replace(some, pieces=[])
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"parameters": {"w": {}}, "copies": {}, "groups": []}', None])

@@ -12,7 +12,10 @@ from torch.utils.checkpoint import checkpoint
 
 from dslpar.core.errors import DslparError
 from dslpar.core.mesh import Mesh
+from dslpar.core.mesh import Tensor as TensorMesh
 from dslpar.distributed.groups import Groups
+from dslpar.layers.dropout import seed_generators
+from dslpar.layout.attention_blocks import Pattern
 from dslpar.models.layered import build_module
 from tests.support.compiled import TORCH_S_OWN_WARNINGS
 from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
@@ -22,9 +25,10 @@ if not HAS_TRANSFORMERS:
 
 from transformers.masking_utils import causal_mask_function
 
-from dslpar.policies.attention import Recipe
+from dslpar.policies.attention import Recipe, _attend, _weighted
 from dslpar.policies.model import HuggingFaceModel
 from tests.support import hugging_face as hf
+from tests.support.ranks import on_ranks
 
 
 def logits(implementation: str | None, family: str = "llama", **more: Any) -> Tensor:
@@ -82,3 +86,36 @@ def test_a_compiled_layer_saves_the_same_when_it_runs_again() -> None:
     y.sum().backward()
     assert x.grad is not None
     assert weight.grad is not None
+
+
+def test_a_window_both_ways_is_known_by_its_edges() -> None:
+    """transformers' lets a token attend to `local_size` keys before and after it."""
+    for size in (1, 3):
+        recipe = Recipe(lambda _, __, query, key, size=size: (query - key).abs() <= size, {"local_size": size})
+        assert recipe.pattern == Pattern(causal=False, window=size + 1)
+        causal = Recipe(lambda _, __, q, k, size=size: (q >= k) & (q - k < size), {"local_size": size})
+        assert causal.pattern == Pattern(causal=True, window=size)
+
+
+def test_a_sink_takes_weight_and_gives_nothing() -> None:
+    """GPT-OSS: a score for each head, in the softmax and not in the sum."""
+    scores, v, sinks = torch.randn(2, 4, 5, 5), torch.randn(2, 2, 5, 3), torch.linspace(-1.0, 2.0, 4)
+    total = scores.exp().sum(-1, keepdim=True) + sinks.exp().view(1, -1, 1, 1)
+    expected = (scores.exp() / total) @ v.repeat_interleave(2, dim=1)
+    assert (_weighted(scores, v, 0.0, sinks) - expected.transpose(1, 2)).abs().max() < 1e-5
+
+
+def _attended() -> Tensor:
+    """The same heads on each rank, with dropout."""
+    groups = Groups(Mesh(tensor=TensorMesh(y=2, mode="1d")))
+    module = torch.nn.Module()
+    object.__setattr__(module, "dslpar_groups", groups)
+    seed_generators(1, torch.device("cpu"))
+    x = torch.ones(2, 4, 8, 8)
+    return _attend(module, x, x, x, None, dropout=0.5, scaling=1.0, is_causal=False)[0]
+
+
+def test_heads_of_each_rank_drop_others() -> None:
+    one, other = on_ranks(2, _attended)
+    assert one.shape == other.shape
+    assert not torch.equal(one, other)

@@ -13,7 +13,9 @@ from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 if not HAS_TRANSFORMERS:
     pytest.skip(NO_TRANSFORMERS, allow_module_level=True)
 
-from dslpar.policies.modules import Entrance, Slot, call_with
+from dslpar.policies.modules import Entrance, InnerNorm, Slot, call_with
+from dslpar.policies.probe import Norm
+from dslpar.policies.weights import Part
 
 
 def test_a_module_reads_what_it_is_lent_during_its_call_alone() -> None:
@@ -51,3 +53,21 @@ def test_linears_of_one_product_may_have_a_bias_or_none() -> None:
     slots = [Slot() for _ in range(3)]
     first = entrance.fill(torch.ones(1, 4), slots)
     assert [slot(first).tolist() for slot in slots] == [[[1.0, 2.0]], [[0.0] * 3], [[3.0, 4.0]]]
+
+
+@pytest.mark.parametrize("one_plus", [False, True])
+def test_the_gain_of_a_norm_over_a_region(one_plus: bool) -> None:
+    """Gemma's is 1 + weight."""
+    norm = InnerNorm(Groups(Mesh()), 6, Norm(centred=False, one_plus=one_plus, eps=1e-6, bias=False), sources={})
+    weight, x = torch.linspace(-1.0, 2.0, 6), torch.linspace(1.0, 3.0, 12).view(2, 6)
+    with torch.no_grad():
+        norm.weight.copy_(weight)
+    expected = nn.functional.rms_norm(x, (6,), weight + one_plus, 1e-6)
+    torch.testing.assert_close(norm(x), expected)
+
+
+def test_a_tensor_is_read_out_of_the_parameter_that_has_it() -> None:
+    """Of a fused linear [6, 2] the rows of one; of transformers' Conv1D transposed, as it stores them."""
+    full = torch.arange(12.0).view(6, 2)
+    assert torch.equal(Part("w", (6, 2), row=2).read(lambda _: full, (3, 2)), full[2:5])
+    assert torch.equal(Part("w", (6, 2), row=2, transposed=True).read(lambda _: full, (2, 3)), full[2:5].t())
