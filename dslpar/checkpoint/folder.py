@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ import xxhash
 from dslpar.checkpoint import manifest_format
 from dslpar.checkpoint.manifest_format import FORMAT as FORMAT
 from dslpar.core import json_values
-from dslpar.core.catalog import finding
+from dslpar.core.catalog import finding, raise_finding
 from dslpar.core.errors import DslparError
 
 MANIFEST, RANKS, TENSORS, STATE, PART = "checkpoint.json", "ranks", "tensors", "state.pt", ".part"
@@ -280,3 +280,29 @@ def file_sizes(folder: Path) -> dict[str, int]:
 def list_files(folder: Path) -> list[Path]:
     """Return every file below, in the order of their names."""
     return [path for path in sorted(folder.rglob("*")) if path.is_file()]
+
+
+# ---- whose numbers cannot be trusted ----
+
+
+def note_of_suspect(stored: Checkpoint, *, was_named: bool, others: Sequence[Path] = ()) -> str:
+    """Return what to say of a suspect checkpoint that somebody has named; of any other, nothing.
+
+    Raises:
+        DslparError: CKP232: it is suspect, and was chosen as the newest of a run, which has the `others`, too.
+    """
+    name = Path(stored.path).name
+    if not stored.suspect:
+        return ""
+    if not was_named:
+        good = next((path for path in reversed(others) if _is_trusted(path)), None)
+        hint = f"take the one before it, {good}; or name this one" if good else "name it to take it all the same"
+        raise_finding("CKP232", f"{name} is suspect: {stored.suspect}", hint, stored.path)
+    return f"{name} is suspect, and is taken since it was named: {stored.suspect}"
+
+
+def _is_trusted(path: Path) -> bool:
+    try:
+        return not open_checkpoint(path).suspect
+    except ManifestError:
+        return False

@@ -69,7 +69,7 @@ Share = Mapping[str, Target]
 def reshard(checkpoint: Checkpoint, job: Job, output: Path) -> Path:
     """Write the checkpoint as `job`'s layout holds it, to `<output>/checkpoints`. Return its folder.
 
-    Random states are left out: they have a meaning only on the ranks that had them.
+    Random states are left out: they have a meaning only on the ranks that had them. A suspect checkpoint stays one.
 
     Raises:
         DslparError: the job is of another run, its model has other parameters, something is there already, or a file
@@ -85,7 +85,8 @@ def reshard(checkpoint: Checkpoint, job: Job, output: Path) -> Path:
         written = _write_files(checkpoint, index, job, shares, writer.begin_save(unfinished, checkpoint.step))
         layout = {**manifest.layout_of(job), manifest.OFFLINE: True}
         made = manifest.manifest_of(job, text, checkpoint.step, checkpoint.manifest["consumed_samples"])
-        writer.publish(unfinished, made | {"layout": layout}, written)
+        mark = {folder.SUSPECT: checkpoint.suspect} if checkpoint.suspect else {}
+        writer.publish(unfinished, made | {"layout": layout} | mark, written)
     return folder.final_path(root, checkpoint.step)
 
 

@@ -46,6 +46,18 @@ def _source(path: str, parser: argparse.ArgumentParser) -> Checkpoint:
     return stored
 
 
+def _trusted_source(path: str, parser: argparse.ArgumentParser) -> Checkpoint:
+    """As `_source`, for what makes something of it: a suspect checkpoint is taken, with a note, where it is named.
+
+    Raises:
+        DslparError: as `_source`; or it is the newest of a run, and suspect.
+    """
+    stored, found = _source(path, parser), _folders(Path(path), parser)
+    if note := folder.note_of_suspect(stored, was_named=found == [Path(path)], others=found):
+        print(visible(note), file=sys.stderr)
+    return stored
+
+
 def _read(path: Path) -> Checkpoint:
     try:
         return folder.open_checkpoint(path)
@@ -250,7 +262,7 @@ def _reshard(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         return 1
     if others := [operand for operand in args.operands if not arguments.is_override(operand)]:
         parser.error(f"reshard takes one checkpoint, and overrides, not {others[0]!r}")
-    stored = _source(args.path, parser)
+    stored = _trusted_source(args.path, parser)
     job = arguments.resolve_or_print(check.load(args.config, args.operands), world_size, cluster, sources)
     if job is None:
         return 1
@@ -312,7 +324,7 @@ def _export(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         parser.error("--pretrained is for --format hf and peft")
     if args.merge_lora and args.format != "hf":
         parser.error("--merge-lora is for --format hf")
-    stored = _source(args.path, parser)
+    stored = _trusted_source(args.path, parser)
     _require_intact(stored)
     output, dtype, max_bytes = Path(args.output), _DTYPES.get(args.dtype), args.max_shard_size
     pretrained = args.pretrained and Path(args.pretrained)

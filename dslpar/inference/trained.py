@@ -13,6 +13,7 @@ would send it around the ranks once for each chunk. Each rank takes one stage, a
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -21,6 +22,7 @@ from dslpar.checkpoint import compare, folder
 from dslpar.checkpoint.folder import FORMAT, Checkpoint
 from dslpar.core.catalog import raise_finding
 from dslpar.core.errors import DslparError
+from dslpar.core.visible import visible
 from dslpar.language import yaml_io
 from dslpar.language.load import Config
 from dslpar.layout.resolve import Job, chunks_of, pipeline_of
@@ -102,7 +104,8 @@ def find_checkpoint(path: Path, name: str | None = None) -> Checkpoint:
     """Return a run's newest checkpoint, the one of this name, or the checkpoint that `path` is; its manifest is read.
 
     Raises:
-        DslparError: there is none, its manifest is corrupted, or it is of another format.
+        DslparError: there is none, its manifest is corrupted, or it is of another format; or it is the newest, and
+            suspect. (One that is named is taken, with a note.)
     """
     if not path.is_dir():
         hint = "name the output_dir of a run, or a checkpoint"
@@ -111,12 +114,22 @@ def find_checkpoint(path: Path, name: str | None = None) -> Checkpoint:
         if name is not None:
             message = f"{str(path)!r} is a checkpoint itself, and has none of the name {name!r}"
             raise_finding("CKP209", message, "leave --checkpoint out, or name the run's folder", str(path))
-        return _opened(path)
+        return _noted(_opened(path))
     there = folder.list_folders(path / CHECKPOINTS) or folder.list_folders(path)
     found = there[-1:] if name is None else [each for each in there if each.name == name]
     if not found:
         _refuse_name(path, name, there)
-    return _opened(found[0])
+    stored = _opened(found[0])
+    if name is None:
+        folder.note_of_suspect(stored, was_named=False, others=there)
+        return stored
+    return _noted(stored)
+
+
+def _noted(stored: Checkpoint) -> Checkpoint:
+    if note := folder.note_of_suspect(stored, was_named=True):
+        print(visible(note), file=sys.stderr)
+    return stored
 
 
 def _refuse_name(path: Path, name: str | None, there: Sequence[Path]) -> NoReturn:

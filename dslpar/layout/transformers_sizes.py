@@ -23,11 +23,12 @@ from dslpar.schema.sections import OtherModel
 if TYPE_CHECKING:
     from dslpar.schema.transformers_configs import TransformersConfig
 
-__all__ = ["OtherModel", "Size", "beyond_masks", "conditions", "inner_features", "sizes_of"]
+__all__ = ["DECODER", "OtherModel", "Size", "beyond_masks", "conditions", "inner_features", "sizes_of"]
 
 _ROLES = ("hidden", "heads", "kv_heads", "head_dim", "ffn", "shared_ffn", "experts")
-_LARGEST_RATIO = 2**31  # infinity and beyond count no features
-_DECODER = ("decoder_num_attention_heads", "decoder_hidden_size", "decoder_intermediate_size")
+_LARGEST = 2**31  # no size is as large, nor is what follows from two of them
+DECODER = ("decoder_num_attention_heads", "decoder_hidden_size", "decoder_intermediate_size")
+"""Fields of a decoder that has sizes of its own."""
 
 
 class Size(NamedTuple):
@@ -84,16 +85,17 @@ def _of_stages(config: TransformersConfig, cuboid: Tensor) -> Iterator[Condition
         for axes in dict.fromkeys((*divisors.inner_axes(cuboid), *divisors.residual_only_axes(cuboid))):
             yield divisors.cut(config.author_key("embed_dim"), width, cuboid, axes, "TEN131")
         ratio = config.values.get("mlp_ratio")
-        if isinstance(ratio, int | float) and 0 < ratio < _LARGEST_RATIO:
-            for features in (int(width * 2**stage * ratio) for stage in range(len(heads))):  # some may be odd
+        if isinstance(ratio, int | float) and 0 < ratio < _LARGEST:
+            widths = [width << stage for stage in range(min(len(heads), 31)) if width << stage < _LARGEST]
+            for features in (int(each * ratio) for each in widths):  # which may be odd
                 for axes in divisors.inner_axes(cuboid):
                     yield divisors.cut(config.author_key("mlp_ratio"), features, cuboid, axes, "TEN131")
 
 
 def _of_decoder(config: TransformersConfig, cuboid: Tensor) -> Iterator[Condition]:
     """Yield the conditions of a decoder that has sizes of its own, as ViTMAE's has."""
-    heads, hidden, ffn = (config.number(name) for name in _DECODER)
-    heads_key, hidden_key, ffn_key = map(config.author_key, _DECODER)
+    heads, hidden, ffn = (config.number(name) for name in DECODER)
+    heads_key, hidden_key, ffn_key = map(config.author_key, DECODER)
     if heads is None or hidden is None:
         return
     yield divisors.head_cut(heads_key, heads, cuboid, "TEN131")

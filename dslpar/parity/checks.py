@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dslpar.core.mesh import Mesh
 from dslpar.parity.layout_ranks import RankResult
-from dslpar.parity.one_process import FLOOR, Reference
+from dslpar.parity.one_process import FLOOR, Reference, finite
 from dslpar.parity.whole import Pieces
 
 TRANSFORMERS_BOUND = 1e-10
@@ -81,7 +81,7 @@ def compare(reference: Reference, ranks: Sequence[RankResult], mesh: Mesh) -> li
 def worst_of_transformers(reference: Reference) -> Check | None:
     """Return how far one process is from transformers' own forward; None: that has no part in it."""
     off = reference.off_transformers
-    found = {name: Difference(_finite(value), TRANSFORMERS_BOUND) for name, value in off.items()}
+    found = {name: Difference(finite(value), TRANSFORMERS_BOUND) for name, value in off.items()}
     return worst_of("transformers", found) if found else None
 
 
@@ -97,7 +97,7 @@ def _by_step(
     """Compare the numbers of each step, which all ranks must have."""
     found = {}
     for step, (value, bound) in enumerate(zip(true, bounds, strict=True)):
-        off = max(_finite(abs(values[step] - value) / max(abs(value), 1e-300)) for values in by_rank)
+        off = max(finite(abs(values[step] - value) / max(abs(value), 1e-300)) for values in by_rank)
         found[f"step {step + 1}"] = Difference(off, bound)
     return found
 
@@ -130,7 +130,7 @@ def _copies(*pieces: Pieces) -> Check:
     for each in (copies for held in pieces for copies in held.unequal_copies()):
         first, second = each.ranks
         check = Check(
-            "copies", _finite(each.off), FLOOR if each.tied else 0.0, f"{each.name}, ranks {first} and {second}"
+            "copies", finite(each.off), FLOOR if each.tied else 0.0, f"{each.name}, ranks {first} and {second}"
         )
         if check.excess > worst.excess:
             worst = check
@@ -144,7 +144,3 @@ def merged(checks: Iterable[Sequence[Check]]) -> list[Check]:
         if each.name not in worst or each.excess > worst[each.name].excess:
             worst[each.name] = each
     return list(worst.values())
-
-
-def _finite(value: float) -> float:
-    return math.inf if math.isnan(value) else value

@@ -44,6 +44,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from dslpar.core.catalog import raise_finding
 from dslpar.core.mesh import Mesh
 from dslpar.distributed.groups import Groups
 from dslpar.engine.build import parameter_groups
@@ -52,7 +53,16 @@ from dslpar.engine.micro_batches import MicroBatch, with_denominator
 from dslpar.layers.initial_values import skip_init
 from dslpar.layout.resolve import Job
 from dslpar.models import LayeredModel, build_module
-from dslpar.parity.one_process import FACTOR, FLOOR, ZERO, float64_of_transformers, is_of_transformers, optimizer_of
+from dslpar.parity.one_process import (
+    FACTOR,
+    FLOOR,
+    ZERO,
+    check_any_gradient,
+    finite,
+    float64_of_transformers,
+    is_of_transformers,
+    optimizer_of,
+)
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 NORM_FACTOR = 4.0
@@ -155,7 +165,7 @@ def first_step(
         progress: told, before each micro-batch, how many of how many are done.
 
     Raises:
-        DslparError: the model cannot be built.
+        DslparError: the model cannot be built; or all gradients are zero, or something is not finite (PRE234).
         torch.cuda.OutOfMemoryError: the device has too little memory for activations.
     """
     torch.manual_seed(job.spec.train.seed)
@@ -179,7 +189,19 @@ def first_step(
         value.copy_(buffers[name])
     first = FirstStep(_mean(found.losses), norm, gradients, order, f"{str(exact).split('.')[1]} on {device}")
     _bound(first, found.losses, step.run(own, own, with_scale=own is torch.float16), own, job.mesh.world_size)
+    _check_bounded(job, first)
     return first
+
+
+def _check_bounded(job: Job, first: FirstStep) -> None:
+    """Refuse a step of which nothing could differ: without a gradient, or without a bound. Raises DslparError."""
+    check_any_gradient(job, max((float(g.abs().max()) for g in first.gradients.values()), default=0.0))
+    unbounded = [name for name, each in first.bounds.items() if not all(map(math.isfinite, each))]
+    if unbounded or not all(map(math.isfinite, (first.loss, first.norm, first.loss_bound))):
+        of = unbounded[0] if unbounded else "the loss"
+        message = f"{of} is not finite in the first step of one process, in {job.spec.precision.dtype}"
+        hint = "choose another seed, train.seed=1; with fp16, precision='bf16' has the range of float32"
+        raise_finding("PRE234", message, hint, job.path, "precision")
 
 
 @dataclass
@@ -314,8 +336,9 @@ def _bound(first: FirstStep, losses: Sequence[float], rounded: _Found, dtype: to
         error = rounded.gradients.pop(name).cpu().double() - true.double()
         factor = NORM_FACTOR if true.numel() >= FEW_ELEMENTS else FACTOR
         first.bounds[name] = Bound(
-            max(floor * float(true.abs().max()), FACTOR * float(error.abs().max()), ZERO * largest),
-            max(floor * float(true.double().norm()), factor * float(error.norm()), ZERO * largest),
+            max(floor * float(true.abs().max()), FACTOR * finite(float(error.abs().max())), ZERO * largest),
+            max(floor * float(true.double().norm()), factor * finite(float(error.norm())), ZERO * largest),
         )
-    off = max(abs(one - other) / max(abs(other), 1e-300) for one, other in zip(rounded.losses, losses, strict=True))
+    pairs = zip(rounded.losses, losses, strict=True)
+    off = max(finite(abs(one - other) / max(abs(other), 1e-300)) for one, other in pairs)
     first.loss_bound = max(FLOOR, unit_roundoff(dtype), FACTOR * off)

@@ -50,7 +50,7 @@ from dslpar.parity.checks import Check, Difference, worst_of
 from dslpar.parity.device_reference import DTYPES, FirstStep, StepBatches
 from dslpar.parity.explain import FirstDifference
 from dslpar.parity.gathered_gradients import Found, compare_gradients
-from dslpar.parity.one_process import FLOOR
+from dslpar.parity.one_process import FLOOR, finite
 from dslpar.parity.prove import Proof
 from dslpar.parity.samples import draw_samples
 from dslpar.parity.shrink import SmallJob, at_full_size, one_process_job, with_small_model
@@ -374,8 +374,7 @@ def _proof_of(size: SmallJob, first: FirstStep, found: Found | None, numbers: Se
 
 
 def _worst_number(values: Sequence[float], true: float, bound: float) -> Difference:
-    off = max(abs(value - true) / max(abs(true), 1e-300) for value in values)
-    return Difference(max(off, 0.0) if math.isfinite(off) else math.inf, bound)
+    return Difference(max(finite(abs(value - true) / max(abs(true), 1e-300)) for value in values), bound)
 
 
 def _copies(job: Job, found: Found) -> Check:

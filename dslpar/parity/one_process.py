@@ -8,19 +8,22 @@ There is no DeepSpeed here, no process group and no pipeline: forward, backward,
 The model is built by the same layers, on a mesh of one rank, where every collective is nothing. Layers themselves are
 compared with torch's, and models of transformers with plain transformers, by tests and by `dslpar policy check`.
 
-Two runs more say how much a sum in another order may change. One is in float32: what it is off by is the rounding of
-this very model, layer by layer. The others are in float64 with gradients that are off by as much as the bound for
-gradients allows, in one direction, the other, and at random: what that does to losses, norms and weights of later steps
-is what may be claimed of these. So an optimizer that divides by the root of a second moment needs no exception: where a
-gradient is zero but for rounding, such as that of a key's bias, its elements move by whole steps here too.
+Runs more say how much a sum in another order may change. `DRAWS` are in float32: what they are off by is the rounding
+of this very model, layer by layer. Where all errors follow from a few numbers, as MoCo's do from the similarities of
+its samples, one draw may be small by chance, and with it the errors of all tensors; so in all draws but the first each
+weight is one rounding beside itself. The others are in float64 with gradients that are off by as much as the bound for
+gradients allows: what that does to losses, norms and weights of later steps is what may be claimed of these. So an
+optimizer that divides by the root of a second moment needs no exception: where a gradient is zero but for rounding,
+such as that of a key's bias, its elements move by whole steps here too.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,6 +37,7 @@ from dslpar.distributed.groups import Groups
 from dslpar.engine.build import parameter_groups
 from dslpar.engine.gradient_handlers import handler_classes
 from dslpar.engine.optimizers import lr_scheduler_factory, optimizer_factory
+from dslpar.layers.parameter import stable_hash
 from dslpar.layout.resolve import Job
 from dslpar.models import LayeredModel, build_module
 from dslpar.parity.dropout import disable_dropout
@@ -41,8 +45,10 @@ from dslpar.schema import sections, torch_optimizers
 
 FLOOR = 1e-6
 """Least bound, relative: a dozen roundings of float32, 6e-8 each."""
+DRAWS = 3
+"""Runs in float32."""
 FACTOR = 8.0
-"""How often the rounding of one run in float32 may be exceeded by another order of the same sums.
+"""How often the largest rounding of the runs in float32 may be exceeded by another order of the same sums.
 
 Errors of two orders are draws of one distribution, of which the largest over a tensor's elements is compared; of a
 tensor of ten elements the largest of two draws differ by a factor of up to about five.
@@ -56,8 +62,8 @@ ZERO = 3e-8
 """Share of the largest gradient, half a rounding of float32, below which an element is not told from zero."""
 
 
-Shift = Callable[[str, Tensor], Tensor]
-"""What is added to a parameter's gradient, by its name and the gradient."""
+Shift = Callable[[int, str, Tensor], Tensor]
+"""What is added to a parameter's gradient, by the step from 0, its name and the gradient."""
 
 
 @dataclass
@@ -125,33 +131,37 @@ def train(
     order = [name for name, _ in built.named_parameters()]
     initial = {name: value.detach().clone() for name, value in built.state_dict().items()}
 
-    def run_of(dtype: torch.dtype, clip: float | None) -> _Run:
-        return _Run(job, model, built, initial, samples, dtype, clip, resumed)
+    def run_of(dtype: torch.dtype, clip: float | None, draw: int = 0) -> _Run:
+        first = {
+            name: _nudged(name, value, draw) if draw and name in order else value for name, value in initial.items()
+        }
+        return _Run(job, model, built, first, samples, dtype, clip, resumed)
 
     clip = _clip_that_acts(run_of(torch.float64, None), job.spec.train.clip_grad_norm)
 
     def run(dtype: torch.dtype, shift: Shift | None = None) -> Curve:
         return run_of(dtype, clip).train(steps, shift)
 
-    true, rounded = run(torch.float64), run(torch.float32)
+    true = run(torch.float64)
+    rounded = [run_of(torch.float32, clip, draw).train(steps) for draw in range(DRAWS)]
     largest = max((float(g.abs().max()) for g in true.gradients.values()), default=0.0)
     bounds = {
         name: max(
-            FLOOR * float(true.gradients[name].abs().max()),
-            FACTOR * float((rounded.gradients[name].double() - true.gradients[name]).abs().max()),
+            FLOOR * float(gradient.abs().max()),
+            *(FACTOR * float((each.gradients[name].double() - gradient).abs().max()) for each in rounded),
             ZERO * largest,
         )
-        for name in true.gradients
+        for name, gradient in true.gradients.items()
     }
-    _check_stable(job, true, bounds, largest)
+    _check_stable(job, [true, *rounded], bounds, largest)
     shifted = [run(torch.float64, shift) for shift in _shifts(bounds)]
     return Reference(
         curve=true,
-        loss_bounds=_relative_bounds(true.losses, [rounded.losses], [each.losses for each in shifted]),
-        norm_bounds=_relative_bounds(true.norms, [rounded.norms], [each.norms for each in shifted]),
+        loss_bounds=_relative_bounds(true.losses, [each.losses for each in rounded], [each.losses for each in shifted]),
+        norm_bounds=_relative_bounds(true.norms, [each.norms for each in rounded], [each.norms for each in shifted]),
         gradient_bounds=bounds,
         weight_bounds={
-            name: _weight_bound(weight, rounded.weights[name], [each.weights[name] for each in shifted])
+            name: _weight_bound(weight, *([each.weights[name] for each in of] for of in (rounded, shifted)))
             for name, weight in true.weights.items()
         },
         samples=samples,
@@ -175,20 +185,26 @@ def _off_transformers(run: _Run, curve: Curve) -> dict[str, float]:
     return plain_transformers.deviations(model, weights, run.module, batches, curve.gradients, curve.losses[0])
 
 
-def _check_stable(job: Job, true: Curve, bounds: Mapping[str, float], largest: float) -> None:
+def _check_stable(job: Job, curves: Sequence[Curve], bounds: Mapping[str, float], largest: float) -> None:
     """Refuse a model whose rounding hides what a layout could do wrong, or that has no gradient. Raises DslparError."""
-    if largest == 0:
-        message = "all gradients of the first step are zero: whatever a layout does to them, they stay so"
-        hint = "batch.micro_size=4, if the loss compares samples with each other; or leave some weights to be trained"
-        raise_finding("PRE234", message, hint, job.path, "model")
+    check_any_gradient(job, largest)
     worst = max(bounds, key=bounds.__getitem__, default="")
-    is_finite = all(map(math.isfinite, (*true.losses, *true.norms, *bounds.values())))
+    numbers = (number for each in curves for number in (*each.losses, *each.norms))
+    is_finite = all(map(math.isfinite, (*numbers, *bounds.values())))
     if is_finite and (not worst or bounds[worst] <= MOST_ROUNDING * largest):
         return
     share = f"{bounds[worst] / largest:.0e} of the largest gradient" if is_finite else "without a bound"
     message = f"float32 rounds the gradient of {worst} by what is not told from a mistake: {share}"
     hint = "choose another seed, train.seed=1, or a smaller optimizer.lr; a router of experts may have changed sides"
     raise_finding("PRE234", message, hint, job.path, "model")
+
+
+def check_any_gradient(job: Job, largest: float) -> None:
+    """Refuse a first step whose `largest` gradient is zero. Raises DslparError."""
+    if largest == 0:
+        message = "all gradients of the first step are zero: whatever a layout does to them, they stay so"
+        hint = "batch.micro_size=4, if the loss compares samples with each other; or leave some weights to be trained"
+        raise_finding("PRE234", message, hint, job.path, "model")
 
 
 def _clip_that_acts(run: _Run, clip: float | None) -> float | None:
@@ -199,20 +215,33 @@ def _clip_that_acts(run: _Run, clip: float | None) -> float | None:
     return clip if clip < 0.9 * norm else float(f"{0.7 * norm:.2g}")
 
 
+def _nudged(name: str, value: Tensor, draw: int) -> Tensor:
+    """Return a weight with each element one rounding of float32 up or down, as drawn."""
+    generator = torch.Generator().manual_seed(stable_hash("draw", draw, name))
+    return value * (1 + 2.0**-23 * (torch.randint(2, value.shape, generator=generator) * 2 - 1).to(torch.float64))
+
+
 def _shifts(bounds: Mapping[str, float]) -> Iterator[Shift]:
-    """Yield what is added to the gradient of each parameter: its bound up, down, and twice in random directions.
+    """Yield what is added to the gradient of each parameter: its bound, with signs that are fixed before.
+
+    Adam divides by the size of its own gradients: errors of equal sign in all steps nearly cancel, others do not. So
+    the signs of the first three steps are, over the four shifts, all that there are but for a sign of all: to first
+    order one of them does as much to an element as errors of that size can. Of later steps they are drawn. The signs of
+    elements are equal in the first shift, which moves sums such as the loss most, and drawn in the others.
 
     Elements that are zero to the bit, such as those of tokens that no sample has, are so in every order of sums.
     """
 
-    def shift(direction: Callable[[Tensor], Tensor]) -> Shift:
-        return lambda name, gradient: bounds[name] * direction(gradient) * (gradient != 0)
+    def shift(number: int, step: int, name: str, gradient: Tensor) -> Tensor:
+        later = stable_hash("step", number, step) if step > 2 else 0
+        sign = -1 if later % 2 or (0 < step < 3 and number >> (step - 1) & 1) else 1
+        if number == 0:
+            return sign * bounds[name] * (gradient != 0)
+        generator = torch.Generator().manual_seed(stable_hash("element", number, name))
+        signs = torch.randint(2, gradient.shape, generator=generator) * 2 - 1
+        return sign * bounds[name] * signs * (gradient != 0)
 
-    yield shift(torch.ones_like)
-    yield shift(lambda gradient: -torch.ones_like(gradient))
-    generator = torch.Generator().manual_seed(1)
-    for _ in range(2):
-        yield shift(lambda gradient: 2 * torch.rand(gradient.shape, generator=generator, dtype=gradient.dtype) - 1)
+    yield from (partial(shift, number) for number in range(4))
 
 
 def _relative_bounds(true: list[float], rounded: list[list[float]], shifted: list[list[float]]) -> list[float]:
@@ -225,11 +254,24 @@ def _relative_bounds(true: list[float], rounded: list[list[float]], shifted: lis
     return bounds
 
 
-def _weight_bound(true: Tensor, rounded: Tensor, shifted: list[Tensor]) -> Tensor:
-    """Return the bound of each element: what shifts of the gradient did to it, and a dozen roundings of the tensor."""
+def _weight_bound(true: Tensor, rounded: Sequence[Tensor], shifted: Sequence[Tensor]) -> Tensor:
+    """Return the bound of each element: what shifts of the gradient did to it, and a dozen roundings of the tensor.
+
+    Adam's whole steps along gradients that are zero but for rounding are as long in a layout as under a shift, and what
+    follows from their signs as large. Of thousands of elements some are then moved by none of four shifts, and by the
+    layout as their neighbours are: so each may move as far as half of those of its tensor that shifts move at all.
+    """
     by_shift = torch.stack([(each - true).abs() for each in shifted]).amax(0)
-    by_rounding = (rounded.double() - true).abs()
+    moved = by_shift > 0
+    if bool(moved.any()):
+        by_shift = torch.maximum(by_shift, moved * by_shift[moved].median())
+    by_rounding = torch.stack([(each.double() - true).abs() for each in rounded]).amax(0)
     return torch.maximum(2 * by_shift, FACTOR * by_rounding) + FLOOR * true.abs().max()
+
+
+def finite(value: float) -> float:
+    """Return the number; infinity for one that is not a number, which no comparison would find large."""
+    return math.inf if math.isnan(value) else value
 
 
 # ---- one run ----
@@ -258,6 +300,8 @@ class _Run:
         self.lr_scheduler = lr_scheduler_factory(job)(self.optimizer)
         self.handlers = [cls(module, self.optimizer, **args) for cls, args in handler_classes(job)]
         self.trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        self.largest: dict[str, float] = {}
+        """Of each gradient's elements in the first step."""
 
     def train(self, steps: int, shift: Shift | None = None) -> Curve:
         """Train; `shift` is what is added to each gradient."""
@@ -275,8 +319,10 @@ class _Run:
         loss = torch.stack(losses).mean()
         loss.backward()  # type: ignore[no-untyped-call]
         for name, p in self.trained:
-            if p.grad is not None and shift is not None:
-                p.grad += shift(name, p.grad)
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)  # no backward reaches it; DeepSpeed decays it as any other, in all layouts
+            if shift is not None:
+                p.grad += self._growth(name, p.grad) * shift(step, name, p.grad)
         if step == 0:
             curve.gradients = {name: p.grad.clone() for name, p in self.trained if p.grad is not None}
         for handler in self.handlers:
@@ -293,6 +339,15 @@ class _Run:
             self.model.after_step(self.module, (step + 1) / steps)
         curve.losses.append(loss.item())
         curve.norms.append(norm)
+
+    def _growth(self, name: str, gradient: Tensor) -> float:
+        """Return how many times as large as in the first step a gradient is, at least 1.
+
+        Bounds are of the first step, and rounding is relative: MoCo's gradients grow threefold within three steps.
+        """
+        largest = float(gradient.abs().max())
+        first = self.largest.setdefault(name, largest)
+        return max(1.0, largest / first) if first else 1.0
 
     def batches(self, step: int) -> Iterator[tuple[Any, Any]]:
         """Yield the global batch at once; by micro-batches, where statistics or a program's criterion are of these."""

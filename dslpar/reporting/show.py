@@ -215,8 +215,8 @@ def _divisor_lines(job: Job) -> Iterator[str]:
     shown = dict[str, int]()
     for key, value in dict.fromkeys((each.key, each.value) for each in found):
         reasons = ", ".join(dict.fromkeys(each.why for each in found if (each.key, each.value) == (key, value)))
-        # Of heads: those that a weight has for them. A list of heads has several numbers.
-        unit = " features" if key in shown and value % shown[key] == 0 else ""
+        # Of heads: those that a weight has for them. A list of heads has several numbers, a ratio none of its own.
+        unit = " features" if key.endswith("_ratio") or (key in shown and value % shown[key] == 0) else ""
         shown.setdefault(key, value)
         yield f"  {key} {value:,}{unit} by {reasons}"
 

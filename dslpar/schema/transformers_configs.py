@@ -95,7 +95,10 @@ class TransformersConfig:
 
     def given(self, size: str) -> str:
         """Return who gives a size: "config", "file", or nobody."""
-        name = self.own_name(size)
+        return self.origin(self.own_name(size))
+
+    def origin(self, name: str) -> str:
+        """Return who gives a field: "config", "file", or nobody."""
         return "config" if name in self.keys else "file" if name in self.in_file else ""
 
     def size(self, size: str) -> int | None:

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 from dslpar.core.errors import DslparError
 from dslpar.core.suggest import did_you_mean
 from dslpar.layout.divisors import Condition, divisors, ranks
 from dslpar.layout.sharding import inner_cuts, residual_cuts
-from dslpar.layout.transformers_sizes import beyond_masks
+from dslpar.layout.transformers_sizes import DECODER, beyond_masks
 from dslpar.linter.context import Context
 from dslpar.linter.problem import Problem, UnknownValueError
 from dslpar.linter.rule import rule
@@ -51,7 +51,8 @@ def size_of_transformers_out_of_range(cx: Context) -> Iterator[Problem]:
 
     for size in NAMES if model.config.known else ():  # another class may mean something else by these names
         value, given, least = model.config.values.get(model.config.own_name(size)), model.config.given(size), 1
-        if not given or not isinstance(value, int | float | str):
+        default = model.config.known["defaults"].get(model.config.own_name(size))
+        if not given or not isinstance(value, int | float | str) or isinstance(default, list):
             continue  # None is often a default's name; some classes take a list, of a number a stage or side
         if size in _OPTIONAL:
             least = 0
@@ -59,29 +60,59 @@ def size_of_transformers_out_of_range(cx: Context) -> Iterator[Problem]:
             wanted = f"a whole number, at least {least} (and below 2**31)"
             message = f"{model.config.key(size)} is {show(value)}, and must be {wanted}"
             yield model.problem_of_key(model.config.key(size), given, message, f"choose {wanted}")
+    yield from _fields_of_images(model)
     yield from _lists_by_stage(model)
+
+
+_OF_IMAGES = ("embed_dim", *DECODER)
+"""Sizes of classes of images that have no name in NAMES."""
+
+
+def _fields_of_images(model: TransformersModel) -> Iterator[Problem]:
+    for name in _OF_IMAGES if model.config.known else ():
+        if model.config.origin(name) and model.config.number(name) is None:
+            yield _wanted(model, name, "a whole number, at least 1 (and below 2**31)")
+    ratio = model.config.values.get("mlp_ratio")
+    if model.config.known and model.config.origin("mlp_ratio") and not (_is_number(ratio) and 0 < ratio < math.inf):
+        yield _wanted(model, "mlp_ratio", "a number above 0")
 
 
 def _lists_by_stage(model: TransformersModel) -> Iterator[Problem]:
     """Yield what is wrong with lists of a number for each stage, as Swin's heads and ResNet's depths are."""
     config = model.config
+    stages = config.values.get("depths")
     for name, default in config.known.get("defaults", {}).items():
-        given = "config" if name in config.keys else "file" if name in config.in_file else ""
-        if not given or not _has_numbers(default, least=0):
+        if not _has_numbers(default, least=0):
             continue
-        key, value, least = config.author_key(name), config.values[name], 0 if 0 in default else 1
-        stages = config.values.get("depths")
+        value, least = config.values[name], 0 if 0 in default else 1
         if not _has_numbers(value, least):
-            wanted = f"a list of whole numbers, each at least {least}, one a stage"
-            message = f"{key} is {show(value)}, and must be {wanted}"
-            yield model.problem_of_key(key, given, message, f"choose {wanted}")
-        elif isinstance(stages, list | tuple) and len(value) < len(stages):
-            message = f"{key} has {len(value)} numbers, and the model {len(stages)} stages, by depths"
-            yield model.problem_of_key(key, given, message, "give one number a stage")
+            yield _wanted(model, name, f"a list of whole numbers, each at least {least}, one a stage")
+        elif _has_numbers(stages, 1) and (
+            len(value) < len(stages) or (name in _NO_LONGER and len(value) > len(stages))
+        ):
+            at = name if config.origin(name) else "depths"
+            message = (
+                f"{config.author_key(name)} has {len(value)} numbers, and depths {len(stages)}: one for each stage"
+            )
+            yield model.problem_of_key(config.author_key(at), config.origin(at), message, "give one number a stage")
 
 
-def _has_numbers(value: object, least: int) -> bool:
+_NO_LONGER = ("hidden_sizes",)
+"""Lists of which a class uses the last number; of others those beyond the stages do nothing."""
+
+
+def _has_numbers(value: object, least: int) -> TypeGuard[Sequence[int]]:
     return isinstance(value, list | tuple) and bool(value) and all(type(x) is int and x >= least for x in value)
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _wanted(model: TransformersModel, name: str, wanted: str) -> Problem:
+    key = model.config.author_key(name)
+    message = f"{key} is {show(model.config.values[name])}, and must be {wanted}"
+    return model.problem_of_key(key, model.config.origin(name), message, f"choose {wanted}")
 
 
 @rule("TEN131", "size-of-transformers-does-not-divide")
@@ -132,6 +163,12 @@ def heads_of_transformers_do_not_fit(cx: Context) -> Iterator[Problem]:
     if hidden is not None and hidden % heads and model.config.size("head_dim") is None:
         hint = f"{model.config.key('hidden')}={' or '.join(map(str, multiples(hidden, heads)))}"
         yield model.problem("hidden", f"is not a multiple of {model.config.key('heads')} {heads}", hint)
+    decoder_heads, decoder_hidden, _ = map(model.config.number, DECODER)
+    if decoder_heads is not None and decoder_hidden is not None and decoder_hidden % decoder_heads:
+        heads_key, key = map(model.config.author_key, DECODER[:2])
+        message = f"{key} {decoder_hidden} is not a multiple of {heads_key} {decoder_heads}"
+        hint = f"{key}={' or '.join(map(str, multiples(decoder_hidden, decoder_heads)))}"
+        yield model.problem_of_key(key, model.config.origin(DECODER[1]), message, hint)
 
 
 @rule("PERF110", "empty-places-of-experts", "warning")
@@ -153,7 +190,7 @@ def attention_beyond_context_parallelism(cx: Context) -> Iterator[Problem]:
     model = _model(cx)
     for key, what in beyond_masks(model.config.values):
         name = model.config.keys.get(key, key)
-        given = "config" if key in model.config.keys else "file" if key in model.config.in_file else ""
+        given = model.config.origin(key)
         message = f"{key}={model.config.values[key]!r}: {what}, and over cut sequences attention knows masks alone"
         yield model.problem_of_key(name, given, message, _WHOLE[cx.spec.parallel.context is None])
     policy = import_module("dslpar.policies.families").POLICIES.get(model.name)  # by name: it stands above

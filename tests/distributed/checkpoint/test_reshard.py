@@ -6,6 +6,7 @@ import argparse
 import json
 import math
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from dslpar.cli import checkpoint as command
 from dslpar.cli.main import main
 from dslpar.core.errors import DslparError
 from dslpar.core.mesh import LEGACY_ORDER
+from dslpar.inference.trained import find_checkpoint
 from dslpar.layout.resolve import Job
 from dslpar.models.gpt import section
 from dslpar.schema import sections as schema_sections
@@ -340,8 +342,6 @@ def test_the_config_beside_it_is_the_run_s(source: folder.Checkpoint, tmp_path: 
 @pytest.fixture
 def copy(source: folder.Checkpoint, tmp_path: Path) -> Path:
     """The run's folder, to spoil."""
-    import shutil
-
     return Path(shutil.copytree(Path(source.path).parents[1], tmp_path / "run"))
 
 
@@ -457,6 +457,53 @@ def test_reshard_and_export(copy: Path, say: Say) -> None:
     status, out, err = say("export", copy / "w", "--output", copy / "x", "--dtype", "fp16", "--max-shard-size", "10KB")
     assert (status, err) == (0, "")
     assert len(out.splitlines()) == len(list((copy / "x").iterdir())) == 2 + math.ceil(NUM_ELEMENTS * 2 / 10_000)
+
+
+def _as_step_1(checkpoint: Path) -> Path:
+    """A copy beside it, which says that it is of step 1."""
+    first = Path(shutil.copytree(checkpoint, checkpoint.with_name("step_000001")))
+    values = {key: value for key, value in folder.open_checkpoint(checkpoint).manifest.items() if key != "digest"}
+    (first / folder.MANIFEST).write_bytes(folder.serialize({**values, "step": 1}))
+    return first
+
+
+def test_a_suspect_checkpoint_is_taken_where_it_is_named_and_stays_one(copy: Path, say: Say) -> None:
+    """A later resume of what was made of it would go on from wrong numbers without a word."""
+    place = copy / "checkpoints" / "step_000002"
+    writer.mark_suspect(place, "copies differ")
+    for words in (("export", copy, "--output", copy / "x"), reshard_words(copy)):
+        status, _, err = say(*words)
+        assert (status, (copy / "x").exists(), (copy / "w").exists()) == (1, False, False)
+        assert "CKP232 suspect-checkpoint: step_000002 is suspect: copies differ" in err
+        assert "name it to take it all the same" in err
+    note = "step_000002 is suspect, and is taken since it was named: copies differ\n"
+    verb, _, *options = reshard_words(copy)
+    for words in (("export", place, "--output", copy / "x"), (verb, place, *options)):
+        status, _, err = say(*words)
+        assert status == 0
+        assert note in err
+    made = folder.open_checkpoint(copy / "w" / "checkpoints" / "step_000002")
+    assert made.suspect == "copies differ"
+    _as_step_1(Path(made.path))
+    status, _, err = say("export", copy / "w", "--output", copy / "y")
+    assert (status, "name it to take it all the same" in err) == (1, True), "the one before it is suspect, too"
+
+
+def test_a_suspect_checkpoint_is_used_where_it_is_named(
+    copy: Path, say: Say, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By eval and generate; an unmarked one before it is offered."""
+    newest = copy / "checkpoints" / "step_000002"
+    first = _as_step_1(newest)
+    writer.mark_suspect(newest, "copies differ")
+    with pytest.raises(DslparError, match=rf"CKP232 .*\n.*take the one before it, {re.escape(str(first))}"):
+        find_checkpoint(copy)
+    assert say("export", copy, "--output", copy / "x")[0] == 1
+    assert find_checkpoint(copy, "step_000001").suspect == ""
+    assert capsys.readouterr().err == ""
+    for found in (lambda: find_checkpoint(copy, "step_000002"), lambda: find_checkpoint(newest)):
+        assert found().path == str(newest)
+        assert "is suspect, and is taken since it was named: copies differ" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

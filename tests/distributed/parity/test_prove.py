@@ -237,6 +237,29 @@ def test_stages_by_hand_are_proved() -> None:
     assert proof.runs[0].axes == "pipe 2, data 2"
 
 
+class WithUnused(nn.Module):
+    """A layer of it is in no forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = nn.Linear(4, 5), nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.used(x)
+        return y
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_weight_that_no_backward_reaches_decays_in_all_layouts(stage: int) -> None:
+    """DeepSpeed has zeros for its gradient."""
+    config = {"zero": stage, "batch": {"micro_size": 2}, "optimizer": {"type": "AdamW", "lr": 0.1, "weight_decay": 0.5}}
+    data = [(x, y) for x, y in zip(torch.randn(8, 4), torch.arange(8) % 5, strict=True)]
+    proof = dslpar.prove(
+        config, world_size=2, model=lambda run: WithUnused(), loss=nn.functional.cross_entropy, data=data
+    )
+    assert proof.verdict == "proved", (proof.first_difference, proof.findings)
+
+
 def test_a_step_without_gradients_is_refused() -> None:
     """MoCo's loss of a single sample is zero, in every layout and with every mistake."""
     config, world_size = config_of(dict(PLAIN, family="MoCo", mode="1d 2"))

@@ -326,12 +326,15 @@ def test_sizes_of_a_decoder_divide(given: str, tensor: str, code_at: str, messag
     [
         ("Swin", "depths=[2, '2']", "depths is [2, '2'], and must be a list of whole numbers, each at least 1"),
         ("Swin", "num_heads=4", "num_heads is 4, and must be a list"),
+        ("Swin", "num_heads='4'", "num_heads is '4', and must be a list"),
+        ("Swin", "depths=[1, 1, 1, 1, 1]", "num_heads has 4 numbers, and depths 5"),
         ("Swin", "num_attention_heads=[3, True, 12, 24]", "num_attention_heads is [3, True, 12, 24]"),
-        ("Swin", "num_heads=[3, 6]", "num_heads has 2 numbers, and the model 4 stages, by depths"),
+        ("Swin", "num_heads=[3, 6]", "num_heads has 2 numbers, and depths 4: one for each stage"),
         ("Swin", "num_heads=[3, 6], depths=[2, 2]", ""),
         ("Swinv2", "pretrained_window_sizes=[0, 0, 0, -1]", "each at least 0"),
         ("ResNet", "hidden_sizes=[]", "hidden_sizes is [], and must be a list"),
         ("ResNet", "depths=[1, 1], hidden_sizes=[8, 16]", ""),
+        ("ResNet", "depths=[1, 1]", "hidden_sizes has 4 numbers, and depths 2"),
     ],
 )
 def test_lists_have_a_number_for_each_stage(name: str, given: str, message: str) -> None:
@@ -344,6 +347,29 @@ def test_lists_have_a_number_for_each_stage(name: str, given: str, message: str)
 
 
 @pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("ViTMAEForPreTraining", "decoder_num_attention_heads=0"),
+        ("ViTMAEForPreTraining", "decoder_intermediate_size=2.5"),
+        ("SwinForImageClassification", "embed_dim='a'"),
+        ("SwinForImageClassification", "mlp_ratio='4'"),
+        ("Swinv2ForImageClassification", "mlp_ratio=float('inf')"),
+    ],
+)
+def test_sizes_that_classes_of_images_alone_have(name: str, given: str) -> None:
+    text = model(f"config=dict({given})", name) + "data = dict(type='images', path='.')\n"
+    (found,) = [item for item in findings(text) if item.code == "CFG127"]
+    assert marked(text, found) == given.partition("=")[2]
+
+
+def test_a_decoder_s_heads_divide_its_features() -> None:
+    text = model("config=dict(decoder_num_attention_heads=3)", "ViTMAEForPreTraining")
+    (found,) = [item for item in findings(text) if item.code == "TEN132"]
+    assert found.message.startswith("decoder_hidden_size 512 is not a multiple of decoder_num_attention_heads 3")
+    assert found.help == "decoder_hidden_size=510 or 513"
+
+
+@pytest.mark.parametrize(
     ("config", "code_at", "message"),
     [
         ("num_labels=5", "dict(", "num_heads: a stage has 3 heads, which do not divide by y = 2 (the default of"),
@@ -352,7 +378,7 @@ def test_lists_have_a_number_for_each_stage(name: str, given: str, message: str)
         ("num_heads=[2, 4, 8, 16], embed_dim=32", "", ""),
         ("num_heads=[2, 4, 9, 18], embed_dim=36, depths=[2, 2]", "", ""),
         ("num_heads=[2, 4, 8, 16], embed_dim=96, mlp_ratio=2.51", "2.51", "mlp_ratio: a stage has 481 features"),
-        ("num_heads=[2, 4, 8, 16], mlp_ratio=float('inf')", "", ""),
+        ("num_heads=[2] * 1100, depths=[1] * 1100", "", ""),
     ],
 )
 def test_sizes_of_stages_divide(config: str, code_at: str, message: str) -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from dslpar.core.errors import DslparError
 from dslpar.data.order import micro_batches
 from dslpar.engine.model import model_from_job
 from dslpar.layout.resolve import Job
 from dslpar.linter import check
 from dslpar.parity.device_reference import FirstStep, StepBatches, first_step, least, needed_bytes, places
+from dslpar.parity.on_devices import _worst_number
 from dslpar.parity.samples import draw_samples
 
 CPU, DEVICE = torch.device("cpu"), torch.device("cuda:0")
@@ -32,11 +35,14 @@ def job_in(precision: str, **batch: int) -> Job:
     return check.resolve(config, 1)
 
 
-def first_step_in(precision: str, **batch: int) -> FirstStep:
+def first_step_in(precision: str, scale: float = 1.0, **batch: int) -> FirstStep:
+    """Of weights that are multiplied by `scale`."""
     job = job_in(precision, **batch)
     model = model_from_job(job)
 
     def batches_of(module: nn.Module) -> StepBatches:
+        for p in module.parameters():
+            p.data *= scale
         samples = draw_samples(job, model, module, 4)
         return StepBatches(list(micro_batches(samples, job.batch, 1, 0, 1, 0)), samples.all_counted)
 
@@ -95,3 +101,18 @@ def test_the_least_bound_grows_as_sums_over_ranks_do() -> None:
     assert least(torch.bfloat16, 1) == pytest.approx(4 * 2**-8 * (4 / 3) ** 0.5)
     assert 0.2 < least(torch.bfloat16, 512) < 0.25
     assert least(torch.float16, 8) == least(torch.bfloat16, 8) / 8
+
+
+@pytest.mark.parametrize(
+    ("precision", "scale", "said"),
+    [("fp16", 2000.0, r"is not finite in the first step of one process, in fp16"), ("fp32", 0.0, "are zero")],
+)
+def test_a_step_of_which_nothing_could_differ_is_refused(precision: str, scale: float, said: str) -> None:
+    """An infinite bound holds for anything, and zeros stay zeros under any layout."""
+    with pytest.raises(DslparError, match=rf"PRE234 .*{said}"):
+        first_step_in(precision, scale)
+
+
+def test_a_number_that_is_none_is_far_off() -> None:
+    assert _worst_number([1.0, math.nan], 1.0, 1e-6).off == math.inf
+    assert _worst_number([1.0, 1.5], 1.0, 1e-6).off == 0.5
