@@ -60,6 +60,7 @@ def _row(cls: str, names: list[str]) -> list[str]:
         families.LAYOUTS[layout]
         for layout in families.NAMES
         if not any(families.refusal(name, layout) for name in names)
+        and any(families.is_compared(name, layout, True) for name in names)
     ]
     if set(names) & set(many_ranks.FAMILIES):
         tensors += map(cuboid_of, many_ranks.LAYOUTS.values())

@@ -67,4 +67,11 @@ EACH_TIME = {
 }
 """What `make test` runs of EACH_SIZE, and `make prove` all: a row of each mode, and those by which the kill matrix
 (`python -m tests.support.kill_matrix`) saw a mutant die first."""
+KINDS = {
+    name: tensor
+    for name, tensor in LAYOUTS.items()
+    if name not in OTHER_SIZES | {"1d-3", "ring-3", "ulysses-3", "ring-3-zigzag", "ring-2-1d-2", "hybrid-4-1d-2"}
+}
+"""Of each mode and combination one number of ranks, for tables whose rows take minutes: by the kill matrix a row on
+other numbers kills nothing else. The quick rows are of all sizes, and the arrays of tests/properties/layouts of two."""
 STEPS = covering(LAYOUTS, seen_after_steps)

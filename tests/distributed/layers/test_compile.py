@@ -38,6 +38,7 @@ NAMES = (
     "ring-2",
     "ulysses-2",
 )
+CELLS = [*(("gpt2", name) for name in NAMES), *(("llama", name) for name in ("1d-sequence-2", "2d-4", "ring-2"))]
 
 
 def _results(form: str, layout: str) -> list[list[torch.Tensor]]:
@@ -61,7 +62,7 @@ def _results(form: str, layout: str) -> list[list[torch.Tensor]]:
     return results
 
 
-@pytest.mark.parametrize(("form", "layout"), [(form, name) for form in FORMS for name in NAMES])
+@pytest.mark.parametrize(("form", "layout"), CELLS)
 def test_a_compiled_block_is_one_graph_and_computes_the_same(form: str, layout: str) -> None:
     for plain, compiled in on_ranks(LAYOUTS[layout].size, _results, form, layout):
         for own, other in zip(plain, compiled, strict=True):

@@ -22,7 +22,7 @@ import torch
 
 from dslpar.core.mesh import Tensor
 from tests.distributed.layers.cases import CASES, errors_after_steps
-from tests.distributed.layers.sampled_rows import STEPS, seen_after_steps, seen_in
+from tests.distributed.layers.sampled_rows import KINDS, STEPS, seen_after_steps, seen_in
 from tests.support.compare_dense import STEPS as STEPS_TAKEN
 from tests.support.layouts import LAYOUTS, mode_of
 from tests.support.ranks import RankError, on_ranks
@@ -70,7 +70,7 @@ def test_layers_after_steps_equal_dense_ones(name: str) -> None:
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize(("name", "optimizer"), list(zip(LAYOUTS, cycle(OPTIMIZERS), strict=False)))
+@pytest.mark.parametrize(("name", "optimizer"), list(zip(KINDS, cycle(OPTIMIZERS), strict=False)))
 def test_all_layers_after_steps_equal_dense_ones(name: str, optimizer: str) -> None:
     """SGD and AdamW in turn."""
     assert_near(LAYOUTS[name], optimizer)

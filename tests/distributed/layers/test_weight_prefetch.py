@@ -265,7 +265,7 @@ OF_TWO = {"cuboid-2-1-1": mesh.Tensor(q=2, mode="cuboid")}
 """Weights in pieces over q alone, whose cases take a third of the time."""
 ALL = kept(["2d-4"]) | OF_FOUR | LARGE | OF_TWO
 
-WHOLE = ("2d-4-keep-x", *OF_TWO)
+WHOLE = tuple(OF_TWO)
 
 
 def runs() -> Iterator[tuple[str, tuple[str, ...]]]:

@@ -148,14 +148,11 @@ first, and one from a single process."""
 PAIRS = list(
     dict.fromkeys(
         [
-            *ring(list(SMALL)),
+            *SAMPLE,
             *ring(list(SMALL | MORE)),
-            *ring(list(SMALL), ahead=4),
             *ring(list(ADAM)),
-            *ring(list(ADAM), 2),
             *ring(list(LORA)),
             *ring(list(SCHEDULES)),
-            *ring(list(SCHEDULES), ahead=2),
             *ring(list(UNTIED)),
             *ring(list(THREE_TIMES)),
         ]

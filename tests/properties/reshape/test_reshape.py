@@ -63,11 +63,6 @@ OF_TRANSFORMERS: list[tuple[str, Layout, Layout]] = [
     if model.startswith("transformers'") and model != RESNET  # which no tensor mode cuts
     for names, before, after in (
         (
-            "pipe 2, 1d 2 -> 2d 4, ZeRO 1",
-            Layout(4, pipe(2) | tensor("1d", 2)),
-            Layout(4, tensor("2d", 4), zero=1),
-        ),
-        (
             "data 2, 1d 2, ZeRO 3 -> pipe 2, 2d 4",
             Layout(4, tensor("1d", 2), zero=3),
             Layout(8, pipe(2) | tensor("2d", 4)),
