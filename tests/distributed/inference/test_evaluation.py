@@ -67,8 +67,8 @@ REFUSED = {
         [
             (name, layout)
             for name in ("gpt", "llama", "t5", "bert", "vit")
-            for layout in LAYOUTS
-            if (name, layout) not in REFUSED
+            for number, layout in enumerate(LAYOUTS)  # gpt on every one, the others by turns
+            if (name, layout) not in REFUSED and (name == "gpt" or (number + len(name)) % 3 == 0)
         ],
         lambda row: row in {("gpt", "2d-4"), ("gpt", "pipe-2-1d-2"), ("gpt", "data-3")},
     ),

@@ -82,10 +82,18 @@ REFUSED = {
 """Attention that no context knows how to cut; and four heads of keys over eight ranks."""
 
 
+def is_asked(name: str, layout: str) -> bool:
+    """Llama on every layout, the others alone and on every fourth, by turns: what is cut is policies' part to show."""
+    if layout == "alone" or (name, layout) in REFUSED:
+        return layout == "alone"
+    turn = list(LAYOUTS).index(layout) + FAMILIES.index(name)
+    return name == "llama" or turn % 4 == 0 or (name == "gpt" and layout in ("2d-4", "pipe-2-1d-2"))
+
+
 @pytest.mark.parametrize(
     ("name", "layout"),
     sampled(
-        [(name, layout) for name in FAMILIES for layout in ("alone", *LAYOUTS) if (name, layout) not in REFUSED],
+        [(name, layout) for name in FAMILIES for layout in ("alone", *LAYOUTS) if is_asked(name, layout)],
         lambda row: row in {("gpt", "alone"), ("gpt", "2d-4"), ("gpt", "pipe-2-1d-2")},
     ),
 )
