@@ -8,7 +8,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+from dslpar.core.version import VERSION
+
+__version__ = VERSION
 
 if TYPE_CHECKING:
     from dslpar.api import Run, initialize, prove, start

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dslpar.distributed.collectives import Axis, Pending
 from dslpar.distributed.groups import Groups
 from dslpar.layers import lora
 from dslpar.layers.gather_reduce import Sharding, inner_over_z, residual_over_y, weight_over_q
-
-if TYPE_CHECKING:
-    from dslpar.layers.weight_prefetch import PrefetchedWeight
+from dslpar.layers.weight_prefetch import PrefetchedWeight, WeightPrefetch
 
 Role = Literal["inward", "outward"]
 
@@ -71,3 +69,25 @@ def matmul_sharding(groups: Groups, role: Role, blocks: tuple[int, ...] = ()) ->
         comm_overlap=groups.tensor.comm_overlap,
         symmetric_memory=groups.tensor.symmetric_memory,
     )
+
+
+def prefetch_weights(module: nn.Module, enabled: bool = True, within: Iterable[nn.Module] = ()) -> None:
+    """Have the linears in `module` prefetch each other's weights, as its `tensor.comm_overlap` asks; or no longer.
+
+    A forward is a call of the module, or of one of those `within` it, if any are given: those whose weights are all
+    there when it begins.
+    """
+    before = getattr(module, "weight_prefetch", None)
+    if before is not None:
+        before.remove()
+    prefetch, found = WeightPrefetch(), False
+    for part in module.modules():
+        for name, sharding in list(vars(part).items()):
+            if isinstance(sharding, MatmulSharding):
+                prefetches = enabled and sharding.comm_overlap and sharding.w.axis.size > 1
+                weight = PrefetchedWeight(prefetch, sharding.w) if prefetches else None
+                setattr(part, name, replace(sharding, prefetched=weight))
+                found = found or prefetches
+    module.weight_prefetch = prefetch if found else None  # type: ignore[assignment]
+    for each in (tuple(within) or (module,)) if found else ():
+        prefetch.watch(each)

@@ -1,7 +1,7 @@
 """The next linear's weight is gathered, and the last one's gradient reduced, under a product: with `comm_overlap`.
 
-    prefetch_weights(module)                     # once; from then on in each forward and backward of the module
-    prefetch_weights(module, enabled=False)      # at ZeRO 3, which empties Parameters, and where torch compiles layers
+    matmul_sharding.prefetch_weights(module)     # once; from then on in each forward and backward of the module
+    ... (module, enabled=False)                  # at ZeRO 3, which empties Parameters, and where torch compiles layers
 
 Where weights are in pieces over q (2d, 2.5d, 3d, cuboids), W is gathered before a product, and dW summed over q, and
 then over d, after one. In the order in which weights were gathered in the last forward, or backward, that began with
@@ -34,8 +34,7 @@ torch counts changes (what works on `.data` in place it does not count), and doe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -46,7 +45,6 @@ from torch.autograd import Variable
 from dslpar.distributed.collectives import Pending
 from dslpar.layers.gather_reduce import Sharding
 from dslpar.layers.late_gradient import StandIn, WeightReduction
-from dslpar.layers.matmul_sharding import MatmulSharding
 
 
 class PrefetchedWeight:
@@ -245,25 +243,3 @@ class WeightPrefetch:
             run, self._forward = self._forward, None
             if run is not None and output is not None:  # else an exception has ended it: the same holds
                 run.end()
-
-
-def prefetch_weights(module: nn.Module, enabled: bool = True, within: Iterable[nn.Module] = ()) -> None:
-    """Have the linears in `module` prefetch each other's weights, as its `tensor.comm_overlap` asks; or no longer.
-
-    A forward is a call of the module, or of one of those `within` it, if any are given: those whose weights are all
-    there when it begins.
-    """
-    before = getattr(module, "weight_prefetch", None)
-    if before is not None:
-        before.remove()
-    prefetch, found = WeightPrefetch(), False
-    for part in module.modules():
-        for name, sharding in list(vars(part).items()):
-            if isinstance(sharding, MatmulSharding):
-                prefetches = enabled and sharding.comm_overlap and sharding.w.axis.size > 1
-                weight = PrefetchedWeight(prefetch, sharding.w) if prefetches else None
-                setattr(part, name, replace(sharding, prefetched=weight))
-                found = found or prefetches
-    module.weight_prefetch = prefetch if found else None  # type: ignore[assignment]
-    for each in (tuple(within) or (module,)) if found else ():
-        prefetch.watch(each)

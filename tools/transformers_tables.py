@@ -28,7 +28,7 @@ import transformers
 from torch import nn
 from transformers.models.auto import modeling_auto
 
-from dslpar.policies.families import DERIVED, POLICIES
+from dslpar.schema.transformers_policies import DERIVED, POLICIES
 from dslpar.schema.transformers_configs import GATED, NAMES
 
 ROOT = Path(__file__).parents[1]

@@ -23,7 +23,7 @@ from dslpar.checkpoint.resume_policy import REFUSED, resume_class
 from dslpar.core.mesh import STANDARD_ORDER, Tensor
 from dslpar.language import yaml_io
 from dslpar.layout.resolve import Job, offloads
-from dslpar.policies.data_types import mismatch
+from dslpar.layout.transformers_data_types import mismatch
 from dslpar.reporting import run_dir
 from dslpar.schema import sections
 from dslpar.schema.datasets import DATASETS, with_absolute_paths

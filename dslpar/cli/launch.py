@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 from dslpar.cli import arguments
 from dslpar.cluster import network, nodelist
+from dslpar.cluster.command import DEFAULT_PORT, MODULE
 from dslpar.cluster.hostfile import Cluster
-from dslpar.cluster.launcher import DEFAULT_PORT, MODULE
 from dslpar.cluster.launchers import LAUNCHERS, launched_by
 from dslpar.cluster.request import Launch, LocalFacts, Request
 from dslpar.core.catalog import finding, raise_finding

@@ -102,9 +102,9 @@ def _no_command(
         hint = did_you_mean(argv[0], commands) or f"the commands are {', '.join(commands)}"
         parser.error(f"unknown command {argv[0]!r}; {hint}")
     if parser.parse_args(argv).version:
-        from dslpar import __version__
+        from dslpar.core.version import VERSION
 
-        print("dslpar", __version__)
+        print("dslpar", VERSION)
         return 0
     parser.print_help()
     return 2

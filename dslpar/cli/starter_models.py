@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dslpar.core.suggest import did_you_mean
-from dslpar.policies.data_types import data_types
-from dslpar.policies.families import DERIVED, POLICIES
+from dslpar.layout.transformers_data_types import data_types
 from dslpar.schema.transformers_configs import CONFIG_JSON, PACKAGE, TransformersConfig, table
+from dslpar.schema.transformers_policies import DERIVED, POLICIES
 
 LAYERS, HIDDEN, HEADS, SEQ_LEN, IMAGE, CLASSES = 4, 128, 8, 128, 32, 10
 VOCAB = 384

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from dslpar.cluster.command import DEFAULT_PORT, LOCALHOST, MODULE, NOTHING, Command
 from dslpar.cluster.hostfile import Cluster, Host
-from dslpar.cluster.launcher import DEFAULT_PORT, LOCALHOST, MODULE, NOTHING, Command
 
 
 class Request(NamedTuple):

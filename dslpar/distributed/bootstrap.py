@@ -24,38 +24,22 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, MutableMapping
 from datetime import timedelta
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from dslpar.cluster import network, nodelist, pmix
-from dslpar.cluster.launcher import DEFAULT_PORT, LOCALHOST, RankVariables
+from dslpar.cluster.command import DEFAULT_PORT, LOCALHOST
+from dslpar.cluster.launcher import RankVariables
 from dslpar.cluster.launchers import VARIABLES
 from dslpar.core.catalog import raise_finding
 from dslpar.distributed import rendezvous
+from dslpar.distributed.distributed_env import LOOPBACKS, DistributedEnv
 from dslpar.watchdog import rank_monitor
 from dslpar.watchdog.marks import Rank
 from dslpar.watchdog.rank_monitor import RankMonitor
 
-_LOOPBACKS = (LOCALHOST, "localhost", "::1")
 _TIMEOUT_MARGIN_S = 60.0
 """How much longer torch waits than train.step_timeout, so that the guards report a hang first."""
 _NO_TIMEOUT = timedelta(days=365)
-
-
-class DistributedEnv(NamedTuple):
-    """This process's place in its job, and where the ranks meet."""
-
-    rank: int = 0
-    world_size: int = 1
-    local_rank: int = 0
-    local_size: int = 1
-    """Ranks on this host."""
-    master_addr: str = LOCALHOST
-    master_port: int = DEFAULT_PORT
-
-    @property
-    def is_one_host(self) -> bool:
-        """Whether all ranks are on this host, also where they meet at its name, as under `torchrun --standalone`."""
-        return self.local_size == self.world_size or self.master_addr in _LOOPBACKS
 
 
 def read_distributed_env(environ: Mapping[str, str]) -> DistributedEnv:
@@ -91,7 +75,7 @@ def _local_size(variables: RankVariables, environ: Mapping[str, str], world_size
     names = (*variables.local_size, *(name for other in VARIABLES for name in other.local_size))
     local_size = next((environ[name] for name in names if name in environ), None)
     if local_size is None:
-        return world_size if environ.get("MASTER_ADDR", LOCALHOST) in _LOOPBACKS else max(1, world_size - 1)
+        return world_size if environ.get("MASTER_ADDR", LOCALHOST) in LOOPBACKS else max(1, world_size - 1)
     node = int(environ.get("SLURM_NODEID", 0))
     return (nodelist.tasks(local_size) * (node + 1))[node]  # a plain number is every node's
 

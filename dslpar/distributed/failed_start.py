@@ -8,7 +8,7 @@ from collections.abc import MutableMapping
 
 from dslpar.core.visible import visible_lines
 from dslpar.distributed import bootstrap, rendezvous
-from dslpar.distributed.bootstrap import DistributedEnv
+from dslpar.distributed.distributed_env import DistributedEnv
 from dslpar.watchdog.rank_monitor import RankMonitor
 
 _BEFORE_START_WAIT_S = 10

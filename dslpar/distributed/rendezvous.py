@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from dslpar.cluster.launcher import LOCALHOST
+from dslpar.cluster.command import LOCALHOST
+from dslpar.distributed.distributed_env import DistributedEnv
 from dslpar.watchdog.rank_monitor import RankMonitor
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
-    from dslpar.distributed.bootstrap import DistributedEnv
 
 _GUARD_KEY = "dslpar/guard"
 """Key in torch.distributed's store: where rank 0's guard listens."""

@@ -48,8 +48,8 @@ from dslpar.layers.parameter import mark_owners
 from dslpar.layout.divisors import least_micro_size
 from dslpar.layout.resolve import Job, Stages
 from dslpar.layout.stages import group_layers
+from dslpar.layout.transformers_data_types import inputs_of
 from dslpar.models.layered import LayeredModel, LayerSpec, Loss
-from dslpar.policies.data_types import inputs_of
 from dslpar.schema.sections import ImageModel, TokenModel
 
 _RAISED = (*REFUSALS, ArithmeticError, AttributeError, LookupError)

@@ -30,8 +30,8 @@ from dslpar.engine.vector_reduction import VectorReduction, defer_vectors
 from dslpar.engine.whole_gradients import share_whole_gradients
 from dslpar.layers.block import Block
 from dslpar.layers.gradient_accumulation_fusion import enable_accumulation_fusion
+from dslpar.layers.matmul_sharding import prefetch_weights
 from dslpar.layers.parameter import external_parameters
-from dslpar.layers.weight_prefetch import prefetch_weights
 from dslpar.layout.deepspeed_config import ds_config, overlaps_param_gather, overlaps_reduction
 from dslpar.layout.resolve import Job, offloads
 from dslpar.models import LayeredModel, LayerSpec, assemble

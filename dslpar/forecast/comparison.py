@@ -13,7 +13,8 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from dslpar.core.mesh import Tensor
-from dslpar.forecast.family import costs_of, model_costs
+from dslpar.forecast.family import model_costs
+from dslpar.forecast.family_costs import costs_of
 from dslpar.forecast.ring import LayerTraffic
 from dslpar.layout.family import conditions
 from dslpar.layout.modes import context_forms, cuboid_of

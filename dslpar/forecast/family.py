@@ -1,47 +1,15 @@
-"""What the forecast asks of a model family: the module `costs` in the family's package; and of other models."""
+"""What a model costs, whatever it is: one of a family of dslpar's, or of transformers'."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
-from typing import Any, Protocol, cast
 
 from dslpar.core.mesh import Tensor
+from dslpar.forecast.family_costs import costs_of
 from dslpar.forecast.flops import Flops
-from dslpar.forecast.memory import LayerMemory
 from dslpar.forecast.model_costs import ModelCosts
-from dslpar.forecast.ring import LayerTraffic, Number
-from dslpar.schema import families
+from dslpar.forecast.ring import Number
 from dslpar.schema.sections import Model, OtherModel
-
-
-class FamilyCosts(Protocol):
-    """Costs of one family; `model` is its section, `tokens` those of a micro-batch."""
-
-    def layer_traffic(self, model: Any, cuboid: Tensor, tokens: Number) -> LayerTraffic:
-        """What a rank sends for one layer of a pipeline's cut."""
-        ...
-
-    def model_traffic(self, model: Any, cuboid: Tensor, tokens: Number) -> LayerTraffic:
-        """What a rank sends for the whole model and its loss, all on one stage."""
-        ...
-
-    def layer_memory(self, model: Any, cuboid: Tensor, tokens: Number) -> LayerMemory:
-        """What a rank holds of one layer."""
-        ...
-
-    def model_costs(self, model: Any, cuboid: Tensor, tokens: Number, seq_len: int) -> ModelCosts:
-        """What a rank computes, sends and holds, of a layer and of what is before and after all of them."""
-        ...
-
-    def flops_per_token(self, model: Any, seq_len: int) -> Flops:
-        """FLOPs of a token, forward and backward."""
-        ...
-
-
-def costs_of(model: Model) -> FamilyCosts:
-    """Return the costs module of the family of `model`."""
-    return cast(FamilyCosts, families.family_module(model, "costs"))
 
 
 def costs_function(model: Model | OtherModel, seq_len: int) -> Callable[[Tensor, Number], ModelCosts] | None:
@@ -54,9 +22,9 @@ def costs_function(model: Model | OtherModel, seq_len: int) -> Callable[[Tensor,
         return lambda cuboid, tokens: of_family(model, cuboid, tokens, seq_len)
     if model.transformers is None:
         return None
-    found: Callable[[Tensor, Number], ModelCosts] | None
-    found = _of_transformers().costs_function(model.transformers, seq_len, model.lora)
-    return found
+    from dslpar.forecast import transformers_costs  # most configs have a model of dslpar's own
+
+    return transformers_costs.costs_function(model.transformers, seq_len, model.lora)
 
 
 def model_costs(model: Model | OtherModel, cuboid: Tensor, tokens: Number, seq_len: int) -> ModelCosts | None:
@@ -71,10 +39,6 @@ def flops_per_token(model: Model | OtherModel, seq_len: int) -> Flops | None:
         return costs_of(model).flops_per_token(model, seq_len)
     if model.transformers is None:
         return None
-    found: Flops | None = _of_transformers().flops_per_token(model.transformers, seq_len, model.lora)
-    return found
+    from dslpar.forecast import transformers_costs
 
-
-def _of_transformers() -> Any:
-    """Return the module that knows what transformers' models cost: by name, as a family's modules are."""
-    return import_module("dslpar.policies.costs")
+    return transformers_costs.flops_per_token(model.transformers, seq_len, model.lora)

@@ -20,7 +20,7 @@ from dslpar.inference.prompts import codec_of, read_prompts
 from dslpar.inference.ranks import run_on_ranks
 from dslpar.inference.sampling import Sampling
 from dslpar.inference.trained import Trained, open_run
-from dslpar.policies.data_types import check_data, inputs_of
+from dslpar.layout.transformers_data_types import check_data, inputs_of
 from dslpar.reporting import logging
 from dslpar.schema.datasets import is_images
 

@@ -24,7 +24,7 @@ from dslpar.inference import metrics
 from dslpar.inference.metrics import Tally
 from dslpar.inference.model import InferenceModel
 from dslpar.layers.loss import IGNORE_INDEX
-from dslpar.policies.data_types import inputs_of
+from dslpar.layout.transformers_data_types import inputs_of
 from dslpar.reporting import logging
 
 _LEAST_BATCH = 8

@@ -25,8 +25,8 @@ from dslpar.inference.model import InferenceModel
 from dslpar.inference.sampling import Sampling, streams_of
 from dslpar.layers.kv_cache import KeyValueCache
 from dslpar.layout.resolve import Job
-from dslpar.policies.data_types import inputs_of
-from dslpar.policies.policy import DECODER_INPUTS
+from dslpar.layout.transformers_data_types import inputs_of
+from dslpar.schema.policy import DECODER_INPUTS
 from dslpar.schema.sections import Model, OtherModel, TokenModel
 
 Ids = list[int]

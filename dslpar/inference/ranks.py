@@ -16,8 +16,8 @@ from deepspeed.accelerator import get_accelerator
 
 from dslpar.core.errors import DslparError
 from dslpar.distributed import bootstrap, symmetric_memory
-from dslpar.distributed.bootstrap import DistributedEnv
 from dslpar.distributed.consistency import check_consistency
+from dslpar.distributed.distributed_env import DistributedEnv
 from dslpar.distributed.failed_start import end_after_rank_0, end_before_start
 from dslpar.distributed.groups import Groups
 from dslpar.inference.trained import Trained

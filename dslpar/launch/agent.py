@@ -100,12 +100,12 @@ def versions() -> dict[str, str]:
 
 def _own_version() -> str:
     """Return dslpar's version and a digest of its sources, since checkouts of one version may differ."""
-    from dslpar import __version__
+    from dslpar.core.version import VERSION
 
     package, total = Path(__file__).parents[1], hashlib.sha256()
     for path in sorted(path for folder in (package, package / "layers") for path in folder.rglob("*.py")):
         total.update(path.relative_to(package).as_posix().encode() + path.read_bytes())
-    return f"{__version__}+{total.hexdigest()[:8]}"
+    return f"{VERSION}+{total.hexdigest()[:8]}"
 
 
 def digest(path: str) -> str:

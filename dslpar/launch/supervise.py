@@ -30,7 +30,7 @@ from types import FrameType
 from typing import NamedTuple
 
 from dslpar.cluster import network, ssh
-from dslpar.cluster.launcher import LOCALHOST
+from dslpar.cluster.command import LOCALHOST
 from dslpar.cluster.request import Launch
 from dslpar.core.errors import DslparError
 from dslpar.core.visible import visible

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dslpar.cluster.launcher import LOCALHOST, Launcher
+from dslpar.cluster.command import LOCALHOST
+from dslpar.cluster.launcher import Launcher
 from dslpar.cluster.request import Context
 from dslpar.core.catalog import finding
 from dslpar.core.errors import Finding

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import import_module
 from typing import Protocol, TypeVar, cast
 
 from dslpar.core.mesh import Tensor
@@ -60,8 +59,9 @@ def splits_sequences(model: Model | OtherModel) -> bool:
     if config is None:
         return False
     from dslpar.layout.transformers_sizes import beyond_masks
+    from dslpar.schema.transformers_policies import POLICIES
 
-    policy = import_module("dslpar.policies.families").POLICIES.get(config.model)  # by name: it stands above
+    policy = POLICIES.get(config.model)
     return not any(beyond_masks(config.values)) and not (policy and policy.own_attention)
 
 

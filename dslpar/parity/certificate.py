@@ -90,9 +90,9 @@ def digest(config: Config, world_size: int) -> str:
 
 def versions(transformers: bool = False) -> dict[str, str]:
     """Return the versions that a proof depends on."""
-    from dslpar import __version__
+    from dslpar.core.version import VERSION
 
-    found = {"dslpar": __version__, "python": platform.python_version()}
+    found = {"dslpar": VERSION, "python": platform.python_version()}
     for name in ("torch", "deepspeed", *(("transformers",) if transformers else ())):
         found[name] = metadata.version(name)
     return found

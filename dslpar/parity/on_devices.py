@@ -33,10 +33,10 @@ from dslpar.data.loader import Loader
 from dslpar.data.order import Samples, micro_batches
 from dslpar.data.source import Source, all_counted, find_source, make_samples
 from dslpar.distributed import bootstrap, collectives, determinism
-from dslpar.distributed.bootstrap import DistributedEnv
 from dslpar.distributed.collectives import Axis
 from dslpar.distributed.consistency import check_consistency, first_findings
 from dslpar.distributed.device_environment import device_environment
+from dslpar.distributed.distributed_env import DistributedEnv
 from dslpar.distributed.failed_start import end_after_rank_0, end_before_start
 from dslpar.distributed.groups import Groups
 from dslpar.engine.build import build_engine
@@ -44,6 +44,7 @@ from dslpar.engine.engine import Engine
 from dslpar.engine.model import model_from_job
 from dslpar.language.load import Config
 from dslpar.layout.resolve import Job
+from dslpar.layout.transformers_data_types import check_data, inputs_of
 from dslpar.linter.report import text as report_text
 from dslpar.parity import certificate, device_reference
 from dslpar.parity.checks import Check, Difference, worst_of
@@ -54,7 +55,6 @@ from dslpar.parity.one_process import FLOOR, finite
 from dslpar.parity.prove import Proof
 from dslpar.parity.samples import draw_samples
 from dslpar.parity.shrink import SmallJob, at_full_size, one_process_job, with_small_model
-from dslpar.policies.data_types import check_data, inputs_of
 from dslpar.reporting import logging, run_dir
 from dslpar.watchdog.rank_monitor import RankMonitor
 

@@ -23,8 +23,8 @@ from dslpar.data.source import find_source, make_samples
 from dslpar.distributed.groups import Groups
 from dslpar.layers import IGNORE_INDEX
 from dslpar.layout.resolve import Job
+from dslpar.layout.transformers_data_types import inputs_of
 from dslpar.models import LayeredModel
-from dslpar.policies.data_types import inputs_of
 from dslpar.schema.sections import ImageModel, OtherModel, TokenModel
 
 _SEED = 7

@@ -25,8 +25,8 @@ from dslpar.policies import dropout, experts, modules, own_attention, probe, tab
 from dslpar.policies.attention import SDPA
 from dslpar.policies.latent import FromLatent, LatentEntrance
 from dslpar.policies.lora import Adapters
-from dslpar.policies.policy import Policy, match
 from dslpar.policies.vector_gradients import coalesce_vector_gradients
+from dslpar.schema.policy import Policy, match
 
 
 class Setting(NamedTuple):

@@ -21,9 +21,9 @@ from dslpar.layers import placement
 from dslpar.layers.kv_cache import first_position
 from dslpar.policies import padding
 from dslpar.policies.attention import DOCUMENTS
-from dslpar.policies.policy import DECODER_INPUTS
 from dslpar.policies.skeleton import Skeleton
 from dslpar.policies.stand_ins import is_rotary, tensors
+from dslpar.schema.policy import DECODER_INPUTS
 
 Calls = list[list[Mapping[str, Any]]]
 """Of each list of blocks, of each block: its arguments, by their names."""

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from dslpar.distributed.groups import Groups
 from dslpar.layers import from_residual, to_residual
 from dslpar.policies.block_calls import BlockCalls, whole_length
-from dslpar.policies.policy import DECODER_INPUTS
 from dslpar.policies.skeleton import Skeleton
 from dslpar.policies.stand_ins import ForwardEnded, ShapeStandIn
+from dslpar.schema.policy import DECODER_INPUTS
 
 Value = Tensor | tuple[Tensor, ...]
 """What goes from layer to layer."""

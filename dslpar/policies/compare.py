@@ -23,8 +23,8 @@ from dslpar.distributed.groups import Groups
 from dslpar.layers import gather, mark_owners, placement
 from dslpar.models.layered import assemble
 from dslpar.policies.model import HuggingFaceModel
-from dslpar.policies.policy import DECODER_INPUTS, Policy
 from dslpar.policies.weights import load, parameters_with_sources
+from dslpar.schema.policy import DECODER_INPUTS, Policy
 
 BATCH, SEQUENCE, IMAGE = 4, 12, 40
 IGNORED = -100

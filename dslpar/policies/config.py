@@ -12,8 +12,8 @@ from dslpar.core.catalog import finding, raise_finding
 from dslpar.core.errors import DslparError
 from dslpar.models.pretrained import read_config
 from dslpar.policies.derive import derive
-from dslpar.policies.families import DERIVED
-from dslpar.policies.policy import Policy, match
+from dslpar.schema.policy import Policy, match
+from dslpar.schema.transformers_policies import DERIVED
 
 
 def lists_of_blocks(model: Any, patterns: Sequence[str]) -> tuple[str, ...]:

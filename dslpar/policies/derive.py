@@ -20,7 +20,7 @@ from transformers.pytorch_utils import Conv1D
 from dslpar.core.catalog import finding
 from dslpar.core.errors import DslparError
 from dslpar.policies import probe
-from dslpar.policies.policy import WITHOUT_AUXILIARY_LOSS, Names, Policy, match
+from dslpar.schema.policy import WITHOUT_AUXILIARY_LOSS, Names, Policy, match
 
 _INWARD = {"colwise", "colwise_gather_output", "packed_colwise"}
 _OUTWARD = {"rowwise", "rowwise_split_input"}

@@ -20,7 +20,7 @@ from dslpar.core.frozen import fields
 from dslpar.core.suggest import did_you_mean
 from dslpar.layers import Linear
 from dslpar.layers.lora import Adapter
-from dslpar.policies.policy import Policy, match
+from dslpar.schema.policy import Policy, match
 from dslpar.schema.sections import LoRA
 
 

@@ -36,14 +36,14 @@ from dslpar.policies.config import check_settings, check_table, config_of, lists
 from dslpar.policies.constructed import fill_buffers
 from dslpar.policies.derive import derive
 from dslpar.policies.errors import as_findings
-from dslpar.policies.families import POLICIES
 from dslpar.policies.initialization import TransformersInit
 from dslpar.policies.lora import Adapters, as_lora
 from dslpar.policies.loss import ModelLoss, OwnLoss, vocabulary_loss, whole_loss
-from dslpar.policies.policy import DECODER_INPUTS, as_policy
 from dslpar.policies.saved import Saved
 from dslpar.policies.skeleton import Piece, Skeleton
+from dslpar.schema.policy import DECODER_INPUTS, as_policy
 from dslpar.schema.sections import LoRA
+from dslpar.schema.transformers_policies import POLICIES
 
 _REGISTRY = "ALL_ATTENTION_FUNCTIONS"
 """transformers' name for it in the files of models whose attention goes through it."""

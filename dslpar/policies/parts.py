@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from dslpar.core.catalog import raise_finding
 from dslpar.layers.kv_cache import first_position
 from dslpar.policies.constructed import fill_buffers
-from dslpar.policies.policy import DECODER_INPUTS, Policy, match
 from dslpar.policies.stand_ins import BlockStandIn, LeafStandIn, ShapeStandIn
+from dslpar.schema.policy import DECODER_INPUTS, Policy, match
 
 
 class Parts:

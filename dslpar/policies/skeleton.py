@@ -21,9 +21,9 @@ from dslpar.core.catalog import finding, raise_finding
 from dslpar.core.errors import DslparError
 from dslpar.policies.attention import Recipe
 from dslpar.policies.parts import Parts
-from dslpar.policies.policy import DECODER_INPUTS, Policy
 from dslpar.policies.probe import on_cpu
 from dslpar.policies.stand_ins import LeafStandIn, is_rotary, tensors
+from dslpar.schema.policy import DECODER_INPUTS, Policy
 
 
 class Piece(NamedTuple):

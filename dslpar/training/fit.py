@@ -25,11 +25,11 @@ from dslpar.training.events import Hook
 from dslpar.training.loop import Record, Trainer
 from dslpar.training.metrics import log_job
 from dslpar.training.program import ProgramEngine
+from dslpar.training.run import Run
 from dslpar.training.session import any_rank
 from dslpar.training.step_data import IterableData, step_data
 
 if TYPE_CHECKING:
-    from dslpar.api import Run
     from dslpar.checkpoint import Checkpoint
 
 

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from dslpar.core.catalog import raise_finding
 from dslpar.core.errors import DslparError
 from dslpar.distributed import bootstrap, determinism
-from dslpar.distributed.bootstrap import DistributedEnv
 from dslpar.distributed.device_environment import device_environment
+from dslpar.distributed.distributed_env import DistributedEnv
 from dslpar.distributed.failed_start import end_after_rank_0, end_before_start
 from dslpar.launch.agent import JOB
 from dslpar.layout.resolve import Job
@@ -169,7 +169,7 @@ def load_and_lint(argv: Sequence[str], dist_env: DistributedEnv, linted: bool = 
     `linted`: `dslpar launch` started this rank, and has printed what lint only warns of.
     """
     from dslpar.data.source import find_source
-    from dslpar.policies.data_types import check_data
+    from dslpar.layout.transformers_data_types import check_data
 
     config: Config | None = None
     try:

@@ -23,7 +23,7 @@ from dslpar.distributed.collectives import Axis
 from dslpar.engine.engine import Engine
 from dslpar.engine.micro_batches import MicroBatch, take_batch
 from dslpar.layout.resolve import Job
-from dslpar.policies.data_types import inputs_of
+from dslpar.layout.transformers_data_types import inputs_of
 
 
 class PartData:

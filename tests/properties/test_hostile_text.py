@@ -26,7 +26,7 @@ import yaml
 
 from dslpar.checkpoint import writer
 from dslpar.cli.main import main
-from dslpar.cluster.launcher import Command
+from dslpar.cluster.command import Command
 from dslpar.core.argument_parser import ArgumentParser
 from dslpar.core.errors import DslparError, Finding, Fix, Location
 from dslpar.core.visible import json_text, visible, visible_lines

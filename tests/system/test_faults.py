@@ -498,7 +498,7 @@ sys.path.insert(0, {root!r})
 from dslpar.linter import check
 from dslpar.launch import commands, supervise
 from dslpar.launch.local_facts import find_local_facts
-from dslpar.cluster.launcher import Command
+from dslpar.cluster.command import Command
 from dslpar.cluster.request import Request
 job = check.resolve({config!r}, 1, ["train.output_dir=" + {folder!r}])
 facts = find_local_facts(None, {{}})

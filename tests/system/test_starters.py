@@ -9,8 +9,8 @@ import pytest
 
 from dslpar.cli.main import main
 from dslpar.cli.starter_models import NAMES, find_model
-from dslpar.policies.data_types import data_types
-from dslpar.policies.families import DERIVED, POLICIES
+from dslpar.layout.transformers_data_types import data_types
+from dslpar.schema.transformers_policies import DERIVED, POLICIES
 from tests.support.forked_runs import start_job
 from tests.support.runs import metrics
 from tests.support.sampling import sampled

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dslpar.cluster import ssh
-from dslpar.cluster.launcher import FILES, LOCALHOST, TORCH_VARIABLES, Command, Launcher
+from dslpar.cluster.command import FILES, LOCALHOST, Command
+from dslpar.cluster.launcher import TORCH_VARIABLES, Launcher
 
 if TYPE_CHECKING:
     from dslpar.cluster.request import Context

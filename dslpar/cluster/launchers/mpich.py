@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from dslpar.cluster import ssh
-from dslpar.cluster.launcher import Command, Launcher, RankVariables, same_devices_on_all_hosts
+from dslpar.cluster.command import Command
+from dslpar.cluster.launcher import Launcher, RankVariables, same_devices_on_all_hosts
 
 if TYPE_CHECKING:
     from dslpar.cluster.request import Context

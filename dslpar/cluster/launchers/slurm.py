@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from dslpar.cluster.launcher import Command, Launcher, RankVariables
+from dslpar.cluster.command import Command
+from dslpar.cluster.launcher import Launcher, RankVariables
 
 if TYPE_CHECKING:
     from dslpar.cluster.request import Context

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from dslpar.cluster import ssh
-from dslpar.cluster.launcher import LOCALHOST, TORCH_VARIABLES, Command, Launcher
+from dslpar.cluster.command import LOCALHOST, Command
+from dslpar.cluster.launcher import TORCH_VARIABLES, Launcher
 
 if TYPE_CHECKING:
     from dslpar.cluster.request import Context

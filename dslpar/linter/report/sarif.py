@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from dslpar import __version__
 from dslpar.core.catalog import split_page
 from dslpar.core.errors import COMMAND_LINE, WORLD, Finding, Fix, Location
+from dslpar.core.version import VERSION
 from dslpar.core.visible import json_text
 from dslpar.linter.registry import page_of
 from dslpar.linter.report.github import message_with_help, relative, root_of
@@ -32,7 +32,7 @@ def sarif(
     """Return the log of one run of the linter over `configs`, which ended with exit status `status`."""
     results = _Results(sources, configs, root_of(env))
     codes = sorted({finding.code for finding in findings})
-    driver = {"name": "dslpar", "semanticVersion": __version__, "rules": list(map(_rule, codes))}
+    driver = {"name": "dslpar", "semanticVersion": VERSION, "rules": list(map(_rule, codes))}
     log = {
         "$schema": SCHEMA,
         "version": "2.1.0",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from importlib import import_module
 
 from dslpar.layout.divisors import least_micro_size
 from dslpar.linter.context import Context
@@ -263,8 +262,9 @@ def _batch_norm(model: sections.OtherModel) -> str:
         return found[0]
     if not model.is_of_transformers:
         return ""
-    families = import_module("dslpar.policies.families")  # by name: it stands above, and needs no torch
-    policy = families.POLICIES.get(model.target.rpartition(".")[2])
+    from dslpar.schema.transformers_policies import POLICIES  # most configs name no class of transformers
+
+    policy = POLICIES.get(model.target.rpartition(".")[2])
     return "BatchNorm" if policy and policy.batch_norms else ""
 
 

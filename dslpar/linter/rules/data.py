@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from importlib import import_module
 
 from dslpar.layout.resolve import seq_len_of
 from dslpar.linter.context import Context
@@ -53,7 +52,8 @@ def data_of_another_model(cx: Context) -> Iterator[Problem]:
         return  # a program may bring them; train.py tells (BAT211)
     if type_name(cx.spec.data) == "text" and not _says_text(cx):
         return
-    data_types = import_module("dslpar.policies.data_types")  # by name: it stands above, and needs no torch
+    from dslpar.layout import transformers_data_types as data_types  # most configs name no data
+
     for key, data in cx.datasets:
         if (found := data_types.mismatch(cx.spec.model, data)) is not None:
             message, hint = found
@@ -193,7 +193,8 @@ def packing_not_exact(cx: Context) -> Iterator[Problem]:
     packed = [key for key, data in cx.datasets if isinstance(data, ChatData) and data.packing]
     if not packed or cx.by_program:
         return
-    data_types = import_module("dslpar.policies.data_types")
+    from dslpar.layout import transformers_data_types as data_types
+
     if problem := data_types.packing_problem(cx.spec.model, seq_len_of(cx.spec)):
         for key in packed:
             yield cx.problem(f"{key}.packing", problem, "packing=False")

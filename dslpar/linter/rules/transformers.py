@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Sequence
-from importlib import import_module
 from typing import TYPE_CHECKING, TypeGuard
 
 from dslpar.core.errors import DslparError
@@ -193,7 +192,9 @@ def attention_beyond_context_parallelism(cx: Context) -> Iterator[Problem]:
         given = model.config.origin(key)
         message = f"{key}={model.config.values[key]!r}: {what}, and over cut sequences attention knows masks alone"
         yield model.problem_of_key(name, given, message, _WHOLE[cx.spec.parallel.context is None])
-    policy = import_module("dslpar.policies.families").POLICIES.get(model.name)  # by name: it stands above
+    from dslpar.schema.transformers_policies import POLICIES
+
+    policy = POLICIES.get(model.name)
     if policy and policy.own_attention and "policy" not in model.args:
         message = f"{model.name}'s code makes its scores itself, of whole sequences, and context parallelism cuts them"
         yield cx.problem("model.type", message, _WHOLE[cx.spec.parallel.context is None])
@@ -212,8 +213,9 @@ def no_policy_for_class(cx: Context) -> Iterator[Problem]:
     model = cx.other_model
     if not model.is_of_transformers or (cx.cuboid.size == 1 and cx.stages == 1) or "policy" in model.args:
         return
-    families = import_module("dslpar.policies.families")  # by name: it stands above, and needs no torch
-    name, known = model.target.rpartition(".")[2], {*families.POLICIES, *families.DERIVED}
+    from dslpar.schema.transformers_policies import DERIVED, POLICIES
+
+    name, known = model.target.rpartition(".")[2], {*POLICIES, *DERIVED}
     if name not in known:
         message = f"no policy is known for {name}, by which {cx.cuboid.size * cx.stages} ranks could share it"
         hint = "choose a class of docs/transformers.md; or add policy=dict(...) (`dslpar explain TEN234`)"
@@ -227,7 +229,9 @@ def mode_does_not_fit_class(cx: Context) -> Iterator[Problem]:
     if not model.is_of_transformers or cx.cuboid.size == 1 or "policy" in model.args:
         return
     name = model.target.rpartition(".")[2]
-    policy = import_module("dslpar.policies.families").POLICIES.get(name)  # by name: it stands above
+    from dslpar.schema.transformers_policies import POLICIES
+
+    policy = POLICIES.get(name)
     if policy is None:
         return
     if not policy.regions:
@@ -275,8 +279,11 @@ def policy_not_understood(cx: Context) -> Iterator[Problem]:
     policy = cx.other_model.args.get("policy") if cx.other_model.is_of_transformers else None
     if policy is None or policy == "derived":
         return
+    from dslpar.schema.policy import as_policy
+    from dslpar.schema.transformers_policies import POLICIES
+
     try:
-        import_module("dslpar.policies.policy").as_policy(policy, import_module("dslpar.policies.families").POLICIES)
+        as_policy(policy, POLICIES)
     except DslparError as error:
         for found in error.findings:
             yield Problem(cx.config.at("model.policy"), found.message, found.help, "model.policy")

@@ -26,7 +26,7 @@ from dslpar.distributed.collectives import Axis, Pending
 from dslpar.distributed.groups import Groups
 from dslpar.layers import Block, Linear, initialize, late_gradient, placement
 from dslpar.layers.loss import cross_entropy, cross_entropy_by_chunks
-from dslpar.layers.weight_prefetch import prefetch_weights
+from dslpar.layers.matmul_sharding import prefetch_weights
 from tests.distributed.layers.test_backward_order import _Products
 from tests.distributed.layers.test_weight_gradients import Model, split
 from tests.support.compare_dense import BATCH, HIDDEN, SEQUENCE, VOCAB, randomized

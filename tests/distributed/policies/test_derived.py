@@ -12,7 +12,7 @@ from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 if not HAS_TRANSFORMERS:
     pytest.skip(NO_TRANSFORMERS, allow_module_level=True)
 
-from dslpar.policies.families import DERIVED
+from dslpar.schema.transformers_policies import DERIVED
 from tests.support import derive_all
 from tests.support.derive_all import Row
 

@@ -27,8 +27,8 @@ import transformers
 from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
 
 from dslpar.policies.apply import Setting, apply
-from dslpar.policies.policy import Policy
 from dslpar.policies.weights import load
+from dslpar.schema.policy import Policy
 
 BATCH, SEQUENCE, HIDDEN = 4, 8, 16
 POLICY = Policy(blocks=(), regions={}, outward=(), experts=("mlp.experts",), routers=("mlp.gate",))

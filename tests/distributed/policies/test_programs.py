@@ -13,7 +13,7 @@ from torch.nn import functional
 
 import dslpar
 from dslpar.core.errors import DslparError
-from dslpar.policies.data_types import check_data
+from dslpar.layout.transformers_data_types import check_data
 from tests.support.paths import ROOT
 from tests.support.plain_models import written
 from tests.support.ranks import on_ranks

@@ -115,8 +115,8 @@ def _modules_of_lint() -> Iterator[str]:
 
 
 _LATE = ("encodings.utf_8_sig", "encodings.ascii", "difflib", "json", "yaml", "string", "fractions", "decimal",
-         "unicodedata", "inspect", "textwrap", "dslpar.policies.data_types", "dslpar.policies.families",
-         "dslpar.policies.policy")  # fmt: skip
+         "unicodedata", "inspect", "textwrap", "dslpar.layout.transformers_data_types",
+         "dslpar.schema.transformers_policies", "dslpar.schema.policy")  # fmt: skip
 _NEVER = """
 import exec os.system os.exec os.fork os.forkpty os.posix_spawn os.spawn subprocess.Popen os.remove os.rename os.mkdir
 os.rmdir os.chmod os.link os.symlink os.truncate os.chdir os.kill os.putenv socket.__new__ socket.connect

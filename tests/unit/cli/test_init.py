@@ -14,9 +14,9 @@ import pytest
 from dslpar.cli.main import main
 from dslpar.cli.starter import Choices, Layout, layouts, make_starter
 from dslpar.cli.starter_models import NAMES, StarterError, find_model
+from dslpar.layout.transformers_data_types import data_types
 from dslpar.linter import check
-from dslpar.policies.data_types import data_types
-from dslpar.policies.families import DERIVED, POLICIES
+from dslpar.schema.transformers_policies import DERIVED, POLICIES
 from tests.support.paths import ROOT
 from tests.support.sampling import sampled
 

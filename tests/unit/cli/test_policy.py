@@ -19,8 +19,8 @@ import transformers
 from dslpar.cli.main import main
 from dslpar.policies import check
 from dslpar.policies.check import Subject, shrunk
-from dslpar.policies.families import POLICIES, Policy
 from dslpar.schema.sections import TensorParallel
+from dslpar.schema.transformers_policies import POLICIES, Policy
 
 TWO = {"1d 2": TensorParallel(size=2, mode="1d"), "ring 2": TensorParallel(size=2, mode="sequence")}
 

@@ -17,8 +17,8 @@ import torch
 from dslpar.data.order import micro_batches
 from dslpar.data.source import find_source, make_samples
 from dslpar.data.tokenize import Request, tokenize
+from dslpar.layout.transformers_data_types import check_data, inputs_of
 from dslpar.linter import check
-from dslpar.policies.data_types import check_data, inputs_of
 from tests.support.versions import HAS_TRANSFORMERS
 
 GPT = "dict(type='GPT', num_layers=1, hidden_size=16, num_heads=2, vocab_size=256, max_seq_len=16)"

@@ -14,8 +14,8 @@ from dslpar.data.order import sample_index, sample_indices
 from dslpar.data.source import Source, find_source, make_samples
 from dslpar.data.text import TextSamples
 from dslpar.layout.resolve import Job
+from dslpar.layout.transformers_data_types import inputs_of
 from dslpar.linter import check
-from dslpar.policies.data_types import inputs_of
 
 MODEL = "model = dict(type='GPT', num_layers=1, hidden_size=8, num_heads=2, vocab_size=256, max_seq_len=8)\n"
 SEED = 5

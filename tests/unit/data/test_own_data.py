@@ -11,8 +11,8 @@ from dslpar.core.errors import DslparError
 from dslpar.data.source import find_source, make_samples
 from dslpar.layers.loss import IGNORE_INDEX
 from dslpar.layout.resolve import Job
+from dslpar.layout.transformers_data_types import inputs_of
 from dslpar.linter import check
-from dslpar.policies.data_types import inputs_of
 from tests.unit.data.own_classes import Rows
 
 MODEL = "model = dict(type='GPT', num_layers=1, hidden_size=8, num_heads=2, vocab_size=256, max_seq_len=16)\n"

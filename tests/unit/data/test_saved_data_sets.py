@@ -18,8 +18,8 @@ from dslpar.data.order import Samples
 from dslpar.data.source import Source, find_source, make_samples
 from dslpar.layers.loss import IGNORE_INDEX
 from dslpar.layout.resolve import Job
+from dslpar.layout.transformers_data_types import inputs_of
 from dslpar.linter import check
-from dslpar.policies.data_types import inputs_of
 from dslpar.schema.arrow_folders import ArrowFolder, read_arrow_folder
 from tests.support.versions import HAS_TRANSFORMERS
 

@@ -11,7 +11,8 @@ import pytest
 
 from dslpar.cluster.launchers import launched_by
 from dslpar.core.errors import DslparError
-from dslpar.distributed.bootstrap import DistributedEnv, local_device_index, read_distributed_env
+from dslpar.distributed.bootstrap import local_device_index, read_distributed_env
+from dslpar.distributed.distributed_env import DistributedEnv
 from tests.support.runs import mpirun, start
 
 LAUNCHED = {

@@ -12,12 +12,12 @@ from dslpar.core.frozen import replace
 from dslpar.core.mesh import Tensor
 from dslpar.forecast.family import costs_of, flops_per_token, model_costs
 from dslpar.forecast.model_costs import ModelCosts
+from dslpar.forecast.transformers_costs import gpt_of
 from dslpar.layout.family import layout_of, pipeline_weights
 from dslpar.layout.stages import EvenWeights
 from dslpar.models.gpt.section import GPT
 from dslpar.models.moco.section import MoCo
 from dslpar.models.resmlp.section import ResMLP
-from dslpar.policies.costs import gpt_of
 from dslpar.schema.sections import LoRA, Model, OtherModel
 from tests.support.mlp_family.section import ResidualMLP
 

@@ -13,9 +13,9 @@ from dslpar.distributed.groups import Groups
 from dslpar.layout.family import pipeline_weights
 from dslpar.layout.stages import EvenWeights
 from dslpar.layout.transformers_costs import num_multiplied_weights, num_parameters, score_products
-from dslpar.policies.families import DERIVED, POLICIES
 from dslpar.schema.sections import OtherModel
 from dslpar.schema.transformers_configs import GATED, NAMES, table
+from dslpar.schema.transformers_policies import DERIVED, POLICIES
 from tests.support.sampling import sampled
 from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 

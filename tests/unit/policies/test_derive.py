@@ -23,7 +23,7 @@ from dslpar.models.layered import build_module
 from dslpar.policies.constructed import fill_buffers
 from dslpar.policies.derive import derive
 from dslpar.policies.model import HuggingFaceModel
-from dslpar.policies.policy import Policy
+from dslpar.schema.policy import Policy
 from tests.support.derive_all import miniature
 
 

@@ -24,10 +24,10 @@ import transformers
 from dslpar.models.layered import build_layer, build_module
 from dslpar.policies import parts
 from dslpar.policies.derive import derive
-from dslpar.policies.families import DERIVED, POLICIES
 from dslpar.policies.model import HuggingFaceModel
-from dslpar.policies.policy import Policy
 from dslpar.policies.weights import parameters_with_sources
+from dslpar.schema.policy import Policy
+from dslpar.schema.transformers_policies import DERIVED, POLICIES
 from tests.support import hugging_face as hf
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dslpar.core.errors import DslparError
-from dslpar.policies.families import POLICIES
-from dslpar.policies.policy import Policy, as_policy, match
+from dslpar.schema.policy import Policy, as_policy, match
+from dslpar.schema.transformers_policies import POLICIES
 
 GIVEN = {
     "blocks": ["model.layers"],

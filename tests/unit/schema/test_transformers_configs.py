@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dslpar.policies.families import DERIVED, POLICIES
 from dslpar.schema.transformers_configs import MAX_BYTES, config_of, read_config_json, table
+from dslpar.schema.transformers_policies import DERIVED, POLICIES
 from tests.support.paths import ROOT
 from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 

@@ -10,7 +10,7 @@ import pytest
 
 import dslpar
 from dslpar.cli.main import main as command
-from dslpar.distributed.bootstrap import DistributedEnv
+from dslpar.distributed.distributed_env import DistributedEnv
 from dslpar.linter import engine
 from dslpar.schema import sections_reader
 from dslpar.training import main as training

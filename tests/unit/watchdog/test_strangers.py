@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dslpar.distributed.bootstrap import DistributedEnv
+from dslpar.distributed.distributed_env import DistributedEnv
 from dslpar.watchdog import authentication, marks, messages, peers, protocol
 from dslpar.watchdog.authentication import STRANGER_BYTES, STRANGER_S, Key
 from dslpar.watchdog.first_failure import JobWatch

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dslpar.policies.policy import WITHOUT_AUXILIARY_LOSS, Policy
+from dslpar.schema.policy import WITHOUT_AUXILIARY_LOSS, Policy
 
 GPT2 = Policy(
     blocks=("transformer.h",),

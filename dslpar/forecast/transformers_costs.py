@@ -20,7 +20,7 @@ from dslpar.core.frozen import replace
 from dslpar.core.mesh import Tensor
 from dslpar.forecast import flops
 from dslpar.forecast.adapters import Adapter, AdapterSizes
-from dslpar.forecast.family import costs_of
+from dslpar.forecast.family_costs import costs_of
 from dslpar.forecast.flops import Flops
 from dslpar.forecast.model_costs import ModelCosts
 from dslpar.forecast.ring import Number

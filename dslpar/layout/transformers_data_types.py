@@ -11,10 +11,10 @@ from typing import Any
 
 from dslpar.core.catalog import raise_finding
 from dslpar.layout.resolve import Job
-from dslpar.policies.families import DERIVED, POLICIES
-from dslpar.policies.policy import DECODER_INPUTS, Names
 from dslpar.schema.datasets import Data, HuggingFaceData, OtherData, parts_of, type_name
+from dslpar.schema.policy import DECODER_INPUTS, Names
 from dslpar.schema.sections import Model, OtherModel
+from dslpar.schema.transformers_policies import DERIVED, POLICIES
 
 PROGRAM = "dslpar.initialize(config, train_data=...), a data set of (inputs, labels), inputs in this order"
 
