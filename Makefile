@@ -65,6 +65,7 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy dslpar benchmarks
 	$(BIN)/lint-imports
+	$(BIN)/lint-imports --config .importlinter-torch
 
 test: lint
 	$(IN) python -m tests.support.durations run $(PYTEST)

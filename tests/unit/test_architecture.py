@@ -1,0 +1,89 @@
+"""What docs/architecture.md says of imports, where import-linter cannot look: modules that are named in strings."""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+
+DOORS = {
+    "dslpar/__init__.py": "the public names, each imported at its first use",
+    "dslpar/schema/families.py": "a model family's package, whose modules are found by their names",
+    "dslpar/schema/classes.py": "what a config may call a family",
+    "dslpar/schema/data_reader.py": "what a config may call a type of data",
+    "dslpar/linter/targets.py": "what a config may call a family",
+    "dslpar/migrate/libai.py": "what a config of LiBai becomes",
+    "dslpar/migrate/colossalai.py": "what a config of ColossalAI becomes",
+    "dslpar/core/trust.py": "packages whose classes a config may call",
+    "dslpar/cluster/command.py": "what `python -m` runs on every rank",
+    "dslpar/language/functions.py": "where a config takes LazyCall from",
+    "dslpar/watchdog/processes.py": "what `python -m` runs above a rank",
+}
+"""Files that may name modules which stand above them, or anywhere; and what these names are."""
+_CONTRACT = (ROOT / ".importlinter").read_text().partition("[importlinter:contract:packages]")[2].partition("\n\n")[0]
+ORDER = {name: number for number, name in enumerate(re.findall(r"\w+", _CONTRACT.partition("layers =")[2]))}
+"""Packages from the top down; of two that stand side by side neither names the other."""
+
+
+def named(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield modules of ours that strings of a file name, with their lines; docstrings are prose."""
+    tree = ast.parse(path.read_text())
+    with_docstrings = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    prose = {id(node.body[0].value) for node in ast.walk(tree) if isinstance(node, with_docstrings) and _is_prose(node)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
+            found = re.fullmatch(r"dslpar\.(\w+)(\.\w*)*", node.value)
+            if found and found[1] in ORDER:
+                yield node.lineno, found[1]
+
+
+def _is_prose(node: ast.Module | ast.ClassDef | ast.FunctionDef) -> bool:
+    return bool(node.body) and isinstance(node.body[0], ast.Expr)
+
+
+def package_of(path: Path) -> str:
+    return path.relative_to(ROOT / "dslpar").parts[0].removesuffix(".py")
+
+
+def upward(path: Path) -> list[str]:
+    own = ORDER.get(package_of(path), -1)  # of the package itself, nothing
+    return [f"{path.relative_to(ROOT)}:{line}: {name}" for line, name in named(path) if ORDER[name] < own]
+
+
+def test_no_string_names_a_module_that_stands_above() -> None:
+    """As `import_module("dslpar.policies.families")` did nine times, of which no checker knew."""
+    files = sorted((ROOT / "dslpar").rglob("*.py"))
+    assert len(files) > 500
+    found = [each for path in files if str(path.relative_to(ROOT)) not in DOORS for each in upward(path)]
+    assert found == []
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_door_is_one(door: str) -> None:
+    """It names what stands above it, or a family of models."""
+    assert door == "dslpar/__init__.py" or upward(ROOT / door)
+
+
+def test_a_string_upward_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "dslpar/layout").mkdir(parents=True)
+    path = tmp_path / "dslpar/layout/family.py"
+    path.write_text(
+        '"""dslpar.policies"""\nimport_module("dslpar.policies.families")\nimport_module("dslpar.core.mesh")\n'
+    )
+    monkeypatch.setattr("tests.unit.test_architecture.ROOT", tmp_path)
+    assert upward(path) == ["dslpar/layout/family.py:2: policies"]
+
+
+def test_import_linter_looks_at_what_type_checkers_import() -> None:
+    """In all contracts but the torch line, below which types of what stands above may be named."""
+    parser = configparser.ConfigParser()
+    for name, excluded in ((".importlinter", False), (".importlinter-torch", True)):
+        parser.read_string((ROOT / name).read_text())
+        assert parser["importlinter"].getboolean("exclude_type_checking_imports") is excluded
+    assert "lint-imports --config .importlinter-torch" in (ROOT / "Makefile").read_text()
