@@ -24,8 +24,8 @@ import xxhash
 from dslpar.checkpoint import folder
 from dslpar.checkpoint.folder import MANIFEST, PART, RANKS, TENSORS, FileDigest
 from dslpar.core.catalog import finding, raise_finding
-from dslpar.core.disk import fsync as fsync
 from dslpar.core.errors import DslparError
+from dslpar.core.fsync import fsync as fsync
 
 log = logging.getLogger("dslpar")
 

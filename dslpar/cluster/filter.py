@@ -38,7 +38,9 @@ def filter_hosts(cluster: Cluster, text: str, flag: Flag) -> Cluster:
         problems = list(_errors(part, location, known))
         if not problems:
             name, _, slots = part.partition(":")
-            named.setdefault(name, set()).update(map(int, slots.split(","))) if slots else named.setdefault(name, set())
+            chosen = named.setdefault(name, set())
+            if slots:
+                chosen.update(map(int, slots.split(",")))
         errors += problems
     hosts = tuple(_apply(cluster.hosts, named, flag))
     if not hosts and not errors:

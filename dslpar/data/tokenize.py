@@ -33,8 +33,8 @@ import xxhash
 from numpy.typing import NDArray
 
 from dslpar.core.catalog import finding, raise_finding
-from dslpar.core.disk import fsync
 from dslpar.core.errors import DslparError, Finding
+from dslpar.core.fsync import fsync
 from dslpar.data.documents import SHARD_BYTES, Form, Shard, cut, documents_of, find_files
 from dslpar.data.token_files import sampled_digest, sha256, whole_digest
 from dslpar.schema.token_folders import (

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dslpar.core.catalog import raise_finding
-from dslpar.core.disk import fsync
+from dslpar.core.fsync import fsync
 from dslpar.data.documents import Form, cut, documents_of, find_files
 from dslpar.schema.tokenizers import TOKENIZER_CONFIG, TOKENIZER_JSON
 

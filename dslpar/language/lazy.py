@@ -51,7 +51,7 @@ class ProgramReference(Reference):
 
 
 class LazyCall:
-    """`LazyCall(target)(**arguments)` describes the call `target(**arguments)`; containers are deep_copy."""
+    """`LazyCall(target)(**arguments)` describes the call `target(**arguments)`; containers are copied."""
 
     def __init__(self, target: Callable[..., Any] | Reference | str) -> None:
         self.target = ProgramReference(as_reference(target).name)

@@ -84,7 +84,8 @@ def _of_memory(cx: Context, thrashing: bool) -> Iterator[Problem]:
     workload = workload_of(cx.job)
     assert workload is not None, "the costs are known"
     made = forecast(workload, machine)
-    if TIGHT < made.share <= 1.0 if thrashing else made.share > 1.0:
+    fits, is_tight = made.share <= 1.0, made.share > TIGHT
+    if (fits and is_tight) if thrashing else not fits:
         memory = made.binding
         parts = ("weights", "gradients", "optimizer", "activations", "logits", "buffers")
         largest = sorted(((getattr(memory, name), name) for name in parts), reverse=True)[:3]
