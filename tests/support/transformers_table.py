@@ -22,7 +22,7 @@ from tests.support.layout_factors import FAMILIES as PROVED_FAMILIES
 from tests.support.layouts import mode_of
 from tests.support.paths import ROOT
 
-PAGES: tuple[Path, ...] = (ROOT / "README.md", ROOT / "docs" / "transformers.md")
+PAGES: tuple[Path, ...] = (ROOT / "docs" / "transformers.md",)
 COMMAND = "python -m tests.support.transformers_table"
 _BEGIN, _END = f"<!-- Written by `{COMMAND}`. -->\n", "<!-- End of what is written. -->\n"
 _BEGIN_TRAINED = f"<!-- Written by `{COMMAND}`, of the record. -->\n"

@@ -1,4 +1,4 @@
-"""The table of models, modes, stages and ZeRO in README.md and docs/transformers.md is that of the tests."""
+"""The table of models, modes, stages and ZeRO in docs/transformers.md is that of the tests."""
 
 from __future__ import annotations
 
