@@ -28,8 +28,8 @@ import transformers
 from torch import nn
 from transformers.models.auto import modeling_auto
 
-from dslpar.schema.transformers_policies import DERIVED, POLICIES
 from dslpar.schema.transformers_configs import GATED, NAMES
+from dslpar.schema.transformers_policies import DERIVED, POLICIES
 
 ROOT = Path(__file__).parents[1]
 TARGET = ROOT / "dslpar" / "schema" / "data" / "transformers.json"
