@@ -464,7 +464,7 @@ NAMES = ("1d-2", "1d-sequence-4", "1d-sequence-2-keep-none", "2d-4", "2d-4-keep-
 
 
 def test_a_split_backward_hides_no_less() -> None:
-    found = dict(zip(NAMES, on_last_ranks(exposed, [ALL[name] for name in NAMES]), strict=True))
+    found = dict(zip(NAMES, on_last_ranks(exposed, [(LAYOUTS | ALL)[name] for name in NAMES]), strict=True))
     for name, each in found.items():
         assert max(each["an older one"], each["itself"]) <= each["one"], (name, each)
     for name in ("1d-2", "1d-sequence-4", "2d-4"):  # it can fail: with nothing at hand, both reductions of dX
