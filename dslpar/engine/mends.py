@@ -87,7 +87,7 @@ MENDS = (
     Mend(
         3,
         "allow_fp16_on_cpus",
-        "fp16 is refused on CPUs where torch computes it",
+        "fp16 is refused on CPUs on which torch computes it",
         "CPUs",
         BEFORE,
         "engine/test_precision.py",
@@ -95,7 +95,7 @@ MENDS = (
     Mend(
         1,
         "skip_shm_op",
-        "on a CPU, 30 s of compiling an op whose all-reduce ignores its group",
+        "on a CPU, 30 s to compile an op whose all-reduce ignores its group",
         "always",
         BEFORE,
         "engine/test_engine.py",
@@ -104,7 +104,7 @@ MENDS = (
     Mend(
         19,
         "build_ops_alone",
-        "after a start that was killed while it compiled an op, every later one waits for ever",
+        "after a start is killed while it compiles an op, every later start waits forever",
         "always",
         BEFORE,
         "engine/test_offloaded_adam.py",
@@ -112,7 +112,7 @@ MENDS = (
     Mend(
         2,
         "ignore_deprecated_names",
-        "each rank prints a FutureWarning: collectives by old names",
+        "a FutureWarning per rank for old names of collectives",
         "always",
         BEFORE,
         "engine/test_engine.py",
@@ -145,7 +145,7 @@ MENDS = (
     Mend(
         10,
         "without_eager_state",
-        "ZeRO makes Adagrad anew, in one group of defaults",
+        "ZeRO recreates Adagrad with one parameter group of default settings",
         "Adagrad",
         "engine/optimizers.py, engine/build.py",
         "engine/test_optimizers.py",
@@ -153,7 +153,7 @@ MENDS = (
     Mend(
         17,
         "reduce_by_stages",
-        "gradients of all of a rank's stages are reduced after the last backward, without ZeRO too",
+        "without ZeRO, gradients of all stages of a rank are reduced after the last backward",
         "several stages per rank, without ZeRO",
         "engine/pipeline_executor.py",
         "engine/test_schedules.py",
@@ -162,7 +162,7 @@ MENDS = (
     Mend(
         20,
         "correct_bias_exactly",
-        "DeepSpeedCPUAdam: a run that goes on after a checkpoint takes other bits",
+        "DeepSpeedCPUAdam: a resumed run differs in its last bits",
         "DeepSpeedCPUAdam",
         AFTER,
         "engine/test_offloaded_adam.py",
@@ -180,7 +180,7 @@ MENDS = (
     Mend(
         21,
         "sum_over_sequence",
-        "ZeRO 3 averages gradients over sequence parallel ranks, each of which has a part of them",
+        "ZeRO 3 averages partial gradients over sequence parallel ranks instead of summing them",
         "ZeRO 3 over sequence parallel ranks",
         AFTER,
         "engine/test_zero_over_d.py",
@@ -189,7 +189,7 @@ MENDS = (
     Mend(
         15,
         "accumulate_without_copies",
-        "ZeRO 1 in half precision copies each gradient in fp32 before it adds it",
+        "ZeRO 1 in half precision copies each gradient to fp32 before adding it",
         "ZeRO 1 in half precision",
         AFTER,
         "engine/test_reduction.py",
@@ -208,7 +208,7 @@ MENDS = (
     Mend(  # after M14, whose reduction begins once it has run
         18,
         "call_before_reduction",
-        "a layer can sum its vectors' gradients over tensor ranks in each backward alone",
+        "a layer can sum its vectors' gradients over tensor ranks only in each backward",
         "vectors that are summed once per step",
         AFTER,
         "engine/test_vector_reduction.py",
@@ -228,7 +228,7 @@ MENDS = (
     Mend(
         7,
         "reduce_norms_of_all_groups",
-        "ZeRO 1 hangs where a stage has fewer parameter groups",
+        "ZeRO 1 hangs if a stage has fewer parameter groups",
         "ZeRO 1 in a pipeline",
         AFTER,
         "models/test_sequential.py",
@@ -237,8 +237,8 @@ MENDS = (
     Mend(  # after M7: it reads what that returns
         12,
         "read_norms_once",
-        "a host waits for its device five times per step, with offload once per parameter, and begins kernels for each "
-        "of a norm's gradients",
+        "a host waits for its device five times per step, with offload once per parameter, and launches kernels for "
+        "each gradient of a norm",
         "ZeRO 1 to 3",
         AFTER,
         "engine/test_host_reads.py",
@@ -259,7 +259,7 @@ MENDS = (
     Mend(
         9,
         "register_external_parameters",
-        "ZeRO 3: another module's parameter is empty after a checkpoint was loaded",
+        "ZeRO 3: another module's parameter is empty after a checkpoint is loaded",
         "ZeRO 3",
         AFTER,
         "checkpoint/test_resume.py",
