@@ -1,9 +1,9 @@
-"""The ranks of a command that uses a trained model: how they start, agree on what they do, and end.
+"""Start the ranks of a command that uses a trained model, check that they agree, run it, and end them.
 
     status = run_on_ranks(lambda world_size: open_run(path, world_size), act)
 
-One process without a launcher starts nothing. Under a launcher the ranks meet as those of train.py do, and what ends
-one of them ends all.
+A single process without a launcher starts no process group. Under a launcher the ranks meet as in train.py, and if one
+of them ends early, all end.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from dslpar.reporting import logging
 from dslpar.watchdog.rank_monitor import RankMonitor
 
 Open = Callable[[int], Trained]
-"""Opens the run for a world of so many ranks."""
+"""Function that opens the run for a world size."""
 Act = Callable[[Trained, Groups, torch.device], None]
-"""What is done with it, on all ranks together."""
+"""Function that uses the run, on all ranks together."""
 
 
 def run_on_ranks(open_trained: Open, act: Act, request: str) -> int:
-    """Open a run on these ranks and act; print findings, and return the exit status.
+    """Open a run on these ranks and call `act`; print findings, and return the exit status.
 
-    `request`: what was asked for, which must be the same on all ranks.
+    `request`: text of the command's arguments, which must be equal on all ranks.
     """
     try:
         dist_env = bootstrap.read_distributed_env(os.environ)
@@ -57,7 +57,7 @@ def run_on_ranks(open_trained: Open, act: Act, request: str) -> int:
 
 def _run(dist_env: DistributedEnv, monitor: RankMonitor | None, trained: Trained, act: Act, request: str) -> int:
     try:
-        with logging.prints_to_log(None):  # what DeepSpeed prints is no part of the output
+        with logging.prints_to_log(None):  # DeepSpeed's prints are not part of the output
             if monitor is not None:
                 monitor.page.enter("starting")
                 bootstrap.setup_distributed(dist_env, os.environ, monitor)
