@@ -16,11 +16,11 @@ piece lies in which file, so any layout can read them.
 - `folder` has the names of folders and files, and `writer` publishes them.
 - `index`, `slices`, `tensor_file` and `tensor_reader` describe, write and read the tensors in the files.
 - `shards` finds the tensors in DeepSpeed's engine. `saving` copies them to `host_buffers`, and `rank_files` writes
-them.
+  them.
 - `loading` loads a checkpoint, and `select` chooses one.
 - `manifest`, `compare` and `resume_policy` define what a resume may change.
 - `contents` reads a whole checkpoint as a load does, before each load and for `dslpar checkpoint verify`: a digest
-shows only that no byte has changed. It uses `manifest_format`, `state_files` and `dslpar.core.json_values`.
+  shows only that no byte has changed. It uses `manifest_format`, `state_files` and `dslpar.core.json_values`.
 
 `full_state_dict` is separate. It gathers full tensors out of one layout and loads them into another:
 

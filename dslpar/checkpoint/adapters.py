@@ -1,4 +1,4 @@
-"""Places in a checkpoint of the tensors of a transformers model run by a policy, adapters included."""
+"""Locate the tensors of a transformers model that a policy runs, adapters included, in a checkpoint."""
 
 from __future__ import annotations
 

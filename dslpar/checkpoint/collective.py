@@ -16,7 +16,7 @@ from dslpar.reporting.run_dir import CHECKPOINTS
 Value = TypeVar("Value")
 
 MAX_LISTED = 12
-"""Most ranks, files or names that a finding lists."""
+"""Maximum number of ranks, files or names that a finding lists."""
 
 
 class Access(NamedTuple):

@@ -27,7 +27,7 @@ from dslpar.schema import sections, sections_reader
 from dslpar.schema.fields import Resume
 
 _MAX_LISTED = 12
-"""Most differing keys that a finding lists; another model may differ in dozens."""
+"""Maximum number of differing keys that a finding lists; another model may differ in dozens."""
 
 
 class Change(NamedTuple):

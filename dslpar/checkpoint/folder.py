@@ -123,7 +123,7 @@ def step_of(folder: Path) -> int | None:
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether `path` is a checkpoint or the rest of one, and not the folder of a run."""
+    """Whether `path` is a checkpoint, or the remains of one, and not the folder of a run."""
     return (path / MANIFEST).exists() or (path.is_dir() and step_of(path) is not None)
 
 

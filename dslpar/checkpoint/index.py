@@ -27,7 +27,7 @@ ITEM_BYTES: Mapping[str, int] = {
 """Bytes per element, by safetensors' dtype names."""
 MAX_DIMS = 32
 MAX_SEGMENTS = 256
-"""Most combinations of a box's segments; real boxes have several segments in one dim only."""
+"""Maximum number of combinations of a box's segments; real boxes have several segments in one dim only."""
 SET_BY_OPTIMIZER = ("step",)
 """Group keys that an optimizer changes."""
 SET_BY_SCHEDULER = ("lr", "initial_lr", "momentum", "betas")

@@ -76,10 +76,7 @@ _NOT_IN_A_LAYOUT = ("keep", "comm_overlap", "symmetric_memory", "zero_over_d")
 
 
 def same_layout(checkpoint: Checkpoint, job: Job) -> bool:
-    """Whether the saved layout is the job's, so that each rank has its own pieces. `job` is the engine's.
-
-    The engine's job knows the stages.
-    """
+    """Whether the saved layout is the job's own. `job` is the engine's, which knows the stages."""
     saved, own = checkpoint.manifest["layout"], layout_of(job)
     # Fields that an earlier version did not have get their defaults.
     tensor = {name: value for name, value in _fields(Tensor()).items() if name in own["tensor"]} | saved["tensor"]
@@ -111,8 +108,7 @@ def fixed_values(job: Job, data: str) -> Plain:
 
 
 def derived_values(job: Job, data: str) -> Plain:
-    """Return the values that a resume must not change and that follow from several keys (`data`:
-    `dslpar.data.source`)."""
+    """Return the values that a resume must not change and that no single key has; `data`: see `dslpar.data.source`."""
     return {"data.text": data, "data.seq_len": job.seq_len, "batch.global_size": job.batch.global_size}
 
 

@@ -15,7 +15,7 @@ from dslpar.core.mesh import ORDERS, TENSOR_AXES
 FORMAT = 2
 """Format of the manifest and of the files beside it; this dslpar reads no other format."""
 MAX_RANKS = 1 << 20
-"""Most ranks of a world: loading looks for a file per rank."""
+"""Maximum number of ranks of a world: loading looks for a file per rank."""
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 
 

@@ -4,10 +4,10 @@ Steps of a save:
 
 1. Rank 0 removes what earlier saves left unfinished, and makes `step_N.part`.
 2. Each rank writes the tensors that it holds and owns (`shards`) to one file, and its own state to another. It syncs
-    both.
+   both.
 3. All ranks report to rank 0 whether they see its folder, whether they could write, and their part of the index.
 4. Rank 0 merges the index, and writes it and the training state. It sets aside checkpoints of another course of the
-    run. It publishes the folder by renaming it, and then removes checkpoints that are no longer kept.
+   run. It publishes the folder by renaming it, and then removes checkpoints that are no longer kept.
 
 So a save takes three messages, however many tensors there are. The run can wait for all four steps:
 

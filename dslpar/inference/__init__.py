@@ -4,6 +4,6 @@ The input is the folder of a run, or a checkpoint. The output is tokens and text
 
 - `trained` selects the checkpoint and the layout, without torch.
 - `model` is this rank's part of the model. It reads weights straight from the checkpoint's files, without DeepSpeed or
-an optimizer.
+  an optimizer.
 - `generation` and `evaluation` run the model, and `commands` has `dslpar generate` and `dslpar eval`.
 """

@@ -40,7 +40,7 @@ class Options(NamedTuple):
     """Options of a generation."""
 
     max_tokens: int | None = None
-    """Most new tokens per prompt; None: 100, or as many as the model has positions for."""
+    """Maximum number of new tokens per prompt; None: 100, or as many as the model has positions for."""
     sampling: Sampling = Sampling()
     end: int | None = None
     """Id that ends a text; it is returned as the text's last id."""
