@@ -44,7 +44,7 @@ class Checkpoint(NamedTuple):
     path: str
     """Folder of the checkpoint."""
     manifest: Mapping[str, Any]
-    """`format`, `step`, `consumed_samples`, `fixed` (see `manifest`), `versions`, `files`, `digest`."""
+    """Values of `checkpoint.json`: `format`, `step`, `layout`, `fixed`, `config`, `files` and others; see `manifest`."""
 
     @property
     def step(self) -> int:

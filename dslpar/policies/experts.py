@@ -18,9 +18,9 @@ Cutting each expert's F features instead (Megatron-LM's expert tensor parallelis
 would balance ranks to the token. But it makes thin products of small experts, with F of some hundred. Files also store
 experts one by one, so a rank reads whole tensors.
 
-The layer sends `2 f(T) B S H` elements in forward and as many in backward, f(n) = (n - 1) / n, for any number of experts
-per token. Each rank keeps the gathered tokens. An all-to-all (GShard, arXiv 2006.16668) sends fewer if a token visits
-few of many ranks, but in counts that change each step.
+Each mixture sends `2 f(T) B S H` elements in forward and as many in backward, f(n) = (n - 1) / n, for any number of
+experts per token. Each rank keeps the gathered tokens. An all-to-all (GShard, arXiv 2006.16668) sends fewer if a token
+visits few of many ranks, but in counts that change each step.
 """
 
 from __future__ import annotations
