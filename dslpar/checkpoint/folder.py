@@ -44,7 +44,7 @@ class Checkpoint(NamedTuple):
     path: str
     """Folder of the checkpoint."""
     manifest: Mapping[str, Any]
-    """Values of `checkpoint.json`: `format`, `step`, `layout`, `fixed`, `config`, `files` and others; see `manifest`."""
+    """Values of `checkpoint.json`: `format`, `step`, `layout`, `fixed`, `config`, `files`, ... (see `manifest`)."""
 
     @property
     def step(self) -> int:

@@ -128,9 +128,7 @@ def read_prompts(path: str) -> list[str]:
         DslparError: the file cannot be read or has no prompts, or a JSON line has no "prompt"; with the line number.
     """
     try:
-        lines = (
-            Path(path).read_text(encoding="utf-8").split("\n")
-        )  # not `splitlines`: a prompt may hold other line breaks
+        lines = Path(path).read_text(encoding="utf-8").split("\n")  # not `splitlines`: other breaks may be text
     except (OSError, UnicodeDecodeError) as error:
         raise_finding("BAT217", f"cannot read {path!r}: {error}", "a text file with a prompt a line", path)
     if not path.endswith(".jsonl"):

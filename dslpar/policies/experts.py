@@ -52,9 +52,7 @@ def gather_tokens(groups: Groups, x: Tensor) -> Tensor:
     """
     cuts, sharing = placement.residual_cuts(groups.tensor), sharing_axes(groups)
     for dim, letters in enumerate(cuts):
-        for letter in reversed(
-            [each for each in letters if each in sharing]
-        ):  # the fastest axis first: its pieces are neighbours
+        for letter in reversed([each for each in letters if each in sharing]):  # the fastest cut first: neighbours
             x = collectives.all_gather_autograd(x, groups.axis(letter), dim)
     return collectives.copy_to_group(x, groups.axis(*_copies(cuts, sharing))).contiguous()
 

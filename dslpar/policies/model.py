@@ -148,9 +148,7 @@ class HuggingFaceModel(LayeredModel):
                         build=partial(self._block, setting, name),
                         forward=partial(chain.run_block, groups, number, block),
                         layer_idx=index,
-                        recomputable=bool(
-                            self.policy.regions
-                        ),  # recomputed batch norms would count a micro-batch twice
+                        recomputable=bool(self.policy.regions),  # batch norms would count micro-batches twice
                     )
                 )
                 index += 1
