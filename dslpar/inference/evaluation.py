@@ -70,7 +70,7 @@ def _whole(train: Part, held_out: Part) -> Part:
         return held_out._replace(dataset=train.dataset)
     if train.conversations is not None and held_out.conversations is not None:
         same = train.conversations.files == held_out.conversations.files
-        stop = held_out.conversations.stop if same else train.conversations.stop  # else they are of data.eval_path
+        stop = held_out.conversations.stop if same else train.conversations.stop  # else from data.eval_path
         return held_out._replace(conversations=train.conversations._replace(stop=stop, training=False))
     return held_out._replace(files=_joined((*train.files, *held_out.files)))
 

@@ -1,7 +1,7 @@
 """Derive a policy from transformers' tensor plan (`base_model_tp_plan`), for models that have one.
 
 The plan lists column- and row-parallel linears, which is Megatron-LM's half of a policy. Regions are the modules around
-a "colwise" linear, and a region's argument is the first one of its forward. If the plan gathers a linear's output
+a "colwise" linear, and a region's argument is its forward's first argument. If the plan gathers a linear's output
 ("colwise_gather_output"), something is between that linear and the row-parallel one. The model shows what: several
 linears fused in one weight, or a norm over all features. Unknown words in a plan, and models without a plan, are
 refused: their policy must be written.

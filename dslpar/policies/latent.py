@@ -2,7 +2,7 @@
 
 A latent serves all heads: each rank has it whole, and computes its own heads from it. So its gradient on each rank is
 that of these heads alone. The backward of the entrance's gather sums these gradients. A norm of the latent computes the
-same on every rank, and the gradient of its gain is summed likewise (`modules.PerHead`). (In transformers' plan each
+same on every rank, and the gradient of its gain is summed likewise (`modules.per_head`). (In transformers' plan each
 rank computes the whole latent, "mla_kv_a_proj". Here it is computed once and gathered.)
 """
 
