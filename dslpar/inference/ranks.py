@@ -1,8 +1,9 @@
-"""The ranks of a command that uses a trained model: they meet as those of train.py do, and act together.
+"""Start the ranks of a command that uses a trained model, check that they agree, run it, and end them.
 
     status = run_on_ranks(lambda world_size: open_run(path, world_size), act, request)
 
-One process without a launcher starts nothing.
+A single process without a launcher starts no process group. Under a launcher the ranks meet as in train.py, and if one
+of them ends early, all end.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from dslpar.inference.weights import verify
 from dslpar.reporting import logging
 
 Open = Callable[[int], Trained]
-"""Opens the run for a world of so many ranks."""
+"""Function that opens the run for a world size."""
 Act = Callable[[Trained, Groups, torch.device], None]
-"""What is done with it, on all ranks together."""
+"""Function that uses the run, on all ranks together."""
 
 
 def run_on_ranks(open_trained: Open, act: Act, request: str) -> int:
-    """Open a run on these ranks and act; print findings, and return the exit status.
+    """Open a run on these ranks and call `act`; print findings, and return the exit status.
 
-    `request`: what was asked for, which must be the same on all ranks.
+    `request`: text of the command's arguments, which must be equal on all ranks.
     """
     with RankSession(os.environ) as rank:
         trained = rank.prepare(lambda dist_env: open_trained(dist_env.world_size))
