@@ -10,8 +10,7 @@ from dslpar.cli import arguments
 from dslpar.core.project import add_trust
 from dslpar.forecast.machine import MachineError, machine_of
 from dslpar.linter import check
-from dslpar.reporting import plan as report
-from dslpar.reporting import planning
+from dslpar.planner import planning, report
 
 EPILOG = """\
 dslpar plan configs/gpt_3d.py --world-size 16 --device h100-80g      # memory, time, repairs, layouts

@@ -15,7 +15,7 @@ from dslpar.core.visible import visible
 from dslpar.forecast.candidate import candidate_of
 from dslpar.language.load import YAML_ENDINGS, Config
 from dslpar.linter import check, fixes
-from dslpar.reporting.planning import Plan, Question, Suggestion, job_of
+from dslpar.planner.planning import Plan, Question, Suggestion, job_of
 
 
 def write(question: Question, plan: Plan, suggestion: Suggestion) -> int:

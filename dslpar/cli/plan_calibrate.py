@@ -12,7 +12,7 @@ from dslpar.core.visible import visible
 from dslpar.forecast import constants
 from dslpar.forecast.calibrate import FEWEST_HELD_OUT, Calibration, calibrate, held_out_error
 from dslpar.forecast.constants import Error
-from dslpar.reporting.measured_runs import Measured, NoMeasurementError, read_measured
+from dslpar.planner.measured_runs import Measured, NoMeasurementError, read_measured
 
 
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:

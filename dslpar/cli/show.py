@@ -15,7 +15,7 @@ from dslpar.forecast.machine import MachineError, machine_of
 from dslpar.forecast.plan import Forecast, forecast
 from dslpar.forecast.workload import workload_of
 from dslpar.layout.resolve import Job
-from dslpar.reporting import show
+from dslpar.planner import show
 
 if TYPE_CHECKING:
     from dslpar.cluster.hostfile import Cluster
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if args.format != "html":
         sys.stdout.write(show.FORMATS[args.format](job, made))
         return 0
-    from dslpar.reporting import page
+    from dslpar.planner import page
 
     html = page.as_html(job, made)
     if args.output_dir is None:

@@ -6,7 +6,7 @@
 
 Every operation of torch.distributed on tensors of the meta device is seen, whoever calls it, in the forward and in
 autograd's backward. It is noted and not run: there is nothing to send. (torch's own fake_collectives note operations in
-the same way, for its estimates of memory.) Ring counts of bytes are those of `dslpar.forecast.ring`.
+the same way, for its estimates of memory.) Ring counts of bytes are those of `dslpar.costs.ring`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Activations of a rank of a pipeline, in bytes: what waits for its backward, what the running layer needs, logits.
 
-A micro-batch that a stage has run forward waits for its backward, with what its layers save (`dslpar.forecast.memory`).
+A micro-batch that a stage has run forward waits for its backward, with what its layers save (`dslpar.costs.memory`).
 Where the backward is split, it then waits for W with the operands of each weight's gradient: the input and the
 gradient of the output of every product. How many of both wait at once is the schedule's (`fullest`).
 
@@ -17,8 +17,8 @@ from functools import lru_cache
 from itertools import accumulate
 
 from dslpar.core.named_tuple import NamedTuple
-from dslpar.forecast.cuts import residual_cuts
-from dslpar.forecast.model_costs import Costs
+from dslpar.costs.cuts import residual_cuts
+from dslpar.costs.model_costs import Costs
 from dslpar.forecast.workload import Workload
 from dslpar.layout.chunks import Chunks
 from dslpar.layout.divisors import ranks
@@ -182,7 +182,7 @@ def _of_layer(workload: Workload, layer: Costs) -> float:
 
 
 def _result_of_norm(workload: Workload) -> float:
-    """Return the bytes of a norm's result that `dslpar.forecast.memory` counts, as on a CPU, and a fused kernel does
+    """Return the bytes of a norm's result that `dslpar.costs.memory` counts, as on a CPU, and a fused kernel does
     not keep: of RMSNorm, where features are whole. A trace counts none.
     """
     tensor = workload.mesh.tensor
@@ -260,7 +260,7 @@ def _working(workload: Workload) -> float:
 
     Around its widest product: the gradient of its output, what the activation's gradient is made of, and the gradient
     of its input. Or in attention, when what the MLP has saved is gone: the residual's gradient, and what
-    `dslpar.forecast.memory.attention_working` counts. A group of layers that is recomputed has all that these save, but
+    `dslpar.costs.memory.attention_working` counts. A group of layers that is recomputed has all that these save, but
     the input, which was kept. Of a pipeline's messages one each way is on its way.
     """
     costs, size, chunks = workload.costs, workload.element_bytes, _mlp_chunks(workload)

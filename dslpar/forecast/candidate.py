@@ -16,7 +16,7 @@ from functools import lru_cache
 from dslpar.core.frozen import fields, replace
 from dslpar.core.mesh import Mesh, Tensor
 from dslpar.core.named_tuple import NamedTuple
-from dslpar.forecast.model_costs import ModelCosts
+from dslpar.costs.model_costs import ModelCosts
 from dslpar.forecast.workload import CostsOf, Habits, Workload, costs_by_form, habits_of, layers_on_ranks, workload_of
 from dslpar.layout.batch import Batch, Sizes, batch_of, requested_batch
 from dslpar.layout.chunks import Chunks

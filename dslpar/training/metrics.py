@@ -12,10 +12,10 @@ import psutil
 import torch
 from deepspeed.accelerator import get_accelerator
 
+from dslpar.costs import flops
+from dslpar.costs.family_costs import costs_of
 from dslpar.distributed import collectives
 from dslpar.engine.engine import Engine
-from dslpar.forecast import flops
-from dslpar.forecast.family_costs import costs_of
 from dslpar.layout.resolve import Job
 from dslpar.reporting.logging import log
 from dslpar.schema import sections

@@ -18,6 +18,7 @@ DOORS = {
     "dslpar/schema/classes.py": "what a config may call a family",
     "dslpar/schema/data_reader.py": "what a config may call a type of data",
     "dslpar/linter/targets.py": "what a config may call a family",
+    "dslpar/linter/registry.py": "packages above that bring rules of their own",
     "dslpar/migrate/libai.py": "what a config of LiBai becomes",
     "dslpar/migrate/colossalai.py": "what a config of ColossalAI becomes",
     "dslpar/core/trust.py": "packages whose classes a config may call",

@@ -12,12 +12,12 @@ from __future__ import annotations
 from functools import lru_cache
 
 from dslpar.core.mesh import Tensor
-from dslpar.forecast import flops, memory, traffic, work
-from dslpar.forecast.adapters import AdapterSizes
-from dslpar.forecast.flops import Flops
-from dslpar.forecast.memory import LayerMemory
-from dslpar.forecast.model_costs import Costs, ModelCosts
-from dslpar.forecast.ring import LayerTraffic, Number
+from dslpar.costs import flops, memory, traffic, work
+from dslpar.costs.adapters import AdapterSizes
+from dslpar.costs.flops import Flops
+from dslpar.costs.memory import LayerMemory
+from dslpar.costs.model_costs import Costs, ModelCosts
+from dslpar.costs.ring import LayerTraffic, Number
 from dslpar.models.gpt.layout import block_weights
 from dslpar.models.gpt.section import GPT
 

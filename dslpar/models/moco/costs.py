@@ -7,12 +7,12 @@ projection_size numbers a sample, and statistics of the heads' features.
 from __future__ import annotations
 
 from dslpar.core.mesh import Tensor
-from dslpar.forecast import memory, traffic, work
-from dslpar.forecast.flops import Flops
-from dslpar.forecast.memory import LayerMemory, Saved
-from dslpar.forecast.model_costs import Costs, ModelCosts
-from dslpar.forecast.ring import LayerTraffic, Number, ratio
-from dslpar.forecast.work import Work
+from dslpar.costs import memory, traffic, work
+from dslpar.costs.flops import Flops
+from dslpar.costs.memory import LayerMemory, Saved
+from dslpar.costs.model_costs import Costs, ModelCosts
+from dslpar.costs.ring import LayerTraffic, Number, ratio
+from dslpar.costs.work import Work
 from dslpar.models.moco.layout import block_weights, head_weights, projector_weights
 from dslpar.models.moco.section import MoCo
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dslpar.core.mesh import Tensor
-from dslpar.forecast import memory, traffic, work
-from dslpar.forecast.flops import Flops
-from dslpar.forecast.memory import LayerMemory, Saved
-from dslpar.forecast.model_costs import Costs, ModelCosts
-from dslpar.forecast.ring import LayerTraffic, Number, ratio
-from dslpar.forecast.work import Product, Work
+from dslpar.costs import memory, traffic, work
+from dslpar.costs.flops import Flops
+from dslpar.costs.memory import LayerMemory, Saved
+from dslpar.costs.model_costs import Costs, ModelCosts
+from dslpar.costs.ring import LayerTraffic, Number, ratio
+from dslpar.costs.work import Product, Work
 from dslpar.models.resmlp.layout import pipeline_weights
 from dslpar.models.resmlp.section import ResMLP
 

@@ -10,7 +10,7 @@ from dslpar.layout.resolve import heads_of, with_zero
 from dslpar.linter.context import Context
 from dslpar.linter.problem import Problem
 from dslpar.linter.rule import rule
-from dslpar.linter.rules.fit import known_machine
+from dslpar.planner.rules.fit import known_machine
 from dslpar.schema.parallel_forms import tensor_of
 
 WORTH = 1.05
