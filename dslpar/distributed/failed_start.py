@@ -1,4 +1,4 @@
-"""How a rank ends that cannot run: it says why if rank 0 does not, and ends the ranks that wait for it elsewhere."""
+"""End a rank that cannot run: report why if rank 0 does not, and end the ranks that wait for it on other hosts."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from dslpar.distributed.distributed_env import DistributedEnv
 from dslpar.watchdog.rank_monitor import RankMonitor
 
 _BEFORE_START_WAIT_S = 10
-"""How long a rank other than 0 that cannot run waits to be ended by the launcher, before it says why itself."""
+"""Seconds that a rank above 0 that cannot run waits for the launcher to end it, before it reports the reason."""
 _AFTER_START_WAIT_S = 3
-"""The same once all ranks have started, so that rank 0 is not late: on another host nobody may end this one."""
+"""The wait once all ranks have started. It is short: on another host, no launcher may end this rank."""
 
 
 def end_before_start(
     dist_env: DistributedEnv, environ: MutableMapping[str, str], rank_monitor: RankMonitor, findings: str
 ) -> None:
-    """Say why this rank cannot run, if rank 0 does not say the same, and end the ranks that wait for it elsewhere."""
+    """Report why this rank cannot run, unless rank 0 reports it; end the ranks that wait for it elsewhere."""
     began = time.monotonic()
     met = rendezvous.announce_failure(dist_env, environ, rank_monitor)
     if dist_env.rank:
-        if not met:  # rank 0 most often says the same, and the launcher ends this one
+        if not met:  # rank 0 usually reports the same, and the launcher ends this rank
             time.sleep(max(0, began + _BEFORE_START_WAIT_S - time.monotonic()))
         sys.stderr.write(visible_lines(f"{rank_monitor.location} cannot run:\n{findings}"))
     if met:
         rank_monitor.mark_failed("cannot run", findings or "what it has said above\n")
-        time.sleep(_AFTER_START_WAIT_S)  # until the guard has passed it on, and ends this rank as well
+        time.sleep(_AFTER_START_WAIT_S)  # until the guard has passed it on and ends this rank, too
 
 
 def end_after_rank_0(dist_env: DistributedEnv, rank_monitor: RankMonitor) -> int:
-    """Return the exit status of an error that every rank has, and rank 0 reports.
+    """Return the exit status for an error that every rank has and rank 0 reports.
 
-    When the first rank ends, a launcher ends the others: rank 0 must come first, or its report may be lost.
+    A launcher ends all ranks when the first one ends, so rank 0 must end first, or its report may be lost.
     """
     bootstrap.teardown_distributed(together=False)
     if dist_env.rank:

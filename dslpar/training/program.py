@@ -141,8 +141,8 @@ class ProgramEngine(Engine):
     ) -> dict[str, Any]:
         """Run the next batch forward and backward, with or without a pipeline; `step()` must follow.
 
-        It runs only the forward, in evaluation mode, under `torch.no_grad`, after `engine.eval()` and with
-        `optimizer=None`.
+        With `optimizer=None`, under `torch.no_grad` or after `engine.eval()`, it runs only the forward, in evaluation
+        mode.
 
         data_iter: yields micro-batches (inputs, labels), or batches of accumulation * micro_size samples, which are
             split; None if this rank's stage needs no data.
