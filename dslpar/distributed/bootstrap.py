@@ -1,6 +1,6 @@
 """Start and end a rank: read its place in the job, set up process groups, exit.
 
-This is the only file that reads the environment.
+This is the only file that reads a launcher's variables.
 
     dist_env = bootstrap.read_distributed_env(os.environ)         # rank, world size, rendezvous; no torch
     monitor = bootstrap.monitor_rank(dist_env, os.environ)        # from here on, what ends one rank ends the job

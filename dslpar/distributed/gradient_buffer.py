@@ -33,7 +33,7 @@ from dslpar.distributed import collectives
 from dslpar.distributed.collectives import Axis, Pending
 
 _MOST_WAITING = 2**18
-"""Limit of elements of vectors' gradients that wait to be added: small for a matrix, large for a vector."""
+"""Most elements of vectors' gradients that wait to be added: few against a matrix, many against one vector."""
 
 
 @dataclass

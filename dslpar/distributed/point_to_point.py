@@ -1,7 +1,7 @@
 """Send tensors of any shapes to one rank, after a header with their dtypes and shapes.
 
     send(values, axis, target=1)                  # there: receive(axis, source=0, device)
-    messages = StageMessages((up, down), Chunks(pipe=4), device)    # asynchronous messages of a pipeline
+    messages = StageMessages((up, down), Chunks(pipe=4), device)    # a pipeline's, which nobody waits for
 
 In a pipeline, the sender continues while its message is sent. The receiver posts receives while it still computes
 earlier actions, as far ahead as is safe from deadlock (`dslpar.layout.simulation.receives`). All messages over one

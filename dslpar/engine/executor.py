@@ -1,6 +1,6 @@
 """Run forward and backward of a step's micro-batches on DeepSpeed's engine, without the optimizer step.
 
-    result = forward_backward(ds_engine, loss_fn, batches)    # with a pipeline: PipelineExecutor.forward_backward
+    result = forward_backward(ds_engine, loss_fn, batches)    # with a pipeline: PipelineExecutor's, alike
     optimizer_step(ds_engine)
 
 With `reduce=False`, gradients accumulate on each rank until `reduce_gradients` or a call that reduces, like `no_sync`

@@ -1,6 +1,6 @@
 """Make a job's optimizer and LR scheduler: torch's and DeepSpeed's by name, or a class by its full name.
 
-    make_optimizer = optimizer_factory(job)         # None: DeepSpeed makes it from its dict
+    make_optimizer = optimizer_factory(job)         # None: one of those that DeepSpeed makes from its dict
     make_lr_scheduler = lr_scheduler_factory(job)   # called with the optimizer
 
 An LR scheduler steps once per applied optimizer step. A skipped step (its gradient was not finite) keeps the learning
