@@ -1,6 +1,4 @@
-"""Start and end a rank: read its place in the job, set up process groups, exit.
-
-This is the only file that reads a launcher's variables.
+"""Start and end a rank: read its place in the job, set up process groups, exit. `rank_session` calls these steps.
 
     dist_env = bootstrap.read_distributed_env(os.environ)         # rank, world size, rendezvous; no torch
     monitor = bootstrap.monitor_rank(dist_env, os.environ)        # from here on, what ends one rank ends the job
@@ -25,9 +23,9 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from dslpar.cluster import network, nodelist, pmix
 from dslpar.cluster.command import DEFAULT_PORT, LOCALHOST
@@ -39,6 +37,9 @@ from dslpar.distributed.distributed_env import LOOPBACKS, DistributedEnv
 from dslpar.watchdog import rank_monitor
 from dslpar.watchdog.marks import Rank
 from dslpar.watchdog.rank_monitor import RankMonitor
+
+if TYPE_CHECKING:
+    import torch
 
 _TIMEOUT_MARGIN_S = 60.0
 """Seconds that torch waits longer than train.step_timeout, so that the guards report a hang first."""
@@ -166,59 +167,6 @@ def setup_distributed(
     deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)
 
 
-_program_monitor: list[RankMonitor] = []
-"""The monitor that `_monitor_program` started, if any. One is enough: a process is one rank."""
-
-
-def _monitor_program(dist_env: DistributedEnv, environ: Mapping[str, str]) -> RankMonitor | None:
-    """Return the monitor of a program's rank, started at the first call; None: the program handles errors itself."""
-    if not _program_monitor and sys.excepthook is sys.__excepthook__:
-        _program_monitor.append(monitor_rank(dist_env, environ))
-    return _program_monitor[-1] if _program_monitor else None
-
-
-@contextlib.contextmanager
-def starting_program(environ: Mapping[str, str]) -> Iterator[tuple[int, int]]:
-    """Enter a program's start; yield its rank and world size. An exception inside ends the ranks on all hosts.
-
-    If the program has set up torch.distributed itself, rank and world size come from there, and it handles failures.
-    """
-    import torch.distributed as dist
-
-    if dist.is_initialized():
-        yield dist.get_rank(), dist.get_world_size()
-        return
-    dist_env = read_distributed_env(environ)
-    monitor = _monitor_program(dist_env, environ) if dist_env.world_size > 1 else None
-    try:
-        yield dist_env.rank, dist_env.world_size
-    except Exception:
-        if monitor is not None:
-            rendezvous.announce_failure(dist_env, environ, monitor)  # the monitor's excepthook then marks the failure
-        raise
-
-
-def ensure_distributed(environ: MutableMapping[str, str]) -> RankMonitor | None:
-    """Set up torch.distributed and DeepSpeed, unless the program has done so, until the process exits.
-
-    Returns this rank's monitor; None: the program has set up torch.distributed itself, or handles errors itself.
-    """
-    import deepspeed
-    import torch.distributed as dist
-
-    def teardown() -> None:
-        if dist.is_initialized():
-            teardown_distributed(together=False)  # a rank that ends early must not wait for the others
-
-    if not dist.is_initialized():
-        dist_env = read_distributed_env(environ)
-        setup_distributed(dist_env, environ, _monitor_program(dist_env, environ))
-        atexit.register(teardown)
-    elif not deepspeed.comm.is_initialized():
-        deepspeed.init_distributed(dist_backend=dist.get_backend(), auto_mpi_discovery=False, verbose=False)
-    return _program_monitor[-1] if _program_monitor else None
-
-
 def local_device_index(dist_env: DistributedEnv, num_visible: int) -> int:
     """Return the index of this rank's accelerator among the visible ones.
 
@@ -226,6 +174,15 @@ def local_device_index(dist_env: DistributedEnv, num_visible: int) -> int:
     CUDA_VISIBLE_DEVICES per rank).
     """
     return 0 if num_visible == 1 else dist_env.local_rank
+
+
+def current_device() -> torch.device:
+    """Return the device of this process, as torch names it."""
+    import torch
+    from deepspeed.accelerator import get_accelerator
+
+    accelerator = get_accelerator()
+    return torch.device("cpu" if accelerator.device_name() == "cpu" else accelerator.current_device_name())
 
 
 def _gloo_environment(dist_env: DistributedEnv, environ: Mapping[str, str]) -> dict[str, str]:

@@ -23,10 +23,11 @@ from dslpar.engine.model import CustomModel
 from dslpar.engine.pipeline_module import TIED_MODULES, Pipeline, global_name
 from dslpar.engine.stage_layers import stage_parts
 from dslpar.layers.parameter import PlacedModule, placement_of
-from dslpar.layout.resolve import Job, Stages, pipeline_of, stages_from
+from dslpar.layout.resolve import Job, Stages, stages_from
 from dslpar.layout.stages import Counts, automatic, group_layers, in_order, num_matches
 from dslpar.models import LayeredModel, LayerSpec, Sequential
 from dslpar.models.sequential import Stage
+from dslpar.schema.parallel_forms import pipeline_of
 from dslpar.watchdog.status_page import stages_name
 
 log = logging.getLogger("dslpar")

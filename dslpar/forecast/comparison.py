@@ -18,7 +18,8 @@ from dslpar.forecast.family_costs import costs_of
 from dslpar.forecast.ring import LayerTraffic
 from dslpar.layout.family import conditions
 from dslpar.layout.modes import context_forms, cuboid_of
-from dslpar.layout.resolve import Job, heads_of, tensor_of
+from dslpar.layout.resolve import Job, heads_of
+from dslpar.schema.parallel_forms import tensor_of
 from dslpar.schema.sections import Model
 
 

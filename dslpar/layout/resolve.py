@@ -19,7 +19,8 @@ from dslpar.layout.listed_layers import are_all_of_torch
 from dslpar.layout.modes import Heads, cuboid_of
 from dslpar.layout.schedule import Schedule
 from dslpar.layout.stages import Counts, Weights, automatic, counts_of, ids_of
-from dslpar.schema.sections import Model, OtherModel, PipelineParallel, Spec, TensorParallel
+from dslpar.schema.parallel_forms import pipeline_of, tensor_of
+from dslpar.schema.sections import Model, OtherModel, PipelineParallel, Spec
 
 
 class Stages(NamedTuple):
@@ -89,28 +90,6 @@ def data_size_of(world_size: int, num_stages: int, tensor_size: int) -> Decision
     """Decide the number of replicas: what the other sizes leave of the world."""
     why = f"{world_size} ranks / (pipeline {num_stages} * tensor {tensor_size})"
     return Decision(world_size // (num_stages * tensor_size), why, SIZE_KEYS)
-
-
-# Sizes, in either form --------------------------------------------------------------------------------------------
-
-
-def pipeline_of(spec: Spec) -> PipelineParallel | None:
-    """Return the PipelineParallel of either form, or None."""
-    if spec.parallel.pipeline is not None:
-        return spec.parallel.pipeline
-    dist = spec.train.dist
-    size, ids = dist.pipeline_parallel_size or 1, dist.custom_pipeline_stage_id
-    if size == 1 and ids is None:
-        return None
-    return PipelineParallel(size=size, stage_ids=ids, method=None if ids else "libai")
-
-
-def tensor_of(spec: Spec) -> TensorParallel | None:
-    """Return the TensorParallel of either form, or None."""
-    if spec.parallel.tensor is not None:
-        return spec.parallel.tensor
-    size = spec.train.dist.tensor_parallel_size or 1
-    return TensorParallel(size=size, mode="1d") if size > 1 else None
 
 
 def heads_of(model: Model | OtherModel) -> Heads:

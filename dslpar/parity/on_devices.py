@@ -32,13 +32,11 @@ from dslpar.core.visible import visible, visible_lines
 from dslpar.data.loader import Loader
 from dslpar.data.order import Samples, micro_batches
 from dslpar.data.source import Source, all_counted, find_source, make_samples
-from dslpar.distributed import bootstrap, collectives, determinism
-from dslpar.distributed.collectives import Axis
-from dslpar.distributed.consistency import check_consistency, first_findings
-from dslpar.distributed.device_environment import device_environment
+from dslpar.distributed import bootstrap, collectives
+from dslpar.distributed.consistency import first_findings
 from dslpar.distributed.distributed_env import DistributedEnv
-from dslpar.distributed.failed_start import end_after_rank_0, end_before_start
 from dslpar.distributed.groups import Groups
+from dslpar.distributed.rank_session import SLOW_FACTOR, RankExit, RankSession
 from dslpar.engine.build import build_engine
 from dslpar.engine.engine import Engine
 from dslpar.engine.model import model_from_job
@@ -56,14 +54,11 @@ from dslpar.parity.prove import Proof
 from dslpar.parity.samples import draw_samples
 from dslpar.parity.shrink import SmallJob, at_full_size, one_process_job, with_small_model
 from dslpar.reporting import logging, run_dir
-from dslpar.watchdog.rank_monitor import RankMonitor
 
 Value = TypeVar("Value")
 
 MOST_SKIPPED = 20
 """Most steps that fp16's loss scale may skip: from 2^16 to 1, halved each time after the first two."""
-FIRST_STEP_FACTOR = 6
-"""Factor on the time limit of a step for the first step, which may compile; as in training."""
 NORM_BOUND = 1e-5
 """Relative bound between the reported norm and the norm of the gathered gradients. Both are sums of squares of the same
 numbers, in float32 and in float64. Some thousand terms in a row round by 1e-7 each, of random sign."""
@@ -91,45 +86,30 @@ def run(load: Load, report: Report, *, small: bool, request: str) -> int:
 
     `small`: use the model in miniature. `request`: the requested options, which must be the same on all ranks.
     """
-    try:
-        dist_env = bootstrap.read_distributed_env(os.environ)
-    except DslparError as error:
-        logging.print_findings(error.findings)
-        return certificate.STATUS[certificate.REFUSED]
-    monitor = bootstrap.monitor_rank(dist_env, os.environ) if dist_env.world_size > 1 else None
-    with logging.muted_unless_rank_0(dist_env.rank) as muted:
-        loaded, source = _load(load, dist_env, small)
-    if loaded is None:
-        if monitor is not None:
-            monitor.mark_result(certificate.STATUS[certificate.REFUSED])
-            end_before_start(dist_env, os.environ, monitor, muted.getvalue())
-        return certificate.STATUS[certificate.REFUSED]
-    with logging.prints_to_log(None):  # DeepSpeed's output is not part of the result
-        verdict, proof = _Ranks(dist_env, monitor, loaded, source).prove(small, request)
-    if proof is not None:
-        report(proof, loaded)
-    status = certificate.STATUS[verdict]
-    if not status:
-        bootstrap.teardown_distributed()
-    elif monitor is None:
-        bootstrap.teardown_distributed(together=False)
-    else:
-        monitor.mark_result(status)
-        end_after_rank_0(dist_env, monitor)
-    return status
+    with RankSession(os.environ, watch_one=True) as rank:
+        loaded, source = rank.prepare(lambda dist_env: _load(load, dist_env, small))
+        rank.config = loaded.config
+        with logging.prints_to_log(None):  # DeepSpeed's output is not part of the result
+            verdict, proof = _Ranks(rank, loaded, source).prove(small, request)
+        if proof is not None:
+            report(proof, loaded)
+        if status := certificate.STATUS[verdict]:
+            raise RankExit(status, is_result=True)
+    return rank.status
 
 
-def _load(load: Load, dist_env: DistributedEnv, small: bool) -> tuple[Loaded | None, Source | None]:
+def _load(load: Load, dist_env: DistributedEnv, small: bool) -> tuple[Loaded, Source | None]:
     """Return the job and its data (a miniature needs none); print findings."""
+    refused = RankExit(certificate.STATUS[certificate.REFUSED], is_result=True)
     loaded = load(dist_env.world_size)
     if loaded is None:
-        return None, None
+        raise refused
     try:
         check_data(loaded.job)
         return loaded, None if small else find_source(loaded.job)
     except DslparError as error:
         logging.print_findings(loaded.config.at_keys(error.findings), loaded.config.sources)
-        return None, None
+        raise refused from error
 
 
 @dataclass
@@ -148,22 +128,18 @@ class _Reference:
 class _Ranks:
     """One rank of a proof; all ranks call its methods together."""
 
-    def __init__(
-        self, dist_env: DistributedEnv, monitor: RankMonitor | None, loaded: Loaded, source: Source | None
-    ) -> None:
-        self.dist_env, self.monitor, self.loaded, self.source = dist_env, monitor, loaded, source
-        self.rank = dist_env.rank
-        self.world = Axis(dist_env.world_size, self.rank, tuple(range(dist_env.world_size)))
+    def __init__(self, session: RankSession, loaded: Loaded, source: Source | None) -> None:
+        self.session, self.loaded, self.source = session, loaded, source
+        self.rank, self.world = session.dist_env.rank, session.world
+        assert session.monitor is not None, "also one process is watched"
+        self.monitor = session.monitor
         self.runs: tuple[SmallJob, ...] = ()
 
     def prove(self, small: bool, request: str) -> tuple[str, Proof | None]:
         """Return the verdict (on all ranks) and the proof (on rank 0)."""
         job = self.loaded.job
-        os.environ.update(device_environment(job, os.environ))
-        self._enter("starting")
-        bootstrap.setup_distributed(self.dist_env, os.environ, self.monitor)
+        self.session.meet(job)
         bootstrap.extend_timeouts(None)  # only the guards detect hangs; nothing else may end a waiting rank
-        determinism.use_deterministic_algorithms(job)
         try:
             proof = self._proof(small, request)
         except DslparError as error:  # every rank has the same findings
@@ -175,7 +151,7 @@ class _Ranks:
         job = self.loaded.job
         facts = {f"version of {name}": version for name, version in run_dir.versions().items()}
         text = None if self.source is None else self.source.whole_identity
-        check_consistency(job, self.world, {"command line": request, "text": text, **facts})
+        self.session.agree(job, {"command line": request, "text": text, **facts})
         reference = self._reference(small)
         size = with_small_model(job) if reference.small else at_full_size(job)
         if reference.why_small:
@@ -233,7 +209,7 @@ class _Ranks:
         job = size.job
         model = model_from_job(one_process_job(job))
         needed = device_reference.needed_bytes(job, model)
-        device = _device()
+        device = bootstrap.current_device()
         whole = job.batch._replace(accumulation=job.batch.global_size // job.batch.micro_size)
 
         def batches_of(module: nn.Module) -> StepBatches:
@@ -265,14 +241,13 @@ class _Ranks:
         job = size.job
         self._enter("building")
         groups = Groups(job.mesh, num_chunks=job.chunks.num)
-        if self.monitor is not None:
-            self.monitor.page.location = groups.stage_name
+        self.monitor.page.location = groups.stage_name
         counted = all_counted(job) if reference.samples is None else reference.samples.all_counted
         engine = self._together("engine", lambda: build_engine(job, groups, all_counted=counted))
         bootstrap.extend_timeouts(None)  # for groups made since the last call
         loader = self._together("data", lambda: self._loader(engine, reference.samples))
         comparison = compare_gradients(engine, reference.first)
-        self._enter("step", 1, (job.spec.train.step_timeout or 0) * FIRST_STEP_FACTOR)
+        self._enter("step", 1, (job.spec.train.step_timeout or 0) * SLOW_FACTOR)
         for _ in range(MOST_SKIPPED):
             loss = engine.train_batch(iter(()) if loader is None else loader.step(0))
             found = comparison.result()
@@ -294,8 +269,7 @@ class _Ranks:
     # ---- all ranks ----
 
     def _enter(self, phase: str, step: int = 0, limit_s: float = 0) -> None:
-        if self.monitor is not None:
-            self.monitor.page.enter(phase, step, limit_s)
+        self.monitor.page.enter(phase, step, limit_s)
 
     def _together(self, name: str, act: Callable[[], Value]) -> Value:
         """Call `act` on this rank and return its result.
@@ -319,16 +293,10 @@ class _Ranks:
 
     def _fail_alone(self, findings: Sequence[Finding]) -> NoReturn:
         """Have this rank's guard end all ranks, including this one."""
-        assert self.monitor is not None, "a rank without a guard has no peers to wait for"
         text = report_text.text(self.loaded.config.at_keys(findings), self.loaded.config.sources)
         sys.stderr.write(visible_lines(f"{self.monitor.location} cannot run, and the others go on:\n{text}"))
         self.monitor.mark_failed("cannot run", text)
         self.monitor.wait_for_end()
-
-
-def _device() -> torch.device:
-    accelerator = get_accelerator()
-    return torch.device("cpu" if accelerator.device_name() == "cpu" else accelerator.current_device_name())
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -5,7 +5,7 @@
 
 Three steps cover the mistakes that a step can make. The gradients of the first step are compared one by one. The second
 step begins with weights and optimizer state that the first one made. The third step begins with state that was updated
-from nonzero state, such as moments. With three or more steps, the last one reads data of two epochs.
+from nonzero state, such as moments. The last step also reads data of two epochs.
 """
 
 from __future__ import annotations

@@ -33,6 +33,7 @@ from dslpar.parity.small_mesh import (
 from dslpar.parity.small_model import Change, Sized, small_model, without_dropout
 from dslpar.schema import sections, torch_optimizers
 from dslpar.schema.datasets import ChatData, TextData
+from dslpar.schema.parallel_forms import pipeline_of
 from dslpar.schema.sections import OtherModel, Spec
 
 SEQUENCE = 12
@@ -254,7 +255,7 @@ def _layout_changes(job: Job, small: Job, sizes: Mapping[str, int]) -> list[Chan
 
 
 def _by_hand(job: Job) -> bool:
-    pipeline = resolve.pipeline_of(job.spec)
+    pipeline = pipeline_of(job.spec)
     return pipeline is not None and bool(pipeline.counts or pipeline.stage_ids)
 
 

@@ -16,7 +16,7 @@ from itertools import combinations, product
 from dslpar.core.frozen import replace
 from dslpar.core.mesh import Mesh
 from dslpar.core.named_tuple import NamedTuple
-from dslpar.layout.resolve import pipeline_of, tensor_of
+from dslpar.schema.parallel_forms import pipeline_of, tensor_of
 from dslpar.schema.sections import ContextParallel, PipelineParallel, Spec, TensorParallel
 
 SMALL_SIZES = (2, 3, 4)

@@ -16,7 +16,6 @@ from typing import Any, Literal, NamedTuple
 from dslpar.core.errors import COMMAND_LINE, Location
 from dslpar.language.load import Config
 from dslpar.layout.decision import Decision
-from dslpar.layout.resolve import pipeline_of, tensor_of
 from dslpar.linter.problem import UnknownValueError
 from dslpar.provenance.inferred import DECISIONS, RECOMPUTED, notes, of_model
 from dslpar.provenance.origins import Step, steps_of
@@ -24,6 +23,7 @@ from dslpar.provenance.reference import NAMES, below, help_of
 from dslpar.provenance.subject import Subject
 from dslpar.schema import sections
 from dslpar.schema.keys import other_forms, shorthands
+from dslpar.schema.parallel_forms import pipeline_of, tensor_of
 
 How = Literal["written", "overridden", "inferred", "default", "unknown"]
 

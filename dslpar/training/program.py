@@ -29,7 +29,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dslpar.checkpoint import Checkpoint
 from dslpar.core.catalog import raise_finding
 from dslpar.core.visible import visible
 from dslpar.distributed.groups import Groups
@@ -78,8 +77,6 @@ class ProgramEngine(Engine):
         host_reads.local_flags = self._local_flags
         self.in_loop = False
         """Whether `dslpar.fit` is running. Its loop sets timeouts and stops after a step by itself."""
-        self.resumed_from: Checkpoint | None = None
-        """The checkpoint that the run was resumed from; None: it began at step 0."""
         self._first_step = 1
 
     # ---- checkpoints ----
@@ -100,7 +97,7 @@ class ProgramEngine(Engine):
         self.session.lock_folder(self.job)  # may wait for the previous run to end
         with self.session.inside("saving", self.steps_done, SLOW_FACTOR):
             if not self.session.is_prepared:
-                self.session.prepare_folder(self.job, self.resumed_from, _WRITTEN)
+                self.session.prepare_folder(self.job, self.session.loaded, _WRITTEN)
             self.session.heed_difference(self, self.session.conclude_comparison(self))
             return self.session.save(self)
 
@@ -125,7 +122,7 @@ class ProgramEngine(Engine):
             if stored is None:
                 return None
             self.session.load(self, stored)
-        self.resumed_from, self._first_step = stored, self.steps_done + 1
+        self._first_step = self.steps_done + 1
         return Path(stored.path)
 
     # ---- whole batches, and the stages of the pipeline, under ColossalAI's names ----

@@ -12,8 +12,9 @@ from dslpar.core.catalog import raise_finding
 from dslpar.distributed.groups import Groups
 from dslpar.distributed.stage_manager import PipelineStageManager
 from dslpar.language.load import Config
-from dslpar.layout.resolve import Job, pipeline_of
+from dslpar.layout.resolve import Job
 from dslpar.layout.stages import ids_of
+from dslpar.schema.parallel_forms import pipeline_of
 from dslpar.watchdog.rank_monitor import RankMonitor
 
 if TYPE_CHECKING:

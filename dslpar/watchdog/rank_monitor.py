@@ -180,6 +180,10 @@ class RankMonitor:
             signal.signal(number, request_stop)
         os.register_at_fork(after_in_child=restore_defaults)
 
+    def enter_ending(self, limit_s: float) -> None:
+        """Note that this rank leaves: process groups are destroyed, monitors close, threads are joined."""
+        self.page.enter("ending", self.page.progress().step, limit_s)
+
     def mark_stopped(self, step: int, saved: str) -> int:
         """Leave the mark of a rank that ends because it was told to; return its exit status."""
         self.mark("stopped", json.dumps(Stopped(step, saved, self.page.status)))
