@@ -22,5 +22,5 @@ class DistributedEnv(NamedTuple):
 
     @property
     def is_one_host(self) -> bool:
-        """Whether all ranks are on this host, even if MASTER_ADDR is its name, as under `torchrun --standalone`."""
+        """True if all ranks are on this host, even if MASTER_ADDR is its name, as under `torchrun --standalone`."""
         return self.local_size == self.world_size or self.master_addr in LOOPBACKS

@@ -63,7 +63,7 @@ class _Bucket:
     missing: int = 0
     """Number of gradients that this step's last backward has not made yet; late ones count until it is over."""
     has_begun: bool = False
-    """Whether its reduction has begun in this step."""
+    """True if its reduction has begun in this step."""
 
 
 class _Begun(NamedTuple):
@@ -126,7 +126,7 @@ class GradientBuffer:
         self._backward: int | None = None
         """torch's id of the running backward; None until it has made a gradient."""
         self._completes = False
-        """Whether that backward is the step's last."""
+        """True if that backward is the step's last."""
         self._in_flight: deque[_Begun] = deque()
         self._num_begun = 0
         self._expect_all()
@@ -246,9 +246,9 @@ class GradientBuffer:
     def _add(self, params: Sequence[Any]) -> None:
         """Add the parameters' gradients to their sums in the buffers.
 
-        In half precision DeepSpeed keeps the sums in `p.grad_accum`. An fp32 sum takes a bf16 or fp16 gradient without
-        rounding it first, so 10 bytes per parameter are moved. If gradients have the sum's dtype, autograd adds to
-        `p.grad` itself, once that is a view of the buffer.
+        In half precision DeepSpeed keeps the sums in `p.grad_accum`. bf16 and fp16 gradients are added to an fp32 sum
+        without a copy in fp32, so only 10 bytes per parameter are moved. If gradients have the sum's dtype, autograd
+        adds to `p.grad` itself, once that is a view of the buffer.
         """
         if not self._zero.use_grad_accum_attribute:
             elsewhere = [p for p in params if p.grad.data_ptr() != self.place(p).data_ptr()]

@@ -69,7 +69,7 @@ class Engine:
     lr: float
     """The learning rate that the last step used."""
     skipped: bool
-    """Whether the last step was skipped because its gradient was not finite. The weights are then unchanged."""
+    """True if the last step was skipped because its gradient was not finite. The weights are then unchanged."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Engine:
         self._loss_fn, self._all_counted = model.loss(groups), all_counted
         self.grad_norm, self.lr, self.skipped = math.nan, math.nan, False
         self._step_pending = False
-        """Whether a backward ran and its step() has not been called yet."""
+        """True if a backward ran and its step() has not been called yet."""
         self._num_batches = 0
         """Number of whole batches whose gradients are accumulated and wait for step()."""
         self._in_no_sync, self._unreduced = False, False
@@ -94,22 +94,22 @@ class Engine:
 
     @property
     def needs_data(self) -> bool:
-        """Whether this rank reads micro-batches: true on the first and last stage. Other stages may pass none."""
+        """True if this rank reads micro-batches, on the first and last stage. Other stages may pass none."""
         return self.groups.coord["pipe"] in (0, self.groups.mesh.pipe - 1)
 
     @property
     def is_between_steps(self) -> bool:
-        """Whether no step is in progress, so that a new one may begin."""
+        """True if no step is in progress, so that a new one may begin."""
         return not self._step_pending and self._at_step_start
 
     @property
     def has_unreduced_gradients(self) -> bool:
-        """Whether there are accumulated gradients that `no_sync` has not averaged over replicas."""
+        """True if there are accumulated gradients that `no_sync` has not averaged over replicas."""
         return self._unreduced
 
     @property
     def is_last_stage(self) -> bool:
-        """Whether this rank has the model's output."""
+        """True if this rank has the model's output."""
         return self.groups.coord["pipe"] == self.groups.mesh.pipe - 1
 
     @property
@@ -332,7 +332,7 @@ class Engine:
 
     @property
     def _at_step_start(self) -> bool:
-        """Whether the next step has seen no micro-batch yet. In a pipeline this always holds between calls."""
+        """True if the next step has seen no micro-batch yet. In a pipeline this always holds between calls."""
         return self._has_pipeline or self.deepspeed.micro_steps % self.job.batch.accumulation == 0
 
     def _seed_micro_batch(self, index: int) -> None:

@@ -157,7 +157,7 @@ class CustomModel(LayeredModel):
 
     @property
     def built_everywhere(self) -> bool:  # type: ignore[override]
-        """Whether every rank has built all of the model's modules."""
+        """True if every rank has built all of the model's modules."""
         return self.model.built_everywhere
 
     def built(self, groups: Groups) -> Mapping[str, nn.Module]:
@@ -174,7 +174,7 @@ class CustomModel(LayeredModel):
 
     @property
     def changes_after_step(self) -> bool:
-        """Whether the model's `after_step` does anything."""
+        """True if the model's `after_step` does anything."""
         return self.model.changes_after_step
 
     def whole_output(self, groups: Groups, output: Any) -> Any:

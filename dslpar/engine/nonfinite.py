@@ -39,9 +39,7 @@ class _Seen(NamedTuple):
     """A non-finite value that a hook found."""
 
     stage: int
-    """The running stage. With several stages per rank, a rank runs a late micro-batch's first stage after an early
-    one's last.
-    """
+    """The running stage; with several per rank, an early micro-batch's last stage runs before a late one's first."""
     name: str
     position: int = 0
     """Position of a parameter within its stage."""

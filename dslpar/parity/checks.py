@@ -38,7 +38,7 @@ class Check(NamedTuple):
 
     @property
     def holds(self) -> bool:
-        """Whether the deviation is within its bound."""
+        """True if the deviation is within its bound."""
         return self.worst <= self.bound
 
     @property

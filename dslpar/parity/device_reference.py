@@ -84,7 +84,7 @@ class StepBatches(NamedTuple):
 
     batches: list[MicroBatch]
     all_counted: bool
-    """Whether every label counts, or the loss is a mean over micro-batches regardless of labels."""
+    """True if every label counts, or the loss is a mean over micro-batches regardless of labels."""
 
 
 class Bound(NamedTuple):

@@ -36,7 +36,7 @@ class Axes(NamedTuple):
     ring: str = ""
     """The axis along which keys and values go around a ring, if any; with two ranks, both directions are the same."""
     hybrid: bool = False
-    """Whether neighbours on that axis also exchange heads; with two ranks, the ring or the exchange would vanish."""
+    """True if neighbours on that axis also exchange heads; with two ranks, the ring or the exchange would vanish."""
 
     def world(self, sizes: Sizes) -> int:
         """Return the number of ranks."""
@@ -60,7 +60,7 @@ class SmallWorlds(NamedTuple):
 
     @property
     def all_together(self) -> bool:
-        """Whether one world has all axes."""
+        """True if one world has all axes."""
         return len(self.worlds) == 1
 
 

@@ -144,7 +144,7 @@ def _small_family(model: Model, cuboids: Sequence[Tensor], num_layers: int | Non
 
 
 def _kv_heads(heads: int, kv_heads: int, small_heads: int) -> int:
-    """Return a small number of key heads: `small_heads` if queries share none, 1 if it was 1, else half (at least 2)."""
+    """Return a small number of key heads: `small_heads` if queries share none, 1 if it was 1, else half of them."""
     if kv_heads == heads:
         return small_heads
     return 1 if kv_heads == 1 else max(2, small_heads // 2)

@@ -29,7 +29,7 @@ class UnequalCopies(NamedTuple):
     """Largest difference, relative to the largest element."""
     ranks: tuple[int, int]
     tied: bool
-    """Whether they are on two stages, which sum in different orders."""
+    """True if they are on two stages, which sum in different orders."""
 
 
 class Pieces:

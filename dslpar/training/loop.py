@@ -70,14 +70,14 @@ class Trainer:
         self.job, self.engine, self.folder, self.session, self.hooks = engine.job, engine, folder, session, hooks
         self.train_data, self.eval_data = train_data, eval_data
         self.stopped = False
-        """Whether the run has stopped because it was told to."""
+        """True if the run has stopped because it was told to."""
         self.last_checkpoint = ""
         """Checkpoint of the last completed step, or "" if there is none."""
         self._pending: tuple[Record, PendingSave] | None = None
         """The checkpoint that is being written, with its step's line of metrics.jsonl."""
         self._write_error: OSError | None = None
         self._folder_gone = False
-        """Whether the run folder was deleted or moved: rank 0 notices, and `_heed` informs all ranks."""
+        """True if the run folder was deleted or moved: rank 0 notices, and `_heed` informs all ranks."""
         self._difference: Difference | None = None
         """Result of the comparison of replicas that was concluded since the previous step, if any."""
         self._noted_step: int | None = None

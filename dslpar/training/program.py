@@ -55,7 +55,7 @@ class ProgramEngine(Engine):
     """An engine that a program drives, with a session. All ranks must call its methods together."""
 
     stopped: bool
-    """Whether SIGTERM or SIGUSR1 to any rank told the run to stop, and its last step is saved.
+    """True if SIGTERM or SIGUSR1 to any rank told the run to stop, and its last step is saved.
 
     A call that would begin the next step then raises SystemExit(train.requeue_status).
     """
@@ -76,7 +76,7 @@ class ProgramEngine(Engine):
         self.session, self.stopped = session, False
         host_reads.local_flags = self._local_flags
         self.in_loop = False
-        """Whether `dslpar.fit` is running. Its loop sets timeouts and stops after a step by itself."""
+        """True if `dslpar.fit` is running. Its loop sets timeouts and stops after a step by itself."""
         self._first_step = 1
 
     # ---- checkpoints ----
