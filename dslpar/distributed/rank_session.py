@@ -1,4 +1,4 @@
-"""One rank of a job, from its environment to its end: `RankSession` for commands, `ProgramRank` for programs.
+"""Life of a rank, from its environment to its end: `RankSession` for commands, `ProgramRank` for programs.
 
     with RankSession(os.environ) as rank:
         job = rank.prepare(lambda dist_env: ...)          # load and lint; no torch, no process group
@@ -7,9 +7,9 @@
         ...
     return rank.status
 
-Each way to fail has one place here. A rank that cannot run before the ranks met says so, and ends those that wait for
-it elsewhere. A DslparError afterwards is one that every rank raises: rank 0 prints it, and ends first. Anything else is
-an uncaught error: the rank's monitor ends the job (dslpar/watchdog).
+Each kind of failure is handled in one place here. A rank that cannot run before the ranks have met reports it, and ends
+the ranks that wait for it elsewhere. Every rank raises a DslparError after that: rank 0 prints it and ends first.
+Anything else is an uncaught error: the rank's monitor ends the job (dslpar/watchdog).
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 
 SLOW_FACTOR = 6
-"""How many times train.step_timeout these may take: the first step (it may compile), an evaluation, verifying, loading
-and saving a checkpoint, and the end of a rank."""
+"""Factor on train.step_timeout for the first step (it may compile), an evaluation, verifying, loading and saving a
+checkpoint, and the end of a rank."""
 _BEFORE_START_WAIT_S = 10
-"""How long a rank other than 0 that cannot run waits to be ended by the launcher, before it says why itself."""
+"""Seconds that a rank above 0 that cannot run waits for the launcher to end it, before it reports the reason."""
 _AFTER_START_WAIT_S = 3
-"""The same once all ranks have started, so that rank 0 is not late: on another host nobody may end this one."""
+"""The wait for rank 0 once all ranks have started. It is short: on another host, no launcher may end this rank."""
 
 
 class RankExit(Exception):  # noqa: N818  # as SystemExit: a way to end, not an error
-    """Raised within a RankSession: this rank ends with `status`, and its reason is printed already.
+    """Raised within a RankSession to end this rank with `status`; the reason has been printed already.
 
-    `is_result`: the status is what the command found, not a failure, and no guard is to report it.
+    `is_result`: the status is the command's result and not a failure, and no guard reports it.
     """
 
     def __init__(self, status: int = 1, *, is_result: bool = False) -> None:
@@ -61,20 +61,20 @@ class RankExit(Exception):  # noqa: N818  # as SystemExit: a way to end, not an 
 
 
 class RankSession:
-    """A rank of a command that a launcher may start, as a context manager; `status` is its exit status afterwards.
+    """Context manager for a rank of a command that a launcher may start; `status` is its exit status afterwards.
 
-    `watch_one`: a world of one is guarded too, and sets up torch.distributed. Otherwise one process without a launcher
-    starts nothing.
+    `watch_one`: a world of one is also guarded and sets up torch.distributed. Otherwise a single process starts
+        nothing.
     """
 
     dist_env: DistributedEnv
-    """This process's place; known in `prepare`."""
+    """This process's place in its job; set by `prepare`."""
 
     def __init__(self, environ: MutableMapping[str, str], *, watch_one: bool = False) -> None:
         self.environ, self.status = environ, 0
         self.monitor: RankMonitor | None = None
         self.config: Config | None = None
-        """The author's config, for the places of findings; whoever loads it sets it."""
+        """The author's config, for the locations of findings; set by the code that loads it."""
         self._watch_one = watch_one
         self._muted = ""
         self._ending_s = 0.0
@@ -84,9 +84,9 @@ class RankSession:
         return self
 
     def prepare(self, act: Callable[[DistributedEnv], Value]) -> Value:
-        """Find this process's place and return what `act` makes of it. Only rank 0 prints; nothing waits for others.
+        """Find this process's place in its job, and return `act(place)`. Only rank 0 prints; nothing waits for others.
 
-        `act` may raise a DslparError, which is printed; or RankExit, where it has printed why.
+        If `act` raises a DslparError, it is printed. `act` raises RankExit if it has printed the reason itself.
         """
         try:
             self.dist_env = bootstrap.read_distributed_env(self.environ)
@@ -105,9 +105,9 @@ class RankSession:
                 self._muted = muted.getvalue()
 
     def meet(self, job: Job | None, environ: Mapping[str, str] | None = None) -> None:
-        """Set up torch.distributed and DeepSpeed with the other ranks, as the job needs them. All ranks together.
+        """Set up torch.distributed and DeepSpeed for the job. All ranks together.
 
-        `environ`: further variables, which must be set before torch is imported.
+        `environ`: further environment variables, which must be set before torch is imported.
         """
         self.environ.update(environ or {})
         if job is not None:
@@ -122,10 +122,10 @@ class RankSession:
             determinism.use_deterministic_algorithms(job)
 
     def agree(self, job: Job, facts: Mapping[str, object]) -> None:
-        """Check that all ranks run the same job, and have the same `facts`. All ranks together.
+        """Check that all ranks run the same job and have the same `facts`. All ranks together.
 
         Raises:
-            DslparError: on every rank, if one differs from rank 0.
+            DslparError: on every rank, if a rank differs from rank 0.
         """
         from dslpar.distributed.consistency import check_consistency
 
@@ -133,7 +133,7 @@ class RankSession:
 
     @property
     def world(self) -> Axis:
-        """All ranks; torch is imported."""
+        """The axis of all ranks; imports torch."""
         from dslpar.distributed.collectives import Axis
 
         world_size = self.dist_env.world_size
@@ -141,7 +141,7 @@ class RankSession:
 
     @contextlib.contextmanager
     def log_to_run_folder(self, folder: Path | None) -> Iterator[None]:
-        """Log to the terminal and, on rank 0, to the folder's log.txt; findings that end the run go there too."""
+        """Log to the terminal and, on rank 0, to the folder's log.txt, including findings that end the run."""
         with logging.log_to_run_folder(folder, self.dist_env.rank):
             try:
                 yield
@@ -167,7 +167,7 @@ class RankSession:
         return True
 
     def print_findings(self, error: DslparError) -> None:
-        """Print an error's findings to stderr, at their keys' places in the config."""
+        """Print an error's findings to stderr, with the locations of their keys in the config."""
         sys.stderr.write(self._text(error))
 
     def _text(self, error: DslparError) -> str:
@@ -176,7 +176,7 @@ class RankSession:
         return report_text.text(self.config.at_keys(error.findings), self.config.sources)
 
     def _end_before_start(self, end: RankExit) -> None:
-        """Say why this rank cannot run, if rank 0 does not, and end the ranks that wait for it on other hosts."""
+        """Report why this rank cannot run, unless rank 0 reports it; end the ranks that wait for it on other hosts."""
         self.status = end.status
         if self.monitor is None or not end.status:
             return
@@ -185,17 +185,17 @@ class RankSession:
         began = time.monotonic()
         met = rendezvous.announce_failure(self.dist_env, self.environ, self.monitor)
         if self.dist_env.rank:
-            if not met:  # rank 0 most often says the same, and the launcher ends this one
+            if not met:  # rank 0 usually reports the same, and the launcher ends this rank
                 time.sleep(max(0, began + _BEFORE_START_WAIT_S - time.monotonic()))
             sys.stderr.write(visible_lines(f"{self.monitor.location} cannot run:\n{self._muted}"))
         if met:
             self.monitor.mark_failed("cannot run", self._muted or "what it has said above\n")
-            time.sleep(_AFTER_START_WAIT_S)  # until the guard has passed it on, and ends this rank as well
+            time.sleep(_AFTER_START_WAIT_S)  # until the guard has passed it on and ends this rank, too
 
     def _end_after_rank_0(self, end: RankExit) -> None:
-        """End with a status that every rank has, and rank 0 reports.
+        """End with a status that every rank has and rank 0 reports.
 
-        When the first rank ends, a launcher ends the others: rank 0 must come first, or its report may be lost.
+        A launcher ends all ranks when the first one ends, so rank 0 must end first, or its report may be lost.
         """
         self.status = end.status
         if self.monitor is None:
@@ -212,13 +212,13 @@ class RankSession:
 
 
 _program_monitor: list[RankMonitor] = []
-"""The monitor of a program's rank: a process is one rank, as torch has one default process group."""
+"""The monitor of a program's rank, if it was started. One is enough: a process is one rank."""
 
 
 class ProgramRank:
     """A rank of a program that calls dslpar: errors are raised to the program, and the process's exit ends the rank.
 
-    A program that has set up torch.distributed itself decides who this rank is, and how it fails.
+    If the program has set up torch.distributed itself, rank and world size come from there, and it handles failures.
     """
 
     def __init__(self, environ: MutableMapping[str, str]) -> None:
@@ -226,7 +226,7 @@ class ProgramRank:
 
     @contextlib.contextmanager
     def preparing(self) -> Iterator[tuple[int, int]]:
-        """Enter with the rank and the world size: what is raised inside ends the ranks on all hosts."""
+        """Yield the rank and the world size. An exception inside ends the ranks on all hosts."""
         import torch.distributed as dist
 
         if dist.is_initialized():
@@ -238,14 +238,14 @@ class ProgramRank:
             yield dist_env.rank, dist_env.world_size
         except Exception:
             if monitor is not None:
-                rendezvous.announce_failure(dist_env, self.environ, monitor)  # its excepthook then leaves the mark
+                rendezvous.announce_failure(dist_env, self.environ, monitor)  # its excepthook then marks it
             raise
 
     def meet(self, job: Job) -> RankMonitor | None:
-        """Set up torch.distributed and DeepSpeed as far as the program has not done so, until the process exits.
+        """Set up torch.distributed and DeepSpeed, unless the program has done so, until the process exits.
 
         Returns:
-            This rank's monitor; None: the program has set up torch.distributed, or handles errors, in its own way.
+            This rank's monitor; None: the program has set up torch.distributed itself, or handles errors itself.
         """
         self.environ.update(device_environment(job, self.environ))
         import deepspeed
@@ -265,7 +265,7 @@ class ProgramRank:
         return _program_monitor[-1] if _program_monitor else None
 
     def _make_monitor(self, dist_env: DistributedEnv) -> RankMonitor | None:
-        """Return the monitor, made at the first call; None: the program handles errors itself."""
+        """Return the monitor, started at the first call; None: the program handles errors itself."""
         if not _program_monitor and sys.excepthook is sys.__excepthook__:
             _program_monitor.append(bootstrap.monitor_rank(dist_env, self.environ))
         return _program_monitor[-1] if _program_monitor else None

@@ -1,12 +1,12 @@
-"""Mends of DeepSpeed 0.19: what a run that does not depend on its layout cannot use as it is, one record each.
+"""Mends of DeepSpeed 0.19, one record each: behaviour that must change so that a run does not depend on its layout.
 
     apply_before()                     # of classes and settings that `deepspeed.initialize` reads
     ds_engine, *_ = deepspeed.initialize(...)
     apply_after(Built(job, groups, module, ds_engine, late, host_reads))
 
-The functions stand in `dslpar.distributed.deepspeed_patches`; comments elsewhere cite a mend by its number. A mend's
-test fails as soon as DeepSpeed does better, and the mend can then go. docs/architecture.md shows this table; `python
-tools/docs.py` writes it there.
+The functions are in `dslpar.distributed.deepspeed_patches`. Comments elsewhere cite a mend by its number. A mend's test
+fails as soon as DeepSpeed no longer needs the mend, which can then be removed. `python tools/docs.py` writes this table
+to docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ from dslpar.layout.resolve import Job
 
 @dataclass(frozen=True)
 class Built:
-    """An engine that DeepSpeed has initialized, and what mends read of its job."""
+    """An engine that DeepSpeed has initialized, and the parts of its job that mends read."""
 
     job: Job
     groups: Groups
     module: Any
     ds_engine: Any
     late: Collection[int]
-    """Ids of the vectors whose gradients are summed over tensor ranks once a step."""
+    """Ids of the vectors whose gradients are summed over tensor ranks once per step."""
     host_reads: HostReads
 
     @property
     def gathers_under_forward(self) -> bool:
-        """Whether weights come while a forward runs, and from other ranks."""
+        """True if weights are gathered from other ranks during a forward."""
         return overlaps_param_gather(self.job.spec) and self.groups.zero_axis.size > 1
 
     @property
     def layers(self) -> list[nn.Module]:
-        """The layers of this rank's stages in the order of a forward; a tied one, which runs twice, once."""
+        """The layers of this rank's stages in forward order; a tied layer, which runs twice, is listed once."""
         return list(dict.fromkeys(layer for _, layer in self.module.built_layers()))
 
     @property
     def has_no_norm(self) -> bool:
-        """Whether DeepSpeed computes no norm of the gradient."""
+        """True if DeepSpeed computes no norm of the gradient."""
         return self.job.spec.zero.stage == 0 and self.job.spec.precision.dtype == "fp32"
 
 
@@ -58,28 +58,28 @@ BEFORE, AFTER = "before initialize", "after initialize"
 
 
 class Mend(NamedTuple):
-    """A mend: what is wrong in DeepSpeed, when and where that is mended, and what shows that the mend is needed."""
+    """A mend: the fault in DeepSpeed, the condition and place of the mend, and the test that shows its need."""
 
     number: int
     function: str
-    """Its name in `deepspeed_patches`."""
+    """The function's name in `deepspeed_patches`."""
     wrong: str
-    """What happens without it."""
+    """The fault without the mend."""
     condition: str
-    """When it applies, in words; the function itself may look closer."""
+    """The condition for the mend, in words; the function itself may check more."""
     where: str
-    """BEFORE, AFTER, or the module that calls the function in the course of its own work."""
+    """BEFORE, AFTER, or the module that calls the function itself."""
     test: str
-    """The file below tests/distributed that tells when it can go."""
+    """The file below tests/distributed that fails when the mend can be removed."""
     issue: str = "none known"
     arguments: Callable[[Built], tuple[Any, ...]] = lambda built: ()
-    """What the function takes, AFTER."""
+    """Returns the function's arguments; for AFTER."""
     applies: Callable[[Built], bool] = lambda built: True
-    """Whether the function is called, AFTER."""
+    """Returns whether the function is called; for AFTER."""
 
     @property
     def apply(self) -> Callable[..., object]:
-        """The function."""
+        """The function itself."""
         return getattr(deepspeed_patches, self.function)  # type: ignore[no-any-return]
 
 
@@ -125,7 +125,7 @@ MENDS = (
         BEFORE,
         "engine/test_precision.py",
     ),
-    # ---- where a part of the engine is made ----
+    # ---- called where a part of the engine is made ----
     Mend(
         4,
         "disown_tied_copies",
@@ -158,7 +158,7 @@ MENDS = (
         "engine/pipeline_executor.py",
         "engine/test_schedules.py",
     ),
-    # ---- of what initialize has made, in this order ----
+    # ---- applied to the initialized engine, in this order ----
     Mend(
         20,
         "correct_bias_exactly",
@@ -271,14 +271,14 @@ MENDS = (
 
 
 def apply_before() -> None:
-    """Mend classes and settings that `deepspeed.initialize` reads, as often as it is called."""
+    """Apply all mends of classes and settings that `deepspeed.initialize` reads. Repeated calls are allowed."""
     for mend in MENDS:
         if mend.where == BEFORE:
             mend.apply()
 
 
 def apply_after(built: Built) -> None:
-    """Mend what `deepspeed.initialize` has made. All ranks together."""
+    """Apply all mends to an initialized engine. All ranks together."""
     for mend in MENDS:
         if mend.where == AFTER and mend.applies(built):
             mend.apply(*mend.arguments(built))

@@ -1,14 +1,14 @@
-"""A proof on the ranks of a launched job, at the real world size and in the real precision: `prove --on-devices`.
+"""Proof on the ranks of a launched job, with its real world size and precision: `prove --on-devices`.
 
     status = run(load, report, small=False, request="...")      # on every rank; rank 0 reports
 
-The ranks meet as those of train.py do, under any launcher or none. Rank 0 computes the first step of the whole model by
-torch alone (`device_reference`), while the others wait, without a time-out and without their devices. Then all build
-the engine that train.py builds, and take the job's own first step on its own data. Within it each gradient is compared
-(`gathered_gradients`).
+The ranks meet as in train.py, under any launcher or none. Rank 0 computes the first step of the whole model in plain
+torch (`device_reference`), while the others wait without a timeout and without using their devices. Then all ranks
+build the same engine as train.py, and take the job's own first step on its own data. Within that step each gradient is
+compared (`gathered_gradients`).
 
-What ends one rank ends all, and all end with one status. A finding of any rank is told to all where they meet; of a
-rank that cannot come there, its guard tells the others' (dslpar/watchdog).
+If one rank ends, all end, with the same status. A finding on any rank is exchanged at the next meeting point. If a rank
+cannot get there, its guard informs the others' guards (dslpar/watchdog).
 """
 
 from __future__ import annotations
@@ -58,38 +58,38 @@ from dslpar.reporting import logging, run_dir
 Value = TypeVar("Value")
 
 MOST_SKIPPED = 20
-"""Steps at most that fp16's loss scale may skip: from 2^16, halved each time after the first two, to 1."""
+"""Most steps that fp16's loss scale may skip: from 2^16 to 1, halved each time after the first two."""
 NORM_BOUND = 1e-5
-"""How far the reported norm may be from that of the gathered gradients, relative: both are sums of squares of the same
-numbers, in float32 and in float64; some thousand terms in a row round by 1e-7 each, of random sign."""
+"""Relative bound between the reported norm and the norm of the gathered gradients. Both are sums of squares of the same
+numbers, in float32 and in float64. Some thousand terms in a row round by 1e-7 each, of random sign."""
 ALONE_S = 120.0
-"""How long a rank with a finding waits for the others to come to where all are told. One that waits longer is alone
-with it: the others are in a collective that it will not join, and its guard ends them."""
+"""Seconds that a rank with a finding waits for the others at the meeting point. After that it is alone with the
+finding: the others are in a collective that it will not join, and its guard ends them."""
 _PROGRESS_S = 10.0
 
 
 class Loaded(NamedTuple):
-    """What is to be proved."""
+    """The config and job to prove."""
 
     config: Config
     job: Job
 
 
 Load = Callable[[int], Loaded | None]
-"""Loads and lints the config for a world of so many ranks; None: it is refused, and the findings are printed."""
+"""Loads and lints the config for a world size; None: it is refused, and the findings have been printed."""
 Report = Callable[[Proof, Loaded], None]
 """Prints a proof, on rank 0."""
 
 
 def run(load: Load, report: Report, *, small: bool, request: str) -> int:
-    """Prove the job on these ranks; return the exit status, which is the same on all.
+    """Prove the job on these ranks; return the exit status, which is the same on all ranks.
 
-    `small`: with the model in miniature. `request`: what was asked for, which must be the same on all ranks.
+    `small`: use the model in miniature. `request`: the requested options, which must be the same on all ranks.
     """
     with RankSession(os.environ, watch_one=True) as rank:
         loaded, source = rank.prepare(lambda dist_env: _load(load, dist_env, small))
         rank.config = loaded.config
-        with logging.prints_to_log(None):  # what DeepSpeed prints is no part of the result
+        with logging.prints_to_log(None):  # DeepSpeed's output is not part of the result
             verdict, proof = _Ranks(rank, loaded, source).prove(small, request)
         if proof is not None:
             report(proof, loaded)
@@ -99,7 +99,7 @@ def run(load: Load, report: Report, *, small: bool, request: str) -> int:
 
 
 def _load(load: Load, dist_env: DistributedEnv, small: bool) -> tuple[Loaded, Source | None]:
-    """Return the job and its data, of which a miniature needs none; print findings."""
+    """Return the job and its data (a miniature needs none); print findings."""
     refused = RankExit(certificate.STATUS[certificate.REFUSED], is_result=True)
     loaded = load(dist_env.world_size)
     if loaded is None:
@@ -114,15 +114,15 @@ def _load(load: Load, dist_env: DistributedEnv, small: bool) -> tuple[Loaded, So
 
 @dataclass
 class _Reference:
-    """What rank 0 has computed, and what the others need of it."""
+    """Rank 0's reference, and the facts about it that other ranks need."""
 
     small: bool
     why_small: str
-    """Why the model is in miniature though nobody asked for that; empty: it is not, or somebody did."""
+    """Why the model is in miniature without a request for it; empty: it is not, or it was requested."""
     samples: Samples | None
-    """What is trained on, where that is not the config's data."""
+    """The samples to train on; None: the config's data."""
     first: FirstStep | None
-    """On rank 0."""
+    """The first step; None on ranks other than 0."""
 
 
 class _Ranks:
@@ -136,10 +136,10 @@ class _Ranks:
         self.runs: tuple[SmallJob, ...] = ()
 
     def prove(self, small: bool, request: str) -> tuple[str, Proof | None]:
-        """Return the verdict, on all ranks, and the proof, on rank 0."""
+        """Return the verdict (on all ranks) and the proof (on rank 0)."""
         job = self.loaded.job
         self.session.meet(job)
-        bootstrap.extend_timeouts(None)  # the guards find who hangs; nobody else is to end a rank that waits
+        bootstrap.extend_timeouts(None)  # only the guards detect hangs; nothing else may end a waiting rank
         try:
             proof = self._proof(small, request)
         except DslparError as error:  # every rank has the same findings
@@ -162,7 +162,7 @@ class _Ranks:
     # ---- one process ----
 
     def _reference(self, small: bool) -> _Reference:
-        """Have rank 0 compute the first step; the others wait."""
+        """Have rank 0 compute the first step while the others wait."""
         self._enter("computing the reference" if self.rank == 0 else "waiting for the reference")
         made = self._together("reference", lambda: self._computed(small) if self.rank == 0 else None)
         first = None if made is None else made.first
@@ -173,10 +173,10 @@ class _Ranks:
         return reference
 
     def _computed(self, small: bool) -> _Reference:
-        """Compute the first step of the whole model, or of its miniature where that is asked for or it does not fit.
+        """Compute the first step of the whole model, or of its miniature if requested or if the whole does not fit.
 
         Raises:
-            DslparError: it cannot be built; or it does not fit, and no miniature is smaller.
+            DslparError: the model cannot be built, or its miniature does not fit either.
         """
         job, why = self.loaded.job, ""
         if not small:
@@ -202,9 +202,9 @@ class _Ranks:
     def _first_step(
         self, size: SmallJob, samples_of: Callable[[nn.Module], Samples], counted: bool | None
     ) -> tuple[FirstStep | None, str]:
-        """Return the first step, computed where it fits; None with the reason, where it fits nowhere.
+        """Return the first step, computed on a device where it fits; None and the reason if it fits nowhere.
 
-        `counted`: whether all labels count; None: the samples tell.
+        `counted`: whether all labels count; None: as the samples report.
         """
         job = size.job
         model = model_from_job(one_process_job(job))
@@ -222,7 +222,7 @@ class _Ranks:
             try:
                 progress = _Progress(f"the reference, {place}")
                 return device_reference.first_step(job, model, batches_of, place, progress), ""
-            except torch.cuda.OutOfMemoryError:  # torch 2.4 has it under this name alone
+            except torch.cuda.OutOfMemoryError:  # torch 2.4 has only this name for it
                 said.append(f"its activations do not fit {place}")
             finally:
                 get_accelerator().empty_cache()  # the engine is built next
@@ -237,14 +237,14 @@ class _Ranks:
     # ---- the layout ----
 
     def _step(self, size: SmallJob, reference: _Reference) -> Proof | None:
-        """Take the first step under the layout, and compare."""
+        """Take the first step under the layout, and compare it with the reference."""
         job = size.job
         self._enter("building")
         groups = Groups(job.mesh, num_chunks=job.chunks.num)
         self.monitor.page.location = groups.stage_name
         counted = all_counted(job) if reference.samples is None else reference.samples.all_counted
         engine = self._together("engine", lambda: build_engine(job, groups, all_counted=counted))
-        bootstrap.extend_timeouts(None)  # of the groups that were made since
+        bootstrap.extend_timeouts(None)  # for groups made since the last call
         loader = self._together("data", lambda: self._loader(engine, reference.samples))
         comparison = compare_gradients(engine, reference.first)
         self._enter("step", 1, (job.spec.train.step_timeout or 0) * SLOW_FACTOR)
@@ -260,7 +260,7 @@ class _Ranks:
         return _proof_of(size, reference.first, found, losses)
 
     def _loader(self, engine: Engine, samples: Samples | None) -> Loader | None:
-        """Return this rank's data of the step; None where it reads none."""
+        """Return this rank's loader; None if it reads no data."""
         if not engine.needs_data:
             return None
         samples = self._own_samples(engine.job) if samples is None else samples
@@ -272,10 +272,10 @@ class _Ranks:
         self.monitor.page.enter(phase, step, limit_s)
 
     def _together(self, name: str, act: Callable[[], Value]) -> Value:
-        """Return what `act` gives on this rank.
+        """Call `act` on this rank and return its result.
 
         Raises:
-            DslparError: on every rank, with the findings of one that has raised.
+            DslparError: on every rank, with the findings of one rank that raised.
         """
         findings: Sequence[Finding] = ()
         value: Value | None = None
@@ -292,7 +292,7 @@ class _Ranks:
         return value  # type: ignore[return-value]
 
     def _fail_alone(self, findings: Sequence[Finding]) -> NoReturn:
-        """Have this rank's guard end all ranks, this one too."""
+        """Have this rank's guard end all ranks, including this one."""
         text = report_text.text(self.loaded.config.at_keys(findings), self.loaded.config.sources)
         sys.stderr.write(visible_lines(f"{self.monitor.location} cannot run, and the others go on:\n{text}"))
         self.monitor.mark_failed("cannot run", text)
@@ -310,7 +310,7 @@ def _gib(num_bytes: float) -> str:
 
 
 class _Progress:
-    """Says on the terminal how far the reference has come, where it takes long."""
+    """Prints the progress of a slow reference to stderr."""
 
     def __init__(self, title: str) -> None:
         self.title, self.said_s = title, time.monotonic()
@@ -325,7 +325,7 @@ class _Progress:
 
 
 def _proof_of(size: SmallJob, first: FirstStep, found: Found | None, numbers: Sequence[tuple[float, float]]) -> Proof:
-    """Return the proof of what rank 0 has found; `numbers` are each rank's loss and norm."""
+    """Return the proof from rank 0's results; `numbers` are each rank's loss and norm."""
     checks = [worst_of("loss", {"step 1": _worst_number([loss for loss, _ in numbers], first.loss, first.loss_bound)})]
     if found is None:
         checks.append(Check("gradients", math.inf, 0.0, "not finite: every step was skipped"))
@@ -346,7 +346,7 @@ def _worst_number(values: Sequence[float], true: float, bound: float) -> Differe
 
 
 def _copies(job: Job, found: Found) -> Check:
-    """Return how far copies of one piece are apart: equal to the bit, but for tied ones of two stages."""
+    """Return the worst deviation between copies; they must be bit-identical, except tied copies of two stages."""
     if (worst := found.copies) is None:
         return Check("copies", 0.0, 0.0, "")
     first, second = worst.ranks

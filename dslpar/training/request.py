@@ -1,4 +1,4 @@
-"""How much of a run is to be done, and the run folder that this claims: of train.py's flags, or of `dslpar.fit`."""
+"""Request of a run (train.py's flags or `dslpar.fit`'s arguments), and the run folder that it claims."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Request(NamedTuple):
-    """What train.py's flags and the arguments of `dslpar.fit` ask for; by default, all steps from step 0."""
+    """Options from train.py's flags or the arguments of `dslpar.fit`; the default is all steps from step 0."""
 
     resume: bool = False
     eval_only: bool = False
@@ -22,16 +22,16 @@ class Request(NamedTuple):
 
     @property
     def trains(self) -> bool:
-        """Whether steps are taken, and files written."""
+        """True if steps are taken and files are written."""
         return not (self.eval_only or self.dry_run)
 
     @property
     def loads_checkpoint(self) -> bool:
-        """Whether a checkpoint is loaded, if there is one."""
+        """True if a checkpoint is loaded, if there is one."""
         return self.resume or self.eval_only
 
     def is_complete(self, job: Job, stored: Checkpoint | None) -> bool:
-        """Whether the run that saved this checkpoint had taken all steps."""
+        """Return whether this request trains and the run that saved `stored` has taken all steps."""
         return self.trains and stored is not None and stored.step >= job.spec.train.steps
 
 
@@ -40,16 +40,16 @@ def claim_run_folder(
 ) -> tuple[Checkpoint | None, Path | None]:
     """Lock the run folder, find the checkpoint to load, and prepare the folder. All ranks together.
 
-    loads: find a checkpoint, if there is one; otherwise the run goes on from where the engine stands.
+    loads: find a checkpoint, if there is one. Otherwise the run continues from the engine's current step.
 
     Returns:
-        The checkpoint to load, or that is loaded already; and the folder to write to, on rank 0 of a run that trains.
+        The checkpoint to load or already loaded, and the folder to write to (only on rank 0 of a run that trains).
 
     Raises:
         DslparError: on every rank, if another run writes there, a checkpoint cannot be used, or an evaluation has none.
     """
     if request.trains:
-        session.lock_folder(job)  # before it is looked at what is there
+        session.lock_folder(job)  # before the folder's contents are read
     stored = session.find_checkpoint(job) if loads else session.loaded
     if stored is None and request.eval_only and loads:
         message = f"nothing to evaluate: no checkpoint in {job.output_dir}"

@@ -1,4 +1,4 @@
-"""A run around its loop: load the checkpoint, then train, evaluate or stop. train.py and `dslpar.fit` share it."""
+"""The part of a run around its loop: load the checkpoint, then train, evaluate or stop. train.py and `fit` share it."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from dslpar.training.request import Request
 from dslpar.training.session import Session
 
 MakeData = Callable[[], tuple[StepData, StepData | None]]
-"""Makes the data to train on and to evaluate on, once the engine stands where the run goes on."""
+"""Makes the training and evaluation data, once the engine is at the step from which the run continues."""
 
 
 class Outcome(NamedTuple):
-    """How a run ended."""
+    """The outcome of a run."""
 
     record: Record
     """The last step's line of metrics.jsonl, or an evaluation's of eval.jsonl; empty if no step was taken."""
     status: int
-    """The exit status: 0, or train.requeue_status of a run that was told to stop."""
+    """The exit status: 0, or train.requeue_status if the run was told to stop."""
 
 
 def run_loop(
@@ -40,13 +40,13 @@ def run_loop(
     make_data: MakeData,
     hooks: Sequence[Hook] = (),
 ) -> Outcome:
-    """Do what is requested, from where the engine stands, or from `stored` after it is loaded. All ranks together.
+    """Load `stored`, if given, and carry out the request from the engine's step. All ranks together.
 
-    stored: the checkpoint to load, by `claim_run_folder`; None: the engine stands where the run goes on.
-    folder: where to write, on rank 0 of a run that trains.
+    stored: the checkpoint to load, from `claim_run_folder`; None: the run continues from the engine's current step.
+    folder: the folder to write to, on rank 0 of a run that trains; else None.
 
     Raises:
-        DslparError: on every rank, if the run cannot go on.
+        DslparError: on every rank, if the run cannot continue.
     """
     log_job(engine.job, engine)
     if stored is not None:
@@ -71,12 +71,12 @@ def run_loop(
 
 
 def log_complete(step: int, steps: int) -> None:
-    """Log that there is nothing left to do."""
+    """Log that no steps are left."""
     log.info("step %d is done, and train.steps is %d: complete", step, steps)
 
 
 def log_no_checkpoint(output_dir: str, step: int) -> None:
-    """Log that a run which was to resume begins anew."""
+    """Log that a run found nothing to resume and starts from the beginning."""
     log.info("nothing to resume in %s: starting at step %d", output_dir, step)
 
 
