@@ -53,8 +53,8 @@ _LONE_SURROGATE = re.compile(r"(\\\\|\\ud[89ab]..\\ud[c-f]..)|\\(?=ud[89a-f])")
 def json_text(value: object) -> str:
     r"""Return indented JSON for programs, in ASCII: any other character becomes a `\u` escape of JSON.
 
-    Lone surrogates (bytes of a file name that are not UTF-8) become the text of their escape, since no encoding has them
-    and strict parsers refuse them.
+    Lone surrogates (bytes of a file name that are not UTF-8) become the text of their escape: no encoding has them, and
+    strict parsers refuse them.
     """
     import json
 
