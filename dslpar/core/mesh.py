@@ -56,15 +56,15 @@ class Tensor:
     mode: str | None = None
     """The mode that makes this cuboid; None without tensor parallelism."""
     residual: Residual = "replicated"
-    """How the residual stream is stored over y."""
+    """Storage of the residual stream over y."""
     inner: Inner = "heads"
-    """How inner activations are stored over z."""
+    """Storage of inner activations over z."""
     keep: Keep = "x"
-    """Which gathered panels are kept until the backward."""
+    """Gathered panels that are kept until the backward."""
     split: Split = "batch"
-    """What d splits: samples, as the depth of 2.5d, or each sequence, as context parallelism."""
+    """Dim that d splits: samples, as the depth of 2.5d does, or each sequence, as context parallelism does."""
     impl: Impl = "ring"
-    """How attention runs over a split sequence."""
+    """Attention algorithm for a split sequence."""
     ulysses_size: int = 1
     """For impl "hybrid": number of neighbouring ranks of d that exchange heads; a ring connects these groups."""
     zigzag: bool = False
@@ -74,7 +74,7 @@ class Tensor:
     symmetric_memory: bool = False
     """Whether parts of tokens are exchanged through symmetric memory by torch's fused products, not around rings."""
     zero_over_d: bool = False
-    """Whether ZeRO shards and sums gradients of weights over d as well as data; else layers sum over d."""
+    """Whether ZeRO shards over d as well as data, and sums weights' gradients over both; else layers sum over d."""
 
     @property
     def x(self) -> int:
@@ -88,9 +88,9 @@ class Tensor:
 
     @property
     def beside_context(self) -> int:
-        """Number of tensor-parallel ranks without those of context parallelism; all ranks in mode 'sequence'.
+        """Number of tensor-parallel ranks without those of context parallelism.
 
-        That mode is context parallelism by another name, requested as a tensor size.
+        In mode 'sequence', which is context parallelism requested as a tensor size, these are all ranks.
         """
         return self.size if self.mode == "sequence" else self.size // self.context
 

@@ -83,7 +83,7 @@ def read_source(path: str, texts: Mapping[str, str]) -> Source:
 
 
 def import_by_position(name: str, importer: str) -> str:
-    """Return the hint to import a full name relatively, if its module is a file beside `importer`; empty if not."""
+    """Return the hint to import a full name relatively, if its module is a file next to `importer`; empty if not."""
     module, _, last = name.rpartition(".")
     path = os.path.join(os.path.dirname(importer), *module.split("."))
     if not module or not os.path.isfile(f"{path}.py"):

@@ -19,7 +19,7 @@ from dslpar.language.targets import assign, augment, delete
 from dslpar.language.values import Binding, require_known
 
 LoopExit: TypeAlias = Literal["break", "continue"] | None
-"""How a body ended early; None if it ran to its end."""
+"""Statement by which a body ended early; None if it ran to its end."""
 
 EXPRESSIONS: Handlers = {**expressions.HANDLERS, **containers.HANDLERS, **calls.HANDLERS}
 

@@ -54,9 +54,9 @@ class Node(NamedTuple):
     value: Any
     """None, bool, int, float, str or Reference; dict[key, Node]; list[Node]; tuple[Node, ...]."""
     location: Location
-    """Where the value was written. A name has the origin of its value, a computed expression has its own."""
+    """Origin of the value: a name has the origin of its value, and a computed expression has its own."""
     key_location: Location | None = None
-    """Where the key, attribute or name was written; None for items of lists and tuples."""
+    """Location of the key, attribute or name; None for items of lists and tuples."""
     target: Reference | None = None
     """The class or function that a mapping made by LazyCall (or with a `_target_`) calls."""
     target_location: Location | None = None

@@ -20,13 +20,13 @@ from dslpar.language.tree import Reference
 Value: TypeAlias = Any
 """Any value of an expression of the language; Python's own operators work on it."""
 Origin: TypeAlias = Location | None
-"""Where a value was written; None means where its container was written."""
+"""Location where a value was written; None means that of its container."""
 Located: TypeAlias = tuple[Value, Location]
 """Value and origin of an expression."""
 
 
 class Binding(NamedTuple):
-    """Value of a name, where the value was written, and where the name was."""
+    """Value of a name, and the locations where the value and the name were written."""
 
     value: Value
     location: Location

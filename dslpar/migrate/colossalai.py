@@ -384,7 +384,7 @@ _HOOKS = {
     "TensorboardHook": "monitor.tensorboard",
     "SaveCheckpointHook": "train.save_interval",
 }
-"""What replaces each ColossalAI hook."""
+"""Replacement of each ColossalAI hook."""
 _OF_A_PROGRAM = "a hook of the author's own: a program gives it to dslpar.fit(hooks=[...]), as a callable"
 
 

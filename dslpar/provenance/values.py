@@ -38,7 +38,7 @@ class Value(NamedTuple):
     source_key: str = ""
     """The key as the author wrote it, perhaps an alias; empty if it was not written."""
     steps: tuple[Step, ...] = ()
-    """Where it was written, then the assignment and the imports that lead to the loaded config."""
+    """The place where it was written, then the assignment and the imports that lead to the loaded config."""
     over: tuple[Any, Location] | None = None
     """The file's value, and its location, if the command line overrides it."""
     sources: tuple[str, ...] = ()
@@ -49,7 +49,7 @@ class Value(NamedTuple):
 
     @property
     def location(self) -> Location | None:
-        """Where it was written."""
+        """The location where it was written."""
         return self.steps[0].location if self.steps else None
 
 
