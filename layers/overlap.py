@@ -39,7 +39,7 @@ from dslpar.layers import memory_order, symmetric_memory
 from dslpar.layers.gather_reduce import Sharding
 
 NUM_CHUNKS = 4
-"""As many parts as a ring of 4 ranks has. More parts hide little more, and each adds a launch and shrinks the products."""
+"""As many parts as a ring of 4 ranks has. More hide little more, and each adds a launch and shrinks the products."""
 
 NOT_REDUCED = Sharding(Axis(), None)
 """Sharding of a Y that needs no reduction."""
