@@ -30,7 +30,7 @@ class TokenSamples(TextSamples):
         self.job, self.part, self.vocab_size = job, part, vocab_size_of(job) or part.folder.vocab_size
 
     def batch(self, samples: Sequence[int], numbers: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
-        """Return ids and labels, int64 [len(samples), seq_len]. Raises DslparError if an id is outside the vocabulary."""
+        """Return ids and labels, int64 [len(samples), seq_len]. Raises DslparError for ids outside the vocabulary."""
         ids, labels = super().batch(samples)
         # Without this check such an id could silently look up zeros, or another rank's row.
         low, high = (int(bound(torch.stack([ids, labels]))) for bound in (torch.min, torch.max))

@@ -50,7 +50,7 @@ def cross_entropy(logits: Tensor, labels: Labels) -> Tensor:
     `logits` are [batch, classes] with labels [batch], or [batch, sequence, vocabulary] with [batch, sequence].
     """
     labels, denominator = labels if isinstance(labels, tuple) else (labels, (labels != IGNORE_INDEX).sum().clamp(min=1))
-    # A sum divided by our own denominator, since torch's mean is nan without any counted label.
+    # A sum with an explicit denominator, since torch's mean is nan without any counted label.
     flat = upcast(logits.flatten(0, -2))
     return functional.cross_entropy(flat, labels.flatten(), ignore_index=IGNORE_INDEX, reduction="sum") / denominator
 
