@@ -1,7 +1,7 @@
-"""`dslpar checkpoint list | show | verify | reshard | export`: checkpoints, without the ranks that wrote them.
+"""`dslpar checkpoint list | show | verify | reshard | export`: use checkpoints without the ranks that wrote them.
 
-One process, no GPU, no cluster; list and show need no torch either. Output is written under a temporary name
-until all of it is on disk, and nothing is ever overwritten.
+These need one process, and no GPU or cluster; list and show need no torch either. Output is written under a temporary
+name until all of it is on disk, and nothing is ever overwritten.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from dslpar.reporting import run_dir
 _SOURCE = "a checkpoint, or an output_dir for the newest one in it"
 
 
-# ---- which checkpoint ----
+# ---- the checkpoint to use ----
 
 
 def _source(path: str, parser: argparse.ArgumentParser) -> Checkpoint:
-    """Read the manifest of a checkpoint, or of the newest one of a run.
+    """Read the manifest of a checkpoint, or of a run's newest one.
 
     Raises:
         DslparError: the manifest is corrupted, or of another format.
@@ -47,10 +47,10 @@ def _source(path: str, parser: argparse.ArgumentParser) -> Checkpoint:
 
 
 def _trusted_source(path: str, parser: argparse.ArgumentParser) -> Checkpoint:
-    """As `_source`, for what makes something of it: a suspect checkpoint is taken, with a note, where it is named.
+    """Return a checkpoint to write something from. A suspect one is accepted, with a note, only if it is named.
 
     Raises:
-        DslparError: as `_source`; or it is the newest of a run, and suspect.
+        DslparError: as in `_source`; or a run's newest checkpoint is suspect.
     """
     stored, found = _source(path, parser), _folders(Path(path), parser)
     if note := folder.note_of_suspect(stored, was_named=found == [Path(path)], others=found):
@@ -66,13 +66,13 @@ def _read(path: Path) -> Checkpoint:
 
 
 def _other_format(stored: Checkpoint) -> str:
-    """Return what to say about a format that this dslpar does not read; nothing about the one it does."""
+    """Describe a format that this dslpar cannot read; empty if it can."""
     number = stored.manifest["format"]
     return "" if number == folder.FORMAT else f"format {number}, and this dslpar reads format {folder.FORMAT}"
 
 
 def _folders(path: Path, parser: argparse.ArgumentParser) -> list[Path]:
-    """Return the checkpoint itself, or all that a resume of the run could choose from, oldest first."""
+    """Return the checkpoint itself, or all checkpoints from which the run could resume, oldest first."""
     if not path.is_dir():
         parser.error(f"{path} is not a folder")
     try:
@@ -84,7 +84,7 @@ def _folders(path: Path, parser: argparse.ArgumentParser) -> list[Path]:
 
 
 def _require_intact(stored: Checkpoint) -> None:
-    """Raise DslparError, with every corrupted file, unless the checkpoint is as it was written."""
+    """Raise DslparError with every corrupted file, unless the checkpoint is intact."""
     if damages := import_with_torch("dslpar.checkpoint.contents").corruptions(stored):
         raise DslparError([_corrupted(Path(stored.path), damages)])
 
@@ -124,7 +124,7 @@ Row = dict[str, str | int | None]
 
 
 def _row(path: Path) -> Row:
-    """Return one checkpoint's line of the list; without a readable manifest just its name and why."""
+    """Return one checkpoint's row; without a readable manifest only its name and the reason."""
     try:
         stored = folder.open_checkpoint(path)
     except folder.ManifestError as error:
@@ -220,7 +220,7 @@ def _verify(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 
 def _damages(path: Path) -> Iterator[str]:
-    """Yield what is wrong with a checkpoint, file by file."""
+    """Yield the errors of a checkpoint, file by file."""
     try:
         stored = folder.open_checkpoint(path)
     except folder.ManifestError as error:
@@ -349,4 +349,4 @@ ACTIONS: Mapping[str, Action] = {
         "write whole weights to safetensors files, or to a folder of transformers'", _add_export_arguments, _export
     ),
 }
-"""What follows `dslpar checkpoint`."""
+"""Actions of `dslpar checkpoint`."""

@@ -1,4 +1,4 @@
-"""`dslpar config CFG`: every value of a config and why it is so; `--reference`: every key there is."""
+"""`dslpar config CFG`: print every value of a config and its origin; with `--reference`, every key."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _print_values(args: argparse.Namespace, parser: argparse.ArgumentParser) -> 
         text = provenance_text.values_json(subject, values.values())
     else:
         text = provenance_text.listing(subject, values)
-    # Without a world size, each value that depends on it says so itself.
+    # Without a world size, each value that depends on it is shown as unknown.
     findings = [finding for finding in subject.findings if finding.code != "CFG112"]
     arguments.print_findings(findings, sources | dict(subject.config.sources))
     sys.stdout.write(text)
@@ -112,7 +112,7 @@ def _explained(
 
 
 def _yaml(subject: Subject, values: Mapping[str, Value]) -> str:
-    """Return a run's config.yaml with the defaults; where no job can be resolved, just what was written."""
+    """Return a run's config.yaml with the defaults; if no job can be resolved, only the written values and defaults."""
     from dslpar.language import yaml_io
     from dslpar.reporting import run_dir
     from dslpar.schema.sections_reader import SECTIONS

@@ -1,6 +1,7 @@
-"""`dslpar data tokenize | train-tokenizer | show | verify`: text to token files, for `data = dict(type='tokens')`.
+"""`dslpar data tokenize | train-tokenizer | show | verify`: make token files from text, and check them.
 
-One host, no torch, no GPU. Output gets its name when all of it is on disk, and nothing is ever overwritten.
+A config uses them with `data = dict(type='tokens')`. The commands run on one host, without torch or a GPU. Output gets
+its final name when all of it is on disk, and nothing is ever overwritten.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ exit status: 0 written, 1 cannot be written, 2 wrong usage"""
 
 
 def _tokenize(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    # By name: numpy is above what the command line may import.
+    # Imported by name: the command line's import contract excludes numpy.
     tokenize = importlib.import_module("dslpar.data.tokenize")
     form = importlib.import_module("dslpar.data.documents").Form
     separator = args.document_separator.replace("\\n", "\n").replace("\\t", "\t")
@@ -73,7 +74,7 @@ def _tokenize(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 
 class _Bar:
-    """A progress bar over bytes of text, on a terminal."""
+    """A progress bar over bytes of text, shown on a terminal."""
 
     def __enter__(self) -> _Bar:
         from tqdm import tqdm
@@ -85,7 +86,7 @@ class _Bar:
         self._bar.close()
 
     def show(self, done: int, total: int) -> None:
-        """Show how many bytes are done, of how many."""
+        """Show the number of processed bytes, of `total`."""
         self._bar.total = total
         self._bar.update(done - self._bar.n)
 
@@ -199,4 +200,4 @@ ACTIONS: Mapping[str, Action] = {
     "show": Action("print counts, vocabulary and sources of token files", _add_show_arguments, _show),
     "verify": Action("compare every byte of token files with what was written", _add_verify_arguments, _verify),
 }
-"""What follows `dslpar data`."""
+"""Actions of `dslpar data`."""

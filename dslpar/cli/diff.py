@@ -1,4 +1,4 @@
-"""`dslpar diff A B`: what differs between two configs once all is resolved, and what follows from it."""
+"""`dslpar diff A B`: print the differences of two resolved configs, and their consequences."""
 
 from __future__ import annotations
 

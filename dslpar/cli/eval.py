@@ -1,4 +1,4 @@
-"""`dslpar eval RUN`: what a trained model has learned, by itself or under a launcher."""
+"""`dslpar eval RUN`: measure a trained model on held-out data, in one process or under a launcher."""
 
 from __future__ import annotations
 

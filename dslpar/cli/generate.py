@@ -1,4 +1,4 @@
-"""`dslpar generate RUN --prompt TEXT`: text of a trained model, by itself or under a launcher."""
+"""`dslpar generate RUN --prompt TEXT`: generate text with a trained model, in one process or under a launcher."""
 
 from __future__ import annotations
 

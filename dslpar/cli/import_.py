@@ -1,7 +1,7 @@
-"""`dslpar import FILE`: converts a config of another framework to dslpar, and reports on every key.
+"""`dslpar import FILE`: convert another framework's config to dslpar, and report on every key.
 
-The config goes to stdout and the report to stderr; with `-o`, the config to OUT and the report to stdout. Exit status:
-0 everything is converted, 1 something needs the author, 2 wrong usage.
+The config goes to stdout and the report to stderr. With `-o` the config goes to OUT and the report to stdout. Exit
+status: 0 everything is converted, 1 something needs the author, 2 wrong usage.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 
 def _source(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Source:
-    """Evaluate FILE; exit with a usage error if it is not a config of one of the sources."""
+    """Evaluate FILE; exit with a usage error if it is not a config of a supported framework."""
     try:
         text = read_source(args.file, {}).text
     except ConfigError as error:
@@ -93,7 +93,7 @@ def _source(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Source
 
 
 def _model(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Mapping[str, Any] | None:
-    """Return the model of the config that --model names."""
+    """Return the model section of the config that --model names."""
     if args.model is None:
         return None
     config = check.load(args.model)
@@ -107,7 +107,7 @@ def _model(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Mapping
 
 
 def _epoch(made: Import, args: argparse.Namespace, parser: argparse.ArgumentParser) -> Epoch:
-    """Return what an epoch is: the samples of --num-samples, and those of one step of the result."""
+    """Return an epoch's size: the samples of --num-samples, and the samples per step of the result."""
     cx = check.check(check.load_text(writer.file_of(made), "<imported>.py"), args.world_size).context
     try:
         size = cx.requested_batch.global_size or cx.batch.global_size

@@ -1,6 +1,6 @@
-"""`dslpar init [CFG]`: writes a config to start from, by flags, or by a few questions on a terminal.
+"""`dslpar init [CFG]`: write a config to start from, by flags or by a few questions on a terminal.
 
-Without a terminal nothing is asked: what no flag says is the default. With `--from`, it is `dslpar import`.
+Without a terminal it asks nothing, and flags that are missing have their defaults. With `--from` it is `dslpar import`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    """Write the config; return 1 if lint finds errors in what was chosen."""
+    """Write the config; return 1, and write nothing, if lint finds errors in the choices."""
     asks = not (args.yes or args.source) and sys.stdin.isatty() and sys.stdout.isatty()
     if asks:
         try:
@@ -112,7 +112,7 @@ def _write(path: str, starter: Starter, force: bool, parser: argparse.ArgumentPa
 
 
 def _ask_all(args: argparse.Namespace) -> None:
-    """Ask for what no flag says, until each answer can be.
+    """Ask for missing flags, each until its answer is valid.
 
     Raises:
         EOFError: there are no more answers.
@@ -132,7 +132,7 @@ def _ask_all(args: argparse.Namespace) -> None:
 
 
 def _ask(question: str, default: object, parse: Callable[[str], object]) -> object:
-    """Ask until `parse` takes the answer; an empty one is the default, if there is one."""
+    """Ask until `parse` accepts the answer. An empty answer is the default, if there is one."""
     while True:
         shown = f" [{default}]" if default not in ("", None) else ""
         answer = input(visible(f"{question}{shown}: ")).strip()
@@ -159,7 +159,7 @@ def _checked_path(path: str) -> str:
 
 
 def _import(args: argparse.Namespace, path: str, parser: argparse.ArgumentParser) -> int:
-    """Do what `dslpar import FILE --from FRAMEWORK -o CFG` does; --model is that of a source that has none."""
+    """Run `dslpar import FILE --from FRAMEWORK -o CFG`. --model is for a source without a model."""
     framework, file = args.source
     if framework not in TABLES:
         parser.error(f"--from {framework}: the frameworks are {', '.join(TABLES)}")
@@ -176,7 +176,7 @@ def _import(args: argparse.Namespace, path: str, parser: argparse.ArgumentParser
 
 @contextlib.contextmanager
 def _model_file(name: str | None, path: str, parser: argparse.ArgumentParser) -> Iterator[str]:
-    """Write the model of that name to a config; empty: there is none, the source has one."""
+    """Write a named model to a temporary config, and yield its path; yield "" without a name."""
     if name is None:
         yield ""
         return

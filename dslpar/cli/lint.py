@@ -1,6 +1,6 @@
-"""`dslpar lint CFG...`: all findings of configs, before anything starts.
+"""`dslpar lint CFG...`: report all findings about configs before anything starts.
 
-What only one format or flag needs (GitHub's commands, SARIF, folders, fixes) is imported when it is asked for.
+Modules that only one format or flag needs (GitHub's commands, SARIF, folders, fixes) are imported on demand.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dslpar.linter.selection import Selection
 
 STDIN = "stdin.py"
-"""The name of a config from stdin, unless --stdin-filename gives another; its ending tells Python from YAML."""
+"""The name of a config from stdin without --stdin-filename. The suffix distinguishes Python and YAML."""
 
 EPILOG = """\
 A folder stands for the configs below it: the *.py, *.yaml and *.yml files that define `model` or
@@ -126,7 +126,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     fatal = ("error", "warning") if args.strict else ("error",)
     wrong = any(finding.severity in fatal for finding in findings) or (args.diff and changed)
     status = int(wrong and not args.exit_zero)
-    out = sys.stderr if args.diff or (args.fix and stdin) else sys.stdout  # stdout has the diff, or the fixed text
+    out = sys.stderr if args.diff or (args.fix and stdin) else sys.stdout  # then stdout has the diff or the fixed text
     color = report_text.wants_color(args.color, out.isatty() and not args.output_file, os.environ)
     report = _report(args, findings, sources, [config.path for config, _ in batch], status, color)
     report += note if args.format == "text" and not args.quiet else ""
@@ -135,27 +135,27 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 
 class _Settings:
-    """What flags and the projects of the configs say together; asks for each folder's project once."""
+    """Settings from the flags and the configs' projects. Each folder's project is looked up once."""
 
     def __init__(self, args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
         self.args, self.parser = args, parser
         self.projects: dict[str, Project | None] = {}
         self.selections: dict[str, Selection] = {}
         self.patterns: tuple[str, ...] = ()
-        """Of --exclude, which without hosts is about files."""
+        """Patterns of --exclude, which selects files if there are no hosts."""
         if args.hostfile is None and args.exclude is not None:
             self.patterns, args.exclude = tuple(filter(None, map(str.strip, args.exclude.split(",")))), None
-        self.project_of("./")  # whose `trusted` holds: if it is wrong, nothing is linted
+        self.project_of("./")  # this folder's `trusted` applies: if it is invalid, nothing is linted
 
     def project_of(self, path: str) -> Project | None:
-        """Return the settings that hold for a file or folder."""
+        """Return the settings that apply to a file or folder."""
         folder = os.path.dirname(path)
         if folder not in self.projects:
             self.projects[folder] = arguments.project_in(folder)
         return self.projects[folder]
 
     def excludes(self, path: str) -> bool:
-        """Whether a file or folder is left out."""
+        """Return whether a file or folder is left out."""
         if self.patterns:
             return matches(path, self.patterns)
         project = self.project_of(path)
@@ -168,7 +168,7 @@ class _Settings:
         return project.world_size_of(path) if project else size
 
     def selection_of(self, config: str) -> Callable[[Finding], bool]:
-        """Return whether the report has a finding about a config, or about a file that it imports."""
+        """Return a function that tells whether the report includes a finding of this config or of its imports."""
         args, project = self.args, self.project_of(config)
         if not (args.select or args.ignore or project):
             return lambda finding: True
@@ -189,7 +189,7 @@ class _Settings:
 
 
 def _listing(args: argparse.Namespace, parser: argparse.ArgumentParser, configs: list[Config]) -> int:
-    """Print which files would be linted, or what a run of them would import and call."""
+    """Print the files that would be linted, or the targets that a run of them would import and call."""
     if args.show_files:
         _write("".join(visible(config.path) + "\n" for config in configs), args, parser, sys.stdout)
         return 0
@@ -198,7 +198,7 @@ def _listing(args: argparse.Namespace, parser: argparse.ArgumentParser, configs:
     from dslpar.cli import lint_targets
 
     report, refused = lint_targets.listing(configs, args.format)
-    # Of what could not be evaluated, nobody knows what it would call.
+    # It is unknown what a part that could not be evaluated would call.
     unread = [item for config in configs for item in config.findings if item.severity == "error"]
     arguments.print_findings(unread, {path: text for config in configs for path, text in config.sources.items()})
     _write(report, args, parser, sys.stdout)
@@ -243,7 +243,7 @@ def _report(
 
 
 def _read_stdin(args: argparse.Namespace, parser: argparse.ArgumentParser) -> dict[str, str]:
-    """Return the text on stdin, if `-` is among the operands, under the real path of the name it goes by."""
+    """Return the text on stdin, if `-` is among the operands, under the real path of its file name."""
     if "-" not in args.operands:
         if args.stdin_filename:
             parser.error("--stdin-filename goes with `-`")
@@ -266,7 +266,7 @@ def _load_configs(
     texts: Mapping[str, str],
     settings: _Settings,
 ) -> tuple[list[Config], str]:
-    """Load the configs that are named or below named folders; return them and a line that counts the files."""
+    """Load the configs that are named or below named folders. Return them, and a line that counts the files."""
     overrides = arguments.overrides(args)
     if not (args.configs_only or any(os.path.isdir(path) for path in paths)):
         return [check.load(path, overrides, texts, args.trust) for path in paths], ""

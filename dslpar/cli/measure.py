@@ -1,4 +1,4 @@
-"""`dslpar measure`: times products, memory and all-reduces on the devices at hand, for `dslpar plan`."""
+"""`dslpar measure`: time matrix products, memory and all-reduces on this machine's devices, for `dslpar plan`."""
 
 from __future__ import annotations
 

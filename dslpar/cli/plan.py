@@ -1,4 +1,4 @@
-"""`dslpar plan CFG --world-size N --device D`: whether it fits, how fast it is, and what would be better."""
+"""`dslpar plan CFG --world-size N --device D`: forecast memory and time, and suggest better layouts."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             if traced is None:
                 return 1
             job, costs_of = traced
-        gc.disable()  # what a search makes has no cycles: looking for them takes an eighth of its time
+        gc.disable()  # a search makes no reference cycles, and looking for them takes an eighth of its time
         made = planning.plan_of(question, checked, job, machine, costs_of)
     except (MachineError, planning.NoForecastError) as error:
         parser.error(str(error))
@@ -123,7 +123,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 
 def _check_flags(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    """Exit with a usage error where a flag would be ignored."""
+    """Exit with a usage error if a flag would be ignored."""
     if args.rank is not None and not args.dry_run:
         parser.error("--rank goes with --dry-run")
     if args.dry_run and (args.apply is not None or args.fix or args.calibration):

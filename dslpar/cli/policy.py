@@ -1,4 +1,4 @@
-"""`dslpar policy show | check CLASS`: how a transformers model is laid out, and whether that is exact."""
+"""`dslpar policy show | check CLASS`: show a transformers model's policy, and check that its layouts are exact."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _check(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 
 def _subject(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Any:
-    """Return the class, its config in miniature, and the policy that was asked for."""
+    """Return the class, its config in miniature, and the requested policy."""
     if args.target.endswith(_CONFIGS):
         cls, config, policy = _written(args.target, parser)
     else:
@@ -94,8 +94,8 @@ def _subject(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Any:
 
 
 def _written(path: str, parser: argparse.ArgumentParser) -> tuple[Any, Any, object]:
-    """Return the class, config and policy of a config's model. Raises DslparError: lint finds them wrong."""
-    sys.path.insert(0, os.getcwd())  # where modules of one's own stand, as for train.py
+    """Return the class, config and policy of a config's model. Raises DslparError if lint finds errors in them."""
+    sys.path.insert(0, os.getcwd())  # for the user's own modules, as for train.py
     config = check.load(path)
     checked = check.check(config)
     if errors := [each for each in checked.findings if each.severity == "error" and each.key.startswith("model")]:
@@ -114,7 +114,7 @@ def _written(path: str, parser: argparse.ArgumentParser) -> tuple[Any, Any, obje
 
 
 def _parsed(value: str) -> Any:
-    """Parse a value as JSON has it; anything else is text."""
+    """Parse a value as JSON; anything else is text."""
     try:
         return json.loads({"True": "true", "False": "false", "None": "null"}.get(value, value))
     except ValueError:
@@ -125,4 +125,4 @@ ACTIONS: Mapping[str, Action] = {
     "show": Action("print the policy of a class, and its layers", _add_show_arguments, _show),
     "check": Action("compare a class in every tensor mode with plain transformers", _add_check_arguments, _check),
 }
-"""What follows `dslpar policy`."""
+"""Actions of `dslpar policy`."""

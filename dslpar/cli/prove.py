@@ -1,4 +1,4 @@
-"""`dslpar prove CFG --world-size N`: whether the layout computes what one process computes, tried on CPU ranks."""
+"""`dslpar prove CFG --world-size N`: compare a layout's results with one process, on CPU ranks."""
 
 from __future__ import annotations
 
@@ -101,11 +101,11 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             return certificate.STATUS[certificate.REFUSED]
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # read when DeepSpeed is imported
     os.environ["OMP_NUM_THREADS"] = "1"  # ranks fork, and share the cores
-    sys.path.insert(0, os.getcwd())  # where modules of one's own stand, as for train.py
+    sys.path.insert(0, os.getcwd())  # for the user's own modules, as for train.py
     proving = import_with_torch("dslpar.parity.prove")
     try:
         proof = proving.prove(job, max_ranks=args.ranks, steps=args.steps, full=args.full, resume_on=other)
-    except ValueError as error:  # too few ranks or steps, or another run than the one that was saved
+    except ValueError as error:  # too few ranks or steps, or --resume-on makes a different run
         parser.error(str(error))
     except import_with_torch("dslpar.distributed.forked_ranks").RankError as error:
         sys.stderr.write(visible_lines(f"{error}\n"))
@@ -133,11 +133,11 @@ def _print(args: argparse.Namespace, proof: Proof, made: certificate.Certificate
 
 
 def _prove_on_devices(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    """Prove on the ranks of the job that started this process, one of them; return the exit status."""
+    """Prove on the ranks of the job that started this process; return the exit status."""
     needless = ("ranks", "steps", "full", "resume_on", "verify", "world_size", "hostfile", "include", "exclude")
     for name in (each for each in needless if getattr(args, each)):
         parser.error(f"--{name.replace('_', '-')} does not go with --on-devices: the job that runs it is proved")
-    sys.path.insert(0, os.getcwd())  # where modules of one's own stand, as for train.py
+    sys.path.insert(0, os.getcwd())  # for the user's own modules, as for train.py
     on_devices = import_with_torch("dslpar.parity.on_devices")
     path = None if args.certificate is None else Path(args.certificate)
 
@@ -160,14 +160,14 @@ def _prove_on_devices(args: argparse.Namespace, parser: argparse.ArgumentParser)
 
 
 def _check_writable(path: Path, parser: argparse.ArgumentParser) -> None:
-    """Exit with a usage error where a file cannot be written: before ranks meet, and before the proof."""
+    """Exit with a usage error if a file cannot be written, before the ranks meet and the proof starts."""
     folder = path.parent
     if not folder.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
         parser.error(f"cannot write {path}: no such folder, or it may not be written to")
 
 
 def _job(config: Config, world_size: int, sources: dict[str, str]) -> Job | None:
-    """Lint the config and print its findings; whether the model fits a device is not asked."""
+    """Lint the config and print its errors, without the check that the model fits a device."""
     checked = check.check(config, world_size, forecasts=False)
     arguments.print_findings(
         [each for each in checked.findings if each.severity == "error"], sources | dict(config.sources)
@@ -193,7 +193,7 @@ def _resumed_job(
 def certificate_of(
     proof: Proof, config: Config, job: Job, request: dict[str, Any] | None = None
 ) -> certificate.Certificate:
-    """Return the certificate of a proof."""
+    """Return a proof's certificate."""
     from dslpar.parity.small_mesh import axes_of
 
     model: Any = job.spec.model

@@ -1,6 +1,6 @@
-"""`dslpar runs [FOLDER]`: how the runs below a folder stand. `dslpar runs plot A B`: their curves.
+"""`dslpar runs [FOLDER]`: list the runs below a folder. `dslpar runs plot A B`: plot their curves.
 
-No torch: `list` reads the ends of files, `plot` all of metrics.jsonl.
+Both work without torch. `list` reads the ends of files, `plot` all of metrics.jsonl.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dslpar.reporting.curves import Panel
 from dslpar.reporting.run_list import Run
 
 DEFAULT = "list"
-"""The action where none is named: `dslpar runs outputs`."""
+"""The default action: `dslpar runs outputs`."""
 
 
 # ---- list ----
@@ -70,7 +70,7 @@ def _tell_unreadable(error: OSError) -> None:
 
 
 def _with_checkpoint(run: Run) -> Run:
-    """Add the newest checkpoint; a run without metrics, a program's, is as far as that."""
+    """Add the newest checkpoint. Its step is the progress of a run without metrics, such as a program's."""
     try:
         found = checkpoint_folder.list_folders(run.path / run_dir.CHECKPOINTS)
     except OSError as error:
@@ -127,11 +127,11 @@ def _as_json(run: Run) -> dict[str, object]:
 
 
 _RIGHT = {"step", "loss", "held-out", "per s", "age"}
-"""Columns whose values end at the same place."""
+"""Right-aligned columns."""
 
 
 _DROPPED_FIRST = ("layout", "checkpoint")
-"""Columns that a narrow terminal does without."""
+"""Columns that a narrow terminal omits, in this order."""
 
 
 def _print_table(runs: Sequence[Run]) -> None:
@@ -175,7 +175,7 @@ def _decimal(value: float | None, how: str) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """Write a time in its largest unit: 3 s, 5 min, 2 h, 9 d."""
+    """Format a time in its largest unit: 3 s, 5 min, 2 h, 9 d."""
     units = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
     size, unit = next((each for each in units if seconds >= each[0]), units[-1])
     return f"{max(seconds, 0) // size:.0f} {unit}"
@@ -248,7 +248,7 @@ def _names(text: str) -> list[str]:
 
 
 def _missing(panels: Sequence[Panel]) -> Iterator[str]:
-    """Yield what to say of metrics that no run has."""
+    """Yield one message per metric that no run has."""
     for panel in panels:
         if panel.curves and not any(curve.xs for curve in panel.curves):
             yield f"no run has {panel.metric}"
@@ -258,4 +258,4 @@ ACTIONS: Mapping[str, Action] = {
     "list": Action("list the runs below a folder: state, step, loss, layout", _add_list_arguments, _list),
     "plot": Action("draw the curves of runs, on the terminal or as a picture", _add_plot_arguments, _plot),
 }
-"""What follows `dslpar runs`."""
+"""Actions of `dslpar runs`."""

@@ -1,4 +1,4 @@
-"""The arguments of commands that use a trained model: which run, which checkpoint, on which layout."""
+"""Arguments of commands that use a trained model: the run, the checkpoint, and the layout."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dslpar.core.project import add_trust
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    """Add what says which model runs where: for `dslpar eval`, too."""
+    """Add the arguments that select the model and its layout, for `dslpar generate` and `dslpar eval`."""
     help = "the output_dir of a run, or a checkpoint; and overrides of the config's keys, such as its layout"
     arguments.add_operands(parser, "RUN", help)
     help = "the name of a checkpoint of the run, such as step_000100; default: the newest"
@@ -20,7 +20,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 
 
 def take_run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> list[str]:
-    """Set `path` to the one run among the operands, and return the overrides."""
+    """Set `args.path` to the one run among the operands; return the overrides."""
     paths = [operand for operand in args.operands if not arguments.is_override(operand)]
     if len(paths) != 1:
         parser.error(f"one run is needed, not {len(paths)}")
