@@ -31,7 +31,7 @@ class Fixer:
         """Texts that replace files, by real path: the text on stdin, and the texts of fixed files."""
 
     def run(self, batch: Sequence[Linted], roots: Sequence[str], *, write: bool) -> tuple[list[Linted], bool]:
-        """Fix the files below `roots`, or print a diff; return the findings afterwards, and whether anything changed."""
+        """Fix the files below `roots`, or print a diff; return the findings after it, and whether anything changed."""
         repairs = []
         # One by one: a later file is linted with the earlier files' repairs, since it may import those files.
         for path, data in self._fixable_files(batch, roots).items():
