@@ -43,19 +43,19 @@ def add_world(parser: argparse.ArgumentParser, exclude: str = "") -> None:
 
     `exclude` is a further meaning of --exclude, for the help text.
     """
-    help = "number of ranks; with --hostfile, default: the number of its slots"
+    help = "number of ranks; default with --hostfile: its number of slots"
     parser.add_argument("--world-size", type=whole_number, metavar="N", help=help)
-    help = "hosts and their slots, in the syntax of any launcher; slurm or pbs: the hosts of the surrounding job"
+    help = "hosts and slots, in any launcher's syntax; or slurm or pbs, for the hosts of the surrounding job"
     parser.add_argument("--hostfile", metavar="FILE", help=help)
     selection = parser.add_mutually_exclusive_group()
-    selection.add_argument("--include", metavar="HOSTS", help="use only these hosts and slots: node1@node2:0,2")
+    selection.add_argument("--include", metavar="HOSTS", help="use only these hosts and slots, such as node1@node2:0,2")
     metavar = "HOSTS or PATTERNS" if exclude else "HOSTS"
     selection.add_argument("--exclude", metavar=metavar, help=f"use all but these hosts and slots{exclude}")
 
 
 def add_program(parser: argparse.ArgumentParser) -> None:
     """Add `program`: a program may pass the model, so that the config has none."""
-    help = "a config without a model is one that a program completes, with dslpar.initialize(model=...)"
+    help = "accept configs without a model: a program passes it, with dslpar.initialize(model=...)"
     parser.add_argument("--program", action="store_true", help=help)
 
 

@@ -21,8 +21,8 @@ dslpar config configs/gpt_3d.py --explain deepspeed.zero_optimization  # DeepSpe
 dslpar config --reference batch                                        # keys, with type, default and help
 
 A value is written, overridden (on the command line), inferred, a default, or unknown. The yaml
-format is itself a config: all that was written, merged. Its section `resolved`, which is ignored
-when it is read again, has the inferred values and the defaults.
+format is itself a config, with all written values merged. Its section `resolved` has the inferred
+values and the defaults, and is ignored when the file is read again.
 
 exit status: 0 no errors, 1 lint finds errors (they go to stderr; what is known is printed), 2 wrong
 usage"""

@@ -15,7 +15,7 @@ Page = Rule | catalog.Page
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags."""
-    help = "a rule's code or name, or the beginning of codes: TEN103, not-a-cube, PERF; default: list all rules"
+    help = "a rule's code or name, or a prefix of codes: TEN103, not-a-cube, PERF; default: list all rules"
     parser.add_argument("codes", nargs="*", metavar="CODE", help=help)
     arguments.add_format(parser)
 

@@ -44,10 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a config of ColossalAI or LiBai (.py), DeepSpeed (.json), GPT-NeoX (.yml) or Megatron-LM (.sh)",
     )
     add("-o", dest="out", metavar="OUT", help="the file to write; default: stdout")
-    add("--from", dest="source", choices=tuple(TABLES), help="whose config it is; default: detected from FILE")
+    add("--from", dest="source", choices=tuple(TABLES), help="the config's framework; default: detected from FILE")
     add("--model", metavar="FILE", help="take the model from this dslpar config")
     add("--world-size", type=number, metavar="N", help="lint the result for this number of ranks")
-    add("--num-samples", type=number, metavar="N", help="samples in the data, to convert the source's epochs to steps")
+    add("--num-samples", type=number, metavar="N", help="number of samples in the data, to convert epochs to steps")
     arguments.add_format(parser)
     add("--force", action="store_true", help="overwrite OUT")
 

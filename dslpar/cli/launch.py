@@ -32,28 +32,28 @@ from dslpar.parity import certificate
 from dslpar.reporting import run_dir
 
 EPILOG = """\
-Without a hostfile all ranks run on this host, one on each accelerator unless --world-size says
-otherwise. With one, they are started on its hosts over ssh (deepspeed: pdsh) or by srun; this
-folder and this Python must have the same path on all of them. --hostfile slurm and pbs, and
---launcher slurm, which takes the hosts of its job by itself, follow the manuals and are untested on
-a cluster. docs/hosts.md says what each launcher is given, and why.
+Without a hostfile all ranks run on this host, one per accelerator unless --world-size is given.
+With a hostfile they are started on its hosts over ssh (deepspeed: pdsh) or by srun. This folder and
+this Python must have the same path on all hosts. --hostfile slurm and pbs, and --launcher slurm,
+which finds the hosts of its job by itself, follow the manuals and are untested on a cluster.
+docs/hosts.md lists what each launcher gets, and why.
 
-With --prove the ranks run `dslpar prove CFG --on-devices` in place of the training program: they
-compare the job's first step with one process, and write nothing but --certificate.
+With --prove the ranks run `dslpar prove CFG --on-devices` instead of the training program: they
+compare the job's first step with one process, and write only --certificate.
 
-Before anything starts, all hosts are visited at once (ssh, versions, config, output folder,
-accelerators, port), and then try to connect to the first. The launcher's command line is printed to
-stderr, with --print to stdout.
+Before anything starts, all hosts are inspected at once (ssh, versions, config, output folder,
+accelerators, port), and then try to connect to the first one. The launcher's command line is
+printed to stderr, with --print to stdout.
 
 exit status: 0 every rank ended in order, 1 the job cannot run or a rank failed, 2 wrong usage, 75
-(train.requeue_status) the job was told to stop and has saved: start it again with --resume, 128 + n
-it was ended by signal n. With --prove: 0 proved, 1 something differs or a rank failed, 2
-lint or the build refuses the layout, or wrong usage. The last lines name the first rank to fail,
-and say why: docs/faults.md."""
+(train.requeue_status) the job stopped on request (start it again with --resume), 128 + n signal n
+ended it. With --prove: 0 proved, 1 something differs or a rank failed, 2 lint or the build refuses
+the layout, or wrong usage. The last lines name the rank that failed first, and the reason: see
+docs/faults.md."""
 
 _TRAINING_FLAGS = {
     "--resume": "continue from the newest checkpoint; if there is none, start at step 0",
-    "--eval-only": "print the held-out loss of the newest checkpoint, and exit",
+    "--eval-only": "print the newest checkpoint's held-out loss, and exit",
     "--dry-run": "build the model on every rank, and exit before the first step",
 }
 """Flags that are passed on to the training program."""
@@ -84,18 +84,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_world(parser)
     add_trust(parser)
     add = parser.add_argument
-    add("--launcher", choices=tuple(LAUNCHERS), help="default: deepspeed; torchrun where that is missing")
-    add("--master-port", type=_port, metavar="P", help="where ranks meet; default: a free port of the first host")
-    add("--no-ssh", action="store_true", help="start only this host's ranks; run the command on each of the hosts")
+    add("--launcher", choices=tuple(LAUNCHERS), help="default: deepspeed, or torchrun if deepspeed is missing")
+    help = "port where ranks meet; default: a free one of the first host (--no-ssh: 29500, slurm: by the job id)"
+    add("--master-port", type=_port, metavar="P", help=help)
+    add("--no-ssh", action="store_true", help="start only this host's ranks; run the command on every host")
     index = partial(arguments.whole_number, least=0)
     add("--node-rank", type=index, metavar="K", help="with --no-ssh: the index of this host, from 0")
-    add("--check", action="store_true", help="visit the hosts, print what they have, and start nothing")
-    add("--no-checks", action="store_true", help="start without visiting the hosts; the config is still checked")
+    add("--check", action="store_true", help="inspect the hosts, print a table of them, and start nothing")
+    add("--no-checks", action="store_true", help="start without inspecting the hosts; the config is still checked")
     add("--print", action="store_true", help="print the command lines, and start nothing")
     for flag, help in _TRAINING_FLAGS.items():
         add(flag, action="append_const", dest="training_flags", const=flag, default=[], help=help)
-    add("--prove", action="store_true", help="prove the layout on the job's ranks, and do not train")
-    add("--small", action="store_true", help="with --prove: make the model and the batch small")
+    add("--prove", action="store_true", help="prove the layout on the job's ranks instead of training")
+    add("--small", action="store_true", help="with --prove: shrink the model and the batch")
     add("--certificate", metavar="FILE", help="with --prove: write the result to FILE as JSON")
     add("--format", choices=("text", "json"), help="with --prove: output format of the result; default: text")
 

@@ -27,70 +27,71 @@ STDIN = "stdin.py"
 """The name of a config from stdin without --stdin-filename. The suffix distinguishes Python and YAML."""
 
 EPILOG = """\
-A folder stands for the configs below it: the *.py, *.yaml and *.yml files that define `model` or
-`parallel`, or two other sections. A file without a model that such a config imports is linted as a
-part of it. Hidden folders, virtual environments and `outputs` are skipped. `-` is a config from
-stdin. Without a config, those below this folder are linted.
+A folder means all configs below it: the *.py, *.yaml and *.yml files that define `model` or
+`parallel`, or two other sections. If a config with a model imports a file without one, the file is
+linted as a part of that config. Hidden folders, virtual environments and `outputs` are skipped.
+`-` reads a config from stdin. Without a config, this folder is linted.
 
-A config needs a model, unless a program of yours passes it: dslpar.initialize(config, model=...).
-With --program such a config has no error for that: one note says that rules which need the model
-are skipped. Names in capitals are then the program's. Configs with a model are linted as ever.
+A config needs a model, unless your program passes it with dslpar.initialize(config, model=...). For
+such configs use --program: a missing model is then no error, and a note says that rules which need
+the model are skipped. Names in capitals then belong to the program. Configs with a model are linted
+as usual.
 
-CODES are codes, names or beginnings of codes (PERF, TEN2), separated by commas. The most specific
-one decides, and --ignore wins a tie. Findings about what could not be checked (CFG001, CFG005,
-CFG009, CFG111, CFG112) are reported whatever --select names. --ignore affects this report only:
-launch and training ignore nothing, so nothing wrong starts.
+CODES are codes, names or prefixes of codes (PERF, TEN2), separated by commas. The most specific one
+decides, and --ignore wins a tie. Findings about files or rules that could not be checked (CFG001,
+CFG005, CFG009, CFG111, CFG112) are reported whatever --select names. --ignore affects this report
+only: launch and training ignore nothing, so that invalid configs never start.
 
 [tool.dslpar] of the nearest pyproject.toml, in a config's folder or above it, may have select,
-ignore, per-file-ignores, exclude and world-size (a number, or numbers by pattern). The command line
-comes first: --select, --exclude and --world-size stand in place of these keys, --ignore adds to
-them. The packages that configs may have called are those in `trusted` of the folder that you work
-in, never of one that came with a config, and those of --trust.
+ignore, per-file-ignores, exclude and world-size (a number, or numbers by pattern). --select,
+--exclude and --world-size override these keys, and --ignore adds to them. Configs may call the
+packages in --trust, and in `trusted` of the pyproject.toml that applies to the folder you work in,
+never of one that came with a config.
 
 In a config, `# dslpar: ignore[CODE] reason` silences warnings and infos that begin or end on its
 line, and `# dslpar: ignore-file[CODE]` those of the whole file, in launch and training as well.
 Errors cannot be silenced.
 
---fix changes what has one certain correction (misspelt keys, the case of a choice, idle comments),
-in the named files and folders but not in files they import from elsewhere; a change that would
-cause another error is not made. With --statistics, the text and concise formats end with a count of
-each code, and json is that count only. Colour is decided by --color, else by NO_COLOR, FORCE_COLOR
-or CLICOLOR_FORCE, else it is on for a terminal other than `dumb`.
+--fix corrects findings that have only one possible correction (misspelt keys, the case of a choice,
+unused ignore comments). It changes the named files and folders, but no files that they import from
+elsewhere, and makes no change that would cause another error. With --statistics the text and
+concise formats end with counts per code, and json has only these counts. --color decides about
+colours, else NO_COLOR, FORCE_COLOR or CLICOLOR_FORCE; else they are on for terminals except `dumb`.
 
-exit status: 0 no errors, 1 errors (with --strict also warnings; with --diff also something to fix;
-with --targets something that may not be called), 2 wrong usage, wrong settings or no config. With
---fix, what is left counts.
+exit status: 0 no errors, 1 errors (with --strict also warnings; with --diff also fixable findings;
+with --targets also refused targets), 2 wrong usage, invalid settings or no config. With --fix only
+the remaining findings count.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags."""
     parser.epilog = EPILOG
-    help = "config files, folders of them, or `-` for stdin (default: this folder); and overrides of their keys"
+    help = "config files, folders, or `-` for stdin (default: this folder); and overrides of the configs' keys"
     arguments.add_operands(parser, help=help, nargs="*")
-    arguments.add_world(parser, exclude="; without --hostfile: leave out files and folders (old,tmp_*.py)")
+    arguments.add_world(parser, exclude="; without --hostfile: skip these files and folders (old,tmp_*.py)")
     arguments.add_program(parser)
     add_trust(parser)
     arguments.add_format(parser, "text", "concise", "json", "github", "sarif")
     add = parser.add_argument
     add("--output-file", metavar="FILE", help="write the report to FILE instead of stdout")
-    add("--color", choices=("auto", "always", "never"), default="auto", help="default: %(default)s")
+    add("--color", choices=("auto", "always", "never"), default="auto", help="color the report; default: %(default)s")
     add("--select", action="append", default=[], metavar="CODES", help="report only these rules")
     add("--ignore", action="append", default=[], metavar="CODES", help="leave these rules out of the report")
     status = parser.add_mutually_exclusive_group()
-    status.add_argument("--strict", action="store_true", help="exit with 1 on warnings too")
-    status.add_argument("--exit-zero", action="store_true", help="exit with 0 whatever is found")
-    add("--statistics", action="store_true", help="count the findings of each rule")
+    status.add_argument("--strict", action="store_true", help="exit with 1 on warnings, too")
+    status.add_argument("--exit-zero", action="store_true", help="exit with 0 even if there are errors")
+    add("--statistics", action="store_true", help="print the number of findings per rule")
     change = parser.add_mutually_exclusive_group()
-    change.add_argument("--fix", action="store_true", help="make the changes that are certain to be meant")
-    change.add_argument("--diff", action="store_true", help="print what --fix would change, and write nothing")
-    change.add_argument("--show-files", action="store_true", help="print which files would be linted, and stop")
-    help = "print each class and function that a run would import or call, and what allows it, and stop"
+    change.add_argument("--fix", action="store_true", help="fix findings that have only one possible correction")
+    change.add_argument("--diff", action="store_true", help="print the changes of --fix as a diff, and write nothing")
+    change.add_argument("--show-files", action="store_true", help="list the files that would be linted, and stop")
+    help = "list each class and function that a run would import or call, with what allows it, and stop"
     change.add_argument("--targets", action="store_true", help=help)
-    add("--configs-only", action="store_true", help="skip named files that are excluded or no configs, as in folders")
-    add("--stdin-filename", metavar="FILE", help="name of the config from stdin; it finds its imports beside FILE")
-    add("--verbose", action="store_true", help="print which files were skipped, and why")
-    add("-q", "--quiet", action="store_true", help="print findings alone, no counts")
+    add("--configs-only", action="store_true", help="skip named files that are excluded or not configs, as in folders")
+    add("--stdin-filename", metavar="FILE", help="file name of the config on stdin; its imports are found beside FILE")
+    add("--verbose", action="store_true", help="list the files that were skipped, and why")
+    add("-q", "--quiet", action="store_true", help="print only findings, without counts")
 
 
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:

@@ -18,23 +18,23 @@ from typing import NoReturn
 from dslpar.core.argument_parser import ArgumentParser
 
 COMMANDS: Mapping[str, str] = {
-    "init": "write a config to start from, by flags or by a few questions",
-    "lint": "find everything that is wrong with a config, before anything starts",
-    "explain": "print the page of a rule: what it does, why, an example, what to use instead",
+    "init": "write a starter config, from flags or a few questions",
+    "lint": "check configs and report every problem before anything starts",
+    "explain": "print a rule's page: what it does, why, an example, what to use instead",
     "show": "print sizes, rank groups, stages and DeepSpeed's config",
     "prove": "run a layout in miniature and compare it with one process, gradient by gradient",
-    "plan": "forecast memory and time on a device, and find layouts that fit and are faster",
-    "measure": "time products, memory and all-reduces on the devices at hand, for plan",
-    "config": "print every value of a config and why it is so; --reference: every key there is",
-    "diff": "print what differs between two configs, and what follows from it",
+    "plan": "forecast memory and step time on a device, and suggest layouts that fit and are faster",
+    "measure": "time matrix products, memory and all-reduces on this machine's devices, for plan",
+    "config": "print every value of a config and its origin; --reference: every key",
+    "diff": "print the differences between two configs, and their consequences",
     "launch": "check a config, print the launcher's command line, and run it",
-    "import": "convert a config of another framework to dslpar, and report on every key",
-    "policy": "show how a transformers model is cut; check that every mode computes the same",
-    "runs": "list the runs below a folder: state, step, loss, layout; plot their curves",
-    "data": "turn text into token files, train a tokenizer, show and verify token files",
-    "generate": "continue prompts with a trained model, on any layout",
+    "import": "convert another framework's config to dslpar, and report on every key",
+    "policy": "show how a transformers model is sharded; check that every mode gives the same results",
+    "runs": "list training runs with state, step, loss and layout; plot their curves",
+    "data": "convert text to token files, train a tokenizer, show and verify token files",
+    "generate": "generate text from prompts with a trained model, on any layout",
     "eval": "measure a trained model on held-out data: loss, perplexity, accuracy",
-    "checkpoint": "list, show, verify, reshard and export checkpoints, without the ranks that wrote them",
+    "checkpoint": "list, show, verify, reshard and export checkpoints, in one process",
 }
 """Help texts by command name. Each command is a module of dslpar.cli."""
 _KEYWORDS: Mapping[str, str] = {"import": "import_"}
@@ -84,7 +84,7 @@ def _no_command(
     argv: list[str],
     prog: str = "dslpar",
     commands: Mapping[str, str] = COMMANDS,
-    description: str = "Lint, show, explain and launch how a model is spread over a cluster.",
+    description: str = "Lint, show, plan and launch 3-D parallel training on DeepSpeed.",
 ) -> int:
     """Handle a command line without a command: --help, --version, or a mistake."""
     width = max(12, *(len(name) + 2 for name in commands))

@@ -24,25 +24,27 @@ if TYPE_CHECKING:
 
 EPILOG = """\
 dslpar prove configs/gpt_3d.py --world-size 8
-dslpar prove CFG --world-size 512 --ranks 16 zero.stage=2        # of another layout, on more ranks
+dslpar prove CFG --world-size 512 --ranks 16 zero.stage=2        # another layout, on more ranks
 dslpar prove CFG --world-size 8 --resume-on "parallel.pipeline=4 zero.stage=0"
-dslpar prove CFG --world-size 8 --certificate proof.json         # keep it
-dslpar prove CFG --verify proof.json                             # does it still speak of CFG?
+dslpar prove CFG --world-size 8 --certificate proof.json         # save the result
+dslpar prove CFG --verify proof.json                             # does it still hold for CFG?
 
-Trains the config's model in miniature under the config's layout on CPU ranks, through DeepSpeed,
-and on one process in double precision. Compares the loss and the gradient norm of each step, every
-gradient of the first step, all weights after the last, and all copies. Bounds are what float32
-does to this model. If something differs, prints the first parameter in the order of the backward,
-what would make its gradient right, and the axes without which the difference is gone.
+Trains the config's model in miniature twice: with the config's layout on CPU ranks, through
+DeepSpeed, and in one process in double precision. Compares each step's loss and gradient norm,
+every gradient of the first step, all weights after the last step, and all copies of each parameter.
+Bounds are the effect of float32's rounding on this model. If something differs, prints the first
+such parameter in backward order, what would correct its gradient, and the axes without which the
+difference disappears.
 
-The miniature keeps the family, every axis of more than one rank, ZeRO's stage, the schedule,
-recomputation, ties, the optimizer; what is smaller, or not proven, is listed.
+The miniature keeps the model family, every axis with more than one rank, the ZeRO stage, the
+schedule, activation checkpointing, tied weights and the optimizer. The output lists what was
+shrunk, and what was not proven.
 
 dslpar launch CFG --prove                                        # --on-devices, on the ranks of a job
 torchrun --nproc-per-node 8 -m dslpar prove CFG --on-devices     # the same, under any launcher
 
-With --on-devices nothing is made smaller: world, layout, precision, model and data are the
-config's, and the job's first step is compared. Rank 0 first computes it alone; where it has too
+With --on-devices nothing is shrunk: world size, layout, precision, model and data are the job's
+own, and the job's first step is compared. Rank 0 first computes that step alone. If it has too
 little memory for the whole model, the miniature is used, and the output says so.
 
 exit status: 0 proved, 1 something differs, 2 lint or the build refuses the layout, or wrong usage"""
@@ -58,16 +60,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_world(parser)
     add_trust(parser)
     add, number = parser.add_argument, arguments.whole_number
-    add("--ranks", type=number, metavar="R", help=f"CPU ranks at most; default: {_RANKS}")
-    add("--steps", type=number, metavar="S", help=f"optimizer steps; default: {_STEPS}")
-    add("--full", action="store_true", help="keep the model's sizes; shrink the world and the batch alone")
-    help = "save after half of the steps, and go on under the layout that these overrides make of the config"
+    add("--ranks", type=number, metavar="R", help=f"maximum number of CPU ranks; default: {_RANKS}")
+    add("--steps", type=number, metavar="S", help=f"number of optimizer steps; default: {_STEPS}")
+    add("--full", action="store_true", help="keep the model's sizes; shrink only the world and the batch")
+    help = "save after half of the steps, and resume on the layout that these overrides of the config make"
     add("--resume-on", metavar="OVERRIDES", help=help)
-    help = "prove on the ranks of the job that started this, at its own world size and precision"
+    help = "prove on the ranks of the surrounding job, at its own world size and precision"
     add("--on-devices", action="store_true", help=help)
-    add("--small", action="store_true", help="with --on-devices: make the model and the batch small all the same")
+    add("--small", action="store_true", help="with --on-devices: shrink the model and the batch")
     add("--certificate", metavar="FILE", help="write the result to FILE as JSON")
-    help = "run nothing: print whether the certificate in FILE still holds for this config and these versions"
+    help = "run nothing; print whether the certificate in FILE still holds for this config and the installed versions"
     add("--verify", metavar="FILE", help=help)
     arguments.add_format(parser)
     add("--local_rank", "--local-rank", help=argparse.SUPPRESS)  # launchers add it

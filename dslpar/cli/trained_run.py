@@ -10,11 +10,11 @@ from dslpar.core.project import add_trust
 
 def add_run(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that select the model and its layout, for `dslpar generate` and `dslpar eval`."""
-    help = "the output_dir of a run, or a checkpoint; and overrides of the config's keys, such as its layout"
+    help = "a run's output_dir, or a checkpoint; and overrides of the config's keys, such as its layout"
     arguments.add_operands(parser, "RUN", help)
-    help = "the name of a checkpoint of the run, such as step_000100; default: the newest"
+    help = "name of the run's checkpoint, such as step_000100; default: the newest"
     parser.add_argument("--checkpoint", metavar="NAME", help=help)
-    parser.add_argument("--config", metavar="CFG", help="a config of the same model, whose layout is taken")
+    parser.add_argument("--config", metavar="CFG", help="take the layout from this config, which has the same model")
     parser.add_argument("--local_rank", "--local-rank", help=argparse.SUPPRESS)  # launchers add it
     add_trust(parser)
 
