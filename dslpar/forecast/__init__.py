@@ -1,5 +1,5 @@
-"""What a layout costs before anything runs: memory, traffic and floating-point operations, as closed forms.
+"""Forecast the cost of a layout before anything runs: memory, traffic and floating-point operations in closed form.
 
-In: a model's sizes and a cuboid of ranks. Out: elements stored, elements sent by collective and axis, operations of a
-step. Plain arithmetic; the tests hold it against what real ranks hold and send.
+Input: a model's sizes and a cuboid of ranks. Output: elements stored, elements sent by collective and axis, and the
+operations of a step. It is plain arithmetic; tests compare it with what real ranks hold and send.
 """
