@@ -1,4 +1,4 @@
-"""A dry run as text for a terminal, and as a record for programs."""
+"""Report of a dry run: as text for a terminal, and as a record for programs."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def as_json(result: DryRun) -> str:
 
 
 def as_text(result: DryRun) -> str:
-    """Return the report."""
+    """Return the report as text."""
     lines = [
         *_heading(result),
         *_parameter_lines(result),
