@@ -1,13 +1,13 @@
-"""The page of `dslpar show --format html`: a job in pictures, one HTML file that needs nothing else.
+"""Page of `dslpar show --format html`: a job in pictures, as one self-contained HTML file.
 
     Path("page.html").write_text(as_html(job, forecast))
     for name, svg in pictures(job, forecast).items():
         Path(f"{name}.svg").write_text(svg)
 
-Everything on it is a static SVG or a table, so that it can be read and printed without its script, which marks the
-groups of a rank under the pointer and switches between light and dark. Paths and names are somebody else's text: they
-are escaped, and were one not, the page's content security policy allows its own style and script, by their hashes, and
-no request at all (https://www.w3.org/TR/CSP3).
+Everything on it is a static SVG or a table, so it can be read and printed without its script. The script marks the
+groups of the rank under the pointer, and switches between light and dark. Paths and names come from others and are
+escaped. In case one is not, the page's content security policy allows only the page's own style and script, by their
+hashes, and no requests (https://www.w3.org/TR/CSP3).
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from dslpar.reporting.pictures import losses, memory, mesh, stages, traffic
 
 
 class _Section(NamedTuple):
-    """A part of the page."""
+    """A section of the page."""
 
     name: str
     title: str
     lead: str
-    """What is seen, in a sentence, as HTML."""
+    """One sentence about the picture, as HTML."""
     picture: Picture | None
     table: str = ""
     """The picture's numbers, as HTML."""
     controls: str = ""
-    """What its reader can press, as HTML."""
+    """Buttons, as HTML."""
 
 
 def as_html(job: Job, made: Forecast | None) -> str:
-    """Return the page; `made`: what a step needs and takes, where the machine and the model's costs are known."""
+    """Return the page; `made` is the forecast, None if the machine or the model's costs are unknown."""
     sections = list(_sections(job, made))
     css = style() + scheme(":root[data-theme=light]", "light") + scheme(":root[data-theme=dark]", "dark")
     css += _file("page.css")
@@ -80,7 +80,7 @@ def as_html(job: Job, made: Forecast | None) -> str:
         "</body>",
         "</html>",
     ]
-    # ASCII with references: it is the same whatever the encoding of a terminal or a pipe that it is printed to.
+    # ASCII with character references is the same in every encoding of a terminal or pipe.
     return ("\n".join(parts) + "\n").encode("ascii", "xmlcharrefreplace").decode("ascii")
 
 

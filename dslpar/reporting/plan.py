@@ -1,4 +1,4 @@
-"""The report of `dslpar plan`: memory of the binding rank as a waterfall, time, repairs, and better layouts."""
+"""Report of `dslpar plan`: memory of the binding rank as a waterfall, time, repairs, and better layouts."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _global_rank(made: Forecast) -> int:
 
 
 def as_text(plan: Plan) -> str:
-    """Return the report."""
+    """Return the report as text."""
     lines = [
         *_heading(plan),
         *_own_lines(plan),
@@ -75,7 +75,7 @@ def as_text(plan: Plan) -> str:
 FORMATS = {"text": as_text, "json": as_json}
 
 
-# What was asked ----------------------------------------------------------------------------------------------------
+# The config as given -----------------------------------------------------------------------------------------------
 
 
 def _heading(plan: Plan) -> Iterator[str]:
@@ -94,7 +94,7 @@ def _heading(plan: Plan) -> Iterator[str]:
 
 
 def _unit(own: Forecast) -> str:
-    """Return what is counted: of a traced model whose samples are no sequences, these."""
+    """Return the unit: tokens, or samples for a traced model whose samples are not sequences."""
     return "tokens" if own.workload.seq_len > 1 else "samples"
 
 
@@ -104,7 +104,7 @@ def _name(workload: Workload) -> str:
 
 
 def _parameters(workload: Workload) -> float:
-    """Return the elements of all weights, from what ranks hold, replicas once."""
+    """Return the number of parameters from what ranks hold, counting replicas once."""
     mesh, costs = workload.mesh, workload.costs
     layers = costs.layer.memory.weights * (1 if costs.units else sum(workload.counts))
     held = layers + costs.first.memory.weights + costs.last.memory.weights
@@ -155,12 +155,12 @@ def _note(name: str, own: Forecast) -> str:
 
 
 def _axes(names: str) -> str:
-    """Return the name of an axis, or of several with blanks between."""
+    """Return the name of an axis, or of several axes that are separated by spaces."""
     return f"axes {' and '.join(names.split())}" if " " in names else f"axis {names}"
 
 
 def describe(workload: Workload, candidate: Candidate) -> str:
-    """Return a layout in a line."""
+    """Return a layout as one line."""
     mesh = workload.mesh
     parts = [f"pipeline {mesh.pipe}"] if mesh.pipe > 1 else []
     if mesh.pipe > 1 and candidate.schedule_type != "1f1b":
@@ -196,7 +196,7 @@ def _time_lines(own: Forecast) -> Iterator[str]:
         yield f"  sends  {sent.num_bytes / GIB:8.2f} GiB a step on {_axes(sent.axis)}, {over}"
 
 
-# What would be better ----------------------------------------------------------------------------------------------
+# Better layouts ----------------------------------------------------------------------------------------------------
 
 
 def _repair_lines(plan: Plan) -> Iterator[str]:
@@ -213,7 +213,7 @@ def _repair_lines(plan: Plan) -> Iterator[str]:
 
 
 def _table(title: str, rows: Sequence[tuple[str, Option, str]]) -> Iterator[str]:
-    """Yield numbered options below a title: what they are, memory, time, and a mark at the end."""
+    """Yield a title and numbered rows: the text, memory, time, and a mark at the end."""
     width = max(len(title) - 5, *(len(text) for text, _, _ in rows))
     yield f"{title:{width + 5}} {'GiB':>6} {'step':>9} {'MFU':>7} {'bubble':>7}"
     for number, (text, option, mark) in enumerate(rows, start=1):
@@ -264,7 +264,7 @@ def _comparison(plan: Plan) -> Iterator[str]:
 
 
 def _reason(own: Forecast, best: Forecast) -> str:
-    """Say which part of a step costs the most more than in the best layout."""
+    """Name the part of a step that costs the most more than in the best layout."""
     cheaper = _parts_s(best)
     more = {name: seconds - cheaper[name] for name, seconds in _parts_s(own).items()}
     most = max(more, key=lambda name: more[name])
@@ -289,7 +289,7 @@ def _parts_s(made: Forecast) -> dict[str, float]:
 
 _SHOWN_SHARE = 0.005
 _MUCH = 1.02
-"""Times as long as the best, from which on it is said why."""
+"""Factor over the best layout's time above which the reason is printed."""
 
 
 # Numbers -----------------------------------------------------------------------------------------------------------
