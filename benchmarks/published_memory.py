@@ -19,9 +19,9 @@ from typing import NamedTuple
 from benchmarks.published_runs import model_of_row, nanotron_counts, nanotron_keep
 from dslpar.core.frozen import frozen, replace
 from dslpar.core.mesh import Mesh, Tensor
+from dslpar.costs.memory import Saved
+from dslpar.costs.model_costs import Costs, ModelCosts
 from dslpar.forecast.device import DEVICES, Device
-from dslpar.forecast.memory import Saved
-from dslpar.forecast.model_costs import Costs, ModelCosts
 from dslpar.forecast.workload import Buckets, Habits, Recompute, Workload
 from dslpar.layout.chunks import Chunks
 from dslpar.layout.schedule import Schedule

@@ -2,7 +2,7 @@
 
     python -m benchmarks.traffic
 
-Elements of one micro-batch by ring counts (tests.support.traffic_counter); `formula` is dslpar.forecast.traffic's, and
+Elements of one micro-batch by ring counts (tests.support.traffic_counter); `formula` is dslpar.costs.traffic's, and
 exit status 1 says
 that the two differ somewhere, or that a target is missed. `papers` counts the linear layers alone, by the scheme of the
 mode's paper:
@@ -43,9 +43,9 @@ from benchmarks.measure import HEADER, Ratio
 from benchmarks.sides import on_ranks
 from dslpar.core import mesh
 from dslpar.core.mesh import Mesh
+from dslpar.costs import traffic
+from dslpar.costs.ring import LayerTraffic, Number, Traffic
 from dslpar.distributed.groups import Groups
-from dslpar.forecast import traffic
-from dslpar.forecast.ring import LayerTraffic, Number, Traffic
 from dslpar.layers import MLP, Block, Form, Linear, initialize, placement
 from dslpar.layout.modes import cuboid_of
 from dslpar.models.gpt import costs, section

@@ -1,6 +1,6 @@
-"""dslpar: one Python file says how a model is spread over a cluster; DeepSpeed runs it.
+"""dslpar: 3-D parallel training on DeepSpeed from one Python config file.
 
-The names below are loaded at first use, so that `import dslpar` costs nothing and `dslpar lint` imports no torch.
+The names below are imported lazily, so that `import dslpar` costs nothing and `dslpar lint` imports no torch.
 """
 
 from __future__ import annotations

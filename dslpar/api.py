@@ -22,7 +22,7 @@ import inspect
 import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,10 +32,10 @@ from dslpar.data.loader import Loader
 from dslpar.data.order import Samples
 from dslpar.data.pairs import PairSamples, is_dataset
 from dslpar.data.source import find_source, make_samples
-from dslpar.distributed import bootstrap, collectives, determinism
+from dslpar.distributed import collectives
 from dslpar.distributed.consistency import check_consistency, check_equal
-from dslpar.distributed.device_environment import device_environment
 from dslpar.distributed.groups import Groups
+from dslpar.distributed.rank_session import ProgramRank
 from dslpar.engine.build import build_engine
 from dslpar.engine.engine import Engine
 from dslpar.engine.initial_weights import check_equal_weights
@@ -57,9 +57,6 @@ from dslpar.schema.registry import registered, registered_classes
 from dslpar.training.program import ProgramEngine
 from dslpar.training.run import Run as Run
 from dslpar.training.session import NO_LIMIT, Session
-
-if TYPE_CHECKING:
-    pass
 
 NO_MODEL, UNKNOWN_MODEL = "CFG107", "CFG111"
 Batches = Iterable[Any]
@@ -241,12 +238,11 @@ def _start(config: Config | check.Source, overrides: Sequence[str], by_program: 
     """Do what `start` does; `by_program`: the program passes the model, whatever the config says."""
     if isinstance(config, Config) and overrides:
         raise TypeError("overrides go to dslpar.load, which applies them")
-    with bootstrap.starting_program(os.environ) as (rank, world_size):
+    program_rank = ProgramRank(os.environ)
+    with program_rank.preparing() as (rank, world_size):
         loaded = config if isinstance(config, Config) else check.load(config, overrides)
         job = _load_job(loaded, world_size, rank, by_program or not loaded.has("model"))
-    os.environ.update(device_environment(job, os.environ))
-    monitor = bootstrap.ensure_distributed(os.environ)
-    determinism.use_deterministic_algorithms(job)
+    monitor = program_rank.meet(job)
     groups = Groups(job.mesh, num_chunks=job.chunks.num)
     logging.warn_on_rank_0(groups.rank)
     world = groups.axis("pipe", "data", "tensor")

@@ -1,6 +1,6 @@
-"""The names that a config imports, for programs: `from dslpar.config import LazyCall`, as in LiBai's `libai.config`.
+"""Names that configs import, for use in programs: `from dslpar.config import LazyCall`, as in LiBai's `libai.config`.
 
-The config language itself is dslpar.language; there such an import is a reference, and nothing is imported.
+The config language itself is dslpar.language. In a config such an import only makes a reference and runs nothing.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""Tensor-parallel layers, each written once for every mode: model code names roles, never modes.
+"""Tensor-parallel layers. Each is written once for every mode: model code names roles, never modes.
 
-What comes in: the process groups of a mesh, sizes, and activations as a rank stores them. What goes out: modules and
-functions of torch that hold this rank's pieces, exchange the others', and leave whole gradients on each parameter.
-The theory, and the tables of what is cut over which axis, are in docs/architecture.md; README.md lists the layers.
+Layers take the process groups of a mesh, sizes, and activations as a rank stores them. They are torch modules and
+functions that hold this rank's shards, communicate with the other ranks, and leave complete gradients on each
+parameter. docs/architecture.md has the theory and the tables of cuts per axis; README.md lists the layers.
 
     groups = Groups(Mesh(tensor=Tensor(y=2, mode="1d")))
     up = Linear(groups, 256, 1024, role="inward")      # residual -> inner features
     down = Linear(groups, 1024, 256, role="outward")   # inner features -> residual
     initialize(up, groups, seed=1234, prefix="up.")
 
-Between layers travels the residual stream as a rank stores it, [batch, sequence, hidden]; ids and labels enter whole.
+Layers pass on the residual stream as a rank stores it, [batch, sequence, hidden]. Token ids and labels enter whole.
 """
 
 if __name__ != "dslpar.layers":

@@ -1,4 +1,4 @@
-"""Convert between activations of your own, whole on every rank, and those that a tensor group stores in pieces.
+"""Convert between whole activations, equal on every rank, and the sharded ones that a tensor group stores.
 
     class Net(Layer):                                       # images as patches, tables: whatever is no GPT
         def forward(self, images):
@@ -7,10 +7,10 @@
                 x = block(x)
             return self.classifier(from_residual(self.groups, x))   # and back
 
-Whole activations are [batch, sequence, features] or [tokens, features], equal on all ranks of the tensor group; tokens
-are cut by what cuts the batch, then by what cuts the sequence. Gradients on the whole side are equal too: each rank
-computes the same there, and nothing is summed. So modules on the whole side must start equal (torch.manual_seed) and
-draw the same dropout.
+Whole activations are [batch, sequence, features] or [tokens, features], equal on all ranks of the tensor group. The
+tokens of [tokens, features] are cut over the axes that cut the batch, then over those that cut the sequence. Gradients
+of whole activations are equal too: every rank computes the same values, and nothing is summed. So modules that work on
+whole activations must start equal (torch.manual_seed) and draw the same dropout.
 
 =================  ==========================  =======================  ============================================
 function           forward                     backward                 ColossalAI's name
@@ -21,7 +21,7 @@ function           forward                     backward                 Colossal
 `from_inner`                                                            of Linear1D_Col
 =================  ==========================  =======================  ============================================
 
-Traffic in elements a rank, of E elements in n pieces: E (n-1)/n in the direction that gathers, nothing in the other.
+Traffic in elements per rank, for E elements in n pieces: E (n-1)/n in the direction that gathers, 0 in the other.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ from dslpar.layout.nearest import multiples
 
 
 def to_residual(groups: Groups, x: Tensor) -> Tensor:
-    """Shard [batch, sequence, H] to [batch/x, sequence, H/z], as the residual is stored; or [tokens, H].
+    """Shard [batch, sequence, H] to [batch/x, sequence, H/z], as the residual is stored; or shard [tokens, H].
 
     Raises:
-        DslparError: a dim does not divide by the ranks that cut it, or there are not two or three dims.
+        DslparError: a dim does not divide by the number of ranks that cut it, or `x` has neither two nor three dims.
     """
     return _shard(groups, x, residual_cuts(groups.tensor))
 
@@ -62,7 +62,7 @@ def to_inner(groups: Groups, x: Tensor) -> Tensor:
     """Shard [batch, sequence, F], one block of features, to [batch/x, sequence, F/y], as inner activations are stored.
 
     Raises:
-        DslparError: as `to_residual`.
+        DslparError: for the same reasons as `to_residual`.
     """
     return _shard(groups, x, inner_cuts(groups.tensor))
 
@@ -73,9 +73,10 @@ def from_inner(groups: Groups, x: Tensor) -> Tensor:
 
 
 def unshard(groups: Groups, x: Tensor, dims: tuple[Letters, ...]) -> Tensor:
-    """Gather pieces to the whole: dim i is cut over dims[i], slowest first, so that the fastest is gathered first.
+    """Gather the pieces of a tensor whose dim i is cut over the axes dims[i], slowest axis first.
 
-    Where context parallelism cuts dim 1, that is a sequence, whose tokens are put back as they follow.
+    The fastest axis is gathered first. If context parallelism cuts dim 1, the sequence, its tokens are put back in
+    sequence order.
     """
     for dim, letters in enumerate(dims):
         for letter in reversed(letters):
@@ -101,7 +102,7 @@ def _shard(groups: Groups, x: Tensor, cuts: Cuts) -> Tensor:
 
 
 def _dims(x: Tensor, cuts: Cuts) -> tuple[Letters, ...]:
-    """Return what cuts each dim. Raises: DslparError: neither two dims nor three."""
+    """Return the axes that cut each dim of `x`. Raises: DslparError: `x` has neither two nor three dims."""
     if x.dim() not in (2, 3):
         message = f"an activation of shape {tuple(x.shape)}"
         hint = "[batch, sequence, features] or [tokens, features]: flatten or add dims first"
@@ -110,7 +111,7 @@ def _dims(x: Tensor, cuts: Cuts) -> tuple[Letters, ...]:
 
 
 def check_divides(groups: Groups, x: Tensor, dims: tuple[Letters, ...], what: str) -> None:
-    """Raise DslparError, with every dim that does not divide by the ranks that cut it."""
+    """Raise DslparError, listing every dim that does not divide by the number of ranks that cut it."""
     counts = [piece(groups.tensor, groups.coord, letters)[1] for letters in dims]
     findings = [
         _does_not_divide(what, dim, length, count, groups.tensor.mode)

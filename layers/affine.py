@@ -1,7 +1,7 @@
-"""An affine map of each feature of the residual stream, and a scale alone: what ResMLP has in place of norms.
+"""Affine layer: scale and shift each feature of the residual stream. ResMLP uses it in place of norms.
 
-That features without a norm train well is Touvron et al.'s (ResMLP, arXiv 2105.03404); LayerScale, a branch's scale
-that begins near zero, is theirs too (CaiT, 2103.17239): `Affine(groups, 384, bias=False, init=Init(1e-4))`.
+Touvron et al. showed that networks train well with it (ResMLP, arXiv 2105.03404). Their LayerScale, a scale per branch
+that starts near zero (CaiT, 2103.17239), is `Affine(groups, 384, bias=False, init=Init(1e-4))`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dslpar.layers.parameter import ONES, ZEROS, Init, Layer, Shared, parameter
 
 
 class Affine(Layer):
-    """A gain for each feature of the residual and, with `bias`, a shift."""
+    """Multiply each feature of the residual by a gain and, with `bias`, add a shift."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Affine(Layer):
         self.bias = parameter(vector, ZEROS) if bias else None
 
     def forward(self, x: Tensor, shared: Shared | None = None) -> Tensor:
-        """[..., H/n] to the same: the residual as it is stored."""
+        """Map the stored residual [..., H/n] to the same shape."""
         shared = self.share() if shared is None else shared
         weight, bias = cast("Tensor", self.stand_in(self.weight, shared)), self.stand_in(self.bias, shared)
         return x * weight if bias is None else x * weight + bias

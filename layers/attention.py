@@ -1,11 +1,11 @@
-"""Self-attention over whole heads: causal or not, with a padding mask, grouped queries and rotary positions.
+"""Self-attention: causal or not, with padding masks, grouped queries and rotary positions.
 
-Letters: A heads of queries, G of keys and values, each of D features, both cut as inner features are. Every rank
-computes its own heads for its own samples, as in Megatron-LM (arXiv 1909.08053), with torch's fused attention. Where x
-splits the sequence, context_attention.py brings keys to queries.
+Letters: A query heads, G key and value heads, D features per head. Heads are distributed as inner features
+are, and are never split. Every rank computes its own heads for its own samples with torch's fused attention, as in
+Megatron-LM (arXiv 1909.08053). If x splits the sequence, context_attention.py brings keys to queries.
 
-With G < A (grouped queries, arXiv 2305.13245) each head of keys serves A/G neighbouring heads of queries; groups are
-never cut, so G divides by all that A divides by.
+With G < A (grouped-query attention, arXiv 2305.13245) each key head serves A/G neighbouring query heads. Groups are
+never cut, so G must divide by the same numbers as A.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from dslpar.layers.rotary import Rotary
 from dslpar.layout.attention_blocks import TILE
 
 _TORCH_HAS_GQA = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 5)
-"""Whether torch's fused attention takes grouped queries by itself."""
+"""Whether torch's fused attention supports grouped queries (`enable_gqa`)."""
 _ALONE = Axis(1, 0, (0,))
 
 
@@ -39,11 +39,11 @@ class Attention(Layer):
     """Multi-head or grouped-query self-attention of the residual stream.
 
     `rotary` rotates queries and keys by their positions, counted from the sequence's beginning. With a `window`, tokens
-    attend to none that are so far away or further (Mistral's, arXiv 2310.06825). `init` is for the
-    projections in (q, k, v), `init_out` for the one back.
+    attend only to tokens less than `window` positions away (as in Mistral, arXiv 2310.06825). `init` draws the input
+    projections (q, k, v), `init_out` the output projection.
 
     Raises:
-        DslparError: heads do not divide over the ranks; a mask has another shape or type.
+        DslparError: the heads do not divide over the ranks; a mask has the wrong shape or type.
     """
 
     def __init__(
@@ -75,11 +75,11 @@ class Attention(Layer):
         self.out = Linear(groups, hidden_size, hidden_size, role="outward", bias=bias, init=init_out)
 
     def forward(self, x: Tensor, shared: Shared | None = None, mask: Tensor | None = None) -> Tensor:
-        """[batch/x, sequence, H/z] to the same, as the residual is stored (sequence/x where x splits the sequence).
+        """Map the stored residual [batch/x, sequence, H/z] to the same shape (sequence/x if x splits the sequence).
 
-        `mask`: bool [batch, sequence] of the whole micro-batch, equal on all ranks of a tensor group; True is a token,
-        False is padding, which no query attends to. Or int32: each token's document, which it does not attend beyond,
-        from 1; 0 is padding. A query whose keys are all padding gives zeros.
+        `mask` is [batch, sequence] of the whole micro-batch, equal on all ranks of a tensor group. A bool mask is True
+        for tokens and False for padding, to which no query attends. An int32 mask numbers each token's document from 1,
+        and 0 is padding. Tokens attend only within their document. A query whose keys are all padding gives zeros.
         """
         if x.dim() != 3:
             message = f"an activation of shape {tuple(x.shape)}"
@@ -89,16 +89,16 @@ class Attention(Layer):
         qkv = self.qkv(x, shared)
         sequence_dim = 0 if is_sequence_first(qkv) else 1
         q, k, v = self._split_heads(as_stored(qkv), sequence_dim)
-        del qkv  # where positions turn them, queries and keys are others
+        del qkv  # with rotary positions q, k and v are copies, and this frees the original
         y = self._attend(q, k, v, mask)
         if sequence_dim == 1:
             return self.out(y.transpose(1, 2).flatten(2), shared)
         return self.out(y.permute(2, 0, 1, 3).flatten(2).transpose(0, 1), shared)
 
     def _split_heads(self, qkv: Tensor, sequence_dim: int) -> tuple[Tensor, ...]:
-        """[batch, sequence, (A + 2 G)/y D], or by sequence first, to queries, keys, values [batch, heads, sequence, D].
+        """Split [batch, sequence, (A + 2 G)/y D] or [sequence, batch, ...] to q, k, v [batch, heads, sequence, D].
 
-        One split of one tensor: its backward joins the three gradients in a single copy.
+        It splits one tensor once, so the backward joins the three gradients in a single copy.
         """
         heads = qkv.view(*qkv.shape[:2], -1, self.head_dim)
         if self.rotary is not None:
@@ -109,7 +109,7 @@ class Attention(Layer):
         return tuple(part.permute(to_heads) for part in torch.split(heads, self.heads, dim=2))
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """[batch, heads, sequence, D] of this rank to the same; `mask` [batch, whole sequence] of its samples."""
+        """Attend with this rank's q, k, v [batch, heads, sequence, D]; `mask` is [batch, whole sequence]."""
         cache = cache_in_use()
         if self.axis.size == 1:
             if cache is not None:
@@ -143,10 +143,10 @@ def attend(
 ) -> Tensor:
     """Run torch's fused attention over whole sequences: q [B, A, S, D], k and v [B, G, S, D] to [B, A, S, D].
 
-    With fewer queries than keys these are of the last tokens. `mask` is [B, S], of keys, or of documents, as
-    `Attention` has it; `window` is the distance from which on a query does not attend. Masks of long sequences are made
-    tile by tile. A query without any key is given all of them and its result set to zero: what torch makes of such a
-    row depends on its version and kernel, and where that is NaN, the backward has it too.
+    If there are fewer queries than keys, the queries are those of the last tokens. `mask` [B, S] masks keys or numbers
+    documents, as in `Attention.forward`. A query attends to no key at distance `window` or more. Masks of long
+    sequences are made tile by tile. A query without any key attends to all keys, and its result is set to zero. torch's
+    own result for such a row depends on its version and kernel, and a NaN there would spread into the backward.
     """
     num_before = k.shape[2] - q.shape[2]
     if not num_before and (window is not None or (mask is not None and q.shape[2] > TILE)):
@@ -171,23 +171,23 @@ def attend(
 
 
 def _drawn_seed(q: Tensor) -> int:
-    """Draw a seed from the generator that `shard_rng` has seeded for this rank's piece: the device's."""
+    """Draw a seed from the device's generator, which `shard_rng` has seeded for this rank's piece."""
     return int(torch.randint(2**62, (), device="cpu" if q.device.type == "meta" else q.device))
 
 
 def _window_mask(q: Tensor, k: Tensor, window: int) -> Tensor:
-    """Return which keys [queries, keys] are less far away than `window`, queries being the last tokens."""
+    """Return the mask [queries, keys] of keys less than `window` away; queries are the last tokens."""
     queries = torch.arange(k.shape[2] - q.shape[2], k.shape[2], device=q.device)
     return (queries[:, None] - torch.arange(k.shape[2], device=q.device)).abs() < window
 
 
 def causal_mask(q: Tensor, k: Tensor) -> Tensor:
-    """Return which keys [queries, keys] stand at a query or before it, queries being the last tokens."""
+    """Return the mask [queries, keys] of keys at or before each query; queries are the last tokens."""
     return torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril(k.shape[2] - q.shape[2])
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, causal: bool, dropout: float) -> Tensor:
-    """Call torch; grouped keys are repeated where torch cannot group them, or, with a mask, has no fused kernel."""
+    """Call torch's attention; repeat grouped keys if torch cannot group them or, with a mask, has no fused kernel."""
     gqa = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
     if gqa and (allowed is not None or not _TORCH_HAS_GQA):
         k, v = (part.repeat_interleave(q.shape[1] // part.shape[1], dim=1) for part in (k, v))

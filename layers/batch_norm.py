@@ -1,13 +1,13 @@
-"""BatchNorm over all samples of all replicas, of features that a tensor group cuts.
+"""BatchNorm over the samples of all replicas, with features sharded over a tensor group.
 
-Letters: M tokens, which here are samples, F features. Mean and variance are of the whole batch, over the ranks that cut
-its tokens and over data replicas, so they do not depend on the layout; a feature is on one rank of those that cut
-features, which send nothing. As in torch's SyncBatchNorm, gradients flow through the statistics to all ranks' samples.
-Variance is the mean square of what is left after the mean is subtracted, never E[x^2] - E[x]^2, which cancels.
-(Ioffe and Szegedy, arXiv 1502.03167.)
+Letters: M tokens, which here are samples, F features. Mean and variance are taken over the whole batch: over the ranks
+that cut its tokens and over data replicas. So they do not depend on the layout. Each feature is whole on one of the
+ranks that cut features, so these ranks exchange nothing. As in torch's SyncBatchNorm, gradients flow through the
+statistics to all ranks' samples. The variance is the mean square of the centred values, never E[x^2] - E[x]^2, which
+loses precision by cancellation. (Ioffe and Szegedy, arXiv 1502.03167.)
 
-No running statistics are kept: this is for heads that are thrown away after training, as those of contrastive learning
-are, and evaluation takes the batch's statistics, too.
+The layer keeps no running statistics, and evaluation uses the batch's statistics too. It is for heads that are dropped
+after training, as in contrastive learning.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from dslpar.layers.upcast import upcast
 
 
 class BatchNorm(Layer):
-    """Normalizes each feature over the batch of all replicas; `affine`: then a gain and a shift.
+    """Normalize each feature over the batch of all replicas and, with `affine`, apply a gain and a shift.
 
-    `after` is the role of the linear that it follows, and so says how its features are stored: "inward" as inner
+    `after` is the role of the preceding linear. It determines how the features are stored: "inward" as inner
     activations, "outward" as the residual. All data replicas must have batches of one size.
     """
 
@@ -48,7 +48,7 @@ class BatchNorm(Layer):
         self.eps, self.tokens, self.data = eps, groups.axis(*vector.partial), groups.axis("data")
 
     def forward(self, x: Tensor, shared: Shared | None = None) -> Tensor:
-        """[tokens/x, F/n] to the same, as the linear before it stores them."""
+        """Map [tokens/x, F/n], stored as the preceding linear's output, to the same shape."""
         shared = self.share() if shared is None else shared
         weight, bias = self.stand_in(self.weight, shared), self.stand_in(self.bias, shared)
         wide = upcast(x)
@@ -63,5 +63,5 @@ class BatchNorm(Layer):
 
 
 def _sum_over(x: Tensor, axis: Axis) -> Tensor:
-    """Sum over ranks that go on with the sum each for samples of its own: so the backward sums, too."""
+    """Sum over ranks. Each rank uses the sum for its own samples, so the backward sums too."""
     return collectives.copy_to_group(collectives.reduce_from_group(x, axis), axis)

@@ -1,4 +1,4 @@
-"""A pre-norm transformer block: x + attention(norm(x)), then x + mlp(norm(x)); GPT-2's, or by its Form Llama's.
+"""Pre-norm transformer block: x + attention(norm(x)), then x + mlp(norm(x)). `Form` selects GPT-2's or Llama's kind.
 
 Block(groups, 256, 8)
 Block(groups, 256, 8, form=Form(norm="rmsnorm", activation="swiglu", rotary=Rotary(), num_kv_heads=2, bias=False))
@@ -34,8 +34,8 @@ Norm = Literal["layernorm", "rmsnorm"]
 class MLP(Layer):
     """Project up, activate, project down.
 
-    `gelu_tanh` is GELU by its approximation with tanh (arXiv 1606.08415), which GPT-2 was trained with.
-    `swiglu` (arXiv 2002.05202) is silu(gate) * up: `up` projects to both in one product, rows of gate first.
+    `gelu_tanh` is the tanh approximation of GELU (arXiv 1606.08415), which GPT-2 was trained with. `swiglu` (arXiv
+    2002.05202) is silu(gate) * up. The layer `up` then projects to both in one product, with the rows of gate first.
 
     Raises:
         DslparError: an unknown activation.
@@ -62,7 +62,7 @@ class MLP(Layer):
         self._may_be_flat = _may_be_flat(groups.tensor)
 
     def forward(self, x: Tensor, shared: Shared | None = None) -> Tensor:
-        """[batch/x, sequence, H/z] to the same, as the residual is stored; or [tokens/x, H/z]."""
+        """Map the stored residual, [batch/x, sequence, H/z] or [tokens/x, H/z], to the same shape."""
         shared = self.share() if shared is None else shared
         flat = self._may_be_flat and x.dim() == 3 and not (self.up.adapters or self.down.adapters)
         tokens = x.flatten(0, -2) if flat else x
@@ -71,44 +71,44 @@ class MLP(Layer):
 
 
 def _may_be_flat(tensor: Cuboid) -> bool:
-    """Return whether tokens may stand in one dim: each is computed by itself, and pieces of them are gathered uncopied.
+    """Return whether the MLP may flatten batch and sequence to one dim, whose pieces are gathered without a copy.
 
-    Not with adapters, which draw their dropout by sample and token; nor where parts of two collectives are halves of
-    sequences.
+    It may not if `overlap.py` computes halves of sequences because two collectives overlap one product. The caller also
+    excludes adapters, which draw their dropout by sample and token.
     """
     return not (tensor.comm_overlap and tensor.y > 1 and tensor.z > 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
-    """The kind of a block; GPT-2's by default."""
+    """Architecture options of a block; the defaults are GPT-2's."""
 
     norm: Norm = "layernorm"
     """'layernorm', or 'rmsnorm' (no mean, no bias)."""
     activation: Activation = "gelu"
-    """The MLP's: 'gelu', 'gelu_tanh', or 'swiglu'."""
+    """The MLP's activation: 'gelu', 'gelu_tanh', or 'swiglu'."""
     num_kv_heads: int | None = None
-    """Number of heads of keys and values; None: as many as of queries."""
+    """Number of key and value heads; None: the number of query heads."""
     rotary: Rotary | None = None
-    """Rotates queries and keys by their positions."""
+    """Rotates queries and keys by their positions; None: no rotation."""
     causal: bool = True
-    """Whether a token attends only to itself and to those before it."""
+    """Whether a token attends only to itself and to earlier tokens."""
     bias: bool = True
-    """Whether linear layers and LayerNorm have one."""
+    """Whether linear layers and LayerNorm have a bias."""
 
     def make_norm(self, groups: Groups, hidden_size: int, eps: float) -> LayerNorm | RMSNorm:
-        """Make a norm of the residual, also for a model's last one. Raises: DslparError: an unknown norm."""
+        """Make a norm of the residual, for a block or for the model's final norm. Raises: DslparError: unknown norm."""
         if one_of(_NORMS, self.norm, "norm") is RMSNorm:
             return RMSNorm(groups, hidden_size, eps=eps)
         return LayerNorm(groups, hidden_size, eps=eps, bias=self.bias)
 
 
 class Block(Layer):
-    """Attention and MLP, each after a norm; `init_out` is for the two projections that add to the residual."""
+    """Attention and MLP, each after a norm; `init_out` draws the two projections that add to the residual."""
 
     mlp_chunks: int = 1
-    """Parts of each sequence for which norm and MLP are computed one after the other, and again in the backward: of the
-    MLP's inner activations there are only one part's then (as in ALST, arXiv 2506.13996)."""
+    """Number of parts of each sequence for which norm and MLP run one after the other, and again in the backward. Then
+    only one part's inner activations are in memory at a time (as in ALST, arXiv 2506.13996)."""
 
     def __init__(
         self,
@@ -150,11 +150,11 @@ class Block(Layer):
         )
         self.dropout = Dropout(groups, dropout)
         for adds_to_residual in (self.attention.out, self.mlp.down):
-            adds_to_residual.keep_memory_order()  # the sum is contiguous, as the residual that it begins with
+            adds_to_residual.keep_memory_order()  # the sum with the contiguous residual is contiguous anyway
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """[batch/x, sequence, H/z] to the same, as the residual is stored; `mask` as in `Attention.forward`."""
-        shared = self.share()  # one all-reduce for the vectors of all four layers, where each backward sums them
+        """Map the stored residual [batch/x, sequence, H/z] to the same shape; `mask` as in `Attention.forward`."""
+        shared = self.share()  # one all-reduce per backward for the vectors of all four layers, unless deferred
         x = x + self.dropout(self.attention(self.norm1(x, shared), shared, mask))
         if self.mlp_chunks == 1 or not torch.is_grad_enabled():
             return self._add_mlp(x, shared)
@@ -168,8 +168,8 @@ class Block(Layer):
 def swiglu(gate_and_up: Tensor) -> Tensor:
     """Return silu(gate) * up: [..., 2 F/y], gate before up, to [..., F/y].
 
-    The backward computes silu(gate) again, so its input is all that is kept for it: 2 F numbers a token, where the
-    composition of torch's two functions keeps 3 F.
+    The backward recomputes silu(gate), so autograd keeps only the input: 2 F numbers per token. Composing torch's two
+    functions would keep 3 F.
     """
     y: Tensor = _SwiGLU.apply(as_stored(gate_and_up))  # type: ignore[no-untyped-call]
     return from_stored(y, gate_and_up)
@@ -195,5 +195,5 @@ _ACTIVATIONS: Mapping[str, tuple[int, Callable[[Tensor], Tensor]]] = {
     "gelu_tanh": (1, partial(functional.gelu, approximate="tanh")),
     "swiglu": (2, swiglu),
 }
-"""For each activation how many blocks of features go in, and the function."""
+"""For each activation, the number of feature blocks that it takes, and the function."""
 _NORMS: Mapping[str, type[LayerNorm | RMSNorm]] = {"layernorm": LayerNorm, "rmsnorm": RMSNorm}

@@ -1,7 +1,7 @@
-"""ColossalAI's names of linear layers, for people who come from there; each checks the mode, and is a `Linear`.
+"""ColossalAI's names of linear layers, for code ported from it. Each is a `Linear` that checks the tensor mode.
 
-ColossalAI wrote its 1D, 2D, 2.5D and 3D layers one by one. Here they are one class; a name with a mode refuses others.
-The table in README.md beside this file maps its other names.
+ColossalAI has separate 1D, 2D, 2.5D and 3D layers. Here they are one class, and a name with a mode refuses other modes.
+The table in README.md beside this file maps ColossalAI's other names.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from dslpar.layers.linear import Linear
 
 
 class _OfMode(Linear):
-    """`Linear` with its arguments.
+    """`Linear` that requires one tensor mode; it takes `Linear`'s arguments.
 
     Raises:
         DslparError: the run has another tensor mode.
-        TypeError: the groups are missing, which ColossalAI's layers find in a global context.
+        TypeError: the first argument is not `Groups`. ColossalAI's layers find theirs in a global context.
     """
 
     mode: ClassVar[str]
@@ -44,18 +44,18 @@ class Linear1D(_OfMode):
 
 
 class Linear2D(_OfMode):
-    """Optimus: both dims of weights and activations are cut."""
+    """Optimus' linear: both dims of weights and activations are cut."""
 
     mode = "2d"
 
 
 class Linear2p5D(_OfMode):
-    """Tesseract: 2d, `depth` times over."""
+    """Tesseract's linear: `depth` copies of a 2D layout."""
 
     mode = "2.5d"
 
 
 class Linear3D(_OfMode):
-    """Agarwal's 3D product: a cube of ranks."""
+    """Linear by Agarwal's 3D matrix product on a cube of ranks."""
 
     mode = "3d"

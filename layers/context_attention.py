@@ -1,25 +1,26 @@
-"""Attention over a sequence whose tokens are cut over ranks: `ring`, `ulysses`, and `hybrid`, which is both.
+"""Context-parallel attention over sequences sharded across ranks: `ring`, `ulysses`, and `hybrid`, which combines them.
 
-Letters: B samples, S tokens over n ranks, A heads of queries and G of keys and values, each of D features. All take q
-[B, A, S/n, D] and k, v [B, G, S/n, D], and give [B, A, S/n, D]. Each rank's mask is of whole sequences, [B, S].
+Letters: B samples, S tokens over n ranks, A query heads, G key and value heads, D features per head. All three take q
+[B, A, S/n, D] and k, v [B, G, S/n, D], and return [B, A, S/n, D]. Each rank's mask covers whole sequences, [B, S].
 
-`ulysses` (DeepSpeed-Ulysses, arXiv 2309.14509) exchanges pieces of the sequence for pieces of the heads, q, k and v in
-one message, attends, and exchanges back; A and G must divide by n. Traffic forward and backward:
+`ulysses` (DeepSpeed-Ulysses, arXiv 2309.14509) exchanges pieces of the sequence for pieces of the heads, with q, k and
+v in one message. Then it attends and exchanges back. A and G must divide by n. Traffic forward and backward:
 4 (n-1)/n times B S/n (A + G) D elements.
 
-`ring` (2105.13120; that blocks are merged by their sums is Ring Attention's, 2310.01889, after FlashAttention) sends
-keys and values around while a block of them is attended to, n - 1 times forward; backward once more, with their
-gradients, which come home after n. Traffic: (6n - 4) times B S/n G D, which is G/A of what it is without groups. Blocks
-are computed by torch's fused kernels (fused_attention.py), so no scores are in memory; which blocks there are follows
-from the tokens that ranks store (layout/attention_blocks.py): in zigzag order every rank has the same causal work.
+`ring` (2105.13120) sends keys and values around the ring while the ranks attend to the block that they hold. Blocks are
+merged by their sums as in Ring Attention (2310.01889), after FlashAttention. The forward sends n - 1 times. The
+backward sends keys and values n - 1 times too, and their gradients n times, until these are home. Traffic: (6n - 4)
+times B S/n G D, which is G/A of the traffic without grouped queries. torch's fused kernels compute the blocks
+(fused_attention.py), so no scores are in memory. The tokens that ranks store determine the blocks
+(layout/attention_blocks.py): in zigzag order every rank has the same causal work.
 
-What a ring's backward holds at its fullest moment, besides what was saved and the gradient that it is given, of n > 2
-ranks in zigzag order: the queries' gradient and a block's part of it, 2 A; keys and their gradients, of each what was
-sent and what arrives, 8 G; a block's part of these, G. In all 2 A + 9 G times B S/n D elements, or 1.5 A + 10 G where
-that is more on the first ranks; in a piece each 2 A + 10 G. Gradients add up in float32.
+Peak memory of a ring's backward, besides saved tensors and the incoming gradient, for n > 2 ranks in zigzag order:
+2 A for the queries' gradient and a block's part of it; 8 G for keys, values and their gradients, each both sent and
+arriving; G for a block's part of these. The sum is 2 A + 9 G times B S/n D elements, or 1.5 A + 10 G if that is more
+on the first ranks. With one piece per rank it is 2 A + 10 G. Gradients add up in float32.
 
-`hybrid` (USP, 2405.07719; Megatron-LM's a2a+p2p) is ulysses over neighbouring ranks, such as those of a host, and a
-ring of what they then hold together: for more ranks than there are heads of keys, and a shorter ring.
+`hybrid` (USP, 2405.07719; Megatron-LM's a2a+p2p) runs ulysses over neighbouring ranks, such as those of a host, and a
+ring over these groups. It allows more ranks than there are key heads, and shortens the ring.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def ulysses(q: Tensor, k: Tensor, v: Tensor, axis: Axis, attend: Attend) -> Tensor:
-    """Exchange sequence pieces for heads, `attend` over whole sequences, exchange back: [B, A, S/n, D] to the same."""
+    """Exchange sequence pieces for heads, `attend` over whole sequences, exchange back; return [B, A, S/n, D]."""
     if axis.size == 1:
         return attend(q, k, v)
     shards = [torch.unflatten(part, 1, (axis.size, -1)).movedim(1, 0) for part in (q, k, v)]  # [n, B, heads/n, S/n, D]
@@ -54,13 +55,13 @@ def ulysses(q: Tensor, k: Tensor, v: Tensor, axis: Axis, attend: Attend) -> Tens
 
 
 class AttentionDropout(NamedTuple):
-    """Dropout of attention probabilities: with `p`, by masks that follow from `seed`, one a block."""
+    """Dropout of attention probabilities with probability `p`; `seed` determines the mask of each block."""
 
     p: float = 0.0
     seed: int = 0
 
     def of_block(self, step: int, number: int) -> Callable[[Tensor], Tensor] | None:
-        """Return what gives the factors of a block's probabilities, the same in the backward; None without dropout."""
+        """Return the function that makes a block's dropout factors, equal in the backward; None without dropout."""
         if self.p == 0:
             return None
 
@@ -73,34 +74,34 @@ class AttentionDropout(NamedTuple):
 
 
 class RingOptions(NamedTuple):
-    """Which tokens ranks store, which keys a query attends to, and dropout, around the ring."""
+    """Options of a ring: the tokens that ranks store, the keys that a query attends to, and dropout."""
 
     axis: Axis
     causal: bool = True
     mask: Tensor | None = None
-    """[B, S], bool, of keys; True: attended to. Or int32: each token's document, from 1; 0 is attended to by none."""
+    """[B, S]. bool: True for keys that queries attend to. int32: each token's document, from 1; 0 masks the key."""
     dropout: AttentionDropout = AttentionDropout()
     window: int | None = None
-    """Queries attend to keys less far away than this; None: however far."""
+    """Queries attend to keys less than this many tokens away; None: at any distance."""
     scale: float | None = None
-    """Of scores; None: 1 / sqrt(D)."""
+    """Factor of the scores; None: 1 / sqrt(D)."""
     zigzag: bool = False
-    """Whether each rank stores a piece from either end of the sequence, and not one piece."""
+    """Whether each rank stores one piece from each half of the sequence (zigzag order), not one contiguous piece."""
 
     def stored_by(self, index: int, length: int) -> Runs:
-        """Return which of the sequence's tokens a rank stores, which are `length`."""
+        """Return the runs of the sequence that the rank `index` stores, `length` tokens in all."""
         ranks = self.axis.size
         return runs(length * ranks, ranks if self.zigzag else 1, index, ranks)
 
     def blocks(self, step: int, length: int, *, tiled: bool) -> list[Block]:
-        """Return what this rank's queries attend to of the keys of the rank `step` places before."""
+        """Return the blocks of this rank's queries with the keys of the rank `step` places before it."""
         pattern = Pattern(self.causal, self.window, by_token=self.mask is not None)
         queries = self.stored_by(self.axis.index, length)
         keys = self.stored_by((self.axis.index - step) % self.axis.size, length)
         return blocks(queries, keys, pattern, tiled=tiled)
 
     def allowed(self, block: Block, device: torch.device) -> Tensor | None:
-        """Return the mask [B or 1, 1, queries, keys] of a block that has one."""
+        """Return the mask [B or 1, 1, queries, keys] of a masked block; None for other blocks."""
         if block.kind != "masked":
             return None
         queries, keys = (torch.arange(run.first, run.end, device=device) for run in (block.queries, block.keys))
@@ -121,16 +122,16 @@ class RingOptions(NamedTuple):
 
 
 def ring(q: Tensor, k: Tensor, v: Tensor, options: RingOptions) -> Tensor:
-    """Attend with this rank's queries to the keys of all ranks, [B, A, S/n, D]; zeros where a query has no key.
+    """Attend with this rank's queries to the keys of all ranks; return [B, A, S/n, D], zeros if a query has no key.
 
-    A ring of one rank attends to whole sequences, with masks that are made tile by tile.
+    A ring of one rank attends to whole sequences, and makes masks tile by tile.
     """
     y: Tensor = _Ring.apply(q, k, v, options)  # type: ignore[no-untyped-call]
     return y
 
 
 def hybrid(q: Tensor, k: Tensor, v: Tensor, inner: Axis, options: RingOptions) -> Tensor:
-    """Attend by `ulysses` over `inner`, whose ranks hold neighbouring pieces, and a ring over the axis of `options`."""
+    """Attend with `ulysses` over `inner`, whose ranks hold neighbouring pieces, and a ring over `options.axis`."""
     return ulysses(q, k, v, inner, lambda q, k, v: ring(q, k, v, options))
 
 
@@ -149,9 +150,9 @@ class _Ring(torch.autograd.Function):
                     kept = options.dropout.of_block(step, number)
                     merged.add(rows, *fused_attention.forward(part, block.kind, scale, allowed, kept))
                     del part
-            del keys, values  # else they live until the next ones are there, and those after them are on their way
+            del keys, values  # else three pairs would be in memory: these, the next ones, and those on their way
         y, lse = merged.result()
-        # One number a query, from which the backward makes its probabilities again: scores are never kept.
+        # lse is one number per query. The backward recomputes the probabilities from it, so scores are never kept.
         ctx.save_for_backward(q, k, v, y, lse)
         ctx.options, ctx.scale, ctx.tiled = options, scale, tiled
         return y
@@ -161,7 +162,7 @@ class _Ring(torch.autograd.Function):
         q, k, v, y, lse = ctx.saved_tensors
         options: RingOptions = ctx.options
         y_grad, q_grad = grads[0], _Sum(q)
-        # The gradients travel on with the keys that they belong to, and once more than these: home.
+        # Gradients travel along with their keys, and one step further: home to the rank that stores the keys.
         travelling: Pending | None = None
         for step, keys, values in _circulate(k, v, options.axis):
             k_grad, v_grad = _Sum(k), _Sum(v)
@@ -176,7 +177,7 @@ class _Ring(torch.autograd.Function):
                 kept = options.dropout.of_block(step, number)
                 q_part, k_part, v_part = fused_attention.backward(part, *of_rows, block.kind, ctx.scale, allowed, kept)
                 if travelling is not None and message is None:
-                    # Not before the first block is done: so what arrives travels while that is worked on.
+                    # Wait only after the first block, so that the gradients travel while it is computed.
                     message = travelling.wait()
                     k_grad.total, v_grad.total = _split(message, k, v)
                 q_grad.add(rows, q_part)
@@ -196,21 +197,21 @@ class _Ring(torch.autograd.Function):
 
 
 class _Sum:
-    """A gradient of `like` that adds up, part by part; the first one is taken as it is, where it is all of it."""
+    """Accumulator of the gradient of `like`. If the first part covers all tokens, it becomes the sum without zeros."""
 
     def __init__(self, like: Tensor) -> None:
         self.like = like
         self.total: Tensor | None = None
 
     def add(self, tokens: slice, part: Tensor) -> None:
-        """Add the gradient of some tokens; it may be written into."""
+        """Add the gradient of some tokens; may later write into `part`."""
         if self.total is None and part.shape == self.like.shape:
             self.total = upcast(part)
         else:
             self.wide()[:, :, tokens] += part
 
     def wide(self) -> Tensor:
-        """Return the sum in float32 or wider; zeros where nothing was added."""
+        """Return the sum in float32 or wider; zeros for tokens without any part."""
         if self.total is None:
             self.total = torch.zeros_like(self.like, dtype=_wide(self.like))
         return self.total
@@ -221,7 +222,7 @@ class _Sum:
 
 
 class _Merged:
-    """Attention to the blocks so far: its result, and the log-sum-exp by which the next block's is weighed."""
+    """Accumulator of attention over blocks: the result so far, and the log-sum-exp that weighs the next block."""
 
     def __init__(self, q: Tensor, v: Tensor) -> None:
         self.q, self.v = q, v
@@ -229,7 +230,7 @@ class _Merged:
         self.lse = q.new_empty(0)
 
     def add(self, rows: slice, y: Tensor, lse: Tensor) -> None:
-        """Merge what some queries get of a block's keys, [B, A, rows, D]; it may be written into."""
+        """Merge the attention [B, A, rows, D] of some queries to a block's keys; may write into `y`."""
         if self.y is None:
             if y.shape[2] == self.q.shape[2]:
                 self.y, self.lse = y, lse
@@ -237,7 +238,7 @@ class _Merged:
             self._begin()
         assert self.y is not None
         self.y = upcast(self.y)
-        # FlashAttention's merge: each part counts as the share of its exponents in the sum of all.
+        # FlashAttention's merge: each part weighs as much as its share of the sum of all exponents.
         before = self.lse[:, :, rows]
         after = torch.logaddexp(before, lse)
         total = _finite(after)
@@ -247,7 +248,7 @@ class _Merged:
         self.lse[:, :, rows] = after
 
     def result(self) -> tuple[Tensor, Tensor]:
-        """Return [B, A, S/n, D] in the queries' type, and [B, A, S/n], finite also where a query has no key."""
+        """Return y [B, A, S/n, D] in the queries' dtype and lse [B, A, S/n], finite even for queries without keys."""
         if self.y is None:
             self._begin()
         assert self.y is not None
@@ -255,13 +256,13 @@ class _Merged:
 
     def _begin(self) -> None:
         batch, heads, length, _ = self.q.shape
-        # In memory as kernels give it and the projection back takes it: a token's heads together.
+        # The memory order that kernels return and the output projection reads: a token's heads are adjacent.
         self.y = self.q.new_zeros((batch, length, heads, self.v.shape[-1]), dtype=_wide(self.q)).transpose(1, 2)
         self.lse = self.y.new_full((batch, heads, length), -torch.inf)
 
 
 def _circulate(k: Tensor, v: Tensor, axis: Axis) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Yield (step, keys and values of the rank that many places before), each sent on while it is worked on."""
+    """Yield (step, k, v of the rank `step` places before). Each pair is sent on while the caller computes with it."""
     if axis.size == 1:
         yield 0, k, v
         return
@@ -274,7 +275,7 @@ def _circulate(k: Tensor, v: Tensor, axis: Axis) -> Iterator[tuple[int, Tensor, 
 
 
 def _joined(k: Tensor, v: Tensor) -> Tensor:
-    """Return keys and values, or their gradients, as one message: in one copy, however they lie in memory."""
+    """Copy keys and values, or their gradients, into one message, whatever their strides are."""
     message = k.new_empty(k.numel() + v.numel())
     for part, whole in zip(_split(message, k, v), (k, v), strict=True):
         part.copy_(whole)
@@ -282,7 +283,7 @@ def _joined(k: Tensor, v: Tensor) -> Tensor:
 
 
 def _split(kv: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what travels as keys and values, or as their gradients: views of the shape of k and of v."""
+    """Split a message into keys and values, or their gradients: views with the shapes of k and v."""
     of_k, of_v = torch.split(kv, [k.numel(), v.numel()])
     return of_k.view(k.shape), of_v.view(v.shape)
 
@@ -292,11 +293,11 @@ def _wide(x: Tensor) -> torch.dtype:
 
 
 def _is_empty(allowed: Tensor | None) -> bool:
-    """Whether a mask is known to allow nothing: on an accelerator nobody waits to know."""
+    """Whether a mask allows nothing. False on an accelerator, where the check would have to wait for the device."""
     is_known = allowed is not None and allowed.device.type == "cpu" and not torch.compiler.is_compiling()
     return is_known and not bool(allowed.any())  # type: ignore[union-attr]
 
 
 def _finite(lse: Tensor) -> Tensor:
-    """Replace -inf, of a query that has seen no key, by 0: exp(-inf - -inf) would be NaN."""
+    """Replace the -inf of queries without keys by 0, since exp(-inf - -inf) would be NaN."""
     return lse.masked_fill(lse == -torch.inf, 0)

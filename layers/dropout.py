@@ -1,11 +1,11 @@
-"""Dropout of sharded activations: equal masks where ranks hold equal copies, different ones elsewhere.
+"""Dropout of sharded activations: equal masks for equal copies, different masks for different pieces.
 
-Each use draws one number from torch's default CPU generator, and seeds the mask with it and with the index of this
-rank's piece. So masks need no state of their own: activation checkpointing, which restores the default generator for
-the recomputation, repeats them, and whoever seeds that generator makes a run reproducible: the engine does so for each
-layer and micro-batch of a step, whatever the schedule runs between them. All ranks of a tensor group must have it in
-the same state, data replicas in different ones. (Megatron-LM keeps a second generator for sharded masks instead, and
-has to teach its checkpointing about it.)
+Each call draws one number from torch's default CPU generator. The mask's seed is this number and the index of this
+rank's piece, so masks need no state of their own. Activation checkpointing restores the default generator for the
+recomputation and so repeats the masks. Seeding that generator makes a run reproducible: the engine does so for each
+layer and micro-batch of a step, whatever the schedule runs between them. All ranks of a tensor group must have the
+generator in the same state, data replicas in different states. (Megatron-LM keeps a second generator for sharded masks
+instead, and needs its own activation checkpointing for it.)
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Dropout(nn.Module):
         self.groups, self.p = groups, p
 
     def forward(self, x: Tensor) -> Tensor:
-        """Any shape in, the same out: this rank's piece [batch/x, sequence, H/z] of the residual."""
+        """Drop elements of this rank's piece [batch/x, sequence, H/z] of the residual; any shape works."""
         if not self.training or self.p == 0:
             return x
         with shard_rng(self.groups, placement.residual_cuts(self.groups.tensor), x.device):
@@ -41,7 +41,7 @@ class Dropout(nn.Module):
 
 @contextmanager
 def shard_rng(groups: Groups, cuts: placement.Cuts, device: torch.device) -> Iterator[None]:
-    """Seed torch's default generators, within, for this rank's piece of an activation that is cut by `cuts`."""
+    """Seed torch's default generators within the context for this rank's piece of an activation cut by `cuts`."""
     seed = shard_seed(groups, cuts)
     if device.type in ("cpu", "meta"):
         with torch.random.fork_rng(devices=()):
@@ -54,19 +54,19 @@ def shard_rng(groups: Groups, cuts: placement.Cuts, device: torch.device) -> Ite
 
 
 def seed_generators(seed: int, device: torch.device) -> None:
-    """Seed torch's default generators, that of CPUs and the device's: what is drawn from here on depends on `seed`."""
-    torch.default_generator.manual_seed(seed)  # not torch.manual_seed, which would seed all devices, ten times as slow
+    """Seed torch's default generators of the CPU and of `device`."""
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed seeds all devices, which takes ten times as long
     if device.type not in ("cpu", "meta"):
         torch.get_device_module(device).manual_seed(seed)
 
 
 def seeded_generator(seed: int, device: torch.device) -> torch.Generator:
-    """Return a generator for masks on a device; meta tensors, which hold no numbers, take a CPU's."""
+    """Return a seeded generator for masks on `device`; for "meta", which has no generators, one on the CPU."""
     return torch.Generator("cpu" if device.type == "meta" else device).manual_seed(seed)
 
 
 def shard_seed(groups: Groups, cuts: placement.Cuts) -> int:
-    """Draw a new seed: equal on ranks where `cuts` leave equal copies, different on others."""
+    """Draw a new seed, equal on ranks that hold equal copies under `cuts`, and different on other ranks."""
     number = int(torch.randint(2**62, ()))
     index, _ = placement.piece(groups.tensor, groups.coord, cuts.tokens + cuts.features)
     return stable_hash(number, index)

@@ -1,4 +1,4 @@
-"""Distribute your own tensors over the mesh: torch's DTensor and DeviceMesh on the groups that the layers use.
+"""Distribute any tensor over the mesh: torch's DTensor and DeviceMesh on the process groups of the layers.
 
     run = dslpar.start("config.py")                       # parallel = dict(data=2, tensor=dict(size=2, mode='1d'))
     mesh = run.get_layer_placement(0)                     # ranks [[0, 1], [2, 3]]: data, tensor
@@ -7,17 +7,16 @@
     noise.to_local().shape                                # (8, 4) on each of the four ranks
     noise.full_tensor()                                   # (16, 8), on all of them
 
-A placement says for each dim of the mesh what happens to the tensor there: `split(dim)`, `broadcast` (equal copies) or
-`partial_sum`. The words are LiBai's and OneFlow's ("sbp"), for torch's Shard, Replicate and Partial, which do as well.
-What DTensor can do, a tensor laid out so can: products, sums, `redistribute`, gradients. torch has it since 2.5;
-training does without.
+There is one placement per dim of the mesh: `split(dim)`, `broadcast` (equal copies) or `partial_sum`. The names are
+LiBai's and OneFlow's ("sbp"). torch's Shard, Replicate and Partial mean the same and may be used instead. The tensors
+are DTensors, with products, sums, `redistribute` and gradients. This module needs torch 2.5; training does not use it.
 
-A rank that has no place in a mesh, of another pipeline stage, may take part in every line above: it holds an empty
-tensor, and so does its `full_tensor()`; torch's `mesh.get_coordinate()` is None there. Where a size does not divide,
-the first ranks hold more (torch.chunk's way). No process group is made: the mesh stands on those of `Groups`.
+A rank outside a mesh, on another pipeline stage, may run every line above. It holds an empty tensor, its
+`full_tensor()` is empty, and torch's `mesh.get_coordinate()` is None. If a size does not divide, the first ranks hold
+more, as in torch.chunk. The mesh uses the process groups of `Groups` and makes none.
 
-The layers' own parameters are plain tensors with a `Placement`, which can say more than DTensor (blocks, in each of
-which every rank has its part); `as_dtensor` shows one as a DTensor where it can.
+The layers' own parameters are plain tensors with a `Placement`. It can express more than DTensor: blocks, each of which
+is cut over all ranks. `as_dtensor` shows a parameter as a DTensor if it has no such blocks.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ except ImportError:  # 2.4's, under another name, squares a partial sum part by 
     raise ImportError(f"torch {torch.__version__} has no DTensor that computes right: 2.5 is the first") from None
 
 AXES = ("pipe", "data", "tensor", "x", "d", "q", "y", "z")
-"""What a dim of a mesh may be; "tensor" stands for d q y z, and "x" for d q."""
+"""Names of mesh dims; "tensor" stands for d q y z, and "x" for d q."""
 
 broadcast = Replicate()
 """Equal copies on all ranks of this dim of the mesh."""
@@ -57,7 +56,7 @@ def split(dim: int) -> Shard:
 
 
 def device_mesh(groups: Groups, *names: str) -> DeviceMesh:
-    """Make a mesh of the ranks that differ from this one on the named axes only: a dim each, in the order of the names.
+    """Make a mesh of the ranks that differ from this one on the named axes only, one dim per name, in their order.
 
     Raises:
         DslparError: an axis does not exist, or two overlap.
@@ -71,14 +70,14 @@ def device_mesh(groups: Groups, *names: str) -> DeviceMesh:
 
 
 def stage_mesh(groups: Groups, stage: int) -> DeviceMesh:
-    """Make a mesh (data, tensor) of a pipeline stage's ranks: LiBai's `get_layer_placement`. Any rank may call it."""
+    """Make the mesh (data, tensor) of a pipeline stage, as LiBai's `get_layer_placement`. Any rank may call it."""
     return _mesh_at(groups, groups.mesh.rank({"pipe": stage}), ("data", "tensor"))
 
 
 def nd_sbp(placements: Sequence[Sbp]) -> tuple[Sbp, Sbp]:
-    """Check and return the placements over data and over tensor: LiBai's `get_nd_sbp`.
+    """Check and return the placements over data and over tensor, as LiBai's `get_nd_sbp`.
 
-    LiBai drops the one whose axis has a single rank; here the mesh of a stage keeps both dims, and so do placements.
+    LiBai drops the placement of an axis with a single rank. Here a stage's mesh keeps both dims, so both are returned.
 
     Raises:
         DslparError: there are not two placements.
@@ -92,19 +91,20 @@ def nd_sbp(placements: Sequence[Sbp]) -> tuple[Sbp, Sbp]:
 def distribute(tensor: torch.Tensor, placements: Sequence[Sbp], mesh: DeviceMesh, source: int | None = 0) -> DTensor:
     """Distribute a tensor that is whole on every rank over the mesh; all ranks of the mesh must call it together.
 
-    Rank `source` of each dim of the mesh (by default the mesh's first rank) sends the others their pieces of its
-    tensor. None: each rank takes its piece of its own tensor, and nothing is sent; then they must be equal. As with
-    torch's `distribute_tensor` the tensor is a leaf of the graph, and the DTensor is new, with memory of its own.
-    A `source` other than 0 needs torch 2.7.
+    Rank `source` of each mesh dim sends the other ranks their pieces of its tensor; by default the mesh's first rank
+    does. With None nothing is sent: each rank takes its piece of its own tensor, and the tensors must be equal. As in
+    torch's `distribute_tensor`, the tensor must be a leaf of the graph. The DTensor has memory of its own. Any `source`
+    but 0 needs torch 2.7.
 
     Raises:
-        DslparError: there is not one placement for each dim of the mesh, or a dim that the tensor does not have.
+        DslparError: the number of placements is not that of the mesh's dims, or a placement splits a dim that the
+            tensor does not have.
     """
     _check(tensor, placements, mesh)
-    if tensor.is_leaf:  # torch writes into the tensor where it broadcasts; what is no leaf, it refuses
+    if tensor.is_leaf:  # a copy, since torch's broadcast writes into the tensor; torch refuses tensors that are no leaf
         tensor = tensor.detach().clone().requires_grad_(tensor.requires_grad)
     kwargs = {} if source == 0 else {"src_data_rank": source}  # torch has the argument since 2.7
-    with warnings.catch_warnings():  # torch 2.5, of CPUs: about random numbers
+    with warnings.catch_warnings():  # torch 2.5 warns about random numbers on CPUs
         warnings.filterwarnings("ignore", "DTensor random operators may not have complete support")
         return distribute_tensor(tensor, mesh, list(placements), **kwargs)
 
@@ -112,10 +112,10 @@ def distribute(tensor: torch.Tensor, placements: Sequence[Sbp], mesh: DeviceMesh
 def as_dtensor(p: torch.Tensor, groups: Groups) -> DTensor:
     """Show a layer's parameter as a DTensor over this rank's tensor group, without a copy; gradients flow back to it.
 
-    Of a tensor without a `Placement` all ranks hold equal copies. Padding rows are part of the DTensor.
+    A tensor without a `Placement` counts as equal copies on all ranks. The DTensor includes padding rows.
 
     Raises:
-        DslparError: the parameter is blocks, each cut by itself (q, k, v; gate, up), which DTensor cannot say.
+        DslparError: the parameter has blocks that are cut one by one (q, k, v; gate, up). DTensor cannot express this.
     """
     at = placement_of(p)
     if at is None:
@@ -125,7 +125,7 @@ def as_dtensor(p: torch.Tensor, groups: Groups) -> DTensor:
             f"the parameter is blocks of {', '.join(map(str, at.blocks))} rows, and each rank has its part of each"
         )
         raise_finding("TEN233", message, "gather it (dslpar.layers.gather), and distribute that")
-    # Two cuts of one dim: DTensor takes the first of the mesh's dims as the slow one, and each letter cuts one dim.
+    # If two axes cut one dim, DTensor takes the first mesh dim as the slow cut. Each letter cuts one dim only.
     dims = {letter: dim for dim, letters in enumerate(at.cuts) for letter in letters}
     mesh = device_mesh(groups, *dims, *at.replicas)
     placements = [*(split(dim) for dim in dims.values()), *(broadcast for _ in at.replicas)]
@@ -135,7 +135,7 @@ def as_dtensor(p: torch.Tensor, groups: Groups) -> DTensor:
 def _mesh_at(groups: Groups, origin: int, names: Sequence[str]) -> DeviceMesh:
     """Make the mesh over the named axes whose first rank is `origin`.
 
-    torch asks a mesh for its groups only on ranks that have a place in it; the others' are their own.
+    torch uses a mesh's groups only on ranks of the mesh, so other ranks may pass groups of their own.
     """
     ranks = torch.tensor(origin)
     for name in names:

@@ -1,10 +1,10 @@
-"""Token and position tables; the head, which is the token table transposed.
+"""Token and position embeddings, and the head, which is the transposed token table.
 
-Letters: V vocabulary, H residual features; x = d q. The token table [V/yq, H/z] is, as an embedding, an outward linear
-of a one-hot: gather it over q, look up the ids that fall into V/y, reduce over y (Megatron-LM's vocabulary-parallel
-embedding, arXiv 1909.08053). As a head it is an inward linear, from the same pieces, so tying converts nothing. V is
-padded with zero rows; the loss never counts them, so they stay zero. There is no second embedding whose rows are not
-cut: where y and q are 1, this is that one.
+Letters: V vocabulary, H residual features; x = d q. As an embedding, the token table [V/yq, H/z] is an outward linear
+of a one-hot vector: gather the table over q, look up the ids in this rank's V/y rows, reduce over y (Megatron-LM's
+vocabulary-parallel embedding, arXiv 1909.08053). As a head it is an inward linear with the same pieces, so a tied head
+needs no conversion. V is padded with zero rows. The loss never counts them, so they stay zero. The rows are cut in
+every layout with y or q above 1: there is no separate embedding with whole rows.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from dslpar.layers.token_ids import check_range, check_shape, local_tokens, row_
 
 
 class Embedding(PlacedModule):
-    """The token table (V, H), and with it a tied head; nothing else inside, so that a pipeline can tie it.
+    """Token embedding (V, H), which also serves as a tied head. The table is its only parameter: pipelines can tie it.
 
-    `padding_idx`, as torch has it: this row begins as zeros, and looking it up gives it no gradient (its use in a tied
-    head does); a negative one counts from the end.
+    `padding_idx` works as in torch: its row starts as zeros, and a lookup gives it no gradient (a tied head does). A
+    negative index counts from the end.
 
     Raises:
         DslparError: an id is not in the vocabulary, on whichever rank its row would be (on an accelerator, the device
-            stops); `padding_idx` names no row.
+            asserts instead); `padding_idx` names no row.
     """
 
     def __init__(
@@ -57,32 +57,32 @@ class Embedding(PlacedModule):
         self.head_sharding = matmul_sharding(groups, "inward")
 
     def forward(self, x: Tensor) -> Tensor:
-        """Look ids up; or, with a residual (any floating dtype), multiply by the table as head.
+        """Look up ids; or, given a residual (any floating dtype), multiply by the table as a head.
 
-        Ids [batch, sequence] or [tokens], of the whole micro-batch and equal on all ranks of a tensor group, to the
-        residual [batch/x, sequence, H/z]. A residual [batch/x, sequence, H/z] to logits [batch/x, sequence, V/y], which
-        are never gathered. One forward for both uses, since ZeRO 3 fetches weights at a module's forward.
+        Ids are [batch, sequence] or [tokens] of the whole micro-batch, equal on all ranks of a tensor group. The result
+        is the residual [batch/x, sequence, H/z]. A residual [batch/x, sequence, H/z] becomes logits [batch/x, sequence,
+        V/y], which are never gathered. Both uses share one forward, as ZeRO 3 fetches weights at a module's forward.
         """
         if x.is_floating_point():
             return sharded_matmul(x, self.weight, None, self.head_sharding)
         check_shape(self.groups, x, placement.residual_cuts(self.groups.tensor))
-        x = x.long()  # torch looks no bytes up, and the subtraction below would wrap around
+        x = x.long()  # torch refuses 8-bit ids, and the subtraction below would wrap around
         check_range(x, self.vocab_size, "ids")
         if self.groups.tensor.size == 1:
             return functional.embedding(x, self.weight, self.padding_idx)
         rows = self.weight.shape[0] * self.lookup_sharding.w.axis.size
         first = self.groups.axis("y").index * rows
-        # The tokens of an embedding's panel are cut over x alone: the reduction over y is what cuts them further.
+        # The panel's tokens are cut over x alone. The reduction over y cuts them further.
         cuts = placement.residual_cuts(self.groups.tensor)
         batch, sequence = (tuple(letter for letter in letters if letter in "dq") for letters in cuts[:2])
         ids = local_tokens(self.groups, x, Cuts(batch, sequence, ())) - first
         padding = -1 if self.padding_idx is None else self.padding_idx - first
-        padding = padding if 0 <= padding < rows else -1  # -1, as torch has it: no row of this panel
+        padding = padding if 0 <= padding < rows else -1  # -1 in torch: no padding row in this panel
         return cast("Tensor", _Lookup.apply(ids, self.weight, padding, self.lookup_sharding))  # type: ignore[no-untyped-call]
 
 
 class Head(Layer):
-    """An untied head (V, H), with or without bias; also the classifier of any other model, of however few classes."""
+    """Untied head (V, H), with or without bias; also a classifier with any number of classes."""
 
     def __init__(
         self,
@@ -100,16 +100,16 @@ class Head(Layer):
         self.sharding = matmul_sharding(groups, "inward")
 
     def forward(self, x: Tensor, shared: Shared | None = None) -> Tensor:
-        """Residual [batch/x, sequence, H/z] to logits [batch/x, sequence, V/y], which are never gathered."""
+        """Map the residual [batch/x, sequence, H/z] to logits [batch/x, sequence, V/y], which are never gathered."""
         bias = self.stand_in(self.bias, self.share() if shared is None else shared)
         return sharded_matmul(x, self.weight, bias, self.sharding)
 
 
 class PositionEmbedding(Layer):
-    """A learned table (S, H) of positions, whose rows are added to the residual.
+    """Learned position embedding (S, H), added to the residual.
 
     Raises:
-        DslparError: the residual has other dims, or its sequences are longer than the table.
+        DslparError: the residual is not [batch, sequence, features], or its sequences are longer than the table.
     """
 
     def __init__(
@@ -119,9 +119,9 @@ class PositionEmbedding(Layer):
         self.weight = parameter(placement.position_table(groups.tensor, num_positions, hidden_size), init)
 
     def forward(self, x: Tensor, shared: Shared | None = None) -> Tensor:
-        """[batch/x, sequence, H/z] to the same, with its position's row added to each token.
+        """Add to each token of the residual [batch/x, sequence, H/z] the row of its position.
 
-        No [tokens, H/z]: flattened tokens have lost their positions.
+        A residual [tokens, H/z] is an error, since flattened tokens have lost their positions.
         """
         table = cast("Tensor", self.stand_in(self.weight, self.share() if shared is None else shared))
         tensor, coord = self.groups.tensor, self.groups.coord
@@ -145,17 +145,17 @@ def _check_positions(x: Tensor, pieces: int, first: int, num_positions: int) -> 
 
 
 class _Lookup(torch.autograd.Function):
-    """Rows of a sharded table: ids [tokens/x], [V/yq, H/z] to the stored residual.
+    """Lookup in a sharded table: ids [tokens/x] and the table [V/yq, H/z] to the stored residual.
 
-    Ids count from the first row of this rank's panel. One that lies outside gives zeros here, and its row on the rank
-    of y that holds it: their sum, in the reduction over y, is the lookup.
+    Ids count from the first row of this rank's panel. An id outside the panel gives zeros here, and its row on the rank
+    of y that holds it. The reduction over y sums these to the looked-up row.
     """
 
     @staticmethod
     def forward(ctx: Any, ids: Tensor, weight: Tensor, padding: int, sharding: MatmulSharding) -> Tensor:
         panel = sharding.w.gather(weight)
         outside = (ids < 0) | (ids >= panel.shape[0])
-        # Row 0 stands in for ids of other ranks, and what it gives is masked: an index must name a row.
+        # Every index must name a row, so row 0 stands in for ids of other ranks, and its result is masked.
         ids = ids.masked_fill(outside, 0)
         rows = functional.embedding(ids, panel).masked_fill_(outside.unsqueeze(-1), 0)
         ctx.save_for_backward(ids, outside)

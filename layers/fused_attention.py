@@ -1,16 +1,17 @@
-"""torch's fused attention kernels with their log-sum-exp, forward and backward: what blocks of attention are made of.
+"""Attention to one block of keys: torch's fused kernels with their log-sum-exp, forward and backward.
 
     y, lse = forward((q, k, v), "full", scale)      # q [B, A, M, D], k and v [B, G, N, D] to [B, A, M, D], [B, A, M]
     q_grad, k_grad, v_grad = backward((q, k, v), y_grad, y, lse, "full", scale)
 
-`lse` is the logarithm of the sum of exp(score) over a query's keys, float32 or wider; -inf where it has none, and `y`
-is 0 there. Given y and lse of all keys, `backward` gives a block's part of the gradients (FlashAttention, 2205.14135).
+`lse` is the logarithm of the sum of exp(score) over a query's keys, float32 or wider. For a query without keys it is
+-inf, and `y` is 0. Given y and lse over all keys, `backward` returns a block's part of the gradients (FlashAttention,
+2205.14135).
 
-`torch.nn.functional.scaled_dot_product_attention` keeps lse to itself, so these are the operators beneath it, as in
-torch's own context parallelism. Which there are: on a CPU one for every type, with masks and grouped queries; on CUDA
-FlashAttention in half precision, without masks, and the memory-efficient kernel, whose queries are grouped here one
-after the other. What has no kernel (dropout, values of another width, float64 on CUDA) is plain products in float32 or
-wider, for which blocks must be tiles: `has_kernel` tells before.
+`torch.nn.functional.scaled_dot_product_attention` does not return lse, so this module calls the operators beneath it,
+as torch's own context parallelism does. On a CPU one operator takes every dtype, masks and grouped queries. On CUDA
+there are FlashAttention (half precision, no masks) and the memory-efficient kernel, which is called once per member of
+the query groups. Cases without a kernel (dropout, values of another width than keys, float64 on CUDA) are plain
+products in float32 or wider. Their blocks must be tiles. `has_kernel` reports beforehand which case applies.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ Qkv = tuple[Tensor, Tensor, Tensor]
 aten = torch.ops.aten
 
 _ALIGNED_BYTES = 16
-"""CUDA's kernels read so much at once: rows of heads and of masks are multiples of it."""
+"""Bytes that CUDA's kernels read at once; rows of heads and of masks must be multiples of it."""
 _LSE_MULTIPLE = 32
-"""The memory-efficient kernel pads its log-sum-exp to a multiple of so many queries."""
+"""The memory-efficient kernel pads its log-sum-exp to a multiple of this number of queries."""
 
 
 def has_kernel(q: Tensor, v: Tensor, *, dropout: bool = False) -> bool:
-    """Return whether there is a fused kernel for such queries and values; without one, blocks must be tiles."""
+    """Return whether a fused kernel supports these queries and values; without one, blocks must be tiles."""
     if dropout or q.shape[-1] != v.shape[-1]:
         return False
     if q.device.type in ("cpu", "meta"):
@@ -53,8 +54,8 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """Attend: q [B, A, M, D], k and v [B, G, N, D] to y [B, A, M, D] and lse [B, A, M].
 
-    `allowed` [B or 1, 1, M, N], of a masked block: which keys a query attends to. `kept` gives, of weights, the factors
-    of dropout; equal in the backward.
+    `allowed` [B or 1, 1, M, N] is the mask of a masked block. `kept` returns the dropout factors for the attention
+    weights, and must return the same ones in the backward.
     """
     q, k, v = qkv
     if not has_kernel(q, v, dropout=kept is not None):
@@ -66,7 +67,7 @@ def forward(
         y, lse = aten._scaled_dot_product_flash_attention_for_cpu(
             q, k, v, is_causal=kind == "causal", attn_mask=bias, scale=scale
         )
-    if allowed is not None:  # a row without keys: kernels do not agree on what it gives
+    if allowed is not None:  # kernels do not agree on the result of a row without keys
         no_keys = ~allowed.any(-1)
         y, lse = y.masked_fill(no_keys.unsqueeze(-1), 0), lse.masked_fill(no_keys, -torch.inf)
     return y, lse
@@ -82,7 +83,7 @@ def backward(
     allowed: Tensor | None = None,
     kept: Callable[[Tensor], Tensor] | None = None,
 ) -> Qkv:
-    """Return a block's gradients of q, k and v; `y` and `lse` are of all keys, lse finite where there are none."""
+    """Return a block's gradients of q, k and v; `y` and `lse` are over all keys, and lse is finite without keys too."""
     q, k, v = qkv
     if not has_kernel(q, v, dropout=kept is not None):
         return _plain_backward(qkv, y_grad, y, lse, kind, scale, allowed, kept)
@@ -95,7 +96,7 @@ def backward(
 
 
 def _bias(allowed: Tensor, q: Tensor) -> Tensor:
-    """Return what is added to scores: 0, or -inf where a query does not attend."""
+    """Return the additive mask of scores: 0, or -inf for keys to which a query does not attend."""
     return torch.zeros_like(allowed, dtype=q.dtype).masked_fill_(~allowed, -torch.inf)
 
 
@@ -105,7 +106,7 @@ def _bias(allowed: Tensor, q: Tensor) -> Tensor:
 def _is_flash(q: Tensor, bias: Tensor | None) -> bool:
     if bias is not None or q.dtype == torch.float32 or q.shape[-1] > 256:
         return False
-    return torch.cuda.get_device_capability(q.device) >= (8, 0)  # older ones have the memory-efficient kernel alone
+    return torch.cuda.get_device_capability(q.device) >= (8, 0)  # older GPUs have only the memory-efficient kernel
 
 
 def _forward_on_cuda(
@@ -129,7 +130,7 @@ def _backward_on_cuda(
 ) -> Qkv:
     q, k, v = qkv
     if _is_flash(q, bias):
-        # Seeds and lengths of documents, of which there are none.
+        # The kernel also takes random seeds and cumulative document lengths; neither is used here.
         none = torch.empty(0, dtype=torch.int64, device=q.device)
         lengths = q.shape[2], k.shape[2]
         seeds = torch.zeros(2, dtype=torch.uint64, device=q.device), none
@@ -154,17 +155,17 @@ def _backward_on_cuda(
 
 
 def _tokens_first(y: Tensor) -> Tensor:
-    """Return y [B, G, M, D] with a token's heads together in memory: the kernel takes that for granted, unchecked."""
+    """Return y [B, G, M, D] with a token's heads adjacent in memory, which the kernel assumes without a check."""
     return y.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def _members(x: Tensor, k: Tensor) -> tuple[Tensor, ...]:
-    """Return [B, G, ...] of each member of the groups of x [B, A, ...]; all heads at once where nothing is grouped."""
+    """Split x [B, A, ...] by member of its groups, into A/G tensors [B, G, ...]; one tensor if heads are ungrouped."""
     return _grouped(x, k).unbind(2)
 
 
 def _aligned(bias: Tensor | None, k: Tensor) -> Tensor | None:
-    """Return a bias [B or 1, 1, M, N] for all heads of k, its rows at multiples of what the kernel reads."""
+    """Expand a bias [B or 1, 1, M, N] to all heads of k, with rows aligned to the kernel's reads."""
     if bias is None:
         return None
     length = bias.shape[-1]
@@ -204,7 +205,8 @@ def _plain_backward(
     q, k, v = qkv
     weights = _scores(q, k, kind, scale, allowed).sub_(_grouped(lse, k).unsqueeze(-1)).exp_()
     wide_grad = upcast(y_grad)
-    # The softmax's sum over all keys, of which a block has a part: FlashAttention reads it off the output.
+    # The softmax's backward needs a sum over all keys. A block has only some, so it comes from the output, as in
+    # FlashAttention.
     delta = _grouped((wide_grad * upcast(y)).sum(-1), k).unsqueeze(-1)
     rows = _grouped(wide_grad, k).flatten(2, 3)
     weights_grad = (rows @ upcast(v).transpose(-1, -2)).view(weights.shape)
@@ -220,7 +222,7 @@ def _plain_backward(
 
 
 def _scores(q: Tensor, k: Tensor, kind: Kind, scale: float, allowed: Tensor | None) -> Tensor:
-    """Return masked scores [B, G, A/G, M, N]; the queries of a group are rows of one matrix, so no key is repeated."""
+    """Return masked scores [B, G, A/G, M, N]. A group's queries are rows of one matrix, so keys are not repeated."""
     rows = upcast(_grouped(q, k)).flatten(2, 3) * scale
     scores = torch.unflatten(rows @ upcast(k).transpose(-1, -2), 2, (-1, q.shape[2]))
     if kind == "causal":
@@ -232,5 +234,5 @@ def _scores(q: Tensor, k: Tensor, kind: Kind, scale: float, allowed: Tensor | No
 
 
 def _grouped(x: Tensor, k: Tensor) -> Tensor:
-    """[B, A, ...] to [B, G, A/G, ...]."""
+    """Reshape [B, A, ...] to [B, G, A/G, ...]."""
     return torch.unflatten(x, 1, (k.shape[1], -1))

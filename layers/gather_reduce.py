@@ -1,9 +1,9 @@
 """Gather the stored operands of a product, and reduce its partial results, over one axis of the cuboid.
 
-Each operand of a product is stored in pieces along one axis and gathered for the product to a panel; each result is a
-partial sum over one axis, reduced to pieces. A `Sharding` says how one operand is stored over that axis; its `gather`
-and `reduce` are each other's backward. (AxoNN, arXiv 2305.13525, first wrote 1D, 2D and 3D as one algorithm; 3D is
-Agarwal's of 1995.)
+Each operand of a product is stored in pieces along one axis, and gathered to a panel for the product. Each result is a
+partial sum over one axis, and is reduced to pieces. A `Sharding` describes how one operand is stored over that axis.
+Its `gather` and `reduce` are each other's backward. (AxoNN, arXiv 2305.13525, first wrote 1D, 2D and 3D as one
+algorithm. The 3D algorithm is Agarwal's of 1995.)
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from dslpar.layers.placement import Letters
 
 @dataclass(frozen=True)
 class Sharding:
-    """How a tensor is stored over one axis: in pieces along a dim, or as equal copies."""
+    """Storage of a tensor over one axis: pieces along a dim, or equal copies."""
 
     axis: Axis
     dim: int | None
-    """The dim that is in pieces; None: equal copies."""
+    """The dim that is cut into pieces; None: equal copies."""
     blocks: tuple[int, ...] = ()
-    """`dim` is blocks (q, k, v), with lengths in these proportions, each cut by itself; (): it is one block."""
+    """Proportions of the blocks of `dim` (q, k, v), each of which is cut over all ranks; (): one block."""
 
     def gather(self, stored: Tensor, *, contiguous: bool = True) -> Tensor:
         """Gather the stored piece [..., n/size, ...] to the panel [..., n, ...].
 
-        Not `contiguous`, the panel stands in memory as pieces arrive: tokens of a sequence by sequence first.
+        Without `contiguous` the panel keeps the memory order in which pieces arrive: sequence first for tokens.
         """
         return self._gather(stored, partial(collectives.all_gather, contiguous=contiguous))
 
     def join(self, stored: Tensor) -> Tensor:
-        """Gather, differentiable, where all ranks go on alike with the panel: the backward takes this rank's piece."""
+        """Gather differentiably if all ranks compute the same with the panel; the backward takes this rank's piece."""
         return self._gather(stored, collectives.gather_from_group)
 
     def start_gather(self, stored: Tensor, *, contiguous: bool = True) -> Pending:
-        """Begin to `gather`."""
+        """Start to `gather`."""
         if self.axis.size == 1 or self.dim is None:
             return Pending(stored)
         if not self.blocks:
@@ -59,18 +59,18 @@ class Sharding:
         return self.join_pieces(gather(stored.unsqueeze(0), self.axis, 0))
 
     def join_pieces(self, pieces: Tensor) -> Tensor:
-        """Join ranks' pieces [size, ..., n/size, ...], each of which has its part of every block, to the panel."""
+        """Join the ranks' pieces [size, ..., n/size, ...], each with its part of every block, to the panel."""
         assert self.dim is not None
         dim = self.dim % (pieces.dim() - 1)
         blocks = self._split(pieces, dim + 1)
         return torch.cat([piece for block in blocks for piece in block.unbind()], dim)
 
     def start_reduce(self, partial: Tensor) -> Pending:
-        """Begin to sum partial panels [..., n, ...] to stored pieces [..., n/size, ...]; may write into `partial`."""
+        """Start to sum partial panels [..., n, ...] to stored pieces [..., n/size, ...]; may write into `partial`."""
         if self.axis.size == 1:
             return Pending(partial)
         if self.dim is None:
-            # In place: a partial panel is a product's own result, which nobody else holds.
+            # In place: the partial panel is a product's result, and nothing else refers to it.
             return collectives.start_all_reduce_(partial, self.axis)
         if not self.blocks:
             return collectives.start_reduce_scatter(partial, self.axis, self.dim)
@@ -84,7 +84,7 @@ class Sharding:
         return self.start_reduce(partial).wait()
 
     def features_of(self, rank: int, weight: Tensor, dim: int) -> Tensor:
-        """Return what a weight has along `dim` of the features that the axis's `rank`-th rank stores."""
+        """Return the part of a weight along `dim` for the features that the axis' `rank`-th rank stores."""
         parts = [block.chunk(self.axis.size, dim)[rank] for block in self._split(weight, dim)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
@@ -96,23 +96,23 @@ class Sharding:
 
 
 def residual_over_y(groups: Groups) -> Sharding:
-    """Return how the residual stream [batch, sequence, hidden], or [tokens, hidden], is stored over y."""
+    """Return the sharding over y of the residual stream [batch, sequence, hidden] or [tokens, hidden]."""
     dims = {"replicated": None, "batch": 0, "sequence": -2, "hidden": -1}
     return Sharding(groups.axis("y"), dims[groups.tensor.residual])
 
 
 def inner_over_z(groups: Groups, blocks: tuple[int, ...] = ()) -> Sharding:
-    """Return how inner activations [batch, sequence, features], or [tokens, features], are stored over z."""
+    """Return the sharding over z of inner activations [batch, sequence, features] or [tokens, features]."""
     if groups.tensor.inner == "batch":
         return Sharding(groups.axis("z"), 0)
     return Sharding(groups.axis("z"), -1, blocks)
 
 
 def features_over(groups: Groups, letters: Letters, blocks: tuple[int, ...] = ()) -> tuple[Sharding, ...]:
-    """Return how features cut by `letters`, slowest first, are stored over each: fastest first, as to gather."""
+    """Return a sharding per axis of features cut over `letters` (slowest first), fastest first, as gathers need."""
     return tuple(Sharding(groups.axis(letter), -1, blocks) for letter in reversed(letters))
 
 
 def weight_over_q(groups: Groups, blocks: tuple[int, ...] = ()) -> Sharding:
-    """Return how weights are stored over q: their rows in pieces."""
+    """Return the sharding of weights over q, which cuts their rows."""
     return Sharding(groups.axis("q"), 0, blocks)

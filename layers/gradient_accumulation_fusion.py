@@ -1,16 +1,18 @@
-"""Weight gradients that are added up by the product which makes them, in a tensor wider than the weight.
+"""Gradient accumulation fusion: the product that computes a weight gradient adds it to a float32 sum.
 
     enable_accumulation_fusion(module)     # an engine's, once
     y = linear(x)
     with fused_accumulation():             # and around each backward
         y.backward(y_grad)                 # weight.grad_accum += dY^T X: one kernel, and no rounding to bf16
 
-In half precision at ZeRO 1 micro-batches add up in fp32, in DeepSpeed's `weight.grad_accum`. Apart from the product,
-that is a gradient in bf16 written, read again, and added: 12 bytes a parameter; within it 8, the sum's own. Megatron-LM
-has kernels of its own for it (`gradient_accumulation_fusion`, `main_grad`); torch has products with a wider output for
-CUDA (`addmm` with `out_dtype`, from 2.8 on), and on a CPU none: there, gradients go as ever.
+In half precision at ZeRO 1 the gradients of micro-batches add up in fp32, in DeepSpeed's `weight.grad_accum`. A
+separate addition writes the gradient in bf16, reads it, and updates the sum: 12 bytes per parameter. Within the product
+it takes 8, the sum's own. Megatron-LM has its own kernels for this (`gradient_accumulation_fusion`, `main_grad`). torch
+has products with a wider output for CUDA (`addmm` with `out_dtype`, from 2.8 on). On a CPU it has none, and gradients
+are accumulated as usual.
 
-The graph keeps its edge to the weight, without a gradient: hooks of its accumulation run, and find the sum made.
+The graph keeps its edge to the weight, without a gradient, so the hooks of its accumulation run. They find the sum
+complete.
 """
 
 from __future__ import annotations
@@ -25,14 +27,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 _adding = False
-"""Of the module, as in weight_gradients: autograd's threads on an accelerator see no variable of a context."""
+"""A module variable, as in weight_gradients: autograd's threads for an accelerator do not see context variables."""
 
 
 @contextmanager
 def fused_accumulation() -> Iterator[None]:
-    """Let products add to `grad_accum`: around a backward that does no more with gradients than sum them up.
+    """Let products add to `grad_accum` within the context. Use it only around a backward that just accumulates.
 
-    Elsewhere, as in torch.autograd.grad, also within a model's forward, a gradient is asked for by itself.
+    Other backwards need the gradient itself: torch.autograd.grad does, also within a model's forward.
     """
     global _adding
     before, _adding = _adding, True
@@ -43,46 +45,48 @@ def fused_accumulation() -> Iterator[None]:
 
 
 def enable_accumulation_fusion(module: nn.Module) -> None:
-    """Mark the weights in `module` whose products may add to their sums, where their device has such products."""
+    """Mark the weights in `module` whose products may add to their sums, if their device has such products."""
     for p in module.parameters():
         p.fuses_accumulation = has_wide_products(p)  # type: ignore[attr-defined]
 
 
 def fuses_accumulation(weight: Tensor) -> bool:
-    """Return whether a linear's backward may add this weight's gradient to its sum, once there is one.
+    """Return whether a linear's backward may add this weight's gradient to its sum, once the sum exists.
 
-    Not where a program's own hook asks for the gradient, nor in a graph that torch compiles.
+    It may not if a hook of the program needs the gradient, nor in a graph that torch compiles.
     """
     may = getattr(weight, "fuses_accumulation", False) and weight.requires_grad and weight.is_leaf
     return may and not weight._backward_hooks and not torch.compiler.is_compiling()
 
 
 def has_wide_products(weight: Tensor) -> bool:
-    """Return whether this device has products of the weight's dtype that add to fp32."""
+    """Return whether the weight's device has products of its dtype that add to fp32."""
     return weight.dtype in (torch.bfloat16, torch.float16) and _tried(weight.device, weight.dtype)
 
 
 def sum_of(weight: Tensor | None) -> Tensor | None:
-    """Return what a gradient is to be added to; None: there is nothing, and it is the backward's result."""
-    if weight is None or not _adding:  # in this order: a compiled layer, whose weight is None, needs no other graph
+    """Return the sum to which a gradient is to be added; None: the backward returns the gradient itself."""
+    # `weight is None` first: it is None in a compiled layer, whose graph then does not depend on `_adding`.
+    if weight is None or not _adding:
         return None
     total: Tensor | None = getattr(weight, "grad_accum", None)
     return total if total is not None and total.dtype is torch.float32 else None
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return x W^T + b on a rank that needs no other; the backward adds dW to its sum, where it may."""
+    """Return x W^T + b without communication; the backward adds dW to its sum if it may."""
     y: Tensor = _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
     return y
 
 
 class _Linear(torch.autograd.Function):
-    """As layers.linear's product, without what collectives need: a small layer's time on the host is its Python."""
+    """The product of layers.linear without code for collectives, whose Python would dominate a small layer's time."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.weight = weight  # itself: what is recomputed, or was on the host, is another tensor, without the sum
+        # The Parameter itself: saved tensors that are recomputed or offloaded come back as others, without the sum.
+        ctx.weight = weight
         return functional.linear(x, weight, bias)
 
     @staticmethod
@@ -102,13 +106,13 @@ class _Linear(torch.autograd.Function):
 
 
 def add_product_(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """Compute total += a b, in fp32, of [N, M] and [M, K] in half precision."""
+    """Compute total += a b in fp32, for a [N, M] and b [M, K] in half precision."""
     torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
 
 
 @lru_cache
 def _tried(device: torch.device, dtype: torch.dtype) -> bool:
-    """Try a product once: torch versions, builds and devices have it or not, and say so by an error."""
+    """Try a product once. Some torch versions, builds and devices do not have it, and raise an error."""
     total, ones = (torch.ones(16, 16, device=device, dtype=each) for each in (torch.float32, dtype))
     try:
         add_product_(total, ones, ones)

@@ -1,7 +1,7 @@
-"""Divide the heads of attention over the ranks of a tensor group; refuse numbers that do not divide.
+"""Divide attention heads over the ranks of a tensor group; refuse numbers that do not divide.
 
-The linter says the same of a model family by the same table, before any process starts; of a model of your own, nothing
-is known before it is built.
+The linter checks model families with the same table before any process starts. A model of your own can only be checked
+when it is built.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from dslpar.layout import divisors
 from dslpar.layout.nearest import describe, nearest_attention
 from dslpar.linter.registry import rule_finding
 
-# Of hidden_size alone (TEN202, TEN208) the placements of the weights raise TEN227, as of any layer's sizes.
+# Not TEN202 and TEN208, which concern hidden_size alone: for these the weights' placements raise TEN227, as for any
+# layer.
 _CODES = ("TEN201", "TEN205", "TEN206", "TEN207", "TEN209")
 
 
 def local_heads(
     groups: Groups, hidden_size: int, num_heads: int, num_kv_heads: int | None, *, rotary: bool
 ) -> list[int]:
-    """Return how many heads of queries, keys and values each rank computes; `num_kv_heads` None: as many as queries.
+    """Return the numbers of query, key and value heads per rank; `num_kv_heads` None: as many as query heads.
 
     Raises:
-        DslparError: all that is wrong.
+        DslparError: a number of heads is below 1, or heads do not divide over the ranks (lists all violations).
     """
     for code, name, count in (("TEN205", "num_heads", num_heads), ("TEN207", "num_kv_heads", num_kv_heads)):
         if count is not None and count < 1:
@@ -36,7 +37,7 @@ def local_heads(
     conditions = divisors.attention(sizes, groups.tensor)
     wrong = {each.code: each for each in conditions if each.code in _CODES and not each.holds}
     if "TEN205" in wrong:
-        wrong.pop("TEN209", None)  # a head has no whole number of features, odd or even
+        wrong.pop("TEN209", None)  # without whole heads it is meaningless whether a head's features are even
     if wrong:
         hint = describe(nearest_attention(sizes, groups.tensor))
         raise DslparError(
@@ -57,7 +58,7 @@ def _finding(code: str, key: str, message: str, hint: str) -> Finding:
 def local_samples(groups: Groups, mask: Tensor, x: Tensor) -> Tensor:
     """Take this rank's samples of a mask: [batch, sequence] of the whole micro-batch to [batch/x, sequence].
 
-    `x` is the stored residual [batch/x, sequence, H/z]. Raises: DslparError: the mask has another shape or type.
+    `x` is the stored residual [batch/x, sequence, H/z]. Raises: DslparError: the mask has the wrong shape or type.
     """
     cuts = residual_cuts(groups.tensor)
     counts = [piece(groups.tensor, groups.coord, letters)[1] for letters in (cuts.batch, cuts.sequence)]

@@ -1,4 +1,4 @@
-"""Keys and values of the tokens that came before: generation runs a sequence chunk by chunk, and attends to all of it.
+"""Key-value cache for generation, which runs a sequence chunk by chunk and attends to all earlier tokens.
 
     cache = KeyValueCache()
     with cache.chunk_at(0):
@@ -6,10 +6,10 @@
     with cache.chunk_at(8):
         module(ids[:, 8:9])                # as module(ids[:, :9]) has it at the last token
 
-All samples stand at one position, as in Meta's Llama: a longer prompt is fed token by token while others draw theirs.
-So a chunk is a slice, in every tensor mode, and none needs positions of its own. A rank keeps the heads and samples
-that it attends with, of whole sequences; where attention is over pieces of sequences there is no cache. A chunk that
-begins before the end of what is kept is written over it.
+All samples are at the same position, as in Meta's Llama: longer prompts are fed token by token while the other samples
+already generate. So a chunk is a slice in every tensor mode, and samples need no positions of their own. A rank caches
+whole sequences of its own heads and samples. Attention over pieces of sequences has no cache. A chunk that begins
+before the end of the cache overwrites the cache from there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 
 class KeyValueCache:
-    """What one batch of sequences leaves for its next tokens, of each attention on this rank."""
+    """Keys and values of one batch of sequences, for each attention layer on this rank."""
 
     def __init__(self) -> None:
         self.begin = 0
@@ -33,7 +33,7 @@ class KeyValueCache:
 
     @contextmanager
     def chunk_at(self, begin: int) -> Iterator[None]:
-        """Have modules run, within, on a chunk whose first token stands at `begin`."""
+        """Use this cache within the context, for a chunk whose first token is at position `begin`."""
         before, _IN_USE.cache = _IN_USE.cache, self
         self.begin = begin
         try:
@@ -42,7 +42,7 @@ class KeyValueCache:
             _IN_USE.cache = before
 
     def extended(self, attention: nn.Module, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Keep the chunk's keys and values [B, G, chunk, D]; return those of all tokens to its end, likewise."""
+        """Store a chunk's keys and values [B, G, chunk, D]; return those of all tokens up to its end [B, G, S, D]."""
         before = self._kept.get(attention)
         if before is not None and self.begin:
             k, v = (torch.cat([own[:, :, : self.begin], new], 2) for own, new in zip(before, (k, v), strict=True))
@@ -52,7 +52,7 @@ class KeyValueCache:
 
 
 class _InUse(threading.local):
-    """The cache of what this thread runs. No ContextVar, whose values torch.compile cannot read."""
+    """The cache in use in this thread. It is no ContextVar, since torch.compile cannot read these."""
 
     cache: KeyValueCache | None = None
 
@@ -61,11 +61,11 @@ _IN_USE = _InUse()
 
 
 def cache_in_use() -> KeyValueCache | None:
-    """Return the cache of the sequences that are run; None: whole sequences are."""
+    """Return the cache in use; None: modules run whole sequences."""
     return _IN_USE.cache
 
 
 def first_position() -> int:
-    """Return the position of the first token of the sequences that are run: 0, but for chunks beside a cache."""
+    """Return the position of the input's first token: that of the chunk if a cache is in use, else 0."""
     cache = _IN_USE.cache
     return 0 if cache is None else cache.begin

@@ -1,9 +1,9 @@
-"""A weight's gradient that comes to autograd after the next linear's backward, under whose products it is reduced.
+"""Late weight gradients: autograd receives them after the next linear's backward, whose products hide the reduction.
 
-No callback at the backward's end brings late gradients. In place of a weight the product has a stand-in, a node of the
-graph that is made before the node of the linear that comes before. Autograd runs first what was made last, of the nodes
-that wait in a device's queue, so the stand-in has its turn after that linear's backward, and hooks of the gradient's
-accumulation run after it.
+This works without a callback at the backward's end. The product uses a stand-in for the weight: a graph node that is
+made before the node of the preceding linear. Of the nodes that wait in a device's queue, autograd runs the latest made
+first. So the stand-in's backward runs after that linear's backward, and the hooks of the gradient's accumulation run
+after it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dslpar.layers.gather_reduce import Sharding
 
 
 class WeightReduction:
-    """The sum of dW over q, and then over d, under way."""
+    """Asynchronous sum of dW over q, then over d."""
 
     def __init__(self, panel: Tensor, over_q: Sharding, over_d: Axis) -> None:
         self._over_q: Pending | None = over_q.start_reduce(panel)
@@ -28,9 +28,9 @@ class WeightReduction:
         self._depth = over_d
 
     def start_over_d(self) -> None:
-        """Wait for this rank's piece of the sum over q, which frees the panel, and begin to sum it over d; once."""
+        """Wait for this rank's piece of the sum over q, which frees the panel; start to sum it over d. Only once."""
         if self._over_q is not None:
-            # Over q before d: of the reduce-scattered gradient only 1/q is left to all-reduce.
+            # q comes before d because after the reduce-scatter over q only 1/q of the gradient is left to all-reduce.
             piece, self._over_q = self._over_q.wait(), None
             self._over_d = collectives.start_all_reduce_(piece, self._depth)
 
@@ -42,7 +42,7 @@ class WeightReduction:
 
 
 class LateGradient:
-    """Where a linear leaves a reduction to the backward of its weight's stand-in."""
+    """Hands a reduction from a linear's backward to the backward of its weight's stand-in."""
 
     def __init__(self, weight: Tensor) -> None:
         self._weight = weight
@@ -50,16 +50,16 @@ class LateGradient:
         self._thread = 0
 
     def put(self, reduction: WeightReduction) -> Tensor:
-        """Leave the gradient of this backward; return what autograd is to have in its place, which nobody reads.
+        """Store the reduction; return a placeholder gradient for autograd, which nothing reads.
 
-        Not None: of a node that gets none, torch before 2.6 takes its turn in the queue of the CPU, whose thread would
-        run it beside those of an accelerator's queue.
+        The placeholder is a tensor because torch before 2.6 queues a node without a gradient on the CPU, whose thread
+        would run it beside the nodes of an accelerator's queue.
         """
         self._reduction, self._thread = reduction, get_ident()
         return self._weight.detach()
 
     def take(self) -> Tensor | None:
-        """Return the gradient; None, where this backward has made none."""
+        """Return the gradient; None if this backward has computed none."""
         reduction, self._reduction = self._reduction, None
         if reduction is None:
             return None
@@ -68,7 +68,7 @@ class LateGradient:
 
 
 class StandIn(NamedTuple):
-    """A weight for one product, whose gradient may come after the next linear's backward."""
+    """Stand-in of a weight for one product; its gradient may arrive after the next linear's backward."""
 
     weight: Tensor
     parameter: Tensor
@@ -76,19 +76,19 @@ class StandIn(NamedTuple):
 
     @classmethod
     def of_parameter(cls, parameter: Tensor) -> StandIn:
-        """Make one: before the node of the linear that comes before the parameter's."""
+        """Make a stand-in. Call it before the preceding linear makes its node."""
         late = LateGradient(parameter)
         return cls(_StandIn.apply(parameter, late), parameter, late)  # type: ignore[no-untyped-call]
 
 
 class _StandIn(torch.autograd.Function):
-    """The same numbers, as a node of its own: neither keeps the other alive."""
+    """Identity as a separate graph node. The result shares the weight's memory but is no view of it."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, late: LateGradient) -> Tensor:
         ctx.late = late
         ctx.set_materialize_grads(False)
-        return weight.detach()  # no view: where a hook changes the weight, torch refuses views of it
+        return weight.detach()  # no view: torch refuses views of a weight that a hook changes
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, None]:

@@ -1,4 +1,4 @@
-"""Linear layers on a cuboid of ranks: every tensor mode is this one product (docs/architecture.md, "The cuboid").
+"""Linear layers on a cuboid of ranks. One sharded product serves every mode (docs/architecture.md, "The cuboid").
 
 Letters: M tokens (batch, sequence), H residual features, F inner features; x = d q.
 
@@ -9,18 +9,18 @@ inward     residual [M, H/z]    [F/yq, H/z]         inner [M/x, F/y]      y (as 
 outward    inner [M/x, F/y]     [H/zq, F/y]         residual [M, H/z]     z (as inner says)      y (as residual says)
 =========  ===================  ==================  ====================  =====================  ======================
 
-W is gathered over q. Backward is the same with gather and reduce exchanged, and dW summed over d, unless ZeRO does so::
+W is gathered over q. The backward exchanges gather and reduce, and sums dW over d, unless ZeRO does so::
 
     forward   Y  = reduce_Y(gather_X(X) @ gather_W(W).T) + b
     dgrad     dX = reduce_X(gather_Y(dY) @ gather_W(W))
     wgrad     dW = reduce_W(gather_Y(dY).T @ gather_X(X)), all-reduced over d
 
-In 1d this is Megatron-LM's column- and row-parallel pair (arXiv 1909.08053), with its overlap of dgrad's reduction and
-wgrad's product, and of X's second gathering and dgrad's product; with `sequence`, 2205.05198. `keep` says which
-gathered panels live until the backward. With `comm_overlap` collectives of activations run under their own product, in
-parts (overlap.py), and those of weights under the product before or after it (weight_prefetch.py). Where a pipeline's
-schedule splits the backward (weight_gradients.py), wgrad is put aside, and the reduction of dX has an older one's
-product to itself.
+In 1d this is Megatron-LM's column- and row-parallel pair (arXiv 1909.08053), with its overlap of dgrad's reduction with
+wgrad's product, and of X's second gather with dgrad's product. With `sequence` it is arXiv 2205.05198. `keep` selects
+the gathered panels that live until the backward. With `comm_overlap` the collectives of activations are cut into parts
+that run under their own product (overlap.py), and those of weights run under the product before or after theirs
+(weight_prefetch.py). If a pipeline schedule splits the backward (weight_gradients.py), wgrad is deferred, and an older
+wgrad product hides the reduction of dX.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ def sharded_matmul(
     adapters: Sequence[lora.Applied] = (),
     matrices: Sequence[Tensor] = (),
 ) -> Tensor:
-    """Return X W^T + b: [M/x, K/..] and [N/.., K/..] to [M/x, N/..], all as stored (the table above).
+    """Return X W^T + b: [M/x, K/..] and [N/.., K/..] to [M/x, N/..], all stored as in the module's table.
 
-    `weight` is the Parameter itself, `bias` this rank's piece, which is added to the stored Y. `matrices` are each
-    adapter's A and B.
+    `weight` must be the Parameter itself. `bias` is this rank's piece, which is added to the stored Y. `matrices` are A
+    and B of each adapter.
     """
     leaf = weight_gradients.leaf_of(weight)
     summed = weight if leaf is None and fusion.fuses_accumulation(weight) else None
@@ -80,19 +80,19 @@ def sharded_matmul(
 
 
 class _WeightUse(NamedTuple):
-    """Where a product's weight comes from, and where its gradient goes."""
+    """Sources of a product's weight, and destinations of its gradient."""
 
     leaf: Leaf | None
-    """Of one whose gradient is put aside."""
+    """The weight, if its gradient is deferred (weight_gradients.py)."""
     summed: Tensor | None
-    """The Parameter, if the product may add to its gradients' sum."""
+    """The Parameter, if the product may add to its gradient sum (gradient_accumulation_fusion.py)."""
     late: LateGradient | None
-    """Of one whose gradient is waited for later."""
+    """Receiver of a gradient whose reduction is waited for later (late_gradient.py)."""
     prefetched: PrefetchedWeight | None
 
     @property
     def run(self) -> Run:
-        """The forward or backward that is under way."""
+        """The forward or backward in progress."""
         return WAITING if self.prefetched is None else self.prefetched.run
 
 
@@ -122,13 +122,13 @@ class _ShardedMatmul(torch.autograd.Function):
                 adapter.add_to(y, x_panel, a, b)
             if sharding.y.axis.size > 1:
                 y = sharding.y.reduce(y)
-                y = y if bias is None else y.add_(bias)  # after the sum: each rank's partial product would add it once
+                y = y if bias is None else y.add_(bias)  # after the sum, else every rank's partial product would add it
             gathered_x = Pending(x_panel)
-        # What is recomputed may find a gradient's panel in the place of the next weight's.
+        # In a recomputation the panel of a weight's gradient may occupy the place of the next weight's panel.
         run.start_over_d()
         run.start_next()
-        # What is not gathered is saved itself, never a view: ZeRO 3, where no weight has a stand-in, empties the
-        # Parameter and fills it again.
+        # A weight that is not gathered is saved itself, never as a view: ZeRO 3 empties the Parameter and fills it
+        # again. (No weight has a stand-in at ZeRO 3.)
         needs_x, needs_w = ctx.needs_input_grad[:2]
         ctx.save_for_backward(
             (gathered_x.wait() if sharding.keeps_x else x) if needs_w or adapters else None,
@@ -158,19 +158,19 @@ class _ShardedMatmul(torch.autograd.Function):
             w_panel = run.enter(prefetched).gather(weight, sharding.w)
         if not needs_w or leaf is not None:
             run.start_next()
-        # Gathering is under way while dgrad's product runs, so that the reduction of dX has wgrad's to itself.
+        # X is gathered under dgrad's product, so that only the reduction of dX is left to run under wgrad's.
         if ctx.adapters or (needs_w and leaf is None):
             gathering = sharding.start_gather_x(x)
         aside = split if needs_w and leaf is not None else None
-        if aside is not None and not overlaps:  # before dgrad, so that the gathering of this X may run under it
+        if aside is not None and not overlaps:  # before dgrad, so that the gather of this X may run under it
             _put_aside(aside, leaf, x, y_grad, sharding)
         older = split.start_older() if split is not None and reduces_x else None
         if overlaps:
             x_panel_grad, gathered_grad = overlap.linear(
                 grads[0], w_panel.t(), sharding.y, symmetric=sharding.symmetric_memory
             )
-            y_grad = gathered_grad.wait() if needs_w else grads[0]  # else nobody reads it
-            del gathered_grad  # pieces beside what is joined of them
+            y_grad = gathered_grad.wait() if needs_w else grads[0]  # only wgrad reads the gathered dY
+            del gathered_grad  # frees the pieces, which have been copied to the joined panel
         elif needs_x:
             x_panel_grad = memory_order.linear(y_grad, w_panel.t())
         adapter_grads: list[Tensor] = []
@@ -181,8 +181,8 @@ class _ShardedMatmul(torch.autograd.Function):
                 adapter_grads += adapter.backward(y_grad, x_panel, a, b, x_panel_grad)
         if x_panel_grad is not None:
             x_panel_grad = x_panel_grad.contiguous() if contiguous else x_panel_grad
-            x_grad = sharding.x.start_reduce(x_panel_grad)  # under way while wgrad's product runs
-            del w_panel  # its place is the next one's
+            x_grad = sharding.x.start_reduce(x_panel_grad)  # runs under wgrad's product
+            del w_panel  # makes room for the next panel
         run.start_over_d()
         run.start_next()
         if needs_w and leaf is None:
@@ -209,7 +209,7 @@ def _put_aside(split: Split, leaf: Leaf, x: Tensor, y_grad: Tensor, sharding: Ma
 
 
 def _start_weight_gradient(x: Tensor, y_grad: Tensor, sharding: MatmulSharding) -> Callable[[], Tensor]:
-    """Start to gather X, where it is not kept; the result computes dW."""
+    """Start to gather X, unless it was kept; return a function that computes dW."""
     gathering = sharding.start_gather_x(x)
     return lambda: cast("WeightReduction", _weight_gradient(y_grad, gathering.wait(), sharding, None)).wait()
 
@@ -217,9 +217,9 @@ def _start_weight_gradient(x: Tensor, y_grad: Tensor, sharding: MatmulSharding) 
 def _weight_gradient(
     y_grad: Tensor, x: Tensor, sharding: MatmulSharding, total: Tensor | None
 ) -> WeightReduction | None:
-    """Compute dW of panels [M/.., N/..] and [M/.., K/..], and begin to reduce it over q and d to what is stored.
+    """Compute dW of panels [M/.., N/..] and [M/.., K/..], and start to reduce it over q and d to the stored pieces.
 
-    None: it was added to `total`, by its product; where it has to be reduced first, it is not.
+    If dW needs no reduction, its product adds it to `total`, and the result is None.
     """
     a, b = memory_order.weight_factors(y_grad, x)
     if total is not None and sharding.w.axis.size == sharding.depth.size == 1:
@@ -229,18 +229,18 @@ def _weight_gradient(
 
 
 class Linear(Layer):
-    """A linear layer of the residual stream (`inward`: read it; `outward`: add to it).
+    """Linear layer of the residual stream (`inward`: reads it; `outward`: adds to it).
 
-    `out_features` may be several lengths, of inward linears in one (q, k, v; gate, up): each is cut by itself, and the
-    output has this rank's features of each one after the other.
+    `out_features` may be several lengths, which fuse inward linears into one (q, k, v; gate, up). Each block is cut
+    over all ranks, and the output has this rank's features of the blocks one after the other.
 
-    With `gather_output` the output has all features on every rank, and all must go on with it alike: the backward takes
-    this rank's features of the gradient. Tokens stay as they are stored.
+    With `gather_output` the output has all features on every rank, and all ranks must compute the same with it: the
+    backward takes this rank's features of the gradient. Tokens stay sharded.
 
-    What is frozen (`requires_grad_(False)`; an input that needs no gradient) costs nothing in the backward.
+    Frozen weights (`requires_grad_(False)`) and inputs that need no gradient cost nothing in the backward.
 
     Raises:
-        DslparError: an unknown role, or a number of features that does not divide over the ranks.
+        DslparError: the role is unknown, or a number of features does not divide over the ranks.
     """
 
     def __init__(
@@ -272,10 +272,10 @@ class Linear(Layer):
         self.output_gathers = features_over(groups, vector.cuts[0], at.blocks) if gather_output else ()
 
     def forward(self, x: Tensor, shared: Shared | None = None) -> Tensor:
-        """Inward: residual [batch/x, sequence, H/z] to inner [batch/x, sequence, F/y]; outward: back.
+        """Map the residual [batch/x, sequence, H/z] to inner features [batch/x, sequence, F/y], or outward back.
 
-        Also [tokens/x, features]: the first dim is then cut by all that cuts batch or sequence. Where `residual` or
-        `inner` cuts tokens or features once more, over y or z, so is what goes in or comes out.
+        Inputs may also be [tokens/x, features]. Their first dim is cut over all axes that cut batch or sequence. If
+        `residual` or `inner` cuts tokens or features once more, over y or z, inputs and outputs are cut so too.
         """
         shared = self.share() if shared is None else shared
         bias = self.stand_in(self.bias, shared)
@@ -290,15 +290,15 @@ class Linear(Layer):
         return y
 
     def keep_memory_order(self) -> None:
-        """Take and give tokens as they stand in memory: for code around that neither views nor flattens them."""
+        """Take and return tokens in any memory order. The surrounding code must then neither view nor flatten them."""
         self.sharding = replace(self.sharding, keeps_memory_order=True)
 
     def add_adapter(
         self, r: int, *, scale: float, dropout: float = 0.0, name: str = "", blocks: slice = slice(None)
     ) -> lora.Adapter:
-        """Add s B A to the weight: parameters `<name>lora_A` (r, in) and `<name>lora_B` (out, r), of rank `r`.
+        """Add a LoRA adapter s B A of rank `r`, with parameters `<name>lora_A` (r, in) and `<name>lora_B` (out, r).
 
-        `blocks` says which of the linear's blocks of output features it adapts. What is frozen is the caller's choice.
+        `blocks` selects the linear's blocks of output features that it adapts. It freezes nothing: the caller does.
         """
         at = self.weight.placement  # type: ignore[attr-defined]
         lengths = at.blocks or at.shape[:1]
@@ -312,7 +312,7 @@ class Linear(Layer):
         return adapter
 
     def _dropout_seed(self, adapter: lora.Adapter) -> int:
-        """Draw the seed of an adapter's mask over this rank's panel of the input; 0: it drops nothing."""
+        """Draw the seed of an adapter's dropout mask over this rank's panel of the input; 0: no dropout."""
         if not self.training or adapter.dropout == 0:
             return 0
         features = self.weight.placement.cuts[1]  # type: ignore[attr-defined]

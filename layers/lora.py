@@ -1,8 +1,9 @@
 """Low-rank adapters of linear layers (LoRA, arXiv 2106.09685): Y = X W^T + s (X A^T) B^T, with W frozen.
 
-A (r, in) and B (out, r) are cut as W's own dims are, and r is whole. A product of pieces of both is then that piece of
-B A which meets W's, so the panels of the base serve the adapter as well: no activation is sent for it. What is left is
-a small gradient each, in parts over the axes that do not cut the matrix; it is summed as a vector's is.
+A (r, in) and B (out, r) are cut like the dims of W's panel, and r is never cut. The product of a rank's pieces of B, A
+is then the piece of B A that belongs to its panel of W. So the gathered panels of the base serve the adapter too, and
+no activation is sent for it. Only the small gradients of A and B are communicated. They are partial over the axes that
+do not cut the matrix, and are summed like a vector's gradient.
 
 =========  ============================  =====================  ==============================
 role       A, B (local)                  cut by                 gradients in parts over
@@ -11,8 +12,8 @@ inward     [r, H/z], [F/y, r]            A: z; B: y             A: d, q, y; B: d
 outward    [r, F/y], [H/z, r]            A: y; B: z             A: d, q, z; B: d, q, y
 =========  ============================  =====================  ==============================
 
-(Megatron-LM's LoRA of NeMo cuts A or B alone, and sends the other's activations; X A^T is computed again in the
-backward, as Unsloth does, so that the adapter keeps nothing that the base does not.)
+(LoRA in NeMo, on Megatron-LM, cuts only A or only B and sends activations for the other. The backward recomputes X A^T,
+as Unsloth does, so the adapter saves no tensors beyond the base's.)
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from dslpar.layers.placement import Letters, Placement
 
 
 class Adapter(NamedTuple):
-    """An adapter of some output features of a linear; its matrices are parameters of the linear."""
+    """Low-rank adapter of some output features of a linear; its matrices are parameters of the linear."""
 
     name: str
-    """What stands before "lora_A" and "lora_B" in their names."""
+    """Prefix of "lora_A" and "lora_B" in the parameters' names."""
     begin: int
     end: int
-    """Its features among those of the output's panel."""
+    """It adapts the features from `begin` to `end` of the output's panel."""
     scale: float
     dropout: float = 0.0
     """Probability of dropping a feature of the adapter's input."""
@@ -49,11 +50,11 @@ class Adapter(NamedTuple):
 
 
 class Applied(NamedTuple):
-    """An adapter in one forward and its backward; A and B are this rank's pieces, X and Y panels."""
+    """An adapter in one forward and its backward. A and B are this rank's pieces, X and Y are panels."""
 
     adapter: Adapter
     seed: int
-    """Of its dropout's mask, equal where panels of the input are; 0: nothing is dropped."""
+    """Seed of the dropout mask, equal on ranks with equal panels of the input; 0: no dropout."""
 
     def add_to(self, y: Tensor, x: Tensor, a: Tensor, b: Tensor) -> None:
         """Add s (X A^T) B^T to the (partial) output, in place."""
@@ -62,7 +63,7 @@ class Applied(NamedTuple):
         y[..., begin:end].add_(functional.linear(low, b), alpha=scale)
 
     def backward(self, y_grad: Tensor, x: Tensor, a: Tensor, b: Tensor, x_grad: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the gradients of A and B; add to `x_grad`, that of the input, in place."""
+        """Return the gradients of A and B; add the adapter's part to the input's gradient `x_grad` in place."""
         begin, end, scale = self.adapter.begin, self.adapter.end, self.adapter.scale
         dropped, part = self._drop(x).flatten(0, -2), y_grad[..., begin:end].flatten(0, -2) * scale
         low_grad = part @ b
@@ -71,7 +72,7 @@ class Applied(NamedTuple):
         return low_grad.t() @ dropped, part.t() @ functional.linear(dropped, a)
 
     def _drop(self, x: Tensor) -> Tensor:
-        """Drop the same elements each time: dropout is its own backward."""
+        """Apply the same dropout mask in each call. Dropout is linear, so this is also its backward."""
         if self.seed == 0:
             return x
         generator = torch.Generator(x.device).manual_seed(self.seed)
@@ -80,9 +81,9 @@ class Applied(NamedTuple):
 
 
 def placements(weight: Placement, r: int, blocks: Sequence[int]) -> tuple[Placement, Placement]:
-    """Return where A and B lie beside a linear's weight; B has the `blocks` of output features that it adapts."""
+    """Return the placements of A and B for a linear's weight; `blocks` are the output features that B adapts."""
     outputs, inputs = weight.cuts
-    outputs = tuple(letter for letter in outputs if letter != "q")  # over which W is gathered for the product
+    outputs = tuple(letter for letter in outputs if letter != "q")  # W is gathered over q for the product
     features = tuple(blocks) if len(blocks) > 1 else ()
     a = _low_rank(weight, (r, weight.shape[1]), ((), inputs))
     b = _low_rank(weight, (sum(blocks), r), (outputs, ()), features)

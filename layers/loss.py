@@ -1,13 +1,13 @@
-"""Cross-entropy and accuracy of logits whose vocabulary is sharded, and never gathered.
+"""Vocabulary-parallel cross-entropy and accuracy: logits are sharded over the vocabulary and never gathered.
 
-Letters: m tokens of this rank, V vocabulary in n pieces, t pieces of the micro-batch's M tokens. All-reduce the
-maximum, then (sum of exponents, target logit) in one all-reduce: Megatron-LM's vocabulary-parallel cross-entropy (arXiv
-1909.08053) with two of its three all-reduces merged. Label smoothing (1512.00567) sends nothing more: its share of the
-other logits is added to the target's before they are summed. Logits may be of any floating dtype, losses are float32 or
+Letters: m tokens of this rank, V vocabulary in n pieces, t pieces of the micro-batch's M tokens. One all-reduce takes
+the maximum, a second one sums (sum of exponents, target logit). This is Megatron-LM's vocabulary-parallel cross-entropy
+(arXiv 1909.08053) with two of its three all-reduces merged. Label smoothing (1512.00567) sends no more: its share of
+the other logits is added to the target logit before the sum. Logits may have any floating dtype, losses are float32 or
 wider. Columns beyond the vocabulary (padding) count as -inf, and get no share of the smoothing.
 
 ==================  ============================================  =========================================
-function            forward sends, in elements a rank             backward
+function            forward sends, in elements per rank           backward
 ==================  ============================================  =========================================
 `cross_entropy`     6 m (n-1)/n; and 2 (t-1)/t for the sum,       nothing
                     or M (t-1)/t for all losses ("none")
@@ -54,29 +54,29 @@ def cross_entropy(
     label_smoothing: float = 0.0,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    """Return torch's cross-entropy of the whole micro-batch, over the `vocab_size` columns that are no padding.
+    """Return torch's cross-entropy of the whole micro-batch, over the `vocab_size` columns without the padding.
 
-    `logits` are as stored, [batch/x, sequence, V/n] or [tokens/x, V/n]. `labels`, [batch, sequence] or [tokens], are of
-    the whole micro-batch, equal on all ranks of the tensor group; those of `ignore_index` do not count.
+    `logits` are as stored, [batch/x, sequence, V/n] or [tokens/x, V/n]. `labels`, [batch, sequence] or [tokens], cover
+    the whole micro-batch and are equal on all ranks of the tensor group. Labels equal to `ignore_index` do not count.
 
-    `reduction`: "mean", the sum of the token losses over `denominator` (default: the counted tokens; 1 where there are
-    none, so that the mean of nothing is 0, where torch says nan); "sum"; or "none", the token losses in the shape of
-    the labels, 0 where ignored. These two are divided by a `denominator` only where one is given.
+    `reduction` is "mean", "sum" or "none". "mean" divides the sum of the token losses by `denominator`, by default the
+    number of counted tokens. Without any counted token the mean is 0, while torch returns nan. "none" returns the token
+    losses in the shape of the labels, 0 for ignored ones. "sum" and "none" divide by `denominator` only if it is given.
 
-    The numbers are the same on every rank of the tensor group, to the bit; each rank's backward is of its own tokens.
+    The result is bitwise equal on every rank of the tensor group. Each rank's backward covers its own tokens.
 
     Raises:
-        DslparError: a label is neither in the vocabulary nor ignored (on an accelerator, the device stops); labels have
-            another shape than the logits, or there are fewer logits than `vocab_size`; an unknown `reduction`, or a
-            `label_smoothing` outside 0 to 1.
+        DslparError: a label is neither in the vocabulary nor ignored (on an accelerator, the device asserts instead);
+            the shapes of labels and logits do not match, or there are fewer logits than `vocab_size`; the `reduction`
+            is unknown, or `label_smoothing` is outside 0 to 1.
     """
     _check_options(reduction, label_smoothing)
     _check_shapes(groups, logits, labels, vocab_size)
-    labels = labels.long()  # in 8 bits the comparisons and subtractions below would wrap around
+    labels = labels.long()  # with 8 bits the comparisons and subtractions below would wrap around
     check_range(labels, vocab_size, "labels", ignore_index)
     cuts = inner_cuts(groups.tensor)
     if denominator is None and reduction == "mean":
-        # Every rank has the labels of all: counting them sends nothing.
+        # Every rank has all labels, so counting them sends nothing.
         denominator = (labels != ignore_index).sum().clamp(min=1)
     local_labels = local_tokens(groups, labels, cuts)
     losses = _IN_USE.token_losses(
@@ -102,20 +102,21 @@ def cross_entropy_by_chunks(
 ) -> Tensor:
     """Return `cross_entropy` of head(x), computed for one part of each sequence after the other.
 
-    `x` is the stored residual [batch/x, sequence, H/z]; `head` gives the stored logits [batch/x, tokens, V/n] of any
-    part of its tokens, and runs again in the backward: only one part's logits are ever there. `compares_recomputed`:
-    have torch compare the shapes of what both runs save. Other arguments are those of `cross_entropy`. All ranks of the
-    tensor group must call it alike.
+    `x` is the stored residual [batch/x, sequence, H/z]. `head` returns the stored logits [batch/x, tokens, V/n] of any
+    part of its tokens. It runs again in the backward, so only one part's logits are in memory at a time. With
+    `compares_recomputed` torch checks that the recomputation saves tensors of the same shapes. Other arguments are
+    those of `cross_entropy`. All ranks of the tensor group must make the same call.
 
     Raises:
-        DslparError: as `cross_entropy`, but for shapes of logits, which come later.
+        DslparError: as `cross_entropy`, except for the checks of the logits' shape.
     """
     labels = labels.long()
     check_range(labels, vocab_size, "labels", ignore_index)
     if denominator is None:
         denominator = (labels != ignore_index).sum().clamp(min=1)
     cuts, residual = inner_cuts(groups.tensor), residual_cuts(groups.tensor)
-    # What cuts the residual's tokens once more, the head gathers: a part of the tokens of each of these ranks.
+    # The head gathers over the axes that cut the residual's tokens but not the logits'. So a part of the sequence has
+    # tokens of each of these ranks.
     gathered = math.prod(groups.axis(letter).size for letter in residual.sequence if letter not in cuts.sequence)
     local_labels = local_tokens(groups, labels, cuts)
     by_piece = torch.unflatten(local_labels, 1, (gathered, -1))
@@ -123,7 +124,7 @@ def cross_entropy_by_chunks(
         message = f"labels {tuple(labels.shape)} and a stored residual {tuple(x.shape)}"
         raise_finding("TEN226", message, "labels [batch, sequence] of the whole micro-batch", key="model")
 
-    token_losses = _IN_USE.token_losses  # here: on an accelerator, a thread of autograd's own computes them again
+    token_losses = _IN_USE.token_losses  # read here, since on an accelerator autograd recomputes in another thread
 
     def losses(tokens: Tensor, labels: Tensor) -> Tensor:
         logits = head(tokens).flatten(0, -2)
@@ -141,10 +142,10 @@ def cross_entropy_by_chunks(
 
 @contextmanager
 def compiled_losses(backend: str | None) -> Iterator[None]:
-    """Have torch compile what this thread's losses compute of each logit, within; `backend` None: nothing changes.
+    """Compile this thread's token losses with `backend` within the context; with None, change nothing.
 
-    Its kernels make no copy of the logits: 6 bytes move for one in bfloat16, and 12 where ranks tell each other of
-    theirs.
+    The compiled kernels make no copy of the logits. They move 6 bytes per bfloat16 logit, and 12 if the vocabulary is
+    cut over ranks.
     """
     before, _IN_USE.token_losses = _IN_USE.token_losses, _compiled(backend) if backend else _IN_USE.token_losses
     try:
@@ -159,7 +160,7 @@ def _compiled(backend: str) -> Callable[..., Tensor]:
 
 
 def _check_options(reduction: str, label_smoothing: float) -> None:
-    """Raise DslparError where torch refuses the option."""
+    """Raise DslparError for the options that torch refuses."""
     if reduction not in get_args(Reduction):
         message, hint = f"reduction={reduction!r}", f"one of {', '.join(map(repr, get_args(Reduction)))}"
     elif not 0 <= label_smoothing <= 1:
@@ -171,7 +172,7 @@ def _check_options(reduction: str, label_smoothing: float) -> None:
 
 
 def _check_shapes(groups: Groups, logits: Tensor, labels: Tensor, vocab_size: int) -> None:
-    """Raise DslparError where a rank would take other tokens' labels, or columns that are not there."""
+    """Raise DslparError if labels and logits have other tokens, or logits have fewer columns than `vocab_size`."""
     dims = inner_cuts(groups.tensor).of(logits.dim())
     counts = [piece(groups.tensor, groups.coord, letters)[1] for letters in dims]
     *tokens, columns = (length * count for length, count in zip(logits.shape, counts, strict=False))
@@ -188,12 +189,13 @@ def _check_shapes(groups: Groups, logits: Tensor, labels: Tensor, vocab_size: in
 def accuracy(
     groups: Groups, logits: Tensor, labels: Tensor, vocab_size: int, ignore_index: int = IGNORE_INDEX
 ) -> Tensor:
-    """Return the share of counted tokens whose largest logit is the label's; of equal ones the first, as in argmax.
+    """Return the share of counted tokens whose largest logit is the label's; of equal logits the first counts.
 
-    Arguments are those of `cross_entropy`. A scalar, equal on all ranks of the tensor group; 0 where no token counts.
+    Arguments are those of `cross_entropy`. The result is a scalar, equal on all ranks of the tensor group, and 0 if no
+    token counts.
 
     Raises:
-        DslparError: a label is neither in the vocabulary nor ignored, or shapes do not fit.
+        DslparError: a label is neither in the vocabulary nor ignored, or the shapes do not match.
     """
     _check_shapes(groups, logits, labels, vocab_size)
     labels = labels.long()
@@ -204,7 +206,7 @@ def accuracy(
     local_labels = local_tokens(groups, labels, cuts)
     value, index = _local_argmax(logits[..., : max(vocab_size - first, 0)])
     largest = collectives.all_reduce(value, axis, "max")
-    # Several ranks may hold the largest value: the smallest column wins, and a rank without it bids one past the end.
+    # Several ranks may hold the largest value. The smallest column wins, and ranks without the value pass vocab_size.
     past_the_end = torch.full_like(index, vocab_size)
     index = collectives.all_reduce(torch.where(value == largest, index + first, past_the_end), axis, "min")
     correct = (index == local_labels) & (local_labels != ignore_index)
@@ -213,7 +215,7 @@ def accuracy(
 
 
 def _local_argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each token's largest logit, and the first column that has it; (-inf, 0) where there are no columns."""
+    """Return each token's largest logit and its first column; (-inf, 0) if there are no columns."""
     if logits.shape[-1] == 0:
         return upcast(logits.new_full(logits.shape[:-1], -torch.inf)), logits.new_zeros(logits.shape[:-1]).long()
     index = logits.argmax(-1)
@@ -226,8 +228,8 @@ def _token_losses(
     """Return the losses [m], float32 or wider, of this rank's tokens from logits [m, V/n] and labels [m]."""
     letters = inner_cuts(groups.tensor).features
     if groups.axis(*letters).size == 1 and (logits.device.type == "cpu" or torch.compiler.is_compiling()):
-        # Fewer calls than below, of which a CPU's small steps are made; its memory can bear an upcast copy. Compiled,
-        # there is none.
+        # This makes fewer calls than the code below, and calls dominate small steps on a CPU. The upcast copy fits into
+        # a CPU's memory, and a compiled loss makes none.
         return functional.cross_entropy(
             upcast(logits)[:, :vocab_size],
             labels,
@@ -246,14 +248,14 @@ def _token_losses(
 
 
 class _TokenLosses(torch.autograd.Function):
-    """Logits [m, V/n], and targets [m] counted from this rank's first column, to losses [m], equal on all ranks.
+    """Map logits [m, V/n] and targets [m], counted from this rank's first column, to losses [m], equal on all ranks.
 
-    Of this rank's columns the first `columns` are vocabulary. Each gets the share `even` of a token's label, which
-    leaves 1 - `smoothing` on top for the target.
+    The first `columns` of this rank's columns belong to the vocabulary. Each gets the share `even` of a token's label.
+    The target gets 1 - `smoothing` on top of it.
 
-    The softmax of this rank's columns alone is all that is made of the logits' size; a factor a token, from what the
-    ranks tell each other, then turns it into the softmax of all. So 14 bytes move for a logit in float16; and in
-    bfloat16, of which torch makes copies first, 22, where torch's own loss moves 44.
+    The only tensor of the logits' size is the softmax of this rank's columns. A factor per token, from the ranks'
+    all-reduced sums, turns it into the softmax over all columns. So 14 bytes move per float16 logit. Per bfloat16
+    logit, which torch copies first, 22 bytes move, while torch's own loss moves 44.
     """
 
     @staticmethod
@@ -262,10 +264,11 @@ class _TokenLosses(torch.autograd.Function):
     ) -> Tensor:
         vocabulary = logits if columns == logits.shape[-1] else logits[:, :columns]
         softmax = _wide_softmax(vocabulary)
-        # With its index a maximum takes a CPU as long as the softmax; without, an accelerator reads it all once more.
+        # A maximum with its index takes a CPU as long as the softmax. Without the index, an accelerator would read the
+        # softmax once more.
         own_largest, own_sum = _largest_and_sum(vocabulary, softmax, indexed=logits.device.type != "cpu")
         largest, exponent_sum = own_largest, own_sum
-        # A target outside this rank's columns counts 0 here and its logit on the rank that has it.
+        # A target outside this rank's columns counts 0 here, and its logit counts on the rank that has it.
         outside = (targets < 0) | (targets >= columns) if axis.size > 1 else None
         targets = targets.clamp(0, max(columns - 1, 0))
         if axis.size > 1:
@@ -297,13 +300,14 @@ class _TokenLosses(torch.autograd.Function):
         if columns < ctx.width:
             logits_grad[:, columns:] = 0
             vocabulary_grad = logits_grad[:, :columns]
-        # Rounded as it is written: in float32 it would be a second tensor of this size.
+        # Rounded while it is written, since a float32 gradient would be a second tensor of this size.
         if ctx.smoothing:
             torch.addcmul(loss_grad.unsqueeze(-1) * -ctx.even, softmax, factor, out=vocabulary_grad)
         else:
             torch.mul(softmax, factor, out=vocabulary_grad)
         if columns:
-            # From the softmax again, and not from what was rounded: of a sure token, 1 - p has no bits left there.
+            # Computed from the softmax, not from the rounded gradient, where 1 - p of a confident token has no bits
+            # left.
             targets = targets.unsqueeze(-1)
             of_label = loss_grad * (1 - ctx.smoothing)
             of_label = of_label if outside is None else of_label.masked_fill(outside, 0)
@@ -314,7 +318,7 @@ class _TokenLosses(torch.autograd.Function):
 
 
 class _InUse(threading.local):
-    """What computes the token losses of this thread."""
+    """The function that computes the token losses in this thread."""
 
     token_losses: Callable[..., Tensor] = staticmethod(_token_losses)
 
@@ -322,14 +326,14 @@ class _InUse(threading.local):
 _IN_USE = _InUse()
 
 _MANY, _PARTS = 1 << 24, 8
-"""So many logits are converted in parts, and in how many."""
+"""Number of logits from which on they are converted in parts, and the number of parts."""
 
 
 def _wide_softmax(logits: Tensor) -> Tensor:
     """Return the softmax of logits [m, V], in float32 or wider.
 
-    torch's kernel for GPUs upcasts float16 on its way. Of bfloat16 torch makes a copy in float32 first: a second tensor
-    of the softmax's size, so it is made of a part of the tokens at a time.
+    torch's GPU kernel upcasts float16 while it reads. bfloat16 is first copied to float32, a second tensor of the
+    softmax's size. So large bfloat16 logits are converted one part of the tokens at a time.
     """
     wide = torch.promote_types(logits.dtype, torch.float32)
     if logits.dtype != torch.bfloat16 or logits.numel() < _MANY or torch.compiler.is_compiling():
@@ -341,8 +345,8 @@ def _wide_softmax(logits: Tensor) -> Tensor:
 
 
 def _largest_and_sum(logits: Tensor, softmax: Tensor, indexed: bool) -> tuple[Tensor, Tensor]:
-    """Return each token's largest logit, and the sum of exp(logit - largest), whose inverse its probability is."""
-    if logits.shape[-1] == 0:  # a rank of padding alone: its -inf changes no maximum
+    """Return each token's largest logit, and the sum of exp(logit - largest): the inverse of its probability."""
+    if logits.shape[-1] == 0:  # a rank with only padding: its -inf changes no maximum
         return softmax.new_full((len(softmax),), -torch.inf), softmax.new_zeros(len(softmax))
     if not indexed:
         return logits.amax(-1).to(softmax.dtype), softmax.amax(-1).reciprocal_()
@@ -351,5 +355,5 @@ def _largest_and_sum(logits: Tensor, softmax: Tensor, indexed: bool) -> tuple[Te
 
 
 def _pick(values: Tensor, index: Tensor) -> Tensor:
-    """Return [m], of [m, V] the value at each row's index."""
+    """Return the value at each row's index: [m, V] and [m] to [m]."""
     return values.gather(-1, index.unsqueeze(-1)).squeeze(-1)

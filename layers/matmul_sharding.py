@@ -1,4 +1,4 @@
-"""How the three operands of a linear's product are stored: the table of `layers.linear`, as data."""
+"""Shardings of the three operands of a linear's product: the table of `layers.linear` as data."""
 
 from __future__ import annotations
 
@@ -20,43 +20,43 @@ Role = Literal["inward", "outward"]
 
 @dataclass(frozen=True)
 class MatmulSharding:
-    """How X, W and Y of one product are stored: all that `sharded_matmul` needs to know of the mesh."""
+    """Shardings of X, W and Y of one product: all that `sharded_matmul` needs to know about the mesh."""
 
     x: Sharding
     w: Sharding
     y: Sharding
     depth: Axis
-    """Ranks that hold equal weights for other tokens, as far as gradients are to be summed over them here."""
+    """Ranks with equal weights and other tokens, over which the layer sums dW; one rank if ZeRO sums it."""
     keeps_x: bool
-    """Whether the gathered X lives until the backward; else it is gathered again."""
+    """Whether the gathered X lives until the backward; if not, it is gathered again."""
     keeps_w: bool
     keeps_memory_order: bool = False
-    """Whether tokens may come and go by sequence first in memory (memory_order.py); else all results are contiguous."""
+    """Whether tokens may be sequence first in memory (memory_order.py); if not, all results are contiguous."""
     comm_overlap: bool = False
     """Whether collectives are cut into parts that run under products (overlap.py), and weights prefetched."""
     symmetric_memory: bool = False
-    """Whether parts of tokens come through symmetric memory (symmetric_memory.py), not around rings."""
+    """Whether pieces of tokens travel through symmetric memory (symmetric_memory.py) instead of rings."""
     prefetched: PrefetchedWeight | None = field(default=None, compare=False, repr=False)
-    """The weight as linears before and after know it (weight_prefetch.py); None: each product waits for its own."""
+    """Handle of the weight for the linears before and after (weight_prefetch.py); None: no prefetching."""
     is_local: bool = field(init=False)
-    """Whether no rank needs what another one stores."""
+    """Whether the product needs no communication."""
 
     def __post_init__(self) -> None:
-        """Look once: a forward asks for each linear."""
+        """Compute `is_local` once, since every forward of every linear reads it."""
         is_local = self.x.axis.size == self.w.axis.size == self.y.axis.size == self.depth.size == 1
         object.__setattr__(self, "is_local", is_local)
 
     def start_gather_x(self, x: Tensor) -> Pending:
-        """Begin to gather X once more, for the backward; or hand on what was kept of it."""
+        """Start to gather X again for the backward, or return the panel that was kept."""
         return Pending(x) if self.keeps_x else self.x.start_gather(x, contiguous=not self.keeps_memory_order)
 
     def overlaps(self, adapters: Sequence[lora.Applied]) -> bool:
-        """Whether this product is computed in parts: adapters need whole panels, and so does a compiled layer."""
+        """Whether this product is computed in parts. Adapters and compiled layers need whole panels."""
         return self.comm_overlap and not adapters and not torch.compiler.is_compiling()
 
 
 def matmul_sharding(groups: Groups, role: Role, blocks: tuple[int, ...] = ()) -> MatmulSharding:
-    """Return the sharding of a linear's product in `role`; inward, its output may be `blocks` of features."""
+    """Return the sharding of the product of a linear in `role`; an inward linear's output may have `blocks`."""
     residual, inner = residual_over_y(groups), inner_over_z(groups, blocks)
     keep = groups.tensor.keep
     return MatmulSharding(
@@ -72,10 +72,10 @@ def matmul_sharding(groups: Groups, role: Role, blocks: tuple[int, ...] = ()) ->
 
 
 def prefetch_weights(module: nn.Module, enabled: bool = True, within: Iterable[nn.Module] = ()) -> None:
-    """Have the linears in `module` prefetch each other's weights, as its `tensor.comm_overlap` asks; or no longer.
+    """Have the linears in `module` prefetch each other's weights if the mesh has `comm_overlap`; or stop it.
 
-    A forward is a call of the module, or of one of those `within` it, if any are given: those whose weights are all
-    there when it begins.
+    A forward is a call of `module` or, if given, of a module of `within`. All weights of that module must be in memory
+    when its forward begins.
     """
     before = getattr(module, "weight_prefetch", None)
     if before is not None:

@@ -1,9 +1,9 @@
-"""Activations [batch, sequence, features] whose tokens stand in memory by sequence first, as Megatron-LM stores them.
+"""Activations [batch, sequence, features] that are sequence first in memory, as Megatron-LM stores them.
 
-Where the sequence is cut, pieces that are gathered stand one after the other: first all samples' first tokens. Their
-panel is handed on as it is, a transposed view, which saves a copy of it; and what is computed from it stands likewise:
-elementwise functions keep the order of their input, and products do it here. The residual between layers is the
-opposite: always contiguous, for code around the layers may `view` it.
+If the sequence is cut, gathered pieces follow one another in memory: the first tokens of all samples come first. The
+panel is passed on as a transposed view, which saves a copy. Results keep this order: elementwise functions keep the
+order of their input, and the functions of this module do so for products. The residual between layers is always
+contiguous instead, because code around the layers may `view` it.
 
     y = linear(x, weight)           # in the memory order of x, as every function here
 """
@@ -15,7 +15,7 @@ from torch.nn import functional
 
 
 def is_sequence_first(x: Tensor) -> bool:
-    """Whether x [batch, sequence, features] is contiguous as [sequence, batch, features], and is not as it stands."""
+    """Whether x [batch, sequence, features] is not contiguous, but would be as [sequence, batch, features]."""
     return x.dim() == 3 and not x.is_contiguous() and x.transpose(0, 1).is_contiguous()
 
 
@@ -25,12 +25,12 @@ def as_stored(x: Tensor) -> Tensor:
 
 
 def from_stored(stored: Tensor, x: Tensor) -> Tensor:
-    """Return by its dims what was computed from `as_stored(x)`."""
+    """Undo `as_stored` for a result that was computed from `as_stored(x)`."""
     return stored.transpose(0, 1) if is_sequence_first(x) else stored
 
 
 def tokens(x: Tensor) -> Tensor:
-    """Flatten [..., features] to [tokens, features], in the order in which the tokens stand in memory."""
+    """Flatten [..., features] to [tokens, features], with the tokens in their memory order."""
     return as_stored(x).flatten(0, -2)
 
 

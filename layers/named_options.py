@@ -1,4 +1,4 @@
-"""Look up a layer's option that is given by name: an activation, a norm, a role."""
+"""Look up a layer's option by name: an activation, a norm, a role."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def one_of(known: Mapping[str, T], name: str, what: str) -> T:
-    """Return the option `what` of that name. Raises: DslparError: there is none."""
+    """Return the option `what` called `name`. Raises: DslparError: there is no such option."""
     if name not in known:
         message, hint = f"unknown {what} {name!r}", f"{what}={' or '.join(map(repr, known))}"
         raise_finding("TEN224", message, hint, key=f"model.{what}")

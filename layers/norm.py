@@ -1,19 +1,19 @@
 """LayerNorm and RMSNorm of a residual stream whose hidden dim may be sharded.
 
-Letters: M tokens, H residual features in n pieces. Where H is whole these are torch's own. Where it is cut, one
-function serves both: it makes the statistics of all features from those of the pieces, and its backward sums over the
-ranks the gradients that flow through them. Statistics are in float32 or wider.
+Letters: M tokens, H residual features in n pieces. If H is whole, torch's own functions are used. If H is cut, one
+autograd function serves both norms. It merges the statistics of the pieces to those of all features, and its backward
+sums the gradients through the statistics over the ranks. Statistics are in float32 or wider.
 
 ==========  ==============================================  ========================  ===========  ================
 norm        forward sends                                   backward sums             forward      backward
 ==========  ==============================================  ========================  ===========  ================
-LayerNorm   (mean, variance) of each piece, all-gathered    two numbers a token       2 M (n-1)    4 M (n-1)/n
-RMSNorm     the sum of squares, all-reduced                 one number a token        2 M (n-1)/n  2 M (n-1)/n
+LayerNorm   (mean, variance) of each piece, all-gathered    two numbers per token     2 M (n-1)    4 M (n-1)/n
+RMSNorm     the sum of squares, all-reduced                 one number per token      2 M (n-1)/n  2 M (n-1)/n
 ==========  ==============================================  ========================  ===========  ================
 
-The last two columns are elements a rank sends. LayerNorm's pieces are merged as Chan, Golub and LeVeque (1979) have it,
-never by E[x^2] - E[x]^2, which cancels; RMSNorm (Zhang and Sennrich, arXiv 1910.07467) subtracts nothing, so a plain
-sum of squares is as good as any.
+The last two columns are elements sent per rank. LayerNorm merges the pieces' statistics after Chan, Golub and LeVeque
+(1979), never by E[x^2] - E[x]^2, which loses precision by cancellation. RMSNorm (Zhang and Sennrich, arXiv 1910.07467)
+subtracts nothing, so a plain sum of squares is precise enough.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from dslpar.layers.upcast import upcast
 
 
 class _Norm(Layer):
-    """A gain, and perhaps a bias, after dividing each token by its spread over all H."""
+    """Divide each token by its spread over all H features, then apply a gain and perhaps a bias."""
 
     centred: ClassVar[bool]
     """Whether the mean is subtracted."""
@@ -47,7 +47,7 @@ class _Norm(Layer):
         self.axis = groups.axis(*placement.residual_cuts(groups.tensor).features)
 
     def forward(self, x: Tensor, shared: Shared | None = None) -> Tensor:
-        """[..., H/n] to the same: the residual as it is stored."""
+        """Map the stored residual [..., H/n] to the same shape."""
         shared = self.share() if shared is None else shared
         weight = cast("Tensor", self.stand_in(self.weight, shared))
         bias = self.stand_in(self.bias, shared)
@@ -85,9 +85,9 @@ class RMSNorm(_Norm):
 
 
 class _ShardedNorm(torch.autograd.Function):
-    """Both norms where features are in equal pieces, [..., H/n] to the same; `mean` is None if it is not centred.
+    """Both norms for features in equal pieces [..., H/n]; `mean` is None if the norm is not centred.
 
-    The input is saved and normalized again in the backward: the normalized one would be kept besides it.
+    The backward normalizes the saved input again. Saving the normalized input would keep a second tensor.
     """
 
     @staticmethod
@@ -123,7 +123,7 @@ def _normalize(x: Tensor, mean: Tensor | None, rstd: Tensor) -> Tensor:
 
 
 def _statistics_backward(normed_grad: Tensor, normed: Tensor, axis: Axis, *, centred: bool) -> Tensor:
-    """Subtract from the gradient what flows through the spread, and through the mean if that was subtracted."""
+    """Subtract from the gradient the parts that flow through the spread and, if `centred`, through the mean."""
     sums = [(normed_grad * normed).sum(-1), *([normed_grad.sum(-1)] if centred else [])]
     means = (
         collectives.start_all_reduce_(torch.stack(sums), axis).wait().div_(normed.shape[-1] * axis.size).unsqueeze(-1)
@@ -133,11 +133,11 @@ def _statistics_backward(normed_grad: Tensor, normed: Tensor, axis: Axis, *, cen
 
 
 def _statistics(x: Tensor, axis: Axis, eps: float, centred: bool) -> tuple[Tensor | None, Tensor]:
-    """Return the mean, if it is `centred`, and 1 / the spread over all H, each [..., 1], of [..., H/n]."""
+    """Return the mean (None unless `centred`) and 1 / the spread over all H, each [..., 1], of x [..., H/n]."""
     if not centred:
         squares = collectives.start_all_reduce_(x.square().sum(-1, keepdim=True), axis).wait()
         return None, (squares / (x.shape[-1] * axis.size) + eps).rsqrt()
-    # Of equal pieces, the variance of all is the mean of their variances plus the variance of their means.
+    # For equal pieces, the total variance is the mean of their variances plus the variance of their means.
     variance, mean = torch.var_mean(x, -1, correction=0)
     means, variances = collectives.all_gather(torch.stack([mean, variance]).unsqueeze(0), axis).unbind(1)
     mean = means.mean(0)

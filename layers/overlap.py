@@ -1,27 +1,30 @@
-"""A linear product in parts, so that its collectives run under its own products: `tensor=dict(comm_overlap=True)`.
+"""Split a linear product into parts that hide its own collectives: `tensor=dict(comm_overlap=True)`.
 
-Pieces go around a ring. Gathered, each rank multiplies the piece that it has while the next one comes; reduced, it adds
-its part of a piece to what comes, and sends that on while it computes its part of the next. So of n - 1 messages each
-runs under a product (Megatron-LM's user buffers and torch's async tensor parallelism have it so; Wang et al., ASPLOS
-2023, first decomposed them). Pieces are of tokens or of features. Features are what a product sums over where they are
-gathered: as in torch's fused gathering along the last dim, each piece's product with its columns of W is added to Y.
+Pieces travel around a ring. To gather X, each rank multiplies the piece that it has while the next piece arrives. To
+reduce Y, each rank adds its part of a piece to the sum that arrives, and sends it on while it computes its part of the
+next piece. So each of the n - 1 messages runs under a product. Megatron-LM's user buffers and torch's async tensor
+parallelism work so too; Wang et al. (ASPLOS 2023) published the decomposition first. Pieces are of tokens or of
+features. If features are gathered, the product sums over them: each piece's product with its columns of W is added to
+Y, as in torch's fused gather along the last dim.
 
 =======================  =========================================================  ===============================
-of a product             parts                                                      exposed
+collectives              parts                                                      exposed communication
 =======================  =========================================================  ===============================
 X is gathered            n pieces, around a ring                                    none
 Y is reduced to pieces   n pieces, around a ring                                    none
-both                     two halves of each sequence: pieces of both X come under   none; X, if a piece of a
-                         the first one's products; its Y is reduced, and the        sequence is one token, or both
-                         second one's goes around, under the second one's           cut dim 0 of [tokens, features]
+both                     two halves of each sequence: the pieces of both halves     none; X, if a piece of a
+                         of X arrive under the first half's products; the first     sequence is one token, or both
+                         Y's reduction and the second Y's ring run under the        cut dim 0 of [tokens, features]
+                         second half's products
 Y is summed to copies    NUM_CHUNKS of the tokens, each under the next one's        the last chunk
 =======================  =========================================================  ===============================
 
-With symmetric memory (symmetric_memory.py) torch's fused products take the place of rings of tokens, where X is
-gathered or Y reduced, not both. All else is as here.
+With symmetric memory (symmetric_memory.py) torch's fused products replace rings of tokens if only X is gathered or only
+Y is reduced.
 
-Bytes are those of the collectives. A ring adds up in its own order, the same in every run, and rounds to the type of Y
-after each piece: so in half precision does Y where features are gathered, which one product would round once.
+The parts send as many bytes as the collectives. A ring sums in an order of its own, the same in every run. It rounds to
+the dtype of Y after each piece. In half precision, Y is rounded after each piece also if features are gathered, while a
+single product would round it once.
 """
 
 from __future__ import annotations
@@ -36,19 +39,19 @@ from dslpar.layers import memory_order, symmetric_memory
 from dslpar.layers.gather_reduce import Sharding
 
 NUM_CHUNKS = 4
-"""As many parts as a ring of 4 ranks has; more hide little more, and each is a launch and a smaller product."""
+"""As many parts as a ring of 4 ranks has. More hide little more, and each adds a launch and shrinks the products."""
 
 NOT_REDUCED = Sharding(Axis(), None)
-"""Of a product that is whole on each rank."""
+"""Sharding of a Y that needs no reduction."""
 
 
 def linear(
     x: Tensor, weight: Tensor, gathered: Sharding, reduced: Sharding = NOT_REDUCED, *, symmetric: bool = False
 ) -> tuple[Tensor, Pending]:
-    """Return reduce(gather(X) W^T), and gather(X), which `wait` joins; both perhaps by sequence first in memory.
+    """Return reduce(gather(X) W^T), and gather(X), which `wait` joins; both may be sequence first in memory.
 
-    X is [batch, sequence, K] or [tokens, K] as `gathered` stores it, W [N, K] a panel, Y stored as `reduced` says.
-    `symmetric`: pieces of tokens come through symmetric memory, where X is gathered or Y reduced, not both.
+    X is [batch, sequence, K] or [tokens, K], sharded as `gathered`. W [N, K] is a panel. Y is sharded as `reduced`.
+    With `symmetric`, pieces of tokens travel through symmetric memory if only X is gathered or only Y is reduced.
     """
     if symmetric and symmetric_memory.is_reached(x) and _fuses(gathered, reduced):
         return _fused(x, weight, gathered, reduced)
@@ -64,7 +67,7 @@ def linear(
 
 
 def _fuses(gathered: Sharding, reduced: Sharding) -> bool:
-    """Whether torch's fused products do what is asked: one axis alone, over which tokens are in pieces."""
+    """Whether torch's fused products apply: only one collective is needed, and it is over pieces of tokens."""
     one, other = (gathered, reduced) if gathered.axis.size > 1 else (reduced, gathered)
     return one.axis.size > 1 and other.axis.size == 1 and one.dim in (0, -2)
 
@@ -90,7 +93,7 @@ def _along_tokens(sharding: Sharding, x: Tensor) -> bool:
 
 
 class _Ring:
-    """The pieces of X, of which one more comes at each step."""
+    """Pieces of X that travel around a ring; one more arrives at each step."""
 
     def __init__(self, x: Tensor, gathered: Sharding) -> None:
         assert gathered.dim is not None
@@ -102,18 +105,18 @@ class _Ring:
         self.pieces[gathered.axis.index] = piece
 
     def source(self, step: int) -> int:
-        """Return whose piece has come before this step."""
+        """Return the rank whose piece is available at this step."""
         return (self.gathered.axis.index - step) % self.gathered.axis.size
 
     def start(self, step: int) -> Pending:
-        """Begin to receive the next step's piece, if there is one, and to send on this one's."""
+        """Start to receive the next step's piece, if there is one, and to send on this step's piece."""
         axis, source = self.gathered.axis, self.source(step)
         if step + 1 == axis.size:
             return Pending(self.pieces)
         return collectives.start_ring_shift(self.pieces[source], axis, self.pieces[source - 1])
 
     def join(self) -> Pending:
-        """Return the panel, which stands in memory as a gathering's that is not contiguous."""
+        """Return the panel, in the memory order of a gather without `contiguous`."""
         return Pending(self.pieces, finish=self._joined)
 
     def _joined(self, pieces: Tensor) -> Tensor:
@@ -122,16 +125,16 @@ class _Ring:
         return self.as_x(self.gathered.join_pieces(pieces))
 
     def as_x(self, stored: Tensor) -> Tensor:
-        """Return what stands in memory as X does, by its dims."""
+        """Return a tensor in the memory order of X with the dims of X."""
         return stored.transpose(0, 1) if self._is_sequence_first else stored
 
     def of_pieces(self, parts: Tensor) -> Tensor:
-        """Return Y of its parts: of each piece, or of their sum."""
+        """Return Y from its parts: one part per piece of tokens, or one sum over pieces of features."""
         return parts.flatten(0, 1).movedim(0, self._dim) if self.is_along_tokens else self.as_x(parts[0])
 
 
 def _gathered_around(ring: _Ring, weight: Tensor, *others: _Ring) -> Tensor:
-    """Multiply each rank's piece when it is here; pieces of other rings come at the same steps."""
+    """Multiply each rank's piece while the next one arrives; the rings `others` advance in the same steps."""
     pieces, size = ring.pieces, ring.gathered.axis.size
     parts = pieces.new_empty((size if ring.is_along_tokens else 1, *pieces.shape[1:-1], weight.shape[0]))
     for step in range(size):
@@ -140,7 +143,7 @@ def _gathered_around(ring: _Ring, weight: Tensor, *others: _Ring) -> Tensor:
         tokens, y = pieces[source].flatten(0, -2), parts[source if ring.is_along_tokens else 0].flatten(0, -2)
         if ring.is_along_tokens:
             torch.mm(tokens, weight.t(), out=y)
-        else:  # the first does not read what stands in y
+        else:  # beta 0 in the first step, since y is uninitialized
             torch.addmm(y, tokens, ring.gathered.features_of(source, weight, 1).t(), beta=min(step, 1), out=y)
         for each in coming:
             each.wait()
@@ -157,7 +160,7 @@ def _reduced(panel: Tensor, weight: Tensor, reduced: Sharding) -> Tensor:
 
 
 def _reduced_around(panel: Tensor, weight: Tensor, reduced: Sharding) -> Tensor:
-    """Compute this rank's part of each piece in turn, its own one last, adding what comes from the ranks before."""
+    """Compute this rank's part of each piece in turn, its own piece last, and add the sums from the ranks before."""
     axis, dim, along_tokens = reduced.axis, reduced.dim, _along_tokens(reduced, panel)
     assert dim is not None
     stored = panel.movedim(dim, 0) if along_tokens else memory_order.as_stored(panel)
@@ -188,7 +191,7 @@ def _summed_by_chunks(panel: Tensor, weight: Tensor, reduced: Sharding) -> Tenso
 
 
 def _product(x: Tensor, weight: Tensor) -> Tensor:
-    """Return X W^T, contiguous: one product, where torch would make many small ones of a strided X [.., .., K]."""
+    """Return X W^T, contiguous, as one product; torch would split a strided X [.., .., K] into many small ones."""
     return functional.linear(x.flatten(0, -2), weight).view(*x.shape[:-1], -1)
 
 
@@ -196,7 +199,7 @@ def _product(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _has_halves(x: Tensor, gathered: Sharding, reduced: Sharding) -> bool:
-    """Whether sequences can be halved: their pieces are not too short, and not both collectives cut them."""
+    """Whether sequences can be halved: pieces have more than one token, and at most one collective cuts sequences."""
     num_gathered, num_reduced = _pieces_of_sequence(x, gathered), _pieces_of_sequence(x, reduced)
     return min(num_gathered, num_reduced) == 1 and x.shape[-2] // num_reduced > 1
 
@@ -210,7 +213,7 @@ def _in_halves(x: Tensor, weight: Tensor, gathered: Sharding, reduced: Sharding)
     first, second = (_Ring(half, gathered) for half in _halves(x, num_reduced))
     first_y = reduced.start_reduce(_gathered_around(first, weight, second))
     second_panel = second.join().wait()
-    del second  # pieces beside what is joined of them
+    del second  # frees the pieces, which have been copied to the joined panel
     second_y = _reduced(second_panel, weight, reduced)
     y = _whole(first_y.wait(), second_y, num_gathered)
 
@@ -221,7 +224,7 @@ def _in_halves(x: Tensor, weight: Tensor, gathered: Sharding, reduced: Sharding)
 
 
 def _halves(x: Tensor, num_pieces: int) -> tuple[Tensor, Tensor]:
-    """Halve each of so many pieces of the sequence."""
+    """Halve each of `num_pieces` pieces of the sequence."""
     first, second = torch.unflatten(x, -2, (num_pieces, -1)).chunk(2, -2)
     return first.flatten(-3, -2), second.flatten(-3, -2)
 

@@ -1,9 +1,9 @@
-"""Parameters with a placement: their factory, sharded initialization, owners, and layers whose vectors are whole.
+"""Sharded parameters: their factory, initialization and owners, and layers with complete gradients for vectors.
 
-A layer draws its parameters when it is built, from torch's generator, as torch.nn does: each whole, then cut, so that
-ranks that are seeded alike hold pieces of one tensor in any layout. `initialize` draws each from a generator of its own
-seeded by (seed, global name): then weights do not depend on which stage builds a layer either. An engine does so with
-what nobody has written since (initial_values.py).
+Like torch.nn, a layer draws its parameters from torch's generator when it is built. Each is drawn whole and then cut,
+so ranks with the same seed hold pieces of one tensor in any layout. `initialize` draws each parameter from a generator
+of its own, seeded by (seed, global name), so that weights do not depend on the stage that builds a layer either. An
+engine does the same with all parameters that have not been written since (initial_values.py).
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ from dslpar.layers.initial_values import (
 from dslpar.layers.placement import Letters, Placement
 
 Shared = Mapping[nn.Parameter, torch.Tensor]
-"""Stand-ins for vectors, whose gradients are summed in one all-reduce, by the parameter that each stands for."""
+"""Stand-ins for vectors, by the parameter that each replaces; one all-reduce sums all their gradients."""
 
 
 class Drawing(Protocol):
-    """How a parameter begins."""
+    """Distribution of a parameter's initial values."""
 
     def piece(self, placement: Placement, coord: Mapping[str, int], seed: int, name: str) -> torch.Tensor:
-        """Return the piece of the rank at `coord` of the parameter `name`, of a run with `seed`; on the CPU."""
+        """Return the piece of parameter `name` for the rank at `coord`, in a run with `seed`; on the CPU."""
         ...
 
 
 class Init(NamedTuple):
-    """Draw elements from N(mean, std); std 0 gives a constant."""
+    """Draw elements from N(mean, std); with std 0 all elements are `mean`."""
 
     mean: float = 0.0
     std: float = 0.0
     zero_row: int | None = None
-    """This row is zero, as a table's row of padding is; the others are drawn as if it were not."""
+    """A row to set to zero, such as a table's padding row. Other rows are the same with and without it."""
 
     def piece(self, placement: Placement, coord: Mapping[str, int], seed: int, name: str) -> torch.Tensor:
-        """Draw the parameter whole, and cut the piece out of it."""
+        """Draw the whole parameter, and cut the piece out of it."""
         return placement.cut(draw(placement.shape, self, seed, name), coord)
 
 
@@ -71,11 +71,11 @@ GPT2 = normal(0.02)
 def parameter(placement: Placement, init: Drawing) -> nn.Parameter:
     """Make this rank's piece, with `p.placement` and `p.init`; dtype and device are torch's defaults.
 
-    It is drawn when a layer of dslpar.layers registers it, which knows where the rank stands; until then, and in any
-    other module until `initialize`, it is NaN: a product with it is seen.
+    It is drawn when a layer of dslpar.layers, which knows the rank's coordinates, registers it. Until then it is NaN,
+    so that any use shows. In other modules it stays NaN until `initialize`.
 
     Raises:
-        DslparError: a dim does not divide by the ranks that cut it.
+        DslparError: a dim does not divide by the number of ranks that cut it.
     """
     placement.check()
     p = nn.Parameter(torch.empty(placement.local_shape))
@@ -88,19 +88,20 @@ def parameter(placement: Placement, init: Drawing) -> nn.Parameter:
 
 
 def placement_of(p: torch.Tensor) -> Placement | None:
-    """Return the parameter's placement; None: equal copies on all ranks, of a module that is not of dslpar.layers."""
+    """Return the parameter's placement; None for other modules' parameters, which are equal copies on all ranks."""
     return cast("Placement | None", getattr(p, "placement", None))
 
 
 def initialize(module: nn.Module, groups: Groups, seed: int, prefix: str = "", *, keep: bool | None = None) -> None:
     """Draw every parameter that `parameter` made, by the seed and its global name.
 
-    `prefix` is what stands before the module's own names in the whole model ("blocks.0."). Draws are float32 on the
-    CPU, whatever the parameter's dtype and device. Ranks must agree on `seed` and names. `dslpar.initialize` keeps
-    what this has drawn.
+    `prefix` is the module's prefix in the whole model ("blocks.0."). Values are drawn as float32 on the CPU, whatever
+    the parameter's dtype and device. Ranks must agree on `seed` and names. `dslpar.initialize` keeps the values that
+    this function has drawn.
 
-    keep: whether parameters that were written since they were drawn (loaded, filled, trained) stay as they are; False
-        draws these too.
+    keep: True leaves parameters unchanged that were written since they were drawn (loaded, filled, trained). False
+    draws
+        these too.
 
     Raises:
         DslparError: there are such parameters, and `keep` is not given; then nothing is drawn.
@@ -117,11 +118,11 @@ def initialize(module: nn.Module, groups: Groups, seed: int, prefix: str = "", *
 
 
 def initialize_built(module: nn.Module, groups: Groups, seed: int, prefix: str = "") -> None:
-    """Draw by name what holds the values of its layer's building, and keep what a program has given, or initialized."""
+    """Draw by name the parameters that hold the values of their construction; keep those the program has set."""
     for name, p in module.named_parameters():
         if placement_of(p) is not None and source_of(p) in UNWRITTEN:
             _draw(p, groups, seed, prefix + name)
-            # Without a digest, which takes as long again: a write through p.data is of no interest from here on.
+            # Without a digest, which takes as long as drawing: writes through p.data no longer matter from here on.
             record(p, Source.INITIALIZE, digested=False)
 
 
@@ -144,18 +145,18 @@ def draw(shape: tuple[int, ...], init: Init, seed: int, name: str) -> torch.Tens
 
 
 def stable_hash(*values: object) -> int:
-    """Return 63 bits from the values' text: the same in every process, Python and run."""
-    # Not hash(), which Python salts anew in every process.
+    """Return a 63-bit hash of the values' text, equal in every process, Python version and run."""
+    # Not hash(), whose salt differs between processes.
     digest = hashlib.blake2b("\0".join(map(str, values)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
 def mark_owners(module: nn.Module, groups: Groups) -> None:
-    """Set `p.tensor_model_parallel` on every parameter: whether this rank counts what it steps of it.
+    """Set `p.tensor_model_parallel` on every parameter: whether this rank's optimizer elements count in global norms.
 
-    DeepSpeed counts a parameter in norms and overflow checks where the flag is set or the tensor rank is 0, and rank 0
-    holds copy 0 of everything it has: so each element counts once, in every mode. Copies that ZeRO shards all count:
-    each has another part.
+    DeepSpeed counts a parameter in norms and overflow checks if the flag is set or the tensor rank is 0. Tensor rank 0
+    holds copy 0 of all its parameters, so each element counts once, in every mode. If ZeRO shards the copies, all
+    count, since each steps another part.
     """
     replicated = Placement(groups.tensor, (), ())
     for p in module.parameters():
@@ -163,16 +164,16 @@ def mark_owners(module: nn.Module, groups: Groups) -> None:
 
 
 def gather(shard: torch.Tensor, placement: Placement, groups: Groups) -> torch.Tensor:
-    """Gather this rank's piece, and the others', to the full, unpadded tensor on every rank of the tensor group."""
+    """Gather the pieces to the full, unpadded tensor on every rank of the tensor group."""
     pieces = collectives.all_gather(shard.detach().unsqueeze(0), groups.axis("tensor"))
     return placement.merge(list(pieces))
 
 
 class PlacedModule(nn.Module):
-    """A module that remembers the placements of its own parameters, whatever takes their place, and draws them.
+    """Module that draws its own parameters, and restores their placements when torch replaces them.
 
-    torch makes new Parameters in `load_state_dict(assign=True)`, `to_empty` and `copy.deepcopy`, without attributes; a
-    parameter that had lost its placement would be taken for equal copies, and its gradient for whole.
+    torch makes new Parameters without attributes in `load_state_dict(assign=True)`, `to_empty` and `copy.deepcopy`. A
+    parameter without its placement would be treated as equal copies, and its gradient as complete.
     """
 
     __call__: Callable[..., torch.Tensor]  # nn.Module's says Any
@@ -183,7 +184,7 @@ class PlacedModule(nn.Module):
         self._placements: dict[str, tuple[Placement, Drawing]] = {}
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-        """Register as torch does, and draw what `parameter` has just made; setting an attribute comes here too."""
+        """Register as torch does, and draw a parameter that `parameter` has just made. Also called by setattr."""
         super().register_parameter(name, param)
         if param is not None and placement_of(param) is not None:
             self._placements[name] = (param.placement, param.init)  # type: ignore[attr-defined]
@@ -202,10 +203,10 @@ class PlacedModule(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
         for name, p in self._parameters.items():
             if p is not None and prefix + name in state_dict:
-                forget(p)  # by assign=True another module's Parameter may have come, with its record
+                forget(p)  # assign=True may have brought another module's Parameter, with its record
 
     def __deepcopy__(self, memo: dict[int, object]) -> PlacedModule:
-        """Copy as torch does; what nobody has written in this module counts as such in the copy."""
+        """Copy as torch does; the origins of the parameters' values (`Source`) carry over to the copy."""
         made: PlacedModule = type(self).__new__(type(self))
         memo[id(self)] = made
         made.__setstate__(copy.deepcopy(self.__dict__, memo))
@@ -217,7 +218,7 @@ class PlacedModule(nn.Module):
         self._restore_placements()
 
     def set_init(self, name: str, init: Drawing) -> None:
-        """Have an own parameter drawn in another way; at once, if nobody has written it."""
+        """Change the distribution of one of the module's own parameters; redraw it now unless it was written."""
         placement, _ = self._placements[name]
         self._placements[name] = (placement, init)
         p = cast("nn.Parameter", self._parameters[name])
@@ -226,7 +227,7 @@ class PlacedModule(nn.Module):
             self._draw_built(p)
 
     def _draw_built(self, p: nn.Parameter) -> None:
-        """Give a parameter its first values: of a seed from torch's generator, whose next one is then another."""
+        """Draw a parameter's first values with a seed from torch's generator, which this advances."""
         if not holds_numbers(p) or skips_init():
             return
         _draw(p, self.groups, int(torch.randint(2**62, (), device="cpu")), "")
@@ -236,7 +237,7 @@ class PlacedModule(nn.Module):
         return {name: source_of(p) for name, p in self._parameters.items() if p is not None}
 
     def _restore_sources(self, sources: Mapping[str, Source]) -> None:
-        """Say of parameters that have moved, or were copied, who has given them their values."""
+        """Record the origin of the values again for parameters that were moved or copied."""
         for name, source in sources.items():
             p = cast("nn.Parameter", self._parameters[name])
             if p.device.type == "meta":
@@ -252,37 +253,37 @@ class PlacedModule(nn.Module):
 
 
 class Vectors:
-    """The vectors (biases, gains, position tables) of a module and of those within it.
+    """The vectors (biases, gains, position tables) of a module and its submodules.
 
-    A vector meets this rank's tokens only, so its gradient comes in parts. `share()` returns stand-ins for all of them;
-    their gradients are summed in the backward, by one all-reduce for all that need the same axes. Who knows when a
-    step's last backward is over may sum them then, once (`defer_sums`).
+    A rank applies a vector to its own tokens only, so its gradient is partial. `share()` returns stand-ins for all
+    vectors. The backward sums their gradients, with one all-reduce per set of axes. A caller that knows when a step's
+    last backward is over may sum them once then instead (`defer_sums`).
     """
 
     deferred = False
-    """Whether gradients stay in parts, and somebody else sums them."""
+    """Whether gradients stay partial, and the caller of `defer_sums` sums them."""
 
     def __init__(self, module: nn.Module, groups: Groups) -> None:
         self.module, self.groups = module, groups
         self._found: dict[Letters, list[tuple[nn.Module, str]]] | None = None
 
     def find(self) -> dict[Letters, list[tuple[nn.Module, str]]]:
-        """Return the (module, attribute) of each vector, by the axes that its gradient is summed over; looks once.
+        """Return the (module, attribute) of each vector by the axes over which its gradient is summed; cached.
 
-        torch.compile makes another graph for a module that has not looked yet, so it is asked to beforehand.
+        torch.compile would make another graph for a module without the cache, so call this beforehand.
         """
-        # As (module, name): ZeRO and load_state_dict may put other Parameters there later.
+        # As (module, name), since ZeRO and load_state_dict may replace the Parameters later.
         if self._found is None:
             self._found = _vectors_by_reduction(self.module)
         return self._found
 
     def share(self) -> Shared:
-        """Return {parameter: its stand-in}, without those whose gradients are whole already, or not needed."""
+        """Return {parameter: its stand-in} for vectors that need a gradient and have a partial one."""
         shared: dict[nn.Parameter, torch.Tensor] = {}
         if self.deferred:
             return shared
         for letters, vectors in self.find().items():
-            # By attribute each time: that is how ZeRO 3 learns that a parameter is needed outside its own module.
+            # Read the attribute each time: ZeRO 3 detects so that a parameter is used outside its own module.
             parameters = [cast("nn.Parameter", getattr(owner, name)) for owner, name in vectors]
             parameters = [p for p in parameters if p.requires_grad]
             stand_ins = collectives.copy_to_group_coalesced(parameters, self.groups.axis(*letters))
@@ -291,9 +292,9 @@ class Vectors:
 
 
 def defer_sums(module: nn.Module, deferred: bool = True) -> None:
-    """Leave the gradients of all vectors in `module` in parts: the caller sums those of `deferred_vectors`, once.
+    """Leave the gradients of all vectors in `module` partial; the caller sums those of `deferred_vectors` once.
 
-    With False, layers sum them in each backward again.
+    With `deferred=False` the layers sum them in each backward again.
     """
     for part in module.modules():
         if isinstance(vectors := getattr(part, "vectors", None), Vectors):
@@ -301,7 +302,7 @@ def defer_sums(module: nn.Module, deferred: bool = True) -> None:
 
 
 def deferred_vectors(module: nn.Module) -> dict[Letters, list[nn.Parameter]]:
-    """Return the vectors whose gradients stay in parts, by the axes that these must be summed over."""
+    """Return the vectors whose gradients stay partial, by the axes over which these must be summed."""
     found: dict[Letters, list[nn.Parameter]] = {}
     for letters, vectors in _vectors_by_reduction(module).items():
         deferred = [owner._parameters[name] for owner, name in vectors if _is_deferred(owner)]
@@ -311,13 +312,13 @@ def deferred_vectors(module: nn.Module) -> dict[Letters, list[nn.Parameter]]:
 
 
 def _is_deferred(owner: nn.Module) -> bool:
-    """Whether somebody else sums a module's own vectors; one that is no Layer has its own way."""
+    """Whether the gradient sums of a module's own vectors are deferred. False for modules that are no `Layer`."""
     vectors = getattr(owner, "vectors", None)
     return isinstance(vectors, Vectors) and vectors.deferred
 
 
 def external_parameters(module: nn.Module) -> Iterator[tuple[nn.Module, nn.Parameter]]:
-    """Yield (a module, an inner layer's parameter that it shares in its forward): external ones to DeepSpeed."""
+    """Yield (module, parameter of an inner layer that its forward shares): DeepSpeed's external parameters."""
     for outer in module.modules():
         vectors = getattr(outer, "vectors", None)
         if isinstance(vectors, Vectors) and vectors.module is outer:
@@ -326,12 +327,12 @@ def external_parameters(module: nn.Module) -> Iterator[tuple[nn.Module, nn.Param
 
 
 class Layer(PlacedModule):
-    """A module whose vectors get whole gradients, by stand-ins for them (`Vectors`), but for what ZeRO sums.
+    """Base of layers. Their vectors get complete gradients through stand-ins (`Vectors`), except over axes ZeRO sums.
 
-    A layer takes the stand-ins of the module around it as its argument `shared`, or makes its own. Where the code
-    around it hands none over, `vectors` may be those of a module around it.
+    A layer takes the stand-ins of the enclosing module as its argument `shared`, or makes its own. If the enclosing
+    code passes none, `vectors` may be set to those of an enclosing module.
 
-    `layer_idx` (LiBai's name) is its place in a pipeline's cut where it stands in an nn.Sequential; -1 is the last.
+    `layer_idx` (LiBai's name) is the layer's index in the pipeline if it is in an nn.Sequential; -1 is the last.
     """
 
     def __init__(self, groups: Groups, layer_idx: int | None = None) -> None:
@@ -340,16 +341,16 @@ class Layer(PlacedModule):
         self.vectors = Vectors(self, groups)
 
     def share(self) -> Shared:
-        """Return stand-ins for all vectors of the module and of those within it."""
+        """Return stand-ins for all vectors of the module and its submodules."""
         return self.vectors.share()
 
     def stand_in(self, p: nn.Parameter | None, shared: Shared) -> torch.Tensor | None:
-        """Return what the layer computes with in place of its parameter `p`."""
+        """Return the tensor to use instead of the parameter `p`: its stand-in, or `p` if there is none."""
         return shared.get(p, p) if shared and p is not None else p
 
 
 def _vectors_by_reduction(module: nn.Module) -> dict[Letters, list[tuple[nn.Module, str]]]:
-    """Return the (module, attribute) of every vector in `module`, by the axes that its gradient must be summed over."""
+    """Return the (module, attribute) of every vector in `module`, by the axes over which its gradient is summed."""
     found: dict[Letters, list[tuple[nn.Module, str]]] = {}
     for owner in module.modules():
         for name, p in owner.named_parameters(recurse=False):

@@ -1,9 +1,10 @@
-"""Images to tokens: each patch's pixels times one matrix, as ViT embeds them; with or without a class token.
+"""Patch embedding of images as in ViT: one linear of each patch's pixels, with or without a class token.
 
-Letters: S patches of an image, P pixels of a patch (over all channels), H residual features. The images are whole on
-every rank. Their pixels are inner activations, so the matrix (H, P) is an outward linear's: its work is cut as that of
-any other product, and what comes out is the residual as the mode stores it. It is torch's Conv2d with kernel and stride
-of a patch, and the same numbers: `conv.weight.flatten(1)`. (ViT: Dosovitskiy et al., arXiv 2010.11929.)
+Letters: S patches per image, P pixels per patch (over all channels), H residual features. The images are whole on every
+rank. Their pixels are treated as inner activations, so the matrix (H, P) belongs to an outward linear. Its work is cut
+like that of any other product, and the result is the residual as the mode stores it. It equals torch's Conv2d whose
+kernel size and stride are the patch size, with the weight `conv.weight.flatten(1)`. (ViT: Dosovitskiy et al., arXiv
+2010.11929.)
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from dslpar.layers.parameter import GPT2, Init, Layer, Shared, parameter
 
 
 class PatchEmbedding(Layer):
-    """Embeds patches of square images; with `class_token`, a learned token stands before those of an image.
+    """Embed the patches of square images; with `class_token`, prepend a learned token to each image.
 
     Raises:
-        DslparError: an image is no whole number of patches.
+        DslparError: the image size does not divide by the patch size.
     """
 
     def __init__(
@@ -53,10 +54,10 @@ class PatchEmbedding(Layer):
         self.class_token = parameter(vector, init) if class_token else None
 
     def forward(self, images: Tensor, shared: Shared | None = None) -> Tensor:
-        """Whole images [batch, channels, height, width], of any floating type, to the stored residual.
+        """Map whole images [batch, channels, height, width], of any dtype, to the stored residual.
 
         Raises:
-            DslparError: the images have another shape; or batch, patches or pixels do not divide as the mode cuts them.
+            DslparError: the images have the wrong shape; batch, patches or pixels do not divide as the mode cuts them.
         """
         if tuple(images.shape[1:]) != self.shape:
             message = f"images of shape {tuple(images.shape[1:])}, and the model takes {self.shape}"
@@ -68,12 +69,12 @@ class PatchEmbedding(Layer):
         patches = functional.unfold(images, self.patch_size, stride=self.patch_size).transpose(1, 2)
         if self.class_token is None:
             return self.projection(to_inner(self.groups, patches), shared)
-        # A patch of zeros makes room for the token; what the bias makes of it is not taken, nor its gradient.
+        # A patch of zeros makes room for the token. torch.where discards its projection (the bias) and its gradient.
         x = self.projection(to_inner(self.groups, functional.pad(patches, (0, 0, 1, 0))), shared)
         return torch.where(self._first(x), cast("Tensor", self.stand_in(self.class_token, shared)), x)
 
     def _first(self, x: Tensor) -> Tensor:
-        """Return bool [sequence/n, 1]: whether it is the first token of the whole sequence."""
+        """Return bool [sequence/n, 1]: True for the first token of the whole sequence."""
         cuts = placement.residual_cuts(self.groups.tensor)
         index, _ = placement.piece(self.groups.tensor, self.groups.coord, cuts.sequence)
         position = torch.arange(x.shape[1], device=x.device) + index * x.shape[1]
@@ -81,6 +82,6 @@ class PatchEmbedding(Layer):
 
 
 def _nearest(image_size: int, patch_size: int) -> int:
-    """Return the side of a patch next to `patch_size` that divides an image."""
+    """Return the patch size nearest to `patch_size` that divides the image size."""
     sizes = [size for size in range(1, image_size + 1) if image_size % size == 0]
     return min(sizes, key=lambda size: abs(size - patch_size))

@@ -1,24 +1,24 @@
-"""Which piece of a tensor a rank holds: the tables of docs/architecture.md ("The cuboid") as data.
+"""Placements of sharded tensors: the tables of docs/architecture.md ("The cuboid") as data.
 
-A `Placement` says, for each dim of a tensor, which axes of the cuboid cut it, slowest cut first. Sharded init, the
-reductions of gradients, DeepSpeed's model-parallel flags, checkpoints and exports all read it; nothing is keyed on
+A `Placement` lists for each dim of a tensor the axes of the cuboid that cut it, slowest cut first. Sharded init,
+gradient reductions, DeepSpeed's model-parallel flags, checkpoints and exports read it. None of them goes by parameter
 names.
 
 Letters: M tokens, H residual features, F inner features, V vocabulary.
 
 ===========================  ==============================  =========================================
-parameter                    cut                             gradient left in parts over
+parameter                    cut                             gradient is partial over
 ===========================  ==============================  =========================================
 `inward_weight`  (F, H)      F: y, q; H: z                   - (the product sums it over q, and d or ZeRO)
 `outward_weight` (H, F)      H: z, q; F: y                   -
 `table`          (V, H)      V: y, q; H: z                   -
-`inner_vector`   (F,)        F as the inner activations      what cuts the inner activations' tokens
-`residual_vector` (H,)       H as the residual               what cuts the residual's tokens
+`inner_vector`   (F,)        F as the inner activations      axes that cut the inner activations' tokens
+`residual_vector` (H,)       H as the residual               axes that cut the residual's tokens
 `position_table` (S, H)      H as the residual               the same
 ===========================  ==============================  =========================================
 
-That a sharded tensor is a list of mesh axes for each dim is GSPMD's idea (arXiv 2105.04663); torch's DTensor has it the
-other way round, a dim for each mesh axis, and so fixes the order of two cuts of one dim, which matters here.
+The list of mesh axes per dim comes from GSPMD (arXiv 2105.04663). torch's DTensor stores a dim per mesh axis instead,
+and so fixes the order of two cuts of one dim, which matters here.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from dslpar.layout.token_order import Run, stored_order
 
 
 def take(full: torch.Tensor, dim: int, tensor: Tensor, coord: Mapping[str, int], letters: Letters) -> torch.Tensor:
-    """Return that piece of `full` along `dim`, as a view."""
+    """Return this rank's piece of `full` along `dim`, cut over `letters`, as a view."""
     index, count = piece(tensor, coord, letters)
     assert full.shape[dim] % count == 0, f"dim {dim} of {tuple(full.shape)} in {count} pieces (over {letters})"
     length = full.shape[dim] // count
@@ -55,20 +55,20 @@ def take(full: torch.Tensor, dim: int, tensor: Tensor, coord: Mapping[str, int],
 def take_tokens(
     full: torch.Tensor, dim: int, tensor: Tensor, coord: Mapping[str, int], letters: Letters
 ) -> torch.Tensor:
-    """Return the tokens along `dim`, those of whole sequences, that a rank stores where `letters` cut sequences."""
+    """Return a rank's tokens of the whole sequences along `dim` of `full`, cut over `letters`."""
     if ring_of(tensor, letters) == 1:
         return take(full, dim, tensor, coord, letters)
     return _select(full, dim, stored_runs(tensor, coord, letters, full.shape[dim]))
 
 
 def to_stored_order(full: torch.Tensor, dim: int, tensor: Tensor, letters: Letters) -> torch.Tensor:
-    """Return the tokens of whole sequences along `dim` in the order in which ranks store them, one after the other."""
+    """Reorder the tokens of whole sequences along `dim` to the order in which the ranks store them, rank by rank."""
     ring = ring_of(tensor, letters)
     return full if ring == 1 else _select(full, dim, stored_order(full.shape[dim], ring))
 
 
 def from_stored_order(stored: torch.Tensor, dim: int, tensor: Tensor, letters: Letters) -> torch.Tensor:
-    """Return the tokens of whole sequences along `dim` as they follow: the inverse of `to_stored_order`."""
+    """Reorder the tokens of whole sequences along `dim` to sequence order: the inverse of `to_stored_order`."""
     ring = ring_of(tensor, letters)
     if ring == 1:
         return stored
@@ -84,33 +84,32 @@ def _select(full: torch.Tensor, dim: int, tokens: Sequence[Run]) -> torch.Tensor
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the pieces of one tensor lie on a cuboid; a value, the same on every rank.
+    """Placement of one tensor's pieces on a cuboid; a value that is equal on every rank.
 
-    Dims are divisible by their cuts, after padding: the linter checks that for GPT before any process starts, `check`
-    for other models.
+    Dims, after padding, must divide by the number of ranks that cut them. The linter checks that for GPT before any
+    process starts, `check` for other models.
     """
 
     tensor: Tensor
     shape: tuple[int, ...]
-    """Full shape without padding, in which the tensor is drawn, exported and compared."""
+    """Full shape without padding. The tensor is drawn, exported and compared in this shape."""
     cuts: tuple[Letters, ...]
-    """For each dim the axes that cut it, slowest cut first."""
+    """For each dim, the axes that cut it, slowest cut first."""
     partial: Letters = ()
-    """Axes over which autograd leaves this parameter's gradient in parts; the layers sum it over those of `summed`."""
+    """Axes over which autograd's gradient of this parameter is partial; the layers sum it over those of `summed`."""
     blocks: tuple[int, ...] = ()
-    """Dim 0 is blocks of these lengths (q, k, v), each cut by itself; a piece has its part of each. (): one block."""
+    """Lengths of the blocks of dim 0 (q, k, v). Each block is cut over all ranks. (): one block."""
     padded_rows: int | None = None
-    """Length of dim 0 with the zero rows that make it divisible; None: none."""
+    """Length of dim 0 with the zero rows that make it divisible; None: no padding."""
     sequence_dim: int | None = None
-    """The dim that is a sequence's tokens, which context parallelism may store in another order; None: none is."""
+    """The dim of a sequence's tokens, which context parallelism may store in another order; None: there is none."""
     summed_by_product: bool = False
-    """Whether it is an operand of `layers.linear`'s product, which sums its gradient over q, and over d unless ZeRO
-    does.
-    """
+    """Whether the tensor is an operand of `layers.linear`'s product, which sums its gradient over q, and over d unless
+    ZeRO does."""
 
     @property
     def padded(self) -> tuple[int, ...]:
-        """Full shape with padding, which is what is cut."""
+        """Full shape with padding: the shape that is cut."""
         return self.shape if self.padded_rows is None else (self.padded_rows, *self.shape[1:])
 
     @property
@@ -120,16 +119,16 @@ class Placement:
         return tuple(length // count for length, count in zip(self.padded, self._counts(), strict=True))
 
     def check(self) -> None:
-        """Raise DslparError, with every length that does not divide by the ranks that cut it."""
+        """Raise DslparError, listing every length that does not divide by the number of ranks that cut it."""
         if uneven := self._uneven():
             raise DslparError([_does_not_divide(length, count, self.tensor.mode) for length, count in uneven])
 
     def _counts(self) -> list[int]:
-        """Return in how many pieces each dim is cut."""
+        """Return the number of pieces of each dim."""
         return [math.prod(getattr(self.tensor, letter) for letter in letters) for letters in self.cuts]
 
     def _uneven(self) -> list[tuple[int, int]]:
-        """Return (length, pieces) of each dim that does not divide; of the first dim, of each of its blocks."""
+        """Return (length, pieces) of each dim that does not divide; for the first dim, of each such block."""
         counts = self._counts()
         first = self.blocks or self.padded[:1]
         cuts = [*((length, counts[0]) for length in first), *zip(self.padded[1:], counts[1:], strict=True)]
@@ -137,7 +136,7 @@ class Placement:
 
     @property
     def summed(self) -> Letters:
-        """Axes of `partial` over which layers sum the gradient; over d, ZeRO may."""
+        """Axes of `partial` over which layers sum the gradient. ZeRO may sum it over d instead."""
         return self.tensor.summed_by_layers(self.partial)
 
     @property
@@ -147,15 +146,15 @@ class Placement:
         return tuple(letter for letter in TENSOR_AXES if letter not in cut)
 
     def owner(self, coord: Mapping[str, int]) -> bool:
-        """Whether the rank at `coord` holds copy 0: over all owners every element counts once."""
+        """Whether the rank at `coord` holds copy 0. Over all owners, every element counts once."""
         return all(coord[letter] == 0 for letter in self.replicas)
 
     def is_stepped_at(self, coord: Mapping[str, int]) -> bool:
-        """Whether the rank at `coord` counts what its optimizer steps of it: copy 0, or what ZeRO gives it of all."""
+        """Whether the elements that the rank at `coord` steps count in norms: copy 0, or its ZeRO part over d."""
         return self.owner({**coord, "d": 0} if self.tensor.zero_over_d else coord)
 
     def cut(self, full: torch.Tensor, coord: Mapping[str, int]) -> torch.Tensor:
-        """Cut the piece of the rank at `coord` out of `full`, which is unpadded; a new tensor."""
+        """Cut the piece of the rank at `coord` out of the unpadded `full`, as a new tensor."""
         assert tuple(full.shape) == self.shape, f"{tuple(full.shape)} is not {self.shape}"
         if self.padded != self.shape:
             full = torch.cat([full, full.new_zeros(self.padded[0] - self.shape[0], *self.shape[1:])])
@@ -170,7 +169,7 @@ class Placement:
         assert len(pieces) == mesh.world_size, f"{len(pieces)} pieces of {mesh.world_size}"
         full = pieces[0].new_empty(self.padded)
         for coord, shard in zip(map(mesh.coord, range(mesh.world_size)), pieces, strict=True):
-            # Copies are equal: one of each piece is enough.
+            # Copies are equal, so one copy of each piece is enough.
             if self.owner(coord):
                 views = self._views(full, coord)
                 for view, part in zip(views, torch.split(shard, [len(view) for view in views]), strict=True):
@@ -209,7 +208,7 @@ def outward_weight(tensor: Tensor, out_features: int, in_features: int) -> Place
 
 
 def table(tensor: Tensor, vocab_size: int, hidden_size: int) -> Placement:
-    """Place the token table or the head (V, H): an inward weight with padded rows."""
+    """Place the token table or the head (V, H), which is an inward weight with padded rows."""
     padded = vocabulary(vocab_size, tensor).value
     rows = padded if padded != vocab_size else None
     shape = (vocab_size, hidden_size)
@@ -223,14 +222,14 @@ def inner_vector(tensor: Tensor, features: int | Sequence[int]) -> Placement:
 
 
 def logit_vector(tensor: Tensor, vocab_size: int) -> Placement:
-    """Place a vector (V,) that is added to the logits, with padding."""
+    """Place a vector (V,) that is added to the padded logits."""
     cuts, padded = inner_cuts(tensor), vocabulary(vocab_size, tensor).value
     rows = padded if padded != vocab_size else None
     return Placement(tensor, (vocab_size,), (cuts.features,), partial=cuts.tokens, padded_rows=rows)
 
 
 def _blocks(features: int | Sequence[int]) -> tuple[int, tuple[int, ...]]:
-    """Return (the number of all, the lengths of the blocks)."""
+    """Return (the total number of features, the lengths of the blocks)."""
     return (features, ()) if isinstance(features, int) else (sum(features), tuple(features))
 
 
@@ -241,7 +240,7 @@ def residual_vector(tensor: Tensor, length: int) -> Placement:
 
 
 def position_table(tensor: Tensor, num_positions: int, hidden_size: int) -> Placement:
-    """Place a table (S, H) of positions, whose rows are never cut: each rank slices its own."""
+    """Place a table (S, H) of positions. Its rows are never cut, and each rank slices those of its tokens."""
     cuts = residual_cuts(tensor)
     return Placement(tensor, (num_positions, hidden_size), ((), cuts.features), partial=cuts.tokens)
 

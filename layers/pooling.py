@@ -1,9 +1,9 @@
-"""One vector a sample: the mean of its tokens, whole on every rank; or its first token, as rows of a batch.
+"""Pooling to one vector per sample: the mean of its tokens, whole on every rank, or its first token, sharded.
 
     logits = classifier(mean_of_tokens(groups, x))        # [batch, H], whole: what follows is equal on all ranks
     z = projector(first_token(groups, x))                 # [batch/n, H/z], stored as [tokens, H] is
 
-Only one token a sample is sent, never all of them, as a gather before the pooling would.
+They send one token per sample. A gather before the pooling would send all tokens.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dslpar.layout.sharding import samples_are_cut_first
 
 
 def mean_of_tokens(groups: Groups, x: Tensor) -> Tensor:
-    """Return [batch, H], whole and equal on all ranks, of the stored residual [batch/x, sequence, H/z]."""
+    """Map the stored residual [batch/x, sequence, H/z] to mean tokens [batch, H], whole and equal on all ranks."""
     cuts = residual_cuts(groups.tensor)
     sequence = groups.axis(*cuts.sequence)
     pooled = collectives.reduce_from_group(x.mean(1), sequence) / sequence.size
@@ -26,9 +26,9 @@ def mean_of_tokens(groups: Groups, x: Tensor) -> Tensor:
 
 
 def first_token(groups: Groups, x: Tensor) -> Tensor:
-    """Return the first token of each sample, [batch/n, H/z], stored as [tokens, H] is: cut by all that cuts tokens.
+    """Return each sample's first token, [batch/n, H/z], stored like [tokens, H]: cut over all axes that cut tokens.
 
-    The batch must divide by the ranks that cut the sequence, too.
+    The batch must also divide by the number of ranks that cut the sequence.
     """
     cuts = residual_cuts(groups.tensor)
     token, axis = x[:, 0], groups.axis(*cuts.sequence)

@@ -1,18 +1,18 @@
-"""Rotary position embedding: queries and keys are rotated by their position (RoFormer, arXiv 2104.09864).
+"""Rotary position embedding: rotate queries and keys by their position (RoFormer, arXiv 2104.09864).
 
-Letters: D features of a head. Pair i of D/2 turns by position * theta^(-2i/D), so a product of a query and a key
+Letters: D features per head. Pair i of D/2 turns by position * theta^(-2i/D), so that the product of a query and a key
 depends on their distance alone. Pairs are (i, i + D/2), the "rotate half" of GPT-NeoX, Llama and Hugging Face's
-weights; RoFormer itself pairs neighbours (2i, 2i + 1), which is the same after a permutation of W_q's and W_k's rows.
+weights. RoFormer itself pairs neighbours (2i, 2i + 1), which is the same up to a permutation of W_q's and W_k's rows.
 
     rotary = Rotary(theta=10000.0)
     qkv = rotary(qkv, first=0, num_heads=12)       # [batch, sequence, heads, D], of which 12 are queries and keys
 
-What is not rotated is copied along: the values then stand beside the rotated queries and keys, and the input can be
-freed, where values that are a view of it would hold all of it until the backward.
+The other heads, the values, are copied along, so that the input can be freed. Values that are views of the input would
+keep all of it in memory until the backward.
 
 Angles are computed in float64, the rotation in float32 or wider, and the result has the input's dtype. The tables of
-cosines and sines are no part of a module: nothing of them is saved, sharded, cast with the weights or sent between
-stages. They are made at their first use, and kept for the last few (positions, device, dtype), one for all layers.
+cosines and sines belong to no module: they are not saved, sharded, cast with the weights or sent between stages. They
+are made at their first use, and cached for the last few (positions, device, dtype). All layers share them.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ Ranges = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Rotary:
-    """The rotation, as a value that all layers of a model may share."""
+    """Rotary embedding, as a value that all layers of a model may share."""
 
     theta: float = 10000.0
-    """The longest wavelength is 2 pi times this, in tokens (nearly: the last pair's exponent is 2/D short of 1)."""
+    """Base of the angles. The longest wavelength is almost 2 pi theta tokens: the last exponent is 2/D short of 1."""
 
     def __call__(
         self, x: Tensor, first: int = 0, num_heads: int | None = None, sequence_dim: int = 1, tokens: Runs | None = None
     ) -> Tensor:
-        """Rotate the first `num_heads` heads (None: all) of `x` [batch, sequence, heads, D] to the same shape.
+        """Rotate the first `num_heads` heads (None: all) of `x` [batch, sequence, heads, D]; return the same shape.
 
-        `tokens` are the positions of its tokens, counted from `first`; left out, they follow one another from there. D
-        is even. `sequence_dim` 0: `x` is [sequence, batch, heads, D].
+        `tokens` are the positions of the tokens, counted from `first`. By default they follow one another from `first`.
+        D must be even. With `sequence_dim` 0, `x` is [sequence, batch, heads, D].
         """
         wide = torch.promote_types(x.dtype, torch.float32)
         tokens = tokens or (Run(0, x.shape[sequence_dim]),)
@@ -57,17 +57,17 @@ def _table(theta: float, head_dim: int, positions: Ranges, device: torch.device,
     return _make_table(theta, head_dim, positions, device, dtype)
 
 
-# A constant to torch.compile, or a compiled block would make its table in every forward; and a function of its own,
-# since torch.compile looks through a cache. It is what torch.compiler.assume_constant_result sets, once it has imported
-# torch's compiler: a second, which a process that compiles nothing need not spend.
+# Marks the result as constant for torch.compile, else a compiled block would make its table in every forward. This
+# needs a function of its own, since torch.compile looks through a cache. torch.compiler.assume_constant_result sets the
+# same attribute, but first imports torch's compiler, which takes a second even in processes that compile nothing.
 _table._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @lru_cache(maxsize=8)
 def _make_table(theta: float, head_dim: int, positions: Ranges, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Return cosines and sines, [2, sequence, 1, D/2]."""
+    """Return the cosines and sines, [2, sequence, 1, D/2]."""
     assert head_dim % 2 == 0, f"a head of {head_dim} features is not made of pairs"
-    with torch.inference_mode(False):  # else a table first made in evaluation could not serve training
+    with torch.inference_mode(False):  # else training could not use a table that was first made in evaluation
         exponents = torch.arange(0, head_dim, 2, dtype=torch.float64, device="cpu") / head_dim
         ranges = [torch.arange(first, end, dtype=torch.float64, device="cpu") for first, end in positions]
         angles = torch.outer(torch.cat(ranges), theta**-exponents).unsqueeze(1)
@@ -75,7 +75,7 @@ def _make_table(theta: float, head_dim: int, positions: Ranges, device: torch.de
 
 
 class _Rotate(torch.autograd.Function):
-    """Rotate forward by the angles, backward by their opposites: only the tables are saved for it."""
+    """Rotate by the angles forward, and by their negatives backward. Only the tables are saved for the backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, num_heads: int) -> Tensor:
@@ -90,7 +90,7 @@ class _Rotate(torch.autograd.Function):
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor, num_heads: int, sign: int) -> Tensor:
-    """Rotate by `sign` times the angles. Out of place, so that torch.compile can make one kernel of it."""
+    """Rotate by `sign` times the angles, out of place, so that torch.compile can fuse it into one kernel."""
     a, b = x[:, :, :num_heads].to(cos.dtype).chunk(2, -1)
     real = (a * cos).addcmul_(b, sin, value=-sign)
     imaginary = (b * cos).addcmul_(a, sin, value=sign)

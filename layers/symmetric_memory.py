@@ -1,21 +1,21 @@
-"""Products whose pieces of tokens come through symmetric memory: `tensor=dict(comm_overlap='symmetric_memory')`.
+"""Products that exchange pieces of tokens through symmetric memory: `tensor=dict(comm_overlap='symmetric_memory')`.
 
-torch's fused products, which are its async tensor parallelism (torchtitan's `enable_async_tensor_parallel`, there for
-compiled models alone): each rank copies a piece from a peer's memory by the device's copy engines, where a ring
-(overlap.py) takes processors of the device to send and receive. They are for CUDA devices of a host, which reach each
-other's memory. torch calls them alpha.
+These are torch's fused products, its async tensor parallelism (torchtitan's `enable_async_tensor_parallel`, which
+needs compiled models). Each rank copies pieces from a peer's memory with the device's copy engines, while a ring
+(overlap.py) occupies multiprocessors of the device to send and receive. They need CUDA devices of one host that can
+access each other's memory. torch calls the feature alpha.
 
 ==========  ==================================  ====================================================================
-function    gives                               order of the sum
+function    returns                             order of the sum
 ==========  ==================================  ====================================================================
 `gathered`  gather(X) W^T, and gather(X)        none
-`reduced`   this rank's tokens of the sum of    by rank, in float32 for half precision: rounded once, where a ring
+`reduced`   this rank's tokens of the sum of    by rank, in float32 for half precision: rounded once, while a ring
             X W^T                               rounds after each piece
 ==========  ==================================  ====================================================================
 
-A group's pieces go through one buffer on each rank, torch's workspace, beside what torch's allocator has; it grows to
-twice the largest piece. `reduced` takes as much memory as the whole sum, where a ring has two pieces of it. On other
-devices pieces go around rings. CUDA devices that do not reach each other are refused before a run
+A group's pieces pass through one buffer per rank, torch's workspace, outside torch's allocator. It grows to twice the
+largest piece. `reduced` takes as much memory as the whole sum, a ring only two pieces of it. On other devices the
+pieces travel around rings. A run with CUDA devices that cannot access each other is refused before it starts
 (dslpar.distributed.symmetric_memory).
 """
 
@@ -33,19 +33,19 @@ from dslpar.distributed.symmetric_memory import MODULE
 
 
 def is_reached(x: Tensor) -> bool:
-    """Whether pieces of `x` can come through symmetric memory."""
+    """Whether pieces of `x` can travel through symmetric memory."""
     return x.is_cuda
 
 
 def gathered(x: Tensor, weight: Tensor, axis: Axis, dim: int) -> tuple[Tensor, Tensor]:
-    """Return gather(X) W^T and gather(X), of X in pieces of tokens along `dim`; both with `dim` slowest in memory."""
+    """Return gather(X) W^T and gather(X) for X in pieces of tokens along `dim`; both with `dim` slowest in memory."""
     pieces = x.movedim(dim, 0).contiguous()
     panel, (y,) = _products().fused_all_gather_matmul(pieces, [weight.t()], 0, axis.group_name)
     return y.movedim(0, dim), panel.movedim(0, dim)
 
 
 def reduced(panel: Tensor, weight: Tensor, axis: Axis, dim: int) -> Tensor:
-    """Return the sum over ranks of X W^T, this rank's piece along `dim`, which is slowest in memory."""
+    """Return this rank's piece along `dim` of the sum over ranks of X W^T, with `dim` slowest in memory."""
     tokens = panel.movedim(dim, 0).contiguous()
     y = _products().fused_matmul_reduce_scatter(tokens, weight.t(), "sum", 0, axis.group_name)
     return cast("Tensor", y).movedim(0, dim)
@@ -53,6 +53,6 @@ def reduced(panel: Tensor, weight: Tensor, axis: Axis, dim: int) -> Tensor:
 
 @lru_cache
 def _products() -> Any:
-    """Return torch's operations on symmetric memory; raise ImportError where it has none (2.4)."""
-    importlib.import_module(MODULE)  # which defines the products
+    """Return torch's operations on symmetric memory; raise ImportError if torch has none (2.4)."""
+    importlib.import_module(MODULE)  # registers the operations
     return torch.ops.symm_mem

@@ -1,9 +1,9 @@
-"""Ids and labels: every rank of a tensor group has the whole micro-batch, and takes its own tokens of it.
+"""Token ids and labels: every rank of a tensor group has the whole micro-batch, and takes its own tokens from it.
 
     ids = local_tokens(groups, ids, residual_cuts(groups.tensor))
 
-An id outside the vocabulary is an error, as in torch, and in every layout: a rank that looked up or compared its own
-rows only would find nothing there, and go on.
+As in torch, an id outside the vocabulary is an error, in every layout. Without a check, each rank would only see that
+the id is not among its own rows, and continue.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def local_tokens(groups: Groups, ids: Tensor, cuts: Cuts) -> Tensor:
 
 
 def check_shape(groups: Groups, ids: Tensor, cuts: Cuts) -> None:
-    """Raise DslparError: ids have neither one dim nor two, or a dim does not divide over the ranks."""
+    """Raise DslparError if ids have neither one nor two dims, or a dim does not divide over the ranks."""
     if ids.dim() not in (1, 2):
         message = f"ids of shape {tuple(ids.shape)}"
         raise_finding("TEN226", message, "[batch, sequence] or [tokens], of the whole micro-batch", key="model")
@@ -39,8 +39,8 @@ def check_shape(groups: Groups, ids: Tensor, cuts: Cuts) -> None:
 def check_range(ids: Tensor, vocab_size: int, what: str, ignore_index: int | None = None) -> None:
     """Check that every id names a row, or is `ignore_index`.
 
-    On a CPU these are two passes over the ids. On an accelerator nobody waits for the answer: there, as in torch, the
-    device stops.
+    On a CPU this takes two passes over the ids. On an accelerator the host does not wait for the result: as in torch, a
+    failed check is an assertion on the device.
 
     Raises:
         DslparError: an id is outside the vocabulary.
@@ -55,7 +55,7 @@ def check_range(ids: Tensor, vocab_size: int, what: str, ignore_index: int | Non
 
 
 def row_index(index: int, vocab_size: int) -> int:
-    """Return the row that `index` names; a negative one counts from the end. Raises: DslparError: no such row."""
+    """Return the row that `index` names; a negative index counts from the end. Raises: DslparError: no such row."""
     if not -vocab_size <= index < vocab_size:
         _refuse_id(index, vocab_size, "padding_idx")
     return index % vocab_size

@@ -1,12 +1,12 @@
-"""A linear layer over the tokens of a sample, each feature by itself: ResMLP's cross-patch layer.
+"""Linear layer over the tokens of a sample, applied to each feature separately: ResMLP's cross-patch layer.
 
-Letters: S tokens of a sample, H residual features. The weight (S, S) is small beside a block's matrices of H features
-(196 x 196 for an image of 224 pixels), so every rank has it whole. Features are what is shared out: a rank mixes the
-tokens of its samples and its features. Where the residual is cut by sequence, an all-to-all brings all tokens of fewer
-features, and another one takes the result back, as Ulysses does with heads (arXiv 2309.14509).
+Letters: S tokens per sample, H residual features. The weight (S, S) is small compared with a block's matrices of H
+features (196 x 196 for an image of 224 pixels), so every rank has it whole. The features are distributed: a rank mixes
+the tokens of its samples and its features. If the residual is cut by sequence, an all-to-all exchanges features for
+tokens, and another one exchanges the result back, as Ulysses does with heads (arXiv 2309.14509).
 
-Traffic in elements a rank: 2 E (n-1)/n forward, and as many backward, of a rank's E elements of the residual, where n
-ranks cut the sequence; else nothing but the gradient of the weight and the bias.
+Traffic in elements per rank, if n ranks cut the sequence and a rank has E elements of the residual: 2 E (n-1)/n forward
+and 2 E (n-1)/n backward. The gradients of weight and bias are sent in any case.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dslpar.layers.placement import Placement, from_stored_order, residual_cuts,
 
 
 class TokenLinear(Layer):
-    """y[t] = sum over u of W[t, u] x[u] + b[t], for tokens t and u of a sample; the same for each feature."""
+    """Linear over tokens: y[t] = sum over u of W[t, u] x[u] + b[t] for tokens t and u of a sample, per feature."""
 
     def __init__(
         self, groups: Groups, num_tokens: int, *, bias: bool = True, init: Init = GPT2, layer_idx: int | None = None
@@ -37,11 +37,12 @@ class TokenLinear(Layer):
         self.sequence = groups.axis(*self.cuts)
 
     def forward(self, x: Tensor, shared: Shared | None = None) -> Tensor:
-        """[batch/x, sequence, H/z] to the same, as the residual is stored.
+        """Map the stored residual [batch/x, sequence, H/z] to the same shape.
 
         Raises:
-            DslparError: there are more or fewer tokens than the weight has, or a rank's features do not divide by the
-                ranks that cut the sequence.
+            DslparError: the number of tokens is not that of the weight, or a rank's features do not divide by the
+            number
+                of ranks that cut the sequence.
         """
         shared = self.share() if shared is None else shared
         weight = cast("Tensor", self.stand_in(self.weight, shared))
@@ -54,7 +55,7 @@ class TokenLinear(Layer):
 
 
 def _whole(tensor: Cuboid, *shape: int) -> Placement:
-    """Place what every rank has whole, and what its own samples and features meet alone."""
+    """Place a tensor that is whole on every rank, with a gradient that is partial over samples and features."""
     cuts = residual_cuts(tensor)
     return Placement(tensor, shape, ((),) * len(shape), partial=(*cuts.tokens, *cuts.features))
 

@@ -1,4 +1,4 @@
-"""Upcast what must be computed more precisely than it is stored: statistics of norms, losses, scores of a ring."""
+"""Upcast tensors for computations that need more precision: statistics of norms, losses, attention scores."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from torch import Tensor
 
 
 def upcast(x: Tensor) -> Tensor:
-    """Return `x` in float32; what is float64 stays."""
+    """Return `x` in float32; a float64 tensor is returned unchanged."""
     return x if x.dtype == torch.float64 else x.float()

@@ -1,14 +1,14 @@
-"""The next linear's weight is gathered, and the last one's gradient reduced, under a product: with `comm_overlap`.
+"""Weight prefetch (`comm_overlap`): gather the next linear's weight and reduce the last gradient under a product.
 
     matmul_sharding.prefetch_weights(module)     # once; from then on in each forward and backward of the module
     ... (module, enabled=False)                  # at ZeRO 3, which empties Parameters, and where torch compiles layers
 
-Where weights are in pieces over q (2d, 2.5d, 3d, cuboids), W is gathered before a product, and dW summed over q, and
-then over d, after one. In the order in which weights were gathered in the last forward, or backward, that began with
-the same one, these run under others' products:
+If weights are in pieces over q (2d, 2.5d, 3d, cuboids), W is gathered before a product, and dW is summed over q, and
+then over d, after a product. Prefetching runs these under other linears' products. It expects the order in which
+weights were gathered in the last forward, or backward, that began with the same weight:
 
 =========  ====================================  =====================================================================
-           begins                                is waited for
+           starts                                is waited for
 =========  ====================================  =====================================================================
 forward    the next W: before this product       by the next linear, before its product
 backward   the next W: after dgrad               by the next linear, before dgrad
@@ -16,20 +16,21 @@ backward   the next W: after dgrad               by the next linear, before dgra
            dW over d: then                       after the next linear's wgrad, when autograd takes the gradient
 =========  ====================================  =====================================================================
 
-So two panels are there at a time, where there was one: those of this W and the next, or of a W and a dW. What is first
-in a forward or backward is waited for at once; so is dW of the linear that is first in the forward.
+So two panels are in memory at a time instead of one: those of this W and the next, or of a W and a dW. The first weight
+of a forward or backward is waited for at once. So is dW of the first linear of the forward.
 
-AxoNN has these overlaps: of dX's reduction in arXiv 2305.13525; in 2502.08145 gathers of weights a layer ahead, and
-reductions of dW that are waited for when the backward is over. Here that is one linear later, so that no second panel
-waits, and DeepSpeed finds each gradient at its time. The order of the last pass is what DeepSpeed's ZeRO 3 and torch's
-FSDP (`forward_prefetch`) go by.
+AxoNN has these overlaps: that of dX's reduction in arXiv 2305.13525, and in 2502.08145 gathers of weights one layer
+ahead and reductions of dW that are waited for at the end of the backward. Here dW is waited for one linear later, so
+that no second panel stays in memory, and DeepSpeed gets each gradient in its usual order. DeepSpeed's ZeRO 3 and
+torch's FSDP (`forward_prefetch`) go by the order of the last pass too.
 
-The late gradient comes to autograd by a stand-in for the weight (late_gradient.py), not by a callback at the backward's
-end.
+Autograd receives the late gradient through a stand-in for the weight (late_gradient.py), not through a callback at the
+backward's end.
 
-Ranks of a tensor group run the same linears in the same order, and must change weights alike: a panel that came ahead
-is used, or thrown away, by all of them. It is used for the weight that it was gathered of, if that is unchanged as
-torch counts changes (what works on `.data` in place it does not count), and does not outlive its forward or backward.
+Ranks of a tensor group run the same linears in the same order. They must change weights alike, so that all of them use
+or all discard a prefetched panel. A panel is used only for the weight from which it was gathered, and only if torch's
+version counter shows no change (in-place writes through `.data` are not counted). It does not outlive its forward or
+backward.
 """
 
 from __future__ import annotations
@@ -48,55 +49,55 @@ from dslpar.layers.late_gradient import StandIn, WeightReduction
 
 
 class PrefetchedWeight:
-    """One linear's weight, as the linears before and after it know it."""
+    """Handle of one linear's weight for the linears before and after it."""
 
     def __init__(self, prefetch: WeightPrefetch, sharding: Sharding) -> None:
         self._prefetch, self.sharding = prefetch, sharding
         self.parameter: Tensor | None = None
-        """The Parameter, as its linear has last used it. Held, so that all ranks decide alike by it: one that a program
-        has replaced lives until its linear's next forward."""
+        """The Parameter in the linear's last forward. A strong reference, so that all ranks decide alike: a Parameter
+        that the program has replaced lives until the linear's next forward."""
 
     @property
     def run(self) -> Run:
-        """The forward or backward that is under way."""
+        """The forward or backward in progress."""
         return self._prefetch.run
 
     def enter_forward(self, parameter: Tensor) -> StandIn | None:
-        """Begin this linear's product; return what to put in the weight's place, if its gradient may be late."""
+        """Start this linear's product; return a stand-in for the weight if its gradient may be late."""
         self.parameter = parameter
         return self.run.enter(self).stand_in(parameter)
 
 
 class Run:
-    """A forward or backward that prefetches nothing: each product waits for its own weight."""
+    """Forward or backward without prefetching: each product waits for its own weight."""
 
     def enter(self, weight: PrefetchedWeight) -> Run:
-        """Note that this weight is the next one to be gathered."""
+        """Record that this weight is gathered next."""
         return self
 
     def stand_in(self, parameter: Tensor) -> StandIn | None:
-        """Return a stand-in for the weight that was entered."""
+        """Return a stand-in for the entered weight, or None if its gradient cannot be late."""
         return None
 
     def gather(self, stored: Tensor, sharding: Sharding) -> Tensor:
-        """Return the panel of the weight that was entered."""
+        """Return the panel of the entered weight."""
         return sharding.gather(stored)
 
     def start_next(self) -> None:
-        """Begin to gather the next weight, where there is room for its panel; once, however often it is called."""
+        """Start to gather the next weight if there is room for its panel. Later calls do nothing."""
 
     def put(self, reduction: WeightReduction) -> None:
-        """Note the reduction that is under way over q."""
+        """Record the reduction in progress over q."""
 
     def start_over_d(self) -> None:
-        """Go on with the reduction that is under way: free its panel, and sum over d. Call it after a product."""
+        """Continue the reduction in progress: free its panel, and sum over d. Call it after a product."""
 
 
 WAITING = Run()
 
 
 class _Ahead(NamedTuple):
-    """A weight that is gathered before it is needed."""
+    """Prefetched weight, with the state by which a change of the weight shows."""
 
     weight: PrefetchedWeight
     parameter: Tensor
@@ -105,26 +106,26 @@ class _Ahead(NamedTuple):
     gathering: Pending
 
     def is_of(self, weight: PrefetchedWeight, stored: Tensor) -> bool:
-        """Whether this is the weight, and nothing has changed it since."""
+        """Whether this is the prefetched `weight`, unchanged since its gather started."""
         unchanged = self.parameter._version == self.version
         return weight is self.weight and unchanged and stored.data_ptr() == self.address
 
 
 _Orders = dict[tuple[str, PrefetchedWeight], list[PrefetchedWeight]]
-"""In which weights were gathered the last time, by kind of run and first weight."""
+"""Order in which weights were gathered last, by the kind of run and its first weight."""
 
 
 class _Prefetching(Run):
-    """One forward or backward, as far as it has come."""
+    """Forward or backward with prefetching."""
 
     def __init__(self, kind: str, orders: _Orders) -> None:
         self._kind, self._orders = kind, orders
         self._order: list[PrefetchedWeight] = []
         self._expected: Sequence[PrefetchedWeight] = ()
-        """What the last run of the kind gathered; () from where this one goes another way."""
+        """The weights of the last run of this kind, in order; () once this run has deviated from it."""
         self._ahead: _Ahead | None = None
         self._stand_in: StandIn | None = None
-        """For the next weight."""
+        """Stand-in for the next weight."""
         self._reduction: WeightReduction | None = None
 
     def enter(self, weight: PrefetchedWeight) -> Run:
@@ -138,7 +139,7 @@ class _Prefetching(Run):
 
     @property
     def _next(self) -> tuple[PrefetchedWeight, Tensor] | None:
-        """The next weight, if it is known, and its Parameter."""
+        """The expected next weight and its Parameter, or None."""
         position = len(self._order)
         weight = self._expected[position] if position < len(self._expected) else None
         parameter = None if weight is None else weight.parameter
@@ -147,7 +148,7 @@ class _Prefetching(Run):
     def stand_in(self, parameter: Tensor) -> StandIn | None:
         mine, self._stand_in = self._stand_in, None
         following = self._next
-        # Of a weight that is used twice in a row, gradients would be added in another order.
+        # Not for a weight that is used twice in a row, whose gradients would be added in another order.
         if following is not None and following[1] is not parameter and torch.is_grad_enabled():
             other = following[1]
             if other.requires_grad:
@@ -158,7 +159,7 @@ class _Prefetching(Run):
     def gather(self, stored: Tensor, sharding: Sharding) -> Tensor:
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
-            panel = ahead.gathering.wait()  # also if it is of no use: on all ranks alike
+            panel = ahead.gathering.wait()  # wait even if the panel is not used, as all ranks do
             if ahead.is_of(self._order[-1], stored):
                 return panel
             del ahead, panel
@@ -180,7 +181,7 @@ class _Prefetching(Run):
             reduction.start_over_d()
 
     def end(self) -> None:
-        """Keep the order; wait for a gathering that is still under way, which all ranks have begun."""
+        """Save the order; wait for a gather that is still in progress, since all ranks have started it."""
         if self._order:
             self._orders[self._kind, self._order[0]] = self._order
         if self._ahead is not None:
@@ -189,23 +190,23 @@ class _Prefetching(Run):
 
 
 class WeightPrefetch:
-    """What a module's linears know of each other: the orders of the last runs, and the runs that are under way."""
+    """State shared by a module's linears: the orders of the last runs, and the runs in progress."""
 
     def __init__(self) -> None:
         self._orders: _Orders = {}
         self._forward: _Prefetching | None = None
         self._backwards: dict[int, _Prefetching] = {}
-        """By torch's number of the backward: one may run within another."""
+        """Backwards in progress, by torch's graph task id, since one backward may run within another."""
         self._hooks: list[Any] = []
 
     def __deepcopy__(self, memo: dict[int, Any]) -> WeightPrefetch:
-        """Return one that knows of nothing yet: a copied module, whose hooks are copies, runs by itself."""
+        """Return an empty state: a copied module has copies of the hooks, and runs independently."""
         copy = memo[id(self)] = WeightPrefetch()
         return copy
 
     @property
     def run(self) -> Run:
-        """The forward or backward that is under way; outside of the module's, one that prefetches nothing."""
+        """The forward or backward in progress; `WAITING` outside the module's forward."""
         backward = torch._C._current_graph_task_id()
         if backward == -1:
             return WAITING if self._forward is None else self._forward
@@ -216,18 +217,18 @@ class WeightPrefetch:
 
     def _end_backward(self, backward: int) -> None:
         run = self._backwards.pop(backward, None)
-        if run is not None:  # none: a forward that another one's callback has run has ended it
+        if run is not None:  # None if a forward, run in the callback of another backward, has cleared it
             run.end()
 
     def watch(self, module: nn.Module) -> None:
-        """Take each call of the module for a run."""
+        """Treat each call of the module as a run."""
         self._hooks += [
             module.register_forward_pre_hook(self._begin_forward),
             module.register_forward_hook(self._end_forward, always_call=True),
         ]
 
     def remove(self) -> None:
-        """Take the hooks away."""
+        """Remove the hooks."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
@@ -236,10 +237,10 @@ class WeightPrefetch:
         if torch._C._current_graph_task_id() == -1:
             kind = "forward" if torch.is_grad_enabled() else "evaluation"
             self._forward = _Prefetching(kind, self._orders)
-            self._backwards.clear()  # of some that an exception has ended: their peers may never send
+            self._backwards.clear()  # drop backwards that an exception ended; do not wait, as peers may never send
 
     def _end_forward(self, module: nn.Module, inputs: Any, output: Any) -> None:
         if torch._C._current_graph_task_id() == -1:
             run, self._forward = self._forward, None
-            if run is not None and output is not None:  # else an exception has ended it: the same holds
+            if run is not None and output is not None:  # None after an exception: then do not wait either
                 run.end()

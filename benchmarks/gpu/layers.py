@@ -217,7 +217,7 @@ SECTIONS: Mapping[str, Mapping[str, Any]] = {
 
 
 def saved(device: torch.device) -> Iterator[Row]:
-    """Memory that a block keeps for its backward, over the closed form of dslpar.forecast.memory."""
+    """Memory that a block keeps for its backward, over the closed form of dslpar.costs.memory."""
     hidden, heads, micro, sequence = 2048, 16, 4, 2048
     sizes: dict[str, Any] = dict(
         hidden_size=hidden, num_heads=heads, ffn_hidden_size=4 * hidden, vocab_size=1, max_seq_len=sequence

@@ -22,8 +22,8 @@ from benchmarks.gpu.rows import Row, at_most
 from benchmarks.gpu.training import cannot_compile
 from benchmarks.gpu.world import engine_of, one_rank
 from benchmarks.plain_torch import StockGPT, TrainingStep, training_step
+from dslpar.costs import flops
 from dslpar.engine.compiled_layers import loses_gradients
-from dslpar.forecast import flops
 
 TURNS, STEPS = 7, 4
 GPT_350M = by_hand.Sizes(layers=24, hidden=1024, heads=16, vocab=50304, sequence=1024, micro=8, accumulation=2)

@@ -1,7 +1,8 @@
-"""Checkpoints of a run, `<output_dir>/checkpoints/step_000005/`: each intact or not there, readable in any layout.
+"""Checkpoints of a run, in `<output_dir>/checkpoints/step_000005/`: published all at once, readable in any layout.
 
-What comes in: DeepSpeed's engine with its weights, optimizer and counters, and the job that describes the run. What
-goes out: a folder of files that each rank has written, published at once; or an engine that continues such a run.
+A save takes DeepSpeed's engine with its weights, optimizer and counters, and the job that describes the run. It
+publishes a folder of files that each rank has written. A load returns an engine to the point at which that folder was
+saved.
 
     checkpoint.save(engine, data)                            # all ranks together
     pending = checkpoint.begin_save(engine, buffers, data)   # ... steps ...; pending.publish()
@@ -9,14 +10,19 @@ goes out: a folder of files that each rank has written, published at once; or an
     checkpoint.check(saved, job, data)                       # refuses another model, text, seed, ...
     checkpoint.load(engine, saved)                           # to the bit; in another layout each tensor to the bit
 
-Each distinct element is stored once, in safetensors files under the model's own names, with an index of which piece
-lies where: so any layout reads it. `folder` knows names and files, and `writer` publishes them; `index`, `slices`,
-`tensor_file` and `tensor_reader` know what is in them; `shards` finds it in DeepSpeed's engine, `saving` copies it to
-`host_buffers` and has `rank_files` write it, `loading` loads it, `select` chooses one; `manifest`, `compare` and
-`resume_policy` say what a resume may change. A digest says that nothing has changed, not that it makes sense:
-`contents` reads all of a checkpoint as a load does, before one and for `dslpar checkpoint verify`, by
-`manifest_format`, `state_files` and the typed values of `dslpar.core.json_values`. `full_state_dict` is apart from
-these: full tensors, out of one layout and into another.
+Each distinct element is stored once, in safetensors files under the model's own parameter names. An index lists which
+piece lies in which file, so any layout can read them.
+
+- `folder` has the names of folders and files, and `writer` publishes them.
+- `index`, `slices`, `tensor_file` and `tensor_reader` describe, write and read the tensors in the files.
+- `shards` finds the tensors in DeepSpeed's engine. `saving` copies them to `host_buffers`, and `rank_files` writes
+  them.
+- `loading` loads a checkpoint, and `select` chooses one.
+- `manifest`, `compare` and `resume_policy` define what a resume may change.
+- `contents` reads a whole checkpoint as a load does, before each load and for `dslpar checkpoint verify`: a digest
+  shows only that no byte has changed. It uses `manifest_format`, `state_files` and `dslpar.core.json_values`.
+
+`full_state_dict` is separate. It gathers full tensors out of one layout and loads them into another:
 
     full = checkpoint.full_state(engine.module, engine.groups)
     checkpoint.load_full_state(other.module, full, other.groups)
@@ -46,7 +52,7 @@ _MODULES = {
     "changes": "compare", "check": "compare", "find_checkpoint": "select", "full_state": "full_state_dict",
     "load": "loading", "load_full_state": "full_state_dict", "save": "saving",
 }  # fmt: skip
-"""The module of each public name, imported at its first use: `dslpar checkpoint list` needs no torch."""
+"""Public name -> its module, imported on first use: `dslpar checkpoint list` needs no torch."""
 
 
 def __getattr__(name: str) -> object:

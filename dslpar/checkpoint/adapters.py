@@ -1,4 +1,4 @@
-"""Where the tensors of a transformers model by policy are in a checkpoint, those of its adapters among them."""
+"""Locate the tensors of a transformers model that a policy runs, adapters included, in a checkpoint."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from dslpar.policies.weights import Part, parameters_with_sources, parts
 
 
 class Contents(NamedTuple):
-    """What a model by policy has in a checkpoint."""
+    """Tensors in a checkpoint of a model run by a policy."""
 
     parts: Mapping[str, Part]
-    """By the names of transformers' states."""
+    """Parts by transformers' state names."""
     trained: frozenset[str]
-    """Those of them that are not frozen."""
+    """State names that are not frozen."""
     matrices: Mapping[str, str]
     """Names of A and B in the model with adapters -> global names."""
     scale: float = 1.0
-    """What their product is multiplied by."""
+    """Factor s of the product B A."""
 
     def is_adapted(self, state: str) -> bool:
-        """Whether an adapter stands beside a weight."""
+        """Whether a weight has an adapter."""
         return state.endswith(".weight") and _matrix(state, "lora_A") in self.matrices
 
     def delta(self, reader: TensorReader, state: str) -> Tensor:
-        """Return what an adapter adds to a weight: s B A, float32 [out, in]."""
+        """Return the update that an adapter adds to a weight: s B A, float32 [out, in]."""
         a, b = (reader.full(self.matrices[_matrix(state, each)]).float() for each in ("lora_A", "lora_B"))
         return self.scale * (b @ a)
 
@@ -43,7 +43,7 @@ def _matrix(state: str, matrix: str) -> str:
 
 
 def contents(model: HuggingFaceModel) -> Contents:
-    """Find out where each tensor of a model is. Builds its layers: on the meta device, if that is the default."""
+    """Find each tensor of a model. Builds the model's layers on the default device, which may be meta."""
     sources: list[tuple[str, tuple[Source, ...]]] = []
     trained: set[str] = set()
     matrices: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Agreement of all ranks in a save or a load: which rank has failed, and which host does not see the folder."""
+"""Agreement of all ranks in a save or a load: report failed ranks, and hosts that do not see the folder."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from dslpar.reporting.run_dir import CHECKPOINTS
 Value = TypeVar("Value")
 
 MAX_LISTED = 12
-"""Ranks, files and names that a finding lists."""
+"""Maximum number of ranks, files or names that a finding lists."""
 
 
 class Access(NamedTuple):
-    """What is done to the folder of checkpoints, as the finding of its failure says it."""
+    """Wording of a failed write or read of the folder of checkpoints."""
 
     failure: str
     hint: str
@@ -38,13 +38,13 @@ def world_of(engine: Engine) -> Axis:
 
 
 def raise_failed(access: Access, reason: str, job: Job) -> NoReturn:
-    """Raise CKP205: the folder of checkpoints cannot be written, or read. Must be called on every rank alike."""
+    """Raise CKP205: the folder of checkpoints cannot be written or read. All ranks must call it together."""
     root = os.path.join(job.output_dir, CHECKPOINTS)
     raise_finding("CKP205", f"{access.failure} {root!r}: {reason}", access.hint, job.path, "train.output_dir")
 
 
 def check_seen_by_all(hosts: Iterable[tuple[str, bool]], path: str, job: Job) -> None:
-    """Raise DslparError, on every rank, if a host (its name, whether it sees `path`) does not see what rank 0 sees."""
+    """Raise DslparError, on every rank, if a host does not see `path`. `hosts`: (name, whether it sees `path`)."""
     blind = sorted({host for host, sees in hosts if not sees})
     if blind:
         message = f"rank 0 has {path}, which {', '.join(blind)} does not see"
@@ -55,10 +55,9 @@ def check_seen_by_all(hosts: Iterable[tuple[str, bool]], path: str, job: Job) ->
 def run_on_rank_0(
     action: Callable[[], Value], world: Axis, job: Job, access: Access = WRITE, place: str = "rank 0"
 ) -> Value:
-    """Run `action` on rank 0, and return its result on every rank; if it failed there, every rank raises.
+    """Run `action` on rank 0, and return its result on every rank. If it fails with OSError, every rank raises.
 
-    `place` names this rank in the finding. Only OSError is a failure of the folder: any other error is a bug, and ends
-    the run with rank 0's traceback.
+    `place` names this rank in the finding. Any error but OSError is a bug, and ends the run with rank 0's traceback.
     """
     value, reason = None, ""
     if world.index == 0:
@@ -66,7 +65,7 @@ def run_on_rank_0(
             value = action()
         except OSError as error:
             reason = f"{place}: {error}"
-    # Also where it has failed: the other ranks wait here.
+    # After a failure too: the other ranks wait here.
     value, reason = collectives.broadcast_object((value, reason), world)
     if reason:
         raise_failed(access, reason, job)

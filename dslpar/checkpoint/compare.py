@@ -3,9 +3,9 @@
     check(checkpoint, job, text)    # DslparError with everything that would make it another run
     changes(checkpoint, job)        # ["optimizer.lr: 0.0003 -> 0.0001, from step 6 on"]
 
-Values are compared, not texts: `train.dist` and `parallel`, `zero=1` and `zero=dict(stage=1)` are alike, and a default
-that is written out is no change. DeepSpeed restores an optimizer's settings with its state, so that there a changed lr
-has no effect; here the present config decides, and only training state comes from the checkpoint.
+Values are compared, not text: `train.dist` equals `parallel`, `zero=1` equals `zero=dict(stage=1)`, and a default that
+is written out is no change. DeepSpeed restores an optimizer's settings with its state, so a changed lr has no effect
+there. Here settings come from the present config, and only training state comes from the checkpoint.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from dslpar.schema import sections, sections_reader
 from dslpar.schema.fields import Resume
 
 _MAX_LISTED = 12
-"""Differing keys that a finding lists; for another model there may be dozens."""
+"""Maximum number of differing keys that a finding lists; another model may differ in dozens."""
 
 
 class Change(NamedTuple):
-    """A key whose requested value is not the saved one; None: no value."""
+    """A key whose requested value differs from the saved one; None: no value."""
 
     key: str
     saved: Any
@@ -39,7 +39,7 @@ class Change(NamedTuple):
 
     @property
     def section(self) -> str:
-        """The first part of the key."""
+        """First part of the key."""
         return self.key.partition(".")[0]
 
     def __str__(self) -> str:
@@ -50,7 +50,7 @@ def check(checkpoint: Checkpoint, job: Job, data: str) -> None:
     """Refuse a checkpoint that this job cannot resume.
 
     Raises:
-        DslparError: it is of another run, or of another format. Equal on every rank.
+        DslparError: the checkpoint is of another run or another format. Every rank raises the same error.
     """
     _check_format(checkpoint, job)
     refused = _refused_changes(checkpoint, job, data)
@@ -63,10 +63,10 @@ def check(checkpoint: Checkpoint, job: Job, data: str) -> None:
 
 
 def check_model(checkpoint: Checkpoint, job: Job) -> None:
-    """Refuse a job whose model is not the one that was trained, whatever else differs.
+    """Refuse a job whose model is not the one that was trained; ignore all other differences.
 
     Raises:
-        DslparError: with every key that differs.
+        DslparError: CKP208: keys of the model's section differ; the first `_MAX_LISTED` are listed.
     """
     if found := [each for each in _changed_keys(checkpoint, job, REFUSED) if each.section == "model"]:
         lines = [
@@ -79,7 +79,7 @@ def check_model(checkpoint: Checkpoint, job: Job) -> None:
 
 
 def changes(checkpoint: Checkpoint, job: Job) -> list[str]:
-    """List what a resume that `check` has passed does differently from the run that saved; a layout is one line."""
+    """List the changes of a resume that `check` has passed; a changed layout is one line."""
     layouts = manifest.describe_layout(checkpoint.manifest["layout"]), manifest.describe_layout(manifest.layout_of(job))
     layout = [f"layout: {layouts[0]} -> {layouts[1]}"] if layouts[0] != layouts[1] else []
     reported = [f"{change}, from step {checkpoint.step + 1} on" for change in _changed_keys(checkpoint, job, REPORTED)]
@@ -87,7 +87,7 @@ def changes(checkpoint: Checkpoint, job: Job) -> list[str]:
 
 
 def _other_versions(checkpoint: Checkpoint) -> Iterator[str]:
-    """Yield versions that differ: never refused, but the bits of a step depend on the torch that takes it."""
+    """Yield versions that differ. They are never refused, but the bits of a step depend on torch's version."""
     before, now = checkpoint.manifest["versions"], run_dir.versions()
     return (
         f"version of {name}: {before[name]} -> {now[name]}" for name in now if before.get(name) not in (None, now[name])
@@ -109,7 +109,7 @@ def _check_format(checkpoint: Checkpoint, job: Job) -> None:
 
 
 def _changed_keys(checkpoint: Checkpoint, job: Job, wanted: Resume) -> Iterator[Change]:
-    """Yield differing keys of the config whose change is of that class; a key that was not saved had its default."""
+    """Yield differing config keys whose change is in class `wanted`; a key that was not saved had its default."""
     before, now = manifest.flatten(checkpoint.manifest["config"]), manifest.flatten(manifest.config_of(job))
     defaults = manifest.flatten(manifest.plain_of(_with_defaults(job.spec)))
     for key in sorted({*before, *now}):
@@ -125,35 +125,35 @@ def _refused_changes(checkpoint: Checkpoint, job: Job, data: str) -> list[Change
         if checkpoint.manifest["fixed"].get(key) != now
     ]
     configured = list(_changed_keys(checkpoint, job, REFUSED))
-    # Of a section of another type only the type is listed: its other keys are those of something else.
+    # If a section's type has changed, only the type is listed: its other keys mean something else.
     retyped = {change.key.removesuffix(".type") for change in configured if change.key.endswith(".type")}
     configured = [each for each in configured if each.key.endswith(".type") or each.section not in retyped]
     return sorted(derived + configured, key=lambda change: change.key)
 
 
 def _resume_class(change: Change, checkpoint: Checkpoint, job: Job) -> Resume:
-    """Return the class of a change: its key's, except where it depends on the values."""
+    """Return the class of a change: the class of its key, unless the values decide."""
     try:
         of_key = resume_class(change.key)
-    except KeyError:  # a section, or a form of one, that no config of this dslpar has
+    except KeyError:  # a section, or a form of one, that this dslpar does not have
         return REFUSED
     if change.section in ("optimizer", "lr_scheduler"):
-        # A torch or DeepSpeed scheduler sets the optimizer's values, which are then restored with its state.
+        # Schedulers of torch and DeepSpeed set the optimizer's values, which are restored with the scheduler's state.
         before = checkpoint.manifest["config"]["lr_scheduler"]["type"]
         if before not in sections.LR_SCHEDULERS or not isinstance(job.spec.lr_scheduler, sections.LRScheduler):
             return REFUSED
-    # A non-zero number that becomes another one leaves the optimizer its tensors (SGD with momentum 0 has none).
+    # Changing one non-zero number to another keeps the optimizer's tensors (SGD with momentum 0 has none).
     keeps_tensors = all(type(value) in (int, float) and value for value in (change.saved, change.requested))
     return REPORTED if change.section == "optimizer" and of_key == REFUSED and keeps_tensors else of_key
 
 
 def model_section(checkpoint: Checkpoint) -> sections.Model | sections.OtherModel:
-    """Return the model's section of the config that a checkpoint was saved with."""
+    """Return the model section of the config that a checkpoint was saved with."""
     return spec_of(checkpoint).model
 
 
 def spec_of(checkpoint: Checkpoint) -> sections.Spec:
-    """Return the config that a checkpoint was saved with, read."""
+    """Return the spec of the config that a checkpoint was saved with."""
     return _spec(checkpoint.manifest["config"])
 
 
@@ -162,11 +162,11 @@ def _spec(config: Mapping[str, Any]) -> sections.Spec:
 
 
 def without_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a manifest's config without the values that are defaults: as its author would write it."""
+    """Return a manifest's config without default values, as its author would write it."""
     spec = _spec(config)
     bare = manifest.flatten(manifest.plain_of(sections.Spec(model=spec.model)))
-    # A section that is not in the bare spec exists only where it is written, as `monitor.csv` does: its defaults stay,
-    # or the section would go with them.
+    # A section outside the bare spec, such as `monitor.csv`, exists only if it is written. Its defaults stay, since the
+    # section would disappear with them.
     defaults = {
         key: value
         for key, value in manifest.flatten(manifest.plain_of(_with_defaults(spec, required=_REQUIRED))).items()
@@ -208,7 +208,7 @@ def _with_defaults(section: Any, required: Any = None) -> Any:
 
 
 def _hint(refused: list[Change]) -> str:
-    """Say what to write instead, key by key."""
+    """Return the hint: what to write instead, key by key."""
     suggestions = dict.fromkeys(_suggestion(change) for change in refused[:_MAX_LISTED])
     return (
         f"to resume it: {', '.join(suggestions)}; or leave --resume out, and a new run starts"
@@ -225,7 +225,7 @@ def _suggestion(change: Change) -> str:
 
 
 def _format_value(value: object) -> str:
-    """Format a value as one writes it on the command line."""
+    """Format a value as on the command line."""
     if isinstance(value, Mapping):
         return json.dumps(value)
     return "nothing" if value is None else value if isinstance(value, str) else repr(value)

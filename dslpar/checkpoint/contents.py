@@ -1,9 +1,9 @@
-"""What is in a checkpoint's files: whether a load can read all of it. `verify` and `--resume` ask this one function.
+"""Check that a load can read all of a checkpoint's files, for `dslpar checkpoint verify` and `--resume`.
 
-First every byte is compared with its digest (`folder.verify`). Digests show that files are as they were written, not
-that who wrote them knew how: so then each file is read as a load reads it. The index must have each element once, in
-pieces that the tensor files hold; the states of the run and of each rank must be such that counters and generators take
-them. Nothing is built, and no tensor is copied.
+First every byte is compared with its digest (`folder.verify`). Digests show that files are unchanged, not that they
+were written correctly. So each file is then read as a load reads it. The index must have each element once, in pieces
+that the tensor files hold. Counters and random generators must accept the states of the run and of each rank. No model
+is built, and no tensor is copied.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from dslpar.checkpoint.tensor_file import open_file
 from dslpar.core.errors import DslparError
 
 Gather = Callable[[list[str]], list[str]]
-"""Brings together what all readers have found."""
+"""Function that gathers the findings of all readers into one list."""
 
 
 def corruptions(
     checkpoint: Checkpoint, part: int = 0, parts: int = 1, gather: Gather = lambda found: found
 ) -> list[str]:
-    """Return what is wrong with a checkpoint, file by file; [] if a load can read all of it.
+    """Return the problems of a checkpoint, file by file; [] if a load can read all of it.
 
-    Of `parts` readers each reads its share, and `gather` makes one list of theirs: all of them must call this together.
+    Each of `parts` readers reads its share, and `gather` joins their lists. All readers must call this together.
     """
     altered = gather([str(each) for each in folder.verify(checkpoint, part, parts)])
     return altered or gather([str(each) for each in _unreadable(checkpoint, part, parts)])
@@ -43,7 +43,7 @@ def _unreadable(checkpoint: Checkpoint, part: int, parts: int) -> Iterator[Corru
         return
     expected = _expected_tensors(index)
     if part == 0:
-        # Only of files that are there, so that their number bounds the pieces that are compared with each other.
+        # Only if all files exist: then their number bounds the pieces that are compared with each other.
         if all(tensor_path(path, number).exists() for number in expected):
             yield from (Corruption(INDEX, f"{name} is not there exactly once") for name in index.incomplete())
         yield from _tried(path, partial(state_files.read_train_state, checkpoint))
@@ -53,7 +53,7 @@ def _unreadable(checkpoint: Checkpoint, part: int, parts: int) -> Iterator[Corru
         file = folder.rank_path(path, rank)
         if not file.exists() and not layout.get(OFFLINE):
             yield Corruption(file.relative_to(path).as_posix(), f"missing, of a world of {layout['world_size']}")
-            return  # those above may be missing as well, and are many where the world is a lie
+            return  # higher ranks may be missing as well, and are many if world_size is wrong
         yield from _tried(path, partial(state_files.read_rank_state, checkpoint, rank))
 
 
@@ -69,7 +69,7 @@ Expected = dict[str, tuple[str, int]]
 
 
 def _expected_tensors(index: Index) -> Mapping[int, Expected]:
-    """Return what the index says of each tensor file, by its number."""
+    """Return the tensors that the index lists in each tensor file, by file number."""
     found: dict[int, Expected] = {}
     for name, entry in [*index.parameters.items(), *index.copies.items()]:
         for piece in entry.pieces:

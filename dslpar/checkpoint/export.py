@@ -1,8 +1,8 @@
-"""Full weights of a checkpoint in safetensors files, for programs that know nothing of layouts.
+"""Export a checkpoint's full weights to safetensors files, for programs that know no layouts.
 
     export(checkpoint, Path("weights"), dtype="BF16")     # model-00001-of-00002.safetensors, ..., and the config
 
-One tensor is in memory at a time, as in `reshard`. The names of files and the index are those of transformers.
+One tensor is in memory at a time, as in `reshard`. File names and the index follow transformers.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ MAX_SHARD_BYTES = 5 * 10**9
 def export(
     checkpoint: Checkpoint, output: Path, dtype: str | None = None, max_shard_bytes: int = MAX_SHARD_BYTES
 ) -> list[Path]:
-    """Write full, unpadded weights under global names: `model-00001-of-00002.safetensors`, ..., the index that says
-    which file has which, and `config.yaml`. Return the files.
+    """Write full, unpadded weights under global names, and return the files.
 
-    `dtype` ("F32", "BF16", "F16") is that of floating-point weights; None: as stored. A tensor larger than
-    `max_shard_bytes` has a file of its own.
+    The files are `model-00001-of-00002.safetensors`, ..., the index of weight names to files, and `config.yaml`.
+    `dtype` ("F32", "BF16", "F16") applies to floating-point weights; None: as stored. A tensor larger than
+    `max_shard_bytes` gets its own file.
 
     Raises:
-        DslparError: something is there already, a file cannot be read or written, or a weight is out of the range of
+        DslparError: `output` is not empty, a file cannot be read or written, or a weight is out of the range of
             `dtype`.
     """
     index = load_index(Path(checkpoint.path))
@@ -64,12 +64,12 @@ def export(
 
 
 def target_dtype(stored: torch.dtype, requested: str | None) -> torch.dtype:
-    """Return the dtype in which a tensor is exported: the requested one, if it is of floating-point numbers."""
+    """Return the dtype of an exported tensor: the requested one for floating-point tensors, else the stored one."""
     return DTYPES[requested] if requested and stored.is_floating_point else stored
 
 
 def convert(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Convert a tensor. Raises: DslparError: a number would become infinite."""
+    """Convert a tensor. Raises: DslparError: a finite number would become infinite."""
     converted = tensor.to(dtype)
     lost = int((converted.isinf() & tensor.isfinite()).sum()) if dtype != tensor.dtype else 0
     if lost:
@@ -79,7 +79,7 @@ def convert(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _shards(tensors: Sequence[LazyTensor], max_bytes: int) -> Iterator[list[LazyTensor]]:
-    """Divide the tensors over files, in order, each as large as it may be."""
+    """Divide the tensors over files, in order, filling each file up to `max_bytes`."""
     shard: list[LazyTensor] = []
     num_bytes = 0
     for tensor in tensors:

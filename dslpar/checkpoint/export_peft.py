@@ -1,9 +1,9 @@
-"""The adapters of a checkpoint as a folder of peft's: adapter_config.json and adapter_model.safetensors.
+"""Export a checkpoint's adapters to a peft folder: adapter_config.json and adapter_model.safetensors.
 
     export_peft(checkpoint, Path("adapter"))      # PeftModel.from_pretrained(base, "adapter") loads it
 
-Names, and what is in the file, are those of peft's `save_pretrained`; peft itself is not needed. The base is not in it:
-the folder that the run began with is named in the config.
+Names and contents are those of peft's `save_pretrained`; peft itself is not needed. The base model is not exported:
+adapter_config.json names the pretrained folder that the run began with.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ if TYPE_CHECKING:
     from dslpar.policies.model import HuggingFaceModel
 
 _PREFIX = "base_model.model."
-"""Before names of the model that peft wraps."""
+"""Prefix of the names of the model that peft wraps."""
 
 
 def export_peft(
     checkpoint: Checkpoint, output: Path, dtype: str | None = None, pretrained: Path | None = None
 ) -> list[Path]:
-    """Write what a run with `model.lora` has trained to a new folder, as peft does; return the files.
+    """Write the trained weights of a run with `model.lora` to a new folder, as peft does; return the files.
 
-    `dtype` is as in `export`. `pretrained` is where the folder is now that the run began with; None: where its config
-    says.
+    `dtype` is as in `export`. `pretrained` is the present path of the folder that the run began with; None: the path in
+    its config.
 
     Raises:
-        DslparError: the run has no adapters, something is there already, or a file cannot be read or written.
+        DslparError: the run has no adapters, `output` is not empty, or a file cannot be read or written.
     """
     section = model_section(checkpoint)
     if not isinstance(section, OtherModel) or section.lora is None:

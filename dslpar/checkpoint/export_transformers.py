@@ -1,10 +1,10 @@
-"""A checkpoint as a folder of transformers': config.json and safetensors files, as its `save_pretrained` writes them.
+"""Export a checkpoint to a transformers folder: config.json and safetensors files, as `save_pretrained` writes them.
 
     export_transformers(checkpoint, Path("weights"))       # LlamaForCausalLM.from_pretrained("weights") loads it
 
-No model is built but on torch's meta device, and one tensor is in memory at a time: each tensor of a file is read from
-the checkpoint's pieces when it is written. (transformers' own `save_pretrained` holds the model, and Megatron-LM's
-converters hold it twice.) The bytes are those that transformers would have written of the same weights.
+The model is built on torch's meta device only, and one tensor is in memory at a time: each is read from the
+checkpoint's pieces when it is written. (transformers' own `save_pretrained` holds the whole model, and Megatron-LM's
+converters hold it twice.) The bytes are those that transformers would have written for the same weights.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ _ORDER = [
     DTYPES[name]
     for name in ("I64", "F64", "F32", "I32", "BF16", "F16", "I16", "F8_E4M3", "F8_E5M2", "I8", "U8", "BOOL")
 ]
-"""In which the safetensors library writes tensors, and those of a dtype by name."""
+"""Order of dtypes in which the safetensors library writes tensors; it sorts those of one dtype by name."""
 _TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json"),
     *("vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "chat_template.jinja"),
     *("chat_template.json", "preprocessor_config.json", "processor_config.json"),
 )
-"""Of tokenizers and processors, which no training changes."""
+"""Files of tokenizers and processors, which training does not change."""
 
 
 def export_transformers(
@@ -68,12 +68,12 @@ def export_transformers(
 ) -> list[Path]:
     """Write the weights and configs of a run's model to a new folder, as `save_pretrained` does; return the files.
 
-    The model is one of transformers', or one of dslpar's own that is the same as one. `dtype` and `max_shard_bytes` are
-    as in `export`. `pretrained` is where the folder is that the run began with; None: where its config says.
-    `merges_lora`: adapters are added to the weights that they stand beside.
+    The model is a transformers class, or a dslpar model with a transformers equivalent. `dtype` and `max_shard_bytes`
+    are as in `export`. `pretrained` is the present path of the folder that the run began with; None: the path in its
+    config. `merges_lora`: add adapters to their weights.
 
     Raises:
-        DslparError: transformers has no such model, something is there already, or a file cannot be read or written.
+        DslparError: transformers has no such model, `output` is not empty, or a file cannot be read or written.
     """
     origin = _origin(checkpoint, pretrained, merges_lora=merges_lora)
     tensors = {lazy.key: lazy for lazy in _tensors(checkpoint, origin, dtype)}
@@ -96,11 +96,11 @@ def export_transformers(
 
 
 def _tokenizer_folder(checkpoint: Checkpoint, pretrained: Path | None) -> Path | None:
-    """Return the folder that the run began with, or else that of the tokenizer which read its text; None: bytes."""
+    """Return the folder that the run began with, or else the folder of its data's tokenizer; None: it read bytes."""
     if pretrained is not None:
         return pretrained
     data: Mapping[str, Any] = checkpoint.manifest["config"].get("data", {})
-    data = next(iter(data.get("parts", ())), data)  # of a blend all have the same
+    data = next(iter(data.get("parts", ())), data)  # all parts of a blend have the same tokenizer
     if data.get("type") == "tokens":
         return Path(data["path"], TOKENIZER)
     if data.get("tokenizer") is None:
@@ -113,22 +113,22 @@ def _tokenizer_folder(checkpoint: Checkpoint, pretrained: Path | None) -> Path |
 
 
 class _Origin(NamedTuple):
-    """A model of transformers', and where its states are in a checkpoint."""
+    """A transformers model, and the places of its states in a checkpoint."""
 
     saved: Saved
     parts: Mapping[str, Part]
-    """By the names of states; without buffers."""
+    """Parts by state name; without buffers."""
     pretrained: Path | None
-    """The folder that the run began with."""
+    """Folder that the run began with."""
     adapters: Contents | None = None
-    """What is merged into the weights."""
+    """Adapters that are merged into the weights."""
 
 
 def _origin(checkpoint: Checkpoint, pretrained: Path | None, *, merges_lora: bool) -> _Origin:
-    """Find out which model of transformers' a run's is.
+    """Find the transformers model that a run's model is.
 
     Raises:
-        DslparError: it is none; transformers, or the folder that the run began with, is not there.
+        DslparError: transformers has no such model, or transformers or the folder that the run began with is missing.
     """
     model = model_section(checkpoint)
     try:
@@ -154,7 +154,7 @@ def _refuse(checkpoint: Checkpoint) -> NoReturn:
 
 
 def _of_transformers(checkpoint: Checkpoint, cls: Any, arguments: dict[str, Any], pretrained: Path | None) -> _Origin:
-    """Return a model of transformers' that ran by a policy; or as it is, in one layer, where nothing was cut."""
+    """Return a transformers model that ran by a policy, or unchanged in one layer if nothing was cut."""
     from dslpar.checkpoint.adapters import contents
     from dslpar.policies.config import config_of
     from dslpar.policies.model import HuggingFaceModel
@@ -176,9 +176,9 @@ def _of_transformers(checkpoint: Checkpoint, cls: Any, arguments: dict[str, Any]
 
 
 def _of_family(checkpoint: Checkpoint, model: Model, pretrained: Path | None) -> _Origin:
-    """Return what a model of dslpar's own is the same as. The config of the folder that it began with holds as it is.
+    """Return the transformers equivalent of a dslpar model, with the config of the folder that it began with, if any.
 
-    Which class that is, the family's module "hugging_face" says.
+    The family's module "hugging_face" names the class.
     """
     try:
         same = families.family_module(model, "hugging_face")
@@ -206,10 +206,10 @@ def _of_family(checkpoint: Checkpoint, model: Model, pretrained: Path | None) ->
 
 
 def _tensors(checkpoint: Checkpoint, origin: _Origin, dtype: str | None) -> Iterator[LazyTensor]:
-    """Yield the tensors of the files, each made when it is written.
+    """Yield the tensors of the files; each is made when it is written.
 
     Raises:
-        DslparError: the checkpoint lacks some, or has others.
+        DslparError: the checkpoint's tensors are not the model's.
     """
     index = load_index(Path(checkpoint.path))
     reader, buffers = TensorReader(Path(checkpoint.path), index), _buffers(checkpoint)
@@ -218,7 +218,7 @@ def _tensors(checkpoint: Checkpoint, origin: _Origin, dtype: str | None) -> Iter
     for name, view in origin.saved.views.items():
         names = origin.saved.aliases(view.state)
         part = next((origin.parts[each] for each in names if each in origin.parts), None)
-        # A buffer's name begins with its layer's: "model" of a class that ran as it is, "front" and "back" by policy.
+        # A buffer's name begins with its layer: "model" for a class that ran unchanged, "front" or "back" by policy.
         buffer = next(
             (found for own, found in buffers.items() if f".{own}".endswith(tuple(f".{n}" for n in names))), None
         )
@@ -246,7 +246,7 @@ def _tensors(checkpoint: Checkpoint, origin: _Origin, dtype: str | None) -> Iter
 
 
 def _read(reader: TensorReader, part: Part, view: View) -> Tensor:
-    """Read what a tensor of the files is of a parameter, and nothing else."""
+    """Read only the part of a parameter that a tensor of the files holds."""
     ranges = list(zip(view.starts, view.lengths, strict=True))
     if part.transposed:
         ranges.reverse()
@@ -257,7 +257,7 @@ def _read(reader: TensorReader, part: Part, view: View) -> Tensor:
 
 
 def _merged(reader: TensorReader, adapters: Contents, part: Part, view: View) -> Tensor:
-    """Read a weight with what its adapter adds to it, summed in float32."""
+    """Read a weight and add its adapter's update, summed in float32."""
     stored, delta = _read(reader, part, view), adapters.delta(reader, view.state)
     return (stored.float() + _cut(delta.t() if part.transposed else delta, view)).to(stored.dtype)
 

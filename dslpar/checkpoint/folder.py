@@ -1,4 +1,4 @@
-"""The folder of a checkpoint: names, what is there, whether it is intact. No torch.
+"""Folder of a checkpoint: file names, listing, and verification. No torch.
 
     checkpoints/step_000005/checkpoint.json              the manifest; written last: with it the folder is a checkpoint
                             index.json                   which piece of which tensor lies where
@@ -8,9 +8,9 @@
     checkpoints/step_000010.part/                        one that is being written, or never was finished
     checkpoints/step_000020.aside/                       one that was there when the run was resumed from before it
 
-Each file is hashed while it is written, and the manifest holds every size and digest, and a digest of its own bytes. So
-`verify` finds a changed byte anywhere before anything is read from the files. (torch's distributed checkpoints and
-DeepSpeed's have no digests.)
+Each file is hashed while it is written. The manifest holds every size and digest, and a digest of its own bytes. So
+`verify` finds a changed byte anywhere before a load uses the files. (Checkpoints of torch.distributed and DeepSpeed
+have no digests.)
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from dslpar.core.errors import DslparError
 
 MANIFEST, RANKS, TENSORS, STATE, PART = "checkpoint.json", "ranks", "tensors", "state.pt", ".part"
 SUSPECT = "suspect"
-"""Key of a manifest: why the numbers of its checkpoint cannot be trusted, though its files are intact."""
+"""Manifest key: why the checkpoint's numbers cannot be trusted, though its files are intact."""
 _MAX_MANIFEST_BYTES = 1 << 28
 
 _NO_DIGEST = "0" * 32
@@ -39,51 +39,51 @@ _READ_BYTES = 1 << 22
 
 
 class Checkpoint(NamedTuple):
-    """A published checkpoint, whose manifest is as it was written."""
+    """A published checkpoint, with its manifest."""
 
     path: str
-    """Its folder."""
+    """Folder of the checkpoint."""
     manifest: Mapping[str, Any]
-    """`format`, `step`, `consumed_samples`, `fixed` (see `manifest`), `versions`, `files`, `digest`."""
+    """Values of `checkpoint.json`: `format`, `step`, `layout`, `fixed`, `config`, `files`, ... (see `manifest`)."""
 
     @property
     def step(self) -> int:
-        """Optimizer steps that were done when it was saved."""
+        """Optimizer steps done when it was saved."""
         step: int = self.manifest["step"]
         return step
 
     @property
     def suspect(self) -> str:
-        """Why its numbers cannot be trusted; empty: nothing is known against them."""
+        """Reason not to trust its numbers; empty: none is known."""
         return str(self.manifest.get(SUSPECT, ""))
 
 
 class FileDigest(NamedTuple):
-    """Size and digest of a file, as the manifest lists them."""
+    """Size and digest of a file, as listed in the manifest."""
 
     bytes: int
     xxh3_128: str
 
 
 class ManifestError(ValueError):
-    """A manifest that cannot be read; the text says why: "missing", "altered", "no JSON", ..."""
+    """A manifest that cannot be read. The text is the reason: "missing", "altered", "no JSON", ..."""
 
 
 _UNREADABLE = " is no file of a checkpoint, or is corrupted: "
 
 
 def unreadable(path: Path, why: str) -> DslparError:
-    """Make the error of a checkpoint's file that cannot be read as what it should be."""
+    """Make the error CKP216 of a file that is missing or malformed."""
     message = f"{path}{_UNREADABLE}{why}"
     hint = "`dslpar checkpoint verify` names every corrupted file; resume from another one: checkpoint.resume_from=NAME"
     return DslparError([finding("CKP216", message, hint, str(path))])
 
 
 class Corruption(NamedTuple):
-    """What is wrong with one file of a checkpoint."""
+    """Problem of one file of a checkpoint."""
 
     path: str
-    """Its path in the folder."""
+    """Path of the file in the folder."""
     problem: str
     """"missing", "N bytes of M", "altered", "not of this checkpoint", or "unreadable: ..."."""
 
@@ -92,29 +92,29 @@ class Corruption(NamedTuple):
 
 
 def corruption_of(error: DslparError, folder: Path) -> Corruption:
-    """Return what `unreadable` says of a file of that folder."""
+    """Convert an error of `unreadable` to a corruption of a file in `folder`."""
     (found,) = error.findings
     why = found.message.removeprefix(f"{found.location.path}{_UNREADABLE}")
     return Corruption(os.path.relpath(found.location.path, folder), why)
 
 
 def final_path(root: Path, step: int) -> Path:
-    """Return the folder of a checkpoint of that step."""
+    """Return the folder of the published checkpoint of a step."""
     return root / f"step_{step:06d}"
 
 
 def part_path(root: Path, step: int) -> Path:
-    """Return the folder that it is written to first."""
+    """Return the folder that the checkpoint of a step is written to before it is published."""
     return final_path(root, step).with_suffix(PART)
 
 
 def rank_path(folder: Path, rank: int) -> Path:
-    """Return the file of what belongs to a rank only."""
+    """Return the file with the state of one rank."""
     return folder / RANKS / f"{rank:05d}.pt"
 
 
 def step_of(folder: Path) -> int | None:
-    """Return the step in a folder's name; None: it has another name, as unfinished ones and those set aside have."""
+    """Return the step in a folder's name; None: no such name, as for unfinished folders and those set aside."""
     before, prefix, step = folder.name.partition("step_")
     return int(step) if prefix and not before and step.isdecimal() else None
 
@@ -123,16 +123,16 @@ def step_of(folder: Path) -> int | None:
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether it is a checkpoint, or what is left of one, and not the folder of a run."""
+    """Whether `path` is a checkpoint, or the remains of one, and not the folder of a run."""
     return (path / MANIFEST).exists() or (path.is_dir() and step_of(path) is not None)
 
 
 def list_folders(root: Path) -> list[Path]:
-    """Return the folders named as published checkpoints, oldest first; none, where there is no `root`.
+    """Return the folders with names of published checkpoints, oldest first; [] if `root` does not exist.
 
     Raises:
-        OSError: it cannot be read. (`Path.glob` finds nothing in a folder that it may not list, and a run would start
-            anew.)
+        OSError: `root` cannot be read. (`Path.glob` would find nothing in a folder that it may not list, and a run
+            would start anew.)
     """
     steps = {path: step_of(path) for path in (root.iterdir() if root.is_dir() else ()) if path.is_dir()}
     return [path for _, path in sorted((step, path) for path, step in steps.items() if step is not None)]
@@ -142,9 +142,9 @@ class Scan(NamedTuple):
     """The published checkpoints of a run."""
 
     checkpoints: list[Checkpoint]
-    """Oldest first; their files may be intact or corrupted."""
+    """Checkpoints with a valid manifest, oldest first; their files may be intact or corrupted."""
     unreadable: dict[Path, str]
-    """Folders whose manifest is missing, corrupted, or of another step; and why."""
+    """Reasons by folder, for manifests that are missing, corrupted, or of another step."""
 
 
 def scan(root: Path) -> Scan:
@@ -159,14 +159,14 @@ def scan(root: Path) -> Scan:
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
-    """Read a checkpoint's manifest, and check that it is as it was written; for its files see `verify`.
+    """Read a checkpoint's manifest, and check that it is unchanged; `verify` checks the other files.
 
     Raises:
-        ManifestError: there is no manifest, it was altered, or is of another step than the folder's name says.
+        ManifestError: the manifest is missing, altered or malformed, or its step is not the one in the folder's name.
     """
     path = folder / MANIFEST
     try:
-        if path.exists() and not path.is_file():  # to read a pipe would wait for ever
+        if path.exists() and not path.is_file():  # reading a pipe would wait forever
             raise ManifestError("no file")
         if path.stat().st_size > _MAX_MANIFEST_BYTES:
             raise ManifestError(f"more than {_MAX_MANIFEST_BYTES} bytes")
@@ -174,10 +174,10 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         manifest = json_values.parse(text)
         if not isinstance(manifest, dict) or not {"format", "step", "fixed", "files"} <= manifest.keys():
             raise ManifestError("no manifest")
-        # Format 1 had no digest: the caller refuses it by its number, which says more than "altered".
+        # Format 1 had no digest. The caller refuses it by its number, which is clearer than "altered".
         if (manifest["format"] != 1 or "digest" in manifest) and not _digest_matches(text, manifest.get("digest")):
             raise ManifestError("altered")
-        manifest_format.check(manifest)  # who writes nonsense can sign it too
+        manifest_format.check(manifest)  # nonsense may have a valid digest too
     except OSError as error:
         raise ManifestError("missing" if isinstance(error, FileNotFoundError) else str(error)) from error
     except ManifestError:
@@ -190,46 +190,46 @@ def open_checkpoint(folder: Path) -> Checkpoint:
 
 
 def serialize(manifest: Mapping[str, Any]) -> bytes:
-    """Return the manifest's bytes, with their own digest as last value: of all of them, with zeros in its place."""
+    """Return the manifest's bytes. The last value is the digest of all bytes, with zeros in the digest's place."""
     text = json.dumps({**manifest, "digest": _NO_DIGEST}, indent=1).encode() + b"\n"
     before, _, behind = text.rpartition(_NO_DIGEST.encode())
     return before + xxhash.xxh3_128_hexdigest(text).encode() + behind
 
 
 def _digest_matches(text: bytes, digest: object) -> bool:
-    """Whether these are the bytes that `serialize` made."""
+    """Whether `serialize` made these bytes."""
     if not isinstance(digest, str) or len(digest) != len(_NO_DIGEST):
         return False
     before, found, behind = text.rpartition(digest.encode())
     return bool(found) and xxhash.xxh3_128_hexdigest(before + _NO_DIGEST.encode() + behind) == digest
 
 
-# ---- whether it is intact ----
+# ---- verification ----
 
 
 def is_complete(checkpoint: Checkpoint) -> bool:
-    """Whether every file is there in its full length: quick, and blind to altered bytes, which `verify` finds.
+    """Whether every file exists in its full length. This is quick, but does not find altered bytes; `verify` does.
 
-    A checkpoint of a later format counts as complete: this dslpar cannot know its files.
+    A checkpoint of a later format counts as complete, since this dslpar cannot know its files.
     """
     return checkpoint.manifest["format"] > FORMAT or not mismatched_files(checkpoint)
 
 
 def mismatched_files(checkpoint: Checkpoint) -> list[str]:
-    """Return the files that are missing, too many, or of another length, by their paths in the folder."""
+    """Return the paths in the folder of files that are missing, unexpected, or of another length."""
     recorded, found = _recorded_files(checkpoint), file_sizes(Path(checkpoint.path))
     names = sorted({*recorded, *found})
     return [name for name in names if name not in recorded or recorded[name].bytes != found.get(name)]
 
 
 def verify(checkpoint: Checkpoint, part: int = 0, parts: int = 1) -> list[Corruption]:
-    """Read every byte of a checkpoint's files, and return what is wrong with them; [] if it is intact.
+    """Read every byte of a checkpoint's files, and return their problems; [] if it is intact.
 
-    Of `parts` readers each reads its share: together they name every corrupted file.
+    Each of `parts` readers reads its share; together they name every corrupted file.
     """
     recorded, found = _recorded_files(checkpoint), file_sizes(Path(checkpoint.path))
     corruptions = [Corruption(MANIFEST, _manifest_problem(checkpoint))] if part == 0 else []
-    # Dealt out, not in blocks: files of one kind follow each other, and are about equally large.
+    # Dealt out in turn, not in blocks: files of one kind follow each other, and are about equally large.
     for name in sorted({*recorded, *found})[part::parts]:
         path = Path(checkpoint.path, name)
         corruptions.append(Corruption(name, _file_problem(path, recorded.get(name), found.get(name))))
@@ -237,7 +237,7 @@ def verify(checkpoint: Checkpoint, part: int = 0, parts: int = 1) -> list[Corrup
 
 
 def _recorded_files(checkpoint: Checkpoint) -> dict[str, FileDigest]:
-    """Return what the manifest lists; format 1 listed sizes only."""
+    """Return the files that the manifest lists; format 1 listed sizes only."""
     files = checkpoint.manifest["files"]
     return {name: FileDigest(file, "") if isinstance(file, int) else FileDigest(**file) for name, file in files.items()}
 
@@ -272,24 +272,24 @@ def file_digest(path: Path) -> str:
 
 
 def file_sizes(folder: Path) -> dict[str, int]:
-    """Return the bytes of each file but the manifest, by its path in the folder."""
+    """Return the size in bytes of each file except the manifest, by path in the folder."""
     found = {path.relative_to(folder).as_posix(): path.stat().st_size for path in list_files(folder)}
     return {name: num_bytes for name, num_bytes in found.items() if name != MANIFEST}
 
 
 def list_files(folder: Path) -> list[Path]:
-    """Return every file below, in the order of their names."""
+    """Return every file below `folder`, sorted by name."""
     return [path for path in sorted(folder.rglob("*")) if path.is_file()]
 
 
-# ---- whose numbers cannot be trusted ----
+# ---- suspect checkpoints ----
 
 
 def note_of_suspect(stored: Checkpoint, *, was_named: bool, others: Sequence[Path] = ()) -> str:
-    """Return what to say of a suspect checkpoint that somebody has named; of any other, nothing.
+    """Return the note to print for a suspect checkpoint that was named; "" if it is not suspect.
 
     Raises:
-        DslparError: CKP232: it is suspect, and was chosen as the newest of a run, which has the `others`, too.
+        DslparError: CKP232: it is suspect and was not named, but is the newest of a run, which also has the `others`.
     """
     name = Path(stored.path).name
     if not stored.suspect:

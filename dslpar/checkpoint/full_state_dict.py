@@ -1,11 +1,11 @@
-"""Gather the full weights of a model out of any layout, and load them into any other, by placements only.
+"""Gather a model's full weights out of any layout, and load them into any other, using placements only.
 
     full = full_state(engine.module, engine.groups)              # {'blocks.0.mlp.up.weight': (F, H), ...}
     load_full_state(other.module, full, other.groups)            # each rank cuts its own piece
 
-Tensors are unpadded, on the CPU, and under the names that the model has without a pipeline; with a pipeline each rank
-returns and loads its own layers, so the union over the pipeline is the model. Where ZeRO keeps fp32 masters of weights
-in half precision, those are returned, and both are set. The state of an optimizer is not touched.
+Tensors are unpadded, on the CPU, and named as in the model without a pipeline. In a pipeline each rank returns and
+loads its own layers, so the union over the pipeline is the model. If ZeRO keeps fp32 masters of half-precision weights,
+the masters are returned, and a load sets both. Optimizer states are not touched.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from dslpar.layers.initial_values import Source, record
 Shape = tuple[int, ...]
 
 _CUTOFF = 0.6
-"""Resemblance of suggested names: looser than that of keys, since names of one shape can hardly be confused."""
+"""Similarity of suggested names: looser than for config keys, since names of one shape are hardly confused."""
 
 
 def full_state(module: nn.Module, groups: Groups, *, everywhere: bool = True) -> dict[str, Tensor]:
-    """Return {global name: full tensor} of this rank's stages; of a weight that is tied to another rank's, its copy.
+    """Return {global name: full tensor} of this rank's stages, including its copies of tied weights.
 
-    All ranks must call it together. One tensor at a time is gathered. Without `everywhere` only the first rank of each
-    tensor group keeps them, and the others return {}.
+    All ranks must call it together. One tensor is gathered at a time. With `everywhere=False`, only the first rank of
+    each tensor group keeps the tensors, and the others return {}.
     """
     finish_gathers(module)
     state = {}
     for name, p in pipeline_module.named_parameters(module):
         placement, piece = placement_of(p), local_piece(p)
-        # On every rank, whoever keeps the result: the gather is a collective of the tensor group.
+        # On every rank, even if it does not keep the result: the gather is a collective of the tensor group.
         full = piece.clone() if placement is None else gather(piece.view(placement.local_shape), placement, groups)
         if everywhere or groups.axis("tensor").index == 0:
             state[name] = full.cpu()
@@ -53,16 +53,16 @@ def full_state(module: nn.Module, groups: Groups, *, everywhere: bool = True) ->
 def load_full_state(
     module: nn.Module, full: Mapping[str, Tensor], groups: Groups, *, strict: bool = True, source: str = "<weights>"
 ) -> None:
-    """Set every parameter of this rank to its piece of the tensor of its name.
+    """Set every parameter of this rank to its piece of the full tensor of the same name.
 
-    All ranks must call it together, each with the whole model's tensors, or at least with its stages'. `source` is what
-    errors call the origin of these. Without `strict`, names that only one side has are ignored.
+    All ranks must call it together, with the tensors of the whole model or at least of their own stages. `source` names
+    the tensors' origin in errors. With `strict=False`, names that only one side has are ignored.
 
     Raises:
         DslparError: on every rank, with all names that are missing or unknown (`strict`), and all shapes that differ;
             then nothing is changed.
     """
-    # First, and together: a rank that raised alone would leave the others in the gathers of ZeRO 3 below.
+    # First, and together: a rank that raised alone would leave the others waiting in ZeRO 3's gathers below.
     _check(full, _shapes(module), groups, strict, source)
     finish_gathers(module)
     with torch.no_grad():
@@ -75,7 +75,7 @@ def load_full_state(
 
 
 def local_piece(p: nn.Parameter) -> Tensor:
-    """Return this rank's piece of the model, also where ZeRO has sharded it: of its fp32 master, if there is one."""
+    """Return this rank's piece of a parameter, from its fp32 master if there is one, even if ZeRO has sharded it."""
     if _has_master(p):
         return safe_get_full_fp32_param(p).detach()  # type: ignore[no-any-return]
     with GatheredParameters([p]):
@@ -86,7 +86,7 @@ def _fill(p: nn.Parameter, full: Tensor, groups: Groups) -> None:
     placement = placement_of(p)
     full = full.to(p.device)
     piece = full if placement is None else placement.cut(full, groups.coord)
-    # Without a modifier_rank ZeRO 3 drops what was written when it partitions the parameter again.
+    # Without a modifier_rank ZeRO 3 discards the written values when it partitions the parameter again.
     with GatheredParameters([p], modifier_rank=0):
         p.copy_(piece)
     record(p, Source.WHOLE, digested=False)
@@ -95,7 +95,7 @@ def _fill(p: nn.Parameter, full: Tensor, groups: Groups) -> None:
 
 
 def _has_master(p: nn.Parameter) -> bool:
-    """Whether an optimizer of ZeRO 1, 2 or 3 keeps a second copy of this parameter, in fp32."""
+    """Whether the optimizer of ZeRO 1, 2 or 3 keeps an fp32 master of this parameter."""
     return p.requires_grad and (hasattr(p, "_hp_mapping") or hasattr(p, "_z3_optimizer"))
 
 
@@ -103,7 +103,7 @@ def _has_master(p: nn.Parameter) -> bool:
 
 
 def _shapes(module: nn.Module) -> dict[str, Shape]:
-    """Return the full shapes of this rank's parameters, also where ZeRO 3 has sharded them."""
+    """Return the full shapes of this rank's parameters, even if ZeRO 3 has sharded them."""
     named = pipeline_module.named_parameters(module)
     return {
         name: placement.shape if (placement := placement_of(p)) else tuple(getattr(p, "ds_shape", p.shape))
@@ -112,7 +112,7 @@ def _shapes(module: nn.Module) -> dict[str, Shape]:
 
 
 def _check(full: Mapping[str, Tensor], local: Mapping[str, Shape], groups: Groups, strict: bool, source: str) -> None:
-    """Raise the same findings on every rank: those of the whole pipeline together."""
+    """Raise the findings of the whole pipeline on every rank."""
     world = groups.axis("pipe", "data", "tensor")
     by_rank = collectives.gather_objects(dict(local), groups.axis("pipe"))
     model = {name: shape for held in by_rank for name, shape in held.items()}
@@ -123,7 +123,7 @@ def _check(full: Mapping[str, Tensor], local: Mapping[str, Shape], groups: Group
         if given.get(name, shape) != shape
     ]
     mismatches += _other_names(given, local, model) if strict else ()
-    # A rank knows only what its own names lack: every rank raises what any of them has found.
+    # A rank finds only its own missing names: every rank raises the findings of all ranks.
     everywhere = dict.fromkeys(each for found in collectives.gather_objects(mismatches, world) for each in found)
     if everywhere:
         raise DslparError(finding("CKP207", message, hint, source) for message, hint in everywhere)

@@ -1,13 +1,13 @@
-"""Host memory that takes a copy of a rank's tensors at each save, and is kept from one save to the next.
+"""Host buffers: memory for a copy of a rank's tensors, reused from save to save.
 
     buffers = HostBuffers()
     chunks = buffers.copy([weight, exp_avg])     # bytes, one tensor behind the other: the next step may begin
     writer.write_file(path, chunks)              # by a thread; the next `copy` writes over them
 
-Blocks, and not a buffer for each tensor: what a save copies may grow and be cut otherwise, and a file is written from
-one end to the other anyhow. Their size is a power of two, since torch's allocator of pinned memory rounds up to one: a
-single buffer of 33 GB would take 64. That pinned memory is kept is torchtitan's `async_with_pinned_mem`: to pin it
-costs more than to copy into it.
+The memory is in blocks, and not in a buffer per tensor: the saved tensors may grow or be cut differently, and a file is
+written from start to end anyhow. The block size is a power of two, since torch's allocator of pinned memory rounds up
+to one: a single buffer of 33 GB would take 64 GB. As with torchtitan's `async_with_pinned_mem`, pinned memory is kept,
+since pinning costs more than copying.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ BLOCK_BYTES = 1 << 26
 
 
 class HostBuffers:
-    """The blocks of one rank. One copy is in them at a time: what was copied before is written over.
+    """Blocks of host memory of one rank. They hold one copy at a time; the next copy overwrites it.
 
-    `pinned`: whether an accelerator copies into them by itself, while the host goes on.
+    `pinned`: page-locked memory, so that an accelerator copies asynchronously while the host goes on.
     """
 
     def __init__(self, pinned: bool = False) -> None:
@@ -33,18 +33,18 @@ class HostBuffers:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of host memory that are set aside."""
+        """Bytes of host memory allocated so far."""
         return sum(block.numel() for block in self._blocks)
 
     def copy(self, tensors: Iterable[Tensor]) -> list[memoryview]:
-        """Copy these tensors' bytes, in their order, from any device; return them, in blocks.
+        """Copy these tensors' bytes, in order, from any device; return the filled blocks.
 
-        The copy is complete when this returns: what was enqueued before is in it, and what is enqueued after is not.
+        The copy is complete when this returns. It includes work enqueued before the call, and none enqueued after it.
         """
         free, filled = self._free(), list[Tensor]()
         block, used = next(free), 0
         for tensor in tensors:
-            # Bytes, since dtypes follow each other within a block. Nothing but a tensor with gaps is copied for it.
+            # Bytes, since a block holds several dtypes. `contiguous` copies only a tensor with gaps.
             data = tensor.detach().contiguous().view(-1).view(torch.uint8)
             done = 0
             while done < data.numel():
@@ -55,12 +55,12 @@ class HostBuffers:
                 block[used : used + count].copy_(data[done : done + count], non_blocking=True)
                 done, used = done + count, used + count
         if self.pinned:
-            get_accelerator().synchronize()  # once: pageable memory would make each copy wait
+            get_accelerator().synchronize()  # once; with pageable memory each copy waits by itself
         filled.append(block[:used])
         return [memoryview(block.numpy()) for block in filled]  # type: ignore[arg-type]
 
     def _free(self) -> Iterator[Tensor]:
-        """Yield the blocks that there are, and then new ones."""
+        """Yield the existing blocks, and then new ones."""
         yield from self._blocks
         while True:
             self._blocks.append(torch.empty(BLOCK_BYTES, dtype=torch.uint8, pin_memory=self.pinned))

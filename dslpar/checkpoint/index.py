@@ -1,7 +1,8 @@
-"""`index.json`: which piece of which tensor lies in which file of a checkpoint. No torch.
+"""Index of a checkpoint, `index.json`: the file of each piece of each tensor. No torch.
 
-Every distinct element is stored once, under the global name of its parameter, so the index is all that any layout needs
-to read it. Each rank makes an index of what it writes; `merge` makes them one. Files are numbered by the writing rank.
+Every distinct element is stored once, under its parameter's global name, so any layout can read the tensors with the
+index alone. Each rank makes an index of the pieces that it writes, and `merge` joins these. Files are numbered by the
+writing rank.
 """
 
 from __future__ import annotations
@@ -23,25 +24,25 @@ ITEM_BYTES: Mapping[str, int] = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1,
     "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1,
 }  # fmt: skip
-"""Bytes of an element, by safetensors' names of dtypes."""
+"""Bytes per element, by safetensors' dtype names."""
 MAX_DIMS = 32
 MAX_SEGMENTS = 256
-"""Combinations of a box's segments: only one dim has more than one of them."""
+"""Maximum number of combinations of a box's segments; real boxes have several segments in one dim only."""
 SET_BY_OPTIMIZER = ("step",)
-"""Keys of its groups that an optimizer changes."""
+"""Group keys that an optimizer changes."""
 SET_BY_SCHEDULER = ("lr", "initial_lr", "momentum", "betas")
-"""Keys of them that LR schedulers change."""
+"""Group keys that LR schedulers change."""
 
 
 class IrregularState(NamedTuple):
-    """An optimizer's tensor of another shape than its parameter's."""
+    """An optimizer tensor whose shape differs from its parameter's."""
 
     dtype: str
     shape: Shape
 
     @property
     def num_elements(self) -> int:
-        """Elements of it, which is stored whole."""
+        """Number of elements; the tensor is stored whole."""
         return math.prod(self.shape)
 
 
@@ -52,41 +53,41 @@ class Entry:
     shape: Shape
     """Full shape, without padding."""
     dtype: str
-    """Dtype of the weight as stored, by safetensors' name: "F32", "BF16"; the master's, where there is one."""
+    """Stored dtype of the weight by safetensors' name ("F32", "BF16"): the master's dtype, if there is a master."""
     trained: bool = True
     states: Mapping[str, str] = field(default_factory=dict)
-    """Optimizer tensors of the parameter's shape, stored in the same pieces: {key: dtype}."""
+    """Dtypes of optimizer tensors with the parameter's shape, stored in the same pieces."""
     scalars: Mapping[str, Any] = field(default_factory=dict)
-    """Optimizer values without dims: a number, or [dtype, number] for a tensor."""
+    """Scalar optimizer values: a number, or [dtype, number] for a tensor."""
     irregular: Mapping[str, IrregularState] = field(default_factory=dict)
     """Optimizer tensors of other shapes (Adafactor's rows and columns), stored whole in `irregular_file`."""
     irregular_file: int | None = None
     group: int | None = None
-    """Number of its group in the index; None: it is in none."""
+    """Number of its optimizer group in the index; None: no group has it."""
     pieces: Sequence[Piece] = ()
 
     def dtype_of(self, key: str = "") -> str:
-        """Return the dtype of the weight (""), or of that optimizer tensor."""
+        """Return the dtype of the weight (key "") or of an optimizer tensor."""
         return self.states[key] if key else self.dtype
 
 
 @dataclass(frozen=True)
 class Index:
-    """All of a checkpoint's tensors."""
+    """Index of all tensors of a checkpoint."""
 
     parameters: Mapping[str, Entry] = field(default_factory=dict)
-    """By global names, as `pipeline_module.named_parameters` has them."""
+    """Parameters by global name, as in `pipeline_module.named_parameters`."""
     copies: Mapping[str, Entry] = field(default_factory=dict)
     """Tied copies on ranks that do not own the weight, by `copy_name`; read in the same layout only."""
     groups: Sequence[Mapping[str, Any]] = ()
-    """Plain values of the optimizer's groups."""
+    """Plain values of the optimizer's parameter groups."""
 
     def entry(self, name: str) -> Entry:
         """Return the entry of a parameter or of a tied copy. Raises: KeyError."""
         return self.parameters[name] if name in self.parameters else self.copies[name]
 
     def incomplete(self) -> list[str]:
-        """Return the names of parameters of which elements are missing or stored twice."""
+        """Return the names of parameters whose elements are missing or stored twice."""
         named = [*self.parameters.items(), *self.copies.items()]
         return [name for name, entry in named if not covers(entry.pieces, entry.shape)]
 
@@ -100,7 +101,7 @@ class Index:
 
     @classmethod
     def from_json(cls, plain: object, num_bytes: int = MAX_COUNT) -> Index:
-        """Read `to_json`'s values, of tensors in files of so many bytes. Raises: ValueError: these are none."""
+        """Read the values of `to_json`; tensor files have `num_bytes` in all. Raises: ValueError: invalid values."""
         values = mapping(plain, "the index", "parameters", "copies", "groups")
         groups = [
             _group_from_json(group, f"groups[{number}]")
@@ -115,12 +116,12 @@ class Index:
 
 
 def file_key(name: str, state: str = "") -> str:
-    """Return the key of a weight ("") or of an optimizer's tensor in tensor files."""
+    """Return the key in tensor files of a weight (state "") or of an optimizer tensor."""
     return f"{name}::{state}" if state else name
 
 
 def copy_name(name: str, pipe_rank: int) -> str:
-    """Return the name of a tied copy, which a rank of the axis "pipe" holds."""
+    """Return the name of the tied copy that a rank of the axis "pipe" holds."""
     return f"{name}@{pipe_rank}"
 
 
@@ -130,14 +131,14 @@ def tensor_path(folder: Path, file: int) -> Path:
 
 
 def merge(indices: Iterable[Index]) -> Index:
-    """Merge what all ranks have written into one index; groups of equal values become one.
+    """Merge the indices of all ranks into one; groups of equal values become one group.
 
-    Its time is linear in the number of pieces, since all ranks wait for it.
+    The time is linear in the number of pieces, since all ranks wait for it.
     """
     groups: list[Mapping[str, Any]] = []
     parts: tuple[dict[str, list[Entry]], ...] = {}, {}
     for index in indices:
-        # Compared by their values: on each rank they are numbered as that rank met them.
+        # Compared by value: each rank numbers groups in the order in which it meets them.
         for group in map(dict, index.groups):
             if group not in groups:
                 groups.append(group)
@@ -173,10 +174,10 @@ def _merge_dicts(mappings: Iterable[Mapping[str, Value]]) -> dict[str, Value]:
 
 
 def load_index(folder: Path) -> Index:
-    """Load the index of a checkpoint, whose tensor files are there.
+    """Load the index of a checkpoint whose tensor files exist.
 
     Raises:
-        DslparError: CKP216: it is missing, or no index of these files.
+        DslparError: CKP216: it is missing, malformed, or larger than the tensor files allow.
     """
     path = folder / INDEX
     try:
@@ -192,7 +193,7 @@ def load_index(folder: Path) -> Index:
 
 
 def _entry_to_json(entry: Entry) -> dict[str, Any]:
-    # Boxes stand apart: thousands of ZeRO shards have only as many boxes as there are tensor ranks.
+    # Boxes are listed apart from pieces: thousands of ZeRO shards have only one box per tensor rank.
     boxes = list(dict.fromkeys(piece.box for piece in entry.pieces))
     numbers = {box: number for number, box in enumerate(boxes)}
     plain: dict[str, Any] = {
@@ -213,10 +214,10 @@ def _entry_to_json(entry: Entry) -> dict[str, Any]:
 
 
 class _Bounds(NamedTuple):
-    """What the values of an entry may not exceed."""
+    """Upper bounds of an entry's values."""
 
     num_bytes: int
-    """Of all tensor files: so many elements there can be."""
+    """Bytes of all tensor files together, which bound the number of elements."""
     num_groups: int
 
 
@@ -270,7 +271,7 @@ def _irregular(value: object, at: str, num_bytes: int) -> IrregularState:
 
 
 def _scalar(value: object, at: str) -> Any:
-    """A number, or [dtype, number] for a tensor."""
+    """Read a number, or [dtype, number] for a tensor."""
     if not isinstance(value, list):
         return number(value, at)
     dtype, plain = items(value, at, length=2)
@@ -282,7 +283,7 @@ def _box(value: object, num_dims: int, at: str) -> Box:
         tuple(Segment(*(count(each, at) for each in items(segment, at, length=2))) for segment in items(dim, at))
         for dim in items(value, at, length=num_dims)
     )
-    # What two boxes share is found for each combination of their segments.
+    # Bounded, since overlaps of two boxes are computed for each combination of their segments.
     if math.prod(map(len, box)) > MAX_SEGMENTS or num_elements(box) > MAX_COUNT:
         raise ValueError(f"{at} has too many segments or elements")
     return box

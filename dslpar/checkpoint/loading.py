@@ -1,10 +1,10 @@
 """Load a checkpoint into an engine of any layout.
 
-Each rank reads straight from the files what its own layout needs, and all agree once that every one of them could.
+Each rank reads the pieces of its own layout straight from the files, and all ranks agree once that every rank could.
 
-In the same layout a run continues to the bit: random states, each replica's buffers, and each copy of a tied weight are
-restored too. (Copies differ in their last bits: each rank averages gradients over its replicas in buckets of its own.)
-In any other layout a copy is the owner's weight, and random states are those of a start.
+In the same layout a run continues bit for bit: random states, each replica's buffers and each copy of a tied weight are
+restored too. (Copies of a tied weight differ in their last bits, since each rank averages gradients over its replicas
+in its own buckets.) In any other layout a copy takes the owner's weight, and random states begin as in a new run.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def load(engine: Engine, checkpoint: Checkpoint) -> None:
     """Load a checkpoint that `compare.check` has passed into a newly built engine. All ranks must call it together.
 
     Raises:
-        DslparError: on every rank, if it does not hold this model, or a file cannot be read.
+        DslparError: on every rank, if the checkpoint does not hold this model, or a file cannot be read.
     """
     path, same_layout = Path(checkpoint.path), manifest.same_layout(checkpoint, engine.job)
     parameters = shards.parameter_shards(engine)
@@ -45,7 +45,7 @@ def load(engine: Engine, checkpoint: Checkpoint) -> None:
         shards.before_load(engine)
         index = _fill_or_refuse(engine, path, parameters, same_layout)
         shards.after_load(engine)
-    # Random states have a meaning on these very ranks only: in another layout they begin as in a new run.
+    # Random states apply only to the ranks that saved them: in another layout they begin as in a new run.
     own_state = read_rank_state(checkpoint, engine.groups.rank) if same_layout else None
     _restore_train_state(engine, checkpoint, index, parameters, own_state)
     assert engine.steps_done == checkpoint.step, f"{engine.steps_done} steps in {checkpoint.path}"
@@ -61,7 +61,7 @@ def _fill_or_refuse(engine: Engine, path: Path, parameters: Sequence[ParameterSh
             _fill(index, TensorReader(path, index), parameters, same_layout)
     except DslparError as error:
         problems = [finding.line() for finding in error.findings]
-    # Each name is sent once, by one of the ranks that hold it: every rank receives all that is gathered.
+    # Each name is sent by one of the ranks that hold it, since every rank receives all that is gathered.
     is_first = all(index == 0 for axis, index in engine.groups.coord.items() if axis != "pipe")
     own_names = [shard.name for shard in parameters] if is_first else []
     reports = collectives.gather_objects((problems, own_names), world_of(engine))
@@ -88,7 +88,7 @@ def _mismatches(index: Index, parameters: Sequence[ParameterShard], same_layout:
 
 
 def _fill(index: Index, reader: TensorReader, parameters: Sequence[ParameterShard], same_layout: bool) -> None:
-    """Fill the optimizer's tensors and scalars, and weights that it does not train; `after_load` casts the others."""
+    """Fill masters, untrained weights, and the optimizer's state; `after_load` casts masters to the model's weights."""
     with_scalars: set[int] = set()
     for shard in sorted(parameters, key=shards.step_order):
         name = shard.stored_name(same_layout)
@@ -99,7 +99,7 @@ def _fill(index: Index, reader: TensorReader, parameters: Sequence[ParameterShar
             _copy_flat(shard.weight, reader.fragment(name, "", shard.box, shard.start, shard.stop))
         if shard.master is not None:
             _fill_states(shard, shard.master, entry, name, reader)
-            if entry.scalars and id(shard.master.tensor) not in with_scalars:  # a flat tensor is of many parameters
+            if entry.scalars and id(shard.master.tensor) not in with_scalars:  # a flat tensor holds many parameters
                 scalars = {
                     key: torch.tensor(value[1], dtype=DTYPES[value[0]]) if isinstance(value, list) else value
                     for key, value in entry.scalars.items()
@@ -110,7 +110,7 @@ def _fill(index: Index, reader: TensorReader, parameters: Sequence[ParameterShar
 
 def _fill_states(shard: ParameterShard, master: Master, entry: Entry, name: str, reader: TensorReader) -> None:
     for key in entry.states:
-        # As stored, where the master has the stored weight's dtype; a change of precision changes its states with it.
+        # The stored dtype, if the master has the stored weight's dtype. Otherwise precision has changed: the master's.
         same_dtype = DTYPES[entry.dtype] == master.tensor.dtype
         dtype = DTYPES[entry.states[key]] if same_dtype else master.tensor.dtype
         state = shards.state_tensor(shard, key, dtype)
@@ -131,7 +131,7 @@ def _restore_train_state(
     parameters: Sequence[ParameterShard],
     own_state: Mapping[str, Any] | None,
 ) -> None:
-    """Restore what is no tensor of the model's; `own_state` is this rank's, in the layout that saved it."""
+    """Restore everything but the model's tensors. `own_state`: this rank's, if it saved in this layout; else None."""
     path, restored = Path(checkpoint.path), set()
     for shard in parameters:
         entry = index.parameters.get(shard.name)
@@ -140,9 +140,9 @@ def _restore_train_state(
             restored.add(id(shard.master.group))
     values = read_train_state(checkpoint)
     if checkpoint.manifest["config"].get("precision") != manifest.config_of(engine.job).get("precision"):
-        values["scale"] = {}  # a loss scale of another precision means nothing: start where the config says
+        values["scale"] = {}  # a loss scale of another precision is meaningless: start from the config's
     train_state.restore(engine, values, own_state["schedule"] if own_state else None)
-    # Last: what was drawn while the engine was built and filled must not count.
+    # Last: random numbers drawn while the engine was built and filled must not count.
     if own_state:
         rank_state.restore(engine, own_state)
     elif missing := rank_state.restore_buffers(engine.module, engine.groups.coord, checkpoint):

@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: `checkpoint.json`, format 2. No torch.
+"""Manifest of a checkpoint: `checkpoint.json`, format 2. No torch.
 
     {"format": 2, "step": 5, "consumed_samples": 80,
      "layout": {"world_size": 8, "pipe": 2, "num_chunks": 1, "data": 2, "tensor": {"d": 1, ...}, "counts": [2, 2], ...},
@@ -6,9 +6,10 @@
      "config": {"model": {"type": "GPT", ...}, "optimizer": {...}, ...},      # all of it, and itself a config
      "versions": {...}, "files": {...}, "digest": "..."}                      # the last two by `folder`
 
-Tensors are stored under global names as boxes of whole tensors, so the layout is for information: the loader only
-compares it with the job's own, to restore each rank's random state too. torch's distributed checkpoints and
-Megatron-LM's `dist_checkpointing` keep no layout at all, and so restore such states nowhere, or by a rank's number.
+Tensors are stored under global names as boxes of whole tensors, so reading them needs no layout. The loader compares
+the saved layout with the job's own, to restore each rank's random state if they are equal. torch's distributed
+checkpoints and Megatron-LM's `dist_checkpointing` keep no layout, so they do not restore such states, or restore them
+by rank number.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ Plain = dict[str, Any]
 """JSON values by key."""
 
 OFFLINE = "offline"
-"""Key of a layout that `dslpar checkpoint reshard` made: no run has had it, so it has no random states."""
+"""Layout key set by `dslpar checkpoint reshard`: no run has had this layout, so the checkpoint has no random states."""
 
 
 def manifest_of(job: Job, data: str, step: int, consumed_samples: int | None = None) -> Plain:
     """Make the manifest of a checkpoint, without its files. `job` is the engine's, which knows the stages.
 
-    `consumed_samples`, where it is not given, are those of steps of one batch each.
+    `consumed_samples`: None means one global batch per step.
     """
     return {
         "format": FORMAT,
@@ -52,9 +53,9 @@ def manifest_of(job: Job, data: str, step: int, consumed_samples: int | None = N
 
 
 def layout_of(job: Job) -> Plain:
-    """Describe which rank holds what: mesh, stages, ZeRO. Equal layouts have equal pieces on equal ranks.
+    """Describe the layout: mesh, stages, ZeRO. In equal layouts every rank has equal pieces.
 
-    The order in which a schedule computes is no part of it: the states of a rank between two steps are the same.
+    The pipeline schedule's order is not part of it: it does not change a rank's state between two steps.
     """
     mesh, cuboid = job.mesh, _fields(job.mesh.tensor)
     return {
@@ -71,19 +72,19 @@ def layout_of(job: Job) -> Plain:
 
 
 _NOT_IN_A_LAYOUT = ("keep", "comm_overlap", "symmetric_memory", "zero_over_d")
-"""Fields of a cuboid on which no piece depends, or that others decide."""
+"""Fields of a cuboid that do not affect any piece, or that other settings decide."""
 
 
 def same_layout(checkpoint: Checkpoint, job: Job) -> bool:
-    """Whether each rank finds its own pieces again. `job` is the engine's, which knows the stages."""
+    """Whether the saved layout is the job's own. `job` is the engine's, which knows the stages."""
     saved, own = checkpoint.manifest["layout"], layout_of(job)
-    # What an earlier version did not know of, it had as the default is.
+    # Fields that an earlier version did not have get their defaults.
     tensor = {name: value for name, value in _fields(Tensor()).items() if name in own["tensor"]} | saved["tensor"]
     return bool(saved | {"num_chunks": num_chunks_of(saved), "tensor": tensor} == own)
 
 
 def num_chunks_of(layout: Mapping[str, Any]) -> int:
-    """Return the stages that each rank of a saved layout's pipeline held; before there were several, it had no key."""
+    """Return the number of stages per pipeline rank in a saved layout; layouts from before this key had one."""
     return int(layout.get("num_chunks", 1))
 
 
@@ -101,7 +102,7 @@ def describe_layout(layout: Mapping[str, Any]) -> str:
 
 
 def fixed_values(job: Job, data: str) -> Plain:
-    """Return the values that a resume must not change, by dotted key; all else in the config may change."""
+    """Return the values that a resume must not change, by dotted key; other values may change."""
     written = {key: value for key, value in flatten(config_of(job)).items() if resume_class(key) == REFUSED}
     return written | derived_values(job, data)
 
@@ -115,24 +116,24 @@ def derived_values(job: Job, data: str) -> Plain:
 
 
 def config_of(job: Job) -> Plain:
-    """Return all values of the config, with defaults, as a config that loads again; None is left out, as there."""
+    """Return all values of the config, including defaults, as a config that loads again; None values are left out."""
     config = plain_of(job.spec)
-    # Relative to the author's config, which may stand elsewhere.
+    # Absolute, since paths are relative to the author's config, which may be in another folder.
     config["data"] = with_absolute_paths(config["data"], job.spec.data, job.path)
-    if mismatch(job.spec.model, job.spec.data) is not None:  # a program brings them: of the section, it may use these
+    if mismatch(job.spec.model, job.spec.data) is not None:  # a program brings the data, and may use these keys
         config["data"] = {key: value for key, value in config["data"].items() if key in ("seq_len", "eval_fraction")}
     return config
 
 
 def plain_of(spec: sections.Spec) -> Plain:
     """Return a spec as plain JSON values."""
-    # There and back: a resume compares with what a file gives, in which tuples are lists.
+    # Through JSON and back: a resume compares with values from a file, in which tuples are lists.
     plain: Plain = json.loads(json.dumps(_plain_section(spec), default=str))
     return plain
 
 
 def flatten(config: Mapping[str, Any], above: str = "") -> Plain:
-    """Return the values by their dotted keys; a list is one value."""
+    """Return the values by dotted key; a list is one value."""
     found: Plain = {}
     for key, value in config.items():
         found |= flatten(value, f"{above}{key}.") if isinstance(value, Mapping) else {f"{above}{key}": value}
@@ -140,15 +141,15 @@ def flatten(config: Mapping[str, Any], above: str = "") -> Plain:
 
 
 _BY_TYPE = (sections.Model, *sections.OPTIMIZERS.values(), *DATASETS.values())
-"""Sections that a config names by their class; one of another class has its `target`."""
+"""Sections that a config names by class (`type`); sections of other classes have a `target`."""
 _NAMES = {cls: name for name, cls in DATASETS.items()}
 _OPEN_FIELDS = ("args", "extra")
-"""Fields with further keys of their section, which are written beside its others."""
+"""Fields whose entries are written as keys of the section itself."""
 _EMPTY: tuple[object, ...] = (None, {}, [])
 
 
 def _plain_section(value: Any) -> Any:
-    """Return a section as it is written: a class by its `type`, open fields beside the others, no empty values."""
+    """Return a section as in a config: its class as `type`, open fields beside the others, no empty values."""
     if isinstance(value, tuple | list) and any(map(dataclasses.is_dataclass, value)):
         return [_plain_section(item) for item in value]
     if not dataclasses.is_dataclass(value):

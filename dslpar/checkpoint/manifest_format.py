@@ -1,6 +1,6 @@
-"""What `checkpoint.json` must hold, so that all who read it can rely on it: types, ranges, sums. No torch.
+"""Check of `checkpoint.json`: types, ranges and sums on which its readers rely. No torch.
 
-`folder.open_checkpoint` asks for it, and so nothing reads a manifest that has not passed here.
+`folder.open_checkpoint` calls `check`, so no code reads a manifest that has not passed it.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from dslpar.core.json_values import count, items, mapping, plain, text
 from dslpar.core.mesh import ORDERS, TENSOR_AXES
 
 FORMAT = 2
-"""Format of the manifest and of the files beside it; this dslpar reads no other one."""
+"""Format of the manifest and of the files beside it; this dslpar reads no other format."""
 MAX_RANKS = 1 << 20
-"""Of a world: loading looks for files of ranks."""
+"""Maximum number of ranks of a world: loading looks for a file per rank."""
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 
 
 def check(values: Mapping[str, Any]) -> None:
-    """Check a manifest. Of a later format nothing but its number and step: this dslpar cannot know the rest.
+    """Check a manifest. Of a later format only number and step are checked: this dslpar cannot know the rest.
 
     Raises:
-        ValueError: it is not; the text names the first wrong value.
+        ValueError: the manifest is invalid; the text names the first wrong value.
     """
     number = count(values["format"], "format", least=1)
     count(values["step"], "step")
@@ -46,7 +46,7 @@ def _check_files(value: object, number: int) -> None:
     for name, file in mapping(value, "files").items():
         if name.startswith("/") or {"", ".", ".."} & {*name.split("/")} or "\0" in name:
             raise ValueError(f"files has {name!r}, which is no path within the folder")
-        if number == 1:  # which listed sizes alone
+        if number == 1:  # format 1 listed sizes only
             count(file, f"files[{name!r}]")
             continue
         if mapping(file, f"files[{name!r}]", "bytes", "xxh3_128").keys() != {"bytes", "xxh3_128"}:
@@ -70,7 +70,7 @@ def _check_layout(layout: Mapping[str, Any]) -> None:
         raise ValueError(f"layout.world_size is {layout['world_size']}, and its axes have {ranks} ranks")
     if tuple(items(layout["order"], "layout.order")) not in ORDERS:
         raise ValueError(f"layout.order is {layout['order']!r}")
-    # Each rank of a pipeline had one stage before this key came.
+    # Before this key was introduced, each pipeline rank had one stage.
     num_chunks = count(layout.get("num_chunks", 1), "layout.num_chunks", least=1, most=MAX_RANKS)
     if layout["counts"] is not None:
         for number, layers in enumerate(items(layout["counts"], "layout.counts", length=layout["pipe"] * num_chunks)):

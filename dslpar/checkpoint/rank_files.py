@@ -1,10 +1,10 @@
-"""The files of one rank in a checkpoint, and the thread that writes them while the rank takes steps. No collective.
+"""Files of one rank in a checkpoint, and the thread that writes them while training goes on. No collective.
 
     report = files.write(part)                       # here and now
     thread = WriterThread(files, part); thread.start()
     thread.report()                                  # the same, when it is done
 
-All collectives of a rank are the main thread's, in one order on all ranks; two threads that issue them would mix.
+Only the main thread issues collectives, in one order on all ranks. Those of a second thread would mix with them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Chunks = Iterable[bytes | memoryview]
 
 _CHUNK_BYTES = 1 << 23
 _ABANDON_S = 1.0
-"""How long a rank that ends waits for its thread to see that: a disk that never answers must not keep it."""
+"""Time that an ending rank waits for its thread: a disk that never answers must not keep the rank alive."""
 
 
 class RankReport(NamedTuple):
@@ -33,27 +33,27 @@ class RankReport(NamedTuple):
 
     host: str
     sees_folder: bool
-    """Whether it sees the folder that rank 0 has made."""
+    """Whether the rank sees the folder that rank 0 has made."""
     error: str = ""
-    """Which rank could not write, and why; empty: it could."""
+    """Rank and reason of a failed write; empty: it succeeded."""
     packed_index: bytes = b""
-    """Its part of the index, pickled and compressed: only rank 0 reads it, but every rank receives all of them."""
+    """Rank's part of the index, pickled and compressed: only rank 0 reads it, but every rank receives all of them."""
     files: Mapping[str, FileDigest] = {}
-    """Its files, by their paths in the folder."""
+    """Digests of the rank's files, by path in the folder."""
 
 
 class RankFiles(NamedTuple):
-    """What a rank writes."""
+    """Files that a rank writes."""
 
     rank: str
-    """The rank, as the report of a failure names it."""
+    """Rank, as named in the report of a failure."""
     files: Mapping[str, Chunks]
-    """Bytes by paths in the folder of the checkpoint."""
+    """Bytes by path in the checkpoint's folder."""
     part_index: Index
-    """Its part of the index: what is in them of the model's tensors."""
+    """Rank's part of the index: the model's tensors in these files."""
 
     def write(self, part: Path, abandoned: threading.Event | None = None) -> RankReport:
-        """Write the files, each synced, below `part`. A disk that fails is reported, not raised: other ranks wait.
+        """Write and sync the files below `part`. A disk failure is reported, not raised, since other ranks wait.
 
         Raises:
             Abandoned: `abandoned` was set.
@@ -68,12 +68,12 @@ class RankFiles(NamedTuple):
         return RankReport(host, True, "", zlib.compress(pickle.dumps(self.part_index), level=1), written)
 
 
-class Abandoned(Exception):  # noqa: N818  # no error: who raises it was asked to
-    """The run ends, and what was being written will never be read."""
+class Abandoned(Exception):  # noqa: N818  # no error: a stop that was requested
+    """The run ends, and nobody will read the files being written."""
 
 
 def _pieces(chunks: Chunks, abandoned: threading.Event) -> Iterator[memoryview]:
-    """Yield the bytes in pieces, between which writing may be abandoned."""
+    """Yield the bytes in pieces; writing may be abandoned between two pieces."""
     for chunk in chunks:
         with memoryview(chunk) as data:
             for at in range(0, len(data), _CHUNK_BYTES):
@@ -84,10 +84,10 @@ def _pieces(chunks: Chunks, abandoned: threading.Event) -> Iterator[memoryview]:
 
 
 class WriterThread(threading.Thread):
-    """Writes a rank's files. It lives until `report` or `abandon` was called.
+    """Thread that writes a rank's files; end it with `report` or `abandon`.
 
-    A daemon, as the thread that makes the next step's data: where a rank crashes, neither is called, and Python would
-    wait at its exit for a disk that never answers.
+    It is a daemon, like the thread that prepares the next step's data. A rank that crashes calls neither method, and
+    Python would wait at exit for a disk that never answers.
     """
 
     def __init__(self, files: RankFiles, part: Path) -> None:
@@ -98,14 +98,14 @@ class WriterThread(threading.Thread):
         self._error: BaseException | None = None
 
     def run(self) -> None:
-        """Write; the report, or an error, is kept for whoever asks for it."""
+        """Write the files, and keep the report or the error for `report` and `abandon`."""
         try:
             self._report = self.files.write(self.part, self._abandoned)
         except BaseException as error:  # noqa: BLE001  # raised by report(), in the main thread
             self._error = error
 
     def report(self) -> RankReport:
-        """Wait, and return the report. Raises: what writing raised, but for a disk that fails, which is reported."""
+        """Wait, and return the report. Raises: any error of writing except a disk failure, which is reported."""
         self.join()
         if self._error is not None:
             raise self._error
@@ -113,9 +113,9 @@ class WriterThread(threading.Thread):
         return self._report
 
     def abandon(self) -> str:
-        """Have it end after what it is writing now, and wait a little for that; return what it had to say, if anything.
+        """Have the thread end after its present write, wait a little for it, and return its error, or "".
 
-        Its last call of the system may outlive this by as long as the disk takes.
+        Its last system call may go on after this returns, for as long as the disk takes.
         """
         self._abandoned.set()
         self.join(_ABANDON_S)

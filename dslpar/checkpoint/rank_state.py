@@ -1,10 +1,10 @@
-"""State that belongs to a rank only: random states, and the buffers of its modules.
+"""Rank state: the random states of one rank, and the buffers of its modules.
 
     ranks/00003.pt      {"random": {"python": ..., "torch": ..., ...}, "buffers": {name: tensor}, "schedule": {...}}
 
-Random states have a meaning in the same layout only. Buffers, such as the statistics that a norm keeps of the samples
-it has seen, differ between replicas; a replica that did not exist when the run was saved takes the first one's.
-(DeepSpeed stores the first one's for all.)
+Random states apply only in the layout that saved them. Buffers, such as a norm's running statistics, differ between
+replicas. A replica that did not exist when the run was saved takes the first replica's buffers. (DeepSpeed stores the
+first replica's buffers for all.)
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dslpar.engine.pipeline_module import Pipeline, global_name
 
 
 def collect(engine: Engine) -> dict[str, Any]:
-    """Collect this rank's state: only plain values and tensors, which load without running code from the file."""
+    """Collect this rank's state as plain values and tensors, which load without running code from the file."""
     return {
         "random": _random_states(engine.deepspeed.device),
         "buffers": {name: value.detach().cpu().clone() for name, value in persistent_buffers(engine.module).items()},
@@ -42,9 +42,9 @@ def restore(engine: Engine, state: Mapping[str, Any]) -> None:
 
 
 def restore_buffers(module: nn.Module, coord: Mapping[str, int], checkpoint: Checkpoint) -> list[str]:
-    """Restore buffers of the same name and shape, in another layout. Return the names of those that no rank had."""
+    """Restore buffers of the same name and shape in another layout. Return the names of buffers that no rank had."""
     missing = set(persistent_buffers(module))
-    # One file for each rank of the saved pipeline: which of them has a layer depends on the cut then.
+    # One file per rank of the saved pipeline: the saved partition decides which of them has a layer.
     for rank in source_ranks(checkpoint.manifest["layout"], coord) if missing else ():
         missing -= _set_buffers(module, read_rank_state(checkpoint, rank).get("buffers", {}))
         if not missing:
@@ -53,7 +53,7 @@ def restore_buffers(module: nn.Module, coord: Mapping[str, int], checkpoint: Che
 
 
 def source_ranks(layout: Mapping[str, Any], coord: Mapping[str, int]) -> Iterable[int]:
-    """Return for each rank of the saved pipeline the one with these coordinates; of a shorter axis, its first."""
+    """Return the saved rank at these coordinates for each pipeline rank; index 0 on an axis that was shorter."""
     cuboid = mesh.Tensor(**{axis: layout["tensor"][axis] for axis in mesh.TENSOR_AXES})
     saved = mesh.Mesh(pipe=layout["pipe"], data=layout["data"], tensor=cuboid, order=tuple(layout["order"]))
     source = {axis: coord[axis] if coord[axis] < size else 0 for axis, size in saved.sizes.items()}
@@ -64,7 +64,7 @@ def source_ranks(layout: Mapping[str, Any], coord: Mapping[str, int]) -> Iterabl
 
 
 def persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
-    """Return the persistent buffers of this rank's module, by the names that they have without a pipeline."""
+    """Return the persistent buffers of this rank's module, by their names without a pipeline."""
     submodules = module.named_modules()
     transient = {f"{path}.{name}".lstrip(".") for path, part in submodules for name in part._non_persistent_buffers_set}
     names = module.layer_names if isinstance(module, Pipeline) else None
@@ -73,7 +73,7 @@ def persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _set_buffers(module: nn.Module, stored: Mapping[str, Tensor]) -> set[str]:
-    """Set the buffers whose name and shape fit, and return their names."""
+    """Set the buffers whose name and shape match, and return their names."""
     local = persistent_buffers(module)
     fits = {name for name, value in stored.items() if name in local and local[name].shape == value.shape}
     with torch.no_grad():

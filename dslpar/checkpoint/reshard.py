@@ -1,12 +1,12 @@
-"""A checkpoint in another layout, without the ranks that wrote it: in a single process, without a GPU.
+"""Convert a checkpoint to another layout offline, in one process without a GPU.
 
     reshard(checkpoint, job, Path("outputs/wider"))       # the checkpoint as `job`'s ranks would have written it
 
-One tensor is in memory at a time: stored files are mapped, and each new file is written while its tensors are made. So
-the largest tensor bounds the memory, not the model (`python -m benchmarks reshard_memory`). Which rank of the target
-holds what follows from its own layers, built on torch's "meta" device with groups that have no processes. (DeepSpeed's
-universal checkpoints and Megatron-LM's converters know by patterns of their names how weights are cut, and load whole
-ranks or whole models into memory.)
+One tensor is in memory at a time: stored files are mapped, and each tensor of a new file is made when it is written. So
+the largest tensor bounds the memory, not the model (`python -m benchmarks reshard_memory`). The pieces of each target
+rank follow from the target's own layers, built on torch's "meta" device with groups that have no processes.
+(DeepSpeed's universal checkpoints and Megatron-LM's converters derive from name patterns how weights are cut, and load
+whole ranks or whole models into memory.)
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from dslpar.reporting import run_dir
 
 
 class Target(NamedTuple):
-    """A parameter of the target's model."""
+    """A parameter of the target model."""
 
     shape: tuple[int, ...]
     placement: Placement | None
-    """None: it is not cut."""
+    """How it is cut; None: it is not."""
 
     def is_owner(self, coord: Mapping[str, int]) -> bool:
         """Whether the tensor rank at `coord` writes its piece."""
@@ -60,20 +60,20 @@ class Target(NamedTuple):
 
 
 Share = Mapping[str, Target]
-"""The parameters of a rank of the axis "pipe", all its stages', by global names; of tied weights only the owner."""
+"""Parameters of one rank of the axis "pipe", in all its stages, by global name; only the owner has a tied weight."""
 
 
 # ---- another layout ----
 
 
 def reshard(checkpoint: Checkpoint, job: Job, output: Path) -> Path:
-    """Write the checkpoint as `job`'s layout holds it, to `<output>/checkpoints`. Return its folder.
+    """Write the checkpoint in `job`'s layout to `<output>/checkpoints`. Return its folder.
 
-    Random states are left out: they have a meaning only on the ranks that had them. A suspect checkpoint stays one.
+    Random states are left out, since they apply only to the ranks that saved them. A suspect checkpoint stays suspect.
 
     Raises:
-        DslparError: the job is of another run, its model has other parameters, something is there already, or a file
-            cannot be read or written.
+        DslparError: the job is of another run, its model has other parameters, `<output>/checkpoints` is not empty, or
+            a file cannot be read or written.
     """
     text = checkpoint.manifest["fixed"]["data.text"]
     compare.check(checkpoint, job, text)
@@ -93,9 +93,9 @@ def reshard(checkpoint: Checkpoint, job: Job, output: Path) -> Path:
 def _write_files(
     checkpoint: Checkpoint, index: Index, job: Job, shares: Sequence[Share], part: Path
 ) -> dict[str, FileDigest]:
-    """Write all files but the manifest; return their digests by their paths in the folder."""
+    """Write all files except the manifest; return their digests by path in the folder."""
     source, writers = Path(checkpoint.path), list(_writing_ranks(job, shares))
-    # Training state does not depend on the layout: its bytes are taken over.
+    # Training state does not depend on the layout: its bytes are copied.
     written = {part / folder.STATE: writer.write_file(part / folder.STATE, [(source / folder.STATE).read_bytes()])}
     reader = TensorReader(source, index)
     for rank, pieces in writers:
@@ -109,11 +109,11 @@ def _write_files(
 
 
 Pieces = Mapping[str, Box]
-"""What a rank writes, by name."""
+"""Boxes that a rank writes, by parameter name."""
 
 
 def _writing_ranks(job: Job, shares: Sequence[Share]) -> Iterator[tuple[int, Pieces]]:
-    """Yield each rank that writes, and what: the pieces that it owns, on data rank 0."""
+    """Yield each rank that writes, with the pieces that it owns. All of them are on data rank 0."""
     mesh = job.mesh
     for pipe_rank, targets in enumerate(shares):
         for indices in product(*(range(mesh.sizes[axis]) for axis in TENSOR_AXES)):
@@ -124,7 +124,7 @@ def _writing_ranks(job: Job, shares: Sequence[Share]) -> Iterator[tuple[int, Pie
 
 
 def _tensors_of_rank(reader: TensorReader, index: Index, pieces: Pieces) -> Iterator[LazyTensor]:
-    """Yield the tensors of a rank's file, each made when it is written."""
+    """Yield the tensors of a rank's file; each is made when it is written."""
     for name, box in pieces.items():
         entry, count = index.parameters[name], num_elements(box)
         for key in ("", *entry.states):
@@ -136,7 +136,7 @@ def _tensors_of_rank(reader: TensorReader, index: Index, pieces: Pieces) -> Iter
 
 
 def _recut(index: Index, writers: Sequence[tuple[int, Pieces]]) -> Index:
-    """Return the index of the same tensors in other pieces, without tied copies: a load makes these of the owner's."""
+    """Return the index of the same tensors in the target's pieces, without tied copies: a load takes the owner's."""
     cut: dict[str, list[Piece]] = {name: [] for name in index.parameters}
     for rank, pieces in writers:
         for name, box in pieces.items():
@@ -149,7 +149,7 @@ def _recut(index: Index, writers: Sequence[tuple[int, Pieces]]) -> Index:
 
 
 def _buffers(checkpoint: Checkpoint, job: Job) -> Iterator[tuple[int, dict[str, Tensor]]]:
-    """Yield the buffers of each rank of the target: those of its own replica in the source, or of the first one."""
+    """Yield the buffers of each target rank, from its own replica in the source, or else from the first replica."""
     for rank in range(job.mesh.world_size):
         found: dict[str, Tensor] = {}
         for other in reversed(list(rank_state.source_ranks(checkpoint.manifest["layout"], job.mesh.coord(rank)))):
@@ -162,9 +162,9 @@ def _buffers(checkpoint: Checkpoint, job: Job) -> Iterator[tuple[int, dict[str, 
 
 
 def shares_of(job: Job, index: Index) -> tuple[Job, list[Share]]:
-    """Return the job with its cut into stages, and the parameters of each rank of the axis "pipe".
+    """Return the job with its partition into stages, and the parameters of each rank of the axis "pipe".
 
-    Where nothing is cut, the index says what the model's parameters are: only a program may be able to build it.
+    If nothing is cut, the parameters come from the index, since only the user's program may be able to build the model.
     """
     if job.mesh.pipe == 1 and job.mesh.tensor.size == 1:
         return job, [{name: Target(entry.shape, None) for name, entry in index.parameters.items()}]
@@ -182,7 +182,7 @@ def shares_of(job: Job, index: Index) -> tuple[Job, list[Share]]:
 
 
 def _parameters(layers: Sequence[LayerSpec]) -> Iterator[tuple[str, Target]]:
-    """Yield the parameters of these layers, each once, by global names; a tied layer's are its owner's."""
+    """Yield the parameters of these layers, each once, by global name; tied layers are skipped for their owner."""
     seen: list[Tensor] = []
     for layer in layers:
         for name, p in layer.build().named_parameters() if layer.tied is None else ():
@@ -193,7 +193,7 @@ def _parameters(layers: Sequence[LayerSpec]) -> Iterator[tuple[str, Target]]:
 
 
 def _check_fits(checkpoint: Checkpoint, shares: Sequence[Share], index: Index) -> None:
-    """Check that the model of the config has the stored tensors, and no others."""
+    """Check that the config's model has exactly the stored tensors."""
     wanted = {name: target.shape for share in shares for name, target in share.items()}
     stored = {name: entry.shape for name, entry in index.parameters.items()}
     problems = [f"it has no {name!r}{did_you_mean(name, stored, '; ')}" for name in wanted.keys() - stored.keys()]

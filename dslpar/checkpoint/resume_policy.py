@@ -1,4 +1,4 @@
-"""What a resume may change: every key of a config is in one of three classes, declared with the key itself.
+"""Classes of resume changes: every config key is in one of three classes, declared with the key itself.
 
 ==========  ==========================================================  ==============================================
 class       of                                                          a resume that changes it
@@ -8,8 +8,9 @@ class       of                                                          a resume
 `REFUSED`   the model, the optimizer's type, the text, seed, batch      is another run, and refused
 ==========  ==========================================================  ==============================================
 
-The class stands beside the key in `dslpar.schema.sections` (`resume=`), so that whoever adds a key decides. What
-decides `batch.global_size`, `data.seq_len` and the text is compared as it comes out: see `manifest.fixed`. No torch.
+The class is declared beside the key in `dslpar.schema.sections` (`resume=`), so that whoever adds a key decides. For
+`batch.global_size`, `data.seq_len` and the text, the resulting values are compared: see `manifest.derived_values`. No
+torch.
 """
 
 from __future__ import annotations

@@ -1,27 +1,29 @@
-"""Save a run: each rank writes its own files, and the folder of them is published when all are on the disk.
+"""Save a run: each rank writes its own files, and rank 0 publishes their folder when all of them are on disk.
 
-In order:
+Steps of a save:
 
 1. Rank 0 removes what earlier saves left unfinished, and makes `step_N.part`.
-2. Each rank writes what it holds and owns (`shards`) to one tensor file, and its own state to another. Both are synced.
-3. All ranks report to rank 0: whether they see its folder, whether they could write, their part of the index.
-4. Rank 0 merges the index, writes it and the training state, sets aside what is of another course of the run, and
-   publishes the folder by renaming it; then it removes checkpoints that are no longer kept.
+2. Each rank writes the tensors that it holds and owns (`shards`) to one file, and its own state to another. It syncs
+   both.
+3. All ranks report to rank 0 whether they see its folder, whether they could write, and their part of the index.
+4. Rank 0 merges the index, and writes it and the training state. It sets aside checkpoints of another course of the
+   run. It publishes the folder by renaming it, and then removes checkpoints that are no longer kept.
 
-So a save is three messages, however many tensors there are. Either the run waits for all of it,
+So a save takes three messages, however many tensors there are. The run can wait for all four steps:
 
     checkpoint.save(engine, data)
 
-or for 1 and a copy on the host alone: a thread of each rank writes while steps go on, and 3 and 4 follow after it.
+Or it waits only for step 1 and a copy to host memory. A thread per rank writes the copy while training goes on, and
+steps 3 and 4 follow when it is done:
 
     pending = checkpoint.begin_save(engine, HostBuffers(), data)
     ...                                             # steps, until pending.is_written on every rank
     pending.publish()
 
-That all ranks write, and agree afterwards, is how torch's distributed checkpoints keep one rank's full disk from
-leaving the others in a collective forever. That a copy on the host is what steps wait for, and that ranks agree on the
-end of the writing, is Megatron-LM's asynchronous save; it writes in processes, since it pickles, which holds Python's
-lock. What is done here to large memory (to hash, write and sync it) holds none.
+As in torch's distributed checkpoints, all ranks write and agree afterwards, so one rank's full disk cannot leave the
+others in a collective forever. As in Megatron-LM's asynchronous save, training waits only for the copy to the host, and
+ranks agree on the end of the writing. Megatron-LM writes in processes, since it pickles, which holds Python's lock.
+Here hashing, writing and syncing large memory do not hold it.
 """
 
 from __future__ import annotations
@@ -49,22 +51,22 @@ from dslpar.reporting.run_dir import CHECKPOINTS
 
 
 def save(engine: Engine, data: str = "", confirmed_step: int | None = None) -> Path:
-    """Save the run as it stands, and make that visible when all of it is on disk. All ranks must call it together.
+    """Save the run's present state, and publish it when all of it is on disk. All ranks must call it together.
 
-    `data` says what it is trained on (`dslpar.data.source`); `confirmed_step` as in `writer.prune`. Returns the
+    `data` describes the training data (`dslpar.data.source`); `confirmed_step` is as in `writer.prune`. Returns the
     checkpoint's folder.
 
     Raises:
-        DslparError: on every rank, if one of them cannot write there, or does not see where rank 0 writes. What was
-            visible before stays as it is.
+        DslparError: on every rank, if one of them cannot write, or does not see rank 0's folder. Published checkpoints
+            stay unchanged.
     """
     return PendingSave(engine, data, None).publish(confirmed_step)
 
 
 def begin_save(engine: Engine, buffers: HostBuffers, data: str = "") -> PendingSave:
-    """Copy to `buffers` what this rank saves of the run as it stands, and have a thread write it. All ranks together.
+    """Copy what this rank saves to `buffers`, and have a thread write it. All ranks must call it together.
 
-    Steps may follow, and change what was copied. One save at a time: `publish` it before the next one.
+    Later steps may change the tensors that were copied. Only one save may be pending: `publish` it before the next.
 
     Raises:
         DslparError: on every rank, if rank 0 cannot make the folder.
@@ -73,23 +75,23 @@ def begin_save(engine: Engine, buffers: HostBuffers, data: str = "") -> PendingS
 
 
 class PendingSave:
-    """A checkpoint that is written, and not published yet. It keeps of its step what the engine, which goes on, loses.
+    """A checkpoint that is being written and is not published yet. It keeps the state that later steps change.
 
-    All ranks make and publish it together. `buffers`: what a thread writes is copied to; None: it is written at once.
+    All ranks make and publish it together. `buffers`: host copies, which a thread writes; None: write at once.
     """
 
     def __init__(self, engine: Engine, data: str, buffers: HostBuffers | None) -> None:
         self.step = engine.steps_done
-        """The step that is saved."""
+        """Step that is saved."""
         self.saved: Path | None = None
-        """The checkpoint's folder, once it is published."""
+        """Checkpoint's folder, once it is published."""
         self._job, self._world, self._rank = engine.job, world_of(engine), engine.rank_description
         self._root = Path(engine.job.output_dir, CHECKPOINTS)
         self._part = folder.part_path(self._root, self.step)
         self._made = run_on_rank_0(
             lambda: writer.begin_save(self._root, self.step), self._world, self._job, WRITE, self._rank
         )
-        """That folder as rank 0 names it."""
+        """`_part` as rank 0 names it."""
         self._manifest = manifest.manifest_of(engine.job, data, self.step, engine.consumed_samples)
         self._train_state = torch_bytes(train_state.collect(engine))
         self._thread: WriterThread | None = None
@@ -103,13 +105,13 @@ class PendingSave:
 
     @property
     def is_written(self) -> bool:
-        """Whether this rank's files are on disk, or could not be written."""
+        """Whether this rank has written its files, or failed to."""
         return self._thread is None or not self._thread.is_alive()
 
     def publish(self, confirmed_step: int | None = None) -> Path:
         """Wait for this rank's files and for all ranks; publish the checkpoint, and return its folder.
 
-        `confirmed_step` as in `writer.prune`.
+        `confirmed_step` is as in `writer.prune`.
 
         Raises:
             DslparError: on every rank, as `save` does.
@@ -120,7 +122,7 @@ class PendingSave:
         errors = [report.error for report in reports if report.error]
         if errors:
             if self._world.index == 0:
-                writer.remove(self._part)  # no rank writes any more: a full disk has its room again
+                writer.remove(self._part)  # no rank writes any more, and a full disk needs the room
             raise_failed(WRITE, "; ".join(errors[:MAX_LISTED]), self._job)
 
         def publish() -> Path:
@@ -134,8 +136,8 @@ class PendingSave:
         return self.saved
 
     def _publish(self, reports: Sequence[RankReport], confirmed_step: int | None) -> Path:
-        """Write what rank 0 adds, publish the folder, and remove checkpoints that are no longer kept. On rank 0."""
-        # What is unpickled was pickled by this job's own ranks a moment ago.
+        """Write rank 0's files, publish the folder, and remove checkpoints that are no longer kept. On rank 0 only."""
+        # Safe to unpickle: this job's own ranks pickled it a moment ago.
         index = merge(pickle.loads(zlib.decompress(report.packed_index)) for report in reports)
         lost = index.incomplete()
         assert not lost, f"not held once by the ranks, so nobody could load it: {lost[:MAX_LISTED]}"
@@ -143,14 +145,14 @@ class PendingSave:
         index_bytes = json.dumps(index.to_json(), separators=(",", ":")).encode()
         files[INDEX] = writer.write_file(self._part / INDEX, [index_bytes])
         files[folder.STATE] = writer.write_file(self._part / folder.STATE, [self._train_state])
-        # Before the rename: a kill between the two must not leave a newer checkpoint of another course as the newest.
+        # Before the rename: after a kill between the two, no checkpoint of another course may be the newest.
         writer.set_aside(self._root, self.step)
         final = writer.publish(self._root, self._manifest, files)
         writer.prune(self._root, self._job.spec.checkpoint.keep, self.step, confirmed_step)
         return final
 
     def abandon(self) -> str:
-        """Leave it unfinished, on this rank alone; return what this rank could not have written, and why, if so."""
+        """Stop writing on this rank alone, and leave the save unfinished; return this rank's error, or ""."""
         return "" if self._thread is None else self._thread.abandon()
 
 
@@ -158,7 +160,7 @@ class PendingSave:
 
 
 def _rank_files(engine: Engine, buffers: HostBuffers | None) -> RankFiles:
-    """Return this rank's files: copied into the buffers, or, without, as its tensors are when they are written."""
+    """Return this rank's files, copied to `buffers`; None: tensors are read when they are written."""
     rank, here = engine.groups.rank, Path()
     index, tensors = _collect_tensors(engine, rank)
     files: dict[str, Chunks] = {
@@ -169,7 +171,7 @@ def _rank_files(engine: Engine, buffers: HostBuffers | None) -> RankFiles:
 
 
 def _collect_tensors(engine: Engine, rank: int) -> tuple[Index, dict[str, Tensor]]:
-    """Return this rank's part of the index, and its tensors by their keys: views, nothing is copied."""
+    """Return this rank's part of the index, and views of its tensors by key."""
     groups: list[ParameterGroup] = []
     parameters: dict[str, Entry] = {}
     copies: dict[str, Entry] = {}
@@ -180,7 +182,7 @@ def _collect_tensors(engine: Engine, rank: int) -> tuple[Index, dict[str, Tensor
             begin, end = shard.write_range.start - shard.start, shard.write_range.stop - shard.start
             for key, tensor in {"": shard.weight, **shard.states}.items():
                 tensors[file_key(name, key)] = tensor.reshape(-1)[begin:end]
-            # States of another shape cannot be cut along with the weight: who writes its beginning writes all of them.
+            # States of another shape cannot be cut like the weight: whoever writes its beginning writes them whole.
             irregular = shard.irregular if shard.write_range.start == 0 else {}
             tensors |= {file_key(name, key): tensor for key, tensor in irregular.items()}
             found = parameters if shard.tied_copy_rank is None else copies
@@ -208,7 +210,7 @@ def _entry(shard: ParameterShard, rank: int, irregular: Mapping[str, Tensor], gr
 
 
 def _group_number(group: ParameterGroup, groups: list[ParameterGroup]) -> int:
-    """Return the number of an optimizer's group among those seen so far, with it."""
-    if not any(known is group for known in groups):  # `in` would compare the tensors that they hold
+    """Return the number of an optimizer's group in `groups`, adding it if it is new."""
+    if not any(known is group for known in groups):  # `in` would compare their tensors
         groups.append(group)
     return next(number for number, known in enumerate(groups) if known is group)

@@ -1,4 +1,4 @@
-"""Select the checkpoint that a run resumes from, `checkpoint.resume_from`; say what is wrong with those passed over."""
+"""Select the checkpoint that a run resumes from (`checkpoint.resume_from`), and report the ones passed over."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ _NEWEST = ("newest", "newest_whole")
 
 
 def find_checkpoint(job: Job, world: Axis) -> Checkpoint | None:
-    """Return the checkpoint that `checkpoint.resume_from` names, every byte of it read; None if there is none at all.
+    """Return the checkpoint that `checkpoint.resume_from` names, with every byte verified; None if the run has none.
 
-    'newest' is the newest in the job's output_dir, by what rank 0 sees there; 'newest_whole' passes over corrupted and
-    suspect ones, and rank 0 logs which. One that is named is taken though it is suspect. All ranks must call it
+    'newest' is the newest in the job's output_dir, as rank 0 sees it. 'newest_whole' passes over corrupted and suspect
+    ones, and rank 0 logs them. A checkpoint that is named is taken even if it is suspect. All ranks must call this
     together: each reads its share of the files.
 
     Raises:
-        DslparError: on every rank, if one of them does not see that checkpoint; if it is corrupted or suspect, with the
-            newest one that is neither; or there is none of that name. A long run must not begin anew because its last
-            file was cut short.
+        DslparError: on every rank, if one rank does not see the checkpoint, if no checkpoint has that name, or if it is
+            corrupted or suspect. The error names the newest checkpoint that is neither. A long run must not start over
+                because its last file was cut short.
     """
     requested = job.spec.checkpoint.resume_from
     passed_over: list[_PassedOver] = []
-    # Rank 0 lists the folder for all: caches of a network file system may show each host another one.
+    # Rank 0 lists the folder for all ranks: caches of a network file system may show each host another listing.
     for name in run_on_rank_0(lambda: _candidates(job, requested), world, job, READ):
-        path = Path(job.output_dir, CHECKPOINTS, name)  # `name` alone, where that is a path
-        # Every rank goes by rank 0's manifest: one that cannot read it is found below, by what it does not see.
+        path = Path(job.output_dir, CHECKPOINTS, name)  # `name` alone, if it is an absolute path
+        # Every rank uses rank 0's manifest. A rank that does not see the folder is found below.
         manifest, problem = run_on_rank_0(partial(_read_manifest, path), world, job, READ)
         problems = [problem]
         if manifest is not None:
@@ -62,14 +62,14 @@ def find_checkpoint(job: Job, world: Axis) -> Checkpoint | None:
 
 
 class _PassedOver(NamedTuple):
-    """A checkpoint that a resume does not take by itself."""
+    """A checkpoint that a resume does not take unless it is named."""
 
     code: str
     message: str
 
 
 def _candidates(job: Job, requested: str) -> list[str]:
-    """Return what may be resumed from, the first choice first: names, or the path of a checkpoint elsewhere."""
+    """Return the candidates for a resume, best first: names, or the path of a checkpoint elsewhere."""
     root = Path(job.output_dir, CHECKPOINTS)
     if requested in _NEWEST:
         return [path.name for path in reversed(folder.list_folders(root))]
@@ -78,7 +78,7 @@ def _candidates(job: Job, requested: str) -> list[str]:
 
 
 def _read_manifest(path: Path) -> tuple[Mapping[str, Any] | None, str]:
-    """Return (the manifest, ""), or (None, why it cannot be read)."""
+    """Return (manifest, ""), or (None, reason) if it cannot be read."""
     try:
         return folder.open_checkpoint(path).manifest, ""
     except folder.ManifestError as error:
@@ -86,16 +86,16 @@ def _read_manifest(path: Path) -> tuple[Mapping[str, Any] | None, str]:
 
 
 def _verify_together(checkpoint: Checkpoint, world: Axis, job: Job) -> list[str]:
-    """Return what is wrong with its files, of which each rank reads a share; nothing of another format.
+    """Return the problems of the checkpoint's files; each rank reads a share of them.
 
-    (A checkpoint of another format has files that this dslpar does not know: `compare.check` refuses it.)
+    Files of another format are not read, since this dslpar does not know them: `compare.check` refuses them.
     """
     if checkpoint.manifest["format"] != folder.FORMAT:
         return []
     sees = Path(checkpoint.path).is_dir()
     hosts = collectives.gather_objects((socket.gethostname(), sees), world)
     check_seen_by_all(hosts, checkpoint.path, job)
-    # Of several hosts each is named: it may be that host's memory or mount, and not the file.
+    # With several hosts, name each: its memory or mount may be at fault, and not the file.
     host_named = len({host for host, _ in hosts}) > 1
 
     def gather(found: list[str]) -> list[str]:
@@ -108,9 +108,9 @@ def _verify_together(checkpoint: Checkpoint, world: Axis, job: Job) -> list[str]
 def _check_passed_over(
     checkpoint: Checkpoint, passed_over: list[_PassedOver], requested: str, world: Axis, job: Job
 ) -> None:
-    """Refuse to pass over newer checkpoints, unless 'newest_whole' asks for that; rank 0 logs them.
+    """Refuse to pass over newer checkpoints unless 'newest_whole' is requested; rank 0 logs them.
 
-    It also logs that a checkpoint is suspect which is taken since it was named.
+    It also logs that a named checkpoint is taken although it is suspect.
     """
     if passed_over and requested == "newest":
         name, is_corrupted = Path(checkpoint.path).name, passed_over[0].code == "CKP215"
@@ -127,7 +127,7 @@ def _check_passed_over(
 
 
 def _refuse_all(passed_over: list[_PassedOver], job: Job) -> NoReturn:
-    """Refuse to start anew where there are checkpoints, and none of them is good."""
+    """Refuse to start anew if there are checkpoints but no good one."""
     message = "; ".join(each.message for each in passed_over)
     if all(each.code == "CKP232" for each in passed_over):
         hint = "start again in another train.output_dir; checkpoint.resume_from=NAME takes a suspect one all the same"
@@ -137,7 +137,7 @@ def _refuse_all(passed_over: list[_PassedOver], job: Job) -> NoReturn:
 
 
 def _refuse_choice(requested: str, passed_over: list[_PassedOver], world: Axis, job: Job) -> NoReturn:
-    """Refuse a name or path that is corrupted, or not there; the hint lists those of the run that it names."""
+    """Refuse a name or path that is corrupted or missing; the hint lists the run's checkpoints."""
     there = run_on_rank_0(lambda: _alternatives(requested, Path(job.output_dir, CHECKPOINTS)), world, job, READ)
     hint = f"name one that is there: {', '.join(there[-MAX_LISTED:]) or 'none is'}"
     key = "checkpoint.resume_from"
@@ -147,7 +147,7 @@ def _refuse_choice(requested: str, passed_over: list[_PassedOver], world: Axis, 
 
 
 def _alternatives(requested: str, root: Path) -> list[str]:
-    """Return what could be meant: the checkpoints of the run whose folder was given, or else this run's own."""
+    """Return likely alternatives: the checkpoints of the run whose folder was requested, or else this run's own."""
     run = Path(requested, CHECKPOINTS)
     if "/" in requested and run.is_dir():
         return [checkpoint.path for checkpoint in folder.scan(run).checkpoints]

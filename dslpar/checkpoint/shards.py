@@ -1,24 +1,24 @@
-"""Find each parameter of this rank in DeepSpeed's engine: weight, optimizer state, and which part of the full tensor.
+"""Find each parameter of this rank in DeepSpeed's engine: weight, optimizer state, and its part of the full tensor.
 
     for shard in parameter_shards(engine):
         shard.name, shard.box, shard.start, shard.stop   # elements [start, stop) of the piece `box`, in row-major order
         shard.weight, shard.states, shard.scalars        # views of what DeepSpeed trains: read and written in place
 
-The *master* of a parameter is the tensor that the optimizer steps. DeepSpeed keeps it in five ways, by ZeRO's stage and
-the precision; each has one function here:
+The *master* of a parameter is the tensor that the optimizer steps. DeepSpeed keeps it in five ways, depending on ZeRO's
+stage and the precision. Each way has one function here:
 
 ========================  =================================  =====================================================
 optimizer                 master                             part of the local piece
 ========================  =================================  =====================================================
 torch's own               the parameter itself               all of it
 FP16_UnfusedOptimizer     an fp32 copy of each parameter     all of it
-FP16_Optimizer            one flat fp32 tensor a group       all of it
+FP16_Optimizer            one flat fp32 tensor per group     all of it
 ZeRO 1, 2, BF16           this rank's shard of that          a range, or nothing (`p._hp_mapping`)
-ZeRO 3                    one flat tensor a sub-group        an equal range for each rank (`grad_position`)
+ZeRO 3                    one flat tensor per sub-group      an equal range for each rank (`grad_position`)
 ========================  =================================  =====================================================
 
-That a checkpoint is made of flat ranges of boxes of full tensors is how Megatron-LM's distributed optimizer writes its
-own (`ShardedTensor` with a `flattened_range`); torch.distributed.checkpoint has boxes only.
+A checkpoint consists of flat ranges of boxes of full tensors, as Megatron-LM's distributed optimizer writes them
+(`ShardedTensor` with a `flattened_range`). torch.distributed.checkpoint has boxes only.
 """
 
 from __future__ import annotations
@@ -37,34 +37,34 @@ from dslpar.layers.parameter import placement_of
 from dslpar.layers.placement import Placement
 
 SPLIT_FROM = 1 << 16
-"""Elements from which the replicas of a piece each write a part of it; smaller ones are written by one of them."""
+"""Elements from which each replica of a piece writes a part of it; one replica writes a smaller piece alone."""
 
 Scalar = int | float | bool | Tensor
-"""An optimizer value of a parameter as a whole, such as its step: a plain number or a 0-dim tensor."""
+"""Optimizer value of a whole parameter, such as its step: a plain number or a 0-dim tensor."""
 
 
 OptimizerState = MutableMapping[Tensor, dict[str, Any]]
-"""What an optimizer keeps of each tensor that it steps."""
+"""State of an optimizer, by the tensor that it steps."""
 ParameterGroup = MutableMapping[str, Any]
-"""A group of parameters, as torch's optimizers have them."""
+"""Parameter group of a torch optimizer."""
 
 
 class Master(NamedTuple):
     """The part of a parameter's master on this rank."""
 
     tensor: Tensor
-    """What the optimizer knows: the parameter, its copy, or a flat tensor of many."""
+    """Tensor that the optimizer steps: the parameter, its copy, or a flat tensor of many parameters."""
     offset: int
-    """Where in that, flattened, this parameter's elements begin."""
+    """First of this parameter's elements in the flattened `tensor`."""
     start: int
-    """The elements of the local piece that it has: the first, ..."""
+    """First element of the local piece that it holds."""
     stop: int
-    """... and the one after the last."""
+    """End of these elements, exclusive."""
     state: OptimizerState
-    """The optimizer's state, by `tensor`."""
+    """State of the whole optimizer; `tensor` is a key of it."""
     group: ParameterGroup
     group_number: int
-    """The number of that group: optimizers step them in this order."""
+    """Number of the group: optimizers step groups in this order."""
 
     @property
     def tensor_state(self) -> dict[str, Any]:
@@ -72,7 +72,7 @@ class Master(NamedTuple):
         return self.state.get(self.tensor, {})
 
     def view_of(self, tensor: Tensor) -> Tensor:
-        """Return a view of this parameter's elements of `self.tensor`, or of a state that has its shape."""
+        """Return a view of this parameter's elements in `self.tensor`, or in a state of the same shape."""
         if self.offset == 0 and self.stop - self.start == tensor.numel():
             return tensor.detach()
         return tensor.detach().view(-1).narrow(0, self.offset, self.stop - self.start)
@@ -82,47 +82,47 @@ class ParameterShard(NamedTuple):
     """One parameter on this rank."""
 
     name: str
-    """Global, the same in every layout."""
+    """Global name, the same in every layout."""
     shape: tuple[int, ...]
     """Full shape, unpadded."""
     box: Box
-    """Which part of the full tensor the local piece is."""
+    """Part of the full tensor that is the local piece."""
     start: int
-    """The elements of the local piece that this rank has: the first, ..."""
+    """First element of the local piece that this rank holds."""
     stop: int
-    """... and the one after the last; equal to `start` where it has none."""
+    """End of these elements, exclusive; equal to `start` if the rank holds none."""
     write_range: range
-    """Those of them that this rank writes: over all ranks every element once."""
+    """Elements that this rank writes: over all ranks, each element once."""
     weight: Tensor
-    """These elements of the master; their row-major order is that of the local piece."""
+    """Elements [start, stop) of the master, or of the weight if there is none; row-major order of the local piece."""
     master: Master | None
     """None: the optimizer does not train this parameter, or not on this rank."""
     tied_copy_rank: int | None
-    """This rank of the axis "pipe", where it is a tied copy: the first of the ranks that hold the weight owns it."""
+    """This rank's index on the axis "pipe" if it is a tied copy: the first rank that holds the weight owns it."""
     parameter: nn.Parameter
 
     def stored_name(self, same_layout: bool) -> str:
-        """Return the name in the index: a tied copy's own in the layout that saved it, its owner's in any other."""
+        """Return the name in the index: a tied copy's own name in the same layout, its owner's name in any other."""
         if same_layout and self.tied_copy_rank is not None:
             return copy_name(self.name, self.tied_copy_rank)
         return self.name
 
     @property
     def trained(self) -> bool:
-        """Whether it has a gradient."""
+        """Whether the parameter requires a gradient."""
         return self.parameter.requires_grad
 
     @property
     def states(self) -> dict[str, Tensor]:
-        """The optimizer's tensors that have the weight's shape: views of the same elements."""
+        """Optimizer tensors of the weight's shape, as views of the same elements."""
         if self.master is None:
             return {}
         return {key: self.master.view_of(value) for key, value in self._weight_shaped().items()}
 
     @property
     def scalars(self) -> dict[str, Scalar]:
-        """The optimizer's values of the parameter as a whole."""
-        shaped = self._weight_shaped()  # of a parameter without dims these have none either
+        """Optimizer values of the whole parameter."""
+        shaped = self._weight_shaped()  # for a 0-dim parameter these are 0-dim as well
         return {
             key: value
             for key, value in self._state().items()
@@ -131,7 +131,7 @@ class ParameterShard(NamedTuple):
 
     @property
     def irregular(self) -> dict[str, Tensor]:
-        """The optimizer's tensors of other shapes, such as Adafactor's rows and columns."""
+        """Optimizer tensors of other shapes, such as Adafactor's rows and columns."""
         shaped = self._weight_shaped()
         tensors = {key: value for key, value in self._state().items() if isinstance(value, Tensor) and value.dim()}
         return {key: value for key, value in tensors.items() if key not in shaped}
@@ -145,12 +145,12 @@ class ParameterShard(NamedTuple):
 
 
 def parameter_shards(engine: Engine) -> list[ParameterShard]:
-    """Return every parameter of this rank, in the model's order: the same on all replicas of a rank. No collective."""
+    """Return every parameter of this rank, in the model's order, which all replicas share. No collective."""
     masters, groups = find_masters(engine), engine.groups
     coord, copies = groups.coord, groups.zero_axis
     replicated = Placement(groups.tensor, (), ())
     shards = []
-    # The order is the same on all ranks of `copies`, so that `number` deals small parameters out without a message.
+    # The order is the same on all ranks of `copies`, so `number` deals out small parameters without communication.
     for number, (name, p) in enumerate(engine.named_parameters()):
         placement, master = placement_of(p), masters.get(p)
         shape = tuple(getattr(p, "ds_shape", p.shape)) if placement is None else placement.shape
@@ -176,7 +176,7 @@ def parameter_shards(engine: Engine) -> list[ParameterShard]:
 
 
 def _local_elements(p: nn.Parameter, master: Master | None) -> tuple[int, int, Tensor]:
-    """Return which elements of the local piece this rank has (start, stop), and these."""
+    """Return (start, stop, tensor): the elements of the local piece that this rank holds."""
     if master is not None:
         return master.start, master.stop, master.view_of(master.tensor)
     if hasattr(p, "ds_tensor"):  # ZeRO 3, frozen
@@ -188,17 +188,17 @@ def _local_elements(p: nn.Parameter, master: Master | None) -> tuple[int, int, T
 
 
 def _zero_3_range(p: nn.Parameter) -> tuple[int, int]:
-    """Return which elements this rank has of a parameter that ZeRO 3 shards; the last shard is padded."""
-    # Equal lengths on all ranks that hold it, so the last one's is padded, and may hold nothing but padding.
+    """Return the elements (start, stop) that this rank holds of a parameter sharded by ZeRO 3."""
+    # All ranks have shards of equal length, so the last ones are padded, and may hold only padding.
     length, numel = p.partition_numel(), p.ds_numel  # type: ignore[attr-defined]
     start = dist.get_rank(p.ds_process_group) * length  # type: ignore[attr-defined]
     return min(start, numel), min(start + length, numel)
 
 
 def _replica_range(p: nn.Parameter, number: int, index: int, size: int) -> range | None:
-    """Return what rank `index` of `size` copies writes of a parameter that all of them hold; None: ZeRO shards it.
+    """Return the range that rank `index` of `size` replicas writes of a parameter that all hold; None: ZeRO shards it.
 
-    Equal parts, so that no rank writes all while the others wait; of small parameters each rank writes every `size`-th.
+    Parts are equal, so that no rank writes while the others wait. Of small parameters each rank writes every `size`-th.
     """
     if hasattr(p, "ds_tensor") or hasattr(p, "_hp_mapping"):
         return None
@@ -217,7 +217,7 @@ def find_masters(engine: Engine) -> dict[nn.Parameter, Master]:
     for attribute, masters in _MASTERS_BY_ATTRIBUTE.items():
         if hasattr(optimizer, attribute):
             return dict(masters(optimizer))
-    return {  # an optimizer of torch's steps the parameters themselves: no ZeRO, fp32
+    return {  # a torch optimizer steps the parameters themselves: no ZeRO, fp32
         p: Master(p, 0, 0, p.numel(), optimizer.state, group, number)
         for number, group in enumerate(optimizer.param_groups)
         for p in group["params"]
@@ -228,7 +228,7 @@ Masters = Iterator[tuple[nn.Parameter, Master]]
 
 
 def _fp16_unfused_masters(wrapper: Any) -> Masters:
-    """FP16_UnfusedOptimizer: no ZeRO, half precision."""
+    """Yield the masters of FP16_UnfusedOptimizer: no ZeRO, half precision."""
     inner = wrapper.optimizer
     groups = zip(inner.param_groups, wrapper.fp16_groups, wrapper.fp32_groups, strict=True)
     for number, (group, parameters, copies) in enumerate(groups):
@@ -237,7 +237,7 @@ def _fp16_unfused_masters(wrapper: Any) -> Masters:
 
 
 def _fp16_masters(wrapper: Any) -> Masters:
-    """FP16_Optimizer: the same, for FusedAdam."""
+    """Yield the masters of FP16_Optimizer: no ZeRO, half precision, FusedAdam."""
     inner = wrapper.optimizer
     groups = zip(inner.param_groups, wrapper.fp16_groups, wrapper.fp32_groups_flat, strict=True)
     for number, (group, parameters, flat) in enumerate(groups):
@@ -248,7 +248,7 @@ def _fp16_masters(wrapper: Any) -> Masters:
 
 
 def _sharded_masters(zero: Any, groups: Sequence[Sequence[nn.Parameter]], flats: Sequence[Tensor]) -> Masters:
-    """This rank's shard of each group's flat tensor."""
+    """Yield the masters in this rank's shard of each group's flat tensor."""
     state = zero.optimizer.state
     for number, (group, parameters, flat) in enumerate(zip(zero.optimizer.param_groups, groups, flats, strict=True)):
         for p in parameters:
@@ -280,19 +280,19 @@ _MASTERS_BY_ATTRIBUTE: Mapping[str, Callable[[Any], Masters]] = {
     "fp32_groups_flat": _fp16_masters,
     "fp32_groups": _fp16_unfused_masters,
 }
-"""By an attribute that none of the optimizers after it has: DeepSpeed's classes have no common base to ask."""
+"""Functions by an attribute that no optimizer further down has: DeepSpeed's classes have no common base to ask."""
 
 
 # ---- loading ----
 
 
 def step_order(shard: ParameterShard) -> int:
-    """Return the key by which to sort: an optimizer that has stepped has its state in this order."""
+    """Return the sort key of a shard: an optimizer that has stepped has its state in this order."""
     return -1 if shard.master is None else shard.master.group_number
 
 
 def set_scalars(master: Master, scalars: Mapping[str, Scalar]) -> None:
-    """Set the optimizer's values of one tensor; a tensor among them is written into, since a kernel may read it."""
+    """Set the optimizer's values of one tensor; tensors are overwritten in place, since a kernel may read them."""
     state = master.state[master.tensor]
     # torch's optimizers keep a counter on the CPU, if no kernel on the device reads it.
     on_device = master.group.get("capturable") or master.group.get("fused")
@@ -306,9 +306,9 @@ def set_scalars(master: Master, scalars: Mapping[str, Scalar]) -> None:
 
 
 def _as_counted(step: Scalar, group: ParameterGroup) -> Scalar:
-    """Return a step as this optimizer counts: DeepSpeedCPUAdam by numbers, torch's Adam by tensors.
+    """Return a step in this optimizer's type: a number for DeepSpeedCPUAdam, a tensor for torch's Adam.
 
-    Which of them steps what is offloaded, the host decides, and another one may have saved.
+    The host decides which of them steps offloaded parameters, and the checkpoint may come from the other.
     """
     if isinstance(step, Tensor) and "bias_correction" in group:
         return int(step)
@@ -318,20 +318,20 @@ def _as_counted(step: Scalar, group: ParameterGroup) -> Scalar:
 
 
 def state_tensor(shard: ParameterShard, key: str, dtype: torch.dtype) -> Tensor:
-    """Return these elements of one of the optimizer's tensors, which is made, of zeros, where there is none yet."""
+    """Return the shard's elements of an optimizer tensor, which is created with zeros if it does not exist yet."""
     assert shard.master is not None, f"{shard.name} is not trained here"
     tensor, state = shard.master.tensor, shard.master.state[shard.master.tensor]
-    # The optimizer makes its state at its first step, which a new engine has not taken.
+    # The optimizer creates its state at its first step, which a new engine has not taken.
     if key not in state:
         state[key] = torch.zeros_like(tensor, dtype=dtype, requires_grad=False, memory_format=torch.preserve_format)
     return shard.master.view_of(state[key])
 
 
 def before_load(engine: Engine) -> None:
-    """Have ZeRO 3 free the parameters that it has gathered: then the shards are all there is to fill."""
+    """Have ZeRO 3 free the parameters that it has gathered, so that only the shards must be filled."""
     zero = engine.deepspeed.optimizer
     if hasattr(zero, "fp32_partitioned_groups_flat"):
-        # As DeepSpeed's own load does: "persistent" parameters, small ones, stay gathered between steps.
+        # As in DeepSpeed's own load: "persistent" (small) parameters stay gathered between steps.
         zero.checkpoint_event_prologue()
         if zero.persistent_parameters:
             zero.persistent_parameters[0].partition(zero.persistent_parameters)
@@ -340,9 +340,9 @@ def before_load(engine: Engine) -> None:
 def after_load(engine: Engine) -> None:
     """Cast the masters to the weights that the model computes with. All ranks must call it together.
 
-    ZeRO 1 and 2 gather these from the ranks that have shards, as after a step: each has read its own alone, where
-    reading all of the weights would take as many times as much from the disk as there are ranks. ZeRO 3 gathers its
-    persistent parameters again, and drops the secondary copies of zero_hpz_partition_size.
+    ZeRO 1 and 2 gather the weights from the ranks that hold shards, as after a step. Each rank has read only its own
+    shard, since reading all weights on every rank would multiply the disk reads by the number of ranks. ZeRO 3 gathers
+    its persistent parameters again, and drops the secondary copies of zero_hpz_partition_size.
     """
     optimizer: Any = engine.deepspeed.optimizer
     if hasattr(optimizer, "fp32_partitioned_groups_flat"):

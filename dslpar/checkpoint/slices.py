@@ -1,9 +1,9 @@
-"""Which elements of a full tensor a rank holds, and which two layouts share. Integers only; no torch.
+"""Geometry of local pieces: the elements of a full tensor that a rank holds, and overlaps of layouts. No torch.
 
-A local piece is a **box**: for each dim the segments of the full tensor that it holds, in their local order. There is
-more than one where a placement has blocks (q, k and v, each cut by itself). Segments may reach beyond the full shape:
-that is padding, which reads as zeros and is never exported. A **fragment** is a flat range of a local piece
-(row-major): ZeRO's shards are such ranges. Both together say where any element lies, in any layout::
+A local piece is a **box**: for each dim, the segments of the full tensor that it holds, in local order. A dim has
+several segments if the placement has blocks (q, k and v, each cut by itself). Segments may reach beyond the full shape.
+The elements there are padding, which reads as zeros and is never exported. A **fragment** is a flat, row-major range of
+a local piece, such as a ZeRO shard. A box and a fragment together locate any element in any layout::
 
     >>> halves = ((Segment(0, 2), Segment(4, 2)), (Segment(0, 3),))     # rows 0, 1, 4, 5 of a matrix, 3 columns
     >>> local_shape(halves)
@@ -11,9 +11,9 @@ that is padding, which reads as zeros and is never exported. A **fragment** is a
     >>> overlaps(((Segment(4, 4),), (Segment(1, 1),)), halves)            # rows 4 to 7, column 1
     [((slice(0, 2, None), slice(2, 4, None)), (slice(0, 1, None), slice(1, 2, None)))]
 
-That a checkpoint stores boxes of named tensors, and that a load is their intersections, is the idea of torch's
-distributed checkpoints (offsets and sizes of chunks); flat ranges of a box for ZeRO's shards are Megatron's. Both have
-one interval a dim; here a dim may have several, so that q, k and v need no tensors of their own.
+Like torch's distributed checkpoints (offsets and sizes of chunks), a checkpoint stores boxes of named tensors, and a
+load reads their intersections. Flat ranges of a box for ZeRO's shards come from Megatron-LM. Both have one interval per
+dim. Here a dim may have several, so that q, k and v need no tensors of their own.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class Segment(NamedTuple):
 
 
 Box = tuple[tuple[Segment, ...], ...]
-"""For each dim its segments, in local order; () is a tensor without dims, which has one element."""
+"""Segments per dim, in local order; () is a 0-dim tensor, which has one element."""
 
 Shape = tuple[int, ...]
 
 Copy = tuple[tuple[slice, slice], ...]
-"""For each dim (slice of the target piece, slice of the source piece)."""
+"""Per dim: (slice of the target piece, slice of the source piece)."""
 
 
 class Piece(NamedTuple):
@@ -55,7 +55,7 @@ class Piece(NamedTuple):
 
 
 def box_of(placement: Placement, coord: Mapping[str, int]) -> Box:
-    """Return the box of the rank at `coord` (axis of the cuboid: index): what `Placement.cut` takes, as integers."""
+    """Return the box of the rank at `coord` ({cuboid axis: index}): the elements that `Placement.cut` returns."""
     cuts = [sharding.piece(placement.tensor, coord, letters) for letters in placement.cuts]
     if not cuts:
         return ()
@@ -72,7 +72,7 @@ def _segment(start: int, length: int, index: int, count: int) -> Segment:
 
 
 def _coalesce(segments: Iterable[Segment]) -> tuple[Segment, ...]:
-    """Join neighbours, so that equal pieces have equal boxes: blocks that are not cut are the full dim."""
+    """Join neighbours, so that equal pieces have equal boxes: uncut blocks become the full dim."""
     joined: list[Segment] = []
     for segment in segments:
         if joined and joined[-1].start + joined[-1].length == segment.start:
@@ -97,9 +97,9 @@ def num_elements(box: Box) -> int:
 
 
 def overlaps(target: Box, source: Box, shape: Shape | None = None) -> list[Copy]:
-    """Return the sub-boxes that both hold: for each, and each dim, its slices of the target and of the source.
+    """Return the sub-boxes that both boxes hold, each as slices of the target and of the source per dim.
 
-    With the full `shape`, without the padding that both hold.
+    If the full `shape` is given, padding is left out.
     """
     assert len(target) == len(source), f"{len(target)} dims and {len(source)}"
     ends = shape if shape is not None else (None,) * len(target)
@@ -107,7 +107,7 @@ def overlaps(target: Box, source: Box, shape: Shape | None = None) -> list[Copy]
 
 
 def _intersect_dim(target: Sequence[Segment], source: Sequence[Segment], end: int | None) -> list[tuple[slice, slice]]:
-    """Return what both hold of one dim, up to `end`."""
+    """Return the slices of one dim that both hold, up to `end`."""
     found = []
     for (at, one), (by, other) in itertools.product(_with_local_starts(target), _with_local_starts(source)):
         start, stop = max(one.start, other.start), min(one.start + one.length, other.start + other.length)
@@ -127,9 +127,9 @@ def _with_local_starts(segments: Sequence[Segment]) -> Iterator[tuple[int, Segme
 
 
 def range_cuboids(shape: Sequence[int], start: int, stop: int) -> Iterator[tuple[range, ...]]:
-    """Cut the flat range [start, stop) of a row-major tensor into cuboids: for each, and each dim, the indices.
+    """Cut the flat range [start, stop) of a row-major tensor into cuboids, each as a range of indices per dim.
 
-    In flat order, at most 2 n - 1 of them for n dims; each is one flat range itself.
+    Cuboids come in flat order, at most 2 n - 1 for n dims. Each of them is a flat range too.
 
     >>> list(range_cuboids((3, 4), 2, 9))
     [(range(0, 1), range(2, 4)), (range(1, 2), range(0, 4)), (range(2, 3), range(0, 1))]
@@ -156,7 +156,7 @@ def _row_cuboids(shape: Sequence[int], index: int, start: int, stop: int) -> Ite
 
 
 def sub_box(box: Box, indices: Sequence[range]) -> Box:
-    """Return the box of some indices of a local piece, for each dim a range."""
+    """Return the box of a part of a local piece, given as a range of local indices per dim."""
     return tuple(_narrow_dim(segments, dim) for segments, dim in zip(box, indices, strict=True))
 
 
@@ -172,14 +172,14 @@ def _narrow_dim(segments: Sequence[Segment], indices: range) -> tuple[Segment, .
 def covers(pieces: Iterable[Piece], shape: Shape) -> bool:
     """Whether the pieces together hold every element of the full tensor exactly once; padding does not count."""
     full = full_box(shape)
-    # Sorted by rows, so that only neighbours are compared: all pairs of thousands of shards would be millions.
+    # Sorted by rows, so that only neighbours are compared: thousands of shards have millions of pairs.
     cuboids = sorted(
         (cuboid for piece in _coalesce_fragments(pieces) for cuboid in _cuboids(piece, full)),
         key=lambda found: found[0],
     )
     if sum(math.prod(map(len, cuboid)) for _, cuboid in cuboids) != math.prod(shape):
         return False
-    # The number is right: then every element is there once, unless two cuboids share some and others are missing.
+    # With the right number, every element is there once unless two cuboids share elements and others are missing.
     return not any(
         all(a.start < b.stop and b.start < a.stop for a, b in zip(one, other, strict=True))
         for one, other in _neighbours(cuboids)
@@ -187,7 +187,7 @@ def covers(pieces: Iterable[Piece], shape: Shape) -> bool:
 
 
 def _coalesce_fragments(pieces: Iterable[Piece]) -> list[Piece]:
-    """Join shards that follow each other in one box: there may be thousands."""
+    """Join adjacent shards of one box, of which there may be thousands."""
     joined: list[Piece] = []
     for piece in sorted(pieces, key=lambda piece: (piece.box, piece.start, piece.stop)):
         if joined and joined[-1].box == piece.box and joined[-1].stop == piece.start:
@@ -200,7 +200,7 @@ Cuboid = tuple[range, ...]
 
 
 def _cuboids(piece: Piece, full: Box) -> Iterator[tuple[int, Cuboid]]:
-    """Yield the cuboids of the full tensor in a piece, each with its first index, by which they are sorted."""
+    """Yield (first index of dim 0, cuboid) for the cuboids of the full tensor in a piece."""
     for indices in range_cuboids(local_shape(piece.box), piece.start, piece.stop):
         for copy in overlaps(full, sub_box(piece.box, indices)):
             cuboid = tuple(range(into.start, into.stop) for into, _ in copy)
@@ -208,7 +208,7 @@ def _cuboids(piece: Piece, full: Box) -> Iterator[tuple[int, Cuboid]]:
 
 
 def _neighbours(cuboids: Sequence[tuple[int, Cuboid]]) -> Iterator[tuple[Cuboid, Cuboid]]:
-    """Yield pairs that share indices of dim 0, of sorted cuboids."""
+    """Yield pairs of sorted cuboids that share indices of dim 0."""
     for at, (_, one) in enumerate(cuboids):
         for first, other in itertools.islice(cuboids, at + 1, None):
             if one and first >= one[0].stop:

@@ -1,6 +1,6 @@
-"""`state.pt` and `ranks/00003.pt` as they are read back: nothing in them runs, and each value is what a load needs.
+"""Read and check `state.pt` and `ranks/00003.pt`, without running code from them.
 
-torch, but not DeepSpeed: `dslpar checkpoint verify` reads them by the same functions as a resume.
+`dslpar checkpoint verify` and a resume read them with the same functions, so this module needs torch but not DeepSpeed.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from dslpar.schema.sections import LR_SCHEDULERS
 COUNTS = ("global_steps", "global_samples", "skipped_steps")
 """Counters of DeepSpeed's engine."""
 LOSS_SCALE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
-"""Attributes that a loss scaler changes by itself."""
+"""Attributes that a loss scaler changes during a run."""
 POSITION = ("last_epoch", "_step_count")
-"""Where torch's LR schedulers are."""
+"""Attributes with the position of torch's LR schedulers."""
 
 _MALFORMED = (ArithmeticError, AttributeError, EOFError, LookupError, MemoryError, RuntimeError, TypeError, ValueError)
-"""What torch.load and the generators of random numbers raise, of a file that is not theirs."""
+"""Errors that torch.load and random number generators raise for a malformed file."""
 
 
 def read_train_state(checkpoint: Checkpoint) -> dict[str, Any]:
     """Read the training state of a checkpoint.
 
     Raises:
-        DslparError: CKP216: it is missing, or something else.
+        DslparError: CKP216: the file is missing or malformed.
     """
     file = Path(checkpoint.path, folder.STATE)
     try:
@@ -56,12 +56,12 @@ def read_train_state(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def read_rank_state(checkpoint: Checkpoint, rank: int) -> dict[str, Any]:
-    """Read the state of a rank; {} where it has no file.
+    """Read the state of a rank; {} if it has no file.
 
-    A checkpoint that `reshard` made has files of those ranks alone that have buffers, and nothing else in them.
+    In a checkpoint made by `reshard`, only ranks with buffers have files, and these hold only buffers.
 
     Raises:
-        DslparError: CKP216: it is something else.
+        DslparError: CKP216: the file is malformed.
     """
     file = folder.rank_path(Path(checkpoint.path), rank)
     if not file.exists():
@@ -80,12 +80,12 @@ def read_rank_state(checkpoint: Checkpoint, rank: int) -> dict[str, Any]:
 
 
 def _load(file: Path) -> object:
-    # weights_only: a checkpoint is data, and must not run code, wherever it comes from.
+    # weights_only: a checkpoint from anywhere is data, and must not run code.
     return torch.load(file, weights_only=True, map_location="cpu")
 
 
 def _describe(error: Exception) -> str:
-    """Say what is wrong in a line: torch explains on several how to load a file that one trusts."""
+    """Describe an error in one line: torch adds lines on how to load a trusted file."""
     line = str(error).partition("\n")[0]
     return line if type(error) in (ValueError, OSError) else f"{type(error).__name__}: {line}"
 
@@ -96,14 +96,14 @@ def _check_tensor(value: object, at: str) -> None:
 
 
 def _check_schedule(value: object, checkpoint: Checkpoint) -> None:
-    """Check the plain values of an LR scheduler; of dslpar's own, a load needs its position."""
+    """Check the plain values of an LR scheduler; for dslpar's own, a load needs its position."""
     own = checkpoint.manifest["config"]["lr_scheduler"]["type"] in LR_SCHEDULERS
     for key in POSITION if mapping(value, "schedule") and own else ():
         count(mapping(value, "schedule", key)[key], f"schedule.{key}")
 
 
 def _check_random(states: Mapping[str, Any]) -> None:
-    """Set the states of generators that nobody draws from: they alone know what a state is."""
+    """Check states by setting them on unused generators: only the generators know a valid state."""
     random.Random().setstate(states["python"])
     np.random.RandomState().set_state(numpy_state(states["numpy"]))
     _check_tensor(states["torch"], "random.torch")
@@ -113,6 +113,6 @@ def _check_random(states: Mapping[str, Any]) -> None:
 
 
 def numpy_state(plain: object) -> Any:
-    """Return numpy's state of the list that a file has of it."""
+    """Return numpy's random state from its stored list."""
     kind, keys, *rest = items(plain, "random.numpy", length=5)
     return kind, np.array(keys, dtype=np.uint32), *rest

@@ -1,8 +1,8 @@
 """Tensor files of a checkpoint: write them with their digest, and map them.
 
 A file is a valid safetensors file (https://github.com/huggingface/safetensors) of flat tensors: eight bytes with the
-length of a JSON header, the header, the tensors without gaps. It is written here in one pass and hashed on the way,
-without the copy of everything in memory that `safetensors.torch.save_file` makes.
+length of a JSON header, the header, and the tensors without gaps. It is written and hashed in one pass, without the
+full copy in memory that `safetensors.torch.save_file` makes.
 
     written = tensor_file.write_tensors(path, {"1.weight": flat, "1.weight::exp_avg": other})
     copied = tensor_file.copied_bytes({"1.weight": flat}, HostBuffers())   # to be written while the tensors change
@@ -41,7 +41,7 @@ DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-"""By safetensors' names."""
+"""Torch dtypes by safetensors' names."""
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -50,7 +50,7 @@ _ALIGNED_BYTES = 64
 """Alignment of the first tensor, for the widest vector loads."""
 _CHUNK_BYTES = 1 << 23
 _PRIVATE = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0x4000)
-"""NORESERVE (named since Python 3.13): no swap space for copies that nobody makes of a file larger than memory."""
+"""NORESERVE (named since Python 3.13) sets no swap space aside: a file larger than memory is never copied on write."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -62,7 +62,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 class LazyTensor(NamedTuple):
-    """A tensor that is made when it is written, and dropped after."""
+    """A tensor that is made when it is written, and dropped afterwards."""
 
     key: str
     dtype: torch.dtype
@@ -77,23 +77,26 @@ class LazyTensor(NamedTuple):
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> FileDigest:
-    """Write tensors by their keys, from any device, each stored flat, and bring the file to the disk.
+    """Write tensors from any device under their keys, each stored flat, and sync the file to disk.
 
     The widest dtypes come first, so that each tensor is aligned. Tensors of an accelerator are copied one at a time.
 
     Raises:
-        OSError: it cannot be written; what is there then is no file to read.
+        OSError: the file cannot be written; what is left of it is not readable.
     """
     return writer.write_file(path, file_bytes(tensors, metadata))
 
 
 def file_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> Iterator[memoryview]:
-    """Yield the bytes of a file of these tensors, as they are when these bytes are asked for."""
+    """Yield the bytes of a file of these tensors, with the values they have when the bytes are requested."""
     return _lazy_bytes(_flat(tensors), metadata or {}, _ALIGNED_BYTES)
 
 
 def copied_bytes(tensors: Mapping[str, Tensor], buffers: HostBuffers) -> list[memoryview]:
-    """Return the bytes of a file of these tensors, as they are now: a copy, which the next one into them overwrites."""
+    """Copy these tensors' present values to `buffers`, and return the bytes of their file.
+
+    The next copy into the buffers overwrites them.
+    """
     ordered = _in_file_order(_flat(tensors))
     header = memoryview(_header(ordered, {}, _ALIGNED_BYTES))
     return [header, *buffers.copy(lazy.make() for lazy in ordered)]
@@ -105,9 +108,9 @@ def write_lazy_tensors(
     metadata: Mapping[str, str] | None = None,
     aligned_bytes: int = _ALIGNED_BYTES,
 ) -> FileDigest:
-    """Write tensors that are made one at a time, and keep their shapes. Raises: OSError.
+    """Write tensors in their shapes, making one at a time. Raises: OSError.
 
-    The first of them begins at a multiple of `aligned_bytes`.
+    The first tensor begins at a multiple of `aligned_bytes`.
     """
     return writer.write_file(path, _lazy_bytes(tensors, metadata or {}, aligned_bytes))
 
@@ -123,7 +126,7 @@ def _in_file_order(tensors: Sequence[LazyTensor]) -> list[LazyTensor]:
 def _lazy_bytes(tensors: Sequence[LazyTensor], metadata: Mapping[str, str], aligned_bytes: int) -> Iterator[memoryview]:
     ordered = _in_file_order(tensors)
     yield memoryview(_header(ordered, metadata, aligned_bytes))
-    # A tensor is made when the one before it is on its way to the disk, so that one at a time is in memory.
+    # Each tensor is made after the one before it was handed to the system, so that only one is in memory.
     for lazy in ordered:
         yield from _bytes_of(lazy.make())
 
@@ -141,8 +144,8 @@ def _header(ordered: list[LazyTensor], metadata: Mapping[str, str], aligned_byte
 
 
 def _bytes_of(tensor: Tensor) -> Iterator[memoryview]:
-    """Yield the bytes in chunks, each released when the next is asked for, so that no reference keeps the tensor."""
-    # None of these copies a contiguous tensor on the CPU: it is written from where the optimizer keeps it.
+    """Yield the bytes in chunks, each released when the next is requested, so that no reference keeps the tensor."""
+    # None of these calls copies a contiguous CPU tensor: it is written from the optimizer's own memory.
     flat = tensor.detach().cpu().contiguous().view(-1)
     if flat.numel():
         with memoryview(flat.view(torch.uint8).numpy()) as data:  # type: ignore[arg-type]
@@ -152,7 +155,7 @@ def _bytes_of(tensor: Tensor) -> Iterator[memoryview]:
 
 
 def torch_bytes(values: object) -> memoryview:
-    """Return what torch.save makes of the values: on a full disk it raises no OSError itself, as `write_file` does."""
+    """Return the bytes of torch.save, which raises no OSError on a full disk; `write_file` does."""
     buffer = io.BytesIO()
     torch.save(values, buffer)
     return buffer.getbuffer()
@@ -171,19 +174,19 @@ class TensorSpan(NamedTuple):
 
 
 class TensorFile(NamedTuple):
-    """A mapped file, whose tensors are views: nothing is read before it is used, and nothing is written back."""
+    """A mapped file whose tensors are views. Bytes are read when they are used, and never written back."""
 
     path: Path
     memory: mmap.mmap
     spans: Mapping[str, TensorSpan]
-    """By the tensors' keys, in the order of the file."""
+    """Places by tensor key, in file order."""
     metadata: Mapping[str, str]
 
     def span(self, key: str, dtype: str = "", numel: int = 0) -> TensorSpan:
-        """Return where a tensor lies, of that dtype and number of elements if they are given.
+        """Return the place of a tensor; check its dtype and number of elements if they are given.
 
         Raises:
-            DslparError: CKP216: there is none of that key, or it is another one.
+            DslparError: CKP216: the file has no such key, or its dtype or number of elements differs.
         """
         if key not in self.spans:
             raise unreadable(self.path, f"it holds no {key!r}")
@@ -194,7 +197,7 @@ class TensorFile(NamedTuple):
         return span
 
     def get(self, key: str, start: int = 0, stop: int | None = None) -> Tensor:
-        """Return elements [start, stop) of a tensor, a view of the map. Raises: DslparError: CKP216: out of range."""
+        """Return elements [start, stop) of a tensor as a view of the map. Raises: DslparError: CKP216: out of range."""
         span = self.span(key)
         stop = span.numel if stop is None else stop
         if not 0 <= start <= stop <= span.numel:
@@ -206,14 +209,14 @@ class TensorFile(NamedTuple):
 
 
 def open_file(path: Path) -> TensorFile:
-    """Map a safetensors file, privately: the file stays as it is, whatever is done to the tensors.
+    """Map a safetensors file privately: writes to its tensors never reach the file.
 
     Raises:
-        DslparError: CKP216: it is missing, or no safetensors file.
+        DslparError: CKP216: the file is missing, or not a valid safetensors file.
     """
     try:
         with path.open("rb") as opened:
-            # Writable, since torch warns of buffers that are not; private, so that no write reaches the file.
+            # Writable, since torch warns about read-only buffers. Private, so that no write reaches the file.
             memory = mmap.mmap(opened.fileno(), 0, flags=_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
         begin = _LENGTH_BYTES + int.from_bytes(memory[:_LENGTH_BYTES], "little")
         if begin > len(memory):
@@ -221,7 +224,7 @@ def open_file(path: Path) -> TensorFile:
         header = mapping(parse(memory[_LENGTH_BYTES:begin]), "its header")
         metadata = mapping(header.pop("__metadata__", {}), "its metadata")
         spans = {key: _span(recorded, begin, key) for key, recorded in header.items()}
-        # The safetensors library refuses gaps and overlaps as well: nothing may hide between tensors.
+        # As in the safetensors library: no bytes may hide between tensors.
         _check_gapless(spans, begin, len(memory))
     except (OSError, ValueError) as error:
         raise unreadable(path, f"{type(error).__name__}: {error}") from error

@@ -1,9 +1,9 @@
-"""Read the tensors of a checkpoint in any layout: pieces are assembled from whatever pieces were stored.
+"""Read the tensors of a checkpoint in any layout, assembling pieces from the stored ones.
 
     reader = TensorReader(folder, load_index(folder))
     reader.fragment("1.weight", "exp_avg", box, start, stop)       # of any box, whatever the boxes that were stored
 
-Files are mapped by `tensor_file`; which elements two boxes share is for `slices` to say.
+`tensor_file` maps the files, and `slices` computes which elements two boxes share.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from dslpar.checkpoint.tensor_file import DTYPES, TensorFile, open_file
 
 _MAX_FILES = 1 << 15
 _SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Elements are copied as integers: not every operation is implemented for every 8-bit float."""
+"""Integer dtype by bytes per element. Elements are copied as integers, since some operations lack some 8-bit floats."""
 
 
 class TensorReader:
     """Read pieces of a checkpoint's tensors in the boxes of any layout; only the result is in memory.
 
-    Where one stored fragment holds all that is requested, the result is a view of a file's map: never write to it.
-    Tensors may be in a thousand shards, each in its own file, and are read one after the other: files stay open, as
-    many as the system allows.
+    If one stored fragment holds the whole request, the result is a view of the file's map: never write to it. Each
+    tensor may be in a thousand shards, each in its own file. So files stay open between tensors, as many as the system
+    allows.
     """
 
     def __init__(self, folder: Path, index: Index, max_open: int | None = None) -> None:
@@ -53,11 +53,11 @@ class TensorReader:
     def fragment(self, name: str, key: str, box: Box, start: int, stop: int) -> Tensor:
         """Return the flat range [start, stop) of the piece `box` of a weight (key "") or of its optimizer tensor `key`.
 
-        Shape [stop - start], on the CPU, in the stored dtype. Padding, and what no rank stored, is zero.
+        Shape [stop - start], on the CPU, in the stored dtype. Padding and elements that no rank stored are zero.
 
         Raises:
             KeyError: the index has no such tensor.
-            DslparError: CKP216: a file does not hold what the index says.
+            DslparError: CKP216: a file does not match the index.
         """
         entry = self.index.entry(name)
         same = [piece for piece in self._pieces(name).get(box, []) if piece.start < stop and start < piece.stop]
@@ -65,7 +65,7 @@ class TensorReader:
             return self._read(name, key, same[0], start, stop)  # no copy
         out = torch.zeros(stop - start, dtype=DTYPES[entry.dtype_of(key)])
         integers = _as_integers(out)
-        if _covers(same, start, stop):  # the same box in other ZeRO shards: ranges are copied, without any geometry
+        if _covers(same, start, stop):  # the same box in other ZeRO shards: flat ranges are copied, no geometry needed
             for piece in same:
                 first, last = max(start, piece.start), min(stop, piece.stop)
                 integers[first - start : last - start] = _as_integers(self._read(name, key, piece, first, last))
@@ -82,7 +82,7 @@ class TensorReader:
         return self.local(name, key, full_box(self.index.entry(name).shape))
 
     def irregular(self, name: str, key: str) -> Tensor:
-        """Return an optimizer's tensor of another shape than the parameter's."""
+        """Return an optimizer tensor whose shape differs from the parameter's."""
         entry = self.index.entry(name)
         assert entry.irregular_file is not None, f"no file holds {name}::{key}"
         opened, state = self._file(entry.irregular_file), entry.irregular[key]
@@ -90,7 +90,7 @@ class TensorReader:
         return opened.get(file_key(name, key)).view(state.shape)
 
     def _assemble(self, out: Tensor, name: str, key: str, box: Box, start: int, stop: int) -> None:
-        """Cut both fragments into cuboids, and copy what any two of them share."""
+        """Cut both fragments into cuboids, and copy the elements that any two of these share."""
         at, shape = 0, self.index.entry(name).shape
         for indices in range_cuboids(local_shape(box), start, stop):
             part = sub_box(box, indices)
@@ -115,7 +115,7 @@ class TensorReader:
             at += size
 
     def _pieces(self, name: str) -> Mapping[Box, list[Piece]]:
-        """Return the stored pieces by box: of thousands of ZeRO shards there are only as many boxes as tensor ranks."""
+        """Return the stored pieces by box: even thousands of ZeRO shards have only one box per tensor rank."""
         if name not in self._by_box:
             found = self._by_box[name] = {}
             for piece in self.index.entry(name).pieces:
@@ -131,7 +131,7 @@ class TensorReader:
     def _file(self, file: int) -> TensorFile:
         if file not in self._open:
             self._open[file] = open_file(tensor_path(self.folder, file))
-            # The least recently used one goes; its map lives on as long as a tensor is a view of it.
+            # The least recently used file goes; its map lives on as long as a tensor is a view of it.
             while len(self._open) > self._max_open:
                 self._open.popitem(last=False)
         self._open.move_to_end(file)
@@ -139,8 +139,8 @@ class TensorReader:
 
 
 def _raise_open_file_limit() -> int:
-    """Raise the process's limit of open files, usually 1,024, as far as it may be; return half of it for maps."""
-    # Each map keeps a descriptor of its own, also when the file that it was made of is closed.
+    """Raise the process's limit of open files, usually 1,024, as far as allowed; return half of it for maps."""
+    # Each map keeps its own descriptor, even after its file is closed.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
     if soft != resource.RLIM_INFINITY and soft < limit:
@@ -163,7 +163,7 @@ def _covers(pieces: list[Piece], start: int, stop: int) -> bool:
 
 
 def _source_range(copies: list[Copy], shape: Shape) -> tuple[int, int]:
-    """Return the flat range of the source piece, of that shape, that contains all copies; (0, 0) if there are none."""
+    """Return the flat range of a source piece of shape `shape` that contains all copies; (0, 0) without copies."""
     first, last = 0, 0
     for dim, length in enumerate(shape):
         first = first * length + min((copy[dim][1].start for copy in copies), default=0)

@@ -1,11 +1,12 @@
 """Training state beside weights and the optimizer's tensors: counters, LR scheduler, loss scale.
 
-Settings come from the present config: a changed lr, decay or window takes effect. So of an LR scheduler that dslpar
-makes itself only the position is restored, and the learning rate is what *this* config has there. Other classes keep
-position and settings in one state: of these all plain values are restored, and what they set in the optimizer's groups.
+Settings come from the present config: a changed lr, decay or window takes effect. For an LR scheduler from dslpar's own
+section, only the position is restored, and the learning rate is the present config's at that step. Other schedulers
+keep position and settings in one state. For them all plain values are restored, as well as the values that they set in
+the optimizer's groups.
 
-DeepSpeed (`_load_checkpoint`) restores steps, samples and skipped steps, the LR scheduler, the loss scaler and random
-layer-token dropping, settings included; it forgets `micro_steps`.
+DeepSpeed (`_load_checkpoint`) restores steps, samples, skipped steps, the LR scheduler, the loss scaler and random
+layer-token dropping, all with their settings. It does not restore `micro_steps`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Values = dict[str, Any]
 
 
 def collect(engine: Engine) -> Values:
-    """Collect all of it as plain values; the same on every rank."""
+    """Collect the training state as plain values, the same on every rank."""
     ds_engine = engine.deepspeed
     values: Values = {
         "counts": {name: int(getattr(ds_engine, name)) for name in COUNTS},
@@ -38,14 +39,17 @@ def collect(engine: Engine) -> Values:
 
 
 def restore(engine: Engine, values: Mapping[str, Any], schedule: Mapping[str, Any] | None) -> None:
-    """Restore all of it; `schedule` is this rank's own state, where its groups are those that were saved."""
+    """Restore the training state.
+
+    `schedule`: this rank's own LR scheduler state, if it saved in this layout; None: the one in `values`.
+    """
     ds_engine = engine.deepspeed
     for name in COUNTS:
         setattr(ds_engine, name, values["counts"][name])
     if engine.job.mesh.pipe == 1:  # without a pipeline DeepSpeed counts micro-batches: a step must begin at a multiple
         ds_engine.micro_steps = ds_engine.global_steps * engine.job.batch.accumulation
     scaler = _scaler(ds_engine)
-    # A static scale is the config's; DeepSpeed's scalers with and without ZeRO have not the same counters.
+    # A static scale comes from the config. DeepSpeed's scalers have different counters with ZeRO and without.
     for name, value in values["scale"].items() if scaler is not None and _is_dynamic(scaler) else ():
         if hasattr(scaler, name):
             setattr(scaler, name, value)
@@ -58,7 +62,7 @@ def restore(engine: Engine, values: Mapping[str, Any], schedule: Mapping[str, An
 
 
 def uses_dslpar_schedule(engine: Engine) -> bool:
-    """Whether the LR scheduler is made from dslpar's own section: a curve that depends on the step only."""
+    """Whether the LR scheduler comes from dslpar's own section, whose curve depends on the step only."""
     own_section = isinstance(engine.job.spec.lr_scheduler, sections.LRScheduler)
     return own_section and isinstance(engine.deepspeed.lr_scheduler, LambdaLR)
 
@@ -74,7 +78,7 @@ def _restore_lr_scheduler(engine: Engine, saved: Mapping[str, Any]) -> None:
     if scheduler is None or not saved:
         return
     if uses_dslpar_schedule(engine):
-        # With _step_count at its start, torch would warn that the scheduler steps before the optimizer.
+        # If _step_count stayed at its start, torch would warn that the scheduler steps before the optimizer.
         scheduler.last_epoch, scheduler._step_count = saved["last_epoch"], saved["_step_count"]
         groups = scheduler.optimizer.param_groups
         for group, base, factor in zip(groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True):
@@ -84,7 +88,7 @@ def _restore_lr_scheduler(engine: Engine, saved: Mapping[str, Any]) -> None:
         state = dict(scheduler.state_dict())
         for key, value in saved.items():
             present = state.get(key)
-            # A list of one value for each group, and this rank has another number of groups than the one that saved.
+            # A list has one value per group, and the rank that saved had another number of groups.
             if isinstance(value, list) and isinstance(present, list) and len(value) != len(present):
                 value = [value[0]] * len(present) if all(each == value[0] for each in value) else present
             state[key] = value
@@ -97,13 +101,13 @@ def group_values(group: Mapping[str, Any]) -> Values:
 
 
 def restore_group(engine: Engine, group: Any, saved: Mapping[str, Any]) -> None:
-    """Restore what the optimizer, or an LR scheduler that is not dslpar's own, has changed in one of its groups."""
+    """Restore the values of a group that the optimizer, or an LR scheduler that is not dslpar's own, has changed."""
     keys = [key for key in SET_BY_OPTIMIZER if key in saved]  # FusedAdam's group has no "step" before its first step
     if not uses_dslpar_schedule(engine):
         keys += [key for key in SET_BY_SCHEDULER if key in saved and key in group]
     for key in keys:
         present = group.get(key)
-        if isinstance(present, Tensor):  # a kernel reads this very tensor: it is filled, not replaced
+        if isinstance(present, Tensor):  # filled, not replaced: a kernel reads this very tensor
             present.fill_(saved[key])
         else:  # JSON has no tuples
             group[key] = tuple(saved[key]) if isinstance(present, tuple) else saved[key]
@@ -113,7 +117,7 @@ def restore_group(engine: Engine, group: Any, saved: Mapping[str, Any]) -> None:
 
 
 def _scaler(ds_engine: Any) -> Any:
-    """Return DeepSpeed's loss scaler: without ZeRO a record in its optimizer, with ZeRO an object; None: no scaling."""
+    """Return DeepSpeed's loss scaler: a record in its optimizer without ZeRO, an object with ZeRO; None: no scaling."""
     return getattr(ds_engine.optimizer, "loss_scale_config", None) or getattr(ds_engine.optimizer, "loss_scaler", None)
 
 
@@ -129,12 +133,12 @@ def _loss_scale(ds_engine: Any) -> Values:
 
 
 def _uses_random_ltd(ds_engine: Any) -> bool:
-    """Whether DeepSpeed drops tokens of layers at random (random-LTD), more of them early in the run."""
+    """Whether DeepSpeed drops tokens in layers at random (random-LTD), more of them early in the run."""
     return bool(ds_engine.random_ltd_enabled()) and getattr(ds_engine, "random_ltd_scheduler", None) is not None
 
 
 def _plain_values(values: Mapping[str, Any]) -> Values:
-    """Return the numbers, strings, lists and dicts among the values: a file of them loads without running code."""
+    """Return the numbers, strings, lists and dicts among the values; these load from a file without running code."""
     plain = {key: _plain_value(value) for key, value in values.items()}
     return {key: value for key, value in plain.items() if value is not _NOT_PLAIN}
 

@@ -1,9 +1,9 @@
-"""Write the folder of a checkpoint, and publish it: all of it, or nothing. No torch.
+"""Write the folder of a checkpoint and publish it atomically. No torch.
 
-A folder is written under its `.part` name and renamed when all of it is on disk: the rename is the moment at which the
-checkpoint exists. A `.part` folder belongs to nobody, is never read, and is removed by the next save. What cannot be
-removed (on a network file system, a file that someone has open) is logged, and ends no run. (The rename is what
-torch's distributed checkpoints do to their metadata; here it is done to the whole folder.)
+A folder is written under its `.part` name and renamed when all of it is on disk: the checkpoint exists from the rename
+on. A `.part` folder is never read, and the next save removes it. A folder that cannot be removed (on a network file
+system, because someone has a file open) is logged, and does not end the run. (torch's distributed checkpoints rename
+their metadata in this way. Here the whole folder is renamed.)
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _OLD, _ASIDE = ".old", ".aside"
 def begin_save(root: Path, step: int) -> Path:
     """Remove what earlier saves left unfinished, and make the folder to write to."""
     root.mkdir(parents=True, exist_ok=True)
-    fsync(root.parent)  # `root` may be new itself: else a power cut could lose it, with checkpoints that are on disk
-    # A list first: what is removed must not change what is being listed.
+    fsync(root.parent)  # `root` may be new itself: a power cut could lose it, with checkpoints that are on disk
+    # A list first: removals must not change the listing.
     for unfinished in list(root.glob(f"step_*{PART}")):
         remove(unfinished)
     part = folder.part_path(root, step)
@@ -46,16 +46,16 @@ def begin_save(root: Path, step: int) -> Path:
 
 
 def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> FileDigest:
-    """Write these bytes to a new file, hashed on the way; they are on disk when this returns. Raises: OSError."""
-    # xxh3 is against flipped bits and lost ends, not against people, and many times faster than SHA-256.
+    """Write and hash these bytes to a new file; they are on disk when this returns. Raises: OSError."""
+    # xxh3 protects against flipped bits and lost ends, not against people. It is many times faster than SHA-256.
     hashed, num_bytes = xxhash.xxh3_128(), 0
     # Unbuffered: chunks are large, and each goes to the system without a copy.
     with path.open("wb", buffering=0) as opened:
         for chunk in chunks:
             hashed.update(chunk)
-            with memoryview(chunk) as data:  # released, since one that lives on would keep the tensor that it is of
+            with memoryview(chunk) as data:  # released, since a living view would keep its tensor alive
                 done = 0
-                while done < len(data):  # the system may write less than it is given
+                while done < len(data):  # the system may write only a part
                     done += os.write(opened.fileno(), data[done:])
                 num_bytes += done
         os.fsync(opened.fileno())
@@ -63,21 +63,21 @@ def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> FileDigest:
 
 
 def publish(root: Path, manifest: Mapping[str, Any], written: Mapping[str, FileDigest]) -> Path:
-    """Make the checkpoint of that manifest visible, all files of which are on disk. Return its folder.
+    """Publish the checkpoint of `manifest`, whose files are all on disk. Return its folder.
 
-    `written`: what `write_file` returned, by paths in the folder, of all ranks; nothing is read again.
+    `written`: results of `write_file` from all ranks, by path in the folder. No file is read again.
 
     Raises:
-        OSError: also where a file is missing, or has another length than was written.
+        OSError: also if a file is missing, unexpected, or not of the length that was written.
     """
     part, final = folder.part_path(root, manifest["step"]), folder.final_path(root, manifest["step"])
     _check_written(part, written)
     listed = {name: written[name]._asdict() for name in sorted(written)}
     write_file(part / MANIFEST, [folder.serialize({**manifest, "files": listed})])
-    # Ranks have synced their files; a file's name is in its folder, which needs a sync of its own. Only then may the
-    # rename make it visible, and only the sync of `root` makes that last.
+    # Ranks have synced their files. File names are in the folders, which need their own sync before the rename. The
+    # rename itself lasts only after the sync of `root`.
     fsync(*(path for path in (part, *part.rglob("*")) if path.is_dir()))
-    replaced = _hide(final) if os.path.lexists(final) else None  # of this step: the run was resumed from before it
+    replaced = _hide(final) if os.path.lexists(final) else None  # the run was resumed from before this step
     part.rename(final)
     fsync(root)
     if replaced is not None:
@@ -86,7 +86,7 @@ def publish(root: Path, manifest: Mapping[str, Any], written: Mapping[str, FileD
 
 
 def _check_written(part: Path, written: Mapping[str, FileDigest]) -> None:
-    """Raise OSError, unless these files are there, in their lengths, and no others."""
+    """Raise OSError unless the folder has exactly these files in these lengths."""
     found = folder.file_sizes(part)
     for name in sorted({*written, *found}):
         expected = written[name].bytes if name in written else "no"
@@ -95,13 +95,14 @@ def _check_written(part: Path, written: Mapping[str, FileDigest]) -> None:
 
 
 def prune(root: Path, keep: int | None, step: int, confirmed_step: int | None = None) -> None:
-    """Keep the newest `keep` complete ones up to `step`, the one just saved, and remove older ones; None: keep all.
+    """Keep the newest `keep` complete checkpoints up to `step`, which was just saved; remove older ones.
 
-    An incomplete or suspect one is no copy to count on, one of a later step (the run was resumed from before it) least
-    of all. Only lengths are compared: to read every byte of all checkpoints at each save would cost more than the save.
+    keep: None keeps all. Incomplete and suspect checkpoints do not count as kept, nor do those of a later step (the run
+    was resumed from before it). Only lengths are compared, since reading every byte of all checkpoints would cost more
+    than the save.
 
-    confirmed_step: the step up to which replicas are known to have been equal; the newest checkpoint up to it is kept
-    too, for all later ones may turn out to be suspect. None: nobody compares them.
+    confirmed_step: last step up to which replicas are known to have been equal. The newest checkpoint up to it is kept
+    too, since all later ones may turn out to be suspect. None: replicas are not compared.
     """
     if keep is None:
         return
@@ -114,27 +115,27 @@ def prune(root: Path, keep: int | None, step: int, confirmed_step: int | None = 
 
 
 def set_aside(root: Path, step: int) -> None:
-    """Rename checkpoints of this step or a later one: the run was resumed from before it, and goes another way.
+    """Rename checkpoints of `step` or later, left from before the run was resumed at an earlier step.
 
-    The latest of them would be the newest, and the next resume would take it. (Megatron-LM and DeepSpeed name the last
-    one written in a file of its own, for this reason.) Raises: OSError.
+    Otherwise the next resume would take one of them as the newest. (For this reason Megatron-LM and DeepSpeed name the
+    checkpoint written last in a separate file.) Raises: OSError.
     """
     for path in folder.list_folders(root):
         if (folder.step_of(path) or 0) >= step:
-            # Renamed, not removed: the earlier course of the run may be the one that somebody wants back.
+            # Renamed, not removed: somebody may want the earlier course of the run back.
             aside = path.rename(_unused_name(path, _ASIDE))
             log.warning("%s is not of this run, which was resumed from before it: it is %s now", path, aside.name)
 
 
 def mark_suspect(path: Path, reason: str) -> None:
-    """Note in a published checkpoint's manifest why its numbers cannot be trusted, though its files are intact.
+    """Record in a published checkpoint's manifest why its numbers cannot be trusted, though its files are intact.
 
-    What cannot be marked is logged: it must not hide why the run ends.
+    A failure to mark it is logged, not raised: it must not hide why the run ends.
     """
     try:
         stored = folder.open_checkpoint(path)
-        # Beside the folder, and under a name that the next save removes if a kill leaves it; then renamed over the
-        # manifest: the checkpoint has the old one or the new one.
+        # Written beside the folder, under a name that the next save removes if a kill leaves it. Then renamed over the
+        # manifest, so that the checkpoint has either the old or the new manifest.
         part = path.with_suffix(f".suspect{PART}")
         values = {key: value for key, value in stored.manifest.items() if key != "digest"}
         write_file(part, [folder.serialize({**values, folder.SUSPECT: reason})])
@@ -145,13 +146,13 @@ def mark_suspect(path: Path, reason: str) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a folder, or a link to one, if it is there: hidden first, since half a checkpoint must not be seen.
+    """Remove a folder or a link to one, if it exists. It is hidden first, since half a checkpoint must not be visible.
 
-    What cannot be removed is logged; the next save tries again.
+    A failure is logged; the next save tries again.
     """
     try:
         if os.path.lexists(path):
-            # A rename is atomic, rmtree is not: a kill between them leaves a hidden folder for the next save to remove.
+            # A rename is atomic, rmtree is not. A kill between them leaves a hidden folder for the next save to remove.
             hidden = path if _OLD in path.suffixes else _hide(path)
             if hidden.is_dir() and not hidden.is_symlink():
                 shutil.rmtree(hidden)
@@ -166,7 +167,7 @@ def _hide(path: Path) -> Path:
 
 
 def _unused_name(path: Path, suffix: str) -> Path:
-    """Return a name that nothing has yet: step_000020.old.part, step_000020.1.old.part, ..."""
+    """Return the first unused name: step_000020.old.part, step_000020.1.old.part, ..."""
     numbers = itertools.chain([""], map(".{}".format, itertools.count(1)))
     names = (path.with_name(f"{path.name}{number}{suffix}") for number in numbers)
     return next(name for name in names if not os.path.lexists(name))
@@ -174,10 +175,10 @@ def _unused_name(path: Path, suffix: str) -> Path:
 
 @contextmanager
 def new_folder(output: Path) -> Iterator[Path]:
-    """Give a folder to write to, which is then renamed to `output`; it is removed if anything fails before.
+    """Yield a folder to write to, and rename it to `output` afterwards; remove it if anything fails.
 
     Raises:
-        DslparError: there is something at `output`, or it cannot be written.
+        DslparError: `output` exists and is not an empty folder, or it cannot be written.
     """
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         message, hint = f"{output} is there already", "name a folder that is not there: nothing is overwritten"
@@ -198,5 +199,5 @@ def new_folder(output: Path) -> Iterator[Path]:
 
 
 def json_bytes(values: object) -> bytes:
-    """Return the text of a JSON file."""
+    """Return the bytes of a JSON file."""
     return json.dumps(values, indent=1).encode() + b"\n"

@@ -1,5 +1,6 @@
-"""The commands, a module each: `add_arguments` adds its flags to a parser, `run` runs it and returns the exit status.
+"""Command line: one module per command, with `add_arguments` for its flags and `run`, which returns the exit status.
 
-In: a command line. Out: text or JSON on stdout, and an exit status: 0 fine, 1 errors found, 2 wrong usage. `main` finds
-the command; `arguments` has the flags that commands share. A new command is a module, and a line of `main.COMMANDS`.
+Commands print text or JSON to stdout. Their exit status is 0 (no errors), 1 (errors found) or 2 (wrong usage). `main`
+finds the command. `arguments` has the flags that commands share. To add a command, add a module and a line in
+`main.COMMANDS`.
 """

@@ -1,4 +1,4 @@
-"""A command of two words: what follows `dslpar checkpoint` and `dslpar policy`."""
+"""Actions: the second words of two-word commands such as `dslpar checkpoint list`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from dslpar.core.errors import DslparError
 
 
 class Action(NamedTuple):
-    """The second word, with its flags and what it does."""
+    """One action: its help text, its flags, and its function."""
 
     help: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
     act: Callable[[argparse.Namespace, argparse.ArgumentParser], int]
 
     def run(self, args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-        """Act; print the findings of an error, and return 1 then."""
+        """Run the action. In case of an error print its findings and return 1."""
         try:
             return self.act(args, parser)
         except DslparError as error:
@@ -31,8 +31,8 @@ class Action(NamedTuple):
 
 
 def import_with_torch(name: str) -> Any:
-    """Import what needs torch; what DeepSpeed prints when it is imported is not part of the command's output."""
-    logging.disable(logging.WARNING)  # of which accelerator DeepSpeed has found
+    """Import a module that needs torch. Text that DeepSpeed prints on import goes to stderr."""
+    logging.disable(logging.WARNING)  # DeepSpeed logs which accelerator it has found
     try:
         with contextlib.redirect_stdout(sys.stderr):
             return importlib.import_module(name)

@@ -1,4 +1,4 @@
-"""The arguments that commands share: configs and overrides, the world, the hosts, the output format."""
+"""Arguments that commands share: configs, overrides, world size, hosts, and output format."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dslpar.core.project import Project
 
 ALLOCATIONS = ("slurm", "pbs")
-"""What --hostfile accepts in place of a file: the hosts of the surrounding job."""
+"""Values of --hostfile that stand for the surrounding job's hosts instead of a file."""
 
 
 # ---- flags ----
@@ -39,23 +39,23 @@ def add_operands(
 
 
 def add_world(parser: argparse.ArgumentParser, exclude: str = "") -> None:
-    """Add `world_size`, `hostfile`, and `include` or `exclude`, which select some of its hosts.
+    """Add `world_size`, `hostfile`, and `include` and `exclude`, which select some of its hosts.
 
-    `exclude` is what the last one also does, for the help.
+    `exclude` is a further meaning of --exclude, for the help text.
     """
-    help = "number of ranks; with --hostfile, default: the number of its slots"
+    help = "number of ranks; default with --hostfile: its number of slots"
     parser.add_argument("--world-size", type=whole_number, metavar="N", help=help)
-    help = "hosts and their slots, in the syntax of any launcher; slurm or pbs: the hosts of the surrounding job"
+    help = "hosts and slots, in any launcher's syntax; or slurm or pbs, for the hosts of the surrounding job"
     parser.add_argument("--hostfile", metavar="FILE", help=help)
     selection = parser.add_mutually_exclusive_group()
-    selection.add_argument("--include", metavar="HOSTS", help="use only these hosts and slots: node1@node2:0,2")
+    selection.add_argument("--include", metavar="HOSTS", help="use only these hosts and slots, such as node1@node2:0,2")
     metavar = "HOSTS or PATTERNS" if exclude else "HOSTS"
     selection.add_argument("--exclude", metavar=metavar, help=f"use all but these hosts and slots{exclude}")
 
 
 def add_program(parser: argparse.ArgumentParser) -> None:
-    """Add `program`: configs may leave the model to a program."""
-    help = "a config without a model is one that a program completes, with dslpar.initialize(model=...)"
+    """Add `program`: a program may pass the model, so that the config has none."""
+    help = "accept configs without a model: a program passes it, with dslpar.initialize(model=...)"
     parser.add_argument("--program", action="store_true", help=help)
 
 
@@ -76,7 +76,7 @@ def whole_number(text: str, least: int = 1) -> int:
 
 
 def is_override(operand: str) -> bool:
-    """Whether an operand is `key=value` or `~key`; a path with a `=` below one of its folders is a path."""
+    """Return whether an operand is `key=value` or `~key`. A path with a `=` after its first `/` is a path."""
     return operand.startswith("~") or "=" in operand.partition("/")[0]
 
 
@@ -86,7 +86,7 @@ def overrides(args: argparse.Namespace) -> list[str]:
 
 
 def config_paths(args: argparse.Namespace, parser: argparse.ArgumentParser) -> list[str]:
-    """Return the operands that are not overrides; exit with a usage error where there is none."""
+    """Return the operands that are not overrides; exit with a usage error if there are none."""
     paths = [operand for operand in args.operands if not is_override(operand)]
     if not paths:
         parser.error("no config file among the arguments")
@@ -104,7 +104,7 @@ def load_configs(args: argparse.Namespace, parser: argparse.ArgumentParser, coun
 
 
 def project_in(folder: str) -> Project | None:
-    """Return the settings of `[tool.dslpar]` that hold in a folder; exit with status 2 if they cannot be used."""
+    """Return the `[tool.dslpar]` settings that apply to a folder; exit with status 2 if they are invalid."""
     try:
         return find_project(folder)
     except DslparError as error:
@@ -116,9 +116,9 @@ def project_in(folder: str) -> Project | None:
 
 
 def load_cluster(args: argparse.Namespace, parser: argparse.ArgumentParser, sources: dict[str, str]) -> Cluster | None:
-    """Read the hosts of --hostfile that --include or --exclude leaves; None without --hostfile.
+    """Read the hosts of --hostfile that --include or --exclude selects; None without --hostfile.
 
-    Adds to `sources` the texts that findings may point into: the hostfile and the values of those flags.
+    The hostfile's text and the values of those flags are added to `sources`, since findings may point into them.
     """
     flags: tuple[Flag, ...] = ("--include", "--exclude")
     flag, text = next(((flag, value) for flag in flags if (value := getattr(args, flag[2:]))), (None, ""))
@@ -159,7 +159,7 @@ def _read_cluster(name: str, parser: argparse.ArgumentParser, sources: dict[str,
 
 
 def default_world_size(args: argparse.Namespace, path: str) -> int | None:
-    """Return --world-size; without it and without hosts, what the project has for this config, if anything."""
+    """Return --world-size. Without it and without hosts, return the project's size for this config, if it has one."""
     size: int | None = args.world_size
     if size is None and args.hostfile is None:
         project = project_in(os.path.dirname(path))
@@ -173,9 +173,9 @@ def world_size(
     parser: argparse.ArgumentParser,
     load: Callable[[], Config],
 ) -> int | None:
-    """Return the number of ranks that --world-size or the hosts give; exit with a usage error without either.
+    """Return the number of ranks from --world-size or the hosts; exit with a usage error without either.
 
-    None: there is neither, and the config that `load` gives cannot be read either, which is printed.
+    If there is neither and the config that `load` returns cannot be read, print the reason and return None.
     """
     size: int | None = args.world_size or (cluster.world_size if cluster else None)
     if not size:
@@ -187,7 +187,10 @@ def world_size(
 
 
 def print_if_unreadable(config: Config) -> bool:
-    """Print why the config's file cannot be read, if so, and return whether: a world size would not help."""
+    """Print why the config's file cannot be read, and return True; return False if it can be read.
+
+    A world size would not help with an unreadable file.
+    """
     unreadable = [each for each in config.findings if each.code == "CFG009"]
     print_findings(unreadable, dict(config.sources))
     return bool(unreadable)

@@ -1,7 +1,7 @@
-"""`dslpar checkpoint list | show | verify | reshard | export`: checkpoints, without the ranks that wrote them.
+"""`dslpar checkpoint list | show | verify | reshard | export`: use checkpoints without the ranks that wrote them.
 
-One process, no GPU, no cluster; list and show need no torch either. Output is written under a temporary name
-until all of it is on disk, and nothing is ever overwritten.
+These need one process, and no GPU or cluster; list and show need no torch either. Output is written under a temporary
+name until all of it is on disk, and nothing is ever overwritten.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from dslpar.language import yaml_io
 from dslpar.linter.report import text as report_text
 from dslpar.reporting import run_dir
 
-_SOURCE = "a checkpoint, or an output_dir for the newest one in it"
+_SOURCE = "a checkpoint, or a run's output_dir for its newest checkpoint"
 
 
-# ---- which checkpoint ----
+# ---- the checkpoint to use ----
 
 
 def _source(path: str, parser: argparse.ArgumentParser) -> Checkpoint:
-    """Read the manifest of a checkpoint, or of the newest one of a run.
+    """Read the manifest of a checkpoint, or of a run's newest one.
 
     Raises:
         DslparError: the manifest is corrupted, or of another format.
@@ -47,10 +47,10 @@ def _source(path: str, parser: argparse.ArgumentParser) -> Checkpoint:
 
 
 def _trusted_source(path: str, parser: argparse.ArgumentParser) -> Checkpoint:
-    """As `_source`, for what makes something of it: a suspect checkpoint is taken, with a note, where it is named.
+    """Return a checkpoint to write something from. A suspect one is accepted, with a note, only if it is named.
 
     Raises:
-        DslparError: as `_source`; or it is the newest of a run, and suspect.
+        DslparError: as in `_source`; or a run's newest checkpoint is suspect.
     """
     stored, found = _source(path, parser), _folders(Path(path), parser)
     if note := folder.note_of_suspect(stored, was_named=found == [Path(path)], others=found):
@@ -66,13 +66,13 @@ def _read(path: Path) -> Checkpoint:
 
 
 def _other_format(stored: Checkpoint) -> str:
-    """Return what to say about a format that this dslpar does not read; nothing about the one it does."""
+    """Describe a format that this dslpar cannot read; empty if it can."""
     number = stored.manifest["format"]
     return "" if number == folder.FORMAT else f"format {number}, and this dslpar reads format {folder.FORMAT}"
 
 
 def _folders(path: Path, parser: argparse.ArgumentParser) -> list[Path]:
-    """Return the checkpoint itself, or all that a resume of the run could choose from, oldest first."""
+    """Return the checkpoint itself, or all checkpoints from which the run could resume, oldest first."""
     if not path.is_dir():
         parser.error(f"{path} is not a folder")
     try:
@@ -84,7 +84,7 @@ def _folders(path: Path, parser: argparse.ArgumentParser) -> list[Path]:
 
 
 def _require_intact(stored: Checkpoint) -> None:
-    """Raise DslparError, with every corrupted file, unless the checkpoint is as it was written."""
+    """Raise DslparError with every corrupted file, unless the checkpoint is intact."""
     if damages := import_with_torch("dslpar.checkpoint.contents").corruptions(stored):
         raise DslparError([_corrupted(Path(stored.path), damages)])
 
@@ -103,8 +103,8 @@ def _suspect(path: Path, reason: str) -> Finding:
 
 
 def _add_list_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = "Compares the lengths of files; verify reads every byte.\n\nexit status: 0, 2 wrong usage"
-    parser.add_argument("path", metavar="OUTPUT_DIR", help="the output_dir of a run")
+    parser.epilog = "Checks only the lengths of files; verify reads every byte.\n\nexit status: 0, 2 wrong usage"
+    parser.add_argument("path", metavar="OUTPUT_DIR", help="a run's output_dir")
     arguments.add_format(parser)
 
 
@@ -124,7 +124,7 @@ Row = dict[str, str | int | None]
 
 
 def _row(path: Path) -> Row:
-    """Return one checkpoint's line of the list; without a readable manifest just its name and why."""
+    """Return one checkpoint's row; without a readable manifest only its name and the reason."""
     try:
         stored = folder.open_checkpoint(path)
     except folder.ManifestError as error:
@@ -154,7 +154,10 @@ def _print_table(rows: Sequence[Row]) -> None:
 
 
 def _add_show_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = "json is the manifest, without its list of files.\n\nexit status: 0, 1 not readable, 2 wrong usage"
+    parser.epilog = """\
+--format json prints the manifest, without its list of files.
+
+exit status: 0, 1 not readable, 2 wrong usage"""
     parser.add_argument("path", metavar="SRC", help=_SOURCE)
     arguments.add_format(parser)
 
@@ -190,12 +193,14 @@ def _description(stored: Checkpoint) -> str:
 
 def _add_verify_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = """\
-Reads every byte of every file and compares it with what was written; then reads every file as a
-resume does: what is intact here can be loaded. One that is suspect is intact, and --resume takes it
-by its name alone.
+Reads every byte of every file and compares it with its digest. Then reads every file as a resume
+does, so that an intact checkpoint can be loaded. A suspect checkpoint is intact, but --resume uses
+it only if it is named.
 
 exit status: 0 all are intact, 1 one is corrupted or suspect, 2 wrong usage"""
-    parser.add_argument("paths", nargs="+", metavar="PATH", help="a checkpoint, or an output_dir for all in it")
+    parser.add_argument(
+        "paths", nargs="+", metavar="PATH", help="a checkpoint, or a run's output_dir for all its checkpoints"
+    )
     arguments.add_format(parser)
 
 
@@ -220,7 +225,7 @@ def _verify(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 
 def _damages(path: Path) -> Iterator[str]:
-    """Yield what is wrong with a checkpoint, file by file."""
+    """Yield the errors of a checkpoint, file by file."""
     try:
         stored = folder.open_checkpoint(path)
     except folder.ManifestError as error:
@@ -240,9 +245,9 @@ def _add_reshard_arguments(parser: argparse.ArgumentParser) -> None:
 dslpar checkpoint reshard outputs/gpt_3d --config wider.py --world-size 16 --output outputs/wider
 train.py --config wider.py --resume train.output_dir=outputs/wider
 
-A run resumes on any layout without this; it is for a checkpoint that is to be moved, or that many
-runs will read. Memory is bounded by the largest tensor. Weights and optimizer state are the same to
-the bit; random states, which belong to ranks, are left out.
+A run resumes on any layout without this command. Use it for a checkpoint that will be moved, or
+that many runs will read. The largest tensor bounds the memory. Weights and optimizer state stay the
+same to the bit. Random states belong to ranks, and are left out.
 
 exit status: 0 written, 1 cannot be written, 2 wrong usage"""
     parser.add_argument("path", metavar="SRC", help=_SOURCE)
@@ -284,29 +289,31 @@ def _add_export_arguments(parser: argparse.ArgumentParser) -> None:
 dslpar checkpoint export outputs/gpt -o weights --dtype bf16
 dslpar checkpoint export outputs/llama -o llama --format hf
 
-Writes whole, unpadded weights under global names, as dslpar.checkpoint.load_full_state takes them;
-a tied weight once. Buffers and optimizer state are left out. Beside the weights are
-model.safetensors.index.json, which says in which file each of them is, and the run's config.yaml.
+Writes full, unpadded weights under global names, as dslpar.checkpoint.load_full_state reads them. A
+tied weight is written once. Buffers and optimizer state are left out. Also writes
+model.safetensors.index.json, which has the file of each weight, and the run's config.yaml.
 
---format hf writes what transformers' save_pretrained would write of the same weights, to the byte:
-config.json, model.safetensors (in several files with an index where it is larger than SIZE), and
-generation_config.json; tokenizer files are those of the folder that the run began with, else of the
-tokenizer of its text or token files. A GPT is written as the GPT2LMHeadModel or the
-LlamaForCausalLM that it is. It needs transformers.
+--format hf writes the same bytes as transformers' save_pretrained would for these weights:
+config.json, model.safetensors (several files and an index if it is larger than SIZE), and
+generation_config.json. Tokenizer files come from the folder that the run started from, else from
+the tokenizer of its text or token files. A GPT is written as a GPT2LMHeadModel or as a
+LlamaForCausalLM, whichever it is. It needs transformers.
 
 --format peft writes the adapters of a run with model.lora: adapter_config.json and
 adapter_model.safetensors. --format hf --merge-lora adds them to the weights instead.
 
 exit status: 0 written, 1 cannot be written, 2 wrong usage"""
     parser.add_argument("path", metavar="SRC", help=_SOURCE)
-    parser.add_argument("-o", "--output", required=True, metavar="DIR", help="a folder that does not exist yet")
-    help = "dslpar: global names; hf, peft: a folder of transformers' or of peft's; default: %(default)s"
+    parser.add_argument("-o", "--output", required=True, metavar="DIR", help="the folder to create; it must not exist")
+    help = "dslpar: weights under global names; hf: a transformers folder; peft: a PEFT folder; default: %(default)s"
     parser.add_argument("--format", choices=("dslpar", "hf", "peft"), default="dslpar", help=help)
-    parser.add_argument("--dtype", choices=tuple(_DTYPES), help="default: as stored, which is fp32 for half precision")
-    help = "the most bytes of tensors in a file; default: %(default)s"
+    parser.add_argument(
+        "--dtype", choices=tuple(_DTYPES), help="default: as stored, which is fp32 for runs in half precision"
+    )
+    help = "maximum size of the tensors in one file; default: %(default)s"
     parser.add_argument("--max-shard-size", type=_num_bytes, default="5GB", metavar="SIZE", help=help)
-    parser.add_argument("--merge-lora", action="store_true", help="hf: add adapters to the weights")
-    help = "hf, peft: where the folder is now that the run began with; default: its model.pretrained"
+    parser.add_argument("--merge-lora", action="store_true", help="with --format hf: add the adapters to the weights")
+    help = "with --format hf or peft: new path of the folder that the run started from; default: model.pretrained"
     parser.add_argument("--pretrained", metavar="DIR", help=help)
 
 
@@ -341,12 +348,12 @@ def _export(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 
 ACTIONS: Mapping[str, Action] = {
-    "list": Action("list the checkpoints of a run: samples, size, layout", _add_list_arguments, _list),
+    "list": Action("list a run's checkpoints with samples, size, state and layout", _add_list_arguments, _list),
     "show": Action("print a checkpoint's step, layout and config", _add_show_arguments, _show),
-    "verify": Action("compare every byte of checkpoints with what was written", _add_verify_arguments, _verify),
-    "reshard": Action("write a checkpoint as another layout holds it", _add_reshard_arguments, _reshard),
+    "verify": Action("verify every byte of checkpoints, and that they can be loaded", _add_verify_arguments, _verify),
+    "reshard": Action("write a checkpoint in another layout", _add_reshard_arguments, _reshard),
     "export": Action(
-        "write whole weights to safetensors files, or to a folder of transformers'", _add_export_arguments, _export
+        "write full weights to safetensors files, or to a transformers or PEFT folder", _add_export_arguments, _export
     ),
 }
-"""What follows `dslpar checkpoint`."""
+"""Actions of `dslpar checkpoint`."""

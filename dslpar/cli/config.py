@@ -1,4 +1,4 @@
-"""`dslpar config CFG`: every value of a config and why it is so; `--reference`: every key there is."""
+"""`dslpar config CFG`: print every value of a config and its origin; with `--reference`, every key."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ dslpar config configs/gpt_3d.py --explain deepspeed.zero_optimization  # DeepSpe
 dslpar config --reference batch                                        # keys, with type, default and help
 
 A value is written, overridden (on the command line), inferred, a default, or unknown. The yaml
-format is itself a config: all that was written, merged. Its section `resolved`, which is ignored
-when it is read again, has the inferred values and the defaults.
+format is itself a config, with all written values merged. Its section `resolved` has the inferred
+values and the defaults, and is ignored when the file is read again.
 
 exit status: 0 no errors, 1 lint finds errors (they go to stderr; what is known is printed), 2 wrong
 usage"""
@@ -86,7 +86,7 @@ def _print_values(args: argparse.Namespace, parser: argparse.ArgumentParser) -> 
         text = provenance_text.values_json(subject, values.values())
     else:
         text = provenance_text.listing(subject, values)
-    # Without a world size, each value that depends on it says so itself.
+    # Without a world size, each value that depends on it is shown as unknown.
     findings = [finding for finding in subject.findings if finding.code != "CFG112"]
     arguments.print_findings(findings, sources | dict(subject.config.sources))
     sys.stdout.write(text)
@@ -112,7 +112,7 @@ def _explained(
 
 
 def _yaml(subject: Subject, values: Mapping[str, Value]) -> str:
-    """Return a run's config.yaml with the defaults; where no job can be resolved, just what was written."""
+    """Return a run's config.yaml with the defaults; if no job can be resolved, only the written values and defaults."""
     from dslpar.language import yaml_io
     from dslpar.reporting import run_dir
     from dslpar.schema.sections_reader import SECTIONS

@@ -1,6 +1,7 @@
-"""`dslpar data tokenize | train-tokenizer | show | verify`: text to token files, for `data = dict(type='tokens')`.
+"""`dslpar data tokenize | train-tokenizer | show | verify`: make token files from text, and check them.
 
-One host, no torch, no GPU. Output gets its name when all of it is on disk, and nothing is ever overwritten.
+A config uses them with `data = dict(type='tokens')`. The commands run on one host, without torch or a GPU. Output gets
+its final name when all of it is on disk, and nothing is ever overwritten.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dslpar.core.visible import visible
 from dslpar.linter.report import text as report_text
 from dslpar.schema.token_folders import TokenFolder, read_token_folder
 
-_FILES = "text files, .jsonl files (a document a line), .gz of either, or folders of them"
+_FILES = "text files, .jsonl files (one document per line), .gz of either, or folders of them"
 _FOLDER = "a folder of token files, or Megatron-LM's .bin and .idx"
 
 
@@ -32,28 +33,28 @@ def _add_tokenize_arguments(parser: argparse.ArgumentParser) -> None:
 dslpar data tokenize corpus -o tokens --tokenizer tokenizer.json
 data = dict(type='tokens', path='tokens')
 
-Killed, it goes on where it was when the same command is run again. A document is a file, a line of
-a .jsonl file, or what stands between separators; documents follow one another in the order of the
-arguments, those of folders in the order of their names.
+After a kill, run the same command again to continue. A document is a file, a line of a .jsonl file,
+or the text between separators. Documents are in the order of the arguments, and within folders in
+the order of file names.
 
 exit status: 0 written, 1 cannot be written, 2 wrong usage"""
     parser.add_argument("paths", nargs="+", metavar="FILE", help=_FILES)
-    parser.add_argument("-o", "--output", required=True, metavar="DIR", help="a folder that does not exist yet")
-    help = "a tokenizer.json of Hugging Face's tokenizers, or a folder with one; default: a token is a byte"
+    parser.add_argument("-o", "--output", required=True, metavar="DIR", help="the folder to create; it must not exist")
+    help = "a tokenizer.json of Hugging Face's tokenizers, or a folder with one; default: one token per byte"
     parser.add_argument("--tokenizer", default="", metavar="T", help=help)
-    help = "processes; default: as many as there are cores"
+    help = "number of processes; default: the number of usable CPUs"
     parser.add_argument("--workers", type=arguments.whole_number, metavar="N", help=help)
-    help = "the tokenizer's end of text after each document; default: where it has one"
+    help = "append the tokenizer's end-of-text token to each document; default: if it has one"
     parser.add_argument("--append-eos", action=argparse.BooleanOptionalAction, default=None, help=help)
-    help = "the text of a line of .jsonl; default: %(default)s"
+    help = "key of the text in each .jsonl line; default: %(default)s"
     parser.add_argument("--json-key", default="text", metavar="KEY", help=help)
-    help = r"what stands between documents of other files, with \n and \t; default: a file is a document"
+    help = r"text between documents in other files, which may have \n and \t; default: one document per file"
     parser.add_argument("--document-separator", default="", metavar="TEXT", help=help)
     arguments.add_format(parser)
 
 
 def _tokenize(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    # By name: numpy is above what the command line may import.
+    # Imported by name: the command line's import contract excludes numpy.
     tokenize = importlib.import_module("dslpar.data.tokenize")
     form = importlib.import_module("dslpar.data.documents").Form
     separator = args.document_separator.replace("\\n", "\n").replace("\\t", "\t")
@@ -73,7 +74,7 @@ def _tokenize(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 
 class _Bar:
-    """A progress bar over bytes of text, on a terminal."""
+    """A progress bar over bytes of text, shown on a terminal."""
 
     def __enter__(self) -> _Bar:
         from tqdm import tqdm
@@ -85,7 +86,7 @@ class _Bar:
         self._bar.close()
 
     def show(self, done: int, total: int) -> None:
-        """Show how many bytes are done, of how many."""
+        """Show the number of processed bytes, of `total`."""
         self._bar.total = total
         self._bar.update(done - self._bar.n)
 
@@ -97,17 +98,21 @@ def _add_train_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = """\
 dslpar data train-tokenizer corpus -o tokenizer --vocab-size 32000
 
-Writes tokenizer.json and tokenizer_config.json: bpe over bytes as GPT-2 has it, unigram as T5, or
-wordpiece as BERT. The same files give the same bpe; of the others the library's ties are random.
+Writes tokenizer.json and tokenizer_config.json: byte-level bpe as in GPT-2, unigram as in T5, or
+wordpiece as in BERT. The same files give the same bpe. For the others the library breaks ties at
+random.
 
 exit status: 0 written, 1 cannot be written, 2 wrong usage"""
     parser.add_argument("paths", nargs="+", metavar="FILE", help=_FILES)
-    parser.add_argument("-o", "--output", required=True, metavar="DIR", help="a folder that does not exist yet")
-    parser.add_argument("--vocab-size", required=True, type=arguments.whole_number, metavar="N", help="tokens, at most")
-    parser.add_argument("--model", choices=("bpe", "unigram", "wordpiece"), default="bpe", help="default: %(default)s")
-    help = "instead of the model's own: the first ends a text, of unigram and wordpiece those of T5 and BERT are known"
+    parser.add_argument("-o", "--output", required=True, metavar="DIR", help="the folder to create; it must not exist")
+    help = "maximum number of tokens"
+    parser.add_argument("--vocab-size", required=True, type=arguments.whole_number, metavar="N", help=help)
+    help = "type of the tokenizer; default: %(default)s"
+    parser.add_argument("--model", choices=("bpe", "unigram", "wordpiece"), default="bpe", help=help)
+    help = "replace the model's special tokens; with bpe the first one ends a text; names as in T5 and BERT have roles"
     parser.add_argument("--special-tokens", nargs="+", metavar="TOKEN", help=help)
-    parser.add_argument("--json-key", default="text", metavar="KEY", help="the text of a line of .jsonl")
+    help = "key of the text in each .jsonl line; default: %(default)s"
+    parser.add_argument("--json-key", default="text", metavar="KEY", help=help)
 
 
 def _train_tokenizer(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
@@ -168,8 +173,8 @@ def _print_summary(found: TokenFolder) -> None:
 
 def _add_verify_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = """\
-Reads every byte and compares it with its digest. Megatron-LM's files have none: of them, that
-sequences and documents follow one another.
+Reads every byte and compares it with its digest. Megatron-LM's files have no digests: for them it
+checks that sequences and documents follow one another.
 
 exit status: 0 all are intact, 1 one is corrupted, 2 wrong usage"""
     parser.add_argument("paths", nargs="+", metavar="DIR", help=_FOLDER)
@@ -194,9 +199,9 @@ def _corrupted(path: str, damages: list[str]) -> Finding:
 
 
 ACTIONS: Mapping[str, Action] = {
-    "tokenize": Action("turn text files into token files", _add_tokenize_arguments, _tokenize),
+    "tokenize": Action("convert text files to token files", _add_tokenize_arguments, _tokenize),
     "train-tokenizer": Action("train a tokenizer on text files", _add_train_arguments, _train_tokenizer),
     "show": Action("print counts, vocabulary and sources of token files", _add_show_arguments, _show),
-    "verify": Action("compare every byte of token files with what was written", _add_verify_arguments, _verify),
+    "verify": Action("verify every byte of token files", _add_verify_arguments, _verify),
 }
-"""What follows `dslpar data`."""
+"""Actions of `dslpar data`."""

@@ -1,4 +1,4 @@
-"""`dslpar diff A B`: what differs between two configs once all is resolved, and what follows from it."""
+"""`dslpar diff A B`: print the differences of two resolved configs, and their consequences."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from dslpar.provenance.differences import compare, not_compared, of_what_runs
 from dslpar.provenance.subject import Subject
 
 EPILOG = """\
-Compares values, not texts: LiBai's form and `parallel`, aliases and shorthands that mean the same
-do not differ. Overrides apply to both configs. Without a world size, what depends on it is compared
-as far as it is known.
+Compares values, not texts: LiBai's form and `parallel`, aliases and shorthands do not differ if
+they mean the same. Overrides apply to both configs. Without a world size, values that depend on it
+are compared only if they are known.
 
-exit status: 0 what runs is the same, 1 it differs, 2 a config has errors or the usage is wrong"""
+exit status: 0 the configs run the same, 1 they differ, 2 a config has errors, or wrong usage"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

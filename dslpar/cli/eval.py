@@ -1,4 +1,4 @@
-"""`dslpar eval RUN`: what a trained model has learned, by itself or under a launcher."""
+"""`dslpar eval RUN`: measure a trained model on held-out data, in one process or under a launcher."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ dslpar eval outputs/gpt --metrics perplexity,accuracy@1 --format json
 dslpar eval outputs/gpt --data "data.files=['test.txt']"
 torchrun --nproc-per-node 4 -m dslpar eval outputs/gpt
 
-Measures every sample that the run has held out; with --data, all of the data that it names. Text
-has loss, perplexity and accuracy@K (the label is among the K most probable); images have loss and
-accuracy@K, and in json precision, recall and F1 of each class. The numbers do not depend on the
+Measures every sample that the run held out; with --data, all samples of that data. Text has loss,
+perplexity and accuracy@K (the label is among the K most probable tokens). Images have loss and
+accuracy@K, and with --format json precision, recall and F1 per class. Results do not depend on the
 layout.
 
 exit status: 0 done, 1 it cannot run, 2 wrong usage"""
@@ -25,11 +25,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.epilog = EPILOG
     trained_run.add_run(parser)
-    help = "measure these data: overrides of the keys of `data`; may be repeated"
+    help = "measure other data: an override of a key of `data`; repeatable"
     parser.add_argument("--data", action="append", default=[], metavar="key=value", help=help)
-    help = "loss, perplexity, accuracy@K, between commas; default: all that the data have, K = 1 and 5"
+    help = "loss, perplexity or accuracy@K, separated by commas; default: all that the data have, with K = 1 and 5"
     parser.add_argument("--metrics", type=_names, default=[], metavar="NAMES", help=help)
-    help = "measure the first N samples, in the order in which training evaluates; default: all"
+    help = "measure the first N samples, in the order of training's evaluation; default: all"
     parser.add_argument("--samples", type=arguments.whole_number, metavar="N", help=help)
     arguments.add_format(parser)
 

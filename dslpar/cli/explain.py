@@ -1,4 +1,4 @@
-"""`dslpar explain [CODE ...]`: the pages of rules, by code, name or family; without any, the list of all rules."""
+"""`dslpar explain [CODE ...]`: print the pages of rules, by code, name or family; without a code list all rules."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Page = Rule | catalog.Page
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags."""
-    help = "a rule's code or name, or the beginning of codes: TEN103, not-a-cube, PERF; default: list all rules"
+    help = "a rule's code or name, or a prefix of codes: TEN103, not-a-cube, PERF; default: list all rules"
     parser.add_argument("codes", nargs="*", metavar="CODE", help=help)
     arguments.add_format(parser)
 
@@ -37,12 +37,12 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 
 def all_pages() -> list[Page]:
-    """Return the pages of all rules, in the order of their codes."""
+    """Return all rules' pages in the order of their codes."""
     return sorted(registry.pages(), key=lambda page: page.code)
 
 
 def headline(page: Page) -> str:
-    """Return the first sentence of a page."""
+    """Return a page's first paragraph as one line."""
     return page.text().partition("\n\n")[0].replace("\n", " ")
 
 

@@ -1,4 +1,4 @@
-"""`dslpar lint --fix` and `--diff`: which files may change, and what becomes of each."""
+"""`dslpar lint --fix` and `--diff`: find the files that may change, and repair each or show its diff."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dslpar.language.load import Config
 from dslpar.linter import check, fixes
 
 Linted = tuple[Config, list[Finding]]
-"""A config, and what lint reports about it."""
+"""A config with its findings."""
 
 
 class Fixer:
@@ -28,12 +28,12 @@ class Fixer:
         """`stdin`: the text of the config on standard input under its real path; empty if there is none."""
         self.findings_of, self.overrides, self.stdin, self.trusted = findings_of, overrides, stdin, trusted
         self.texts = dict(stdin)
-        """Texts in place of files, by real path: those on stdin, and those of files that were fixed."""
+        """Texts that replace files, by real path: the text on stdin, and the texts of fixed files."""
 
     def run(self, batch: Sequence[Linted], roots: Sequence[str], *, write: bool) -> tuple[list[Linted], bool]:
-        """Fix the files below `roots`, or print a diff; return what lint reports then, and whether anything changed."""
+        """Fix the files below `roots`, or print a diff; return the findings after it, and whether anything changed."""
         repairs = []
-        # One file after the other: a later one is linted with the repairs of those before it, which it may import.
+        # One by one: a later file is linted with the earlier files' repairs, since it may import those files.
         for path, data in self._fixable_files(batch, roots).items():
             repair = self._repair(path, data, batch)
             if repair.after != repair.before and (not write or self._written(repair, data)):
@@ -43,7 +43,8 @@ class Fixer:
                 sys.stderr.write(visible(f"{finding.location}: {finding.code} is not fixed: {why}") + "\n")
         if not write:
             text = "".join(fixes.diff(repairs))
-            for_people = sys.stdout.isatty() or os.environ.get("CI")  # whose logs obey commands; else `patch` reads it
+            # A terminal or a CI log might obey commands in the text. `patch` needs it unchanged.
+            for_people = sys.stdout.isatty() or os.environ.get("CI")
             _print_bytes(visible_lines(text) if for_people else text)
         elif self.stdin:
             _print_bytes(next(iter(self.texts.values())))
@@ -62,14 +63,14 @@ class Fixer:
 
         def relint(texts: Mapping[str, str]) -> list[Finding]:
             found = (item for each in readers for item in self.findings_of(self._load(each, texts)))
-            return list(dict.fromkeys(found))  # a file that several configs import has its findings in each of them
+            return list(dict.fromkeys(found))  # several configs have the findings of a file that they all import
 
         return fixes.repair(path, fixes.decode(data), relint, self.texts)
 
     def _fixable_files(self, batch: Sequence[Linted], roots: Sequence[str]) -> dict[str, bytes]:
-        """Return the bytes of the files with something to fix that are named, or below a named folder."""
+        """Return the bytes of fixable files that are named or below a named folder."""
         locations = [item.fix.location.path for _, findings in batch for item in findings if item.fix is not None]
-        # Configs may import one file by several paths; it is shown under the first.
+        # Configs may import one file by several paths. It is shown under the first one.
         paths = {os.path.realpath(path): path for path in reversed(locations)}
         real_roots = [os.path.realpath(root) for root in roots]
         files = {}
@@ -82,7 +83,7 @@ class Fixer:
         return files
 
     def _written(self, repair: fixes.Repair, data: bytes) -> bool:
-        """Write the changed text to its file, if it has one; return whether that worked."""
+        """Write the changed text to its file, unless it came from stdin; return whether that worked."""
         if not self.stdin:
             try:
                 fixes.write(repair.path, data, repair.after)
@@ -94,7 +95,7 @@ class Fixer:
 
 
 def _print_bytes(text: str) -> None:
-    """Print a file's text to stdout in UTF-8, whatever stdout's encoding: `patch` and editors read it."""
+    """Print a file's text to stdout in UTF-8, whatever stdout's encoding is, for `patch` and editors."""
     sys.stdout.flush()
     sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
     sys.stdout.buffer.flush()

@@ -1,4 +1,4 @@
-"""`dslpar generate RUN --prompt TEXT`: text of a trained model, by itself or under a launcher."""
+"""`dslpar generate RUN --prompt TEXT`: generate text with a trained model, in one process or under a launcher."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ dslpar generate outputs/gpt --prompts prompts.txt --temperature 0.8 --top-p 0.95
 dslpar generate outputs/chat --chat --prompt 'What is 2 + 2?'
 torchrun --nproc-per-node 8 -m dslpar generate outputs/gpt --prompts prompts.txt
 
-One process holds the whole model, whatever the layout of the run was. Under a launcher the layout
-is the run's, as key=value changes it, or that of --config. Without --temperature each token is the
-most probable one. Draws depend on --seed, the prompt and the position alone: they are the same on
-every layout. json: a list of {text, tokens}, the new ones.
+A single process holds the whole model, whatever the run's layout was. Under a launcher the layout
+is the run's, with key=value overrides, or that of --config. Without --temperature each token is the
+most probable one. Sampling depends only on --seed, the prompt and the position, so it is the same
+on every layout. --format json prints a list of {text, tokens}, with the new tokens only.
 
 exit status: 0 done, 1 it cannot run, 2 wrong usage"""
 
@@ -26,25 +26,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.epilog = EPILOG
     trained_run.add_run(parser)
-    parser.add_argument(
-        "--prompt", action="append", default=[], metavar="TEXT", help="begin with this; may be repeated"
-    )
-    help = 'a file with a prompt a line; of a .jsonl file, each line\'s "prompt"'
+    parser.add_argument("--prompt", action="append", default=[], metavar="TEXT", help="a prompt; repeatable")
+    help = 'a file with one prompt per line; in a .jsonl file, each line has a "prompt"'
     parser.add_argument("--prompts", metavar="FILE", help=help)
-    help = "each prompt is what a user says, and the assistant answers: by the run's chat template, or its tokenizer's"
+    help = "answer each prompt as a user's message, with the chat template of the run or of its tokenizer"
     parser.add_argument("--chat", action="store_true", help=help)
-    help = "a tokenizer.json, or a folder with one; default: the run's, or that of its token files, or bytes"
+    help = "a tokenizer.json, or a folder with one; default: that of the run or of its token files, else bytes"
     parser.add_argument("--tokenizer", metavar="PATH", help=help)
-    help = "the most new tokens; default: 100, or as many as the model has positions for"
+    help = "maximum number of new tokens; default: 100, or as many as the model has positions for"
     parser.add_argument("--max-tokens", type=arguments.whole_number, metavar="N", help=help)
-    help = "draw tokens, by their logits divided by T; default: take the most probable one"
+    help = "sample tokens, with logits divided by T; default: take the most probable token"
     parser.add_argument("--temperature", type=_positive, default=0.0, metavar="T", help=help)
-    help = "draw among the K most probable tokens"
+    help = "sample among the K most probable tokens"
     parser.add_argument("--top-k", type=arguments.whole_number, metavar="K", help=help)
-    help = "draw among the most probable tokens that together have the probability P"
+    help = "sample among the most probable tokens whose probabilities add up to P"
     parser.add_argument("--top-p", type=_share, metavar="P", help=help)
-    parser.add_argument("--seed", type=int, metavar="S", help="of the draws; default: 0")
-    help = "end before this text, with \\n and \\t; may be repeated"
+    parser.add_argument("--seed", type=int, metavar="S", help="seed for sampling; default: 0")
+    help = "end before this text, which may have \\n and \\t; repeatable"
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help=help)
     arguments.add_format(parser)
 

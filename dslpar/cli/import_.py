@@ -1,7 +1,7 @@
-"""`dslpar import FILE`: converts a config of another framework to dslpar, and reports on every key.
+"""`dslpar import FILE`: convert another framework's config to dslpar, and report on every key.
 
-The config goes to stdout and the report to stderr; with `-o`, the config to OUT and the report to stdout. Exit status:
-0 everything is converted, 1 something needs the author, 2 wrong usage.
+The config goes to stdout and the report to stderr. With `-o` the config goes to OUT and the report to stdout. Exit
+status: 0 everything is converted, 1 something needs the author, 2 wrong usage.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a config of ColossalAI or LiBai (.py), DeepSpeed (.json), GPT-NeoX (.yml) or Megatron-LM (.sh)",
     )
     add("-o", dest="out", metavar="OUT", help="the file to write; default: stdout")
-    add("--from", dest="source", choices=tuple(TABLES), help="whose config it is; default: detected from FILE")
+    add("--from", dest="source", choices=tuple(TABLES), help="the config's framework; default: detected from FILE")
     add("--model", metavar="FILE", help="take the model from this dslpar config")
     add("--world-size", type=number, metavar="N", help="lint the result for this number of ranks")
-    add("--num-samples", type=number, metavar="N", help="samples in the data, to convert the source's epochs to steps")
+    add("--num-samples", type=number, metavar="N", help="number of samples in the data, to convert epochs to steps")
     arguments.add_format(parser)
     add("--force", action="store_true", help="overwrite OUT")
 
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 
 def _source(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Source:
-    """Evaluate FILE; exit with a usage error if it is not a config of one of the sources."""
+    """Evaluate FILE; exit with a usage error if it is not a config of a supported framework."""
     try:
         text = read_source(args.file, {}).text
     except ConfigError as error:
@@ -93,7 +93,7 @@ def _source(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Source
 
 
 def _model(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Mapping[str, Any] | None:
-    """Return the model of the config that --model names."""
+    """Return the model section of the config that --model names."""
     if args.model is None:
         return None
     config = check.load(args.model)
@@ -107,7 +107,7 @@ def _model(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Mapping
 
 
 def _epoch(made: Import, args: argparse.Namespace, parser: argparse.ArgumentParser) -> Epoch:
-    """Return what an epoch is: the samples of --num-samples, and those of one step of the result."""
+    """Return an epoch's size: the samples of --num-samples, and the samples per step of the result."""
     cx = check.check(check.load_text(writer.file_of(made), "<imported>.py"), args.world_size).context
     try:
         size = cx.requested_batch.global_size or cx.batch.global_size

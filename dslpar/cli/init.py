@@ -1,6 +1,6 @@
-"""`dslpar init [CFG]`: writes a config to start from, by flags, or by a few questions on a terminal.
+"""`dslpar init [CFG]`: write a config to start from, by flags or by a few questions on a terminal.
 
-Without a terminal nothing is asked: what no flag says is the default. With `--from`, it is `dslpar import`.
+Without a terminal it asks nothing, and flags that are missing have their defaults. With `--from` it is `dslpar import`.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from dslpar.migrate.registry import TABLES
 from dslpar.schema.datasets import DATASETS
 
 EPILOG = """\
-dslpar init                                               a few questions, on a terminal
-dslpar init mine.py --model llama --gpus 8 --nodes 2      no question
-dslpar init mine.py --model vit --data-path images        a folder with a folder of images a class
-dslpar init mine.py --model /models/Llama-3.2-1B          weights to begin with
-dslpar init mine.py --from libai their_config.py          what dslpar import does
+dslpar init                                               ask a few questions, on a terminal
+dslpar init mine.py --model llama --gpus 8 --nodes 2      ask only for the data
+dslpar init mine.py --model vit --data-path images        images in one folder per class
+dslpar init mine.py --model /models/Llama-3.2-1B          start from trained weights
+dslpar init mine.py --from libai their_config.py          the same as dslpar import
 
-The layout: 2 tensor ranks within a node where sizes divide, a stage of the pipeline a node (2 on
-one node of 8 ranks or more), all else data ranks; where lint has something against it, the next
-one with fewer stages or tensor ranks. Sizes of models are small: a first run takes seconds.
-A folder's model has weights that have learned something, and gets a small learning rate.
+Default layout: 2 tensor ranks within a node if its ranks divide, one pipeline stage per node (2 on
+a single node with 8 or more ranks), and data ranks for the rest. If lint reports problems, the next
+layout with fewer stages or tensor ranks is tried. Models are small, so that a first run takes
+seconds. A model from a folder has trained weights, and gets a small learning rate.
 
-exit status: 0 written, 1 lint has errors in what was chosen (nothing is written), 2 wrong usage"""
+exit status: 0 written, 1 lint finds errors in the choices (nothing is written), 2 wrong usage"""
 _DEFAULT_FILE = "config.py"
 
 
@@ -45,22 +45,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     add, number = parser.add_argument, arguments.whole_number
     add("file", nargs="?", metavar="CFG", help=f"the file to write; default: {_DEFAULT_FILE}")
-    help = f"{', '.join(NAMES)}; a class of transformers'; or a folder that transformers saved; default: gpt"
+    help = f"{', '.join(NAMES)}; a transformers class; or a folder that transformers saved; default: gpt"
     add("--model", metavar="NAME", help=help)
-    add("--gpus", type=number, metavar="N", help="ranks of a node; default: the GPUs here, or 1")
-    add("--nodes", type=number, metavar="M", help="default: 1")
+    add("--gpus", type=number, metavar="N", help="ranks per node; default: the GPUs of this machine, or 1")
+    add("--nodes", type=number, metavar="M", help="number of nodes; default: 1")
     add("--tensor", type=number, metavar="N", help="tensor ranks; default: by the rule below")
-    add("--pipeline", type=number, metavar="N", help="stages of the pipeline; default: by the rule below")
-    add("--data", choices=tuple(DATASETS), help="what is trained on; default: what the model learns from")
-    add("--data-path", metavar="PATH", help="its files or folder; default: Python's own source, where text will do")
-    help = f"convert a config of another framework ({', '.join(TABLES)}) instead, as dslpar import does"
+    add("--pipeline", type=number, metavar="N", help="pipeline stages; default: by the rule below")
+    add("--data", choices=tuple(DATASETS), help="type of the training data; default: the model's usual type")
+    add("--data-path", metavar="PATH", help="files or folder of the data; default for text: Python's own source")
+    help = f"convert another framework's config ({', '.join(TABLES)}) instead, as dslpar import does"
     add("--from", dest="source", nargs=2, metavar=("FRAMEWORK", "FILE"), help=help)
-    add("--yes", action="store_true", help="ask nothing, on a terminal either")
+    add("--yes", action="store_true", help="ask no questions, even on a terminal")
     add("--force", action="store_true", help="overwrite CFG")
 
 
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    """Write the config; return 1 if lint finds errors in what was chosen."""
+    """Write the config; return 1, and write nothing, if lint finds errors in the choices."""
     asks = not (args.yes or args.source) and sys.stdin.isatty() and sys.stdout.isatty()
     if asks:
         try:
@@ -112,7 +112,7 @@ def _write(path: str, starter: Starter, force: bool, parser: argparse.ArgumentPa
 
 
 def _ask_all(args: argparse.Namespace) -> None:
-    """Ask for what no flag says, until each answer can be.
+    """Ask for missing flags, each until its answer is valid.
 
     Raises:
         EOFError: there are no more answers.
@@ -132,7 +132,7 @@ def _ask_all(args: argparse.Namespace) -> None:
 
 
 def _ask(question: str, default: object, parse: Callable[[str], object]) -> object:
-    """Ask until `parse` takes the answer; an empty one is the default, if there is one."""
+    """Ask until `parse` accepts the answer. An empty answer is the default, if there is one."""
     while True:
         shown = f" [{default}]" if default not in ("", None) else ""
         answer = input(visible(f"{question}{shown}: ")).strip()
@@ -159,7 +159,7 @@ def _checked_path(path: str) -> str:
 
 
 def _import(args: argparse.Namespace, path: str, parser: argparse.ArgumentParser) -> int:
-    """Do what `dslpar import FILE --from FRAMEWORK -o CFG` does; --model is that of a source that has none."""
+    """Run `dslpar import FILE --from FRAMEWORK -o CFG`. --model is for a source without a model."""
     framework, file = args.source
     if framework not in TABLES:
         parser.error(f"--from {framework}: the frameworks are {', '.join(TABLES)}")
@@ -176,7 +176,7 @@ def _import(args: argparse.Namespace, path: str, parser: argparse.ArgumentParser
 
 @contextlib.contextmanager
 def _model_file(name: str | None, path: str, parser: argparse.ArgumentParser) -> Iterator[str]:
-    """Write the model of that name to a config; empty: there is none, the source has one."""
+    """Write a named model to a temporary config, and yield its path; yield "" without a name."""
     if name is None:
         yield ""
         return

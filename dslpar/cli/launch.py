@@ -1,8 +1,7 @@
-"""`dslpar launch CFG`: checks a config against its hosts, and the hosts against each other; then prints and runs the
-launcher's command line.
+"""`dslpar launch CFG`: check a config and its hosts, then print and run the launcher's command line.
 
-The default launcher is DeepSpeed's own, on GPUs and CPUs alike: it reads hostfiles, and is installed wherever the
-engine is. Where its program is missing, torchrun takes its place.
+The default launcher is DeepSpeed's own, for GPUs and CPUs alike: it reads hostfiles, and is installed with the engine.
+If its program is missing, torchrun is used.
 """
 
 from __future__ import annotations
@@ -33,28 +32,28 @@ from dslpar.parity import certificate
 from dslpar.reporting import run_dir
 
 EPILOG = """\
-Without a hostfile all ranks run on this host, one on each accelerator unless --world-size says
-otherwise. With one, they are started on its hosts over ssh (deepspeed: pdsh) or by srun; this
-folder and this Python must have the same path on all of them. --hostfile slurm and pbs, and
---launcher slurm, which takes the hosts of its job by itself, follow the manuals and are untested on
-a cluster. docs/hosts.md says what each launcher is given, and why.
+Without a hostfile all ranks run on this host, one per accelerator unless --world-size is given.
+With a hostfile they are started on its hosts over ssh (deepspeed: pdsh) or by srun. This folder and
+this Python must have the same path on all hosts. --hostfile slurm and pbs, and --launcher slurm,
+which finds the hosts of its job by itself, follow the manuals and are untested on a cluster.
+docs/hosts.md lists what each launcher gets, and why.
 
-With --prove the ranks run `dslpar prove CFG --on-devices` in place of the training program: they
-compare the job's first step with one process, and write nothing but --certificate.
+With --prove the ranks run `dslpar prove CFG --on-devices` instead of the training program: they
+compare the job's first step with one process, and write only --certificate.
 
-Before anything starts, all hosts are visited at once (ssh, versions, config, output folder,
-accelerators, port), and then try to connect to the first. The launcher's command line is printed to
-stderr, with --print to stdout.
+Before anything starts, all hosts are inspected at once (ssh, versions, config, output folder,
+accelerators, port), and then try to connect to the first one. The launcher's command line is
+printed to stderr, with --print to stdout.
 
 exit status: 0 every rank ended in order, 1 the job cannot run or a rank failed, 2 wrong usage, 75
-(train.requeue_status) the job was told to stop and has saved: start it again with --resume, 128 + n
-it was ended by signal n. With --prove: 0 proved, 1 something differs or a rank failed, 2
-lint or the build refuses the layout, or wrong usage. The last lines name the first rank to fail,
-and say why: docs/faults.md."""
+(train.requeue_status) the job stopped on request (start it again with --resume), 128 + n signal n
+ended it. With --prove: 0 proved, 1 something differs or a rank failed, 2 lint or the build refuses
+the layout, or wrong usage. The last lines name the rank that failed first, and the reason: see
+docs/faults.md."""
 
 _TRAINING_FLAGS = {
     "--resume": "continue from the newest checkpoint; if there is none, start at step 0",
-    "--eval-only": "print the held-out loss of the newest checkpoint, and exit",
+    "--eval-only": "print the newest checkpoint's held-out loss, and exit",
     "--dry-run": "build the model on every rank, and exit before the first step",
 }
 """Flags that are passed on to the training program."""
@@ -63,18 +62,18 @@ _PROVE_FLAGS = ("--small", "--certificate", "--format")
 
 
 class _Prepared(NamedTuple):
-    """What is to be launched, and where."""
+    """A checked request with its job, its config, and the facts of this host."""
 
     job: Job
     config: Config
     request: Request
     facts: LocalFacts
     sources: dict[str, str]
-    """The texts that findings point into."""
+    """Texts that findings may point into."""
 
     @property
     def by_scheduler(self) -> bool:
-        """Whether the launcher starts ranks on a scheduler's hosts, which may not accept ssh."""
+        """Return whether the launcher starts ranks on a scheduler's hosts, which may not accept ssh."""
         return bool(LAUNCHERS[self.request.launcher].scheduler)
 
 
@@ -85,18 +84,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_world(parser)
     add_trust(parser)
     add = parser.add_argument
-    add("--launcher", choices=tuple(LAUNCHERS), help="default: deepspeed; torchrun where that is missing")
-    add("--master-port", type=_port, metavar="P", help="where ranks meet; default: a free port of the first host")
-    add("--no-ssh", action="store_true", help="start only this host's ranks; run the command on each of the hosts")
+    add("--launcher", choices=tuple(LAUNCHERS), help="default: deepspeed, or torchrun if deepspeed is missing")
+    help = "port where ranks meet; default: a free one of the first host (--no-ssh: 29500, slurm: by the job id)"
+    add("--master-port", type=_port, metavar="P", help=help)
+    add("--no-ssh", action="store_true", help="start only this host's ranks; run the command on every host")
     index = partial(arguments.whole_number, least=0)
     add("--node-rank", type=index, metavar="K", help="with --no-ssh: the index of this host, from 0")
-    add("--check", action="store_true", help="visit the hosts, print what they have, and start nothing")
-    add("--no-checks", action="store_true", help="start without visiting the hosts; the config is still checked")
+    add("--check", action="store_true", help="inspect the hosts, print a table of them, and start nothing")
+    add("--no-checks", action="store_true", help="start without inspecting the hosts; the config is still checked")
     add("--print", action="store_true", help="print the command lines, and start nothing")
     for flag, help in _TRAINING_FLAGS.items():
         add(flag, action="append_const", dest="training_flags", const=flag, default=[], help=help)
-    add("--prove", action="store_true", help="prove the layout on the job's ranks, and do not train")
-    add("--small", action="store_true", help="with --prove: make the model and the batch small")
+    add("--prove", action="store_true", help="prove the layout on the job's ranks instead of training")
+    add("--small", action="store_true", help="with --prove: shrink the model and the batch")
     add("--certificate", metavar="FILE", help="with --prove: write the result to FILE as JSON")
     add("--format", choices=("text", "json"), help="with --prove: output format of the result; default: text")
 
@@ -118,7 +118,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         return certificate.STATUS[certificate.REFUSED] if args.prove else 1
     try:
         _refuse_launched_twice(args)
-        commands.prepare(prepared.request, prepared.facts)  # first what is known without asking other hosts
+        commands.prepare(prepared.request, prepared.facts)  # first, find errors that are known without visiting hosts
         prepared = _check_hosts(args, prepared)
         launch = commands.prepare(prepared.request, prepared.facts)
         if args.no_ssh and args.node_rank is None and launch.remote and not (args.print or args.check):
@@ -132,7 +132,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 
 def _refuse_flags_of_another_program(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    """Exit with a usage error where a flag is of a program that is not started."""
+    """Exit with a usage error if a flag belongs to the program that is not started."""
     if args.prove and args.training_flags:
         parser.error(f"{args.training_flags[0]} is of training, which --prove does not start")
     for flag in _PROVE_FLAGS:
@@ -141,7 +141,7 @@ def _refuse_flags_of_another_program(args: argparse.Namespace, parser: argparse.
 
 
 def _refuse_launched_twice(args: argparse.Namespace) -> None:
-    """Raise DslparError under `srun` or `mpirun`, where each of their processes would start the whole job."""
+    """Raise DslparError under `srun` or `mpirun`: each of their processes would start the whole job."""
     launcher = launched_by(os.environ)
     if launcher and not (args.no_ssh or args.print or args.check):
         message = f"{launcher} started this as one of several processes, each of which would start the whole job"
@@ -151,7 +151,7 @@ def _refuse_launched_twice(args: argparse.Namespace) -> None:
 
 
 def _prepare(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _Prepared | None:
-    """Read the command line, the hosts and the config; print findings, and return None if one of them is an error."""
+    """Read the command line, the hosts and the config, and print findings. Return None if one is an error."""
     sources: dict[str, str] = {}
     scheduler = LAUNCHERS[args.launcher].scheduler if args.launcher else ""
     if args.hostfile is None and scheduler and nodelist.is_inside(scheduler, os.environ):
@@ -172,7 +172,7 @@ def _prepare(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _Prep
     if job is None:
         return None
     notes = [*_unused_allocation(args), *_idle_accelerators(cluster, facts)]
-    if (args.print or args.check) and not args.prove:  # else the ranks report it themselves
+    if (args.print or args.check) and not args.prove:  # otherwise the ranks report it
         loads = bool({"--resume", "--eval-only"} & {*args.training_flags})
         notes += run_dir.unused_checkpoint(job, config, loads=loads)
     arguments.print_findings(notes, config.sources)
@@ -194,7 +194,7 @@ def _program(args: argparse.Namespace, config: Config) -> tuple[str, tuple[str, 
 
 
 def _idle_accelerators(cluster: Cluster | None, facts: LocalFacts) -> Iterator[Finding]:
-    """Warn of an allocation with fewer ranks than accelerators: schedulers default to one task a host."""
+    """Warn of an allocation with fewer ranks than accelerators: schedulers default to one task per host."""
     for host in cluster.hosts if cluster and not cluster.from_file else ():
         if host.name in facts.local_hosts and host.devices is None and host.slots < facts.accelerators:
             message = f"{host.slots} ranks on {host.name}, which has {facts.accelerators} accelerators"
@@ -203,7 +203,7 @@ def _idle_accelerators(cluster: Cluster | None, facts: LocalFacts) -> Iterator[F
 
 
 def _unused_allocation(args: argparse.Namespace) -> Iterator[Finding]:
-    """Note that all ranks start here, though the scheduler has given this job other hosts."""
+    """Note that all ranks start here, although the scheduler has given this job other hosts."""
     found = nodelist.find_allocation(os.environ) if args.hostfile is None else None
     hosts = [host for host, _ in found[1].hosts] if found else []
     if found and not (len(hosts) == 1 and network.is_here(hosts[0])):
@@ -215,7 +215,7 @@ def _unused_allocation(args: argparse.Namespace) -> Iterator[Finding]:
 
 
 def _check_hosts(args: argparse.Namespace, prepared: _Prepared) -> _Prepared:
-    """Visit the hosts if need be, print what they report, and add what was learnt to the request and the facts.
+    """Visit the hosts if needed, print the findings (with --check also a table), and add what was learnt.
 
     Raises:
         DslparError: the job would not run there.
@@ -249,9 +249,9 @@ def _check_hosts(args: argparse.Namespace, prepared: _Prepared) -> _Prepared:
 
 
 def _check_own_port(args: argparse.Namespace, prepared: _Prepared) -> None:
-    """Check the port where rank 0 will listen, if that is on this host and the port is fixed.
+    """Check the port at which rank 0 will listen, if rank 0 runs on this host and the port is fixed.
 
-    Without ssh the hosts cannot agree on a free port, so that the default is as fixed as one of the command line.
+    Without ssh the hosts cannot agree on a free port, so the default port is fixed as well.
 
     Raises:
         DslparError: another process listens there.
@@ -267,9 +267,9 @@ def _check_own_port(args: argparse.Namespace, prepared: _Prepared) -> None:
 
 
 def _own_interface(args: argparse.Namespace, cluster: Cluster | None, facts: LocalFacts) -> str:
-    """Return this host's interface to the others, where only its own ranks are started.
+    """Return this host's interface to the others, if only this host's ranks are started; otherwise empty.
 
-    Other hosts may name theirs differently, and were not asked: their ranks find it themselves (bootstrap).
+    Other hosts may have other interface names, and were not asked. Their ranks find theirs themselves (bootstrap).
     """
     others = [host.address for host in cluster.hosts if host.name not in facts.local_hosts] if cluster else []
     with contextlib.suppress(OSError):
@@ -278,7 +278,7 @@ def _own_interface(args: argparse.Namespace, cluster: Cluster | None, facts: Loc
 
 
 def _with_interface(prepared: _Prepared, interface: str) -> _Prepared:
-    """Have ranks use a network interface, unless the environment names one already."""
+    """Make ranks use a network interface, unless the environment names one already."""
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     variables = {name: interface for name in names if interface and name not in prepared.facts.forwarded}
     request = prepared.request
@@ -286,7 +286,7 @@ def _with_interface(prepared: _Prepared, interface: str) -> _Prepared:
 
 
 def _print_commands(launch: Launch, *, to_stdout: bool) -> None:
-    """Print the command lines as a shell script that runs them side by side; without ssh, each with its host."""
+    """Print the command lines as a shell script that runs them concurrently; with --no-ssh, each below its host."""
     out = sys.stdout if to_stdout else sys.stderr
     together = len(launch.commands) > 1 and not launch.request.no_ssh
     for command in launch.commands:

@@ -1,6 +1,6 @@
-"""`dslpar lint CFG...`: all findings of configs, before anything starts.
+"""`dslpar lint CFG...`: report all findings about configs before anything starts.
 
-What only one format or flag needs (GitHub's commands, SARIF, folders, fixes) is imported when it is asked for.
+Modules that only one format or flag needs (GitHub's commands, SARIF, folders, fixes) are imported on demand.
 """
 
 from __future__ import annotations
@@ -24,73 +24,74 @@ if TYPE_CHECKING:
     from dslpar.linter.selection import Selection
 
 STDIN = "stdin.py"
-"""The name of a config from stdin, unless --stdin-filename gives another; its ending tells Python from YAML."""
+"""The name of a config from stdin without --stdin-filename. The suffix distinguishes Python and YAML."""
 
 EPILOG = """\
-A folder stands for the configs below it: the *.py, *.yaml and *.yml files that define `model` or
-`parallel`, or two other sections. A file without a model that such a config imports is linted as a
-part of it. Hidden folders, virtual environments and `outputs` are skipped. `-` is a config from
-stdin. Without a config, those below this folder are linted.
+A folder means all configs below it: the *.py, *.yaml and *.yml files that define `model` or
+`parallel`, or two other sections. If a config with a model imports a file without one, the file is
+linted as a part of that config. Hidden folders, virtual environments and `outputs` are skipped.
+`-` reads a config from stdin. Without a config, this folder is linted.
 
-A config needs a model, unless a program of yours passes it: dslpar.initialize(config, model=...).
-With --program such a config has no error for that: one note says that rules which need the model
-are skipped. Names in capitals are then the program's. Configs with a model are linted as ever.
+A config needs a model, unless your program passes it with dslpar.initialize(config, model=...). For
+such configs use --program: a missing model is then no error, and a note says that rules which need
+the model are skipped. Names in capitals then belong to the program. Configs with a model are linted
+as usual.
 
-CODES are codes, names or beginnings of codes (PERF, TEN2), separated by commas. The most specific
-one decides, and --ignore wins a tie. Findings about what could not be checked (CFG001, CFG005,
-CFG009, CFG111, CFG112) are reported whatever --select names. --ignore affects this report only:
-launch and training ignore nothing, so nothing wrong starts.
+CODES are codes, names or prefixes of codes (PERF, TEN2), separated by commas. The most specific one
+decides, and --ignore wins a tie. Findings about files or rules that could not be checked (CFG001,
+CFG005, CFG009, CFG111, CFG112) are reported whatever --select names. --ignore affects this report
+only: launch and training ignore nothing, so that invalid configs never start.
 
 [tool.dslpar] of the nearest pyproject.toml, in a config's folder or above it, may have select,
-ignore, per-file-ignores, exclude and world-size (a number, or numbers by pattern). The command line
-comes first: --select, --exclude and --world-size stand in place of these keys, --ignore adds to
-them. The packages that configs may have called are those in `trusted` of the folder that you work
-in, never of one that came with a config, and those of --trust.
+ignore, per-file-ignores, exclude and world-size (a number, or numbers by pattern). --select,
+--exclude and --world-size override these keys, and --ignore adds to them. Configs may call the
+packages in --trust, and in `trusted` of the pyproject.toml that applies to the folder you work in,
+never of one that came with a config.
 
 In a config, `# dslpar: ignore[CODE] reason` silences warnings and infos that begin or end on its
 line, and `# dslpar: ignore-file[CODE]` those of the whole file, in launch and training as well.
 Errors cannot be silenced.
 
---fix changes what has one certain correction (misspelt keys, the case of a choice, idle comments),
-in the named files and folders but not in files they import from elsewhere; a change that would
-cause another error is not made. With --statistics, the text and concise formats end with a count of
-each code, and json is that count only. Colour is decided by --color, else by NO_COLOR, FORCE_COLOR
-or CLICOLOR_FORCE, else it is on for a terminal other than `dumb`.
+--fix corrects findings that have only one possible correction (misspelt keys, the case of a choice,
+unused ignore comments). It changes the named files and folders, but no files that they import from
+elsewhere, and makes no change that would cause another error. With --statistics the text and
+concise formats end with counts per code, and json has only these counts. --color decides about
+colours, else NO_COLOR, FORCE_COLOR or CLICOLOR_FORCE; else they are on for terminals except `dumb`.
 
-exit status: 0 no errors, 1 errors (with --strict also warnings; with --diff also something to fix;
-with --targets something that may not be called), 2 wrong usage, wrong settings or no config. With
---fix, what is left counts.
+exit status: 0 no errors, 1 errors (with --strict also warnings; with --diff also fixable findings;
+with --targets also refused targets), 2 wrong usage, invalid settings or no config. With --fix only
+the remaining findings count.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags."""
     parser.epilog = EPILOG
-    help = "config files, folders of them, or `-` for stdin (default: this folder); and overrides of their keys"
+    help = "config files, folders, or `-` for stdin (default: this folder); and overrides of the configs' keys"
     arguments.add_operands(parser, help=help, nargs="*")
-    arguments.add_world(parser, exclude="; without --hostfile: leave out files and folders (old,tmp_*.py)")
+    arguments.add_world(parser, exclude="; without --hostfile: skip these files and folders (old,tmp_*.py)")
     arguments.add_program(parser)
     add_trust(parser)
     arguments.add_format(parser, "text", "concise", "json", "github", "sarif")
     add = parser.add_argument
     add("--output-file", metavar="FILE", help="write the report to FILE instead of stdout")
-    add("--color", choices=("auto", "always", "never"), default="auto", help="default: %(default)s")
+    add("--color", choices=("auto", "always", "never"), default="auto", help="color the report; default: %(default)s")
     add("--select", action="append", default=[], metavar="CODES", help="report only these rules")
     add("--ignore", action="append", default=[], metavar="CODES", help="leave these rules out of the report")
     status = parser.add_mutually_exclusive_group()
-    status.add_argument("--strict", action="store_true", help="exit with 1 on warnings too")
-    status.add_argument("--exit-zero", action="store_true", help="exit with 0 whatever is found")
-    add("--statistics", action="store_true", help="count the findings of each rule")
+    status.add_argument("--strict", action="store_true", help="exit with 1 on warnings, too")
+    status.add_argument("--exit-zero", action="store_true", help="exit with 0 even if there are errors")
+    add("--statistics", action="store_true", help="print the number of findings per rule")
     change = parser.add_mutually_exclusive_group()
-    change.add_argument("--fix", action="store_true", help="make the changes that are certain to be meant")
-    change.add_argument("--diff", action="store_true", help="print what --fix would change, and write nothing")
-    change.add_argument("--show-files", action="store_true", help="print which files would be linted, and stop")
-    help = "print each class and function that a run would import or call, and what allows it, and stop"
+    change.add_argument("--fix", action="store_true", help="fix findings that have only one possible correction")
+    change.add_argument("--diff", action="store_true", help="print the changes of --fix as a diff, and write nothing")
+    change.add_argument("--show-files", action="store_true", help="list the files that would be linted, and stop")
+    help = "list each class and function that a run would import or call, with what allows it, and stop"
     change.add_argument("--targets", action="store_true", help=help)
-    add("--configs-only", action="store_true", help="skip named files that are excluded or no configs, as in folders")
-    add("--stdin-filename", metavar="FILE", help="name of the config from stdin; it finds its imports beside FILE")
-    add("--verbose", action="store_true", help="print which files were skipped, and why")
-    add("-q", "--quiet", action="store_true", help="print findings alone, no counts")
+    add("--configs-only", action="store_true", help="skip named files that are excluded or not configs, as in folders")
+    add("--stdin-filename", metavar="FILE", help="file name of the config on stdin; its imports are found beside FILE")
+    add("--verbose", action="store_true", help="list the files that were skipped, and why")
+    add("-q", "--quiet", action="store_true", help="print only findings, without counts")
 
 
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
@@ -126,7 +127,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     fatal = ("error", "warning") if args.strict else ("error",)
     wrong = any(finding.severity in fatal for finding in findings) or (args.diff and changed)
     status = int(wrong and not args.exit_zero)
-    out = sys.stderr if args.diff or (args.fix and stdin) else sys.stdout  # stdout has the diff, or the fixed text
+    out = sys.stderr if args.diff or (args.fix and stdin) else sys.stdout  # then stdout has the diff or the fixed text
     color = report_text.wants_color(args.color, out.isatty() and not args.output_file, os.environ)
     report = _report(args, findings, sources, [config.path for config, _ in batch], status, color)
     report += note if args.format == "text" and not args.quiet else ""
@@ -135,27 +136,27 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 
 class _Settings:
-    """What flags and the projects of the configs say together; asks for each folder's project once."""
+    """Settings from the flags and the configs' projects. Each folder's project is looked up once."""
 
     def __init__(self, args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
         self.args, self.parser = args, parser
         self.projects: dict[str, Project | None] = {}
         self.selections: dict[str, Selection] = {}
         self.patterns: tuple[str, ...] = ()
-        """Of --exclude, which without hosts is about files."""
+        """Patterns of --exclude, which selects files if there are no hosts."""
         if args.hostfile is None and args.exclude is not None:
             self.patterns, args.exclude = tuple(filter(None, map(str.strip, args.exclude.split(",")))), None
-        self.project_of("./")  # whose `trusted` holds: if it is wrong, nothing is linted
+        self.project_of("./")  # this folder's `trusted` applies: if it is invalid, nothing is linted
 
     def project_of(self, path: str) -> Project | None:
-        """Return the settings that hold for a file or folder."""
+        """Return the settings that apply to a file or folder."""
         folder = os.path.dirname(path)
         if folder not in self.projects:
             self.projects[folder] = arguments.project_in(folder)
         return self.projects[folder]
 
     def excludes(self, path: str) -> bool:
-        """Whether a file or folder is left out."""
+        """Return whether a file or folder is left out."""
         if self.patterns:
             return matches(path, self.patterns)
         project = self.project_of(path)
@@ -168,7 +169,7 @@ class _Settings:
         return project.world_size_of(path) if project else size
 
     def selection_of(self, config: str) -> Callable[[Finding], bool]:
-        """Return whether the report has a finding about a config, or about a file that it imports."""
+        """Return a function that tells whether the report includes a finding of this config or of its imports."""
         args, project = self.args, self.project_of(config)
         if not (args.select or args.ignore or project):
             return lambda finding: True
@@ -189,7 +190,7 @@ class _Settings:
 
 
 def _listing(args: argparse.Namespace, parser: argparse.ArgumentParser, configs: list[Config]) -> int:
-    """Print which files would be linted, or what a run of them would import and call."""
+    """Print the files that would be linted, or the targets that a run of them would import and call."""
     if args.show_files:
         _write("".join(visible(config.path) + "\n" for config in configs), args, parser, sys.stdout)
         return 0
@@ -198,7 +199,7 @@ def _listing(args: argparse.Namespace, parser: argparse.ArgumentParser, configs:
     from dslpar.cli import lint_targets
 
     report, refused = lint_targets.listing(configs, args.format)
-    # Of what could not be evaluated, nobody knows what it would call.
+    # It is unknown what a part that could not be evaluated would call.
     unread = [item for config in configs for item in config.findings if item.severity == "error"]
     arguments.print_findings(unread, {path: text for config in configs for path, text in config.sources.items()})
     _write(report, args, parser, sys.stdout)
@@ -243,7 +244,7 @@ def _report(
 
 
 def _read_stdin(args: argparse.Namespace, parser: argparse.ArgumentParser) -> dict[str, str]:
-    """Return the text on stdin, if `-` is among the operands, under the real path of the name it goes by."""
+    """Return the text on stdin, if `-` is among the operands, under the real path of its file name."""
     if "-" not in args.operands:
         if args.stdin_filename:
             parser.error("--stdin-filename goes with `-`")
@@ -266,7 +267,7 @@ def _load_configs(
     texts: Mapping[str, str],
     settings: _Settings,
 ) -> tuple[list[Config], str]:
-    """Load the configs that are named or below named folders; return them and a line that counts the files."""
+    """Load the configs that are named or below named folders. Return them, and a line that counts the files."""
     overrides = arguments.overrides(args)
     if not (args.configs_only or any(os.path.isdir(path) for path in paths)):
         return [check.load(path, overrides, texts, args.trust) for path in paths], ""

@@ -1,4 +1,4 @@
-"""`dslpar lint --targets`: every class and function that a run of a config would import or call."""
+"""`dslpar lint --targets`: list every class and function that a run of a config would import or call."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dslpar.linter.targets import targets_of
 
 
 def listing(configs: Iterable[Config], form: str) -> tuple[str, bool]:
-    """Return the targets of all configs as text or JSON, and whether one of them may not be called."""
+    """Return all configs' targets as text or JSON, and whether one of them is refused."""
     targets = [target for config in configs for target in targets_of(config.root, trusted_packages(config.trusted))]
     refused = any(not target.allowed_by for target in targets)
     if form == "json":

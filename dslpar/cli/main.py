@@ -1,7 +1,7 @@
-"""The command `dslpar`: finds the command that is asked for, and runs it.
+"""Entry point of `dslpar`: find the requested command, and run it.
 
-Only the module of that command is imported, so that lint starts in a blink. Flags and `key=value` overrides may be
-given in any order. Exit status: 0 nothing is wrong, 1 errors were found (with --strict warnings too), 2 wrong usage.
+Only that command's module is imported, so that lint starts fast. Flags and `key=value` overrides may come in any order.
+Exit status: 0 no errors, 1 errors found (with --strict also warnings), 2 wrong usage.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from typing import NoReturn
 from dslpar.core.argument_parser import ArgumentParser
 
 COMMANDS: Mapping[str, str] = {
-    "init": "write a config to start from, by flags or by a few questions",
-    "lint": "find everything that is wrong with a config, before anything starts",
-    "explain": "print the page of a rule: what it does, why, an example, what to use instead",
+    "init": "write a starter config, from flags or a few questions",
+    "lint": "check configs and report every problem before anything starts",
+    "explain": "print a rule's page: what it does, why, an example, what to use instead",
     "show": "print sizes, rank groups, stages and DeepSpeed's config",
     "prove": "run a layout in miniature and compare it with one process, gradient by gradient",
-    "plan": "forecast memory and time on a device, and find layouts that fit and are faster",
-    "measure": "time products, memory and all-reduces on the devices at hand, for plan",
-    "config": "print every value of a config and why it is so; --reference: every key there is",
-    "diff": "print what differs between two configs, and what follows from it",
+    "plan": "forecast memory and step time on a device, and suggest layouts that fit and are faster",
+    "measure": "time matrix products, memory and all-reduces on this machine's devices, for plan",
+    "config": "print every value of a config and its origin; --reference: every key",
+    "diff": "print the differences between two configs, and their consequences",
     "launch": "check a config, print the launcher's command line, and run it",
-    "import": "convert a config of another framework to dslpar, and report on every key",
-    "policy": "show how a transformers model is cut; check that every mode computes the same",
-    "runs": "list the runs below a folder: state, step, loss, layout; plot their curves",
-    "data": "turn text into token files, train a tokenizer, show and verify token files",
-    "generate": "continue prompts with a trained model, on any layout",
+    "import": "convert another framework's config to dslpar, and report on every key",
+    "policy": "show how a transformers model is sharded; check that every mode gives the same results",
+    "runs": "list training runs with state, step, loss and layout; plot their curves",
+    "data": "convert text to token files, train a tokenizer, show and verify token files",
+    "generate": "generate text from prompts with a trained model, on any layout",
     "eval": "measure a trained model on held-out data: loss, perplexity, accuracy",
-    "checkpoint": "list, show, verify, reshard and export checkpoints, without the ranks that wrote them",
+    "checkpoint": "list, show, verify, reshard and export checkpoints, in one process",
 }
-"""Help by name; each command is a module of dslpar.cli."""
+"""Help texts by command name. Each command is a module of dslpar.cli."""
 _KEYWORDS: Mapping[str, str] = {"import": "import_"}
-"""Modules of the commands whose names are keywords of Python."""
+"""Module names of commands whose names are Python keywords."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,8 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     if not argv or argv[0] not in COMMANDS:
         return _no_command(argv)
-    # Without this, argparse asks gettext for a translation of each of its words: there is none, and to find that out
-    # loads `locale` and looks through folders, 4 % of a start.
+    # Without this, argparse asks gettext for translations. There are none, but the search imports `locale` and looks
+    # through folders, which takes 4 % of a start.
     setattr(argparse, "_", str)  # noqa: B010  (typeshed does not know the name)
     name, *argv = argv
     command = importlib.import_module(f"dslpar.cli.{_KEYWORDS.get(name, name)}")
@@ -66,8 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         gc.enable()
     parser = ArgumentParser(prog=f"dslpar {name}", description=description, formatter_class=_formatter)
     command.add_arguments(parser)
-    # parse_intermixed_args formats the usage before it parses, 5 % of a start, and is needed for two cases alone:
-    # arguments on both sides of a flag, and mistakes.
+    # parse_intermixed_args formats the usage before it parses, which takes 5 % of a start. It is needed only for
+    # operands on both sides of a flag, and for mistakes.
     args, rest = parser.parse_known_args(argv)
     if rest:
         args = parser.parse_intermixed_args(argv)
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _formatter(prog: str) -> argparse.HelpFormatter:
-    """Format help at a fixed width: to ask the terminal, argparse would load all of the standard library's codecs."""
+    """Format help at a fixed width: to query the terminal, argparse would import shutil and its compression modules."""
     return argparse.RawDescriptionHelpFormatter(prog, width=100)
 
 
@@ -84,9 +84,9 @@ def _no_command(
     argv: list[str],
     prog: str = "dslpar",
     commands: Mapping[str, str] = COMMANDS,
-    description: str = "Lint, show, explain and launch how a model is spread over a cluster.",
+    description: str = "Lint, show, plan and launch 3-D parallel training on DeepSpeed.",
 ) -> int:
-    """Handle a line that names no command: --help, --version, or a mistake."""
+    """Handle a command line without a command: --help, --version, or a mistake."""
     width = max(12, *(len(name) + 2 for name in commands))
     parser = ArgumentParser(
         prog=prog,
@@ -113,12 +113,12 @@ def _no_command(
 def run() -> NoReturn:
     """Run the command and exit: the entry point of `dslpar` and of `python -m dslpar.cli`."""
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="backslashreplace")  # a file name that the terminal cannot show must not stop us
-    gc.disable()  # until all is imported: none of it dies, and collecting garbage there takes 5 % of a start
+        sys.stdout.reconfigure(errors="backslashreplace")  # a file name that the terminal cannot show must not crash us
+    gc.disable()  # until imports are done: they leave no garbage, and the collector takes 5 % of a start
     try:
         status = main()
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader has had enough: `dslpar explain TEN101 | head -3`
+    except BrokenPipeError:  # the reader has closed the pipe: `dslpar explain TEN101 | head -3`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the interpreter's last flush
         status = 128 + 13  # as a shell reports SIGPIPE
     sys.exit(status)

@@ -1,4 +1,4 @@
-"""`dslpar measure`: times products, memory and all-reduces on the devices at hand, for `dslpar plan`."""
+"""`dslpar measure`: time matrix products, memory and all-reduces on this machine's devices, for `dslpar plan`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ dslpar measure                                                 # one device: pro
 torchrun --nproc-per-node 8 -m dslpar measure                  # eight: their all-reduces too
 dslpar plan CFG --world-size 64 --calibration calibration.json # a plan for these machines
 
-Takes half a minute. What it tells of products and links stands in place of the defaults; what only
-runs tell, `dslpar plan --calibrate` learns from them.
+Takes half a minute. The measured constants of products and links replace the defaults. Constants
+that only training runs show are fitted by `dslpar plan --calibrate`.
 
 exit status: 0 done, 1 it cannot run, 2 wrong usage"""
 
@@ -23,14 +23,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags."""
     parser.epilog = EPILOG
     add = parser.add_argument
-    add("--device", metavar="NAME", help="the device of the table; default: by its driver's name")
+    add("--device", metavar="NAME", help="a device of `dslpar plan --help`; default: by its driver's name")
     add(
         "--nodes-of",
         type=arguments.whole_number,
         metavar="N",
-        help="devices of a node; default: the ranks on this host",
+        help="devices per node; default: the ranks on this host",
     )
-    add("--output-file", metavar="FILE", default="calibration.json", help="where to write; default: %(default)s")
+    add("--output-file", metavar="FILE", default="calibration.json", help="the file to write; default: %(default)s")
     add("--local_rank", "--local-rank", help=argparse.SUPPRESS)  # launchers add it
 
 

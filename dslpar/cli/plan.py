@@ -1,4 +1,4 @@
-"""`dslpar plan CFG --world-size N --device D`: whether it fits, how fast it is, and what would be better."""
+"""`dslpar plan CFG --world-size N --device D`: forecast memory and time, and suggest better layouts."""
 
 from __future__ import annotations
 
@@ -10,25 +10,24 @@ from dslpar.cli import arguments
 from dslpar.core.project import add_trust
 from dslpar.forecast.machine import MachineError, machine_of
 from dslpar.linter import check
-from dslpar.reporting import plan as report
-from dslpar.reporting import planning
+from dslpar.planner import planning, report
 
 EPILOG = """\
 dslpar plan configs/gpt_3d.py --world-size 16 --device h100-80g      # memory, time, repairs, layouts
-dslpar plan CFG --world-size 64 --device h100-80g zero.stage=2       # of another layout
+dslpar plan CFG --world-size 64 --device h100-80g zero.stage=2       # for another layout
 dslpar plan CFG --world-size 64 --device h100-80g --fix parallel.pipeline=2   # search with that pipeline
 dslpar plan CFG --world-size 64 --device h100-80g --apply 1          # write the first repair, or layout
-dslpar plan --calibrate outputs/a outputs/b --device h100-80g        # learn from runs of one's own
-dslpar plan CFG --world-size 16 --device a100-80g --trace            # a model that only torch knows
+dslpar plan --calibrate outputs/a outputs/b --device h100-80g        # learn from your own runs
+dslpar plan CFG --world-size 16 --device a100-80g --trace            # a model without known costs
 dslpar plan CFG --world-size 10240 --dry-run --rank 1023             # build and run one rank's part
 
-Without --device: cluster.device of the config, else this machine's. Memory is that of the fullest
-rank at its peak, time that of a step. Up to 84 % of the device's memory it fits; up to 92 % it is
-tight; above, it would thrash or fail. Suggestions keep the global batch, and pass lint.
+Memory is the peak of the fullest rank, and time is per step. A job fits with up to 84 % of the
+device's memory, and is tight with up to 92 %; above that it would thrash or fail. Suggestions keep
+the global batch, and pass lint.
 
 devices: {devices}
 
-exit status: 0 it fits (or is tight), 1 it does not, or lint finds errors, 2 wrong usage"""
+exit status: 0 it fits (or is tight), 1 it does not fit, or lint finds errors, 2 wrong usage"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,26 +40,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_program(parser)
     add_trust(parser)
     add = parser.add_argument
-    add("--device", metavar="NAME", help="the device that it is to run on; default: cluster.device, or this machine's")
-    add("--nodes-of", type=arguments.whole_number, metavar="N", help="devices of a node; default: the usual")
+    help = "the target device; default: cluster.device, the hostfile's device, or this machine's"
+    add("--device", metavar="NAME", help=help)
+    help = "devices per node; default: cluster.nodes_of, the hostfile's slots, or the device's usual number"
+    add("--nodes-of", type=arguments.whole_number, metavar="N", help=help)
     help = "set a value, and keep it in every suggestion; repeatable"
     add("--fix", action="append", default=[], metavar="KEY=VALUE", help=help)
-    help = "write repair N into the config (layout N where it fits), and stop"
+    help = "write repair N into the config (layout N if the config fits), and stop"
     add("--apply", type=arguments.whole_number, metavar="N", help=help)
-    help = "take what these machines reach from FILE, of --calibrate; with --calibrate: write it there"
+    help = "use the measured constants in FILE; with --calibrate: write them to FILE"
     add("--calibration", metavar="FILE", help=help)
-    help = "fit what these machines reach to runs of your own, whose folders are given in place of a config"
+    help = "fit the constants to your own runs, whose folders are given instead of a config"
     add("--calibrate", action="store_true", help=help)
-    help = (
-        "build one rank's layers without memory, run its step alone, and check it against all other ranks; needs torch"
-    )
+    help = "build one rank's layers without memory, run its step, and check it against all other ranks; needs torch"
     add("--dry-run", action="store_true", help=help)
     help = (
-        "learn what the model costs from its layers, built and run without memory, and its data; for models of which"
-        " no costs are known: slower, and needs torch"
+        "derive the model's costs from its layers, run without memory, and from its data; for models without known"
+        " costs; slower, and needs torch"
     )
     add("--trace", action="store_true", help=help)
-    add("--rank", type=lambda text: arguments.whole_number(text, 0), metavar="R", help="that rank; default: 0")
+    add(
+        "--rank",
+        type=lambda text: arguments.whole_number(text, 0),
+        metavar="R",
+        help="the rank of --dry-run; default: 0",
+    )
     arguments.add_format(parser, *report.FORMATS)
 
 
@@ -110,7 +114,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             if traced is None:
                 return 1
             job, costs_of = traced
-        gc.disable()  # what a search makes has no cycles: looking for them takes an eighth of its time
+        gc.disable()  # a search makes no reference cycles, and looking for them takes an eighth of its time
         made = planning.plan_of(question, checked, job, machine, costs_of)
     except (MachineError, planning.NoForecastError) as error:
         parser.error(str(error))
@@ -123,7 +127,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 
 def _check_flags(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    """Exit with a usage error where a flag would be ignored."""
+    """Exit with a usage error if a flag would be ignored."""
     if args.rank is not None and not args.dry_run:
         parser.error("--rank goes with --dry-run")
     if args.dry_run and (args.apply is not None or args.fix or args.calibration):

@@ -1,4 +1,4 @@
-"""`dslpar plan --apply N`: writes a suggestion into the config's file, where its values stand, or at the end."""
+"""`dslpar plan --apply N`: write a suggestion into the config's file, in place of its values or at the end."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from dslpar.core.visible import visible
 from dslpar.forecast.candidate import candidate_of
 from dslpar.language.load import YAML_ENDINGS, Config
 from dslpar.linter import check, fixes
-from dslpar.reporting.planning import Plan, Question, Suggestion, job_of
+from dslpar.planner.planning import Plan, Question, Suggestion, job_of
 
 
 def write(question: Question, plan: Plan, suggestion: Suggestion) -> int:
-    """Write the words of a suggestion, and those of the command line that it builds on; return the exit status.
+    """Write a suggestion's overrides, and the command line's overrides that it builds on; return the exit status.
 
-    The changed text is linted first: it must make the layout that was forecast, else nothing is written.
+    The changed text is linted first. If it does not make the layout that was forecast, nothing is written.
     """
     given = [*question.words, *suggestion.overrides]
     words = list({word.partition("=")[0]: word for word in given}.values())  # the last of each key
@@ -43,16 +43,16 @@ def write(question: Question, plan: Plan, suggestion: Suggestion) -> int:
 
 
 def _texts(config: Config, text: str, words: Sequence[str]) -> Iterator[str]:
-    """Yield what the file may become: values changed where they stand, the others at the end; or all at the end."""
+    """Yield candidates for the file's new text: values changed in place and the rest at the end, or all at the end."""
     in_place = [(word, fix) for word in words if (fix := _in_place(config, text, word)) is not None]
     changed = [word for word, _ in in_place]
     yield _with_lines(config, fixes.apply(text, [fix for _, fix in in_place]), [w for w in words if w not in changed])
     yield _with_lines(config, text, words)
-    yield _with_lines(config._replace(root=config.root._replace(value={})), text, words)  # sections of a base
+    yield _with_lines(config._replace(root=config.root._replace(value={})), text, words)  # sections of a base config
 
 
 def _in_place(config: Config, text: str, word: str) -> Fix | None:
-    """Return the change of a value that stands in the file as a literal."""
+    """Return the change of a value that the file has as a literal; None if it has none."""
     key, _, value = word.partition("=")
     node = config.root
     for part in key.split("."):
@@ -74,7 +74,7 @@ def _excerpt(text: str, location: Location) -> str:
 
 
 def _with_lines(config: Config, text: str, words: Sequence[str]) -> str:
-    """Return the text with a line for each word at its end."""
+    """Return the text with one line per override at its end."""
     if not words:
         return text
     names = {str(name) for name in config.root.value}
@@ -97,7 +97,7 @@ def _with_lines(config: Config, text: str, words: Sequence[str]) -> str:
 
 
 def _python(value: str) -> str:
-    """Return a word's value as Python: a literal, or dict(...) of literals, as it is, else a string."""
+    """Return an override's value as Python: a literal or dict(...) of literals unchanged, anything else as a string."""
     with contextlib.suppress(ValueError, SyntaxError):
         call = ast.parse(value, mode="eval").body
         literals = [each.value for each in call.keywords] if _is_dict(call) else [value]
@@ -112,12 +112,12 @@ def _is_dict(node: ast.expr) -> TypeGuard[ast.Call]:
 
 
 def _makes(question: Question, plan: Plan, suggestion: Suggestion, text: str) -> bool:
-    """Whether a text makes the suggested layout."""
+    """Return whether a text makes the suggested layout."""
     texts = {os.path.realpath(question.path): text}
     config = check.load(question.path, texts=texts, trusted=question.trusted)
     overridden = check.load(question.path, [*question.words, *suggestion.overrides], trusted=question.trusted)
     if config.root.plain() != overridden.root.plain():
-        return False  # a value that something else is computed from
+        return False  # another value is computed from the changed one
     world_size = plan.job.mesh.world_size
     job = job_of(check.check(config, world_size, by_program=question.by_program, forecasts=False))
     if job is None:

@@ -1,4 +1,4 @@
-"""`dslpar plan --calibrate RUN...`: fits the forecast of time to runs of one's own."""
+"""`dslpar plan --calibrate RUN...`: fit the time forecast to your own runs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from dslpar.core.visible import visible
 from dslpar.forecast import constants
 from dslpar.forecast.calibrate import FEWEST_HELD_OUT, Calibration, calibrate, held_out_error
 from dslpar.forecast.constants import Error
-from dslpar.reporting.measured_runs import Measured, NoMeasurementError, read_measured
+from dslpar.planner.measured_runs import Measured, NoMeasurementError, read_measured
 
 
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    """Read the runs, fit constants, and write them with what is left of the errors."""
+    """Read the runs, fit constants, and write them with the remaining errors."""
     folders = [operand for operand in args.operands if not arguments.is_override(operand)]
     measured = []
     for folder in folders:

@@ -1,6 +1,6 @@
-"""`dslpar plan CFG --world-size N --dry-run [--rank R]`: one step of a rank, without ranks and devices.
+"""`dslpar plan CFG --world-size N --dry-run [--rank R]`: run one rank's step without other ranks or devices.
 
-torch is imported here, late: the other parts of `dslpar plan` need none.
+torch is imported late, since the other parts of `dslpar plan` do not need it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from dslpar.layout.resolve import Job
 
 
 def run(job: Job, rank: int | None, format: str, parser: argparse.ArgumentParser) -> int:
-    """Print the dry run of a rank, of rank 0 if none is given, as "text" or "json"; return 1 if something is wrong."""
+    """Print a rank's dry run (default: rank 0) as "text" or "json"; return 1 if it has problems."""
     with _without_collector():
         stage, step, report = (import_with_torch(f"dslpar.dry_run.{name}") for name in ("stage", "step", "report"))
         try:
             result = step.dry_run(job, rank or 0)
         except stage.NoDryRunError as error:
             parser.error(str(error))
-        except DslparError as error:  # the model cannot be made
+        except DslparError as error:  # the model cannot be built
             arguments.print_findings(error.findings, {})
             return 1
     sys.stdout.write(report.FORMATS[format](result))
@@ -34,7 +34,7 @@ def run(job: Job, rank: int | None, format: str, parser: argparse.ArgumentParser
 
 @contextmanager
 def _without_collector() -> Iterator[None]:
-    """Look for no garbage: among all that torch imports that is a sixth of the time of a process that ends soon."""
+    """Disable the garbage collector: with all of torch's imports it takes a sixth of this short process's time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

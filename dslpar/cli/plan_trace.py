@@ -1,6 +1,6 @@
-"""`dslpar plan CFG --world-size N --trace`: costs of a model that only torch knows.
+"""`dslpar plan CFG --world-size N --trace`: derive a model's costs from its layers, by running them without memory.
 
-torch is imported here, late: the other parts of `dslpar plan` need none.
+torch is imported late, since the other parts of `dslpar plan` do not need it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from dslpar.layout.resolve import Job
 
 
 def traced(job: Job, parser: argparse.ArgumentParser) -> tuple[Job, CostsOf] | None:
-    """Return the job, with its stages, and what its model costs; None: it cannot be made, which is said.
+    """Return the job, with its stages, and its model's costs. If the model cannot be built, print why and return None.
 
-    Exits with a usage error where it cannot be run without memory.
+    Exits with a usage error if the model cannot be run without memory.
     """
     trace = import_with_torch("dslpar.dry_run.trace")
     try:
@@ -25,7 +25,7 @@ def traced(job: Job, parser: argparse.ArgumentParser) -> tuple[Job, CostsOf] | N
         tracer.costs_of(tracer.job.mesh.tensor, tracer.job.batch.micro_size)
     except trace.TraceError as error:
         parser.error(str(error))
-    except DslparError as error:  # the model cannot be made, or its data not be read
+    except DslparError as error:  # the model cannot be built, or its data cannot be read
         arguments.print_findings(error.findings, {})
         return None
     return tracer.job, tracer.costs_of

@@ -1,4 +1,4 @@
-"""`dslpar policy show | check CLASS`: how a transformers model is laid out, and whether that is exact."""
+"""`dslpar policy show | check CLASS`: show a transformers model's policy, and check that its layouts are exact."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from dslpar.language.lazy import instantiate, locate
 from dslpar.linter import check
 from dslpar.schema import sections
 
-_CLASS = "a class of transformers, such as LlamaForCausalLM, the full name of your own, or a config that has one"
+_CLASS = "a transformers class such as LlamaForCausalLM, your own class's full name, or a config with one of these"
 _CONFIGS = (".py", ".yaml", ".yml", ".json")
 
 
 def _add_class(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="CLASS", help=_CLASS)
-    help = "changes of the config, which is in miniature otherwise: num_attention_heads=6"
+    help = "changes to the miniature's config, such as num_attention_heads=6"
     parser.add_argument("changes", nargs="*", metavar="key=value", help=help)
-    parser.add_argument("--policy", metavar="NAME", help="the policy of that class, or 'derived'; default: its own")
+    parser.add_argument("--policy", metavar="NAME", help="use the policy of class NAME, or 'derived'; default: its own")
 
 
 def _add_show_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = """\
-Builds the model in miniature on torch's meta device; prints the policy that holds, and its layers.
+Builds the model in miniature on torch's meta device. Prints the policy in use, and the layers.
 
 exit status: 0 there is a policy, 1 there is none, 2 wrong usage"""
     _add_class(parser)
@@ -52,10 +52,10 @@ def _show(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 def _add_check_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = """\
-Trains nothing: the model in miniature computes one batch with padding, in float64, in every tensor
-mode on up to eight CPU ranks; logits, loss and every gradient are compared with plain transformers.
-Then with dropout on: copies of a parameter must have equal gradients, to the bit. Takes some
-seconds a mode. Of a config, its model.type, config, pretrained and policy are checked.
+Runs one padded batch in float64 through the model in miniature, in every tensor mode on up to eight
+CPU ranks, and compares logits, loss and every gradient with plain transformers. Then does so with
+dropout, where all copies of a parameter must have equal gradients, to the bit. Trains nothing, and
+takes a few seconds per mode. Of a config only model.type, config, pretrained and policy are used.
 
 exit status: 0 every mode is exact or refused, 1 one is wrong or there is no policy, 2 wrong usage"""
     _add_class(parser)
@@ -73,7 +73,7 @@ def _check(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 
 def _subject(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Any:
-    """Return the class, its config in miniature, and the policy that was asked for."""
+    """Return the class, its config in miniature, and the requested policy."""
     if args.target.endswith(_CONFIGS):
         cls, config, policy = _written(args.target, parser)
     else:
@@ -94,8 +94,8 @@ def _subject(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Any:
 
 
 def _written(path: str, parser: argparse.ArgumentParser) -> tuple[Any, Any, object]:
-    """Return the class, config and policy of a config's model. Raises DslparError: lint finds them wrong."""
-    sys.path.insert(0, os.getcwd())  # where modules of one's own stand, as for train.py
+    """Return the class, config and policy of a config's model. Raises DslparError if lint finds errors in them."""
+    sys.path.insert(0, os.getcwd())  # for the user's own modules, as for train.py
     config = check.load(path)
     checked = check.check(config)
     if errors := [each for each in checked.findings if each.severity == "error" and each.key.startswith("model")]:
@@ -114,7 +114,7 @@ def _written(path: str, parser: argparse.ArgumentParser) -> tuple[Any, Any, obje
 
 
 def _parsed(value: str) -> Any:
-    """Parse a value as JSON has it; anything else is text."""
+    """Parse a value as JSON; anything else is text."""
     try:
         return json.loads({"True": "true", "False": "false", "None": "null"}.get(value, value))
     except ValueError:
@@ -122,7 +122,7 @@ def _parsed(value: str) -> Any:
 
 
 ACTIONS: Mapping[str, Action] = {
-    "show": Action("print the policy of a class, and its layers", _add_show_arguments, _show),
+    "show": Action("print a class's policy and its layers", _add_show_arguments, _show),
     "check": Action("compare a class in every tensor mode with plain transformers", _add_check_arguments, _check),
 }
-"""What follows `dslpar policy`."""
+"""Actions of `dslpar policy`."""

@@ -1,4 +1,4 @@
-"""`dslpar prove CFG --world-size N`: whether the layout computes what one process computes, tried on CPU ranks."""
+"""`dslpar prove CFG --world-size N`: compare a layout's results with one process, on CPU ranks."""
 
 from __future__ import annotations
 
@@ -24,25 +24,27 @@ if TYPE_CHECKING:
 
 EPILOG = """\
 dslpar prove configs/gpt_3d.py --world-size 8
-dslpar prove CFG --world-size 512 --ranks 16 zero.stage=2        # of another layout, on more ranks
+dslpar prove CFG --world-size 512 --ranks 16 zero.stage=2        # another layout, on more ranks
 dslpar prove CFG --world-size 8 --resume-on "parallel.pipeline=4 zero.stage=0"
-dslpar prove CFG --world-size 8 --certificate proof.json         # keep it
-dslpar prove CFG --verify proof.json                             # does it still speak of CFG?
+dslpar prove CFG --world-size 8 --certificate proof.json         # save the result
+dslpar prove CFG --verify proof.json                             # does it still hold for CFG?
 
-Trains the config's model in miniature under the config's layout on CPU ranks, through DeepSpeed,
-and on one process in double precision. Compares the loss and the gradient norm of each step, every
-gradient of the first step, all weights after the last, and all copies. Bounds are what float32
-does to this model. If something differs, prints the first parameter in the order of the backward,
-what would make its gradient right, and the axes without which the difference is gone.
+Trains the config's model in miniature twice: with the config's layout on CPU ranks, through
+DeepSpeed, and in one process in double precision. Compares each step's loss and gradient norm,
+every gradient of the first step, all weights after the last step, and all copies of each parameter.
+Bounds are the effect of float32's rounding on this model. If something differs, prints the first
+such parameter in backward order, what would correct its gradient, and the axes without which the
+difference disappears.
 
-The miniature keeps the family, every axis of more than one rank, ZeRO's stage, the schedule,
-recomputation, ties, the optimizer; what is smaller, or not proven, is listed.
+The miniature keeps the model family, every axis with more than one rank, the ZeRO stage, the
+schedule, activation checkpointing, tied weights and the optimizer. The output lists what was
+shrunk, and what was not proven.
 
 dslpar launch CFG --prove                                        # --on-devices, on the ranks of a job
 torchrun --nproc-per-node 8 -m dslpar prove CFG --on-devices     # the same, under any launcher
 
-With --on-devices nothing is made smaller: world, layout, precision, model and data are the
-config's, and the job's first step is compared. Rank 0 first computes it alone; where it has too
+With --on-devices nothing is shrunk: world size, layout, precision, model and data are the job's
+own, and the job's first step is compared. Rank 0 first computes that step alone. If it has too
 little memory for the whole model, the miniature is used, and the output says so.
 
 exit status: 0 proved, 1 something differs, 2 lint or the build refuses the layout, or wrong usage"""
@@ -58,16 +60,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_world(parser)
     add_trust(parser)
     add, number = parser.add_argument, arguments.whole_number
-    add("--ranks", type=number, metavar="R", help=f"CPU ranks at most; default: {_RANKS}")
-    add("--steps", type=number, metavar="S", help=f"optimizer steps; default: {_STEPS}")
-    add("--full", action="store_true", help="keep the model's sizes; shrink the world and the batch alone")
-    help = "save after half of the steps, and go on under the layout that these overrides make of the config"
+    add("--ranks", type=number, metavar="R", help=f"maximum number of CPU ranks; default: {_RANKS}")
+    add("--steps", type=number, metavar="S", help=f"number of optimizer steps; default: {_STEPS}")
+    add("--full", action="store_true", help="keep the model's sizes; shrink only the world and the batch")
+    help = "save after half of the steps, and resume on the layout that these overrides of the config make"
     add("--resume-on", metavar="OVERRIDES", help=help)
-    help = "prove on the ranks of the job that started this, at its own world size and precision"
+    help = "prove on the ranks of the surrounding job, at its own world size and precision"
     add("--on-devices", action="store_true", help=help)
-    add("--small", action="store_true", help="with --on-devices: make the model and the batch small all the same")
+    add("--small", action="store_true", help="with --on-devices: shrink the model and the batch")
     add("--certificate", metavar="FILE", help="write the result to FILE as JSON")
-    help = "run nothing: print whether the certificate in FILE still holds for this config and these versions"
+    help = "run nothing; print whether the certificate in FILE still holds for this config and the installed versions"
     add("--verify", metavar="FILE", help=help)
     arguments.add_format(parser)
     add("--local_rank", "--local-rank", help=argparse.SUPPRESS)  # launchers add it
@@ -101,11 +103,11 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             return certificate.STATUS[certificate.REFUSED]
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # read when DeepSpeed is imported
     os.environ["OMP_NUM_THREADS"] = "1"  # ranks fork, and share the cores
-    sys.path.insert(0, os.getcwd())  # where modules of one's own stand, as for train.py
+    sys.path.insert(0, os.getcwd())  # for the user's own modules, as for train.py
     proving = import_with_torch("dslpar.parity.prove")
     try:
         proof = proving.prove(job, max_ranks=args.ranks, steps=args.steps, full=args.full, resume_on=other)
-    except ValueError as error:  # too few ranks or steps, or another run than the one that was saved
+    except ValueError as error:  # too few ranks or steps, or --resume-on makes a different run
         parser.error(str(error))
     except import_with_torch("dslpar.distributed.forked_ranks").RankError as error:
         sys.stderr.write(visible_lines(f"{error}\n"))
@@ -133,11 +135,11 @@ def _print(args: argparse.Namespace, proof: Proof, made: certificate.Certificate
 
 
 def _prove_on_devices(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    """Prove on the ranks of the job that started this process, one of them; return the exit status."""
+    """Prove on the ranks of the job that started this process; return the exit status."""
     needless = ("ranks", "steps", "full", "resume_on", "verify", "world_size", "hostfile", "include", "exclude")
     for name in (each for each in needless if getattr(args, each)):
         parser.error(f"--{name.replace('_', '-')} does not go with --on-devices: the job that runs it is proved")
-    sys.path.insert(0, os.getcwd())  # where modules of one's own stand, as for train.py
+    sys.path.insert(0, os.getcwd())  # for the user's own modules, as for train.py
     on_devices = import_with_torch("dslpar.parity.on_devices")
     path = None if args.certificate is None else Path(args.certificate)
 
@@ -160,14 +162,14 @@ def _prove_on_devices(args: argparse.Namespace, parser: argparse.ArgumentParser)
 
 
 def _check_writable(path: Path, parser: argparse.ArgumentParser) -> None:
-    """Exit with a usage error where a file cannot be written: before ranks meet, and before the proof."""
+    """Exit with a usage error if a file cannot be written, before the ranks meet and the proof starts."""
     folder = path.parent
     if not folder.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
         parser.error(f"cannot write {path}: no such folder, or it may not be written to")
 
 
 def _job(config: Config, world_size: int, sources: dict[str, str]) -> Job | None:
-    """Lint the config and print its findings; whether the model fits a device is not asked."""
+    """Lint the config and print its errors, without the check that the model fits a device."""
     checked = check.check(config, world_size, forecasts=False)
     arguments.print_findings(
         [each for each in checked.findings if each.severity == "error"], sources | dict(config.sources)
@@ -193,7 +195,7 @@ def _resumed_job(
 def certificate_of(
     proof: Proof, config: Config, job: Job, request: dict[str, Any] | None = None
 ) -> certificate.Certificate:
-    """Return the certificate of a proof."""
+    """Return a proof's certificate."""
     from dslpar.parity.small_mesh import axes_of
 
     model: Any = job.spec.model

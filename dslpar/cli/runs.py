@@ -1,6 +1,6 @@
-"""`dslpar runs [FOLDER]`: how the runs below a folder stand. `dslpar runs plot A B`: their curves.
+"""`dslpar runs [FOLDER]`: list the runs below a folder. `dslpar runs plot A B`: plot their curves.
 
-No torch: `list` reads the ends of files, `plot` all of metrics.jsonl.
+Both work without torch. `list` reads the ends of files, `plot` all of metrics.jsonl.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from dslpar.reporting.curves import Panel
 from dslpar.reporting.run_list import Run
 
 DEFAULT = "list"
-"""The action where none is named: `dslpar runs outputs`."""
+"""The default action: `dslpar runs outputs`."""
 
 
 # ---- list ----
 
 _LIST_HELP = """\
 dslpar runs                                   all runs below outputs/
-dslpar runs outputs --sort loss               the best first
+dslpar runs outputs --sort loss               the lowest loss first
 dslpar runs plot outputs/a outputs/b          their curves
 
-states: running (its process holds the folder's lock), finished, stopped (told to, and saved),
-failed, unknown (nothing in its folder says). Of each run the ends of its files are read; what
-cannot be read is said below the table, and is in `problems` with --format json.
+states: running (its process holds the folder's lock), finished, stopped (on request), failed,
+unknown (its folder has no record to tell by). Only the ends of files are read. Unreadable files are
+listed below the table, and in `problems` with --format json.
 
 exit status: 0, 2 wrong usage"""
 
@@ -43,10 +43,10 @@ exit status: 0, 2 wrong usage"""
 def _add_list_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _LIST_HELP
     parser.add_argument("folder", nargs="?", default="outputs", metavar="FOLDER", help="default: %(default)s")
-    help = "ascending, runs without it last; default: name"
+    help = "sort in ascending order, runs without a value last; default: name"
     parser.add_argument("--sort", choices=("name", *_SORTS), default="name", help=help)
-    parser.add_argument("--reverse", action="store_true", help="descending")
-    parser.add_argument("--state", choices=run_list.STATES, help="only runs in this state")
+    parser.add_argument("--reverse", action="store_true", help="sort in descending order")
+    parser.add_argument("--state", choices=run_list.STATES, help="list only runs in this state")
     arguments.add_format(parser)
 
 
@@ -70,7 +70,7 @@ def _tell_unreadable(error: OSError) -> None:
 
 
 def _with_checkpoint(run: Run) -> Run:
-    """Add the newest checkpoint; a run without metrics, a program's, is as far as that."""
+    """Add the newest checkpoint. Its step is the progress of a run without metrics, such as a program's."""
     try:
         found = checkpoint_folder.list_folders(run.path / run_dir.CHECKPOINTS)
     except OSError as error:
@@ -127,11 +127,11 @@ def _as_json(run: Run) -> dict[str, object]:
 
 
 _RIGHT = {"step", "loss", "held-out", "per s", "age"}
-"""Columns whose values end at the same place."""
+"""Right-aligned columns."""
 
 
 _DROPPED_FIRST = ("layout", "checkpoint")
-"""Columns that a narrow terminal does without."""
+"""Columns that a narrow terminal omits, in this order."""
 
 
 def _print_table(runs: Sequence[Run]) -> None:
@@ -175,7 +175,7 @@ def _decimal(value: float | None, how: str) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """Write a time in its largest unit: 3 s, 5 min, 2 h, 9 d."""
+    """Format a time in its largest unit: 3 s, 5 min, 2 h, 9 d."""
     units = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
     size, unit = next((each for each in units if seconds >= each[0]), units[-1])
     return f"{max(seconds, 0) // size:.0f} {unit}"
@@ -188,24 +188,25 @@ dslpar runs plot outputs/a outputs/b                       on the terminal
 dslpar runs plot outputs/* -o curves.svg --smooth 20       a picture
 dslpar runs plot outputs/a --metrics loss,eval_loss --x tokens --log loss
 
-Metrics are names of metrics.jsonl; a run on images shows images_per_s as tokens_per_s. A skipped
-step is a gap. PNG needs matplotlib (dslpar[plot]).
+Metrics are keys of metrics.jsonl. For a run on images, tokens_per_s shows images_per_s. A skipped
+step leaves a gap. PNG needs matplotlib (dslpar[plot]).
 
-exit status: 0 drawn, 1 none of the runs has metrics, 2 wrong usage"""
+exit status: 0 drawn, 1 no run has any of the metrics, 2 wrong usage"""
 
 
 def _add_plot_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _PLOT_HELP
-    parser.add_argument("folders", nargs="+", metavar="RUN", help="the output_dir of a run")
-    parser.add_argument("-o", "--output", metavar="FILE", help="an .svg or .png file; default: the terminal")
+    parser.add_argument("folders", nargs="+", metavar="RUN", help="a run's output_dir")
+    parser.add_argument("-o", "--output", metavar="FILE", help="an .svg or .png file to write; default: the terminal")
     names = ",".join(curves.METRICS)
-    parser.add_argument("--metrics", default=names, metavar="NAMES", help="default: %(default)s")
-    parser.add_argument("--x", choices=curves.XS, default="step", help="time: seconds in steps; default: %(default)s")
-    help = "draw the mean of so many values; default: %(default)s"
+    parser.add_argument("--metrics", default=names, metavar="NAMES", help="metrics to draw; default: %(default)s")
+    help = "the x axis; time is seconds spent in steps; default: %(default)s"
+    parser.add_argument("--x", choices=curves.XS, default="step", help=help)
+    help = "draw the mean of the last N values; default: %(default)s"
     parser.add_argument("--smooth", type=arguments.whole_number, default=1, metavar="N", help=help)
-    help = "metrics with a logarithmic scale"
+    help = "metrics to draw on a logarithmic scale"
     parser.add_argument("--log", default="", metavar="NAMES", help=help)
-    parser.add_argument("--width", type=arguments.whole_number, metavar="N", help="columns of the terminal")
+    parser.add_argument("--width", type=arguments.whole_number, metavar="N", help="columns; default: the terminal's")
 
 
 def _plot(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
@@ -248,14 +249,14 @@ def _names(text: str) -> list[str]:
 
 
 def _missing(panels: Sequence[Panel]) -> Iterator[str]:
-    """Yield what to say of metrics that no run has."""
+    """Yield one message per metric that no run has."""
     for panel in panels:
         if panel.curves and not any(curve.xs for curve in panel.curves):
             yield f"no run has {panel.metric}"
 
 
 ACTIONS: Mapping[str, Action] = {
-    "list": Action("list the runs below a folder: state, step, loss, layout", _add_list_arguments, _list),
-    "plot": Action("draw the curves of runs, on the terminal or as a picture", _add_plot_arguments, _plot),
+    "list": Action("list the runs below a folder with state, step, loss and layout", _add_list_arguments, _list),
+    "plot": Action("draw runs' curves, on the terminal or in an .svg or .png file", _add_plot_arguments, _plot),
 }
-"""What follows `dslpar runs`."""
+"""Actions of `dslpar runs`."""

@@ -1,4 +1,7 @@
-"""`dslpar show CFG --world-size N`: sizes, rank groups, stages, schedule, memory and DeepSpeed's config; or a page."""
+"""`dslpar show CFG --world-size N`: print sizes, rank groups, stages, schedule, memory and DeepSpeed's config.
+
+With --format html it writes a page.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from dslpar.forecast.machine import MachineError, machine_of
 from dslpar.forecast.plan import Forecast, forecast
 from dslpar.forecast.workload import workload_of
 from dslpar.layout.resolve import Job
-from dslpar.reporting import show
+from dslpar.planner import show
 
 if TYPE_CHECKING:
     from dslpar.cluster.hostfile import Cluster
@@ -35,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    """Print the job, or the findings that forbid it."""
+    """Print the job, or the findings that prevent it."""
     if args.output_dir is not None and args.format != "html":
         parser.error("--output-dir goes with --format html")
     sources: dict[str, str] = {}
@@ -52,7 +55,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if args.format != "html":
         sys.stdout.write(show.FORMATS[args.format](job, made))
         return 0
-    from dslpar.reporting import page
+    from dslpar.planner import page
 
     html = page.as_html(job, made)
     if args.output_dir is None:
@@ -64,7 +67,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 
 def _forecast(job: Job, cluster: Cluster | None) -> Forecast | None:
-    """Return the forecast; None where no machine is named, or not known what the model's layers cost."""
+    """Return the forecast; None if no machine is known, or if the costs of the model's layers are unknown."""
     workload = workload_of(job)
     if workload is None:
         return None

@@ -1,11 +1,11 @@
-"""A config to start from: small, with comments, and clean in lint for the number of ranks that was asked for.
+"""Starter configs: small, commented, and lint-clean for the requested number of ranks.
 
     starter = make_starter(Choices(model="llama", gpus=8, nodes=2), "mine.py")
     starter.text, starter.world_size
 
-The layout follows Megatron-LM's advice (arXiv 2104.04473), in its smallest form: tensor ranks within a node, stages of
-the pipeline over nodes, all else data ranks. Which sizes then divide is the linter's to say: of the layouts in order of
-this preference, the first one is taken that lint has nothing to say about.
+The layout follows Megatron-LM's advice (arXiv 2104.04473) in its smallest form: tensor ranks within a node, pipeline
+stages over nodes, and data ranks for the rest. The linter decides which sizes divide: layouts are tried in order of
+preference, and the first one without errors and warnings is used.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ _NEEDS_PATH = ("images", "tokens")
 
 
 class Choices(NamedTuple):
-    """What the author has chosen; None is left to the rules above."""
+    """The author's choices. For None the rules above decide."""
 
     model: str = "gpt"
     gpus: int = 1
-    """Ranks of a node."""
+    """Ranks per node."""
     nodes: int = 1
     data: str | None = None
     """A type of the section `data`."""
     data_path: str | None = None
-    """Files or a folder of it, relative to where the command runs."""
+    """The data's files or folder, relative to the working directory."""
     tensor: int | None = None
     pipeline: int | None = None
 
 
 class Starter(NamedTuple):
-    """A config, and what lint says of it."""
+    """A config with its findings."""
 
     text: str
     world_size: int
     findings: Sequence[Finding]
-    """Empty, unless the author has chosen a layout that does not fit, or data that are not there."""
+    """Empty, unless the author chose a layout that does not fit, or data that do not exist."""
 
 
 class Layout(NamedTuple):
@@ -60,10 +60,10 @@ class Layout(NamedTuple):
 
 
 def make_starter(choices: Choices, path: str) -> Starter:
-    """Make the config that is to be written to `path`.
+    """Make the config to be written to `path`.
 
     Raises:
-        StarterError: there is no such model, or its data need a choice.
+        StarterError: the model is unknown, its data need a choice, or the ranks do not divide into the chosen sizes.
     """
     folder = os.path.dirname(path) or "."
     model = find_model(choices.model, folder)
@@ -85,11 +85,11 @@ def make_starter(choices: Choices, path: str) -> Starter:
         asked = {"tensor": choices.tensor, "pipeline": choices.pipeline}
         product = " * ".join(f"{name} {size}" for name, size in asked.items() if size is not None)
         raise StarterError(f"{world_size} ranks are not a multiple of {product}")
-    return min(tried, key=lambda starter: _weight(starter.findings))  # the first of those that have the least
+    return min(tried, key=lambda starter: _weight(starter.findings))  # the first with the fewest errors and findings
 
 
 def layouts(choices: Choices) -> Iterator[Layout]:
-    """Yield the layouts that the ranks allow, the preferred one first."""
+    """Yield the layouts that divide the ranks, the preferred one first."""
     gpus, nodes = choices.gpus, choices.nodes
     world = gpus * nodes
     tensors = (2, 1) if choices.tensor is None else (choices.tensor,)
@@ -97,7 +97,7 @@ def layouts(choices: Choices) -> Iterator[Layout]:
     pipes = range(most, 0, -1) if choices.pipeline is None else (choices.pipeline,)
     for tensor in tensors:
         if choices.tensor is None and gpus % tensor:
-            continue  # a tensor group across nodes sends over their network in every layer
+            continue  # a tensor group across nodes communicates over the network in every layer
         yield from (Layout(pipe, world // (tensor * pipe), tensor) for pipe in pipes if world % (tensor * pipe) == 0)
 
 
@@ -106,10 +106,10 @@ def _weight(findings: Sequence[Finding]) -> tuple[int, int]:
 
 
 def _data_section(choices: Choices, model: Model, folder: str) -> dict[str, object]:
-    """Return the section `data`; empty: the default, text.
+    """Return the section `data`; empty for the default, which is text.
 
     Raises:
-        StarterError: it needs a path, or a program.
+        StarterError: the data need a path, or a program must pass them.
     """
     kind = choices.data or next(iter(model.data), None)
     if kind is None:
@@ -132,7 +132,7 @@ def _data_section(choices: Choices, model: Model, folder: str) -> dict[str, obje
 
 
 def _num_classes(path: str) -> int:
-    """Count the classes of a folder of images: its folders; 0: it is no such folder."""
+    """Count the classes of an image folder, which are its subfolders; 0 if it cannot be read."""
     try:
         return sum(entry.is_dir() and not entry.name.startswith(".") for entry in os.scandir(path))
     except OSError:
@@ -197,7 +197,7 @@ def _parallel(layout: Layout) -> dict[str, object]:
 
 
 def _assigned(name: str, section: Mapping[str, object]) -> str:
-    """Write a section in a line, where it fits, else a line a key."""
+    """Format a section on one line if it fits, else with one line per key."""
     line = f"{name} = {source_text(section)}"
     if len(line) <= WIDTH:
         return line

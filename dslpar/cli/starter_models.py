@@ -1,10 +1,10 @@
-"""Models to start from, by a short name, a class of transformers', or a folder that transformers saved. No torch.
+"""Starter models: by a short name, a transformers class, or a folder that transformers saved. They need no torch.
 
     model = find_model("llama"); model.section, model.data
     find_model("Qwen3ForCausalLM"); find_model("/models/Llama-3.2-1B")
 
-Sizes are small, so that a first run takes seconds on a CPU: what changes later is numbers, not the form of the file.
-(Hugging Face's tiny-random-... models are this idea.)
+Sizes are small, so that a first run takes seconds on a CPU, like Hugging Face's tiny-random-... models. Later only the
+numbers in the file change, not its form.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from dslpar.schema.transformers_policies import DERIVED, POLICIES
 
 LAYERS, HIDDEN, HEADS, SEQ_LEN, IMAGE, CLASSES = 4, 128, 8, 128, 32, 10
 VOCAB = 384
-"""Bytes, special tokens, and room to be a multiple of 128."""
+"""Bytes and special tokens, rounded up to a multiple of 128."""
 VOCAB_MULTIPLE = 64
-"""So that it divides over ranks, as Megatron-LM and nanoGPT pad it."""
+"""Vocabularies are multiples of this, so that they divide over ranks, as in Megatron-LM and nanoGPT."""
 
 _GPT = {"num_layers": LAYERS, "hidden_size": HIDDEN, "num_heads": HEADS, "vocab_size": 256, "max_seq_len": SEQ_LEN}
 _LLAMA = {
@@ -65,15 +65,15 @@ _SIZES = {
     "patch": 4,
     "channels": 3,
 }
-"""By what transformers_configs calls them; a config takes those that it has."""
+"""Sizes by transformers_configs' names. A config uses those that it has."""
 _FIELDS: Mapping[str, object] = {
     "n_shared_experts": 1,
     "n_group": 1,
     "topk_group": 1,
     "first_k_dense_replace": 1,
-    "router_jitter_noise": 0.0,  # else it is refused: what is drawn depends on the layout
+    "router_jitter_noise": 0.0,  # otherwise it is refused, since random numbers depend on the layout
 }
-"""By the config's own names; likewise."""
+"""Values by the config's own names. A config uses those that it has."""
 _LATENT = {
     "q_lora_rank": 48,
     "kv_lora_rank": 32,
@@ -82,7 +82,7 @@ _LATENT = {
     "v_head_dim": 16,
     "num_key_value_heads": HEADS,
 }
-"""Of classes with latent attention, which has keys of its own for each head."""
+"""Values for classes with latent attention, which has its own keys for head sizes."""
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 _MORE: Mapping[str, Mapping[str, object]] = {
     "SwinForImageClassification": {"embed_dim": 32, "depths": [2, 2], "num_heads": [4, 8], "window_size": 4},
@@ -94,34 +94,34 @@ _MORE: Mapping[str, Mapping[str, object]] = {
         "decoder_num_attention_heads": 4,
         "decoder_intermediate_size": 128,
     },
-    "RobertaForMaskedLM": {"max_position_embeddings": SEQ_LEN + 2},  # its positions begin after its padding's id
+    "RobertaForMaskedLM": {"max_position_embeddings": SEQ_LEN + 2},  # its positions start after the padding token's id
     "OPTForCausalLM": {"word_embed_proj_dim": HIDDEN},
     "CohereCompassForCausalLM": {"rope_parameters": {"full_attention": _ROPE, "sliding_attention": _ROPE}},
-    "Gemma4ForCausalLM": {"hidden_size_per_layer_input": 0},  # a second table of tokens is refused
+    "Gemma4ForCausalLM": {"hidden_size_per_layer_input": 0},  # a second token embedding is refused
 }
 _LONG = 1024
-"""Tokens of a sample, at most, for a model that takes more than a first run should."""
+"""The most tokens per sample of a first run, for models that accept longer ones."""
 NAMES = ("gpt", "llama", "resmlp", *_CLASSES)
-"""Short names."""
+"""The short names."""
 
 
 class StarterError(ValueError):
-    """A choice that cannot be; the text says why, and what to choose."""
+    """An invalid choice. The message says why, and what to choose."""
 
 
 class Model(NamedTuple):
-    """The section `model`, and what the class learns from."""
+    """The section `model`, and the data that the model learns from."""
 
     section: Mapping[str, object]
     data: Sequence[str]
-    """Types of the section `data`; none: a program brings the data."""
+    """Types of the section `data`; empty: a program passes the data."""
     tokenizer: str = ""
-    """A folder with a tokenizer.json, for the text."""
+    """A folder with a tokenizer.json for text data."""
     seq_len: int | None = None
-    """Tokens of a sample, where it is not the longest that the model takes."""
+    """Tokens per sample; None: the longest that the model accepts."""
 
     def with_classes(self, count: int) -> Model:
-        """Return the model for another number of classes; as it is, if it has none or its folder says how many."""
+        """Return the model with another number of classes; unchanged if it has none, or if its folder defines them."""
         section: dict[str, Any] = dict(self.section)
         if "num_classes" in section:
             section["num_classes"] = count
@@ -130,7 +130,7 @@ class Model(NamedTuple):
         return self._replace(section=section)
 
     def with_vocabulary(self, count: int) -> Model:
-        """Return the model with at least so many tokens; as it is, if its folder says how many."""
+        """Return the model with at least `count` tokens; unchanged if its folder defines their number."""
         section: dict[str, Any] = dict(self.section)
         size = -(-count // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
         if "vocab_size" in section:
@@ -141,10 +141,10 @@ class Model(NamedTuple):
 
 
 def find_model(name: str, beside: str = ".") -> Model:
-    """Return the model of a short name, a class, or a folder; paths in it are relative to the folder `beside`.
+    """Return the model for a short name, a class, or a folder. Its paths are relative to the folder `beside`.
 
     Raises:
-        StarterError: there is none.
+        StarterError: the model is unknown, has no proven policy, or its folder cannot be read.
     """
     if name in ("gpt", "llama"):
         return Model({"type": "GPT", **_GPT, **(_LLAMA if name == "llama" else {})}, ("text",))
@@ -164,7 +164,7 @@ def find_model(name: str, beside: str = ".") -> Model:
 
 
 def _check_trained(cls: str) -> None:
-    """Raise StarterError for a class that a run would refuse."""
+    """Raise StarterError for a class that has no proven policy, which a run would refuse."""
     if cls not in POLICIES and cls not in DERIVED:
         raise StarterError(f"{cls} is not trained unasked: no policy of it is proven (docs/transformers.md has those)")
 
@@ -176,7 +176,7 @@ def _small_config(cls: str) -> dict[str, object]:
     values |= {name: value for name, value in _FIELDS.items() if config.values.get(name, value) != value}
     if "kv_lora_rank" in config.values:
         values |= {name: value for name, value in _LATENT.items() if name in config.values}
-        if "head_dim" in values:  # rotary's
+        if "head_dim" in values:  # the size of rotary embeddings
             values["head_dim"] = _LATENT["qk_rope_head_dim"]
     values |= more
     if cls.endswith("ForImageClassification"):

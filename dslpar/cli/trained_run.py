@@ -1,4 +1,4 @@
-"""The arguments of commands that use a trained model: which run, which checkpoint, on which layout."""
+"""Arguments of commands that use a trained model: the run, the checkpoint, and the layout."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from dslpar.core.project import add_trust
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    """Add what says which model runs where: for `dslpar eval`, too."""
-    help = "the output_dir of a run, or a checkpoint; and overrides of the config's keys, such as its layout"
+    """Add the arguments that select the model and its layout, for `dslpar generate` and `dslpar eval`."""
+    help = "a run's output_dir, or a checkpoint; and overrides of the config's keys, such as its layout"
     arguments.add_operands(parser, "RUN", help)
-    help = "the name of a checkpoint of the run, such as step_000100; default: the newest"
+    help = "name of the run's checkpoint, such as step_000100; default: the newest"
     parser.add_argument("--checkpoint", metavar="NAME", help=help)
-    parser.add_argument("--config", metavar="CFG", help="a config of the same model, whose layout is taken")
+    parser.add_argument("--config", metavar="CFG", help="take the layout from this config, which has the same model")
     parser.add_argument("--local_rank", "--local-rank", help=argparse.SUPPRESS)  # launchers add it
     add_trust(parser)
 
 
 def take_run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> list[str]:
-    """Set `path` to the one run among the operands, and return the overrides."""
+    """Set `args.path` to the one run among the operands; return the overrides."""
     paths = [operand for operand in args.operands if not arguments.is_override(operand)]
     if len(paths) != 1:
         parser.error(f"one run is needed, not {len(paths)}")

@@ -1,5 +1,5 @@
-"""Which hosts there are, and the launchers that start ranks on them, a module each.
+"""Cluster: a job's hosts, and the launchers that start ranks on them, one module per launcher.
 
-In: a hostfile in any launcher's syntax, or the environment of Slurm or PBS; a request to start a job on them. Out: a
-`Cluster` of hosts with slots; a launcher's command lines, and where a rank beneath it stands.
+Input: a hostfile in any launcher's syntax or the environment of Slurm or PBS, and a request to start a job. Output: a
+`Cluster` of hosts with slots, a launcher's command lines, and a rank's place in its job.
 """

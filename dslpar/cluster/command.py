@@ -1,7 +1,7 @@
-"""A command line that starts ranks, and what all of them share.
+"""Command lines that start ranks, and the constants that launchers share.
 
-Guards start in milliseconds, and import this by way of dslpar.cluster.launcher: the standard library alone, and
-dslpar.core.visible, which does the same.
+Guards start in milliseconds, and import this module through dslpar.cluster.launcher. So it imports only the standard
+library and dslpar.core.visible, which does the same.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MODULE = "dslpar.training"
-"""What every rank runs, unless a request says otherwise."""
+"""The module that every rank runs, unless the request names another one."""
 LOCALHOST = "127.0.0.1"
 DEFAULT_PORT = 29500
-"""Where ranks meet if no port is given and none can be agreed on: every launcher's own default."""
+"""The port at which ranks meet if none is given and hosts cannot agree on one. It is every launcher's own default."""
 FILES = "DSLPAR_FILES"
-"""Stands in a command line for the folder of its files."""
+"""Placeholder in a command line for the folder of its files."""
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class Command(NamedTuple):
-    """One process to start, which starts the ranks."""
+    """A launcher process to start, which starts ranks."""
 
     environ: Mapping[str, str]
-    """Added to this process's."""
+    """Variables to add to this process's environment."""
     argv: tuple[str, ...]
     host: str = ""
-    """Whose ranks it starts; empty: those of all hosts."""
+    """The host whose ranks it starts; empty: all hosts."""
     files: Mapping[str, str] = NOTHING
-    """Name to text of files that it reads, in a folder that argv and environ call DSLPAR_FILES."""
+    """Names and texts of files that it reads. `argv` and `environ` call their folder DSLPAR_FILES."""
 
     def shell(self) -> str:
-        """A line for a shell, to copy and paste."""
+        """Return the command as a line to paste into a shell."""
         settings = [f"{name}={_quote(value)}" for name, value in self.environ.items()]
         line = " ".join([*settings, *map(_quote, self.argv)])
         if not self.files:
@@ -49,7 +49,7 @@ class Command(NamedTuple):
         return f"D=$(mktemp -d); {written}" + line.replace(FILES, '"$D"')
 
     def with_files_in(self, folder: Path) -> Command:
-        """Write the files into `folder`; return the command that finds them there."""
+        """Write the files to `folder`; return the command with that folder in place of DSLPAR_FILES."""
         for name, text in self.files.items():
             (folder / name).write_text(text, encoding="utf-8")
         environ = {name: value.replace(FILES, str(folder)) for name, value in self.environ.items()}
@@ -57,7 +57,7 @@ class Command(NamedTuple):
 
 
 def _quote(word: str) -> str:
-    """Quote a word for a shell; one that is not all visible as bash and POSIX 2024 do, $'...', byte by byte."""
+    """Quote a word for a shell. A word with invisible characters becomes $'...' (bash, POSIX 2024), byte by byte."""
     if visible(word) == word:
         return shlex.quote(word)
     plain = (chr(byte) if 32 <= byte < 127 and byte not in b"'\\#:" else f"\\x{byte:02x}" for byte in os.fsencode(word))

@@ -1,8 +1,8 @@
-"""`--include` and `--exclude`: a part of a cluster's hosts and accelerators, in the syntax of DeepSpeed's launcher.
+"""Host filter: `--include` and `--exclude` select hosts and accelerators, in the syntax of DeepSpeed's launcher.
 
     node1@node2:0,2        all of node1, and accelerators 0 and 2 of node2
 
-What is left keeps the hostfile's order. Unlike DeepSpeed's launcher, this reports all errors at once.
+The remaining hosts keep the hostfile's order. Unlike DeepSpeed's launcher, this reports all errors at once.
 
 >>> from dslpar.cluster.hostfile import parse
 >>> hosts = parse("node1 slots=4\\nnode2 slots=4\\n", "hostfile")
@@ -23,14 +23,14 @@ from dslpar.core.errors import Location
 from dslpar.core.suggest import only_near
 
 MAX_SLOTS = 65_536
-"""The most slots of a host that may be selected one by one."""
+"""The most slots that a host may have if some of them are selected."""
 Flag = Literal["--include", "--exclude"]
 _GRAMMAR = "NAME, or NAME:SLOT,SLOT; @ between hosts: node1@node2:0,2"
 _PART = re.compile(r"([^:@,\s]+)(?::(\d{1,9}(?:,\d{1,9})*))?", re.ASCII)
 
 
 def filter_hosts(cluster: Cluster, text: str, flag: Flag) -> Cluster:
-    """Return the selected part of a cluster; or all of it, with `filter_errors`."""
+    """Return the selected part of a cluster; in case of errors the whole cluster, with `filter_errors`."""
     errors: list[FilterError] = []
     named: dict[str, set[int]] = {}
     known = {host.name: host for host in cluster.hosts}
@@ -95,9 +95,9 @@ def _errors(part: str, location: Location, known: Mapping[str, Host]) -> Iterato
 
 
 def _apply(hosts: Sequence[Host], named: Mapping[str, set[int]], flag: Flag) -> Iterator[Host]:
-    """A host that is named without slots is meant as a whole."""
+    """Yield the remaining hosts. A name without slots selects the whole host."""
     for host in hosts:
-        if host.name not in named or not named[host.name]:  # named whole, or not at all
+        if host.name not in named or not named[host.name]:  # named without slots, or not named
             if (host.name in named) == (flag == "--include"):
                 yield host
             continue

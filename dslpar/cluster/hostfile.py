@@ -1,13 +1,12 @@
-"""Clusters: hosts and their slots, from a hostfile in any launcher's syntax, or from what a scheduler has given out.
+"""Clusters: hosts and their slots, from a hostfile in any launcher's syntax, or from a scheduler's allocation.
 
-    node1 slots=4                  DeepSpeed; OpenMPI, which also reads `max_slots=M`
-    node1:4                        MPICH's Hydra
-    node1                          a slot a line, as in PBS's node file; OpenMPI takes one a core, MPICH one
-    gpu[07-12,31] slots=4          Slurm's list of nodes, each with as many slots
+    node1 slots=4                  DeepSpeed; OpenMPI, which also reads `max_slots=M` node1:4
+    MPICH's Hydra node1                          one slot per line, as in PBS's node file (OpenMPI: one slot per core;
+    MPICH: one slot) gpu[07-12,31] slots=4          Slurm's node list; each node has that many slots
 
-Empty lines and comments (`#`) may stand between; `# device: h100-80g` names the hosts' accelerator, for forecasts. What
-each launcher reads of these was measured with DeepSpeed 0.19, OpenMPI 5.0.11 and MPICH 5.0.2; dslpar hands every
-launcher the hosts in that launcher's own syntax.
+Empty lines and comments (`#`) are allowed. The comment `# device: h100-80g` names the hosts' accelerator, for
+forecasts. The syntax that each launcher reads was tested with DeepSpeed 0.19, OpenMPI 5.0.11 and MPICH 5.0.2. dslpar
+passes the hosts to every launcher in that launcher's own syntax.
 
 >>> cluster = parse("node1 slots=4\\nnode2 slots=4\\n", "hostfile")
 >>> cluster.world_size, cluster.hosts[1].name
@@ -23,7 +22,7 @@ from typing import Literal, NamedTuple
 from dslpar.core.errors import Location
 
 Syntax = Literal["slots", "colon", "name", "list"]
-"""The syntax of a line; "slots" is the one that DeepSpeed reads."""
+"""The syntax of a line. DeepSpeed reads "slots"."""
 
 _SLOTS = re.compile(
     r"\s*([^\s=,#\[\]]+|\S*\[\S*)\s+slots=(\d{1,9})(?:\s+max[_-]slots=(\d{1,9}))?\s*(?:#.*)?$", re.ASCII
@@ -35,26 +34,26 @@ _GRAMMAR = "one host a line: NAME slots=N"
 
 
 class Host(NamedTuple):
-    """A machine, and the number of ranks that it takes."""
+    """A machine, with the number of ranks that it takes."""
 
     name: str
     slots: int
     location: Location
-    """Of its line."""
+    """The place of its line."""
     slots_location: Location
-    """Of its number of slots."""
+    """The place of its number of slots."""
     syntax: Syntax = "slots"
     devices: tuple[int, ...] | None = None
-    """The accelerators that `--include` or `--exclude` left of it; None: all."""
+    """The accelerators that `--include` or `--exclude` selects; None: all."""
 
     @property
     def address(self) -> str:
-        """Its name in the network, without the user that ssh is told."""
+        """Its name in the network, without the user name for ssh."""
         return self.name.rpartition("@")[2]
 
 
 class BadLine(NamedTuple):
-    """A line that no launcher reads."""
+    """An invalid line."""
 
     location: Location
     text: str
@@ -63,7 +62,7 @@ class BadLine(NamedTuple):
 
 
 class FilterError(NamedTuple):
-    """A part of `--include` or `--exclude` that selects nothing; the linter has a rule for each kind."""
+    """An invalid part of `--include` or `--exclude`. The linter has one rule per kind."""
 
     kind: Literal["host", "slot", "syntax"]
     location: Location
@@ -72,38 +71,38 @@ class FilterError(NamedTuple):
 
 
 class Cluster(NamedTuple):
-    """The hosts of a hostfile, or of an allocation, in order; and the lines that are no host."""
+    """The hosts of a hostfile or an allocation, in order, and the invalid lines."""
 
     path: str
     hosts: tuple[Host, ...]
     bad_lines: tuple[BadLine, ...]
     filter_errors: tuple[FilterError, ...] = ()
     filtered: bool = False
-    """Whether `--include` or `--exclude` left only a part."""
+    """Whether `--include` or `--exclude` was applied."""
     from_file: bool = True
-    """False: a scheduler's allocation."""
+    """False: the hosts come from a scheduler's allocation."""
     device: str | None = None
-    """The accelerator of its hosts, as a comment names it: `# device: h100-80g`."""
+    """The hosts' accelerator, from a comment such as `# device: h100-80g`."""
     device_location: Location | None = None
 
     @property
     def world_size(self) -> int:
-        """The slots of all hosts."""
+        """The number of slots on all hosts together."""
         return sum(host.slots for host in self.hosts)
 
     @property
     def invalid(self) -> bool:
-        """Whether a line, or a filter, could not be read, so that hosts may be missing."""
+        """Return whether a line or a filter is invalid, so that hosts may be missing."""
         return bool(self.bad_lines or self.filter_errors)
 
     @property
     def readable_by_deepspeed(self) -> bool:
-        """Whether DeepSpeed reads the same hosts from the file itself."""
+        """Return whether DeepSpeed can read the same hosts from the file itself."""
         return self.from_file and all(host.syntax == "slots" for host in self.hosts)
 
 
 def parse(text: str, path: str) -> Cluster:
-    """Read a hostfile's text; never raises."""
+    """Parse a hostfile's text; this never raises."""
     hosts: list[Host] = []
     bad: list[BadLine] = []
     for number, line in enumerate(text.split("\n"), start=1):
@@ -125,7 +124,7 @@ def format_hosts(hosts: Sequence[Host]) -> str:
 
 
 def _hosts(line: str, place: Location) -> Iterator[Host | BadLine]:
-    """Parse one line: a host, the hosts of a list, or what is wrong."""
+    """Parse one line into its host, the hosts of a node list, or an error."""
     kinds: tuple[tuple[Syntax, re.Pattern[str]], ...] = (("slots", _SLOTS), ("colon", _COLON), ("name", _NAME))
     for syntax, pattern in kinds:
         if match := pattern.match(line):
@@ -144,7 +143,7 @@ def _with_max_slots(host: Host, most: str | None, line: str) -> Iterator[Host | 
     elif "[" not in host.name:
         yield host
     else:
-        from dslpar.cluster import nodelist  # few hostfiles hold a list
+        from dslpar.cluster import nodelist  # few hostfiles have a node list
 
         try:
             names = nodelist.expand(host.name)
@@ -156,7 +155,7 @@ def _with_max_slots(host: Host, most: str | None, line: str) -> Iterator[Host | 
 
 
 def _merge_names(hosts: Sequence[Host]) -> Iterator[Host]:
-    """Merge the lines of a name that stands alone on several, a slot each; other repetitions stay, for the linter."""
+    """Merge repeated lines of a bare name, one slot per line. Other repetitions stay, for the linter."""
     bare: dict[str, int] = {}
     for host in hosts:
         if host.syntax == "name":

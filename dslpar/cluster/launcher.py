@@ -1,9 +1,9 @@
-"""What a launcher is: to the ranks and guards that run beneath it, and to `dslpar launch`, which starts it.
+"""Launcher type: a launcher's interface to its ranks and their guards, and to `dslpar launch`, which starts it.
 
-A rank reads where it stands in its job (dslpar/distributed/bootstrap.py), and its guard which processes above the rank
-are launchers (dslpar/watchdog). Guards start in milliseconds, so this module, and those of dslpar/cluster/launchers,
-import the standard library and dslpar.cluster.command alone; functions that make command lines import the rest when
-called.
+A rank uses it to read its place in the job (dslpar/distributed/bootstrap.py). A guard uses it to recognize launchers
+among the rank's ancestors (dslpar/watchdog). Guards start in milliseconds, so this module and those of
+dslpar/cluster/launchers import only the standard library and dslpar.cluster.command. Functions that make command lines
+import the rest when they are called.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 
 class RankVariables(NamedTuple):
-    """The environment variables in which a launcher tells a rank its place."""
+    """Environment variables in which a launcher passes a rank its place."""
 
     rank: str
     world_size: str
     local_rank: str
     local_size: tuple[str, ...]
-    """Of these, the first that is set; Slurm's holds a list with a number for each host."""
+    """Candidates, of which the first that is set counts. Slurm's has a list with one number per host."""
     job: tuple[str, ...] = ()
-    """Tell jobs on one host apart, where the launcher names no port: the port is made of them."""
+    """Variables that identify a job on its host. They determine the port if the launcher names none."""
 
     def are_set(self, environ: Mapping[str, str]) -> bool:
-        """Whether they tell a whole place."""
+        """Return whether rank, world size and local rank are all set."""
         return all(name in environ for name in (self.rank, self.world_size, self.local_rank))
 
 
@@ -38,45 +38,44 @@ TORCH_VARIABLES = RankVariables("RANK", "WORLD_SIZE", "LOCAL_RANK", ("LOCAL_SIZE
 
 
 class Launcher(NamedTuple):
-    """One launcher. Its functions are pure but for files that the launcher itself would read."""
+    """One launcher. Its functions are pure, except that they read files which the launcher itself would read."""
 
     title: str
-    """How messages name it."""
+    """Its name in messages."""
     variables: RankVariables
     program: str
-    """What must be installed here."""
+    """The program that must be installed on this host."""
     install: str
-    """How to install it."""
+    """Installation advice for messages."""
     commands: Callable[[Context], Iterator[Command]]
-    """Its command lines; most launchers need one."""
+    """Makes its command lines; most launchers need one."""
     commands_without_ssh: Callable[[Context], Iterator[Command]] | None = None
-    """One for each host, to be run on it; None: it starts all hosts from one of them."""
+    """Makes one command line per host, to run on that host; None: the launcher starts all hosts from one of them."""
     findings: Callable[[Context], Iterator[Finding]] = lambda context: iter(())
-    """What it would misread, or do otherwise than requested."""
+    """Finds parts of a request that it would misread, or carry out differently."""
     processes: tuple[str, ...] = ()
-    """What its processes above a rank run: a program's file name, or a module's name after `python -m`."""
+    """Names of its processes above a rank: a program's file name, or a module's name after `python -m`."""
     ends_with_job: Mapping[str, str] = NOTHING
-    """Those of the processes that serve one job alone, so that a guard may end them, each with how an argument must
-    begin for that; "": whatever the arguments.
+    """Processes that serve only one job, so that a guard may end them.
+
+    The value is the prefix that one of the arguments must have for that; "" means any arguments.
     """
     remote_programs: tuple[str, ...] = ()
-    """What must be installed here to reach other hosts."""
+    """Programs that must be installed on this host to reach others."""
     of_this_python: bool = False
-    """Whether it starts ranks with the Python that it is installed in: the one beside this Python is meant, then."""
+    """Whether it starts ranks with the Python that it is installed in. Then the one beside this Python is used."""
     mpirun_version: tuple[str, ...] = ()
-    """What `mpirun --version` says, one of these, where mpirun is this launcher's."""
+    """Texts of which `mpirun --version` prints one if mpirun is this launcher."""
     takes_ipv6: bool = False
-    """Whether it takes an IPv6 address for a host; others read what follows a colon as a number or a name."""
+    """Whether it accepts an IPv6 address as a host. Others read the part after a colon as a number or a name."""
     scheduler: str = ""
-    """The scheduler (a key of nodelist.ALLOCATIONS) that gives it hosts: it reaches them without ssh, also where none
-    is named.
+    """The scheduler (a key of nodelist.ALLOCATIONS) that gives it hosts. It reaches them without ssh, and may run on
+    several hosts even if none is named.
     """
 
 
 def same_devices_on_all_hosts(context: Context) -> Iterator[Finding]:
-    """Find a selection of accelerators that differs from host to host: mpirun's one line has one
-    CUDA_VISIBLE_DEVICES for all.
-    """
+    """Find hosts with different selections of accelerators: mpirun has one CUDA_VISIBLE_DEVICES for all hosts."""
     from dslpar.core.catalog import finding
 
     if len({host.devices for host in context.hosts}) > 1:

@@ -1,10 +1,10 @@
-"""By which of its interfaces and addresses this machine reaches another; the kernel is asked, and nothing is sent.
+"""Network: this machine's interfaces, addresses and ports. The kernel looks routes up, and nothing is sent.
 
     >>> source_towards("127.0.0.1"), interface_to("127.0.0.1")
     ('127.0.0.1', '')
 
-gloo and NCCL need the name of an interface where a machine's own name means a loopback address, as Debian sets it up:
-gloo would tell the others 127.0.0.1. Each machine looks for itself, since names of interfaces may differ.
+gloo and NCCL need an interface's name if the machine's own name resolves to a loopback address, as on Debian: gloo
+would announce 127.0.0.1 to its peers. Each machine looks for itself, since interface names may differ.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import socket
 _ANY_PORT = 9
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)
 _OUTSIDE = "192.0.2.1"
-"""An address for documentation (RFC 5737): as far away as any."""
+"""An address for documentation (RFC 5737), which is on no local network."""
 _EPHEMERAL_PORTS = "/proc/sys/net/ipv4/ip_local_port_range"
 _IANA_EPHEMERAL_PORT = 49152
 _FIRST_PORT = 10_000
@@ -25,20 +25,20 @@ _TRIES = 100
 
 
 def source_towards(host: str) -> str:
-    """Return the address of ours from which packets to `host` leave, so the one at which `host` can answer.
+    """Return our address from which packets to `host` leave, which is the one at which `host` can answer.
 
     Raises:
         OSError: the name is unknown, or there is no route.
     """
     family, _, _, _, address = socket.getaddrinfo(host, _ANY_PORT, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(address)  # of a datagram socket: the route is looked up, no packet leaves
+        probe.connect(address)  # on a datagram socket this only looks the route up; no packet leaves
         found: str = probe.getsockname()[0]
         return found
 
 
 def interface_to(host: str) -> str:
-    """Return the interface towards `host`; of an own address, the one that has it. Empty for a loopback address.
+    """Return the interface towards `host`, or that of its address if `host` is this machine; empty for loopback.
 
     Raises:
         OSError: the name is unknown, or there is no route.
@@ -47,8 +47,9 @@ def interface_to(host: str) -> str:
 
 
 def interface_outwards() -> str:
-    """Return the interface towards other machines, whichever they are: the default route's, else the only one that has
-    an address; empty where neither tells.
+    """Return the interface towards other machines in general.
+
+    It is the default route's, else the only one that has an IPv4 address. Empty if there is neither.
     """
     with contextlib.suppress(OSError):
         return interface_to(_OUTSIDE)
@@ -57,24 +58,24 @@ def interface_outwards() -> str:
 
 
 def is_known(host: str) -> bool:
-    """Whether this machine can turn the name into an address."""
+    """Return whether this machine can resolve the name to an address."""
     with contextlib.suppress(OSError):
         return bool(socket.getaddrinfo(host, None))
     return False
 
 
 def interface_of(address: str) -> str:
-    """Return the interface that has this address, unless it is the loopback; empty where none has it."""
+    """Return the interface that has this address, except the loopback; empty if none has it."""
     return next((name for name, addresses in _addresses().items() if address in addresses), "")
 
 
 def _addresses() -> dict[str, list[str]]:
     """Return the addresses of each interface but the loopback."""
-    import psutil  # not at the head: most commands that import this module need no interface, and start sooner
+    import psutil  # imported here: most commands that import this module need no interface, and start faster
 
     found: dict[str, list[str]] = {}
     for label, entries in psutil.net_if_addrs().items():
-        name = label.partition(":")[0]  # eth0:1 is another address of eth0, which gloo and NCCL know by that name alone
+        name = label.partition(":")[0]  # eth0:1 is a second address of eth0, the only name gloo and NCCL know
         if name != "lo":
             # Without the scope of a link-local address (fe80::1%eth0): a socket's own address has none.
             addresses = [entry.address.partition("%")[0] for entry in entries if entry.family in _FAMILIES]
@@ -83,8 +84,9 @@ def _addresses() -> dict[str, list[str]]:
 
 
 def is_here(host: str) -> bool:
-    """Whether a host is this machine: it has the name, or the address. (That an address can be bound to says nothing
-    where the kernel binds to any, as on hosts that keepalived or IPVS serve.)
+    """Return whether a host is this machine, by its name or its address.
+
+    Binding to the address would be no test: on hosts with keepalived or IPVS the kernel may bind to any address.
     """
     mine = socket.gethostname()
     if host in ("localhost", mine, mine.partition(".")[0]):
@@ -98,8 +100,8 @@ def is_here(host: str) -> bool:
 def free_port() -> int:
     """Return a port of this machine at which nobody listens now.
 
-    Ranks listen there seconds later, when they have imported torch. Meanwhile the kernel gives ephemeral ports to every
-    connection of this machine, so one is taken below them: by chance, for two jobs that start at once.
+    Ranks listen there seconds later, when they have imported torch. Meanwhile the kernel gives ephemeral ports to this
+    machine's connections, so the port is chosen below those. It is random, since two jobs may start at once.
     """
     ports = range(_FIRST_PORT, _first_ephemeral_port())
     for _ in range(_TRIES if ports else 0):
@@ -112,19 +114,19 @@ def free_port() -> int:
 
 
 def _first_ephemeral_port() -> int:
-    """Return the lowest port that the kernel gives away by itself."""
+    """Return the lowest port that the kernel assigns by itself."""
     try:
         with open(_EPHEMERAL_PORTS, encoding="ascii") as file:
             return int(file.read().split()[0])
-    except FileNotFoundError:  # no Linux
+    except FileNotFoundError:  # not Linux
         return _IANA_EPHEMERAL_PORT
 
 
 def listen(port: int, backlog: int | None = None) -> socket.socket:
-    """Open a server at this port of all addresses of this machine, as torch's store is; 0: a free one.
+    """Open a server at a port (0: a free one) on all addresses of this machine, like torch's store.
 
     Raises:
-        OSError: somebody listens there.
+        OSError: another server listens there.
     """
     if socket.has_dualstack_ipv6():
         with contextlib.suppress(OSError):  # a kernel that was started without IPv6
@@ -133,9 +135,9 @@ def listen(port: int, backlog: int | None = None) -> socket.socket:
 
 
 def is_free(port: int) -> bool:
-    """Whether a server could listen at this port of all interfaces."""
+    """Return whether a server could listen at this port on all interfaces."""
     with socket.socket() as probe:
-        # As torch's store does: old connections are no harm.
+        # Like torch's store: old connections do not matter.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("", port))

@@ -1,4 +1,4 @@
-"""Slurm's node lists, and the allocations of Slurm and PBS.
+"""Node lists in Slurm's syntax, and the allocations of Slurm and PBS.
 
     >>> expand("gpu[07-09,31],login1")
     ['gpu07', 'gpu08', 'gpu09', 'gpu31', 'login1']
@@ -7,12 +7,12 @@
     >>> tasks("4(x2),3")
     [4, 4, 3]
 
-The grammar is that of `scontrol show hostnames` (slurm.conf, "NodeName"; hostlist of LLNL): numbers keep the width of
-the first bound, brackets may stand anywhere in a name and more than once, the leftmost one turns slowest.
+The grammar is that of `scontrol show hostnames` (slurm.conf, "NodeName"; LLNL's hostlist). Numbers keep the width of
+the first bound. Brackets may stand anywhere in a name, and several times; the leftmost one varies slowest.
 
-No library does this for ranks, which are numbered in the list's order: ClusterShell's NodeSet and python-hostlist sort
-names where they fold them (NodeSet also where it expands them), and take "" or a range of any size for a list; NodeSet
-reads "a[1-2-3]" and refuses the manual's rack[01-3], and python-hostlist is under the GPL.
+Ranks are numbered in the list's order, which no library keeps: ClusterShell's NodeSet and python-hostlist sort names
+when they fold them, and NodeSet also when it expands them. Both accept "" and ranges of any size as lists. NodeSet
+accepts "a[1-2-3]" but refuses the manual's rack[01-3], and python-hostlist is under the GPL.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 MAX_HOSTS = 65_536
-"""Slurm's own bound for one range; a list of more is a mistake that would fill memory."""
+"""Slurm's own limit for one range. A longer list is a mistake that would fill the memory."""
 _RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?", re.ASCII)
 _TASKS = re.compile(r"(\d{1,9})(?:\(x(\d{1,5})\))?", re.ASCII)
 _NUMBER = re.compile(r"(.*?)(\d{1,18})(\D*)", re.ASCII | re.DOTALL)
@@ -33,20 +33,20 @@ _PIECE = re.compile(r"\[([^\[\]]*)\]|([^\[\],]+)")
 
 
 class Allocation(NamedTuple):
-    """The hosts that a scheduler has given to a job, in its order, with the ranks that each takes."""
+    """The hosts that a scheduler has given to a job, in its order, each with its number of ranks."""
 
     source: str
-    """The variable, or the file, that it is from."""
+    """The variable or file that defines it."""
     text: str
-    """What that holds."""
+    """The text of that variable or file."""
     hosts: tuple[tuple[str, int], ...]
 
 
 def expand(text: str) -> list[str]:
-    """Return the names of a list, in order.
+    """Return a list's names, in order.
 
     Raises:
-        ValueError: it is no node list, or has more than MAX_HOSTS names.
+        ValueError: it is not a node list, or has more than MAX_HOSTS names.
     """
     names: list[str] = []
     for part in _parts(text):
@@ -58,7 +58,7 @@ def expand(text: str) -> list[str]:
 
 
 def _parts(text: str) -> Iterator[str]:
-    """Split at the commas outside of brackets; each part is made of text and brackets alone."""
+    """Split at commas outside of brackets, and check that each part consists of text and brackets."""
     for part in re.split(r",(?![^\[]*\])", text.strip()):
         if not part or "".join(match[0] for match in _PIECE.finditer(part)) != part or part.isspace():
             raise ValueError(f"{part or text!r} is no node list")
@@ -66,7 +66,7 @@ def _parts(text: str) -> Iterator[str]:
 
 
 def _numbers(inside: str) -> list[str]:
-    """Expand what stands in brackets: numbers and ranges, each as wide as its first bound."""
+    """Expand a bracket's numbers and ranges, each as wide as its first bound."""
     found: list[str] = []
     for word in inside.split(","):
         match = _RANGE.fullmatch(word)
@@ -80,7 +80,7 @@ def _numbers(inside: str) -> list[str]:
 
 
 def first(text: str) -> str:
-    """Return the first name of a list.
+    """Return a list's first name.
 
     >>> first("rack[2-3]node[1,4]-ib")
     'rack2node1-ib'
@@ -92,7 +92,7 @@ def first(text: str) -> str:
 
 
 class _Run(NamedTuple):
-    """Names that differ in one number alone, which counts up."""
+    """Names that differ only in one number, which counts up."""
 
     before: str
     after: str
@@ -100,13 +100,13 @@ class _Run(NamedTuple):
     high: str
 
     def next(self, before: str, number: str, after: str) -> _Run | None:
-        """Return the run with one more name, if that is the next one."""
+        """Return the run with one more name; None if that name does not continue it."""
         wanted = str(int(self.high) + 1).zfill(len(self.low))
         return self._replace(high=number) if (before, after, number) == (self.before, self.after, wanted) else None
 
 
 def compress(names: Sequence[str]) -> str:
-    """Return the list that expands to these names, in this order; names that count up share brackets."""
+    """Return the list that expands to these names, in this order. Names that count up share brackets."""
     runs: list[_Run] = []
     for name in names:
         match = _NUMBER.fullmatch(name)
@@ -135,7 +135,7 @@ def tasks(text: str) -> list[int]:
     """Return the tasks of each node, as SLURM_TASKS_PER_NODE lists them.
 
     Raises:
-        ValueError: it is no such list.
+        ValueError: it is not such a list.
     """
     found: list[int] = []
     for word in text.split(","):
@@ -147,15 +147,15 @@ def tasks(text: str) -> list[int]:
 
 
 def slurm_source(environ: Mapping[str, str]) -> str | None:
-    """Return the variable that holds the nodes of this Slurm job; None: this is none."""
+    """Return the variable with this Slurm job's nodes; None outside of a Slurm job."""
     return next((name for name in ("SLURM_JOB_NODELIST", "SLURM_NODELIST") if environ.get(name)), None)
 
 
 def slurm(environ: Mapping[str, str]) -> Allocation:
-    """Read the nodes of this Slurm job. Untested on a cluster: it follows Slurm's manual.
+    """Read this Slurm job's nodes. Untested on a cluster: it follows Slurm's manual.
 
     Raises:
-        ValueError: this is no Slurm job, or its variables contradict each other.
+        ValueError: this is not a Slurm job, or its variables contradict each other.
     """
     source = slurm_source(environ)
     if source is None:
@@ -167,10 +167,10 @@ def slurm(environ: Mapping[str, str]) -> Allocation:
 
 
 def pbs(environ: Mapping[str, str]) -> Allocation:
-    """Read the nodes of this PBS job, whose file has a line for each slot. Untested: it follows PBS's manual.
+    """Read this PBS job's nodes, whose file has one line per slot. Untested: it follows PBS's manual.
 
     Raises:
-        ValueError: this is no PBS job.
+        ValueError: this is not a PBS job.
         OSError: its file cannot be read.
     """
     path = environ.get("PBS_NODEFILE")
@@ -185,18 +185,16 @@ def pbs(environ: Mapping[str, str]) -> Allocation:
 
 
 ALLOCATIONS = {"slurm": slurm, "pbs": pbs}
-"""What `--hostfile` may name instead of a file."""
+"""Schedulers that `--hostfile` may name instead of a file."""
 
 
 def is_inside(scheduler: str, environ: Mapping[str, str]) -> bool:
-    """Whether this runs in an allocation of that scheduler, readable or not."""
+    """Return whether this process runs in an allocation of that scheduler, readable or not."""
     return slurm_source(environ) is not None if scheduler == "slurm" else bool(environ.get("PBS_NODEFILE"))
 
 
 def find_allocation(environ: Mapping[str, str]) -> tuple[str, Allocation] | None:
-    """Return the scheduler whose allocation this runs in, as --hostfile names it, and the allocation; None: none that
-    can be read.
-    """
+    """Return this process's scheduler, as --hostfile names it, and its allocation; None without a readable one."""
     for name, read in ALLOCATIONS.items():
         with contextlib.suppress(ValueError, OSError):
             return name, read(environ)

@@ -1,9 +1,9 @@
-"""Rank 0's host, as OpenMPI itself knows it: three calls of PMIx, the service by which its daemons talk to ranks.
+"""PMIx: ask OpenMPI for rank 0's host, with three calls to the service by which its daemons talk to ranks.
 
-OpenMPI 5 tells a rank its number, and not where rank 0 is. The daemon on each host knows, and any process that it
-started may ask it (openpmix.org): milliseconds, and no MPI_Init, which would make an exit wait for peers. What others
-do instead, mpi4py or a part of some URI in the environment, makes ranks that fail hang, or names the host of `mpirun`,
-which may be another.
+OpenMPI 5 gives a rank its number, but not rank 0's host. The daemon on each host knows it, and any process that the
+daemon started may ask for it (openpmix.org). That takes milliseconds, and no MPI_Init, which would make an exit wait
+for peers. The usual alternatives are worse: with mpi4py a failing rank hangs, and the URI in the environment names the
+host of `mpirun`, which may be another one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class _Proc(ctypes.Structure):
 
 
 class _Value(ctypes.Structure):
-    """pmix_value_t, of a string; the union's other members are no longer than `rest`."""
+    """pmix_value_t with a string. The union's other members are no longer than `rest`."""
 
     _fields_ = (("type", ctypes.c_uint16), ("string", ctypes.c_char_p), ("rest", ctypes.c_uint64 * 4))
 
@@ -31,8 +31,9 @@ _PMIX_STRING = 3
 
 
 def host_of_rank_0(environ: Mapping[str, str]) -> str | None:
-    """Ask the PMIx server of this host; None where there is none. All ranks of a job ask, or none: the server takes a
-    rank for failed that does not while others do.
+    """Ask this host's PMIx server for rank 0's host; None without a server.
+
+    Either all ranks of a job must ask, or none: the server counts a rank as failed that does not ask while others do.
     """
     library = _pmix(environ) if "PMIX_NAMESPACE" in environ else None
     me = _Proc()
@@ -48,7 +49,7 @@ def host_of_rank_0(environ: Mapping[str, str]) -> str | None:
 
 
 def _pmix(environ: Mapping[str, str]) -> ctypes.CDLL | None:
-    """Load the client library that belongs to the launcher, else the system's; versions understand each other."""
+    """Load the launcher's own client library, else the system's. Different versions are compatible."""
     of_mpi = environ.get("OMPI_LIBDIR_LOC", "")
     for folder in (f"{of_mpi}/openmpi/", f"{of_mpi}/", f"{environ.get('PMIX_PREFIX', '')}/lib/", ""):
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""What is to be started, what this host has for it, and what launchers make their command lines of."""
+"""Launch requests: what to start, the facts of this host, and the context that launchers make commands from."""
 
 from __future__ import annotations
 
@@ -10,72 +10,72 @@ from dslpar.cluster.hostfile import Cluster, Host
 
 
 class Request(NamedTuple):
-    """What to start."""
+    """A request to start a job."""
 
     launcher: str
     world_size: int
     arguments: tuple[str, ...]
-    """Of the program, such as the training program's --config FILE, flags, overrides."""
+    """Arguments of the program, such as the training program's --config FILE, flags and overrides."""
     cluster: Cluster | None = None
     """None: all ranks on this host."""
     port: int | None = None
-    """Where ranks meet; None: any free port."""
+    """The port at which ranks meet; None: any free port."""
     no_ssh: bool = False
-    """Each host is started by itself."""
+    """Whether each host is started separately, without ssh."""
     node_rank: int | None = None
-    """Which of the hosts this one is; None: all of them."""
+    """The index of the host to start; None: all hosts."""
     environ: Mapping[str, str] = NOTHING
     """Variables that every rank needs."""
     module: str = MODULE
-    """What every rank runs, as `python -m` takes it."""
+    """The module that every rank runs with `python -m`."""
 
 
 class LocalFacts(NamedTuple):
-    """What this host has."""
+    """Facts about this host."""
 
     programs: Mapping[str, str]
-    """Program to how it is called from here, for each that is installed."""
+    """The command for each installed program."""
     mpi: str = ""
-    """The launcher that `mpirun` is: openmpi, mpich, or the first line that it prints about itself."""
+    """The kind of `mpirun`: openmpi, mpich, or the first line of its version text."""
     local_hosts: frozenset[str] = frozenset()
     """The hosts of the cluster that are this machine."""
     cores: int = 1
     accelerators: int = 0
     """0: ranks run on the CPU."""
     visible_devices: tuple[str, ...] | None = None
-    """The accelerators that CUDA_VISIBLE_DEVICES leaves; None: it is not set."""
+    """The accelerators in CUDA_VISIBLE_DEVICES; None: it is not set."""
     port: int = DEFAULT_PORT
     """A free port."""
     root: bool = False
     environ: Mapping[str, str] = NOTHING
     """This process's environment."""
     forwarded: Mapping[str, str] = NOTHING
-    """The part of it that ranks on other hosts get."""
+    """The part of `environ` that is forwarded to ranks on other hosts."""
     folder: str = "."
-    """Where the job runs, on every host."""
+    """The folder in which the job runs, on every host."""
     job_id: str = ""
-    """Tells this job's processes from others', on every host."""
+    """Identifies this job's processes on every host."""
 
 
 class Context(NamedTuple):
-    """What a launcher makes its command lines of."""
+    """Input from which a launcher makes its command lines."""
 
     request: Request
     facts: LocalFacts
 
     @property
     def hosts(self) -> tuple[Host, ...]:
-        """Empty: this one, and no hostfile."""
+        """The job's hosts; empty: this one, without a hostfile."""
         return self.request.cluster.hosts if self.request.cluster else ()
 
     @property
     def remote(self) -> bool:
-        """Whether a host is another machine than this one."""
+        """Return whether any host is a different machine from this one."""
         return any(host.name not in self.facts.local_hosts for host in self.hosts)
 
     @property
     def slots(self) -> int:
-        """Ranks a host; the linter refuses hosts that differ."""
+        """Ranks per host. The linter refuses hosts with different numbers."""
         return self.hosts[0].slots if self.hosts else self.request.world_size
 
     @property
@@ -84,26 +84,26 @@ class Context(NamedTuple):
 
     @property
     def master_port(self) -> str:
-        """The default where hosts are started apart: they agree on it without a word."""
+        """The requested port, else a free one; the default port if hosts are started separately, so that they agree."""
         return str(self.request.port or (DEFAULT_PORT if self.request.no_ssh else self.facts.port))
 
     @property
     def environ(self) -> dict[str, str]:
-        """Of every rank. Unless OMP_NUM_THREADS says otherwise, the ranks of a host share its cores."""
+        """Variables of every rank. Unless OMP_NUM_THREADS is set, a host's ranks share its cores equally."""
         threads = self.facts.environ.get("OMP_NUM_THREADS") or str(max(1, self.facts.cores // self.slots))
         forwarded = self.facts.forwarded if self.remote else {}
         return {"OMP_NUM_THREADS": threads, **forwarded, **self.request.environ}
 
     @property
     def devices(self) -> dict[str, str]:
-        """CUDA_VISIBLE_DEVICES, where the same accelerators were selected on every host."""
+        """CUDA_VISIBLE_DEVICES, if the same accelerators are selected on every host; otherwise empty."""
         selected = {host.devices for host in self.hosts}
         devices = selected.pop() if len(selected) == 1 else None
         return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, devices))} if devices else {}
 
     @property
     def mpi_environ(self) -> dict[str, str]:
-        """Of every rank, under a launcher that names no place to meet."""
+        """Variables of every rank under a launcher that sets no MASTER_ADDR and MASTER_PORT."""
         return {"MASTER_ADDR": self.master_addr, "MASTER_PORT": self.master_port, **self.devices, **self.environ}
 
     @property
@@ -112,22 +112,22 @@ class Context(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """What starts a job."""
+    """The commands that start a job, with their request."""
 
     commands: tuple[Command, ...]
     request: Request
     facts: LocalFacts
     remote: bool = False
-    """Whether ranks run on other machines than this one, or may."""
+    """Whether ranks run, or may run, on other machines."""
 
     @property
     def hosts(self) -> tuple[Host, ...]:
-        """The hosts of the ranks that it starts, in order; none where there was no need to name them."""
+        """The hosts of the ranks that it starts, in order; empty if the request names no hosts."""
         hosts, node = self.request.cluster.hosts if self.request.cluster else (), self.request.node_rank
         return hosts if node is None else hosts[node : node + 1]
 
     @property
     def ranks(self) -> range:
-        """Those that it starts: all of them, unless each host is started by itself."""
+        """The ranks that it starts: all, or those of one host if `node_rank` is given."""
         node, count = self.request.node_rank, sum(host.slots for host in self.hosts)
         return range(self.request.world_size) if node is None else range(node * count, (node + 1) * count)

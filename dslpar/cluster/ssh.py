@@ -1,4 +1,4 @@
-"""Commands on other hosts, over ssh: in this folder, with some variables, and no question asked.
+"""ssh command lines: run a command on another host, in a given folder, with variables and without prompts.
 
 command("node2", ["python", "-V"], {"A": "b"}, "/home/me")
 # ssh -o BatchMode=yes ... node2 'cd /home/me || exit 97; exec env A=b python -V'
@@ -10,13 +10,14 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 NO_FOLDER = 97
-"""The exit status of a command whose folder is not there."""
+"""The exit status of a command whose folder does not exist."""
 FAILED = 255
-"""ssh's own exit status, where the command was not reached."""
+"""ssh's own exit status, if the command was not reached."""
 OPTIONS = ("ServerAliveInterval=3", "ServerAliveCountMax=3", "ConnectTimeout=10", "BatchMode=yes", "ControlPath=none")
-"""So a host that is gone ends ssh, and with it whoever waits for it, after some ten seconds; ssh by itself waits for
-hours. A question (a password, a new host's key) would hang the job: it is an error. A connection that is shared with
-the user's other ones (ControlMaster) would have their options, not these.
+"""With these options ssh ends about ten seconds after its host is gone, and with it the launcher that waits for ssh.
+
+By default ssh waits for hours. A prompt (for a password, or a new host's key) would hang the job, so it is an error. A
+connection shared with the user's other ones (ControlMaster) would use their options, not these.
 """
 
 

@@ -1,5 +1,5 @@
-"""Interfaces of other frameworks over dslpar's own API, for programs that are ported.
+"""Compat: other frameworks' Python interfaces over dslpar's own API, for ported programs.
 
-In: calls as ColossalAI's users write them. Out: the same steps, taken by `dslpar.engine`. Config files are no matter of
-this package: `dslpar.migrate` converts them, and `dslpar.schema` reads LiBai's `train.dist` as it is.
+It accepts ColossalAI's calls, and `dslpar.engine` takes the same steps. Config files are handled elsewhere:
+`dslpar.migrate` converts them, and `dslpar.schema` reads LiBai's `train.dist` unchanged.
 """

@@ -1,4 +1,4 @@
-"""ColossalAI's surface as its documentation has it: programs run with their import lines changed, and nothing else.
+"""ColossalAI's documented interface: a ColossalAI program runs with only its import lines changed.
 
     from dslpar.compat import colossalai                        # for: import colossalai
     from dslpar.compat.colossalai import MODELS, ModelFromConfig, ParallelMode, PipelineSchedule, global_context as gpc
@@ -8,8 +8,8 @@
     optimizer = torch.optim.Adam(model.parameters())
     engine, train_dataloader, _, _ = colossalai.initialize(model, optimizer, criterion, train_dataloader)
 
-As there, `launch` leaves the run in a global context, where the other functions find it. `dslpar.start` and
-`dslpar.initialize`, which this stands on, know nothing global: they pass a Run on.
+As in ColossalAI, `launch` stores the run in a global context, where the other functions find it. The underlying
+`dslpar.start` and `dslpar.initialize` have no global state: they pass a Run explicitly.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from dslpar import api
-from dslpar import layers as nn  # colossalai.nn.Linear2D; torch's is torch.nn here
+from dslpar import layers as nn  # used as colossalai.nn.Linear2D; torch.nn keeps its full name here
 from dslpar.api import Batches, Initialized, Run
 from dslpar.compat.context import ParallelMode, global_context
 from dslpar.compat.pipeline_part import PipelinePart
@@ -59,18 +59,18 @@ def launch(
     local_rank: int | None = None,
     seed: int | None = None,
 ) -> Run:
-    """Start the run at this place of the job; see `launch_from_torch`. `local_rank` left out: all ranks on one host."""
+    """Start the run as rank `rank`; see `launch_from_torch`. Without `local_rank` all ranks are on one host."""
     place = {"RANK": rank, "WORLD_SIZE": world_size, "LOCAL_RANK": rank if local_rank is None else local_rank}
     os.environ.update({name: str(value) for name, value in place.items()})
     return _launch_at(host, port, config, backend, seed)
 
 
 def launch_from_torch(config: Source, backend: str | None = None, seed: int | None = None) -> Run:
-    """Start the run, at the place that the launcher's environment gives: torchrun's, or any other's.
+    """Start the run, with this rank's place from the environment of torchrun or any other launcher.
 
     config: a file's path, or a dict of its sections; the model may be missing.
-    backend: the device has its own, which alone may stand here.
-    seed: in place of the config's `train.seed`; torch is seeded with it, as ColossalAI's `launch` does.
+    backend: must be the device's own backend if given.
+    seed: overrides the config's `train.seed`. torch is seeded with it, as in ColossalAI's `launch`.
 
     Raises:
         DslparError: the config has errors for this world, or is not the same on all ranks.
@@ -102,7 +102,7 @@ def _launch_at(host: str, port: int, config: Source, backend: str | None, seed: 
 
 
 def get_default_parser() -> argparse.ArgumentParser:
-    """Return a parser of the arguments that `launch` takes, for a program's command line."""
+    """Return a parser for a program's command line, with the arguments that `launch` takes."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--config", help="the config file")
     for name in ("rank", "local_rank", "world_size", "port"):
@@ -118,7 +118,10 @@ def get_default_parser() -> argparse.ArgumentParser:
 def build_pipeline_model_from_cfg(
     config: Mapping[str, object], num_chunks: int = 1, partition_method: str | None = None, verbose: bool = False
 ) -> PipelinePart:
-    """Return this rank's part of the model of dict(type=..., ...); see `dslpar.build_pipeline_model_from_cfg`."""
+    """Return this rank's part of the model that dict(type=..., ...) describes.
+
+    See `dslpar.build_pipeline_model_from_cfg`.
+    """
     model = build.build_pipeline_model_from_cfg(config, num_chunks, partition_method, verbose)
     return PipelinePart(model, global_context.run)
 
@@ -126,7 +129,7 @@ def build_pipeline_model_from_cfg(
 def build_pipeline_model(
     layers: torch.nn.Sequential, num_chunks: int = 1, partition_method: str | None = None, verbose: bool = False
 ) -> PipelinePart:
-    """Return this rank's part of modules that are built already; see `dslpar.build_pipeline_model`."""
+    """Return this rank's part of modules that already exist; see `dslpar.build_pipeline_model`."""
     model = build.build_pipeline_model(layers, num_chunks, partition_method, verbose)
     return PipelinePart(model, global_context.run)
 
@@ -142,10 +145,10 @@ def initialize(
     test_dataloader: Batches | None = None,
     lr_scheduler: Any = None,
 ) -> Initialized:
-    """Return the engine, both loaders and the LR scheduler, of the run that was launched; see `dslpar.initialize`.
+    """Return the launched run's engine, both loaders and the LR scheduler; see `dslpar.initialize`.
 
-    As in ColossalAI, a module is this rank's stage in a pipeline, and the whole model without one; with several chunks
-    a stage, they come in an nn.ModuleList.
+    As in ColossalAI, `model` is this rank's stage if there is a pipeline, and the whole model otherwise. Several chunks
+    per stage come in an nn.ModuleList.
     """
     run = global_context.run
     if isinstance(model, PipelinePart):

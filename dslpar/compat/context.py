@@ -1,6 +1,6 @@
-"""ColossalAI's global context: the run that was launched, this rank's groups by ParallelMode, the config.
+"""ColossalAI's global context: the launched run, this rank's groups by ParallelMode, and the config.
 
-It is the only global state of dslpar, for programs that expect one.
+It exists for programs that expect global state, and is dslpar's only one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dslpar.language.lazy import Settings, settings
 
 
 class ParallelMode(Enum):
-    """ColossalAI's names of groups of ranks, and the mesh's axes that each goes over."""
+    """ColossalAI's names of process groups, each with the mesh axes that it spans."""
 
     GLOBAL = ("pipe", "data", "tensor")
     DATA = ("data",)
@@ -35,12 +35,12 @@ class GlobalContext:
     _run: Run | None = None
 
     def set_run(self, run: Run) -> None:
-        """Make this the run of the process."""
+        """Set the process's run."""
         self._run = run
 
     @property
     def run(self) -> Run:
-        """The run, for what dslpar does without a global context."""
+        """The run, for dslpar's own functions, which take it as an argument."""
         if self._run is None:
             message, hint = "no run was launched", "call colossalai.launch_from_torch(config=...) before"
             raise_finding("HST231", message, hint)
@@ -48,28 +48,28 @@ class GlobalContext:
 
     @property
     def config(self) -> Settings:
-        """What the config says, with attribute access: `gpc.config.NUM_EPOCHS`."""
+        """The config's values, with attribute access: `gpc.config.NUM_EPOCHS`."""
         values: Settings = settings(self.run.config.root.plain())
         return values
 
     def is_initialized(self, mode: ParallelMode = ParallelMode.GLOBAL) -> bool:
-        """Whether a run was launched, which makes all of its groups."""
+        """Return whether a run was launched. Launching makes all groups."""
         return self._run is not None
 
     def get_global_rank(self) -> int:
-        """Return this rank's number in the job."""
+        """Return this rank's global rank."""
         return self.run.groups.rank
 
     def get_local_rank(self, mode: ParallelMode) -> int:
-        """Return this rank's index in its group: with PIPELINE its stage."""
+        """Return this rank's index in its group; with PIPELINE that is its stage."""
         return self._axis(mode).index
 
     def get_world_size(self, mode: ParallelMode) -> int:
-        """Return how many ranks are in the group."""
+        """Return the number of ranks in the group."""
         return self._axis(mode).size
 
     def get_ranks_in_group(self, mode: ParallelMode) -> list[int]:
-        """Return the numbers of the group's ranks."""
+        """Return the global ranks of the group."""
         return list(self._axis(mode).peers)
 
     def get_group(self, mode: ParallelMode) -> dist.ProcessGroup | None:
@@ -77,11 +77,11 @@ class GlobalContext:
         return self._axis(mode).group
 
     def is_first_rank(self, mode: ParallelMode) -> bool:
-        """Whether this rank is the first of its group."""
+        """Return whether this rank is the first of its group."""
         return self._axis(mode).index == 0
 
     def is_last_rank(self, mode: ParallelMode) -> bool:
-        """Whether this rank is the last of its group."""
+        """Return whether this rank is the last of its group."""
         return self._axis(mode).index == self._axis(mode).size - 1
 
     def _axis(self, mode: ParallelMode) -> Axis:
@@ -89,4 +89,4 @@ class GlobalContext:
 
 
 global_context = GlobalContext()
-"""The one that `dslpar.compat.colossalai` uses."""
+"""The context that `dslpar.compat.colossalai` uses."""

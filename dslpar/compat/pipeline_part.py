@@ -1,10 +1,10 @@
-"""A pipeline's model of which this rank's layers exist before the engine does, as ColossalAI's builders return it.
+"""Pipeline part: this rank's layers of a pipeline, built before the engine, as ColossalAI's builders return them.
 
     part = PipelinePart(dslpar.build_pipeline_model_from_cfg(config), run)
     optimizer = torch.optim.Adam(part.parameters())
     engine, *_ = dslpar.initialize(run, model=part.model, optimizer=optimizer)
 
-The layers are built as the engine builds them: the same weights in every layout.
+The layers are built as the engine builds them, with the same weights in every layout.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from dslpar.models.layered import Loss, build_layer
 
 
 class PipelinePart(nn.ModuleList):
-    """This rank's layers of a model that a pipeline cuts, built: an optimizer is made over its parameters."""
+    """This rank's built layers of a pipeline. A program makes its optimizer from their parameters."""
 
     def __init__(self, model: CustomModel, run: Run) -> None:
-        check_equal_weights(model, run.groups, run.job.path)  # from here on, only this rank's own stages are looked at
+        check_equal_weights(model, run.groups, run.job.path)  # later only this rank's own stages are read
         job, layers = partition_layers(api.with_program_model(run.job, model), model, run.groups)
         held = list(range(len(layers)))
         if job.stages.counts is not None and job.mesh.pipe > 1:
             parts = stage_parts([layer.layer_idx for layer in layers], job.stages.counts)
             held = [i for stage in job.chunks.held_by(run.stage) for i in range(parts[stage], parts[stage + 1])]
-        shared = {layer.owner for layer in layers if layer.tied}  # two stages build these, when all is initialized
+        shared = {layer.owner for layer in layers if layer.tied}  # two stages build these later, at initialization
         built = {
             index: build_layer(layer, run.groups, job.spec.train.seed)
             for index in held
@@ -49,7 +49,7 @@ class PipelinePart(nn.ModuleList):
 
 @dataclasses.dataclass(frozen=True)
 class _PartlyBuilt(LayeredModel):
-    """A model of which some layers are built already, by their index."""
+    """A model with some layers already built; `modules` has them by layer index."""
 
     model: LayeredModel
     modules: Mapping[int, nn.Module]

@@ -1,14 +1,14 @@
-"""ColossalAI's schedules: they run the micro-batches of a step, and return their output, label and loss.
+"""ColossalAI's schedules: run a step's micro-batches, and return their output, label and loss.
 
-In which order a pipeline works them off is the job's: the config's section `schedule` says it.
+The config's section `schedule` determines the order of the micro-batches in a pipeline.
 
     schedule = PipelineSchedule(num_microbatches=4)
     engine.zero_grad()
     output, label, loss = schedule.forward_backward_step(engine, data_iter)
     engine.step()
 
-Output, label and loss are returned on the last stage, and None elsewhere; without a pipeline, on every rank. The loss
-is the mean over micro-batches and replicas.
+The last stage returns output, label and loss, and other stages return None. Without a pipeline every rank returns them.
+The loss is the mean over micro-batches and replicas.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LEFT_OUT = "engine.step() is missing after forward_backward_step(): each step i
 
 
 class PipelineSchedule:
-    """Runs a whole step's micro-batches, with a pipeline or without."""
+    """Runs all micro-batches of a step, with or without a pipeline."""
 
     def __init__(self, num_microbatches: int) -> None:
         self.num_microbatches = num_microbatches
@@ -45,10 +45,10 @@ class PipelineSchedule:
     ) -> OutputLabelLoss:
         """Run a step forward and backward; `engine.step()` must follow, unless `forward_only`.
 
-        A program that leaves `engine.step()` out, as the loop of ColossalAI's documentation does, is warned once, and
-        the step is taken when the next one begins: otherwise nothing would be trained.
+        The loop in ColossalAI's documentation leaves `engine.step()` out. Such a program gets a warning, and each step
+        is taken when the next one begins; otherwise nothing would be trained.
 
-        `data_iter` yields micro-batches, or batches of num_microbatches * micro_size samples, which are split; it may
+        `data_iter` yields micro-batches, or batches of num_microbatches * micro_size samples, which are split. It may
         be None on stages between the first and the last. `forward_only` runs in evaluation mode.
 
         Raises:
@@ -77,10 +77,10 @@ class PipelineSchedule:
 
 
 class InterleavedPipelineSchedule(PipelineSchedule):
-    """The same, of a job whose ranks hold several chunks of the model each; without a pipeline there are none.
+    """PipelineSchedule for a job with several model chunks per rank. Without a pipeline there are no chunks to check.
 
     Raises:
-        DslparError: besides, num_model_chunks is not the job's.
+        DslparError: num_model_chunks is not the job's, or an error of PipelineSchedule.
     """
 
     def __init__(self, num_microbatches: int, num_model_chunks: int) -> None:
@@ -98,7 +98,10 @@ class InterleavedPipelineSchedule(PipelineSchedule):
 
 
 class NonPipelineSchedule:
-    """Runs one micro-batch at a time, without a pipeline; `engine.step()` follows each, and steps at a step's last."""
+    """Runs one micro-batch per call, without a pipeline.
+
+    `engine.step()` follows each, and takes the step after the last micro-batch of a step.
+    """
 
     def forward_backward_step(
         self,
@@ -108,7 +111,7 @@ class NonPipelineSchedule:
         return_loss: bool = True,
         return_output_label: bool = True,
     ) -> OutputLabelLoss:
-        """Run one micro-batch; the loss is averaged over replicas."""
+        """Run one micro-batch; the returned loss is the mean over replicas."""
         inputs, label = next_item(data_iter, engine.job, engine.steps_done)
         with torch.set_grad_enabled(not forward_only):
             output = engine(*inputs) if isinstance(inputs, tuple | list) else engine(inputs)

@@ -1,4 +1,4 @@
-"""argparse as dslpar's programs use it: no abbreviated flags, and mistakes shown as visible text."""
+"""Argument parser of dslpar's programs: no abbreviated flags, and escaped text in error messages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dslpar.core.visible import visible
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """A parser whose messages quote the command line without obeying it."""
+    """Parser whose messages quote the command line with control characters escaped."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)

@@ -1,8 +1,8 @@
-"""Findings, each with its location, and `DslparError`, which carries them: what dslpar says to its user.
+"""Findings with their locations, and `DslparError`, the exception that carries them to the user.
 
-There is one error: what went wrong is in the codes of its findings. A user's mistake is always a `Finding`; `assert` is
-for dslpar's own invariants. The text form follows ruff's one-line `path:line:column: CODE message` and rustc's excerpt
-with a caret and a `help:` line.
+There is only one exception: the codes of its findings tell what went wrong. A user's mistake is always a `Finding`;
+`assert` is for dslpar's own invariants. The text form follows ruff's one-line `path:line:column: CODE message` and
+rustc's excerpt with a caret and a `help:` line.
 
     >>> location = Location("cfg.py", 3, 12, 3, 14)
     >>> print(Finding("PAR102", "world-not-a-multiple", "error", "6 ranks", "use 8", location).concise())
@@ -24,7 +24,7 @@ Severity = Literal["error", "warning", "info"]
 
 
 class Location(NamedTuple):
-    """A range of characters in a source; lines and columns count from 1, the end is exclusive."""
+    """Range of characters in a source. Lines and columns count from 1, and the end is exclusive."""
 
     path: str
     line: int = 1
@@ -37,14 +37,14 @@ class Location(NamedTuple):
 
 
 class Fix(NamedTuple):
-    """A change of the source that is certain to be meant: `text` replaces the characters at `location`."""
+    """Unambiguous change of a source: `text` replaces the characters at `location`."""
 
     location: Location
     text: str
 
 
 class Finding(NamedTuple):
-    """One thing that is wrong, slow or worth knowing, at its location; `help` says what to write instead."""
+    """Message about one location: an error, a warning or a note. `help` says what to write instead."""
 
     code: str
     name: str
@@ -53,18 +53,18 @@ class Finding(NamedTuple):
     help: str
     location: Location
     key: str = ""
-    """Dotted path of the config key it is about; empty where there is none."""
+    """Dotted path of the config key that it is about, if any."""
     fix: Fix | None = None
-    """What `dslpar lint --fix` writes; only where there is one thing that can be meant."""
+    """The change that `dslpar lint --fix` makes; None if the intended change is ambiguous."""
     details: tuple[str, ...] = ()
-    """What the message lists, a line each: corrupted files, keys that differ."""
+    """Items that the message lists, one per line: corrupted files, keys that differ."""
 
     def line(self) -> str:
-        """Return the message, and what it lists, on one line."""
+        """Return the message and its details on one line."""
         return visible(f"{self.message} {'; '.join(self.details)}".rstrip())
 
     def lines(self) -> str:
-        """Return the message, and what it lists on lines of their own."""
+        """Return the message, followed by one line per detail."""
         return "\n    ".join(map(visible, (self.message, *self.details)))
 
     def concise(self) -> str:
@@ -72,12 +72,12 @@ class Finding(NamedTuple):
         return visible(f"{self.location}: {self.code} {self.name}: ") + self.line()
 
     def text(self) -> str:
-        """Format in full: the message, what it lists, and what to write instead."""
+        """Format in full: the message, its details and the help."""
         head = visible(f"{self.location}: {self.code} {self.name}: ")
         return head + self.lines() + (f"\nhelp: {visible(self.help)}" if self.help else "")
 
     def as_json(self) -> dict[str, object]:
-        """Make the record that `dslpar lint --format json` prints; its fields are part of the command's contract."""
+        """Return the record that `dslpar lint --format json` prints; its fields are part of the command's contract."""
         record: dict[str, object] = {
             field: getattr(self, field) for field in ("code", "name", "severity", "message", "help")
         }
@@ -85,12 +85,12 @@ class Finding(NamedTuple):
         return record | self.location._asdict() | {"key": self.key}
 
     def sort_key(self) -> tuple[object, ...]:
-        """Sort by file and line; findings of one location by their codes."""
+        """Return a key that sorts by file and line, then by code."""
         return (*self.location, self.code, self.key, self.message)
 
 
 class DslparError(Exception):
-    """A run cannot go on; `findings` holds every reason, at least one."""
+    """A run cannot continue; `findings` has every reason, at least one."""
 
     def __init__(self, findings: Iterable[Finding]) -> None:
         self.findings: Sequence[Finding] = tuple(findings)
@@ -98,10 +98,10 @@ class DslparError(Exception):
         super().__init__("\n".join(finding.text() for finding in self.findings))
 
     def __reduce__(self) -> tuple[type[DslparError], tuple[Sequence[Finding]]]:
-        """Pickle by its findings: by default that is by the text, of which no error can be made."""
+        """Pickle the findings. The default is to pickle the text, from which the error cannot be rebuilt."""
         return type(self), (self.findings,)
 
 
 def has_errors(findings: Iterable[Finding]) -> bool:
-    """Whether any of the findings is an error; warnings and infos stop nothing."""
+    """Return whether any finding is an error; warnings and infos do not stop a run."""
     return any(finding.severity == "error" for finding in findings)

@@ -1,4 +1,4 @@
-"""os.fork, with what makes it cheap in a process that has imported much."""
+"""os.fork that stays cheap in a process with many imported modules."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import warnings
 
 
 def fork() -> int:
-    """As os.fork. The child's garbage collector leaves alone what it inherits: to look at an object is to copy it."""
+    """Call os.fork; the child's garbage collector skips inherited objects, since visiting one copies its page."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # from Python 3.12 on, where the parent has threads
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns if the parent has threads
         gc.freeze()
         pid = os.fork()
     if pid:

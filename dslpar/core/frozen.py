@@ -1,10 +1,10 @@
-"""`@frozen`: a frozen, keyword-only dataclass that costs next to nothing to define.
+"""`@frozen`: a frozen, keyword-only dataclass whose definition costs almost no time.
 
-`dataclasses.dataclass(frozen=True)` compiles five functions a class, 0.6 ms each time: with the thirty classes of the
-spec, more than half of what `dslpar lint` may take; and `dataclasses` alone takes 3 ms to import. Here the methods are
-written once and shared, and the fields of a class are collected when they are first asked for. The standard library's
-`fields`, `replace` and `is_dataclass` work on such a class as ever, and type checkers see a plain frozen dataclass;
-what a start of lint loads takes the functions of this module.
+`dataclasses.dataclass(frozen=True)` compiles five functions per class, which takes 0.6 ms. For the thirty classes of
+the spec, this is more than half of the time that `dslpar lint` may take, and importing `dataclasses` takes another
+3 ms. Here all classes share their methods, and a class's fields are collected on first use. The standard library's
+`fields`, `replace` and `is_dataclass` work on such a class, and type checkers see a plain frozen dataclass. Modules
+that lint loads at start use this module's functions instead.
 
     >>> @frozen
     ... class Point:
@@ -33,11 +33,11 @@ class _Missing:
 
 
 MISSING: Final = _Missing()
-"""The default of a field that has none."""
+"""Marks a field without a default."""
 
 
 class Field:
-    """One field of a frozen class, with the attributes of `dataclasses.Field` that somebody reads."""
+    """Field of a frozen class, with the attributes of `dataclasses.Field` that are used."""
 
     __slots__ = ("default", "default_factory", "metadata", "name", "type")
 
@@ -49,7 +49,7 @@ class Field:
 
     @property
     def required(self) -> bool:
-        """Whether it has no default."""
+        """Whether the field has no default."""
         return self.default is MISSING and self.default_factory is None
 
 
@@ -59,7 +59,7 @@ def field(
     default_factory: Callable[[], Any] | None = None,
     metadata: Mapping[str, Any] = {},
 ) -> Any:
-    """Declare a field with a default that is made for each value, or with metadata."""
+    """Declare a field with a default factory or metadata."""
     return Field(default, default_factory, metadata)
 
 
@@ -68,13 +68,13 @@ if TYPE_CHECKING:
 
     @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
     def frozen(cls: Class) -> Class:
-        """Make a frozen, keyword-only dataclass of `cls`."""
+        """Make `cls` a frozen, keyword-only dataclass."""
         ...
 
 else:
 
     def frozen(cls: Class) -> Class:
-        """Make a frozen, keyword-only dataclass of `cls`."""
+        """Make `cls` a frozen, keyword-only dataclass."""
         for name, method in _METHODS.items():
             setattr(cls, name, method)
         cls.__dataclass_fields__ = _DataclassFields()
@@ -82,7 +82,7 @@ else:
 
 
 def keeping_hash(cls: Class) -> Class:
-    """Let values of a frozen class keep their hash, for those that are looked up again and again."""
+    """Cache the hash of each value of a frozen class, for values that are looked up often."""
     for name, method in (("__hash__", _kept_hash), ("__eq__", _equal_by_hash), ("__getstate__", _state)):
         setattr(cls, name, method)
     return cls
@@ -97,7 +97,7 @@ def _kept_hash(self: object) -> int:
 
 
 def _equal_by_hash(self: object, other: object) -> object:
-    """Compare fields, unless hashes that are known tell."""
+    """Compare fields, unless two cached hashes already differ."""
     if self is other:
         return True
     if type(other) is not type(self):
@@ -107,14 +107,14 @@ def _equal_by_hash(self: object, other: object) -> object:
 
 
 def _state(self: object) -> dict[str, object]:
-    """Return what is pickled and copied: fields alone, since texts have other hashes in another process."""
+    """Return the fields for pickling and copying, without the hash, since strings hash differently in each process."""
     return {name: self.__dict__[name] for name in _layout_of(type(self)).names}
 
 
 def fields(value: object) -> tuple[Field, ...]:
-    """Return the fields of a frozen class or value, those of its base classes first."""
+    """Return the fields of a frozen class or value; those of base classes come first."""
     cls = value if isinstance(value, type) else type(value)
-    # From this class's own __dict__: getattr would find those of its base.
+    # From this class's own __dict__: getattr would find the fields of its base.
     found: tuple[Field, ...] | None = cls.__dict__.get("_fields")
     if found is None:
         by_name = {item.name: item for base in reversed(cls.__bases__) if is_frozen(base) for item in fields(base)}
@@ -130,17 +130,17 @@ def fields(value: object) -> tuple[Field, ...]:
 
 
 def is_frozen(value: object) -> bool:
-    """Whether it is a frozen class, or a value of one."""
+    """Return whether `value` is a frozen class or a value of one."""
     cls = value if isinstance(value, type) else type(value)
     return cls.__setattr__ is _refuse
 
 
 def replace(value: Value, **changes: object) -> Value:
-    """Return a copy of a frozen value with other values of some fields."""
+    """Return a copy of a frozen value with some fields changed."""
     cls = type(value)
     layout = _layout_of(cls)
     if not changes.keys() <= layout.known:
-        return cls(**changes)  # which says what is wrong
+        return cls(**changes)  # raises TypeError
     made, held = object.__new__(cls), value.__dict__
     made.__dict__.update({name: held[name] for name in layout.names}, **changes)
     if layout.has_check:
@@ -149,16 +149,16 @@ def replace(value: Value, **changes: object) -> Value:
 
 
 class _Layout(NamedTuple):
-    """What the methods of a class need of its fields: made once, since a search makes thousands of values."""
+    """Facts about a class's fields that its methods need, cached because a search makes thousands of values."""
 
     names: tuple[str, ...]
     known: frozenset[str]
     required: frozenset[str]
     defaults: Mapping[str, object]
-    """In the order of the fields: MISSING of one that has none, or that a factory makes."""
+    """Defaults in the order of the fields; MISSING if a field has none or a factory."""
     factories: Mapping[str, Callable[[], object]]
     has_check: bool
-    """Whether there is a `__post_init__`."""
+    """Whether the class has a `__post_init__`."""
 
 
 def _layout_of(cls: type) -> _Layout:
@@ -179,7 +179,7 @@ def _layout_of(cls: type) -> _Layout:
 
 
 class _DataclassFields:
-    """Stand in for `__dataclass_fields__` until the standard library reads it, and let `dataclass` make it then."""
+    """Stands in for `__dataclass_fields__`: calls `dataclass` to make it when the standard library first reads it."""
 
     def __get__(self, instance: object, owner: type) -> object:
         import dataclasses

@@ -1,4 +1,4 @@
-"""What is written is on the disk, and not in the system's memory alone."""
+"""Flush files and folders to disk."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 
 def fsync(*paths: Path) -> None:
-    """Bring what was written to these files and folders to the disk.
+    """Flush these files and folders to disk.
 
-    A file system that cannot sync a folder (EINVAL) has nothing to bring there.
+    EINVAL for a folder is ignored: a file system that cannot sync folders has nothing to flush.
     """
     for path in paths:
         opened = os.open(path, os.O_RDONLY)

@@ -1,13 +1,13 @@
-"""The mesh: named axes over ranks, as pure arithmetic; no torch, no processes.
+"""Mesh of ranks with named axes, as pure arithmetic without torch or processes.
 
-A job's ranks form a grid with the axes `pipe`, `data` and `tensor`; the tensor axis is itself a cuboid with the axes
-`d q y z` (see docs/architecture.md). Slowest to fastest the standard order is::
+A job's ranks form a grid with the axes `pipe`, `data` and `tensor`. The tensor axis is itself a cuboid with the axes
+`d q y z` (see docs/architecture.md). The standard order, from slowest to fastest axis, is::
 
     pipe  data  d  q  y  z          rank = (pipe * D + data) * T + tensor
 
-as in DeepSpeed's PipeModelDataParallelTopology and LiBai's documentation. Two names stand for several axes:
-`tensor` for d q y z, and `x` for d q. That every group is a slice of one reshaped range of ranks was seen first in
-picotron and torch's DeviceMesh; here the slices are computed one at a time, so a mesh of a million ranks costs nothing.
+as in DeepSpeed's PipeModelDataParallelTopology and LiBai's documentation. Two names stand for several axes: `tensor`
+for d q y z, and `x` for d q. Every group is a slice of one reshaped range of ranks, as in picotron and torch's
+DeviceMesh. Slices are computed one at a time, so a mesh of a million ranks costs nothing.
 
     >>> mesh = Mesh(pipe=2, data=2, tensor=Tensor(y=2, mode="1d"))
     >>> list(mesh.groups("tensor"))
@@ -43,76 +43,79 @@ _COMPOUND = {"tensor": TENSOR_AXES, "x": ("d", "q")}
 @keeping_hash
 @frozen
 class Tensor:
-    """The cuboid of one tensor group, and how activations are kept on it; x = d * q, d slow."""
+    """Cuboid of one tensor group, and the sharding of activations on it. x = d * q, and d is the slower axis."""
 
     d: int = 1
-    """Splits tokens, those of a sequence or samples as `split` says; weights are replicated over it."""
+    """Splits tokens: samples or each sequence, depending on `split`. Weights are replicated over d."""
     q: int = 1
-    """Splits samples; weights are cut over it too, and gathered for each product."""
+    """Splits samples. Weights are sharded over q too, and gathered for each product."""
     y: int = 1
     """Splits inner features: heads, MLP hidden, vocabulary."""
     z: int = 1
     """Splits the features of the residual stream."""
     mode: str | None = None
-    """The mode that asked for this cuboid; None where there is no tensor parallelism."""
+    """The mode that makes this cuboid; None without tensor parallelism."""
     residual: Residual = "replicated"
-    """How the residual stream is kept over y."""
+    """Storage of the residual stream over y."""
     inner: Inner = "heads"
-    """How inner activations are kept over z."""
+    """Storage of inner activations over z."""
     keep: Keep = "x"
-    """Which gathered panels live until the backward."""
+    """Gathered panels that are kept until the backward."""
     split: Split = "batch"
-    """What d splits: samples, as the depth of 2.5d does, or each sequence, as context parallelism does."""
+    """Dim that d splits: samples, as the depth of 2.5d does, or each sequence, as context parallelism does."""
     impl: Impl = "ring"
-    """Attention over a split sequence."""
+    """Attention algorithm for a split sequence."""
     ulysses_size: int = 1
-    """Of impl "hybrid": neighbouring ranks of d that exchange heads; a ring leads over the others."""
+    """For impl "hybrid": number of neighbouring ranks of d that exchange heads; a ring connects these groups."""
     zigzag: bool = False
-    """Whether ranks of the ring store a piece from either end of a sequence, for equal work under a causal mask."""
+    """Whether each rank of the ring stores a piece from both ends of a sequence, for equal work under a causal mask."""
     comm_overlap: bool = False
-    """Whether collectives run under products: cut into parts, and those of weights under other linears'."""
+    """Whether collectives overlap with products: in parts, or for weights, with the products of other linears."""
     symmetric_memory: bool = False
-    """Whether parts of tokens come through symmetric memory, by torch's fused products, not around rings."""
+    """Whether parts of tokens are exchanged through symmetric memory by torch's fused products, not around rings."""
     zero_over_d: bool = False
-    """Whether ZeRO shards over d as over data, and sums weights' gradients over both; else layers sum over d."""
+    """Whether ZeRO shards over d as well as data, and sums weights' gradients over both; else layers sum over d."""
 
     @property
     def x(self) -> int:
-        """Ranks that split tokens."""
+        """Number of ranks that split tokens."""
         return self.d * self.q
 
     @property
     def context(self) -> int:
-        """Ranks that split each sequence, beside those of y that keep the residual so."""
+        """Number of ranks that split each sequence, not counting y if the residual is stored by sequence."""
         return self.d if self.split == "sequence" else 1
 
     @property
     def beside_context(self) -> int:
-        """Ranks that share a layer's weights; of mode 'sequence', context parallelism by another name, all."""
+        """Number of tensor-parallel ranks without those of context parallelism.
+
+        In mode 'sequence', which is context parallelism requested as a tensor size, these are all ranks.
+        """
         return self.size if self.mode == "sequence" else self.size // self.context
 
     @property
     def ulysses(self) -> int:
-        """Ranks of d that exchange pieces of the sequence for heads; they are neighbours."""
+        """Number of neighbouring ranks of d that exchange pieces of the sequence for heads."""
         return {"ring": 1, "ulysses": self.context, "hybrid": self.ulysses_size}[self.impl]
 
     @property
     def ring(self) -> int:
-        """Ranks that keys and values are sent around; each stands for as many as exchange heads."""
+        """Number of places in the ring that sends keys and values around; each is a group of `ulysses` ranks."""
         return self.context // self.ulysses
 
     @property
     def size(self) -> int:
-        """Ranks of one tensor group."""
+        """Number of ranks of one tensor group."""
         return self.d * self.q * self.y * self.z
 
     def summed_by_layers(self, letters: tuple[str, ...]) -> tuple[str, ...]:
-        """Return those of some axes over which layers sum a weight's gradient that is in parts there."""
+        """Return the axes, of those with partial gradients of a weight, over which layers sum the gradient."""
         return tuple([letter for letter in letters if letter != "d"]) if self.zero_over_d else letters
 
     @property
     def token_axes(self) -> tuple[str, ...]:
-        """Axes over which linears gather and sum pieces of tokens: of samples, or of sequences."""
+        """Axes over which linears gather and sum pieces of tokens (samples or parts of sequences)."""
         over_y = self.y > 1 and self.residual in ("sequence", "batch")
         over_z = self.z > 1 and self.inner == "batch"
         return ("y",) * over_y + ("z",) * over_z
@@ -125,12 +128,12 @@ class Tensor:
 
 @frozen
 class Mesh:
-    """All ranks of a job; an immutable value. Sizes are at least 1; `order` is one of ORDERS."""
+    """Immutable mesh of all ranks of a job. Sizes are at least 1, and `order` is one of ORDERS."""
 
     pipe: int = 1
-    """Ranks of a pipeline, each with one stage, or with several chunks of the model (`dslpar.layout.chunks`)."""
+    """Number of ranks per pipeline, each with one stage or several chunks of the model (`dslpar.layout.chunks`)."""
     data: int = 1
-    """Data-parallel replicas."""
+    """Number of data-parallel replicas."""
     tensor: Tensor = field(default_factory=Tensor)
     """The cuboid of each tensor group."""
     order: tuple[str, str, str] = STANDARD_ORDER
@@ -142,24 +145,24 @@ class Mesh:
 
     @cached_property
     def sizes(self) -> Mapping[str, int]:
-        """Size of each axis, slowest axis first."""
+        """Size of each axis; the slowest axis comes first."""
         tensor = {axis: getattr(self.tensor, axis) for axis in TENSOR_AXES}
         outer = {axis: getattr(self, axis) for axis in self.order[:2]}
         return outer | tensor
 
     @property
     def zero_axes(self) -> tuple[str, ...]:
-        """Axes of the ranks that hold equal weights, whose gradients are summed by DeepSpeed, and which ZeRO shards."""
+        """Axes of the ranks with equal weights: DeepSpeed sums gradients over them, and ZeRO shards over them."""
         return ("data", "d") if self.tensor.zero_over_d else ("data",)
 
     @property
     def weight_axes(self) -> tuple[str, ...]:
-        """Axes of the ranks that step one copy of all weights together: all the others."""
+        """Axes of the ranks that together step one copy of all weights: all axes that are not in `zero_axes`."""
         return ("pipe", "q", "y", "z") if self.tensor.zero_over_d else ("pipe", "tensor")
 
     @cached_property
     def strides(self) -> Mapping[str, int]:
-        """Ranks between neighbours on each axis."""
+        """Difference between the ranks of neighbours on each axis."""
         strides, stride = {}, 1
         for axis, size in reversed(tuple(self.sizes.items())):
             strides[axis] = stride
@@ -176,11 +179,11 @@ class Mesh:
         return {axis: rank // self.strides[axis] % size for axis, size in self.sizes.items()}
 
     def rank(self, coord: Mapping[str, int]) -> int:
-        """Return the rank at `coord`; an axis that is left out counts as 0."""
+        """Return the rank at `coord`; a missing axis counts as 0."""
         return sum(index * self.strides[axis] for axis, index in coord.items())
 
     def size(self, *names: str) -> int:
-        """Count the ranks of a group over the named axes (`tensor` and `x` name several)."""
+        """Return the number of ranks in a group over the named axes (`tensor` and `x` name several)."""
         return math.prod(self.sizes[axis] for axis in expand(names))
 
     def index(self, rank: int, *names: str) -> int:
@@ -191,7 +194,7 @@ class Mesh:
         return position
 
     def peers(self, rank: int, *names: str) -> tuple[int, ...]:
-        """Return, in order, the ranks that differ from `rank` on the named axes alone, itself among them."""
+        """Return, in order, `rank` and all ranks that differ from it only on the named axes."""
         axes, coord = self._in_order(names), self.coord(rank)
         origin = rank - sum(coord[axis] * self.strides[axis] for axis in axes)
         return tuple(origin + offset for offset in self._offsets(axes))
@@ -213,5 +216,5 @@ class Mesh:
 
 
 def expand(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Write out `tensor` and `x` among axis names, each axis once."""
+    """Expand `tensor` and `x` in axis names; each axis is returned once."""
     return tuple(dict.fromkeys(axis for name in names for axis in _COMPOUND.get(name, (name,))))

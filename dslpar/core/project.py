@@ -1,4 +1,4 @@
-"""`[tool.dslpar]` of a pyproject.toml: what a project has decided for all of its configs.
+"""Project settings for all configs: the table `[tool.dslpar]` of a pyproject.toml.
 
     [tool.dslpar]
     select = ["CFG", "TEN"]                      # as the flags of `dslpar lint`
@@ -10,11 +10,13 @@
     [tool.dslpar.per-file-ignores]
     "configs/debug_*.py" = ["PERF"]
 
-The model is ruff's. The nearest pyproject.toml with such a table, in a config's folder or above it, holds for the
-config; tables are not merged; patterns are of paths relative to the table's file, or of a single name, `*` crosses
-folders, and what matches a folder holds for all below it. The command line comes first. An unknown key is an error.
+The rules follow ruff. A config uses the nearest pyproject.toml with such a table, in its folder or above. Tables are
+not merged. A pattern matches a path relative to the table's file, or a single name in it. `*` crosses folders, and a
+pattern that matches a folder applies to everything below it. The command line takes precedence. An unknown key is an
+error.
 
-A file that has no such table is not parsed, and a TOML parser is imported for one that has: lint starts without it.
+A file without the table is not parsed. The TOML parser is imported only for a file that has one, so that lint starts
+without it.
 """
 
 from __future__ import annotations
@@ -33,40 +35,40 @@ _MAX_BYTES = 1 << 20
 
 
 class Project(NamedTuple):
-    """The settings of one pyproject.toml."""
+    """Settings of one pyproject.toml."""
 
     path: str
-    """The file."""
+    """The pyproject.toml."""
     select: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
     per_file_ignores: Mapping[str, tuple[str, ...]] = {}
-    """Pattern of paths -> codes that are left out of reports about these files."""
+    """Codes that are not reported for files, by path pattern."""
     exclude: tuple[str, ...] = ()
-    """Patterns of files and folders that are no configs."""
+    """Patterns of files and folders that are not configs."""
     world_size: Mapping[str, int] = {}
-    """Pattern of paths -> number of ranks."""
+    """Number of ranks by path pattern."""
     device: str = ""
-    """The accelerator that a forecast is for; lint and training do not read it."""
+    """The accelerator that forecasts are for; lint and training do not read it."""
     trusted: tuple[str, ...] = ()
-    """Packages, modules and classes that configs may have imported and called."""
+    """Packages, modules and classes that dslpar may import and call for configs."""
 
     def excludes(self, path: str) -> bool:
-        """Whether a file or folder is none of the project's configs."""
+        """Return whether the project excludes a file or folder."""
         return matches(path, self.exclude, self.path)
 
     def ignored_in(self, path: str) -> list[str]:
-        """Return the codes that per-file-ignores has for a file."""
+        """Return the codes that per-file-ignores lists for a file."""
         rows = self.per_file_ignores.items()
         return [code for pattern, codes in rows if matches(path, (pattern,), self.path) for code in codes]
 
     def world_size_of(self, path: str) -> int | None:
-        """Return the number of ranks of a config: of the patterns that match it, the longest decides."""
+        """Return the number of ranks for a config, from the longest pattern that matches it; None without a match."""
         fitting = [pattern for pattern in self.world_size if matches(path, (pattern,), self.path)]
         return self.world_size[max(fitting, key=len)] if fitting else None
 
 
 def matches(path: str, patterns: tuple[str, ...], base: str = FILE) -> bool:
-    """Whether a pattern fits a path, or a folder on the way to it: by its path from `base`'s folder, or its name."""
+    """Return whether a pattern matches a path or one of its folders, by name or by path from `base`'s folder."""
     if not patterns:
         return False
     from fnmatch import fnmatchcase
@@ -78,10 +80,10 @@ def matches(path: str, patterns: tuple[str, ...], base: str = FILE) -> bool:
 
 
 def find_project(folder: str) -> Project | None:
-    """Return the settings that hold in a folder: the nearest pyproject.toml with `[tool.dslpar]`, there or above.
+    """Return the settings that apply in a folder: the nearest pyproject.toml with `[tool.dslpar]`, there or above.
 
     Raises:
-        DslparError: the table has unknown keys or wrong values; or it cannot be read.
+        DslparError: the table has unknown keys or invalid values, or cannot be parsed.
     """
     folder = os.path.abspath(folder)
     while True:
@@ -93,9 +95,9 @@ def find_project(folder: str) -> Project | None:
 
 
 def trusted_packages(given: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """Return the packages that configs may have called: those given, and those that the working folder's project has.
+    """Return the packages that configs may call: the given ones, and those that the working folder's project trusts.
 
-    Not those of a config's own folder: what lies beside a config must not vouch for it.
+    A config's own folder is not read, since a file next to a config must not vouch for it.
 
     Raises:
         DslparError: as `find_project`.
@@ -105,13 +107,13 @@ def trusted_packages(given: tuple[str, ...] = ()) -> tuple[str, ...]:
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
-    """Add --trust, `trusted` of the command line: a list of packages."""
+    """Add the flag --trust, a list of packages like `trusted`."""
     help = "let configs call what is in these packages, besides those that pyproject.toml trusts"
     parser.add_argument("--trust", action="extend", type=parse_packages, default=[], metavar="PACKAGES", help=help)
 
 
 def parse_packages(text: str) -> list[str]:
-    """Parse the value of --trust: packages between commas. Raises ArgumentTypeError where one can be no package."""
+    """Parse the value of --trust, a comma-separated list. Raises ArgumentTypeError if a name is not a package's."""
     names = [name.strip() for name in text.split(",")]
     if not all(map(_is_package, names)):
         raise argparse.ArgumentTypeError(f"{text!r} is not the name of a package")
@@ -119,14 +121,14 @@ def parse_packages(text: str) -> list[str]:
 
 
 def _read(path: str) -> Project | None:
-    """Return the settings of a pyproject.toml; None where it has no `[tool.dslpar]`."""
+    """Return the settings of a pyproject.toml; None if it has no `[tool.dslpar]` or cannot be read."""
     shown = os.path.relpath(path)
     path = shown if len(shown) < len(path) else path
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read(_MAX_BYTES)
     except (OSError, UnicodeDecodeError):
-        return None  # of a pyproject.toml that is not TOML, dslpar is not the one to tell
+        return None  # reporting an unreadable pyproject.toml is not dslpar's task
     if not _may_have_table(text):
         return None
     table = _parse(text, path).get("tool", {}).get("dslpar")
@@ -141,7 +143,7 @@ def _read(path: str) -> Project | None:
 
 
 def _may_have_table(text: str) -> bool:
-    """Whether a file may say something about dslpar; false alarms cost a parse."""
+    """Return whether a file may have the table; a false positive only costs a parse."""
     compact = text.translate({ord(char): None for char in " \t\"'"})
     return any(mention in compact for mention in ("tool.dslpar", "dslpar=", "dslpar."))
 
@@ -206,7 +208,7 @@ _KINDS = {
         'a list of packages, such as ["my_pkg"]',
     ),
 }
-"""Key -> whether a value is right, and what it is."""
+"""For each key, a check of its value and a description of valid values."""
 
 
 def _mistakes(table: Mapping[str, Any], path: str, text: str) -> Iterator[Finding]:
@@ -221,7 +223,7 @@ def _mistakes(table: Mapping[str, Any], path: str, text: str) -> Iterator[Findin
 
 
 def _finding(path: str, text: str, key: str, message: str, hint: str) -> Finding:
-    """Make a finding at the line that has the key, in the table or below it."""
+    """Make a finding at the key's line, searched from the table's header on."""
     import re
 
     from dslpar.core.catalog import finding

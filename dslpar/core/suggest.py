@@ -1,9 +1,9 @@
-"""Suggestions for misspelt names: the nearest known name, for a message; and the only one that can be meant, for a fix.
+"""Suggestions for misspelt names: the nearest known name for a message, and the only possible name for a fix.
 
-`did_you_mean` may guess. A fix may not: it needs the only name that is near, by the distance of Damerau and
-Levenshtein, which counts one inserted, missing, wrong or swapped character each; ruff and rustc measure names so too.
-The name may stand bare in the source (a keyword, an attribute, a YAML key) or as a quoted string; the fix replaces the
-characters of the name alone.
+`did_you_mean` may guess. A fix may not: it needs the only name that is near by Damerau-Levenshtein distance, which
+counts each inserted, missing, wrong or swapped character as one. ruff and rustc compare names in the same way. The name
+may be bare in the source (a keyword, an attribute, a YAML key) or a quoted string. The fix replaces only the characters
+of the name.
 
     >>> did_you_mean("pipline", ["pipeline", "data", "tensor"])
     "did you mean 'pipeline'?"
@@ -22,18 +22,18 @@ from dslpar.core.errors import Fix, Location
 
 QUOTES = ("'", '"')
 MAX_LENGTH = 100
-"""Longer names are not compared: the time to compare grows with the product of two lengths."""
+"""Names of this length or longer are not compared: comparing takes time proportional to the product of two lengths."""
 
 
 def did_you_mean(name: object, known: Iterable[object], before: str = "", cutoff: float = 0.75) -> str:
-    """Ask "did you mean 'x'?" of the nearest known name, after `before`; nothing where none is near."""
+    """Return "did you mean 'x'?" for the nearest known name, prefixed with `before`; empty if none is near."""
     close = nearest(name, known, cutoff)
     return f"{before}did you mean {close!r}?" if close is not None else ""
 
 
 def nearest(name: object, known: Iterable[object], cutoff: float = 0.75) -> str | None:
-    """Return the known name that `name` resembles most, in any case; None where it resembles none."""
-    import difflib  # only a mistake needs it
+    """Return the known name most similar to `name`, ignoring case; None if none is similar."""
+    import difflib  # imported here: only a mistake needs it
 
     word = str(name).lower()
     if len(word) >= MAX_LENGTH:
@@ -44,20 +44,20 @@ def nearest(name: object, known: Iterable[object], cutoff: float = 0.75) -> str 
 
 
 def only_near(name: str, known: Iterable[str]) -> str | None:
-    """Return the one known name within two characters of `name` (one, of names below five letters), in any case."""
+    """Return the only known name within two edits of `name` (one edit below five letters), ignoring case."""
     most = 1 if len(name) < 5 else 2
     near = {other for other in known if is_within(name.lower(), other.lower(), most)}
     return near.pop() if len(near) == 1 else None
 
 
 def only_recased(name: str, known: Iterable[str]) -> str | None:
-    """Return the one known name that differs from `name` in the case of its letters alone."""
+    """Return the only known name that differs from `name` just in the case of its letters."""
     same = {other for other in known if other != name and other.lower() == name.lower()}
     return same.pop() if len(same) == 1 else None
 
 
 def rename_fix(sources: Mapping[str, str], location: Location, name: str, new: str | None) -> Fix | None:
-    """Make the fix of `name` to `new`, if exactly that name stands at the location, bare or in quotes."""
+    """Make the fix that renames `name` to `new`, if exactly that name is at the location, bare or in quotes."""
     source = sources.get(location.path)
     if new is None or source is None or location.line != location.end_line:
         return None
@@ -75,7 +75,7 @@ def _lines(text: str) -> list[str]:
 
 
 def is_within(one: str, other: str, most: int) -> bool:
-    """Whether at most `most` characters are to be inserted, deleted, replaced or swapped with their neighbour."""
+    """Return whether at most `most` insertions, deletions, replacements or swaps of neighbours make the names equal."""
     if abs(len(one) - len(other)) > most:
         return False
     before, row = [0] * (len(other) + 1), list(range(len(other) + 1))
@@ -86,6 +86,6 @@ def is_within(one: str, other: str, most: int) -> bool:
             if i > 1 and j > 1 and left == other[j - 2] and one[i - 2] == right:
                 cost = min(cost, last[j - 2] + 1)
             row.append(cost)
-        if min(row) > most + 1:  # one row back may still swap
+        if min(row) > most + 1:  # a swap uses the row before this one
             return False
     return row[-1] <= most

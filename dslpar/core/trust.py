@@ -1,22 +1,22 @@
-"""Which classes and functions a config may have imported and called.
+"""Trust: which classes and functions dslpar may import and call for a config.
 
-Whoever can name any callable, and its arguments, can do anything: that is how configs with a `_target_` came to run
-`os.system` in Hydra and NeMo. A list of what is forbidden never ends, and one object has many names, such as
-`logging.os.system`; so Hydra moves to a list of what is allowed, which is checked against the object that was found,
-and given by whoever runs the config, since else the config would vouch for itself. `torch.load(weights_only=True)`
-with its safe globals, and Hugging Face's `trust_remote_code`, are of that kind. Here:
+A config that can name any callable and its arguments can do anything: configs with a `_target_` could run `os.system`
+in Hydra and NeMo. A list of forbidden names is never complete, and one object has many names, such as
+`logging.os.system`. So Hydra moves to a list of allowed names. It is checked against the imported object, and the user
+supplies it, since a config must not vouch for itself. `torch.load(weights_only=True)` with its safe globals and Hugging
+Face's `trust_remote_code` work in the same way. In dslpar:
 
-- A section's own class (`model`, a layer, `optimizer`, `gradient_handler`) may be of any package but the standard
-  library, which has none of these: to name it is what the section is for. It is imported, and must be a class of the
-  section's kind before anything is called, its arguments among it. So `my_data.py` beside a config works by its name.
-- A call within arguments, `LazyCall(X)(...)` or `_target_`, must be of a known kind (below) or of a trusted package,
-  also where X is of the author's own project: nothing else says that such a call is meant to be made.
-- Packages are trusted by `trusted = ['my_pkg']` in `[tool.dslpar]` of the pyproject.toml that holds in the *working*
-  folder, by `--trust my_pkg`, and by `dslpar.load(path, trusted=["my_pkg"])`; never by what came with the config. A
-  program trusts the classes that it has registered, and what it describes with `LazyCall` itself.
+- A section's own class (`model`, a layer, `optimizer`, `gradient_handler`) may come from any package except the
+  standard library, which has none of these: naming the class is the section's purpose. It is imported, and must be a
+  class of the section's kind before it or its arguments are called. So `my_data.py` next to a config works by its name.
+- A call within arguments, `LazyCall(X)(...)` or `_target_`, must be of a known kind (below) or in a trusted package,
+  even if X belongs to the author's own project: nothing else shows that the call is intended.
+- A package is trusted by `trusted = ['my_pkg']` in `[tool.dslpar]` of the pyproject.toml that applies in the *working*
+  folder, by `--trust my_pkg`, or by `dslpar.load(path, trusted=["my_pkg"])`, but never by a file that came with the
+  config. A program trusts the classes that it has registered, and the calls that it describes with `LazyCall` itself.
 
-Lint judges names; a run asks again, before it imports, and then checks the object: a class of a known kind must be
-one, and what a trusted package is asked for must be its own, unless `trusted` has its full name.
+Lint checks names. A run checks them again before it imports, and then checks the object: an object of a known kind must
+be a class of that kind. An object in a trusted package must be defined there, unless `trusted` has its full name.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from collections.abc import Iterable
 from types import ModuleType
 
 _KNOWN = ("torch.nn", "torch.optim", "dslpar.layers", "dslpar.models", "transformers")
-"""Packages of layers, models and optimizers; and of models' configs, the last."""
+"""Packages of layers, optimizers and models; the last one, transformers, only for the models' configs."""
 KNOWN_KINDS = "classes of torch.nn, torch.optim, dslpar.layers and dslpar.models, and transformers' configs"
 _CONFIG_BASES = {"PretrainedConfig", "PreTrainedConfig"}  # transformers 4 and 5
 
 
 def known_kind(name: str) -> str:
-    """Return the package of a known kind that a class is of, by its full name; empty: it is of none."""
+    """Return the package of a known kind that a class belongs to, by its full name; empty if there is none."""
     *modules, last = name.split(".")
     kind = next((kind for kind in _KNOWN if name.startswith(f"{kind}.")), "")
     is_class = last[:1].isupper() and not any(module[:1].isupper() for module in modules)
@@ -42,23 +42,23 @@ def known_kind(name: str) -> str:
 
 
 def _passes_through_another_package(name: str) -> bool:
-    """Whether a name reaches for what a module has imported, as `torch.nn.functional.os.system` does."""
+    """Return whether a name leads through another imported package, as `torch.nn.functional.os.system` does."""
     root, *parts = name.split(".")
     return any(part == root or part in sys.stdlib_module_names for part in parts)
 
 
 def trusting(name: str, trusted: Iterable[str]) -> str:
-    """Return the entry of `trusted` that holds for a full name; empty: there is none."""
+    """Return the entry of `trusted` that covers a full name; empty if there is none."""
     return next((entry for entry in trusted if name == entry or name.startswith(f"{entry}.")), "")
 
 
 def is_standard_library(name: str) -> bool:
-    """Whether a full name is of Python's own modules, none of which has a model, a layer or an optimizer."""
+    """Return whether a full name is in Python's standard library, which has no model, layer or optimizer."""
     return name.partition(".")[0] in sys.stdlib_module_names | {"__main__"}
 
 
 def refusal(name: str, trusted: Iterable[str]) -> tuple[str, str] | None:
-    """Return what is wrong with a call that a config describes, and what to do; None: it may be made."""
+    """Return why a call that a config describes is refused, and what to do; None if it may be made."""
     if known_kind(name) or trusting(name, trusted):
         return None
     is_known = any(kind.partition(".")[0] == name.partition(".")[0] for kind in _KNOWN)
@@ -66,14 +66,14 @@ def refusal(name: str, trusted: Iterable[str]) -> tuple[str, str] | None:
         hint = "write the value itself; or choose a module of your own to make it, and trust that: trusted = ['my_pkg']"
         of_whom = ", of Python's standard library" if is_standard_library(name) else ": it is of another package"
         return f"a config may not call {name!r}{of_whom}", hint
-    # All of a known package would be too much: torch.hub.load runs code from the network.
+    # Trusting a whole known package would be too much: torch.hub.load runs code from the network.
     entry = name if is_known else name.partition(".")[0]
     hint = f"add trusted = [{entry!r}] to [tool.dslpar] of your pyproject.toml, or --trust {entry}"
     return f"a config may not call {name!r}: {entry!r} is not trusted", f"{hint}; else call {KNOWN_KINDS}"
 
 
 def why_not(found: object, name: str, trusted: Iterable[str], owners: Iterable[object]) -> str:
-    """Say why the object that a name led to, by way of its `owners`, is not what may be called; empty: it is."""
+    """Return why the object found under a name, by way of its `owners`, may not be called; empty if it may."""
     entries = tuple(trusted)
     module = str(getattr(found, "__module__", None) or "")
     kind, entry = known_kind(name), trusting(name, entries)

@@ -1,3 +1,3 @@
-"""The version of dslpar; setup.cfg reads it."""
+"""Version of dslpar; setup.cfg reads it."""
 
 VERSION = "0.1.0"

@@ -1,19 +1,19 @@
-r"""Make text visible: what a terminal, a log or a CI system would obey is shown as an escape, as `repr` shows it.
+r"""Escape text for printing: commands to a terminal, a log or a CI system become escapes, as in `repr`.
 
-File names, config keys, assert messages and manifests are somebody else's text. Printed as they are, an escape sequence
-in one clears the screen or renames the window (CWE-150), a line break forges a line of the report, and a character that
-turns the direction of writing hides what a line says (CVE-2021-42574, "Trojan Source"). So each place where text leaves
-dslpar passes whole lines through here; what is printable in any script stays as it is, and what is visible stays so.
+File names, config keys, assert messages and manifests are untrusted text. Printed unchanged, an escape sequence clears
+the screen or renames the window (CWE-150), a line break forges a line of the report, and a character that reverses the
+writing direction hides the meaning of a line (CVE-2021-42574, "Trojan Source"). So all output of dslpar passes through
+here as whole lines. Printable characters of any script stay unchanged, and escaping twice changes nothing.
 
     >>> print(visible("a.py\x1b[2J\n::error::all is well \u202e"))
     a.py\x1b[2J\n::error::all is well \u202e
     >>> print(visible("::error::all is well"))
     \x3a:error::all is well
 
-The last is a workflow command of GitHub Actions, which obeys any line of a log that begins so; `##[error]` (GitHub,
-Azure) and `##teamcity[` are obeyed anywhere in a line.
+The last is a workflow command of GitHub Actions, which it executes in any line of a log that begins so. `##[error]`
+(GitHub, Azure) and `##teamcity[` work anywhere in a line.
 
-No torch, and no import of dslpar's: guards load it.
+This module imports neither torch nor other modules of dslpar, since guards load it.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from __future__ import annotations
 import re
 
 _INVISIBLE = "\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0"
-"""Printable to Python, and drawn as nothing: fillers of Hangul and Khmer, a joiner, Braille's empty cell."""
+"""Printable to Python, but drawn as nothing: fillers of Hangul and Khmer, a joiner, Braille's empty cell."""
 _OUT_OF_LINE = re.compile(r"[^ -~]")
 _OUT_OF_LINES = re.compile(r"[^ -~\n\t]")
 _COMMAND = re.compile(r"^([^\S\n]*):(?=:[A-Za-z])|#(?=#\w*\[)", re.MULTILINE)
 
 
 def visible(text: object) -> str:
-    """Return a text as one line that commands nobody."""
+    """Return a text as one line, with commands and invisible characters escaped."""
     return _break_commands(_OUT_OF_LINE.sub(_escape, str(text)))
 
 
 def visible_lines(text: str) -> str:
-    """Return a text of several lines (a traceback, a source), each of which commands nobody; tabs stay."""
+    """Escape a text of several lines (a traceback, a source) line by line; tabs stay."""
     return _break_commands(_OUT_OF_LINES.sub(_escape, text))
 
 
@@ -51,7 +51,7 @@ _LONE_SURROGATE = re.compile(r"(\\\\|\\ud[89ab]..\\ud[c-f]..)|\\(?=ud[89a-f])")
 
 
 def json_text(value: object) -> str:
-    r"""Return indented JSON for programs, in ASCII: every other character is JSON's own `\u` escape.
+    r"""Return indented JSON for programs, in ASCII: any other character becomes a `\u` escape of JSON.
 
     Lone surrogates (bytes of a file name that are not UTF-8) become the text of their escape: no encoding has them, and
     strict parsers refuse them.

@@ -1,10 +1,10 @@
-"""Data sets that Hugging Face's `datasets` has saved, read through pyarrow: mapped into memory, never loaded whole.
+"""Read data sets saved by Hugging Face's `datasets` through pyarrow: memory-mapped, never loaded whole.
 
     rows = find_arrow(job)                  # files, splits and columns checked; heads alone are read
     table = open_rows(job, rows.train)      # a table over the mapped files
     table.texts("text"), table.read(["input_ids", "labels"], 7)
 
-Neither `datasets` nor pandas is imported: the files are Arrow's own streams.
+The files are plain Arrow streams, so neither `datasets` nor pandas is imported.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ Array = NDArray[Any]
 
 
 class ArrowRows(NamedTuple):
-    """Rows of a saved data set: those that are held out, evenly spread over it, or all others."""
+    """Rows of a saved data set: either the held-out rows, spread evenly over it, or all other rows."""
 
     folder: ArrowFolder
     num_all: int
-    """Rows of the files."""
+    """Number of rows in the files."""
     num_held_out: int
-    """Of these held out; all or none of them where another split is."""
+    """Number of held-out rows among them; with a separate split for evaluation, all or none."""
     held_out: bool
-    """Whether it is those."""
+    """Whether this object stands for the held-out rows."""
     identity: str
-    """Of these rows, wherever they lie."""
+    """Digest of these rows, independent of their path."""
 
     @property
     def num_rows(self) -> int:
-        """Rows that these are."""
+        """Number of the rows."""
         return self.num_held_out if self.held_out else self.num_all - self.num_held_out
 
     def row(self, index: int) -> int:
-        """Return the place in the files of the index-th of these rows."""
-        if self.held_out:  # the middle one of each of so many stretches
+        """Return the index in the files of the index-th of these rows."""
+        if self.held_out:  # the middle row of each of num_held_out equal stretches
             return (2 * index + 1) * self.num_all // (2 * self.num_held_out)
         row = index * self.num_all // self.num_rows
         while row - self._held_out_before(row) > index:
@@ -62,20 +62,20 @@ class ArrowRows(NamedTuple):
 
 
 class Table:
-    """Columns of rows that lie in mapped files."""
+    """Columns of rows in memory-mapped files."""
 
     def __init__(self, job: Job, rows: ArrowRows) -> None:
         self.job, self.rows, self.table = job, rows, _table(job, rows.folder)
         self.num_rows, self.columns = rows.num_rows, tuple(rows.folder.columns)
 
     def texts(self, column: str) -> Iterator[str]:
-        """Yield the texts of a column, in the order of the files; what is no text (null) is empty."""
+        """Yield the texts of a column in the order of the files; null is an empty text."""
         values = self.table.column(column)
         for index in range(self.rows.num_rows):
             yield values[self.rows.row(index)].as_py() or ""
 
     def read(self, columns: Sequence[str], index: int) -> Mapping[str, Array]:
-        """Return these columns of a row, as arrays: whole numbers as int64, others as float32."""
+        """Return these columns of a row as arrays: integers as int64, other numbers as float32."""
         row = self.rows.row(index)
         return {name: self._array(name, row) for name in columns}
 
@@ -86,7 +86,7 @@ class Table:
             found = np.asarray(
                 value.as_py() if flat is None or _is_nested(flat) else flat.to_numpy(zero_copy_only=False)
             )
-        except ValueError as error:  # lists of several lengths
+        except ValueError as error:  # ragged nested lists
             refuse(self.job, self.rows.folder, f"row {row} of {name!r}: {error}")
         if found.dtype.kind not in "biuf":
             refuse(self.job, self.rows.folder, f"row {row} of {name!r} has a value that is no number")
@@ -94,10 +94,10 @@ class Table:
 
 
 def find_arrow(job: Job) -> tuple[ArrowRows, ArrowRows]:
-    """Find and check a saved data set; return the rows to train on, and those held out.
+    """Find and check a saved data set; return the training rows and the held-out rows.
 
     Raises:
-        DslparError: it cannot be used, or the package that reads it is not installed.
+        DslparError: the data set cannot be used, or pyarrow is not installed.
     """
     data = job.spec.data
     assert isinstance(data, HuggingFaceData)
@@ -115,7 +115,7 @@ def find_arrow(job: Job) -> tuple[ArrowRows, ArrowRows]:
 
 
 def refuse(job: Job, folder: ArrowFolder, problem: str, key: str = "data.path") -> NoReturn:
-    """Raise the finding of a data set that cannot be used."""
+    """Raise a finding about an unusable data set."""
     raise_finding("BAT222", f"{folder.path!r}: {problem}", _HINT, job.path, key)
 
 

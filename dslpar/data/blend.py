@@ -1,7 +1,7 @@
-"""Several samples as one: which part a sample is of is a matter of its place in the run (`dslpar.data.blend_order`).
+"""Blend several data sets into one. A sample's position in the run determines its part (`dslpar.data.blend_order`).
 
-Each part has an order of its own, by the seed and its own epochs, as if it were alone: a small one comes again sooner.
-That a blend is an order over data sets which know nothing of it is Megatron-LM's.
+Each part has an order of its own, from the seed and its own epochs, as if it were the only part. So small parts repeat
+sooner. As in Megatron-LM, a blend is an order over data sets that do not depend on it.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from dslpar.schema.datasets import BlendData, part_key, type_name
 
 
 class BlendSamples:
-    """Samples of all parts, one part after the other; their order is that of a blend with these weights.
+    """Samples of all parts, indexed part by part; the run's order blends them with these weights.
 
-    `names`: of each part its number in the config, for what goes wrong in it.
+    `names` are the parts' numbers in the config, for error messages.
     """
 
     def __init__(self, parts: Sequence[Samples], weights: Sequence[Fraction], seed: int, names: Sequence[int]) -> None:
@@ -40,7 +40,7 @@ class BlendSamples:
         self._permutations = [Permutations(part.num_samples, seed) for part in parts]
 
     def in_order(self, numbers: Sequence[int]) -> Sequence[int]:
-        """Return the samples at these places of the run."""
+        """Return the indices of the samples at these positions of the run."""
         found = []
         for number in numbers:
             part, index = self.order.locate(number)
@@ -48,7 +48,7 @@ class BlendSamples:
         return found
 
     def batch(self, samples: Sequence[int], numbers: Sequence[int]) -> tuple[Any, Any]:
-        """Return inputs and labels, as the parts give them."""
+        """Return inputs and labels, in the form that the parts have."""
         rows_of: defaultdict[int, list[int]] = defaultdict(list)
         for row, sample in enumerate(samples):
             rows_of[bisect_right(self.offsets, sample) - 1].append(row)
@@ -64,7 +64,7 @@ class BlendSamples:
         return inputs, labels
 
     def describe(self, job: Job) -> Iterator[str]:
-        """Yield of each part its share of the run, and how often it is seen."""
+        """Yield one line per part: its share of the run, and its number of epochs."""
         total = job.spec.train.steps * job.batch.global_size
         data = job.spec.data
         assert isinstance(data, BlendData)
@@ -76,14 +76,14 @@ class BlendSamples:
 
 
 def _joined(values: Sequence[Any], order: Tensor) -> Any:
-    """Return the rows of all values, tensors or tuples of them, in that order."""
+    """Concatenate the rows of all values (tensors or tuples of tensors), and reorder them by `order`."""
     if isinstance(values[0], tuple):
         return tuple(_joined(each, order) for each in zip(*values, strict=True))
     return torch.cat(list(values))[order]
 
 
 def check_forms(job: Job, parts: Mapping[int, Samples]) -> None:
-    """Check that the parts, by their numbers, give samples of one form. Raises DslparError: one gives others."""
+    """Check that all parts have samples of one form; `parts` is by number. Raises: DslparError: a part differs."""
     forms: dict[int, str] = {}
     for number, part in parts.items():
         try:
@@ -99,7 +99,7 @@ def check_forms(job: Job, parts: Mapping[int, Samples]) -> None:
 
 
 def _form_of(value: Any) -> str:
-    """Return the types and the shapes of a sample."""
+    """Return the dtypes and shapes of a sample."""
     if isinstance(value, tuple):
         return f"({', '.join(map(_form_of, value))})"
     return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape[1:])}"

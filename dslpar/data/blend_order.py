@@ -1,14 +1,14 @@
-"""Which part of a blend each sample of a run is of: by the weights and its place in the run alone.
+"""Order of a blend: the weights and a sample's position in the run alone determine its part.
 
     order = BlendOrder([Fraction(7, 10), Fraction(2, 10), Fraction(1, 10)])
     order.locate(12)           # (0, 8): sample 12 of the run is the part's sample 8, both from 0
 
-Between two parts, each prefix has of both as near to its share as whole samples can be (Webster's method, which
-Sainte-Lague has too); more of them are two groups of parts, by a Huffman tree of the weights. So no prefix has two
-samples more or fewer of a part than its share; two parts stay within a half. (Webster's method over all parts at once
-takes equal ones in a row: of weights 0.5 and 100 times 0.005 it is 25 samples off.) torch's and Hugging Face's
-interleaving draw, and Megatron-LM's blend fills an array as long as the run; here a place is found from its number,
-in as many steps as the tree is deep, so a run goes on from any sample.
+With two parts, the number of each part's samples in any prefix is its share, rounded (the method of Webster and
+Sainte-Lague). More parts form two groups at each node of a Huffman tree of the weights. So in any prefix, each part's
+number of samples differs from its share by less than two; with two parts, by at most a half. (Webster's method over all
+parts at once takes parts of equal weight in a row: with weights 0.5 and 100 times 0.005 it is 25 samples off.) The
+interleaving of torch and Hugging Face draws parts at random, and Megatron-LM's blend fills an array as long as the run.
+Here a position is computed from its number, in as many steps as the tree is deep, so a run can resume at any sample.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 
 class _Fork(NamedTuple):
-    """Two groups of parts; a group is a fork, or the number of a part."""
+    """Inner node of the tree: two groups of parts. A group is a fork or the number of a part."""
 
     left: _Fork | int
     right: _Fork | int
@@ -31,14 +31,14 @@ class _Fork(NamedTuple):
 
 
 class BlendOrder:
-    """The order of a blend of parts with these weights, each above 0; they need not sum up to 1."""
+    """Order of a blend of parts with these weights. Each must be above 0, and they need not sum to 1."""
 
     def __init__(self, weights: Sequence[Fraction]) -> None:
         scale = math.lcm(*(weight.denominator for weight in weights))
         self._tree = _huffman([int(weight * scale) for weight in weights])
 
     def locate(self, number: int) -> tuple[int, int]:
-        """Return the part of a run's sample, and which of that part's it is."""
+        """Return (the part of the run's sample `number`, the sample's number within the part)."""
         group = self._tree
         while isinstance(group, _Fork):
             before = _of_left(number, group)
@@ -49,7 +49,7 @@ class BlendOrder:
         return group, number
 
     def counts(self, number: int) -> dict[int, int]:
-        """Return by part how many of a run's first `number` samples are its own."""
+        """Return {part: number of its samples among the run's first `number` samples}."""
         found: dict[int, int] = {}
         groups: list[tuple[_Fork | int, int]] = [(self._tree, number)]
         while groups:
@@ -63,14 +63,15 @@ class BlendOrder:
 
 
 def _of_left(number: int, fork: _Fork) -> int:
-    """Return how many of the first samples are of the left group: its share, rounded, a half upwards."""
+    """Return how many of the first `number` samples are in the left group: its share, rounded half up."""
     return (2 * number * fork.left_weight + fork.weight) // (2 * fork.weight)
 
 
 def _huffman(weights: Sequence[int]) -> _Fork | int:
-    """Join the two lightest groups until one is left; of equal ones those that were there first."""
-    # A group that is no part weighs at most twice its sibling (either of its own two was no heavier), so at most 2/3 of
-    # both: of an error above it at most 2/3 comes down, and 1/2 + 2/3 * (1/2 + 2/3 * ...) is 3/2.
+    """Join the two lightest groups until one is left; among equal weights the oldest come first."""
+    # The error bound: a fork weighs at most twice its sibling, since neither of its halves was heavier than the
+    # sibling. So it has at most 2/3 of its parent's weight, and inherits at most 2/3 of its parent's error. Each level
+    # adds a rounding of 1/2: 1/2 + 2/3 * (1/2 + 2/3 * ...) is 3/2.
     heap: list[tuple[int, int, _Fork | int]] = [(weight, index, index) for index, weight in enumerate(weights)]
     heapq.heapify(heap)
     for order in range(len(weights), 2 * len(weights) - 1):
@@ -81,15 +82,15 @@ def _huffman(weights: Sequence[int]) -> _Fork | int:
 
 
 def exact_weight(weight: float) -> Fraction:
-    """Return a weight as its author wrote it: 0.7 is 7/10."""
+    """Return the decimal that was written as an exact fraction: 0.7 is 7/10."""
     return Fraction(repr(weight))
 
 
 def weights_by_size(sizes: Sequence[int], temperature: float) -> list[Fraction]:
-    """Return size ** (1 / temperature) for each part, as XLM and mT5 blend languages: 1 is by size, inf all equal."""
+    """Return size ** (1 / temperature) per part, as XLM and mT5 blend languages; 1: by size, inf: all equal."""
     if temperature == 1:
         return [Fraction(size) for size in sizes]
-    # Decimals are the same on every machine; the last bit of a float's power is not, nor is then the order.
+    # Decimal powers are equal on every machine. The last bit of a float power is not, and would change the order.
     context = Context(prec=28)
     power = context.divide(Decimal(1), Decimal(repr(temperature)))
     return [Fraction(context.power(Decimal(size), power)) for size in sizes]

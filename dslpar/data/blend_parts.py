@@ -1,4 +1,4 @@
-"""The parts of a blend as jobs of their own: what each is checked and read as, and what goes wrong in it. No torch."""
+"""Jobs for the parts of a blend, by which each part is checked and read, and their findings. Needs no torch."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from dslpar.schema.fields import facts_of
 
 
 def part_jobs(job: Job) -> list[Job]:
-    """Return for each part the job as if that were all of the data, and a step its share of one."""
+    """Return one job per part, with the part as all of its data and its share of a step as the batch."""
     data = _blend(job)
     total = sum(part.weight or 0 for part in data.parts)
     jobs = []
     for part in data.parts:
-        # By size no part can be too small for its share.
+        # A part without a weight is blended by its size, and so never too small for its share.
         share = part.weight / total if part.weight is not None else 0
         batch = job.batch._replace(global_size=max(1, int(share * job.batch.global_size)))
         dataset: Data = part.dataset
@@ -34,12 +34,12 @@ def part_jobs(job: Job) -> list[Job]:
 
 
 def holds_out(data: Data) -> bool:
-    """Whether something of it is held out."""
+    """Whether some of the data is held out."""
     return any(getattr(data, name, None) for name in ("eval_fraction", "eval_path", "eval_split", "eval"))
 
 
 def weights_of(job: Job, sizes: Mapping[int, int]) -> list[Fraction]:
-    """Return the weights of parts by number, as far as they have samples."""
+    """Return the weights of the parts in `sizes`, {number of the part: number of its samples}."""
     data = _blend(job)
     given = [data.parts[number].weight for number in sizes]
     if None not in given:
@@ -48,7 +48,7 @@ def weights_of(job: Job, sizes: Mapping[int, int]) -> list[Fraction]:
 
 
 def blend_identity(job: Job, identities: Sequence[str]) -> str:
-    """Identify a blend: what its parts are, how they are mixed, and what is drawn of them."""
+    """Return a digest of a blend: its parts, their weights, and the keys that determine their samples."""
     data = _blend(job)
     drawn = [
         [getattr(part.dataset, field.name) for field in dataclasses.fields(part.dataset) if _matters(field)]
@@ -59,7 +59,7 @@ def blend_identity(job: Job, identities: Sequence[str]) -> str:
 
 
 def at_part(error: DslparError, number: int) -> DslparError:
-    """Return findings about a job as findings about a blend's part."""
+    """Convert findings about a part's job to findings about that part of the blend."""
     key = part_key(number)
     keys = [key + each.key.removeprefix("data") if each.key.startswith("data.") else key for each in error.findings]
     return DslparError([each._replace(key=key) for each, key in zip(error.findings, keys, strict=True)])
@@ -72,5 +72,5 @@ def _blend(job: Job) -> BlendData:
 
 
 def _matters(field: dataclasses.Field[object]) -> bool:
-    """Whether a resume may not change a key: in a part nobody compares one by one."""
+    """Whether a resume may not change a key. Keys of parts are not compared one by one, only by the digest."""
     return facts_of(field).resume != "free"  # type: ignore[arg-type]

@@ -1,10 +1,10 @@
-"""Conversations as samples: the assistant's answers are learned, whatever else is said is context.
+"""Chat samples: the assistant's answers are labels, all other text is context.
 
-A sample is one conversation, padded at its end; or, packed, as many as a row holds (`dslpar.data.packing`), each with a
-number that attention keeps apart. A label follows its input, so that n tokens take n - 1 places; those that are not
-learned are -100, and the loss is the mean over what is learned in the global batch, wherever it lies. Longer
-conversations are cut at their end, as TRL and litgpt do it, and those without an answer then are left out: both are
-counted.
+A sample is one conversation, padded at its end. With packing it has as many conversations as fit
+(`dslpar.data.packing`), and each has a number so that attention stays within it. Labels are shifted by one, so n tokens
+take n - 1 positions. Labels that are not learned are -100. The loss is the mean over the learned labels of the global
+batch, whatever rank they are on. Longer conversations are cut at their end, as in TRL and litgpt, and conversations
+without a remaining answer are dropped. Both are counted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from dslpar.schema.vocabularies import Vocabulary
 
 log = logging.getLogger("dslpar")
 _BATCH = 512
-"""Conversations that are encoded at a time, by as many threads as there are."""
+"""Number of conversations that are encoded together, by all threads."""
 _HINT_MARK = (
     "in a copy of the template, put {% generation %} and {% endgeneration %} around what the assistant says, and name "
     "it as data.template; or assistant_only_loss=False"
@@ -41,11 +41,11 @@ _HINT_MARK = (
 
 
 class Tokens(NamedTuple):
-    """A conversation."""
+    """Tokens of a conversation."""
 
     ids: Ids
     is_learned: NDArray[np.bool_]
-    """Of each token, whether it is a label."""
+    """For each token, whether it is learned as a label."""
 
 
 class ChatSamples:
@@ -63,7 +63,7 @@ class ChatSamples:
                 kept.append(Tokens(ids[: seq_len + 1], is_learned[: seq_len + 1]))
             else:
                 self.num_without_answer += 1
-        # Flat, since a million small arrays take more memory than what is in them.
+        # Flat, since a million small arrays take more memory than their elements.
         self._ids = np.concatenate([each.ids for each in kept]) if kept else np.zeros(0, np.uint16)
         self._is_learned = np.concatenate([each.is_learned for each in kept]) if kept else np.zeros(0, np.bool_)
         lengths = [len(each.ids) for each in kept]
@@ -72,12 +72,13 @@ class ChatSamples:
         self._rows = best_fit_decreasing(places, seq_len) if packing else [[index] for index in range(len(kept))]
         self.num_conversations, self.num_samples = len(kept), len(self._rows)
         self.fill = sum(places) / max(self.num_samples * seq_len, 1)
-        """Share of the samples' places that is no padding."""
+        """Share of the samples' positions that is not padding."""
 
     def batch(self, samples: Sequence[int], numbers: Sequence[int] = ()) -> tuple[Any, Tensor]:
-        """Return inputs and labels, int64 [len(samples), seq_len]; nothing is drawn here by `numbers`.
+        """Return inputs and labels, int64 [len(samples), seq_len]; `numbers` is unused, since nothing is drawn.
 
-        Packed, inputs are (ids, documents): int32 numbers of conversations from 1, and 0 where there is padding.
+        With packing, inputs are (ids, documents). Documents are int32 numbers of conversations from 1, and 0 for
+        padding.
         """
         shape = len(samples), self.seq_len
         ids, labels = np.full(shape, self.pad, np.int64), np.full(shape, IGNORE_INDEX, np.int64)
@@ -93,15 +94,15 @@ class ChatSamples:
                 documents[row, start:stop] = number
                 start = stop
         found = torch.from_numpy(ids)
-        # Padding stands after all else, where no causal model attends to it: alone, a conversation needs no mask.
+        # Padding comes last, and causal models do not attend to it, so a single conversation needs no mask.
         return (found, torch.from_numpy(documents)) if self.packing else found, torch.from_numpy(labels)
 
 
 def chat_samples(job: Job, part: ConversationRange) -> ChatSamples:
-    """Read, write and encode the conversations of a part, and say once what became of them.
+    """Read, render and encode the conversations of a part, and log how many are used, cut and dropped.
 
     Raises:
-        DslparError: the tokenizer or the template cannot be used, or the template refuses a conversation.
+        DslparError: the tokenizer or the template is unusable, or the template refuses a conversation.
     """
     data = job.spec.data
     assert isinstance(data, ChatData)
@@ -146,7 +147,7 @@ def _render(job: Job, render: Renderer, line: Line) -> Rendered:
 
 
 def _encode_bytes(texts: Sequence[Rendered]) -> Iterator[Tokens]:
-    """Yield the bytes of texts."""
+    """Yield texts as tokens that are their UTF-8 bytes."""
     for text, spans in texts:
         ids = np.frombuffer(text.encode(), np.uint8).astype(np.uint16)
         is_learned = np.zeros(len(ids), np.bool_)
@@ -156,7 +157,7 @@ def _encode_bytes(texts: Sequence[Rendered]) -> Iterator[Tokens]:
 
 
 class Encoder:
-    """Tokens of texts by Hugging Face's tokenizers; a token is learned if any of its characters is."""
+    """Encode texts with Hugging Face's tokenizers. A token is learned if any of its characters is."""
 
     def __init__(self, found: Vocabulary) -> None:
         from tokenizers import Tokenizer
@@ -168,7 +169,7 @@ class Encoder:
         self.dtype = np.uint16 if found.size <= 1 << 16 else np.uint32
 
     def __call__(self, texts: Sequence[Rendered]) -> Iterator[Tokens]:
-        # The template writes special tokens itself.
+        # The template has already written the special tokens.
         encodings = self.tokenizer.encode_batch([each.text for each in texts], add_special_tokens=False)
         for encoding, (_, spans) in zip(encodings, texts, strict=True):
             begins, ends = np.array(encoding.offsets, np.int64).reshape(-1, 2).T

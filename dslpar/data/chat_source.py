@@ -1,7 +1,7 @@
-"""The conversations of a run: files found, every line checked, and split; torch is not imported.
+"""Find, check and split the conversations of a run, without importing torch.
 
-All lines are read, and their digest with them: it takes a second for some 100 MB, and no run ends in the middle of an
-epoch for a line that is no conversation.
+All lines are read and hashed at the start. This takes about a second per 100 MB, and prevents runs that fail in the
+middle of an epoch because of a line that is no conversation.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from dslpar.schema.tokenizers import read_tokenizer
 
 
 class ConversationRange(NamedTuple):
-    """Conversations `start` to `stop` of files, a line each."""
+    """Conversations `start` to `stop` of files with one conversation per line."""
 
     files: tuple[str, ...]
     start: int
     stop: int
     identity: str
-    """Of these, of how they are written as text, and of the tokenizer; wherever they lie."""
+    """Digest of the conversations, the template and the tokenizer, independent of their paths."""
     training: bool
 
     def lines(self) -> Iterator[Line]:
-        """Yield their lines."""
+        """Yield the lines of the range."""
         return islice((line for path in self.files for line in read_lines(path)), self.start, self.stop)
 
 
 class Conversations(NamedTuple):
-    """The conversations of a run."""
+    """Conversations of a run, for training and held out."""
 
     train: ConversationRange
     held_out: ConversationRange
@@ -47,7 +47,8 @@ def find_conversations(job: Job) -> Conversations:
     """Find, check and split the conversations of a job.
 
     Raises:
-        DslparError: a file cannot be read, a line is no conversation, there is no template, or there are too few.
+        DslparError: a file cannot be read, a line is no conversation, no template is usable, or there are too few
+            conversations.
     """
     data = job.spec.data
     assert isinstance(data, ChatData)
@@ -72,7 +73,7 @@ def find_conversations(job: Job) -> Conversations:
     else:
         files, count, digest = _read(job, [data.eval_path], "data.eval_path")
         others = _range(files, 0, count, [digest, *written], training=False)
-    if not data.packing:  # how many rows there are is known when they are packed
+    if not data.packing:  # with packing, the number of rows is only known after packing
         check_number(job, train.stop - train.start, "conversations")
     if job.spec.train.eval_interval is not None and others.stop == others.start:
         hint = "a larger data.eval_fraction, data.eval_path, or no train.eval_interval"
@@ -86,7 +87,7 @@ def _range(files: Sequence[File], start: int, stop: int, of: Sequence[str], trai
 
 
 def _read(job: Job, names: Sequence[str], key: str) -> tuple[list[File], int, str]:
-    """Check every line of files; return the files, how many conversations there are, and a digest of all of them."""
+    """Check every line of the files; return the files, the number of conversations, and a digest of all lines."""
     files = find_files(job, names, key, SUFFIXES)
     digest, count, wrong = hashlib.sha256(), 0, 0
     first = ""

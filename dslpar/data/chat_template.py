@@ -1,11 +1,12 @@
-"""Conversations as text, by a Jinja template, and which of it the assistant says.
+"""Render conversations to text with a Jinja template, and find the assistant's answers in it.
 
     render = Renderer(template_of(data, job.path), answers_only=True)
     render(conversation)                  # Rendered("<|im_start|>user\\n...", [(42, 57)])
 
-Jinja runs as transformers' apply_chat_template runs it. Where the template marks answers ({% generation %}), these are
-they, as there. Else an answer is what the conversation up to it has more than the one before it with the prompt for an
-answer, which is how TRL and axolotl tell them; a template for which that does not hold is refused, not guessed at.
+Jinja runs as in transformers' apply_chat_template. If the template marks answers ({% generation %}), the marks are
+used, as in transformers. Otherwise two renderings are compared, as in TRL and axolotl: the conversation up to the
+answer, and the conversation before it with the generation prompt. The answer is the text that only the first one has. A
+template whose renderings are not prefixes of one another is refused.
 """
 
 from __future__ import annotations
@@ -20,30 +21,30 @@ from dslpar.schema.chat_templates import Template
 from dslpar.schema.conversations import ASSISTANT, Conversation
 
 _OF_TEMPLATES = (TemplateError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
-"""What a template's code raises of a conversation that it was not written for."""
+"""Exceptions that a template's code raises for a conversation that it does not support."""
 Span = tuple[int, int]
-"""Characters from, and up to."""
+"""(First character, end)."""
 
 
 class Rendered(NamedTuple):
-    """A conversation as text."""
+    """Text of a conversation."""
 
     text: str
     spans: list[Span]
-    """What is learned."""
+    """The spans of the text that are learned."""
 
 
 _CLOCK = "strftime_now"
 _NO_CLOCK = "{%- macro strftime_now(format) -%}26 Jul 2024{%- endmacro -%}"
-"""For templates that write the day's date, Llama 3.1's default: a resume on another day is to have the same text."""
+"""A fixed date, Llama 3.1's default, for templates that write today's date, so that a resume has the same text."""
 
 
 class TemplateProblemError(ValueError):
-    """A template cannot be used at all; of a single conversation it is a ValueError."""
+    """The template is unusable for every conversation. A problem with one conversation is a plain ValueError."""
 
 
 class Renderer:
-    """Writes conversations as text; `special` are texts of tokens that end an answer, and stand for no text."""
+    """Renderer of conversations to text; `special` are the texts of special tokens, which can end an answer."""
 
     def __init__(self, template: Template, answers_only: bool, special: Iterable[str] = ()) -> None:
         self.template, self.answers_only = template, answers_only
@@ -54,7 +55,7 @@ class Renderer:
         """Return a conversation's text.
 
         Raises:
-            TemplateProblemError: the template is none, or does not tell what the assistant says.
+            TemplateProblemError: the template is no valid Jinja, or the assistant's answers cannot be found.
             ValueError: the template refuses this conversation.
         """
         marks = self.answers_only and self.template.marks_answers
@@ -64,10 +65,10 @@ class Renderer:
         return Rendered(text, spans if marks else self._by_prefixes(conversation, text))
 
     def prompt(self, conversation: Conversation) -> str:
-        """Return a conversation's text up to where the assistant is to answer.
+        """Return a conversation's text with the generation prompt for the assistant's next answer.
 
         Raises:
-            TemplateProblemError, ValueError: as for the whole.
+            TemplateProblemError, ValueError: as for a call.
         """
         return self._run(conversation, prompt=True)[0]
 
@@ -85,14 +86,14 @@ class Renderer:
         return found
 
     def _end(self, text: str, begin: int) -> int:
-        """Return where an answer ends: line breaks after its end token are the template's, and nobody says them."""
+        """Return the end of an answer. Line breaks after its end token come from the template, and are excluded."""
         kept = text[begin:].rstrip()
         return begin + len(kept) if kept.endswith(self.special) else len(text)
 
     def _run(
         self, of: Conversation, stop: int | None = None, prompt: bool = False, marks: bool = False
     ) -> tuple[str, list[Span]]:
-        """Return the text of the first `stop` messages, and what the template marks."""
+        """Return the text of the first `stop` messages, and the spans that the template marks."""
         try:
             rendered: Any = render_jinja_template(
                 [of.messages[:stop]],
@@ -106,6 +107,7 @@ class Renderer:
             raise TemplateProblemError(f"line {error.lineno} of the template: {error.message}") from error
         except _OF_TEMPLATES as error:
             raise ValueError(f"the template says: {error}") from error
-        # Half of a surrogate pair, which JSON can hold, is no text: one character for one, so that spans stay.
+        # A lone surrogate, which JSON can hold, has no UTF-8. It is replaced by one character, so that spans stay
+        # valid.
         (text,), spans = rendered
         return text.encode("utf-8", "replace").decode(), list(spans[0]) if marks else []

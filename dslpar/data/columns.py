@@ -1,8 +1,9 @@
-"""Rows of named columns as samples: what the model's forward takes by its arguments' names, and `labels`.
+"""Samples from rows of named columns: the arguments of the model's forward by name, and `labels`.
 
-Names and meanings are transformers': labels of a causal language model are its input ids again, each told from those
-before it; of all other models they stand beside what they are of. Rows of ids are padded to `seq_len` where padding has
-no effect: after the text of a causal model, and where there is an attention mask. Other columns are not read.
+Names and meanings are those of transformers. A causal language model's labels default to its input ids, and are shifted
+here so that each token is predicted from the tokens before it. Other models' labels are aligned with their inputs. Rows
+of ids are padded to `seq_len` if padding has no effect: after the text of a causal model, or with an attention mask.
+Other columns are not read.
 """
 
 from __future__ import annotations
@@ -27,29 +28,29 @@ _HINT = "rows of one shape, of ids that the model knows, at most data.seq_len lo
 Row = Mapping[str, Array]
 _CAUSAL = ("input_ids", "attention_mask")
 _MASKS = ("attention_mask", "decoder_attention_mask", "token_type_ids")
-"""Inputs that rows may leave out: ones, ones, zeros."""
+"""Inputs that rows may leave out; they default to ones, ones and zeros."""
 _IDS = ("input_ids", "decoder_input_ids")
 _SECOND_LABELS = {"BertForPreTraining": "next_sentence_label"}
 
 
 class Rows(Protocol):
-    """Rows by number."""
+    """Rows, accessed by number."""
 
     num_rows: int
 
     @property
     def columns(self) -> Sequence[str]:
-        """The names of all columns."""
+        """Names of all columns."""
 
     def read(self, columns: Sequence[str], index: int) -> Row:
-        """Return these columns of a row: whole numbers as int64, others as float32."""
+        """Return these columns of a row: integers as int64, other numbers as float32."""
 
 
 class ColumnSamples:
-    """Rows as samples of a model whose forward takes `inputs`; `start` begins what a decoder is given.
+    """Rows as samples of a model whose forward takes `inputs`; `start` is the first id of a decoder's input.
 
     Raises:
-        DslparError: a column that the model needs is not there.
+        DslparError: a column that the model needs is missing.
     """
 
     all_counted = False
@@ -83,7 +84,7 @@ class ColumnSamples:
         self.columns = [name for name in dict.fromkeys([*inputs, *self.labels]) if name in rows.columns]
 
     def batch(self, samples: Sequence[int], numbers: Sequence[int] = ()) -> tuple[Any, Any]:
-        """Return inputs and labels, each a tensor [len(samples), ...] or a tuple of them; nothing is drawn here."""
+        """Return inputs and labels, each a tensor [len(samples), ...] or a tuple; `numbers` is unused."""
         made = [self._sample(sample) for sample in samples]
         inputs = [self._stacked([row[name] for row in made], name) for name in self.inputs]
         for name, value in zip(self.inputs, inputs, strict=True):
@@ -116,7 +117,7 @@ class ColumnSamples:
         return found
 
     def _padded(self, value: Array, name: str, by: int, sample: int) -> Array:
-        """Return ids as long as a sample; what is no list of ids as it is."""
+        """Pad a list of ids to the length of a sample; return other values unchanged."""
         length = self.job.seq_len
         if not self.may_pad or value.ndim != 1 or value.dtype != np.int64:
             return value
@@ -130,7 +131,7 @@ class ColumnSamples:
         return torch.from_numpy(np.stack(values))
 
     def _check_ids(self, ids: Tensor) -> None:
-        # Looked up, such an id would be zeros on every tensor rank, or another rank's row: nobody would notice.
+        # Without this check such an id could silently look up zeros, or another rank's row.
         low, high = int(ids.min()), int(ids.max())
         if self.vocab_size is not None and not 0 <= low <= high < self.vocab_size:
             self._refuse(f"a token is {low if low < 0 else high}, and the vocabulary has {self.vocab_size}")

@@ -1,9 +1,9 @@
-"""The text corpus: files are found, checked, and split into train and held-out; plain Python, no torch.
+"""Text corpus: find files, check them, and split them into training and held-out text. Needs no torch.
 
-The default is the source of Python's own standard library, which is on every machine that runs this: about 12 MB in
-700 files, without its tests (some distributions leave them out). The split is by file, so that nothing of a held-out
-file was seen in training: the files whose names have the least hashes are held out, on every machine. A single file is
-split near its end.
+The default corpus is the source of Python's standard library, which is on every machine that runs dslpar: about 12 MB
+in 700 files, without its tests (some distributions omit them). The split is by file, so that training sees no part of a
+held-out file. The files whose names have the smallest hashes are held out, the same files on every machine. A single
+file is split near its end.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ class FileSlice(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """The slice's length."""
+        """Length of the slice."""
         return self.stop - self.start
 
 
 class Corpus(NamedTuple):
-    """The text of a run; a token is a byte."""
+    """Text of a run as slices of files."""
 
     train: tuple[FileSlice, ...]
     held_out: tuple[FileSlice, ...]
 
 
 class File(NamedTuple):
-    """A file; its name is relative to where it was found, and so the same on every machine."""
+    """File; its name is relative to the folder in which it was found, and so the same on every machine."""
 
     name: str
     path: str
@@ -54,7 +54,7 @@ def load_corpus(job: Job) -> Corpus:
     """Find, split and check the corpus of a job.
 
     Raises:
-        DslparError: a file is missing, or there is too little text for one sample, or for one step.
+        DslparError: a file is missing, or there is too little text for a sample or for a step.
     """
     try:
         if job.spec.data.files is not None:
@@ -66,13 +66,14 @@ def load_corpus(job: Job) -> Corpus:
         raise_finding("BAT201", f"cannot list {error.filename!r}: {error.strerror}", _HINT, job.path, "data.files")
     corpus = split(files, job.spec.data.eval_fraction)
     _check_length(job, corpus)
-    if type_name(job.spec.data) == "text" and job.spec.data.tokenizer is None:  # else it is known when it is read
+    # With a tokenizer, the number of samples is only known after encoding.
+    if type_name(job.spec.data) == "text" and job.spec.data.tokenizer is None:
         check_number(job, (sum(part.num_bytes for part in corpus.train) - 1) // job.seq_len)
     return corpus
 
 
 def split(files: Sequence[File], fraction: float) -> Corpus:
-    """Hold out a share of the files, at least one if the share is not 0, and never all; of a single file its end."""
+    """Hold out a share of the files: at least one if it is not 0, and never all. A single file is split at its end."""
     slices = {file.path: FileSlice(file.path, 0, os.path.getsize(file.path)) for file in files}
     if len(slices) == 1:
         (whole,) = slices.values()
@@ -80,7 +81,7 @@ def split(files: Sequence[File], fraction: float) -> Corpus:
         parts = whole._replace(stop=middle), whole._replace(start=middle)
         return Corpus(*((part,) if part.num_bytes else () for part in parts))
     count = min(max(round(len(slices) * fraction), 1), len(slices) - 1) if fraction else 0
-    # By a hash of the name, which is the same on every machine: neither the listing's order nor Python's hash() is.
+    # A hash of the name is equal on every machine, unlike the order of a listing or Python's hash().
     by_hash = sorted(files, key=lambda file: (_name_digest(file.name), file.path))
     held_out = {file.path for file in by_hash[:count]}
     train = tuple(part for path, part in slices.items() if path not in held_out)
@@ -88,7 +89,7 @@ def split(files: Sequence[File], fraction: float) -> Corpus:
 
 
 def read(slices: Iterable[FileSlice]) -> bytearray:
-    """Read the bytes of all slices, one after the other."""
+    """Return the concatenated bytes of all slices."""
     text = bytearray()
     for part in slices:
         with open(part.path, "rb") as file:
@@ -107,10 +108,10 @@ def _name_digest(name: str) -> bytes:
 def find_files(
     job: Job, names: Sequence[str], key: str = "data.files", suffixes: tuple[str, ...] = ("",)
 ) -> list[File]:
-    """Return the files that a config names, and those of folders that end with one of `suffixes`.
+    """Return the files that a config names, and the files of named folders that end with one of `suffixes`.
 
     Raises:
-        DslparError: there is no such file, or it cannot be read.
+        DslparError: a file does not exist or cannot be read, or a folder has no such files.
     """
     folder = os.path.dirname(job.path)
     found: list[File] = []
@@ -129,7 +130,7 @@ def find_files(
 
 
 def _problem_of(path: str) -> str:
-    """Return why a file is no text to train on; empty: it can be read."""
+    """Return the reason why a file cannot be read; empty: it can be read."""
     if not os.path.exists(path):
         return f"is a link to {os.readlink(path)!r}, which does not exist" if os.path.islink(path) else "does not exist"
     if not os.path.isfile(path):
@@ -138,10 +139,10 @@ def _problem_of(path: str) -> str:
 
 
 def walk(root: str, skip: frozenset[str] = frozenset()) -> Iterator[File]:
-    """Yield all files below `root`, except hidden ones, in the order of their names. Raises: OSError."""
+    """Yield all files below `root` in the order of their names, except hidden ones. Raises: OSError."""
 
     def fail(error: OSError) -> NoReturn:
-        raise error  # os.walk would pass a folder over that it cannot list
+        raise error  # os.walk would skip a folder that it cannot list
 
     for folder, folders, names in os.walk(root, onerror=fail):
         folders[:] = sorted(name for name in folders if name not in skip and not name.startswith("."))
@@ -155,7 +156,7 @@ def walk(root: str, skip: frozenset[str] = frozenset()) -> Iterator[File]:
 
 
 def check_has_length(job: Job) -> None:
-    """Refuse samples of which neither the data nor the model say how long they are."""
+    """Refuse data if neither the data nor the model has a length of samples."""
     if job.seq_len == 0:
         message = "a sample has no length: the model says nothing of it"
         raise_finding("BAT202", message, "give data=dict(seq_len=...)", job.path, "data.seq_len")
@@ -170,14 +171,14 @@ def _check_length(job: Job, corpus: Corpus) -> None:
 
 def _check_part(job: Job, slices: Sequence[FileSlice], which: str, hint: str) -> None:
     num_bytes = sum(part.num_bytes for part in slices)
-    # How many tokens a tokenizer makes of them is not known yet; seldom more than there are bytes.
+    # The number of tokens is not known yet, but a tokenizer seldom makes more tokens than there are bytes.
     if num_bytes <= job.seq_len:
         message = f"{num_bytes} bytes are {which}, and a sample takes seq_len + 1 = {job.seq_len + 1}"
         raise_finding("BAT203", message, hint, job.path, "data")
 
 
 def check_number(job: Job, samples: int, what: str = "") -> None:
-    """Refuse a step that takes more samples than there are: it would be a sum over repeated samples, or never end."""
+    """Refuse a step that takes more samples than there are. It would repeat samples, or never end."""
     if job.batch.global_size > samples:
         there_are = f"there are {samples} {what}" if what else f"the text has {samples} of {job.seq_len} tokens"
         message = f"a step takes {job.batch.global_size} samples, and {there_are}"

@@ -1,8 +1,8 @@
-"""The documents of text files: cut into shards that are read by themselves, each document in one of them.
+"""Documents of text files, cut into shards that are read independently; each document is in one shard.
 
-A document is a file; a line of a .jsonl file, by a key; or what stands between separators. Files that end with .gz are
-unpacked. A shard is a run of small files, or a piece of a large one that begins and ends with a document, so that many
-processes read one file (the idea is Megatron-LM's partitions, without copies of the text).
+A document is a file, the text of a line of a .jsonl file, or the text between separators. Files that end with .gz are
+decompressed. A shard is a run of small files, or a piece of a large file that begins and ends at document boundaries.
+So many processes can read one file. (This is the idea of Megatron-LM's partitions, without copies of the text.)
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from dslpar.core.catalog import raise_finding
 from dslpar.data.corpus import walk
 
 SHARD_BYTES = 1 << 20
-"""Text of a shard, about: less than a second of work, which is what a kill loses."""
+"""Approximate size of a shard: less than a second of work, which is all that a killed process loses."""
 _MAX_DOCUMENT_BYTES = 1 << 30
 _HINT = "name text files, .jsonl files, or folders of them"
 
 
 class Form(NamedTuple):
-    """How files are cut into documents."""
+    """Document boundaries of files."""
 
     json_key: str = "text"
-    """Of the lines of .jsonl files."""
+    """Key of the text in each line of .jsonl files."""
     separator: str = ""
-    """Between documents of other files; empty: a file is a document."""
+    """Separator between documents in other files; empty: each file is one document."""
 
 
 class Piece(NamedTuple):
-    """Bytes `start` to `stop` of a file, whole documents; stop -1: all of it, whatever its length."""
+    """Bytes `start` to `stop` of a file, with whole documents; stop -1: the whole file."""
 
     path: str
     start: int = 0
@@ -44,7 +44,7 @@ Shard = Sequence[Piece]
 
 
 def find_files(paths: Sequence[str]) -> list[str]:
-    """Return the files that paths name, those of folders in the order of their names. Raises: DslparError."""
+    """Return the named files and the files of named folders, in the order of their names. Raises: DslparError."""
     found: list[str] = []
     for path in paths:
         try:
@@ -85,10 +85,11 @@ def _is_lines(path: str) -> bool:
 
 
 def _ends(path: str, separator: bytes, shard_bytes: int) -> list[int]:
-    """Return where to cut a file: after the first separator from each `shard_bytes` on."""
+    """Return the offsets at which to cut a file: after the first separator beyond each `shard_bytes`."""
     ends: list[int] = []
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        # All separators from the beginning: one that may overlap itself is found otherwise from the middle on.
+        # Find all separators from the start, since a search from the middle misplaces separators that overlap
+        # themselves.
         at, target = data.find(separator), shard_bytes
         while at >= 0:
             at += len(separator)
@@ -100,7 +101,7 @@ def _ends(path: str, separator: bytes, shard_bytes: int) -> list[int]:
 
 
 def documents_of(shard: Shard, form: Form) -> Iterator[bytes]:
-    """Yield the documents of a shard. Raises: DslparError: a line has no such text, or a document is too long."""
+    """Yield the documents of a shard. Raises: DslparError: a line has no text at the key, or a document is too long."""
     for piece in shard:
         if _is_lines(piece.path):
             yield from _texts(piece, form.json_key)
@@ -115,7 +116,7 @@ def documents_of(shard: Shard, form: Form) -> Iterator[bytes]:
             continue
         *documents, rest = data.split(form.separator.encode())
         yield from documents
-        if rest:  # a separator may end the file
+        if rest:  # empty if the file ends with a separator
             yield rest
 
 
@@ -142,7 +143,7 @@ def _texts(piece: Piece, key: str) -> Iterator[bytes]:
                 before = _lines_before(piece)
                 message = f"{piece.path}:{before + number + 1}: no JSON object with a text {key!r}"
                 raise_finding("BAT214", message, "--json-key, the key of each line's text", piece.path)
-            # A lone surrogate of JSON has no UTF-8, and is read as an unknown character.
+            # A lone surrogate in JSON has no UTF-8 and is replaced by a question mark.
             yield text.encode("utf-8", "replace")
 
 

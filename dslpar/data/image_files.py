@@ -1,4 +1,4 @@
-"""Images are found, checked, and split into train and held-out; no torch, and no image is read.
+"""Find images, check them, and split them into training and held-out images, without torch and without decoding.
 
     cats/1.png cats/2.png dogs/1.jpg        a folder of images a class, classes by their names in order
     digits.npz                              arrays `images` and `labels`
@@ -28,25 +28,25 @@ _HINT = "a folder with a folder of images for each class, an .npz file of images
 
 
 class Images(NamedTuple):
-    """The images of a run."""
+    """Images of a run, and their split."""
 
     path: str
-    """The folder or the file."""
+    """Path of the folder or file."""
     labels: Sequence[int]
-    """The class of each image, [N]; NO_CLASS: it has none."""
+    """Class of each image, [N]; NO_CLASS: the image has none."""
     names: Sequence[str]
-    """Paths of images below the folder, [N]; empty: they are an array."""
+    """Paths of the images below the folder, [N]; empty: the images are an array."""
     train: Sequence[int]
     held_out: Sequence[int]
     identity: str
-    """Of the images and how they are split."""
+    """Digest of the images and their split."""
 
 
 def find_images(job: Job) -> Images:
     """Find, split and check the images of a job.
 
     Raises:
-        DslparError: there are none, or too few for a step, or more classes than the model has.
+        DslparError: there are no images, too few for a step, or more classes than the model has.
     """
     data = job.spec.data
     assert isinstance(data, ImageData)
@@ -66,11 +66,11 @@ def find_images(job: Job) -> Images:
 
 
 def _in_folder(path: str) -> tuple[list[str], list[int], object]:
-    """Return names, classes, and what identifies them: names and lengths."""
+    """Return names, classes, and the identity of the images: names and file sizes."""
     files = [file for file in walk(path) if file.name.lower().endswith(SUFFIXES)]
     classes = sorted({os.path.dirname(file.name) for file in files})
     numbers = {name: number if name else NO_CLASS for number, name in enumerate(classes)}
-    if "" in numbers and len(classes) > 1:  # images beside the folders of classes belong to none
+    if "" in numbers and len(classes) > 1:  # skip images beside the class folders, which have no class
         files = [file for file in files if os.path.dirname(file.name)]
         numbers = {name: number for number, name in enumerate(classes[1:])}
     seen = [(file.name.replace(os.sep, "/"), os.path.getsize(file.path)) for file in files]
@@ -91,7 +91,7 @@ def _in_arrays(job: Job, data: ImageData, path: str) -> tuple[list[str], Sequenc
 
 
 def open_arrays(job: Job, data: ImageData, path: str) -> tuple[Any, Any]:
-    """Return images, mapped into memory where the file allows it, and labels; None: there are none."""
+    """Return the images, memory-mapped if the file allows it, and the labels, or None without labels."""
     try:
         opened = np.load(path, mmap_mode="r", allow_pickle=False)
         if not isinstance(opened, np.ndarray):
@@ -108,11 +108,11 @@ def open_arrays(job: Job, data: ImageData, path: str) -> tuple[Any, Any]:
 
 
 def _split(number: int, fraction: float) -> tuple[list[int], list[int]]:
-    """Hold out a share of the images, by a hash of their number: at least one if the share is not 0, and never all."""
+    """Hold out a share of the images by a fixed permutation: at least one if the share is not 0, and never all."""
     count = min(max(round(number * fraction), 1), number - 1) if fraction else 0
     if not count:
         return list(range(number)), []
-    # A fixed permutation: neighbours are often of one class.
+    # Permuted, since neighbouring images often have the same class.
     order = np.random.default_rng(0).permutation(number)
     return np.sort(order[count:]).tolist(), np.sort(order[:count]).tolist()
 
@@ -132,7 +132,7 @@ def _check_classes(job: Job, found: Images) -> None:
 
 
 _DEFAULT_CLASSES = 2
-"""transformers' num_labels."""
+"""transformers' default of num_labels."""
 
 
 def _check_numbers(job: Job, found: Images) -> None:

@@ -1,7 +1,7 @@
-"""Images as samples: read, resized, scaled; what a model's forward takes besides them is drawn here.
+"""Image samples: read, resize and scale images, and draw the other inputs of the model's forward.
 
-A mirror image, and the noise by which ViTMAE masks patches, are drawn by the run's seed and the number of the sample in
-the run: they depend on no layout, and are the same after a resume.
+Mirroring, and the noise by which ViTMAE masks patches, are drawn from the run's seed and the sample's number in the
+run. So they do not depend on the layout, and are the same after a resume.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from dslpar.schema.sections import OtherModel
 
 
 class ImageSamples:
-    """The images `indices` of `images`; `training`: they may be mirrored.
+    """Samples of the images `indices` of `images`; only `training` images may be mirrored.
 
-    `inputs` are the arguments of the model's forward, of which there may be two: pixel_values, and noise.
+    `inputs` are the arguments of the model's forward: pixel_values, and for some models noise.
     """
 
     all_counted = True
@@ -51,7 +51,7 @@ class ImageSamples:
     def batch(self, samples: Sequence[int], numbers: Sequence[int]) -> tuple[Any, Tensor]:
         """Return images, float32 [len(samples), channels, height, width], and classes, int64 [len(samples)].
 
-        Of a model that takes noise: (images, noise [len(samples), patches]) and the images again, which it tells.
+        For a model that takes noise, return (images, noise [len(samples), patches]), and the images as its targets.
         """
         made = [self._image(sample, number) for sample, number in zip(samples, numbers, strict=True)]
         if len(shapes := {image.shape for image in made}) > 1:
@@ -80,7 +80,7 @@ class ImageSamples:
         return (image - mean) / std
 
     def _scaled(self, index: int) -> Tensor:
-        """Return an image in [0, 1], float32 [channels, height, width]."""
+        """Return an image, float32 [channels, height, width] in [0, 1]."""
         pixels = self._file(index) if self.pixels is None else np.asarray(self.pixels[index])
         if pixels.ndim == 2:
             pixels = pixels[None]
@@ -104,7 +104,7 @@ class ImageSamples:
             raise_finding("BAT201", message, hint, self.job.path, "data.path")
 
     def _noise(self, number: int) -> Tensor:
-        """Return a number in [0, 1) for each patch, no two the same."""
+        """Return a distinct number in [0, 1) for each patch."""
         generator = torch.Generator("cpu").manual_seed(stable_hash("noise", self.job.spec.train.seed, number))
         return torch.randperm(self.num_patches, generator=generator) / self.num_patches
 

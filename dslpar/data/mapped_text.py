@@ -1,9 +1,9 @@
-"""The bytes of text files, mapped into memory: pages are read as samples need them, and a host's ranks share them.
+"""Memory-mapped bytes of text files: samples read pages on demand, and the ranks of a host share them.
 
     text = MappedText(job, corpus.train)         # nothing is opened yet
     text.windows([0, 512], 513)                  # int64 [2, 513], as of one array of all bytes
 
-Ids alone are mapped, which bytes of files are: where a tokenizer makes them, they are made at the start (tokens.py).
+Only byte-level text is mapped, whose ids are the bytes. With a tokenizer, ids are made at the start (tokens.py).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from dslpar.data.tokens import Ids
 from dslpar.layout.resolve import Job
 
 NUM_MAPPED = 64
-"""Files that are mapped at once, those that were read last: each stays open, of which a process may have about 1000."""
+"""Number of files that stay mapped, the most recent ones. Each stays open, and a process may open about 1000."""
 
 
 class MappedText:
-    """All bytes of `slices`, one after the other."""
+    """The concatenated bytes of `slices`."""
 
     def __init__(self, job: Job, slices: Sequence[FileSlice]) -> None:
         self._job, self._slices = job, [part for part in slices if part.num_bytes]  # an empty file cannot be mapped
@@ -35,17 +35,17 @@ class MappedText:
         return int(self._ends[-1]) if self._slices else 0
 
     def windows(self, starts: Sequence[int] | Ids, length: int) -> Ids:
-        """Return `length` bytes from each of `starts` on; int64 [len(starts), length].
+        """Return the `length` bytes from each of `starts` on, int64 [len(starts), length].
 
         Raises:
-            DslparError: a file is not as long as it was, or is there no more, when it is mapped. One that is cut short
-                while it is mapped ends the process, by SIGBUS.
+            DslparError: a file has become shorter, or was removed, before it is mapped. If a file is truncated while it
+                is mapped, SIGBUS ends the process.
         """
         found = np.empty((len(starts), length), np.int64)
         for row, start in zip(found, starts, strict=True):
             index = int(np.searchsorted(self._ends, start, side="right"))
             filled = 0
-            while filled < length:  # a window may go on in the files that follow
+            while filled < length:  # a window may continue in the next files
                 part, end = self._slices[index], int(self._ends[index])
                 piece = self._mapped(index)[start + filled - end + part.num_bytes :][: length - filled]
                 row[filled : filled + len(piece)] = piece
@@ -55,7 +55,7 @@ class MappedText:
     def _map(self, index: int) -> Ids:
         part = self._slices[index]
         try:
-            # np.asarray: slices of an np.memmap are np.memmaps, each of which costs a microsecond more.
+            # np.asarray, since slices of an np.memmap are np.memmaps, which cost a microsecond more each.
             return np.asarray(np.memmap(part.path, np.uint8, "r", part.start, (part.num_bytes,)))
         except (OSError, ValueError) as error:
             message = f"{part.path!r} is not as it was when the run began: {error}"

@@ -1,8 +1,8 @@
-"""Text of which masked tokens are told, as BERT and RoBERTa learn (arXiv 1810.04805, 1907.11692).
+"""Masked language modelling, as BERT and RoBERTa are trained (arXiv 1810.04805, 1907.11692).
 
-A sample is [CLS] text [SEP], or, to tell whether a second piece follows the first, [CLS] A [SEP] B [SEP]. All samples
-have `seq_len` tokens. Which tokens are told is drawn by the run's seed and the number of the sample in the run, so it
-depends on no layout, differs from epoch to epoch, and is the same after a resume.
+A sample is [CLS] text [SEP]. For next-sentence prediction it is [CLS] A [SEP] B [SEP]. All samples have `seq_len`
+tokens. The prediction targets are drawn from the run's seed and the sample's number in the run. So they do not depend
+on the layout, differ between epochs, and are the same after a resume.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from dslpar.schema.datasets import MaskedTextData
 from dslpar.schema.vocabularies import Vocabulary
 
 FOLLOWS, ELSEWHERE = 0, 1
-"""Classes of a second piece, as transformers' BertForPreTraining has them."""
+"""Classes of a second piece, as in transformers' BertForPreTraining."""
 _MASKED, _OTHER = 0.8, 0.9
-"""Of what is told: the shares up to which a token is masked, and up to which it is another."""
+"""Cumulative shares of the prediction targets: 80 % become the mask token, the next 10 % another token."""
 
 
 class MaskedSamples:
-    """Samples of `ids` [tokens]: the i-th is of the i-th window, with special tokens around it."""
+    """Samples of `ids` [tokens]: sample i is the i-th window with special tokens around it."""
 
     all_counted = False
 
@@ -35,14 +35,14 @@ class MaskedSamples:
     ) -> None:
         self.ids, self.vocabulary, self.data, self.seed, self.pairs = ids, vocabulary, data, seed, pairs
         self.length = seq_len - (3 if pairs else 2)
-        """Tokens of text in a sample."""
+        """Number of text tokens in a sample."""
         self.num_samples = len(ids) // self.length
         self.ordinary = ordinary_ids(vocabulary)
 
     def batch(self, samples: Sequence[int], numbers: Sequence[int]) -> tuple[Tensor | tuple[Tensor, ...], object]:
         """Return ids and labels, int64 [len(samples), seq_len]; a label of -100 is not counted.
 
-        Of pairs: (ids, attention mask, token types) and (labels, classes [len(samples)]).
+        For pairs, return (ids, attention mask, token types) and (labels, classes [len(samples)]).
         """
         made = [self._sample(sample, number) for sample, number in zip(samples, numbers, strict=True)]
         ids, labels, types, classes = (torch.from_numpy(np.stack(part)) for part in zip(*made, strict=True))
@@ -89,7 +89,7 @@ class MaskedSamples:
         return masked, labels
 
     def _choose(self, is_text: Ids, starts: Ids, random: np.random.Generator) -> Ids:
-        """Return the positions that are told: a share of those of text, at least one; of words, no more than that."""
+        """Return the positions to predict: a share of the text, at least one. Whole words stay within the share."""
         (places,) = np.nonzero(is_text)
         count = max(1, round(len(places) * self.data.mask_prob))
         if not self.data.whole_words:
@@ -98,7 +98,7 @@ class MaskedSamples:
         chosen: list[Ids] = []
         left = count
         for index in random.permutation(len(words)):
-            # A word that would go beyond the share is passed over, but for a sample without any.
+            # A word that would exceed the share is skipped, unless nothing is chosen yet.
             if len(words[index]) <= left or not chosen:
                 chosen.append(words[index])
                 left -= len(words[index])

@@ -1,8 +1,8 @@
-"""The order of samples: a function of the seed and the step alone, never of the layout.
+"""Order of samples: a function of the seed and the step, independent of the layout.
 
-Sample k of a run over N samples is perm_(k // N)[k % N], a new permutation each epoch; step t takes the next
-`global_size` of them; micro-batch a of data rank d takes `micro_size` rows of these from (a * D + d) * micro_size on.
-Samples may have an order of their own, as blends do.
+Sample k of a run over N samples is perm_(k // N)[k % N], with a new permutation in each epoch. Each step takes the next
+`global_size` samples. Of these, micro-batch a of data rank d (of D) takes `micro_size` samples from
+(a * D + d) * micro_size on. Samples may have an order of their own, as blends have.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from dslpar.layout.batch import Batch
 
 @runtime_checkable
 class Samples(Protocol):
-    """Samples that can be trained on, by index."""
+    """Training samples, accessed by index."""
 
     num_samples: int
 
     all_counted: bool
-    """Whether every label counts, so that the ranks need not sum up how many do."""
+    """Whether every label counts, so that ranks need not sum the number of counted labels."""
 
     def batch(self, samples: Sequence[int], numbers: Sequence[int]) -> tuple[Any, Any]:
         """Return inputs and labels, each [len(samples), ...], or tuples of them.
 
-        `numbers` are the samples' places in the run, from 0, none of which comes twice: what is drawn for a sample,
-        such as masks, is drawn by its number.
+        `numbers` are the samples' positions in the run, from 0, each of which occurs once. Random choices for a sample,
+        such as masks, depend on its number.
         """
 
 
@@ -41,13 +41,13 @@ class OrderedSamples(Samples, Protocol):
     """Samples with an order of their own."""
 
     def in_order(self, numbers: Sequence[int]) -> Sequence[int]:
-        """Return the samples at these places of the run."""
+        """Return the indices of the samples at these positions of the run."""
 
 
 def micro_batches(
     samples: Samples, batch: Batch, seed: int, consumed: int, data: int, data_rank: int
 ) -> Iterator[tuple[Any, Any]]:
-    """Yield the micro-batches of data rank `data_rank` of `data`, in the step that begins after `consumed` samples."""
+    """Yield the micro-batches of data rank `data_rank` of `data` in the step after `consumed` samples."""
     for index in range(batch.accumulation):
         first = consumed + (index * data + data_rank) * batch.micro_size
         numbers = range(first, first + batch.micro_size)
@@ -55,7 +55,7 @@ def micro_batches(
 
 
 def sample_indices(samples: Samples, numbers: Sequence[int], seed: int) -> Sequence[int]:
-    """Return the samples at these places of a run."""
+    """Return the indices of the samples at these positions of a run."""
     if isinstance(samples, OrderedSamples):
         return samples.in_order(numbers)
     return [sample_index(number, samples.num_samples, seed) for number in numbers]
@@ -70,18 +70,18 @@ def sample_index(k: int, num_samples: int, seed: int) -> int:
 
 
 MOST_DRAWN = 1 << 24
-"""Samples of which an epoch's order is drawn, and kept: 128 MiB. That of more is computed, sample by sample."""
+"""Largest number of samples whose permutation is drawn and cached (128 MiB); beyond it, each index is computed."""
 
 
 class Permutations:
-    """The order of one set of samples among others, each of which keeps its own epochs."""
+    """Order of one data set of a blend, with epochs of its own."""
 
     def __init__(self, num_samples: int, seed: int) -> None:
         self.num_samples, self.seed = num_samples, seed
         self._of_epoch = lru_cache(maxsize=2)(_draw)  # a step may straddle two epochs
 
     def sample_index(self, k: int) -> int:
-        """Return the index of the k-th sample of a run that is of this set."""
+        """Return the index of the k-th sample that a run takes from this data set."""
         if self.num_samples > MOST_DRAWN:
             return sample_index(k, self.num_samples, self.seed)
         epoch, position = divmod(k, self.num_samples)
@@ -95,6 +95,6 @@ def epoch_permutation(num_samples: int, seed: int, epoch: int) -> Tensor:
 
 
 def _draw(num_samples: int, seed: int, epoch: int) -> Tensor:
-    # On the CPU: generators of other devices draw other numbers, and the order must not depend on the machine.
+    # On the CPU, since other devices' generators draw other numbers, and the order must not depend on the machine.
     generator = torch.Generator("cpu").manual_seed(stable_hash("epoch", seed, epoch))
     return torch.randperm(num_samples, generator=generator)

@@ -1,4 +1,4 @@
-"""A class of the author's as data: found and made where a run starts, its items as samples.
+"""User-defined data sets: import the class that the config names, instantiate it, and use its items as samples.
 
 class Pairs:                                          # data = dict(type='my_data.Pairs', path='pairs.npy')
     def __init__(self, path): ...
@@ -27,20 +27,22 @@ if TYPE_CHECKING:
 
 
 class OwnData(NamedTuple):
-    """What is trained on and what is held out, of a class of the author's."""
+    """User-defined data sets for training and evaluation."""
 
     train: Any
     held_out: Any
-    """None: nothing is."""
+    """The held-out data set; None: nothing is held out."""
     identities: tuple[str, str]
-    """Of both: class, length and fingerprint."""
+    """Class, length and fingerprint of both data sets."""
 
 
 def find_own(job: Job) -> OwnData:
-    """Import the class of a job's data and make it, on each rank.
+    """Import the class of a job's data and instantiate it, on each rank.
 
     Raises:
-        DslparError: there is no such class, it is none of a data set, or its arguments are not those it takes.
+        DslparError: there is no such class, it is no map-style data set, it does not take these arguments, it has too
+        few
+            samples for a step, or evaluation is on and nothing is held out.
     """
     data = job.spec.data
     assert isinstance(data, OtherData)
@@ -88,10 +90,10 @@ def _identity(target: str, dataset: Any) -> str:
 
 
 def own_samples(job: Job, dataset: Any, inputs: Sequence[str], start: int) -> Samples:
-    """Return the items of a data set as samples: pairs, or mappings of what a model takes, by name.
+    """Return the items of a data set as samples. Items are (input, label) pairs, or mappings by argument name.
 
     Raises:
-        DslparError: there are none, or they are neither.
+        DslparError: there are no items, or they are neither pairs nor mappings.
     """
     from dslpar.data.columns import ColumnSamples
     from dslpar.data.pairs import PairSamples
@@ -105,13 +107,13 @@ def own_samples(job: Job, dataset: Any, inputs: Sequence[str], start: int) -> Sa
 
 
 class ItemRows:
-    """A data set whose items are mappings, as rows of columns."""
+    """Rows of columns from a data set whose items are mappings."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset, self.num_rows, self.columns = dataset, len(dataset), tuple(dataset[0])
 
     def read(self, columns: Sequence[str], index: int) -> Mapping[str, Any]:
-        """Return these columns of an item, as arrays: whole numbers as int64, others as float32."""
+        """Return these columns of an item as arrays: integers as int64, other numbers as float32."""
         item = self.dataset[index]
         values = {name: np.asarray(item[name]) for name in columns}
         return {

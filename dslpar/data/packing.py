@@ -1,8 +1,9 @@
-"""Conversations put into rows of one length: best fit, the longest first.
+"""Pack conversations into rows of one length by best-fit decreasing.
 
-Each goes where the least room is left that holds it, else into a new row: at most 11/9 of the fewest rows, and 1
-(Johnson, 1974). That training data are packed this way comes from "Fewer Truncations Improve Language Modeling" (arXiv
-2404.10830), and TRL and NeMo do it so; here it takes no seed, and the run's order is of the rows.
+Starting with the longest, each conversation goes into the row with the least room that holds it, or into a new row.
+This takes at most 11/9 of the fewest possible rows, plus 1 (Johnson, 1974). Packing training data in this way comes
+from "Fewer Truncations Improve Language Modeling" (arXiv 2404.10830). TRL and NeMo do the same. Here packing takes no
+seed, and the run's order is an order of the rows.
 
 >>> best_fit_decreasing([3, 5, 2, 2], 7)
 [[1, 2], [0, 3]]
@@ -14,12 +15,12 @@ from collections.abc import Sequence
 
 
 def best_fit_decreasing(lengths: Sequence[int], size: int) -> list[list[int]]:
-    """Return rows of indices of `lengths`, each from 1 to `size`: no row is longer than `size` in all."""
+    """Return rows of indices of `lengths`. Lengths are from 1 to `size`, and no row's total exceeds `size`."""
     rows: list[list[int]] = []
     with_room: list[list[int]] = [[] for _ in range(size)]
-    """Rows by the room that is left in them."""
+    """Rows by their remaining room."""
     rooms = 0
-    """Bit r: a row has room r. Shifted and isolated, the lowest bit is the best fit: no search tree is needed."""
+    """Bit r is set if a row has room r. The lowest bit from `length` on is the best fit, without a search tree."""
     for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
         length = lengths[index]
         assert 0 < length <= size

@@ -1,4 +1,4 @@
-"""A map-style data set of (input, label) pairs as samples: a program's own, or a class that a config names."""
+"""Samples from a map-style data set of (input, label) pairs, which a program passes or a config names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dslpar.core.catalog import raise_finding
 
 
 class Dataset(Protocol):
-    """A map-style data set of (input, label) pairs, as in torch."""
+    """Map-style data set of (input, label) pairs, as in torch."""
 
     def __len__(self) -> int: ...
 
@@ -19,7 +19,7 @@ class Dataset(Protocol):
 
 
 class PairSamples:
-    """A map-style data set as samples; pairs are collated as torch's DataLoader does, with tuples for lists."""
+    """Samples of a map-style data set. Pairs are collated as in torch's DataLoader, but lists become tuples."""
 
     def __init__(self, dataset: Dataset, path: str = "<program>") -> None:
         self.dataset, self.num_samples = dataset, len(dataset)
@@ -33,13 +33,13 @@ class PairSamples:
     all_counted = False
 
     def batch(self, samples: Sequence[int], numbers: Sequence[int] = ()) -> tuple[Any, Any]:
-        """Return inputs and labels, each [len(samples), ...]; nothing is drawn here by `numbers`."""
+        """Return inputs and labels, each [len(samples), ...]; `numbers` is unused, since nothing is drawn."""
         inputs, labels = default_collate([tuple(self.dataset[index]) for index in samples])
         return _tuples(inputs), _tuples(labels)
 
 
 def is_dataset(data: object) -> bool:
-    """Return whether data can be read in our order; what can only be iterated is used as it is."""
+    """Return whether data can be read in dslpar's order. Data that can only be iterated keep their own order."""
     return hasattr(data, "__getitem__") and hasattr(data, "__len__")
 
 

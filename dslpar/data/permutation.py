@@ -1,10 +1,10 @@
-"""A permutation of any number of samples that is computed, sample by sample, and never stored.
+"""Permutation of any number of samples, computed index by index and never stored.
 
     permuted(5, 10**12, ("epoch", seed, 0))
 
-A Feistel network over two digits, position = left * size + right: each round adds to one digit what a hash makes of the
-other, which is undone by subtracting it, whatever the hash (Black and Rogaway, "Ciphers with arbitrary finite domains",
-2002). Where both digits together reach beyond the last sample, it is applied again.
+It is a Feistel network over two digits, position = left * size + right. Each round adds a hash of one digit to the
+other digit. Subtracting the hash undoes it, so it is a permutation for any hash (Black and Rogaway, "Ciphers with
+arbitrary finite domains", 2002). If the result is beyond the last sample, the network is applied again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MASK = 2**64 - 1
 
 
 def permuted(position: int, size: int, key: tuple[object, ...]) -> int:
-    """Return what stands at a position of the permutation of `size` numbers that belongs to a key."""
+    """Return the number at `position` of the permutation of `size` numbers that `key` selects."""
     keys = _round_keys(key)
     right_size = isqrt(max(size - 1, 0)) + 1
     left_size = -(-size // right_size)
@@ -40,7 +40,7 @@ def _round_keys(key: tuple[object, ...]) -> tuple[tuple[int, int], ...]:
 
 
 def _mix(number: int) -> int:
-    """Return a hash of 64 bits: splitmix64's."""
+    """Return splitmix64's 64-bit hash of a number."""
     number = (number ^ (number >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
     number = (number ^ (number >> 27)) * 0x94D049BB133111EB & _MASK
     return number ^ (number >> 31)

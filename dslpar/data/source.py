@@ -1,4 +1,4 @@
-"""What a run is trained on: found and checked before torch is imported, and read where a rank needs it.
+"""Data source of a run: found and checked before torch is imported, and read only on ranks that need it.
 
 source = find_source(job)                          # files and their split; nothing is read
 source.identity                                    # which a resume must not change
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class Part(NamedTuple):
-    """What is trained on, or what is held out."""
+    """Training data or held-out data; the fields that are set depend on the type of data."""
 
     training: bool
     files: Sequence[FileSlice] = ()
@@ -53,15 +53,15 @@ class Part(NamedTuple):
     rows: ArrowRows | None = None
     conversations: ConversationRange | None = None
     dataset: Any = None
-    """Of a class of the author's."""
+    """Instance of a user-defined data set."""
     parts: Sequence[Part] = ()
-    """Of a blend."""
+    """Parts of a blend."""
     job: Job | None = None
-    """Of a blend's part: the job as if that were all of the data."""
+    """For a part of a blend: the job with this part as all of its data."""
 
     @property
     def read_parts(self) -> dict[int, Part]:
-        """A blend's parts that are read, by their place in the config: of what is held out not all have something."""
+        """Parts of a blend that are read, by their index in the config. Not all of them have held-out data."""
         return {
             number: part
             for number, part in enumerate(self.parts)
@@ -70,21 +70,21 @@ class Part(NamedTuple):
 
 
 class Source(NamedTuple):
-    """The data of a run."""
+    """Training and held-out data of a run."""
 
     train: Part
     held_out: Part
     identity: str
-    """Of what is trained on: a resume must not change it."""
+    """Digest of the training data, which a resume must not change."""
     whole_identity: str
-    """Of all: ranks must agree on it."""
+    """Digest of all data, on which ranks must agree."""
 
 
 def find_source(job: Job) -> Source:
     """Find, split and check the data of a job.
 
     Raises:
-        DslparError: files are missing, or there is too little for one sample, or for one step.
+        DslparError: files are missing, or there is too little data for a sample or for a step.
     """
     if isinstance(job.spec.data, ImageData):
         from dslpar.data.image_files import find_images
@@ -160,13 +160,13 @@ def _find_blend(job: Job) -> Source:
 
 
 def text_identity(pieces: Sequence[FileSlice], extra: Sequence[str] = ()) -> str:
-    """Identify a text by the names and lengths of its files, whose folders may differ; `extra`: what else counts."""
+    """Return a digest of the names and lengths of a text's files, whose folders may differ, and of `extra`."""
     seen = [(os.path.basename(piece.path), piece.num_bytes) for piece in pieces]
     return hashlib.sha256((repr(seen) + "".join(extra)).encode()).hexdigest()
 
 
 def _extra_identity(job: Job) -> list[str]:
-    """Return what makes other samples of the same text: the type of the data, and its tokenizer."""
+    """Return the options that change the samples of the same text: the type of the data, and its tokenizer."""
     data = job.spec.data
     kind = [] if type_name(data) == "text" else [type_name(data)]
     if data.tokenizer is None:
@@ -178,10 +178,10 @@ def _extra_identity(job: Job) -> list[str]:
 
 
 def make_samples(job: Job, part: Part, inputs: Sequence[str]) -> Samples:
-    """Return the samples of a part; `inputs` are the arguments of the model's forward that a micro-batch brings.
+    """Return the samples of a part; `inputs` are the arguments of the model's forward that come from micro-batches.
 
     Raises:
-        DslparError: there are too few tokens for a step.
+        DslparError: there are too few tokens, conversations or rows for a step.
     """
     job = part.job or job
     data = job.spec.data
@@ -226,7 +226,7 @@ def make_samples(job: Job, part: Part, inputs: Sequence[str]) -> Samples:
 
 
 def _text_samples(job: Job, part: Part) -> tuple[Samples, int]:
-    """Return the samples of a text, and how many tokens it has."""
+    """Return the samples of a text, and its number of tokens."""
     from dslpar.data import mapped_text, masked, spans, text, tokens
 
     data, seed, found = job.spec.data, job.spec.train.seed, tokens.vocabulary(job)
@@ -258,7 +258,7 @@ def _ids_of_rows(job: Job, part: Part) -> Ids:
 
 
 def _blend(job: Job, part: Part, inputs: Sequence[str]) -> Samples:
-    """Return the samples of a blend, and say how often a run will have seen each part."""
+    """Return the samples of a blend; for training, log each part's share and epochs."""
     from dslpar.data.blend import BlendSamples, check_forms
 
     made: dict[int, Samples] = {}
@@ -276,7 +276,7 @@ def _blend(job: Job, part: Part, inputs: Sequence[str]) -> Samples:
 
 
 def all_counted(job: Job) -> bool:
-    """Whether every label of the job's samples counts; known on ranks that read none."""
+    """Whether every label of the job's samples counts; also known on ranks that read no data."""
     return all(_is_counted(job, data) for data in parts_of(job.spec.data))
 
 
@@ -289,7 +289,7 @@ def _is_counted(job: Job, data: Data) -> bool:
 
 
 def tells_next_sentence(job: Job) -> bool:
-    """Whether samples of masked text are pairs: as the config says, or as the model's class takes them."""
+    """Whether samples of masked text are sentence pairs: as configured, or by default for BertForPreTraining."""
     data, model = job.spec.data, job.spec.model
     if isinstance(data, MaskedTextData) and data.next_sentence is not None:
         return data.next_sentence
@@ -297,7 +297,7 @@ def tells_next_sentence(job: Job) -> bool:
 
 
 def _decoder_start(job: Job) -> int:
-    """Return the id that begins a decoder's sample: the model's own, or the padding's."""
+    """Return the first id of a decoder's input: the model's decoder_start_token_id, or the padding id."""
     config = job.spec.model.transformers if isinstance(job.spec.model, OtherModel) else None
     values = config.values if config is not None else {}
     start = values.get("decoder_start_token_id")

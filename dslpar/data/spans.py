@@ -1,13 +1,13 @@
-"""Text of which spans are told, as T5 learns (arXiv 1910.10683).
+"""Span corruption, as T5 is trained (arXiv 1910.10683).
 
-The encoder is given the text with each span as one sentinel, the decoder tells each sentinel and its span:
+The encoder's input is the text with each span replaced by a sentinel. The decoder predicts each sentinel and its span:
 
     text      the quick brown fox jumps over
     encoder   the <0> fox <1> </s>
     decoder   <0> quick brown <1> jumps over </s>
 
-Numbers of tokens and of spans are the same in all samples; where they are is drawn by the run's seed and the number of
-the sample in the run.
+All samples have the same numbers of tokens and spans. The positions of the spans are drawn from the run's seed and the
+sample's number in the run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dslpar.schema.vocabularies import Vocabulary, span_lengths
 
 
 class SpanSamples:
-    """Samples of `ids` [tokens]: the i-th is of the i-th window. `start` begins the decoder's sample."""
+    """Samples of `ids` [tokens]: sample i is the i-th window. `start` is the first id of the decoder's input."""
 
     def __init__(
         self, ids: Ids, vocabulary: Vocabulary, data: SpanTextData, seq_len: int, seed: int, start: int
@@ -37,7 +37,7 @@ class SpanSamples:
         self.all_counted = self.lengths.is_full
 
     def batch(self, samples: Sequence[int], numbers: Sequence[int]) -> tuple[tuple[Tensor, ...], Tensor]:
-        """Return (ids, attention mask [len(samples), seq_len], the decoder's ids), and its labels [., target_len]."""
+        """Return (ids, attention mask [len(samples), seq_len], the decoder's ids) and its labels [., target_len]."""
         made = [self._sample(sample, number) for sample, number in zip(samples, numbers, strict=True)]
         ids, mask, decoder, labels = (torch.from_numpy(np.stack(part)) for part in zip(*made, strict=True))
         return (ids, mask, decoder), labels
@@ -69,7 +69,7 @@ class SpanSamples:
 
 
 def _partition(total: int, parts: int, random: np.random.Generator) -> list[int]:
-    """Return `parts` lengths of at least 1 with that sum, each such partition as likely as any."""
+    """Draw `parts` lengths of at least 1 with the sum `total`, uniformly among all such partitions."""
     cuts = np.sort(random.permutation(total - 1)[: parts - 1]) + 1
     lengths: list[int] = np.diff(np.concatenate([[0], cuts, [total]])).astype(int).tolist()
     return lengths

@@ -1,4 +1,4 @@
-"""Text as samples: windows of seq_len + 1 tokens, to predict each next one."""
+"""Text samples for next-token prediction: windows of seq_len + 1 tokens."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from dslpar.data.tokens import Ids, windows
 
 
 class TextSamples:
-    """Samples of a text: the i-th is tokens i * seq_len to (i + 1) * seq_len, and the one after as its last label.
+    """Samples of a text: sample i has tokens i * seq_len to (i + 1) * seq_len, and the next token as its last label.
 
-    `ids` [tokens], or bytes, of which each is a token: in memory, or mapped.
+    `ids` are tokens [tokens], or bytes that are tokens themselves, in memory or memory-mapped.
     """
 
     all_counted = True
@@ -26,7 +26,7 @@ class TextSamples:
         self.num_samples = (len(ids) - 1) // seq_len
 
     def batch(self, samples: Sequence[int], numbers: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
-        """Return ids and labels, int64 [len(samples), seq_len]; nothing is drawn here by `numbers`."""
+        """Return ids and labels, int64 [len(samples), seq_len]; `numbers` is unused, since nothing is drawn."""
         starts, length = np.array(samples) * self.seq_len, self.seq_len + 1
         text = self.ids
         ids = text.windows(starts, length) if isinstance(text, MappedText) else windows(text, starts, length)

@@ -1,12 +1,12 @@
-"""Token files as arrays: mapped into memory, checked as far as that is cheap; and verified, every byte.
+"""Token files as memory-mapped arrays: cheap checks when they are opened, and full verification on demand.
 
     found = read_token_folder("corpus")            # dslpar.schema.token_folders has the files
     ids = open_tokens(found)                       # [num_tokens], of which nothing is read but some pages
     corruptions(found)                             # every byte; empty: as they were written
 
-What opening sees: other lengths, heads, counts and vocabularies, every byte of tokens.json and documents.npy, and some
-pages of tokens.npy, the first and the last among them. A byte that has changed between these pages is seen by
-`corruptions` alone. (torch's tensors in safetensors are mapped the same way, and checked by nobody.)
+Opening detects wrong lengths, headers, counts and vocabularies. It checks every byte of tokens.json and documents.npy,
+and some pages of tokens.npy, including the first and the last. Only `corruptions` detects changed bytes between these
+pages. (safetensors files are mapped in the same way, and have no checksums.)
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _CHUNK = 8 << 20
 
 
 def open_tokens(found: TokenFolder) -> Ids:
-    """Map the ids of token files into memory, [num_tokens].
+    """Memory-map the ids of token files, [num_tokens].
 
     Raises:
-        ValueError: they are not as they were written.
-        OSError: they cannot be read.
+        ValueError: the files differ from what was written.
+        OSError: the files cannot be read.
     """
     if found.problem:
         raise ValueError(found.problem)
@@ -44,14 +44,14 @@ def open_tokens(found: TokenFolder) -> Ids:
                 raise ValueError(f"{name}: altered")
     if not found.num_tokens:
         return np.zeros(0, found.dtype or np.uint16)
-    # np.asarray: slices of an np.memmap are np.memmaps, each of which costs a microsecond more.
+    # np.asarray, since slices of an np.memmap are np.memmaps, which cost a microsecond more each.
     return np.asarray(
         np.memmap(found.tokens_path, found.dtype, "r", offset=found.tokens_offset, shape=(found.num_tokens,))
     )
 
 
 def sampled_digest(path: str) -> str:
-    """Return the digest of some pages of a file, evenly spread, the first and the last among them."""
+    """Return the digest of some evenly spread pages of a file, including the first and the last."""
     last = max(os.path.getsize(path) - _PAGE, 0)
     pages = min(_MAX_PAGES, last // _PAGE + 2)
     hashed = xxhash.xxh3_128()
@@ -72,7 +72,7 @@ def whole_digest(path: str) -> str:
 
 
 def corruptions(path: str) -> Iterator[str]:
-    """Yield what is wrong with token files, file by file, after reading every byte of them."""
+    """Read every byte of token files, and yield what is wrong with each file."""
     found = read_token_folder(path)
     if found.problem:
         yield found.problem
@@ -95,7 +95,7 @@ def _corruptions(found: TokenFolder) -> Iterator[str]:
 
 
 def _megatron_corruptions(found: TokenFolder) -> Iterator[str]:
-    """Yield what does not fit together: these files have no digests."""
+    """Yield inconsistencies within Megatron-LM's files, which have no digests."""
     name, size = os.path.basename(found.index_path), np.dtype(found.dtype).itemsize
     with open(found.index_path, "rb") as file:
         file.seek(34)
@@ -112,7 +112,7 @@ def _megatron_corruptions(found: TokenFolder) -> Iterator[str]:
 
 
 def sha256(path: str, start: int = 0) -> str:
-    """Return the SHA-256 of a file from a byte on."""
+    """Return the SHA-256 of a file from the byte `start` on."""
     hashed = hashlib.sha256()
     with open(path, "rb", buffering=0) as file:
         file.seek(start)
@@ -122,7 +122,7 @@ def sha256(path: str, start: int = 0) -> str:
 
 
 def identity_of(found: TokenFolder) -> str:
-    """Identify the tokens, wherever they lie: by their digest; of Megatron-LM's files by lengths and some pages."""
+    """Return the tokens' digest, independent of their path; for Megatron-LM's files, the length and some pages."""
     if found.is_megatron:
         return f"{found.num_tokens} {sampled_digest(found.tokens_path)} {sampled_digest(found.index_path)}"
     return str(found.files[TOKENS]["sha256"])

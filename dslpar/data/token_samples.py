@@ -1,4 +1,4 @@
-"""Token files as samples: windows of seq_len + 1 tokens, as text has them (`dslpar.data.text`)."""
+"""Samples from token files: windows of seq_len + 1 tokens, as for text (`dslpar.data.text`)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from dslpar.layout.resolve import Job
 
 
 class TokenSamples(TextSamples):
-    """Samples of a range of token files, mapped into memory.
+    """Samples of a range of memory-mapped token files.
 
     Raises:
-        DslparError: the files are not as they were written.
+        DslparError: the files differ from what was written, or cannot be read.
     """
 
     def __init__(self, job: Job, part: TokenRange) -> None:
@@ -30,9 +30,9 @@ class TokenSamples(TextSamples):
         self.job, self.part, self.vocab_size = job, part, vocab_size_of(job) or part.folder.vocab_size
 
     def batch(self, samples: Sequence[int], numbers: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
-        """Return ids and labels, int64 [len(samples), seq_len]. Raises DslparError: an id is not of the vocabulary."""
+        """Return ids and labels, int64 [len(samples), seq_len]. Raises DslparError for ids outside the vocabulary."""
         ids, labels = super().batch(samples)
-        # Looked up, such an id would be zeros on every tensor rank, or another rank's row: nobody would notice.
+        # Without this check such an id could silently look up zeros, or another rank's row.
         low, high = (int(bound(torch.stack([ids, labels]))) for bound in (torch.min, torch.max))
         if self.vocab_size is not None and not 0 <= low <= high < self.vocab_size:
             wrong = low if low < 0 else high

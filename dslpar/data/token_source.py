@@ -1,4 +1,4 @@
-"""Token files of a run: found, split and checked; nothing of the tokens is read, and torch is not imported."""
+"""Find, split and check the token files of a run. It reads at most some pages of tokens, and needs no torch."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class TokenRange(NamedTuple):
     start: int
     stop: int
     identity: str
-    """Of these tokens, wherever they lie."""
+    """Digest of these tokens, independent of their path."""
     training: bool
 
     @property
     def num_tokens(self) -> int:
-        """The range's length."""
+        """Length of the range."""
         return self.stop - self.start
 
 
 class Tokens(NamedTuple):
-    """The token files of a run."""
+    """Token ranges of a run, for training and held out."""
 
     train: TokenRange
     held_out: TokenRange
@@ -40,7 +40,7 @@ def find_tokens(job: Job) -> Tokens:
     """Find, split and check the token files of a job.
 
     Raises:
-        DslparError: they cannot be used, or hold too little for one sample, or for one step.
+        DslparError: the files are unusable, or have too few tokens for a sample or for a step.
     """
     data = job.spec.data
     assert isinstance(data, TokensData)
@@ -59,7 +59,7 @@ def find_tokens(job: Job) -> Tokens:
 
 
 def refuse(job: Job, path: str, problem: str, key: str) -> NoReturn:
-    """Raise the finding of token files that cannot be used."""
+    """Raise a finding about unusable token files."""
     hint = "`dslpar data verify` names every corrupted file; write them again with `dslpar data tokenize`"
     raise_finding("BAT216", f"{path!r}: {problem}", hint, job.path, key)
 

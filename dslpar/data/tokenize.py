@@ -1,9 +1,10 @@
-"""Text files to token files, by as many processes as there are; killed at any moment, it goes on where it was.
+"""Tokenize text files to token files with several processes. If it is killed, the next run continues.
 
-Each process encodes a shard of documents (`documents`) and writes its ids to a file of its own, which gets its name
-when all of it is on disk; this process joins them, in order, to token files (`dslpar.schema.token_folders`), which get
-theirs by one rename at the end. What has a name is whole, so a second run does what the first has not done. (Shards in
-processes are from Hugging Face's `datasets`; that their parts stay is our addition.)
+Each process encodes a shard of documents (`documents`), and writes its ids to a file, which is renamed when it is
+complete and on disk. The main process joins these parts, in order, to token files (`dslpar.schema.token_folders`),
+which are renamed once at the end. So files with their final name are complete, and a second run only does the missing
+work. (Encoding shards in processes comes from Hugging Face's `datasets`. Keeping the parts for a later run is new
+here.)
 
     corpus.part/plan             digest of what was asked for: another question begins anew
     corpus.part/000012.ids       ids of a shard, lengths of its documents, counts and a digest
@@ -53,30 +54,30 @@ from dslpar.schema.token_folders import (
 from dslpar.schema.tokenizers import TOKENIZER_CONFIG, TOKENIZER_JSON, TokenizerFile, read_tokenizer
 
 _BATCH_BYTES = 1 << 20
-"""Text that is encoded at a time."""
+"""Bytes of text that are encoded together."""
 _END = struct.Struct("<QQ16s")
-"""Of a part: its tokens, its documents, the digest of all before."""
+"""Trailer of a part: number of tokens, number of documents, digest of all bytes before the digest."""
 _CODES = {"uint16": "H", "uint32": "I"}
 _BYTES = 256
 _THERE_HINT = "name another folder: nothing is overwritten"
 
 
 class Request(NamedTuple):
-    """What to tokenize, and how."""
+    """Input files, output folder and options of a tokenization."""
 
     paths: Sequence[str]
     output: str
     tokenizer: str = ""
-    """A tokenizer.json, or a folder with one; empty: a token is a byte."""
+    """Path of a tokenizer.json, or of a folder with one; empty: each byte is a token."""
     append_eos: bool | None = None
-    """An end after each document; None: where the tokenizer has one."""
+    """Whether to append an end-of-text token to each document; None: if the tokenizer has one."""
     form: Form = Form()
     workers: int = 1
     shard_bytes: int = SHARD_BYTES
 
 
 class _Encoding(NamedTuple):
-    """How documents become ids."""
+    """Parameters by which documents are encoded to ids."""
 
     tokenizer_path: str
     eos: int | None
@@ -84,7 +85,7 @@ class _Encoding(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """Ids of a shard, on disk."""
+    """File with the ids of a shard."""
 
     path: Path
     num_tokens: int
@@ -92,10 +93,12 @@ class _Part(NamedTuple):
 
 
 def tokenize(request: Request, progress: Callable[[int, int], None] = lambda done, total: None) -> TokenFolder:
-    """Write token files; `progress` is told the bytes of text that are done, and of all.
+    """Write token files; call `progress` with (bytes of text done, bytes of all text).
 
     Raises:
-        DslparError: a file cannot be read, the tokenizer cannot be used, or the folder is there already.
+        DslparError: a file cannot be read or has changed, the tokenizer is unusable, the folder already exists with
+        other
+            content, a process was killed, or the output cannot be written.
     """
     files, found = find_files(request.paths), _tokenizer_of(request)
     eos = _eos_of(request, found)
@@ -163,7 +166,7 @@ def _stats(files: Sequence[str]) -> list[tuple[str, int, int]]:
 
 
 def _there_already(output: Path, work: Path, plan: str) -> TokenFolder:
-    """Return what an earlier run has made of the same request."""
+    """Return the result of an earlier run of the same request; refuse a folder with other content."""
     found = read_token_folder(str(output))
     if found.problem or found.plan != plan:
         raise_finding("BAT215", f"{output} is there already", _THERE_HINT, str(output))
@@ -172,7 +175,7 @@ def _there_already(output: Path, work: Path, plan: str) -> TokenFolder:
 
 
 class _locked:  # a context manager
-    """Holds the lock of a work folder, which ends with the process: two of them would remove each other's parts."""
+    """Lock of a work folder, released when the process ends. Two processes would remove each other's parts."""
 
     def __init__(self, work: Path) -> None:
         work.mkdir(parents=True, exist_ok=True)
@@ -191,7 +194,7 @@ class _locked:  # a context manager
 
 
 def _begin(work: Path, plan: str) -> None:
-    """Keep parts of the same plan; remove those of another."""
+    """Keep the parts of an earlier run of the same plan; remove those of other plans."""
     path = work / "plan"
     if path.exists() and path.read_text(errors="replace") == plan:
         return
@@ -201,14 +204,14 @@ def _begin(work: Path, plan: str) -> None:
     fsync(path, work)
 
 
-# ---- in other processes ----
+# ---- in worker processes ----
 
 _encoding: _Encoding
 _tokenizer: Any = None
 
 
 def _pool(encoding: _Encoding, workers: int) -> concurrent.futures.ProcessPoolExecutor:
-    """Return processes that encode; they are forked, and so find the tokenizer read."""
+    """Return a pool of processes that encode. They are forked, and so inherit the loaded tokenizer."""
     global _encoding, _tokenizer
     _encoding, _tokenizer = encoding, None
     if encoding.tokenizer_path:
@@ -222,10 +225,10 @@ def _pool(encoding: _Encoding, workers: int) -> concurrent.futures.ProcessPoolEx
 
 
 def _prepare(parent: int) -> None:
-    """End with the parent, also where it is killed; and leave Ctrl-C to it."""
+    """Make this process die with its parent, even if that is killed, and leave Ctrl-C to the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it has died before
+    if os.getppid() != parent:  # the parent died before prctl
         os._exit(1)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # processes are parallel already
 
@@ -234,7 +237,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def _try_part(shard: Shard, form: Form, path: Path) -> Sequence[Finding]:
-    """Encode a shard to a part; return what is wrong with the text, since findings travel between processes."""
+    """Encode a shard to a part; return problems of the text as findings, which can be sent between processes."""
     try:
         _write_part(shard, form, path)
     except DslparError as error:
@@ -245,7 +248,7 @@ def _try_part(shard: Shard, form: Form, path: Path) -> Sequence[Finding]:
 
 
 def _write_part(shard: Shard, form: Form, path: Path) -> None:
-    """Encode a shard to a part, which is on disk when it has its name."""
+    """Encode a shard to a part, and rename it when it is on disk."""
     hashed, lengths, num_tokens = xxhash.xxh3_128(), array.array("q"), 0
     unfinished = path.with_suffix(f".ids.{os.getpid()}")
     with open(unfinished, "wb") as file:
@@ -274,7 +277,7 @@ def _ids_of(documents: list[bytes]) -> Iterator[bytes]:
     texts = [document.decode("utf-8", "replace") for document in documents]
     code = _CODES[_encoding.dtype]
     for encoded in _tokenizer.encode_batch_fast(texts, add_special_tokens=False):
-        # array takes a list of Python's integers in half the time that numpy does.
+        # array converts a list of Python integers in half the time of numpy.
         yield array.array(code, encoded.ids + end).tobytes()
 
 
@@ -290,7 +293,7 @@ def _batches(documents: Iterator[bytes]) -> Iterator[list[bytes]]:
         yield batch
 
 
-# ---- in this one ----
+# ---- in the main process ----
 
 
 def _encode(
@@ -300,7 +303,7 @@ def _encode(
     work: Path,
     progress: Callable[[int, int], None],
 ) -> Iterator[Path]:
-    """Yield the parts in order, as they are done; those that an earlier run has left are done."""
+    """Yield the parts in order as they are completed, including the parts that an earlier run has left."""
     paths = [work / f"{number:06d}.ids" for number in range(len(shards))]
     for left in work.glob("*.ids.*"):
         left.unlink()
@@ -323,7 +326,7 @@ def _encode(
 
 
 def _is_intact(path: Path) -> bool:
-    """Whether a part is there, as it was written."""
+    """Whether a part exists and matches its digest."""
     if not path.exists() or path.stat().st_size < _END.size:
         return False
     hashed, left = xxhash.xxh3_128(), path.stat().st_size - 16
@@ -335,7 +338,7 @@ def _is_intact(path: Path) -> bool:
 
 
 def _join(parts: Iterator[Path], final: Path, dtype: str) -> dict[str, Any]:
-    """Write token files of all parts; return their values in tokens.json."""
+    """Write the token files from all parts; return their values for tokens.json."""
     hashed, num_tokens = hashlib.sha256(), 0
     lengths: list[NDArray[np.int64]] = []
     with open(final / TOKENS, "wb") as tokens:
@@ -368,7 +371,7 @@ def _join(parts: Iterator[Path], final: Path, dtype: str) -> dict[str, Any]:
 
 
 def _publish(values: dict[str, Any], final: Path, output: Path, found: TokenizerFile | None) -> None:
-    """Write what is beside the tokens; bring all of it to the disk, and give it its name."""
+    """Write the tokenizer and tokens.json, flush everything to disk, and rename it to its final name."""
     if found is not None:
         (final / TOKENIZER).mkdir()
         shutil.copyfile(found.path, final / TOKENIZER / TOKENIZER_JSON)

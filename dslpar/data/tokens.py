@@ -1,4 +1,4 @@
-"""Text as ids: bytes, or tokens of Hugging Face's tokenizers, whose library is imported where a config names one."""
+"""Encode text as ids: bytes, or tokens of Hugging Face's tokenizers, which are imported only if a config names one."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from dslpar.schema.vocabularies import BYTES, Vocabulary, vocabulary_of
 
 Ids = NDArray[Any]
 _CONTINUES = ("##",)
-"""What begins a token that goes on a word, in WordPiece."""
+"""Prefixes of tokens that continue a word, in WordPiece."""
 _BEGINS = ("\u0120", "\u2581")
-"""What begins a token that begins a word: a blank, in byte-level BPE and in SentencePiece."""
+"""Prefixes of tokens that begin a word: the blank of byte-level BPE and that of SentencePiece."""
 
 
 def vocabulary(job: Job) -> Vocabulary:
-    """Return the ids of a job's text. Raises DslparError: its tokenizer cannot be used."""
+    """Return the vocabulary of a job's text. Raises: DslparError: its tokenizer is unusable."""
     found = vocabulary_of(job.spec.data, job.path, job.spec.model, job.seq_len)
     if found.tokenizer is not None:
         file = found.tokenizer
@@ -40,7 +40,7 @@ def vocabulary(job: Job) -> Vocabulary:
 
 
 def vocab_size_of(job: Job) -> int | None:
-    """Return how many ids the model knows; None where nobody can tell."""
+    """Return the size of the model's vocabulary; None if it is unknown."""
     model = job.spec.model
     if isinstance(model, TokenModel):
         return model.vocab_size
@@ -49,20 +49,20 @@ def vocab_size_of(job: Job) -> int | None:
 
 
 def read_ids(slices: Iterable[corpus.FileSlice], found: Vocabulary, ends: bool = False) -> Ids:
-    """Return the ids of all slices, one after the other, in the smallest type that holds them; [tokens].
+    """Return the concatenated ids of all slices, [tokens], in the smallest dtype that holds them.
 
-    `ends`: after each file stands an end of text, where the tokenizer has such a token. Bytes that are no UTF-8 are
-    replaced where there is a tokenizer.
+    With `ends`, an end-of-text token follows each file if the tokenizer has one. With a tokenizer, bytes that are not
+    valid UTF-8 are replaced.
     """
     if found.tokenizer is None:
-        # One byte a token: as int64, eight times as much would lie in memory on every rank.
+        # Kept as uint8: int64 would take eight times as much memory on every rank.
         text = np.frombuffer(corpus.read(slices), np.uint8)
         return text + np.uint16(found.first_byte) if found.first_byte else text
     return encode((corpus.read([each]).decode("utf-8", "replace") for each in slices), found, ends)
 
 
 def encode(texts: Iterable[str], found: Vocabulary, ends: bool = False) -> Ids:
-    """Return the ids of texts, one after the other, as `read_ids` does."""
+    """Return the concatenated ids of texts, as `read_ids` does."""
     if found.tokenizer is None:
         return np.frombuffer(b"".join(text.encode("utf-8", "replace") for text in texts), np.uint8)
     from tokenizers import Tokenizer
@@ -80,7 +80,7 @@ def encode(texts: Iterable[str], found: Vocabulary, ends: bool = False) -> Ids:
 
 
 _BATCH_CHARACTERS = 16 << 20
-"""Text that is encoded at a time, by as many threads as there are."""
+"""Characters of text that are encoded together, by all threads."""
 
 
 def _batches(texts: Iterable[str]) -> Iterable[list[str]]:
@@ -97,7 +97,7 @@ def _batches(texts: Iterable[str]) -> Iterable[list[str]]:
 
 
 def ordinary_ids(found: Vocabulary) -> Ids:
-    """Return the ids that stand for text."""
+    """Return the ids that stand for text, without special tokens."""
     if found.tokenizer is None:
         return np.arange(found.first_byte, found.first_byte + BYTES)
     special = {*found.tokenizer.special_ids, *found.special.values(), *found.sentinels}
@@ -105,7 +105,7 @@ def ordinary_ids(found: Vocabulary) -> Ids:
 
 
 def word_starts(ids: Ids, found: Vocabulary) -> NDArray[np.bool_]:
-    """Return where words begin in ids [tokens]; the first token begins one."""
+    """Return bool [tokens]: whether a word begins at each token; the first token always begins one."""
     starts: NDArray[np.bool_]
     if found.tokenizer is None:
         is_letter = np.isin(ids.astype(np.int64) - found.first_byte, _LETTERS)
@@ -120,7 +120,7 @@ _LETTERS = np.array([byte for byte in range(BYTES) if chr(byte).isalnum() or byt
 
 
 def _starts_word(found: Vocabulary) -> NDArray[np.bool_]:
-    """Return of each id whether its token begins a word, by how the tokenizer marks that."""
+    """Return bool [ids]: whether each token begins a word, by the tokenizer's prefixes."""
     assert found.tokenizer is not None
     ids = found.tokenizer.ids
     table = np.ones(found.size, np.bool_)
@@ -132,6 +132,6 @@ def _starts_word(found: Vocabulary) -> NDArray[np.bool_]:
 
 
 def windows(ids: Ids, starts: Sequence[int] | Ids, length: int) -> Ids:
-    """Return `length` ids from each of `starts` on; int64 [len(starts), length]."""
+    """Return the `length` ids from each of `starts` on, int64 [len(starts), length]."""
     found: Ids = ids[np.asarray(starts)[:, None] + np.arange(length)].astype(np.int64)
     return found

@@ -1,9 +1,10 @@
-"""Train a tokenizer of Hugging Face's tokenizers on text files.
+"""Train a tokenizer on text files with Hugging Face's tokenizers.
 
-The same files, in the same order, give the same byte-level BPE. Of unigram and wordpiece the library breaks ties by the
-order of a hash table, which differs from process to process.
+The same files in the same order give the same byte-level BPE. For unigram and wordpiece, the library breaks ties by the
+order of a hash table, which differs between processes.
 
-Byte-level BPE is GPT-2's (vocabulary of all bytes, so that there is no unknown token), unigram T5's, wordpiece BERT's.
+Byte-level BPE is GPT-2's kind (all bytes are in the vocabulary, so no token is unknown), unigram T5's, wordpiece
+BERT's.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ def train_tokenizer(
     """Write tokenizer.json and tokenizer_config.json to a new folder; return the size of the vocabulary.
 
     Raises:
-        DslparError: a file cannot be read, the folder is there already, or the package tokenizers is missing.
+        DslparError: a file cannot be read, the folder already exists or cannot be written, `vocab_size` is too small,
+        or
+            the package tokenizers is missing.
     """
     if importlib.util.find_spec("tokenizers") is None:
         message = "the package tokenizers is not installed"
@@ -66,7 +69,7 @@ def train_tokenizer(
         unfinished.mkdir(parents=True)
         tokenizer.save(str(unfinished / TOKENIZER_JSON))
         config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-        # The first special token of a BPE ends a text, whatever it is called.
+        # The first special token of a BPE is the end-of-text token, whatever its name.
         roles = {f"{_ROLES[token]}_token": token for token in special if token in _ROLES}
         config |= {"eos_token": special[0]} | roles if model == "bpe" else roles
         (unfinished / TOKENIZER_CONFIG).write_text(json.dumps(config, indent=1) + "\n")
@@ -82,7 +85,7 @@ _BYTES = 256
 
 
 def _made(model: str, vocab_size: int, special: list[str]) -> tuple[Any, Any]:
-    """Return an untrained tokenizer, and its trainer."""
+    """Return an untrained tokenizer and its trainer."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
     sizes: dict[str, Any] = {"vocab_size": vocab_size, "special_tokens": special, "show_progress": False}

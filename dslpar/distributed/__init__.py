@@ -1,6 +1,6 @@
-"""Processes that work together: a rank's place in its job, its process groups, and the collectives that it calls.
+"""Distributed runtime: a rank's place in its job, process groups, collectives, gradient reduction.
 
-In: the environment of a launcher, and a `Mesh`. Out: a `DistributedEnv`, initialized process groups as `Groups` of
-`Axis` handles, and collectives in differentiable pairs. Also the one file that mends DeepSpeed, whose functions must
-run before what they mend does.
+Input: a launcher's environment and a `Mesh`. Output: a `DistributedEnv`, initialized process groups as `Groups` of
+`Axis` handles, and collectives in differentiable pairs. The package also has `deepspeed_patches`, the only code that
+patches DeepSpeed. A patch must be applied before the code that it patches runs.
 """

@@ -1,4 +1,4 @@
-"""Start and end of a rank: its place in the job, process groups, exit. The only file that reads the environment.
+"""Start and end a rank: read its place in the job, set up process groups, exit. `rank_session` calls these steps.
 
     dist_env = bootstrap.read_distributed_env(os.environ)         # rank, world size, rendezvous; no torch
     monitor = bootstrap.monitor_rank(dist_env, os.environ)        # from here on, what ends one rank ends the job
@@ -6,9 +6,10 @@
     bootstrap.teardown_distributed()
     bootstrap.exit_process(0)
 
-deepspeed and torchrun set the same variables, OpenMPI, MPICH and Slurm each others; a process that no launcher started
-is a world of one. Nothing here initializes MPI: at exit mpi4py waits for peers, also of a rank that failed. In a job of
-several hosts, deepspeed and torchrun name rank 0's (MASTER_ADDR), as do Slurm's list of nodes and OpenMPI 5.
+deepspeed and torchrun set the same variables. OpenMPI, MPICH and Slurm each set different ones. A process that no
+launcher started is a world of one. Nothing here initializes MPI: at exit mpi4py waits for peers, even on a rank that
+failed. In a job on several hosts, rank 0's host comes from MASTER_ADDR (deepspeed, torchrun), Slurm's node list or
+OpenMPI 5.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from dslpar.cluster import network, nodelist, pmix
 from dslpar.cluster.command import DEFAULT_PORT, LOCALHOST
@@ -37,16 +38,19 @@ from dslpar.watchdog import rank_monitor
 from dslpar.watchdog.marks import Rank
 from dslpar.watchdog.rank_monitor import RankMonitor
 
+if TYPE_CHECKING:
+    import torch
+
 _TIMEOUT_MARGIN_S = 60.0
-"""How much longer torch waits than train.step_timeout, so that the guards report a hang first."""
+"""Seconds that torch waits longer than train.step_timeout, so that the guards report a hang first."""
 _NO_TIMEOUT = timedelta(days=365)
 
 
 def read_distributed_env(environ: Mapping[str, str]) -> DistributedEnv:
-    """Return this process's place, as its launcher gives it.
+    """Return this process's place in its job, from the launcher's variables.
 
     Raises:
-        DslparError: the environment gives a part of it alone, or there are several hosts and it does not name rank 0's.
+        DslparError: some of the variables are missing, or there are several hosts and none names rank 0's host.
     """
     for variables in VARIABLES:
         if variables.are_set(environ):
@@ -69,22 +73,23 @@ def read_distributed_env(environ: Mapping[str, str]) -> DistributedEnv:
 def _local_size(variables: RankVariables, environ: Mapping[str, str], world_size: int) -> int:
     """Return the number of ranks on this host.
 
-    A script that sets RANK, WORLD_SIZE and LOCAL_RANK by hand leaves it out. Then it is what the launcher around that
-    script says; else all ranks, if they meet on this host; else some number that is less than all.
+    A script that sets RANK, WORLD_SIZE and LOCAL_RANK by hand may leave it out. Then the number comes from the launcher
+    around that script. Otherwise it is the world size if the ranks meet on this host, else a number below the world
+    size.
     """
     names = (*variables.local_size, *(name for other in VARIABLES for name in other.local_size))
     local_size = next((environ[name] for name in names if name in environ), None)
     if local_size is None:
         return world_size if environ.get("MASTER_ADDR", LOCALHOST) in LOOPBACKS else max(1, world_size - 1)
     node = int(environ.get("SLURM_NODEID", 0))
-    return (nodelist.tasks(local_size) * (node + 1))[node]  # a plain number is every node's
+    return (nodelist.tasks(local_size) * (node + 1))[node]  # a plain number holds for every node
 
 
 def _rendezvous_host(environ: Mapping[str, str], several: bool) -> str:
-    """Return the host of rank 0; `several`: the job has other hosts too."""
+    """Return rank 0's host; `several`: the job has several hosts."""
     if "MASTER_ADDR" in environ:
         return environ["MASTER_ADDR"]
-    # Slurm's list of nodes is sorted; with an arbitrary distribution rank 0 need not be on the first.
+    # Slurm sorts its node list. With an arbitrary distribution, rank 0 need not be on the first node.
     if "SLURM_STEP_NODELIST" in environ and environ.get("SLURM_DISTRIBUTION") != "arbitrary":
         return nodelist.first(environ["SLURM_STEP_NODELIST"])
     if not several:
@@ -99,7 +104,7 @@ def _rendezvous_host(environ: Mapping[str, str], several: bool) -> str:
 
 
 def _rendezvous_port(job: str) -> int:
-    """Return a port for a job, below the ephemeral ones: two jobs on one host then rarely take the same."""
+    """Return a port for a job, below the ephemeral ports; two jobs on one host rarely get the same one."""
     digest = hashlib.blake2b(job.encode(), digest_size=4).digest()
     return 10_000 + int.from_bytes(digest, "big") % 20_000 if job else DEFAULT_PORT
 
@@ -108,7 +113,7 @@ def _rendezvous_port(job: str) -> int:
 
 
 def monitor_rank(dist_env: DistributedEnv, environ: Mapping[str, str]) -> RankMonitor:
-    """Have an uncaught exception end this rank at once from now on, and with it the job; see dslpar/watchdog."""
+    """From now on, have an uncaught exception end this rank, and with it the job, at once; see dslpar/watchdog."""
     who = Rank(dist_env.rank, dist_env.world_size, socket.gethostname(), os.getpid())
     return rank_monitor.monitor_rank(who, environ, loopback=dist_env.is_one_host)
 
@@ -116,9 +121,9 @@ def monitor_rank(dist_env: DistributedEnv, environ: Mapping[str, str]) -> RankMo
 def setup_distributed(
     dist_env: DistributedEnv, environ: MutableMapping[str, str], monitor: RankMonitor | None = None
 ) -> None:
-    """Initialize torch.distributed over the accelerator's backend, and DeepSpeed upon it. All ranks together.
+    """Initialize torch.distributed over the accelerator's backend, then DeepSpeed. All ranks together.
 
-    `monitor`: this rank's, whose guard then connects to rank 0's.
+    `monitor`: this rank's monitor; its guard connects to rank 0's guard.
     """
     environ.update(
         RANK=str(dist_env.rank),
@@ -129,9 +134,9 @@ def setup_distributed(
         MASTER_PORT=str(dist_env.master_port),
     )
     environ.update(_gloo_environment(dist_env, environ))
-    # Before DeepSpeed is imported, which takes as long again: what fails from here on ends the ranks that wait for it.
+    # Meet before the slow import of DeepSpeed: from here on, a failure of this rank ends the ranks that wait for it.
     store = rendezvous.meet(dist_env, environ, monitor) if dist_env.world_size > 1 else None
-    logging.disable(logging.WARNING)  # each rank would log which accelerator it found
+    logging.disable(logging.WARNING)  # else each rank logs which accelerator it found
     import deepspeed
     import torch
     import torch.distributed as dist
@@ -142,9 +147,9 @@ def setup_distributed(
     logging.disable(logging.NOTSET)
     accelerator = get_accelerator()
     device = local_device_index(dist_env, 0 if accelerator.device_name() == "cpu" else accelerator.device_count())
-    # DeepSpeed takes its device's number from these.
+    # DeepSpeed reads its device index from these.
     environ.update({name: str(device) for name in ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK") if name in environ})
-    accelerator.set_device(device)  # before the process group: NCCL takes the device that is current
+    accelerator.set_device(device)  # before the process group: NCCL uses the current device
     if accelerator.device_name() == "cuda":
         numa.bind_to_node(torch.cuda.get_device_properties(device))  # type: ignore[arg-type]  # the stub knows no PCI
     if "OMP_NUM_THREADS" not in environ:
@@ -154,80 +159,36 @@ def setup_distributed(
     backend = accelerator.communication_backend_name()
     if backend == "gloo" and dist_env.local_size > 1:
         gloo_device.use_batch_scheduling()
-    store = store or dist.HashStore()  # type: ignore[attr-defined]  # of a world of one, which needs no port
-    # Not left to DeepSpeed, which would ask mpi4py for this rank's number; it takes over a group that is there. Without
-    # device_id: with it NCCL splits groups off the world's communicator, which all ranks must do together, and groups
-    # here are made by their members alone; and sends between stages would be in one order with the world's messages.
+    store = store or dist.HashStore()  # type: ignore[attr-defined]  # a world of one needs no port
+    # Not left to DeepSpeed, which would ask mpi4py for this rank's number. It uses an existing process group. Without
+    # device_id, since NCCL would then split groups off the world's communicator. All ranks must call such a split, and
+    # here only a group's members make it. Sends between stages would also be serialized with the world's messages.
     dist.init_process_group(backend, store=store, rank=dist_env.rank, world_size=dist_env.world_size)
     deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)
 
 
-_program_monitor: list[RankMonitor] = []
-"""The monitor that `_monitor_program` has started: a process is one rank, as torch has one default process group."""
-
-
-def _monitor_program(dist_env: DistributedEnv, environ: Mapping[str, str]) -> RankMonitor | None:
-    """Return the monitor of a program's rank, made at the first call; None: the program handles errors itself."""
-    if not _program_monitor and sys.excepthook is sys.__excepthook__:
-        _program_monitor.append(monitor_rank(dist_env, environ))
-    return _program_monitor[-1] if _program_monitor else None
-
-
-@contextlib.contextmanager
-def starting_program(environ: Mapping[str, str]) -> Iterator[tuple[int, int]]:
-    """Enter a program's start, with its rank and world size: what is raised inside ends the ranks on all hosts.
-
-    A program that has set up torch.distributed itself decides who this rank is, and how it fails.
-    """
-    import torch.distributed as dist
-
-    if dist.is_initialized():
-        yield dist.get_rank(), dist.get_world_size()
-        return
-    dist_env = read_distributed_env(environ)
-    monitor = _monitor_program(dist_env, environ) if dist_env.world_size > 1 else None
-    try:
-        yield dist_env.rank, dist_env.world_size
-    except Exception:
-        if monitor is not None:
-            rendezvous.announce_failure(dist_env, environ, monitor)  # the monitor's excepthook then leaves the mark
-        raise
-
-
-def ensure_distributed(environ: MutableMapping[str, str]) -> RankMonitor | None:
-    """Set up torch.distributed and DeepSpeed as far as the program has not done so itself, until the process exits.
-
-    Returns this rank's monitor; None: the program has set up torch.distributed, or handles errors, in its own way.
-    """
-    import deepspeed
-    import torch.distributed as dist
-
-    def teardown() -> None:
-        if dist.is_initialized():
-            teardown_distributed(together=False)  # a rank that ends early must not wait for the others
-
-    if not dist.is_initialized():
-        dist_env = read_distributed_env(environ)
-        setup_distributed(dist_env, environ, _monitor_program(dist_env, environ))
-        atexit.register(teardown)
-    elif not deepspeed.comm.is_initialized():
-        deepspeed.init_distributed(dist_backend=dist.get_backend(), auto_mpi_discovery=False, verbose=False)
-    return _program_monitor[-1] if _program_monitor else None
-
-
 def local_device_index(dist_env: DistributedEnv, num_visible: int) -> int:
-    """Return which of the accelerators that this rank sees is its own.
+    """Return the index of this rank's accelerator among the visible ones.
 
-    It is the one of the rank's number on the host, unless the rank sees one alone (Slurm's `--gpus-per-task`, a script
-    that sets CUDA_VISIBLE_DEVICES rank by rank).
+    It is the local rank, unless the rank sees only one accelerator (Slurm's `--gpus-per-task`, or a script that sets
+    CUDA_VISIBLE_DEVICES per rank).
     """
     return 0 if num_visible == 1 else dist_env.local_rank
 
 
-def _gloo_environment(dist_env: DistributedEnv, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variable that names gloo's network interface, where there are several hosts.
+def current_device() -> torch.device:
+    """Return the device of this process, as torch names it."""
+    import torch
+    from deepspeed.accelerator import get_accelerator
 
-    By itself gloo takes the address of this host's own name. On many hosts (as Debian sets them up) that is a loopback
+    accelerator = get_accelerator()
+    return torch.device("cpu" if accelerator.device_name() == "cpu" else accelerator.current_device_name())
+
+
+def _gloo_environment(dist_env: DistributedEnv, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variable that names gloo's network interface, if there are several hosts.
+
+    By default gloo uses the address of this host's own name. On many hosts (Debian's default setup) that is a loopback
     address, and other hosts would then connect to themselves.
     """
     if dist_env.local_size == dist_env.world_size or "GLOO_SOCKET_IFNAME" in environ:
@@ -240,10 +201,10 @@ def _gloo_environment(dist_env: DistributedEnv, environ: Mapping[str, str]) -> d
 
 
 def extend_timeouts(bound_s: float | None) -> None:
-    """Have all process groups made so far wait longer than `bound_s`, the longest that a rank may take; None: for ever.
+    """Set the timeout of all existing process groups above `bound_s`, a rank's time limit; None: no timeout.
 
-    The guards report who hangs after `bound_s`. torch's own timeouts (ten minutes of NCCL, half an hour of gloo) would
-    end the rank that waits, which would then be taken for the first to fail.
+    The guards report which rank hangs after `bound_s`. torch's own timeouts (ten minutes for NCCL, half an hour for
+    gloo) would end a waiting rank first, which would then be reported as the first failure.
     """
     import torch.distributed as dist
 
@@ -251,7 +212,7 @@ def extend_timeouts(bound_s: float | None) -> None:
     timeout = _NO_TIMEOUT
     if bound_s is not None:
         timeout = max(c10d.default_pg_timeout, timedelta(seconds=bound_s + _TIMEOUT_MARGIN_S))
-    # A group's timeout is fixed when it is made; torch 2.15 has a public name for changing it later, older ones none.
+    # torch 2.15 has a public function to change an existing group's timeout. Older versions have only a private one.
     set_timeout = getattr(dist, "set_timeout", None) or c10d._set_pg_timeout
     for group in list(c10d._world.pg_map):
         set_timeout(timeout, group)
@@ -261,31 +222,31 @@ def extend_timeouts(bound_s: float | None) -> None:
 
 
 def teardown_distributed(*, together: bool = True) -> None:
-    """Destroy the process groups: without it torch sometimes aborts at exit.
+    """Destroy the process groups: without this, torch sometimes aborts at exit.
 
-    A run that went well ends `together`; one that is refused does not wait for ranks that may be elsewhere.
+    A successful run ends `together`. A refused run does not wait for ranks that may be stuck elsewhere.
     """
     import torch.distributed as dist
     from deepspeed.accelerator import get_accelerator
 
     from dslpar.distributed.collectives import wait_for_all
 
-    # A program's last step may still be on its device: a communicator must not go while a kernel uses it.
+    # A program's last step may still run on its device: a communicator must outlive kernels that use it.
     accelerator = get_accelerator()
     if together:
         wait_for_all()
         accelerator.synchronize()
     elif not _is_idle(accelerator, within_s=_LAST_KERNELS_S):
-        return  # a collective whose peers never come, or a device that has failed: the end of the process frees both
+        return  # a collective whose peers never come, or a failed device: the end of the process frees both
     dist.destroy_process_group()
 
 
 _LAST_KERNELS_S = 5.0
-"""How long a rank that ends by itself waits for what it has begun on its device."""
+"""Seconds that a rank that ends alone waits for work on its device."""
 
 
 def _is_idle(accelerator: Any, within_s: float) -> bool:
-    """Whether the device has done all that it was given, after at most `within_s`."""
+    """Return whether the device finishes all queued work within `within_s`."""
     if accelerator.is_synchronized_device():
         return True
     end_s = time.monotonic() + within_s
@@ -302,11 +263,11 @@ def _is_idle(accelerator: Any, within_s: float) -> bool:
 def exit_process(status: int) -> NoReturn:
     """End this process as `sys.exit` does, but without C++ destructors.
 
-    Once in some dozens of runs that had gone well, one of torch's aborts ("terminate called without an active
-    exception"), and the launcher calls the job failed.
+    In one of some dozens of successful runs, one of torch's destructors aborts ("terminate called without an active
+    exception"), and the launcher reports a failed job.
     """
-    # In the interpreter's own order. Threads first, which may still need what exit hooks take down; but those of pools,
-    # as torch's compiler leaves, end when they are told to, by what `_shutdown` calls before it joins any.
+    # In the interpreter's own order: threads first, since they may still need what exit hooks tear down. Threads of
+    # pools (torch's compiler leaves some) end only when told to. `_shutdown` calls the hooks for that before it joins.
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()

@@ -1,6 +1,6 @@
-"""The collectives of dslpar: out of place, started or waited for, and in differentiable pairs with their backward.
+"""Collectives of dslpar: out of place, blocking or asynchronous, and in differentiable pairs with their backward.
 
-An `Axis` is a handle to one group of ranks: who belongs to it and where this rank stands in it. Over an axis of size 1
+An `Axis` is a handle to one group of ranks: its members, and this rank's position among them. Over an axis of size 1
 every function returns its argument: no collective, no copy, no node in the graph.
 
 =========================  ==================  ==================  =============================================
@@ -15,9 +15,9 @@ differentiable             forward             backward            turns
 `gather_from_group`        all-gather          this rank's slice   pieces into equal copies
 =========================  ==================  ==================  =============================================
 
-The first three are named like torch's functional collectives, the last four like the mappings of Megatron-LM, whose f
-and g (arXiv 1909.08053) and sequence-parallel pairs (2205.05198) they are; that all of them are one small table is how
-nanotron and picotron write them. The last four rely on copies that are equal on all ranks, and keep them so.
+The first three are named after torch's functional collectives, the last four after Megatron-LM's mappings: they are its
+f and g (arXiv 1909.08053) and its sequence-parallel pairs (2205.05198). nanotron and picotron also define them as one
+small table. The last four require copies that are equal on all ranks, and keep them equal.
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ from torch import Tensor
 Value = TypeVar("Value")
 Collective = Callable[[Tensor], Tensor]
 
-# torch 2.13 renamed two collectives and warns about the old names, which alone exist before.
+# torch 2.13 renamed two collectives and warns about the old names. Older versions have only the old names.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One group of ranks: the ranks that differ from this one along some axes of the mesh alone."""
+    """One group of ranks: those that differ from this rank only along some axes of the mesh."""
 
     size: int = 1
-    """Ranks in the group."""
+    """Number of ranks in the group."""
     index: int = 0
     """This rank's position among `peers`."""
     peers: tuple[int, ...] = (0,)
     """Global ranks of the group, in order."""
     group: dist.ProcessGroup | None = None
-    """The group made real; None only where one process trains by itself."""
+    """torch's process group; None only if a single process trains alone."""
     group_name: str = field(default="", compare=False, repr=False)
-    """By which torch's functional collectives know it."""
+    """The group's name for torch's functional collectives."""
 
     def __post_init__(self) -> None:
-        """Keep the name: torch.compile reads no attribute of a process group."""
+        """Store the group's name: torch.compile cannot read attributes of a process group."""
         if self.group is not None:
             object.__setattr__(self, "group_name", self.group.group_name)
 
@@ -65,28 +65,28 @@ class Axis:
 
 
 class Pending(NamedTuple):
-    """A collective that was started; `wait()` returns its result."""
+    """A started collective; `wait()` returns its result."""
 
     received: Tensor
     work: Sequence[dist.Work] = ()
     finish: Callable[[Tensor], Tensor] | None = None
-    """Computes the result from `received`, which else is the result."""
+    """Computes the result from `received`; None: `received` is the result."""
     sent: Tensor | None = None
-    """The tensor that is being sent, kept until `wait`."""
+    """The tensor being sent, kept alive until `wait`."""
 
     def wait(self) -> Tensor:
-        """Block (on an accelerator: its stream) until the result is there, and return it."""
+        """Block (on an accelerator: block its stream) until the result is there, and return it."""
         for work in self.work:
             work.wait()
         return self.received if self.finish is None else self.finish(self.received)
 
 
 _functional = torch.ops._c10d_functional
-"""torch's collectives as operations, which torch.compile takes into its graph: no Work, and nothing in place."""
+"""torch's collectives as ops that torch.compile can trace: without Work handles, and not in place."""
 
 
 def _traced(received: Tensor, finish: Callable[[Tensor], Tensor] | None = None) -> Pending:
-    """Return what a functional collective has begun."""
+    """Wrap the result of a functional collective as a Pending."""
 
     def wait(received: Tensor) -> Tensor:
         received = _functional.wait_tensor(received)
@@ -101,15 +101,15 @@ def _traced(received: Tensor, finish: Callable[[Tensor], Tensor] | None = None) 
 def all_gather(x: Tensor, axis: Axis, dim: int = 0, *, contiguous: bool = True) -> Tensor:
     """Concatenate the tensors of all ranks along `dim`, in the axis's order; shapes must agree.
 
-    Pieces arrive one after the other. Not `contiguous`, the result is a view of what has arrived, its slowest dim `dim`
-    (unless that is the last one).
+    The ranks' pieces arrive one after the other in memory. With contiguous=False, the result is a view of them whose
+    slowest dim is `dim` (unless `dim` is the last).
     """
     if axis.size == 1:
         return x
     if torch.compiler.is_compiling():
         return start_all_gather(x, axis, dim, contiguous=contiguous).wait()
     piece, finish = _to_gather(x, axis, dim, contiguous)
-    flat = x.new_empty(axis.size * x.numel())  # flat: gloo knows no other form of "concatenated along dim 0"
+    flat = x.new_empty(axis.size * x.numel())  # flat: the only form that gloo accepts
     _all_gather(flat, piece.reshape(-1), group=axis.group)
     return finish(flat)
 
@@ -126,7 +126,7 @@ def start_all_gather(x: Tensor, axis: Axis, dim: int = 0, *, contiguous: bool = 
 
 
 def _to_gather(x: Tensor, axis: Axis, dim: int, contiguous: bool) -> tuple[Tensor, Collective]:
-    """Return what to send, and what makes the result of all that arrives, flat."""
+    """Return the tensor to send, and a function that makes the result from the flat received tensor."""
     dim %= x.dim()
     if contiguous or dim == x.dim() - 1:
         return x, partial(_joined, size=axis.size, shape=x.shape, dim=dim)
@@ -136,17 +136,17 @@ def _to_gather(x: Tensor, axis: Axis, dim: int, contiguous: bool) -> tuple[Tenso
 
 
 def _joined(flat: Tensor, size: int, shape: torch.Size, dim: int) -> Tensor:
-    """Concatenate along `dim` pieces of that shape, which stand one after the other."""
+    """Concatenate along `dim` pieces of `shape` that are stored one after the other."""
     return flat.view(size, *shape).movedim(0, dim).flatten(dim, dim + 1)
 
 
 def reduce_scatter(x: Tensor, axis: Axis, dim: int = 0) -> Tensor:
-    """Sum over all ranks, and return this rank's piece of the sum along `dim`, as `x` stands in memory."""
+    """Sum over all ranks; return this rank's piece of the sum along `dim`, with the memory order of `x`."""
     return start_reduce_scatter(x, axis, dim).wait()
 
 
 def all_reduce(x: Tensor, axis: Axis, op: str = "sum") -> Tensor:
-    """Return the sum (or "max", "min") over all ranks, equal on all of them to the bit."""
+    """Return the sum (or "max", "min") over all ranks, bit-identical on all of them."""
     return x if axis.size == 1 else start_all_reduce_(x.clone(), axis, op).wait()
 
 
@@ -158,7 +158,7 @@ def start_reduce_scatter(x: Tensor, axis: Axis, dim: int = 0) -> Pending:
     pieces = torch.unflatten(x, dim, (axis.size, -1)).movedim(dim, 0)
     finish: Collective | None = None
     if not pieces.is_contiguous() and x.movedim(dim, 0).is_contiguous():
-        # `dim` is the slowest in memory: pieces along it stand one after the other, and need no copy.
+        # `dim` is the slowest in memory, so pieces along it are contiguous and need no copy.
         pieces = torch.unflatten(x.movedim(dim, 0), 0, (axis.size, -1))
         finish = partial(_with_first_dim_at, dim=dim)
     pieces = pieces.contiguous()
@@ -166,8 +166,8 @@ def start_reduce_scatter(x: Tensor, axis: Axis, dim: int = 0) -> Pending:
         piece = _functional.reduce_scatter_tensor(pieces.view(-1), "sum", axis.size, axis.group_name)
         return _traced(piece.view(pieces.shape[1:]), finish)
     if _over_gloo(axis):
-        # gloo's own reduce-scatter takes twice as long as its all-reduce. An all-to-all sends as many elements: each
-        # rank receives its piece of every rank's tensor, and sums them up itself.
+        # gloo's own reduce-scatter takes twice as long as its all-reduce. An all-to-all sends as many elements as a
+        # reduce-scatter: each rank receives its piece of every rank's tensor and sums the pieces itself.
         pieces.stands_for = "reduce_scatter"  # type: ignore[attr-defined]  # read by tests.support.traffic_counter
         received = torch.empty_like(pieces)
         work = dist.all_to_all_single(received, pieces, group=axis.group, async_op=True)
@@ -181,15 +181,15 @@ def _with_first_dim_at(x: Tensor, dim: int) -> Tensor:
 
 
 def start_all_reduce_(x: Tensor, axis: Axis, op: str = "sum") -> Pending:
-    """Start `all_reduce` of a temporary that nothing else will read: it may write into `x` itself."""
+    """Start `all_reduce` of a temporary that nothing else reads: it may overwrite `x`."""
     if axis.size == 1:
         return Pending(x)
     if torch.compiler.is_compiling():
         return _traced(_functional.all_reduce(x.contiguous(), op, axis.group_name))
     x = x.contiguous()
     if axis.size == 2 and op == "sum" and _over_gloo(axis):
-        # Two ranks that send each other all they have send as many elements, in a third of the time of gloo's own
-        # all-reduce. Addition commutes, so both get the same number, to the bit.
+        # If two ranks exchange whole tensors, they send as many elements as gloo's own all-reduce, in a third of its
+        # time. Addition commutes, so both results are bit-identical.
         x.stands_for = "all_reduce"  # type: ignore[attr-defined]  # read by tests.support.traffic_counter
         return start_ring_shift(x, axis)._replace(finish=x.add_)
     return Pending(x, [dist.all_reduce(x, getattr(dist.ReduceOp, op.upper()), group=axis.group, async_op=True)])
@@ -198,9 +198,9 @@ def start_all_reduce_(x: Tensor, axis: Axis, op: str = "sum") -> Pending:
 def start_all_reduce_coalesced_(
     tensors: Sequence[Tensor], axis: Axis, dtype: torch.dtype | None = None, scale: float = 1.0
 ) -> Callable[[], None]:
-    """Start to sum many tensors of one dtype over `axis`, in place, by one all-reduce in `dtype`.
+    """Start summing many tensors of one dtype over `axis`, in place, with one all-reduce in `dtype`.
 
-    The result waits for it, and multiplies by `scale`.
+    The returned function waits for it and multiplies by `scale`.
     """
     flat = torch.cat([each.detach().flatten() for each in tensors])
     pending = start_all_reduce_(flat if dtype is None else flat.to(dtype), axis)
@@ -216,21 +216,21 @@ def start_all_reduce_coalesced_(
 
 
 def start_reduce_(x: Tensor, axis: Axis, root: int) -> Pending:
-    """Start summing up a temporary on the axis's `root`-th rank, into `x` itself; elsewhere `x` is then void."""
+    """Start summing a temporary into `x` on the axis's `root`-th rank; on other ranks `x` is then undefined."""
     if axis.size == 1:
         return Pending(x)
     return Pending(x, [dist.reduce(x, axis.peers[root], group=axis.group, async_op=True)])
 
 
 def start_broadcast_(x: Tensor, axis: Axis, root: int) -> Pending:
-    """Start writing what the axis's `root`-th rank has in `x` into `x` itself, on the others."""
+    """Start broadcasting `x` of the axis's `root`-th rank into `x` on the other ranks."""
     if axis.size == 1:
         return Pending(x)
     return Pending(x, [dist.broadcast(x, axis.peers[root], group=axis.group, async_op=True)])
 
 
 def start_all_gather_(x: Tensor, axis: Axis) -> Pending:
-    """Start gathering `x`, a vector of equal parts, each of which its rank has in place; into `x` itself."""
+    """Start gathering `x` in place: a vector of equal parts, one per rank, of which this rank has set its own."""
     if axis.size == 1:
         return Pending(x)
     own = x.view(axis.size, -1)[axis.index]
@@ -242,7 +242,7 @@ def _over_gloo(axis: Axis) -> bool:
 
 
 def all_to_all(x: Tensor, axis: Axis, split_dim: int, concat_dim: int) -> Tensor:
-    """Split `x` along `split_dim`, a piece for each rank, and concatenate what the ranks sent along `concat_dim`."""
+    """Split `x` along `split_dim`, send a piece to each rank, and concatenate the received ones along `concat_dim`."""
     if axis.size == 1:
         return x
     split_dim, concat_dim = split_dim % x.dim(), concat_dim % x.dim()
@@ -259,15 +259,15 @@ def all_to_all(x: Tensor, axis: Axis, split_dim: int, concat_dim: int) -> Tensor
 def start_ring_shift(x: Tensor, axis: Axis, received: Tensor | None = None) -> Pending:
     """Start sending `x` to the next rank of the ring, and receiving the previous rank's, into `received` if given."""
     if torch.compiler.is_compiling():
-        # torch has no functional send: an all-to-all in which each rank has something for one other alone.
+        # torch has no functional send: use an all-to-all in which each rank sends to one other rank only.
         to, of = (
             [len(x) if rank == (axis.index + step) % axis.size else 0 for rank in range(axis.size)] for step in (1, -1)
         )
         return _traced(_functional.all_to_all_single(x.contiguous(), of, to, axis.group_name))
     received = torch.empty_like(x) if received is None else received
     if axis.size == 2 and _over_gloo(axis):
-        # gloo's thread for its sockets spins while a sender holds the pair; a send from here holds it, all the longer
-        # where the cores are busy. An all-to-all sends from another of gloo's threads, for two thirds of the CPU time.
+        # gloo's socket thread spins while a sender holds the lock of a pair. A send from this thread holds it, longer
+        # if cores are busy. An all-to-all sends from another gloo thread and takes two thirds of the CPU time.
         to_other = [0, x.numel()] if axis.index == 0 else [x.numel(), 0]
         sent = x.view(-1)
         sent.stands_for = getattr(x, "stands_for", "send")  # type: ignore[attr-defined]
@@ -277,7 +277,7 @@ def start_ring_shift(x: Tensor, axis: Axis, received: Tensor | None = None) -> P
             sent=x,
         )
     ahead, behind = (axis.peers[(axis.index + step) % axis.size] for step in (1, -1))
-    # In one batch: NCCL would wait for ever where two ranks both send before either receives.
+    # In one batch: NCCL would hang if two ranks both send before either receives.
     operations = [dist.P2POp(dist.isend, x, ahead, axis.group), dist.P2POp(dist.irecv, received, behind, axis.group)]
     return Pending(received, dist.batch_isend_irecv(operations), sent=x)
 
@@ -292,14 +292,14 @@ def broadcast(x: Tensor, axis: Axis, source: int = 0) -> Tensor:
 
 
 def barrier(axis: Axis) -> None:
-    """Return when all ranks of the axis have come here."""
+    """Wait until all ranks of the axis have reached this call."""
     if axis.size > 1:
         wait_for_all(axis.group)
 
 
 def wait_for_all(group: dist.ProcessGroup | None = None) -> None:
-    """Return when all ranks of a group, or of the world, have come here."""
-    # NCCL else guesses the device by the rank's number, which is wrong where ranks see one device each.
+    """Wait until all ranks of a group, or of the world, have reached this call."""
+    # Otherwise NCCL guesses the device from the rank's number, which is wrong if each rank sees only one device.
     is_nccl = str(dist.get_backend(group)) == "nccl"
     dist.barrier(group=group, device_ids=[torch.cuda.current_device()] if is_nccl else None)
 
@@ -377,7 +377,7 @@ def _pair(x: Tensor, axis: Axis, forward: Collective, backward: Collective) -> T
 
 
 def _identity(x: Tensor) -> Tensor:
-    return x.view_as(x)  # a new tensor: autograd gives the same object no node of its own
+    return x.view_as(x)  # a new tensor: autograd makes no node for the same object
 
 
 def _slice(x: Tensor, axis: Axis, dim: int) -> Tensor:
@@ -403,7 +403,7 @@ class _CopyToGroupCoalesced(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        # Autograd passes zeros for an output that nothing used: ranks agree on the bucket's length whatever they used.
+        # Autograd passes zeros for unused outputs, so the bucket's length is the same on all ranks.
         bucket = torch.cat([grad.flatten() for grad in grads])
         summed = torch.split(start_all_reduce_(bucket, ctx.axis).wait(), [grad.numel() for grad in grads])
         return None, *(part.view_as(grad) for part, grad in zip(summed, grads, strict=True))

@@ -1,4 +1,4 @@
-"""Check that all ranks run the same job, whatever their hosts, before anything is built."""
+"""Check that all ranks, on all hosts, run the same job, before anything is built."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from dslpar.layout.resolve import Job
 
 NO_FACTS: Mapping[str, object] = MappingProxyType({})
 _MAX_SHOWN = 4
-"""Ranks that a finding names."""
+"""Number of ranks that a finding names."""
 _LONGEST_POLL_S = 0.5
 
 
 def check_consistency(job: Job, world: Axis, facts: Mapping[str, object] = NO_FACTS) -> None:
-    """Check that all ranks have the same job, and the same `facts` (name: value); paths of files may differ.
+    """Check that all ranks have the same job and the same `facts` (name: value); file paths may differ.
 
     All ranks together.
 
     Raises:
-        DslparError: on every rank, if one differs from rank 0.
+        DslparError: on every rank, if a rank differs from rank 0.
     """
     config = repr(dataclasses.replace(job, path="", output_dir=""))
     hint = "give every host the config, text and packages of rank 0"
@@ -37,10 +37,10 @@ def check_consistency(job: Job, world: Axis, facts: Mapping[str, object] = NO_FA
 
 
 def check_equal(values: Mapping[str, object], world: Axis, code: str, hint: str) -> None:
-    """Check that values are the same on all ranks, by their names; None: this rank has no such value.
+    """Check that each named value is the same on all ranks; None: this rank has no such value.
 
     Raises:
-        DslparError: the finding `code`, on every rank, if one differs from rank 0.
+        DslparError: the finding `code`, on every rank, if a rank differs from rank 0.
     """
     by_rank = collectives.gather_objects((socket.gethostname(), values), world)
     host_0, reference = by_rank[0]
@@ -55,13 +55,13 @@ def check_equal(values: Mapping[str, object], world: Axis, code: str, hint: str)
 
 
 def first_findings(findings: Sequence[Finding], world: Axis, name: str, patience_s: float) -> Sequence[Finding]:
-    """Return the findings of one of the ranks that have some, once every rank has come here; empty: none has.
+    """Wait for all ranks; return the findings of one rank that has any, or empty if no rank has.
 
-    All ranks together, once for each `name`. Ranks tell each other through torch's store: a rank that was refused where
-    the others are in a collective must not begin another one, which theirs would be matched with.
+    All ranks together, once per `name`. Ranks communicate through torch's store and not a collective: if the others are
+    still in a collective, a refused rank's collective would be matched with theirs.
 
     Raises:
-        TimeoutError: this rank has findings, and after `patience_s` not all others have come here.
+        TimeoutError: this rank has findings, and not all others have called this within `patience_s`.
     """
     store = dist.distributed_c10d._get_default_store()
     here, told = f"dslpar/{name}/ranks", f"dslpar/{name}/findings"

@@ -1,9 +1,9 @@
-"""`train.deterministic`: the same bits each time a step is taken, from the same start on the same layout and machine.
+"""`train.deterministic`: make steps bit-reproducible, given the same start, layout and machine.
 
     use_deterministic_algorithms(job)       # once torch is there; VARIABLES are set before (device_environment.py)
 
-torch's list of what makes a run reproducible (its notes on randomness), and NCCL's ring, whose order of summands is
-that of its ranks; its trees and switches may choose another one from run to run.
+The settings are those of torch's notes on reproducibility, and NCCL's ring algorithm, which sums in rank order. NCCL's
+tree and switch algorithms may sum in another order from run to run.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from __future__ import annotations
 from dslpar.layout.resolve import Job
 
 VARIABLES = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "Ring"}
-"""What cuBLAS and NCCL are told, unless the user tells them something else."""
+"""Variables for cuBLAS and NCCL, unless the user sets others."""
 
 
 def use_deterministic_algorithms(job: Job) -> None:
-    """Have torch refuse, by an error that names it, an operation of which it has no deterministic form."""
+    """Have torch raise an error that names the operation, if an operation has no deterministic implementation."""
     if not job.spec.train.deterministic:
         return
     import torch

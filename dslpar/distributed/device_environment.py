@@ -1,11 +1,11 @@
-"""Variables that ranks set for torch, cuBLAS and NCCL, before any of them starts; what the user has set stands.
+"""Environment variables for torch, cuBLAS and NCCL, set before these start; the user's settings take precedence.
 
     os.environ.update(device_environment(job, os.environ))
 
-Expandable segments, which keep a device's memory whole where sizes vary, are what torchtitan's start script asks for.
-NCCL (2.26 and newer) promises progress to kernels of several communicators in flight only in a launch order: each axis
-of the mesh has a communicator, gradients are reduced over one while layers use another, and all ranks launch in the
-order of their program. On a CPU all of them are without effect.
+Expandable segments avoid fragmentation of device memory if sizes vary. torchtitan's start script sets them, too. With
+kernels of several communicators in flight, NCCL (2.26 and newer) guarantees progress only if all ranks launch them in
+the same order. Here each mesh axis has a communicator, gradients are reduced over one while layers use another, and all
+ranks launch in program order. On a CPU none of these variables has an effect.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from dslpar.distributed.determinism import VARIABLES
 from dslpar.layout.resolve import Job
 
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-"""Its name since torch 2.9, which warns of the others; before; and on ROCm."""
+"""The variable's name since torch 2.9 (which warns about the others), before 2.9, and on ROCm."""
 _RENAMED_IN = (2, 9)
 
 
 def device_environment(job: Job, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that a job needs and `environ` does not have."""
+    """Return the variables that a job needs and `environ` does not set."""
     wanted = dict(VARIABLES) if job.spec.train.deterministic else {}
     if sum(size > 1 for size in job.mesh.sizes.values()) > 1:
         wanted["NCCL_LAUNCH_ORDER_IMPLICIT"] = "1"
@@ -32,7 +32,7 @@ def device_environment(job: Job, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _allocator_variable(torch_version: str) -> str:
-    """Return what a version of torch calls the variable.
+    """Return the allocator variable's name in a torch version.
 
     >>> _allocator_variable("2.13.0+cpu"), _allocator_variable("2.4.0")
     ('PYTORCH_ALLOC_CONF', 'PYTORCH_CUDA_ALLOC_CONF')

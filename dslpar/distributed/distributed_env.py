@@ -1,4 +1,4 @@
-"""Where a rank stands in its job; `bootstrap` reads it from the environment."""
+"""`DistributedEnv`: a rank's place in its job, which `bootstrap` reads from the environment."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ LOOPBACKS = (LOCALHOST, "localhost", "::1")
 
 
 class DistributedEnv(NamedTuple):
-    """This process's place in its job, and where the ranks meet."""
+    """This process's place in its job, and the rendezvous address."""
 
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
     local_size: int = 1
-    """Ranks on this host."""
+    """Number of ranks on this host."""
     master_addr: str = LOCALHOST
     master_port: int = DEFAULT_PORT
 
     @property
     def is_one_host(self) -> bool:
-        """Whether all ranks are on this host, also where they meet at its name, as under `torchrun --standalone`."""
+        """True if all ranks are on this host, even if MASTER_ADDR is its name, as under `torchrun --standalone`."""
         return self.local_size == self.world_size or self.master_addr in LOOPBACKS

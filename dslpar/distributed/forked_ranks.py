@@ -1,4 +1,4 @@
-"""CPU ranks that fork from this process: `run_on_ranks(4, fn, *args)` returns what `fn` returned, by rank.
+"""Fork CPU ranks from this process: `run_on_ranks(4, fn, *args)` returns the values of `fn`, by rank.
 
     def rank_sum(x: float) -> float:
         return float(all_reduce(torch.tensor(x), axis))
@@ -6,17 +6,17 @@
     run_on_ranks(2, rank_sum, 1.0)      # [2.0, 2.0]
 
 Forking takes a tenth of the time of spawning, because this process has imported torch already. Ranks meet through a
-file and end with `os._exit`, so that nothing of the parent's clean-up runs in them. A fork has no other thread than the
-one that forked: call `torch.set_num_threads(1)` before any torch operation of the parent.
+file and end with `os._exit`, so that none of the parent's clean-up runs in them. A fork has only the thread that
+forked: call `torch.set_num_threads(1)` before any torch operation in the parent.
 
-Time limits count progress, not the wall clock, so that a busy machine slows ranks down and ends none:
+Time limits count progress, not wall-clock time, so that a busy machine slows ranks down without ending them:
 
-- Ranks are stuck when, for `idle_s` seconds, none of them has used more than 2 % of them as CPU time
-  (`dslpar.watchdog.cpu_progress`: what ranks in a dead lock were measured to use).
-  Seconds in which a rank was kept from running do not count: it was ready to run, waited for a disk, or was stopped.
-- A rank that uses more than `cpu_s` seconds of CPU time is taken to loop.
+- Ranks are stuck if, during `idle_s` seconds, none of them has used more than 2 % of that time as CPU time (this
+  threshold was measured on deadlocked ranks: `dslpar.watchdog.cpu_progress`). Seconds in which a rank could not run do
+  not count: it was ready to run, waited for a disk, or was stopped.
+- A rank that uses more than `cpu_s` seconds of CPU time is assumed to loop.
 
-Both show the stacks of all ranks. CPU time is that of a rank, its threads and its child processes.
+In both cases the error shows the stacks of all ranks. CPU time includes a rank's threads and child processes.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ from dslpar.watchdog.cpu_progress import Progress, processor_use
 Init = Literal["torch", "deepspeed"] | None
 
 _GLOO_TIMEOUT = timedelta(days=1)
-"""Never fires first: dead locks are found here, and a peer that has ended closes its connections."""
+"""Long enough never to fire first: deadlocks are detected here, and an ended peer closes its connections."""
 _STACKS = signal.SIGUSR2  # dslpar's runs use SIGUSR1 and SIGRTMIN + 8
 _STACKS_S = 5.0
 _LONGEST_PAUSE_S = 0.02
 
 
 class RankError(RuntimeError):
-    """Ranks have failed or are stuck. The text shows the first failing rank's traceback, or the stacks of all ranks."""
+    """Error of failed or stuck ranks, with the first failing rank's traceback or the stacks of all ranks."""
 
     def __init__(self, text: str, reason: str = "") -> None:
         super().__init__(text)
         self.reason = reason or text.partition("\n")[0]
-        """One line: what has happened, or the last line of the traceback."""
+        """One line: a description, or the last line of the traceback."""
 
 
 def run_on_ranks(
@@ -71,20 +71,21 @@ def run_on_ranks(
     cpu_s: float = 900,
     env: Mapping[str, str] | None = None,
 ) -> list[Any]:
-    """Run `fn(*args)` on `n` ranks and return its values (anything that pickles), by rank.
+    """Run `fn(*args)` on `n` ranks and return its (picklable) values, by rank.
 
     Args:
-        init: what each rank starts before `fn`: torch.distributed over gloo, DeepSpeed over it as well, or nothing.
-        idle_s: seconds without progress of any rank after which all are ended.
-        cpu_s: CPU seconds of one rank after which all are ended.
-        env: variables of the ranks, beside RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_SIZE and MASTER_*.
+        init: what each rank starts before `fn`: torch.distributed over gloo, DeepSpeed on top of it, or nothing.
+        idle_s: end all ranks after this many seconds without progress on any rank.
+        cpu_s: end all ranks if one has used this many seconds of CPU time.
+        env: additional environment variables of the ranks, besides RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_SIZE and
+            MASTER_*.
 
     Raises:
-        RankError: a rank has raised, has been killed by a signal, or loops; or all ranks wait. No rank is left running.
+        RankError: a rank raised, was killed by a signal or loops, or all ranks are stuck. No rank is left running.
     """
     with tempfile.TemporaryDirectory(prefix="dslpar_ranks_") as name:
         folder = Path(name)
-        sys.stdout.flush()  # or ranks would print it again
+        sys.stdout.flush()  # else ranks would print it again
         sys.stderr.flush()
         world = {
             "WORLD_SIZE": str(n),
@@ -116,7 +117,7 @@ class _Ranks:
         """Process id to rank."""
 
     def wait(self) -> None:
-        """Return when all ranks have ended well. Raises: RankError."""
+        """Wait until all ranks have succeeded. Raises RankError."""
         pause_s, progress = 0.001, Progress(self.idle_s)
         while self.alive:
             statuses = self._reap()
@@ -142,7 +143,7 @@ class _Ranks:
         return found
 
     def _raise_failure(self, statuses: dict[int, int]) -> NoReturn:
-        # Once more: a peer of a killed rank may have been looked at before the rank.
+        # Again: a killed rank's peer may have been reaped before the killed rank itself.
         statuses |= self._reap()
         killed = [
             f"rank {rank} was killed by {signal.Signals(-status).name}"
@@ -168,7 +169,7 @@ class _Ranks:
         raise RankError(f"{limit}\n{self._stacks()}")
 
     def _stacks(self) -> str:
-        """Ask all ranks for their stacks, and return those that come within seconds: a stopped rank writes none."""
+        """Request all ranks' stacks; return those that arrive within seconds. A stopped rank writes none."""
         paths = [self.folder / f"{rank}.stack" for rank in sorted(self.alive.values())]
         before = [path.stat().st_size for path in paths]
         for pid in self.alive:
@@ -182,7 +183,7 @@ class _Ranks:
         return "\n".join(path.read_text() for path in paths)
 
     def kill(self) -> None:
-        """End what is still alive, and the processes that it has started."""
+        """Kill the ranks that are still alive and the processes that they have started."""
         below = [pid for rank in self.alive for pid in processes.descendants(rank)] if os.path.isdir("/proc") else []
         for pid in [*self.alive, *below]:
             with contextlib.suppress(ProcessLookupError):
@@ -195,7 +196,7 @@ class _Ranks:
 def _child(
     folder: Path, rank: int, variables: dict[str, str], init: Init, fn: Callable[..., Any], args: tuple[Any, ...]
 ) -> NoReturn:
-    """The whole life of a rank."""
+    """Run a rank from fork to exit."""
     status = 1
     try:
         faulthandler.register(_STACKS, (folder / f"{rank}.stack").open("a"), all_threads=True)
@@ -204,11 +205,11 @@ def _child(
         _start(folder, rank, int(variables["WORLD_SIZE"]), init)
         value = pickle.dumps(fn(*args))
         if dist.is_initialized():
-            dist.barrier()  # no rank leaves while another still talks to it
+            dist.barrier()  # no rank leaves while another still communicates with it
         (folder / f"{rank}.value").write_bytes(value)
         status = 0
     except BaseException:
-        # The clock is the machine's: peers that fail because this rank ends have a later time.
+        # All processes share this clock: peers that fail because this rank ends have a later time.
         error = time.monotonic_ns(), rank, traceback.format_exc()
         unready = folder / f"{rank}.unready"
         unready.write_bytes(pickle.dumps(error))

@@ -1,18 +1,18 @@
-"""Make gloo cheap where many ranks share few cores: one device per process, and threads that do not preempt each other.
+"""Reduce gloo's cost if many ranks share few cores: one device per process, and threads that do not preempt.
 
     share_device()                   # before init_process_group
     dist.new_group([0, 1])           # uses the device that the world has opened, where torch opens one a group
     use_batch_scheduling()             # ranks on CPUs: before init_process_group, whose threads inherit it
 
-A device has a thread that looks after its sockets, and wakes a hundred times a second though nothing was sent. A rank
-is in some ten to fifty groups, and all ranks of a host wake for each: of attention over 32 ranks on 2 cores that took
-six of seven parts of the time, over 64 all but one of seventy. Sockets are each pair's own as before, and so are the
-threads of a group that run its collectives. Groups that torch makes without `init_process_group` and `new_group`, as
-its rpc does, have devices of their own.
+A gloo device has a thread that serves its sockets and wakes a hundred times a second even if nothing was sent. By
+default torch opens one device per group. A rank is in some ten to fifty groups, and all ranks of a host wake for each.
+For attention over 32 ranks on 2 cores that took six sevenths of the time, over 64 ranks all but one seventieth. With a
+shared device, each pair of ranks still has its own sockets, and each group its own threads that run collectives. Groups
+that torch makes without `init_process_group` and `new_group`, such as those of its rpc, have their own devices.
 
-A thread that sends holds the lock of its pair of ranks, and wakes the receiver: under Linux's usual policy the receiver
-takes the core at once. Until the sender has it again, the device's thread asks the socket, finds the lock taken, and
-asks again, since there is still something to read. Under SCHED_BATCH a thread that wakes waits for the end of a slice:
+A sending thread holds the lock of its pair of ranks and wakes the receiver. Under Linux's usual policy the receiver
+takes the core at once. Until the sender has the core again, the device's thread polls the socket, finds the lock taken,
+and polls again, since there is still data to read. Under SCHED_BATCH a woken thread waits for the end of a time slice:
 eight ranks on two cores need a third of the CPU time for a small all-reduce (`python -m benchmarks gloo_scheduling`).
 """
 
@@ -25,13 +25,13 @@ from typing import Any
 from torch.distributed import distributed_c10d
 
 _devices: dict[tuple[int, str | None, str | None], list[Any]] = {}
-"""By process, since threads do not live on in a fork, and by what torch opens them by."""
+"""Devices by process (threads do not survive a fork) and by the variables from which torch chooses them."""
 
 
 def use_batch_scheduling() -> None:
-    """Put this thread, and those that it starts later, under SCHED_BATCH: they preempt nobody when they wake.
+    """Put this thread, and threads that it starts later, under SCHED_BATCH: they preempt no other when they wake.
 
-    On Linux alone. It needs no privilege; where it is refused, nothing changes.
+    Linux only. It needs no privilege. If the system refuses it, nothing changes.
     """
     if not hasattr(os, "SCHED_BATCH"):
         return
@@ -41,20 +41,20 @@ def use_batch_scheduling() -> None:
 
 
 def share_device() -> None:
-    """Have groups that torch makes over gloo from now on use one device; it may be said again."""
+    """Have gloo groups that torch makes from now on share one device. Repeated calls do nothing."""
     torchs: Any = getattr(distributed_c10d, "ProcessGroupGloo", None)
-    # A build without gloo has none, and a torch without `options` tells nobody its devices.
+    # A torch build without gloo has no such class, and a torch without `options` does not expose its devices.
     if torchs is None or not hasattr(torchs, "options") or getattr(torchs, "shares_device", False):
         return
 
     class AsTorchs(type(torchs)):  # type: ignore[misc]
-        """torch asks whether a group is of this class, also of one that was there before."""
+        """Makes isinstance checks in torch also accept groups that were made before this call."""
 
         def __instancecheck__(cls, group: object) -> bool:
             return isinstance(group, torchs) if cls is ProcessGroupGloo else super().__instancecheck__(group)
 
     class ProcessGroupGloo(torchs, metaclass=AsTorchs):  # type: ignore[misc]
-        """torch's, on the device of the first one of this process."""
+        """torch's gloo group, on the device of this process's first group."""
 
         shares_device = True
 

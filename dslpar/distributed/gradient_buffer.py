@@ -1,4 +1,4 @@
-"""ZeRO 1's gradients: one contiguous buffer a parameter group, reduced bucket by bucket under the last backward.
+"""ZeRO 1's gradients: one contiguous buffer per parameter group, reduced by buckets during the last backward.
 
     buffer = GradientBuffer(zero, groups.zero_axis, is_last_backward, accumulates=True, order=order, late=late)
     buffer.accumulate(p)               # adds p.grad to p's place, and frees it
@@ -6,16 +6,16 @@
     buffer.reduce_rest()               # after the step's last backward
     buffer.finish()                    # before the norm
 
-The place of a gradient is that of its weight in DeepSpeed's flat weights. So the part that a rank steps is a slice, a
-bucket is another, and what of a bucket goes to a rank is summed up where it stands: nothing is copied, and a rank holds
-its whole gradients once. Megatron-LM's and torch DDP's buckets are slices of such a buffer too. Buckets begin in one
-order on all ranks, whatever the order in which a backward makes their gradients.
+A gradient has the same offset as its weight in DeepSpeed's flat weights. So a rank's partition is a slice, and so is a
+bucket. A bucket's part for a rank is summed in place: nothing is copied, and a rank holds its whole gradients once.
+Megatron-LM's and torch DDP's buckets are slices of such a buffer, too. Reductions of buckets start in the same order on
+all ranks, regardless of the order in which a backward makes their gradients.
 
-Micro-batches add up in the buffer itself, in fp32 also where weights are in half precision. Gradients of vectors, of
-which a model has many, wait for each other, and one call adds them: one by one they cost the host more than the device;
-a matrix' would need memory meanwhile. In a step of one micro-batch each bucket is a buffer of its own, made when its
-first gradient is: all of them at once would stand beside the activations, which go as gradients come. This rank's part
-is then copied together at the end.
+Micro-batches accumulate in the buffer itself, in fp32 even if weights are in half precision. A model has many vectors,
+and adding their gradients one by one costs the host more time than the device. So they are collected and added by one
+call; a matrix is added at once, since keeping its gradient would need memory. In a step of one micro-batch each bucket
+is a separate buffer, allocated with its first gradient. Allocating all of them at once would add to the activations,
+which are freed as gradients come. This rank's partition is then copied together at the end.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from dslpar.distributed import collectives
 from dslpar.distributed.collectives import Axis, Pending
 
 _MOST_WAITING = 2**18
-"""Elements of the vectors' gradients that wait to be added: few beside those of a matrix, many beside one vector's."""
+"""Most elements of vectors' gradients that wait to be added: few against a matrix, many against one vector."""
 
 
 @dataclass
 class _Buffer:
-    """Memory of a part of a group's gradients, or of all, from a step's first one to the optimizer's step."""
+    """Memory of some or all of a group's gradients, from a step's first gradient to the optimizer step."""
 
     group: int
     begin: int
@@ -46,7 +46,7 @@ class _Buffer:
     memory: Tensor | None = None
 
     def between(self, first: int, end: int) -> Tensor:
-        """Return the elements of the group between these two, as far as they are here; zeros at first."""
+        """Return this buffer's elements of the group from `first` to `end`; initially zeros."""
         assert self.memory is not None
         first, end = max(first, self.begin), min(end, self.end)
         return self.memory.narrow(0, first - self.begin, end - first)
@@ -54,35 +54,35 @@ class _Buffer:
 
 @dataclass
 class _Bucket:
-    """Gradients that stand together, which are reduced together."""
+    """Adjacent gradients that are reduced together."""
 
     group: int
     begin: int
     end: int
     params: list[nn.Parameter]
     missing: int = 0
-    """Of its gradients, those that this step's last backward has not made; late ones stay so until it is over."""
+    """Number of gradients that this step's last backward has not made yet; late ones count until it is over."""
     has_begun: bool = False
-    """Whether it is being reduced, or was, in this step."""
+    """True if its reduction has begun in this step."""
 
 
 class _Begun(NamedTuple):
-    """A part of a bucket on its way to the rank that steps it."""
+    """A part of a bucket in flight to the rank that steps it."""
 
     pending: Pending
     target: Tensor | None
-    """Where that rank, if it is this one, has it: given where it travels in another type."""
+    """Destination on this rank; set only if this rank steps the part and it travels in another dtype."""
 
 
 class GradientBuffer:
     """Holds and reduces the gradients of a DeepSpeedZeroOptimizer at stage 1.
 
-    is_last_backward: whether the backward that runs completes the gradients of a step. DeepSpeed's engine knows; its
-        optimizer is told by a hook of the model's output, which comes too late for a head that the loss runs.
+    is_last_backward: returns whether the running backward completes a step's gradients. It comes from DeepSpeed's
+        engine: its optimizer learns this from a hook on the model's output, too late for a head that runs in the loss.
     accumulates: whether a step has several micro-batches.
-    order: of parameters by id, that in which they were registered: a forward uses them in about the same.
-    late: ids of parameters whose gradients are not complete when the last backward is over, such as weights that a
-        pipeline's stages share.
+    order: position by parameter id, in registration order, which is about the order of the forward.
+    late: ids of parameters whose gradients are not complete after the last backward, such as weights that pipeline
+        stages share.
     """
 
     def __init__(
@@ -101,9 +101,9 @@ class GradientBuffer:
             for params, offsets in zip(zero.round_robin_bit16_groups, zero.round_robin_bit16_offsets, strict=True)
             for p, offset in zip(params, offsets, strict=True)
         }
-        """Of each parameter in its group's flat weights, in elements."""
+        """Offset of each parameter in its group's flat weights, in elements, by id."""
         self._buckets = self._cut()
-        # As a backward completes them: from the model's end, and what comes late last.
+        # In the order in which a backward completes them: from the model's end, buckets with late parameters last.
         self._buckets.sort(
             key=lambda each: (any(map(self._is_late, each.params)), -min(order[id(p)] for p in each.params))
         )
@@ -119,22 +119,22 @@ class GradientBuffer:
         own = [self._cut_own(group) for group in range(len(zero.bit16_groups))]
         self._sizes, self._shapes = [sizes for sizes, _ in own], [shapes for _, shapes in own]
         self._places: dict[int, Tensor] = {}
-        """By a parameter's id, views of the buffers that stand."""
+        """Views of the allocated buffers, by parameter id."""
         self._waiting: list[Any] = []
         self._num_waiting = 0
-        """Elements of them."""
+        """Number of their elements."""
         self._backward: int | None = None
-        """torch's number of the backward that runs, as far as one has brought a gradient."""
+        """torch's id of the running backward; None until it has made a gradient."""
         self._completes = False
-        """Whether that is a step's last."""
+        """True if that backward is the step's last."""
         self._in_flight: deque[_Begun] = deque()
         self._num_begun = 0
         self._expect_all()
 
-    # ---- what takes the place of DeepSpeed's methods ----
+    # ---- replacements of DeepSpeed's methods ----
 
     def accumulate(self, p: Any) -> None:
-        """Add a micro-batch's gradient to those before, in its place."""
+        """Add a micro-batch's gradient to the sum of earlier ones in the buffer."""
         if p.grad is None:
             return
         if self._zero.use_grad_accum_attribute and p.grad_accum is not None:
@@ -144,19 +144,20 @@ class GradientBuffer:
             self._add([p])
 
     def on_gradient(self, p: Any) -> None:
-        """Take a gradient that a backward has made; begin the buckets that it completes.
+        """Take a gradient that a backward has made; begin reducing the buckets that it completes.
 
-        A parameter that the last backward does not use keeps its bucket, and those after it, until that is over.
+        A parameter that the last backward does not use delays its bucket, and the buckets after it, until the backward
+        is over.
 
         Raises:
-            RuntimeError: its bucket has begun, and the gradient would be lost.
+            RuntimeError: the reduction of its bucket has begun, and the gradient would be lost.
         """
         bucket = self._bucket_of[id(p)]
         if bucket.has_begun:
             raise RuntimeError("a gradient of a step whose reduction has begun, in which it would be missing")
         if torch._C._current_graph_task_id() != self._backward:
             self._enter_backward()
-        # Where a product has added to the sum itself (layers.gradient_accumulation_fusion) there is no gradient.
+        # p.grad is None if a matrix product added to the sum directly (layers.gradient_accumulation_fusion).
         if p.grad is not None:
             if p.dim() > 1:
                 self.accumulate(p)
@@ -170,18 +171,18 @@ class GradientBuffer:
             self._begin_next()
 
     def reduce_rest(self, pipeline_parallel: bool = False) -> None:
-        """Begin all reductions that are left, after the last backward."""
+        """Begin all remaining reductions, after the last backward."""
         while self._num_begun < len(self._buckets):
             for p in self._buckets[self._num_begun].params:
-                self.accumulate(p)  # where one was made since: zeros of a vector that was not used, and is summed
+                self.accumulate(p)  # if one was made since: zeros of an unused vector
             self._begin_next()
         self._zero._epilogue_ran_this_backward = True
 
     def finish(self) -> None:
-        """Wait for all reductions, and give the step what it takes.
+        """Wait for all reductions, and hand this rank's averaged gradients to DeepSpeed's step.
 
         Raises:
-            RuntimeError: gradients were not reduced: no backward of the engine was the step's last.
+            RuntimeError: gradients were not reduced, because no engine backward was the step's last.
         """
         if self._num_begun < len(self._buckets):
             raise RuntimeError("a step whose gradients were not reduced: engine.backward() must be its last call")
@@ -190,7 +191,7 @@ class GradientBuffer:
             summed = begun.pending.wait()
             if begun.target is not None:
                 begun.target.copy_(summed)
-            del begun, summed  # the last one may be a copy of a large table's
+            del begun, summed  # the last one may be a copy of a large table's gradient
         self._num_begun = 0
         self._places.clear()
         self._expect_all()
@@ -201,14 +202,14 @@ class GradientBuffer:
             parts = [part.view(shape) for part, shape in pairs if shape is not None]
             self._zero.averaged_gradients[group] = group_of(parts, own)
 
-    # ---- what waits ----
+    # ---- gradients that wait to be added ----
 
     def _enter_backward(self) -> None:
-        """Note which backward brings gradients, and have what waits at its end added.
+        """Note which backward makes gradients, and have waiting gradients added at its end.
 
-        A backward can run within another one, as where activations are recomputed. Each adds what it has made before
-        another brings a gradient: else autograd would add up two gradients of a parameter in half precision, as it does
-        with the inner one's first where that is of a parameter whose gradient waits.
+        A backward can run within another one, such as with recomputed activations. Each backward's waiting gradients
+        are added before another backward makes one. Otherwise autograd would add two gradients of a parameter in half
+        precision. It still does so for the inner backward's first gradient, if that parameter's gradient waits.
         """
         self._add_waiting()
         self._backward = torch._C._current_graph_task_id()
@@ -219,7 +220,7 @@ class GradientBuffer:
         torch.autograd.Variable._execution_engine.queue_callback(self._leave_backward)
 
     def _begin_sums(self, buffer: _Buffer) -> None:
-        """Have sums stand that products may add to (layers.gradient_accumulation_fusion): also a step's first ones."""
+        """Allocate the sums to which products add (layers.gradient_accumulation_fusion), even a step's first ones."""
         self._with_memory(buffer)
         for p in self._zero.round_robin_bit16_groups[buffer.group]:
             if getattr(p, "fuses_accumulation", False) and p.grad_accum is None:
@@ -236,18 +237,18 @@ class GradientBuffer:
             self._add_waiting()
 
     def _add_waiting(self) -> None:
-        # Without a gradient: where a backward failed, and its gradients were dropped.
+        # p.grad is None if a backward failed and its gradients were dropped.
         params = [p for p in self._waiting if p.grad is not None]
         self._waiting, self._num_waiting = [], 0
         if params:
             self._add(params)
 
     def _add(self, params: Sequence[Any]) -> None:
-        """Add the gradients of parameters to those before, in their places.
+        """Add the parameters' gradients to their sums in the buffers.
 
-        In half precision DeepSpeed has the sums in `p.grad_accum`: one in fp32 takes a bf16 or fp16 number without
-        rounding, so 10 bytes move for a parameter. In the sum's own type autograd adds to `p.grad`, once that is the
-        place.
+        In half precision DeepSpeed keeps the sums in `p.grad_accum`. bf16 and fp16 gradients are added to an fp32 sum
+        without a copy in fp32, so only 10 bytes per parameter are moved. If gradients have the sum's dtype, autograd
+        adds to `p.grad` itself, once that is a view of the buffer.
         """
         if not self._zero.use_grad_accum_attribute:
             elsewhere = [p for p in params if p.grad.data_ptr() != self.place(p).data_ptr()]
@@ -267,7 +268,7 @@ class GradientBuffer:
     # ---- the buffers ----
 
     def place(self, p: nn.Parameter) -> Tensor:
-        """Return where the gradient of a parameter stands, in its shape; zeros until one was written there."""
+        """Return the buffer's view for a parameter's gradient, in its shape; zeros until a gradient is written."""
         place = self._places.get(id(p))
         if place is None:
             offset = self._offsets[id(p)]
@@ -279,7 +280,7 @@ class GradientBuffer:
 
     def _with_memory(self, buffer: _Buffer) -> _Buffer:
         if buffer.memory is None:
-            # Zeros: of parameters that no sample of a step has used, and between them.
+            # Zeros, for parameters that no sample of a step has used and for padding.
             buffer.memory = self._zeros(buffer.group, buffer.end - buffer.begin)
         return buffer
 
@@ -288,7 +289,7 @@ class GradientBuffer:
         return torch.zeros(length, dtype=dtype, device=self._zero.bit16_groups_flat[group].device)
 
     def _own_part(self, group: int) -> Tensor:
-        """Return what this rank steps of a group, and give all else free."""
+        """Return this rank's partition of a group, and free the rest."""
         size = int(self._zero.partition_size[group])
         begin, end = self._axis.index * size, (self._axis.index + 1) * size
         buffers = list({id(each): each for each in self._buffers.values() if each.group == group}.values())
@@ -305,7 +306,7 @@ class GradientBuffer:
         return own
 
     def _cut_own(self, group: int) -> tuple[list[int], list[Sequence[int] | None]]:
-        """Return sizes of the parts that this rank's slice consists of; and a part's shape, None where nothing is."""
+        """Return the sizes and shapes of the parts of this rank's partition; the shape of padding is None."""
         size = int(self._zero.partition_size[group])
         begin, at = self._axis.index * size, 0
         sizes: list[int] = []
@@ -327,7 +328,7 @@ class GradientBuffer:
         return id(p) in self._late
 
     def _cut(self) -> list[_Bucket]:
-        """Cut each group in slices of at most `reduce_bucket_size`."""
+        """Cut each group into slices of at most `reduce_bucket_size`; a larger parameter is a slice of its own."""
         buckets: list[_Bucket] = []
         for group, params in enumerate(self._zero.round_robin_bit16_groups):
             bucket: _Bucket | None = None
@@ -346,15 +347,15 @@ class GradientBuffer:
             bucket.missing, bucket.has_begun = len(bucket.params), False
 
     def _begin_next(self) -> None:
-        """Begin to average the next bucket, each part on the rank that steps it."""
+        """Begin averaging the next bucket, each part on the rank that steps it."""
         bucket = self._buckets[self._num_begun]
         self._num_begun += 1
         bucket.has_begun = True
         zero, axis = self._zero, self._axis
         for p in bucket.params:
             if zero.get_gradient_for_reduction(p) is None:
-                self.place(p).zero_()  # not used in this step; or what stood there was dropped, as `zero_grad` does
-            zero.clear_grad_attribute(p)  # until the step is over, nobody's
+                self.place(p).zero_()  # not used in this step, or dropped, as by `zero_grad`
+            zero.clear_grad_attribute(p)  # no gradient until the step is over
         buffer, size = self._with_memory(self._buffers[id(bucket.params[0])]), int(zero.partition_size[bucket.group])
         if zero.gradient_average and (replicas := axis.size // zero.sequence_parallel_size) > 1:
             buffer.between(bucket.begin, bucket.end).div_(replicas)

@@ -1,14 +1,14 @@
-"""ZeRO 2's reduction of gradients, bucket by bucket, while the backward that makes them goes on.
+"""ZeRO 2's gradient reduction, bucket by bucket, overlapped with the backward.
 
     reduction = GradientReduction(zero, groups.zero_axis)
     reduction.on_gradient(p, group)    # a hook: the gradient of `p` is there
     reduction.finish()                 # before the norm
 
-DeepSpeed shards the optimizer's state in equal, contiguous parts of each parameter group, so a bucket's gradients go to
-one or a few ranks: each rank's part is summed up there by one reduction. Its buckets, hooks and shards are used as they
-are; what is ours is when a reduction begins, and that nobody waits for it until the step. Megatron-LM and torch's DDP
-overlap theirs in the same way. At most `IN_FLIGHT` are on their way: to keep no whole gradient is what ZeRO 2 is for.
-ZeRO 1, which keeps them, has a buffer for that (gradient_buffer.py).
+DeepSpeed shards the optimizer state into equal, contiguous parts of each parameter group, so a bucket's gradients
+belong to one or a few ranks. One reduction per rank sums its part there. DeepSpeed's buckets, hooks and shards are used
+unchanged. New here is when a reduction begins, and that nothing waits for it until the step. Megatron-LM and torch's
+DDP overlap their reductions in the same way. At most `IN_FLIGHT` buckets are in flight, since ZeRO 2 exists to keep no
+whole gradients. ZeRO 1, which keeps them, has a buffer (gradient_buffer.py).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dslpar.distributed import collectives
 from dslpar.distributed.collectives import Axis, Pending
 
 IN_FLIGHT = 2
-"""Buckets of ZeRO 2: one that is sent while the next one fills, as in DeepSpeed."""
+"""Number of buckets in flight: one is sent while the next one fills, as in DeepSpeed."""
 
 
 class _Piece(NamedTuple):
@@ -32,7 +32,7 @@ class _Piece(NamedTuple):
 
     gradient: Tensor
     target: Tensor | None
-    """Where that rank, if it is this one, adds up what all ranks have."""
+    """Tensor to which the sum over ranks is added; None on ranks that do not step the piece."""
 
 
 class _Reduction(NamedTuple):
@@ -41,17 +41,17 @@ class _Reduction(NamedTuple):
 
 
 class GradientReduction:
-    """Reduces the gradients of a DeepSpeedZeroOptimizer; ranks of `axis` must have their gradients in one order."""
+    """Reduces the gradients of a DeepSpeedZeroOptimizer; the ranks of `axis` must make gradients in the same order."""
 
     def __init__(self, zero: Any, axis: Axis) -> None:
         self._zero, self._axis = zero, axis
         self._in_flight: deque[list[_Reduction]] = deque()
-        """Of each bucket that was begun, one reduction for each rank that it goes to."""
+        """For each bucket in flight, one reduction per target rank."""
 
-    # ---- what takes the place of DeepSpeed's methods ----
+    # ---- replacements of DeepSpeed's methods ----
 
     def on_gradient(self, p: nn.Parameter, group: int) -> None:
-        """Take a gradient that a backward has made into a bucket."""
+        """Put a gradient that a backward has made into a bucket."""
         zero = self._zero
         if zero._coalesce_grad_reduction:
             return
@@ -59,7 +59,7 @@ class GradientReduction:
         zero.reduce_independent_p_g_buckets_and_remove_grads(p, group)
 
     def reduce_bucket(self, comm_dtype: torch.dtype | None = None) -> None:
-        """Begin to reduce the bucket of a dtype, which is full; without one all buckets, at the end of a backward."""
+        """Begin reducing the full bucket of a dtype; None: all buckets, at the end of a backward."""
         zero = self._zero
         for dtype in zero.ipg_buckets if comm_dtype is None else (comm_dtype,):
             bucket = zero.ipg_buckets[dtype]
@@ -81,14 +81,14 @@ class GradientReduction:
             self._finish_first()
 
     def finish(self) -> None:
-        """Wait for all reductions, and add this rank's parts to what its step takes."""
+        """Wait for all reductions, and add this rank's parts to the gradients of its step."""
         while self._in_flight:
             self._finish_first()
 
     # ---- one bucket ----
 
     def _start(self, gradients: Tensor, params: list[tuple[int, int, int]], dtype: torch.dtype) -> list[_Reduction]:
-        """Begin to average `gradients`, those of `params` one after the other, each part on the rank that steps it."""
+        """Begin averaging `gradients`, which has those of `params` in order, each part on the rank that steps it."""
         zero = self._zero
         if zero.gradient_average and (replicas := self._axis.size // zero.sequence_parallel_size) > 1:
             gradients.div_(replicas)
@@ -114,7 +114,7 @@ class GradientReduction:
             yield rank, start, end - start
 
     def _finish_first(self) -> None:
-        """Wait for the oldest bucket. All ranks do: what they have sent may be written over only then."""
+        """Wait for the oldest bucket. All ranks wait, since a sent buffer may be overwritten only afterwards."""
         for pending, pieces in self._in_flight.popleft():
             summed = pending.wait()
             begin = 0
@@ -124,14 +124,14 @@ class GradientReduction:
                 begin += piece.gradient.numel()
 
     def _buffer(self) -> Tensor:
-        """Return an empty bucket: the one before it is in flight."""
+        """Return a new bucket buffer, since the previous one is in flight."""
         zero = self._zero
         dtype, device = zero._gradient_reduction_buffer_dtype(), zero.bit16_groups_flat[0].device
         return torch.empty(int(zero.reduce_bucket_size), dtype=dtype, device=device)
 
 
 def _joined(gradients: Tensor, pieces: list[_Piece]) -> Tensor:
-    """Return the pieces as one vector: the part of `gradients` where they stand, unless others stand between them."""
+    """Return the pieces as one vector: a slice of `gradients` if they are adjacent, else a copy."""
     begin, last = pieces[0].gradient.storage_offset(), pieces[-1].gradient
     length = sum(piece.gradient.numel() for piece in pieces)
     if last.storage_offset() + last.numel() - begin == length:

@@ -1,4 +1,4 @@
-"""Process groups for the axes of a mesh, as `collectives.Axis` handles; passed on, never global.
+"""Process groups for the axes of a mesh, as `collectives.Axis` handles that are passed as arguments, never global.
 
     groups = Groups(Mesh(data=2, tensor=Tensor(y=2, mode="1d")))
     groups.axis("y")                        # this rank's tensor group
@@ -6,8 +6,8 @@
     groups.axis("model")                    # pipe and tensor: all ranks of one replica of the model
     Groups.without_processes(mesh, rank=5)  # who belongs to rank 5's groups, in a process that is in none of them
 
-Every process makes only the groups that it belongs to, and all processes in the same order, so making them costs a few
-messages a rank in a job of any size. A process by itself (world 1) needs no `init_process_group`.
+Every process makes only the groups that it belongs to, and all processes make them in the same order. This costs a few
+messages per rank in a job of any size. A single process (world size 1) needs no `init_process_group`.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _MODEL = ("pipe", "tensor")
 class Groups:
     """This rank's process groups on `mesh`.
 
-    All ranks must construct it together, with equal arguments but for `rank` (default: torch.distributed's).
-    `timeout` bounds each collective; by default it is torch.distributed's. `num_chunks` is of the pipeline's schedule:
-    the stages that each rank holds, which reports name.
+    All ranks must construct it together, with equal arguments except for `rank` (default: torch.distributed's).
+    `timeout` limits each collective; the default is torch.distributed's. `num_chunks` is the number of stages per rank
+    in the pipeline schedule, used in the names of reports.
     """
 
     mesh: Mesh
@@ -55,7 +55,7 @@ class Groups:
         self.rank = (dist.get_rank() if running else 0) if rank is None else rank
         self.coord = mesh.coord(self.rank)
         share_device()
-        # A group for axes of one rank as well: where a function takes a group, None means the whole world.
+        # Axes of one rank have a group, too: for torch's functions, group=None means the whole world.
         alone = _new_group([self.rank], timeout) if running else None
         self._axes = {frozenset[str](): Axis(1, 0, (self.rank,), alone)}
         for names in _needed_axes(mesh):
@@ -65,9 +65,9 @@ class Groups:
 
     @classmethod
     def without_processes(cls, mesh: Mesh, rank: int = 0) -> Groups:
-        """Return any rank's groups as they would be: who belongs to them, and no process group to communicate in.
+        """Return any rank's groups with their members, but without process groups to communicate in.
 
-        Layers and models can be built on them, on any device, such as torch's "meta"; a forward needs the real ones.
+        Layers and models can be built with them on any device, such as torch's "meta". A forward needs real groups.
         """
         groups = cls.__new__(cls)
         groups.mesh, groups.rank, groups.coord, groups._num_chunks = mesh, rank, mesh.coord(rank), 1
@@ -80,7 +80,7 @@ class Groups:
         return groups
 
     def with_chunks(self, num_chunks: int) -> Groups:
-        """Return the same groups, in whose names each rank holds so many stages."""
+        """Return the same groups; reports then name `num_chunks` stages per rank."""
         groups = copy(self)
         groups._num_chunks = num_chunks
         return groups
@@ -96,43 +96,45 @@ class Groups:
 
     @property
     def zero_axis(self) -> Axis:
-        """The ranks that hold equal weights, over which ZeRO shards what it steps."""
+        """The ranks that hold equal weights, over which ZeRO shards."""
         return self.axis(*self.mesh.zero_axes)
 
     @property
     def weight_axis(self) -> Axis:
-        """The ranks that step one copy of all weights together."""
+        """The ranks that together hold one copy of all weights."""
         return self.axis(*self.mesh.weight_axes)
 
     @property
     def stage_name(self) -> str:
-        """This rank's coordinates, for reports: 'stage 1 (pipe 1, data 0, tensor 0)'; of several, 'stages 1 and 5'."""
+        """This rank's coordinates, for reports: 'stage 1 (pipe 1, data 0, tensor 0)', or 'stages 1 and 5 (...)'."""
         pipe = self.coord["pipe"]
         held = Chunks(self.mesh.pipe, self._num_chunks).held_by(pipe)
         return place_name(held, pipe, self.coord["data"], self.axis("tensor").index)
 
     def axis(self, *names: str) -> Axis:
-        """Return the group over axes: any of d q y z, "x", "tensor", "data", "pipe", "model", or ("data", "d").
+        """Return the group over the named axes: any of d q y z, "x", "tensor", "data", "pipe", "model", or ("data",
+        "d").
 
-        In context parallelism d is two axes as well: "ulysses", of neighbours, and "ring", over what those store.
+        In context parallelism, d also consists of two axes: "ulysses", groups of neighbours, and "ring", across these
+        groups.
         """
         known = self._by_names.get(names)
         return self._axes[self._key(names)] if known is None else known
 
     def second(self, axis: str, description: str) -> Axis:
-        """Make another group of the ranks of an axis, which NCCL gives its own communicators. All ranks together."""
+        """Make a second group of an axis's ranks, with its own NCCL communicators. All ranks together."""
         first = self.axis(axis)
         if first.group is None or first.size == 1:
             return first
         return replace(first, group=_new_group(first.peers, description=description))
 
     def subgroup(self, name: str, indices: Sequence[int]) -> dist.ProcessGroup | None:
-        """Make a group of some of this rank's peers over an axis, by their index; None on those that are not in it.
+        """Make a group of some ranks of this rank's axis, given their indices; return None on ranks outside it.
 
         All ranks must call it together.
 
         Raises:
-            ValueError: an axis has no such index, or one is named twice.
+            ValueError: the axis has no such index, or an index is repeated.
         """
         axis = self.axis(name)
         if len({*indices}) != len(indices) or not {*indices} <= {*range(axis.size)} or not indices:
@@ -144,7 +146,9 @@ class Groups:
         return _new_group([axis.peers[index] for index in sorted(indices)])
 
     def _axes_by_names(self) -> dict[tuple[str, ...], Axis]:
-        """Look up what layers ask for in each forward, in any order: torch.compile guards a table that never grows."""
+        """Return a table of all axes that layers request, in any order of names; it never grows, for torch.compile's
+        guards.
+        """
         orders = (names for length in range(1, len(TENSOR_AXES) + 1) for names in permutations(TENSOR_AXES, length))
         named = ((), ("tensor",), ("x",), ("data",), ("pipe",), ("model",), ("pipe", "data", "tensor"))
         return {names: self._axes[self._key(names)] for names in (*orders, *named)} | self._context
@@ -152,7 +156,7 @@ class Groups:
     def _context_axes(
         self, new_group: Callable[[Sequence[int], str], dist.ProcessGroup | None]
     ) -> dict[tuple[str, ...], Axis]:
-        """Return what exchanges heads and what is a ring: all of d and nothing, or of `hybrid` two groups across d."""
+        """Return the "ulysses" axis, which exchanges heads, and the "ring" axis; only `hybrid` splits d over both."""
         whole, alone = self._axes[self._key(("d",))], self._axes[frozenset()]
         ulysses, ring = self.tensor.ulysses, self.tensor.ring
         if 1 in (ulysses, ring):
@@ -167,7 +171,7 @@ class Groups:
         return found
 
     def _key(self, names: tuple[str, ...]) -> frozenset[str]:
-        """Return the named axes that have more than one rank: an axis of one adds nobody to the group."""
+        """Return the named axes of more than one rank: an axis of one rank adds no member to the group."""
         axes = expand(tuple(axis for name in names for axis in (_MODEL if name == "model" else (name,))))
         return frozenset(axis for axis in axes if self.mesh.sizes[axis] > 1)
 
@@ -176,7 +180,7 @@ class Groups:
         if key in self._axes:
             return self._axes[key]
         peers = self.mesh.peers(self.rank, *key)
-        # Of all ranks there is one already: another one would open all connections once more.
+        # The group of all ranks exists already. Another one would open all connections again.
         is_world = len(peers) == self.mesh.world_size
         group = dist.group.WORLD if is_world else _new_group(peers, timeout, "_".join(names))
         return Axis(len(peers), peers.index(self.rank), peers, group)
@@ -185,13 +189,14 @@ class Groups:
 def _new_group(
     peers: Sequence[int], timeout: timedelta | None = None, description: str | None = None
 ) -> dist.ProcessGroup:
-    """Make a group, which its ranks must do together, and no others; torch's flight recorder and NCCL's logs say which.
+    """Make a group; only its ranks must call it, together. torch's flight recorder and NCCL's logs show `description`.
 
-    Ranks find each other by the group's name. torch makes it of the ranks and of the number of groups that the process
-    is in, in which they may differ, such as by groups of tied weights: they would wait for each other for ever.
+    Ranks find each other by the group's name. torch derives it from the ranks and the number of groups that the process
+    is in. That number may differ between ranks, such as by groups of tied weights, and they would wait for each other
+    forever.
     """
     with patch.object(distributed_c10d, "_hash_ranks_to_str", _group_name, create=True):
-        # Without local synchronization all ranks of the job would have to make every group.
+        # Without use_local_synchronization, all ranks of the job would have to make every group.
         group: dist.ProcessGroup = dist.new_group(
             list(peers), timeout, use_local_synchronization=True, group_desc=description
         )
@@ -199,13 +204,13 @@ def _new_group(
 
 
 def _group_name(ranks: Sequence[int]) -> str:
-    """Name a group by its ranks, and by how many groups of just these ranks there are."""
+    """Return a group's name, from its ranks and the number of existing groups of exactly these ranks."""
     before = sum(sorted(by_rank) == sorted(ranks) for by_rank in distributed_c10d._world.pg_group_ranks.values())
     return hashlib.sha1(f"dslpar {before} {list(ranks)}".encode(), usedforsecurity=False).hexdigest()
 
 
 def _needed_axes(mesh: Mesh) -> Iterator[tuple[str, ...]]:
-    """Yield the axes of all groups that a layer or an engine uses.
+    """Yield the axis names of all groups that layers or the engine use.
 
     No mode has more than three tensor axes, so there are at most 7 subsets of them.
     """
@@ -215,12 +220,12 @@ def _needed_axes(mesh: Mesh) -> Iterator[tuple[str, ...]]:
 
 
 class Mpu:
-    """DeepSpeed's `mpu` for an engine without a pipeline: which ranks hold one copy of the weights, and which others.
+    """DeepSpeed's `mpu` for an engine without a pipeline: its model, data and sequence parallel groups.
 
-    As in DeepSpeed's own grid, "model parallel" means all ranks of one copy (pipe x tensor): norms and overflow flags
-    are reduced over them, so they must be all the ranks that step together. What it calls sequence parallel are ranks
-    with equal weights and other tokens of the same samples, such as those of a context: it sums their gradients, and
-    shards over them and data.
+    As in DeepSpeed's own grid, "model parallel" means all ranks of one copy of the weights (pipe x tensor). Norms and
+    overflow flags are reduced over them, so they must be all ranks that step together. "Sequence parallel" means ranks
+    with equal weights and different tokens of the same samples, such as in context parallelism. DeepSpeed sums their
+    gradients, and shards over them and data.
     """
 
     def __init__(self, groups: Groups) -> None:
@@ -236,7 +241,7 @@ class Mpu:
     def get_model_parallel_world_size(self) -> int:
         return self._model.size
 
-    # Without a pipeline the same ranks.
+    # Without a pipeline these are the same ranks.
     get_tensor_model_parallel_group = get_model_parallel_group
     get_tensor_model_parallel_rank = get_model_parallel_rank
     get_tensor_model_parallel_world_size = get_model_parallel_world_size

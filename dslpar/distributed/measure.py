@@ -9,16 +9,15 @@ from pathlib import Path
 import torch
 from deepspeed.accelerator import get_accelerator
 
-from dslpar.core.errors import DslparError
 from dslpar.core.mesh import Mesh
 from dslpar.core.visible import visible
 from dslpar.distributed import bootstrap, timing
 from dslpar.distributed.groups import Groups
+from dslpar.distributed.rank_session import RankSession
 from dslpar.forecast import constants
 from dslpar.forecast.device import Device, UnknownDeviceError, device_named, device_of_driver
 from dslpar.forecast.links import Nodes
 from dslpar.forecast.timings import Timings, constants_of
-from dslpar.reporting import logging
 
 
 class NoDeviceError(ValueError):
@@ -35,27 +34,19 @@ def run(name: str | None, per_node: int | None, path: Path) -> int:
         NoDeviceError: this host has no accelerator, and none was named; its name is not in the table; or the file
             cannot be written.
     """
-    try:
-        dist_env = bootstrap.read_distributed_env(os.environ)
-    except DslparError as error:
-        logging.print_findings(error.findings)
-        return 1
     found = _device(name)
     if not os.access(path.absolute().parent, os.W_OK):
         raise NoDeviceError(f"cannot write {path}: its folder is not there, or may not be written to")
-    monitor = bootstrap.monitor_rank(dist_env, os.environ) if dist_env.world_size > 1 else None
-    if monitor is not None:
-        monitor.page.enter("starting")
-        bootstrap.setup_distributed(dist_env, os.environ, monitor)
-    nodes = Nodes(per_node or max(dist_env.local_size, 1), found.nic_gb_per_s)
-    timings = _measured(dist_env.world_size, _torch_device())
-    if dist_env.rank == 0:
-        made = constants_of(timings, found.computing_in("bf16"), nodes)
-        path.write_text(constants.dump(made), encoding="utf-8")
-        sys.stdout.write(_report(timings, found, made, path))
-    if monitor is not None:
-        bootstrap.teardown_distributed()
-    return 0
+    with RankSession(os.environ) as rank:
+        dist_env = rank.prepare(lambda dist_env: dist_env)
+        rank.meet(None)
+        nodes = Nodes(per_node or max(dist_env.local_size, 1), found.nic_gb_per_s)
+        timings = _measured(dist_env.world_size, bootstrap.current_device())
+        if dist_env.rank == 0:
+            made = constants_of(timings, found.computing_in("bf16"), nodes)
+            path.write_text(constants.dump(made), encoding="utf-8")
+            sys.stdout.write(_report(timings, found, made, path))
+    return rank.status
 
 
 def _device(name: str | None) -> Device:
@@ -72,11 +63,6 @@ def _device(name: str | None) -> Device:
             f"{driver!r} is not in the table of devices: name the one that is most like it, --device NAME"
         )
     return found
-
-
-def _torch_device() -> torch.device:
-    accelerator = get_accelerator()
-    return torch.device("cpu" if accelerator.device_name() == "cpu" else accelerator.current_device_name())
 
 
 def _measured(world_size: int, device: torch.device) -> Timings:

@@ -1,10 +1,10 @@
-"""Bind a rank to the CPUs beside its accelerator, where nobody else has bound it.
+"""Bind a rank to the CPUs of its accelerator's NUMA node, unless it is bound already.
 
     bind_to_node(torch.cuda.get_device_properties(device))
 
-On a host of several NUMA nodes a rank whose threads run on another node than its GPU's reaches host memory, and the
-GPU, through the link between sockets. torchrun does this on request (`--numa-binding=node`); mpirun and deepspeed are
-started without any binding here, since theirs go by numbers of ranks, not by where the accelerators are.
+On a host with several NUMA nodes, threads on another node than the GPU's reach host memory and the GPU through the link
+between sockets. torchrun binds ranks on request (`--numa-binding=node`). dslpar starts mpirun and deepspeed without
+binding, since theirs goes by rank numbers and not by the accelerators' location.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SYSFS = Path("/sys")
 
 
 class PciDevice(Protocol):
-    """What torch says of a device's place."""
+    """PCI address of a device, as torch reports it."""
 
     pci_domain_id: int
     pci_bus_id: int
@@ -25,10 +25,10 @@ class PciDevice(Protocol):
 
 
 def bind_to_node(device: PciDevice, sysfs: Path = SYSFS) -> frozenset[int]:
-    """Bind this process to the CPUs of the device's NUMA node; return them, empty where it is left as it is.
+    """Bind this process to the CPUs of the device's NUMA node; return them, or empty if nothing was changed.
 
-    Threads that it starts from here on inherit that. A process that may not run on all CPUs of the host was bound by a
-    launcher, a scheduler or its user, and stays so.
+    Threads started later inherit the binding. If a process may not run on all CPUs of the host, a launcher, scheduler
+    or user has bound it, and it stays so.
     """
     if not hasattr(os, "sched_setaffinity"):
         return frozenset()
@@ -40,14 +40,14 @@ def bind_to_node(device: PciDevice, sysfs: Path = SYSFS) -> frozenset[int]:
 
 
 def num_threads(num_local_ranks: int) -> int:
-    """Return how many threads torch gets: this host's CPUs, shared by its ranks, and no more than this one may use."""
+    """Return torch's number of threads: the host's CPUs per rank, at most the CPUs that this rank may use."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(usable, (os.cpu_count() or 1) // num_local_ranks))
 
 
 def cpus_beside(device: PciDevice, sysfs: Path = SYSFS) -> frozenset[int]:
-    """Return the CPUs of the device's NUMA node; empty: the system does not say, or has one node alone."""
-    if not hasattr(device, "pci_bus_id"):  # older versions of torch do not say
+    """Return the CPUs of the device's NUMA node; empty: the system does not report it, or has only one node."""
+    if not hasattr(device, "pci_bus_id"):  # older versions of torch do not have it
         return frozenset()
     address = f"{device.pci_domain_id:04x}:{device.pci_bus_id:02x}:{device.pci_device_id:02x}.0"
     node = _read(sysfs / "bus/pci/devices" / address / "numa_node") or "-1"
@@ -60,7 +60,7 @@ def _online(sysfs: Path) -> frozenset[int]:
 
 
 def _numbers(text: str) -> frozenset[int]:
-    """Return the numbers of a list as the kernel writes it.
+    """Parse a CPU list in the kernel's format.
 
     >>> sorted(_numbers("0-2,8"))
     [0, 1, 2, 8]
@@ -70,7 +70,7 @@ def _numbers(text: str) -> frozenset[int]:
 
 
 def _read(path: Path) -> str:
-    """Return a file's text; empty where there is none, as in many containers."""
+    """Return a file's text; empty if it cannot be read, as in many containers."""
     try:
         return path.read_text(encoding="ascii").strip()
     except OSError:

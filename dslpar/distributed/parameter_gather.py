@@ -1,18 +1,18 @@
-"""ZeRO 1 and 2's gather of the weights that a step has changed, bucket by bucket, while the next forward runs.
+"""Gather of updated weights in ZeRO 1 and 2, bucket by bucket, overlapped with the next forward.
 
     gather = ParameterGather(zero, groups.zero_axis, layers, bucket_size)
     gather.start()                # the last act of a step: nobody waits
     gather.wait_for(layer)        # each time before a layer runs
     gather.finish()               # before anything else reads weights, or writes them
 
-DeepSpeed flattens each parameter group and cuts it in equal, contiguous parts, one for each rank of ZeRO's axis, which
-steps it. A bucket is a run of whole parameters; what stands in it belongs to one or a few ranks, and each of these
-broadcasts its piece, in the order in which the forward needs the buckets. An all-gather brings a slice of every rank's
-part, which is from all over the model: with N ranks the layer at 1/N of its depth would wait for the last one. As many
-bytes are sent: a ring passes each piece on N - 1 times either way. A group that fits a bucket, as biases and gains do,
-is gathered by one call, in place.
+DeepSpeed flattens each parameter group and cuts it into equal, contiguous parts, one for each rank of ZeRO's axis,
+which steps it. A bucket is a run of whole parameters. Its content belongs to one or a few ranks. Each of them
+broadcasts its piece, in the order in which the forward needs the buckets. An all-gather would bring a slice of every
+rank's part, from all over the model: with N ranks, the layer at 1/N of the depth would wait for the last all-gather.
+The number of bytes is the same, since a ring passes each piece on N - 1 times either way. A group that fits one bucket,
+such as biases and gains, is gathered by one call, in place.
 
-What reads weights, and where it waits:
+Readers of weights, and where they wait:
 
 ===========================================================  =======================================================
 a layer: in training, evaluation, recomputation, compiled,   `LayerSpec.step`, for the buckets of all parameters that
@@ -26,12 +26,13 @@ norms, clipping, loss scaling, sums of tied gradients        nowhere: they read 
 a parameter, or a part of a layer, that a program has kept   nowhere: call `Engine.wait_for_weights` before
 ===========================================================  =======================================================
 
-The idea and the name are Megatron-LM's `overlap_param_gather`: gathers that begin after the step, in the order of the
-forward, and a wait before each module that owns some of the weights, by a hook; before it evaluates or saves, it waits
-for all and takes the hooks away. Here layers wait, and for all they hold: a Block reads the vectors of the layers
-within it, a tied head its table, and torch.compile would trace hooks. So a model of one layer, as MoCo is, waits for
-all. torch's FSDP2 gathers a layer while the one before it runs, anew in each forward; ZeRO 1 and 2 keep all weights.
-DeepSpeed's part is the layout in memory: buckets, parts and padding are read from its optimizer, and nothing is moved.
+The idea and the name come from Megatron-LM's `overlap_param_gather`: gathers begin after the step, in forward order,
+and a hook on each module that owns weights waits for them. Before it evaluates or saves, Megatron-LM waits for all
+gathers and removes the hooks. Here layers wait, and each for all weights that it holds: a Block reads the vectors of
+the layers within it, a tied head reads the embedding's table, and torch.compile would trace hooks. So a model of one
+layer, such as MoCo, waits for all. torch's FSDP2 gathers a layer while the previous one runs, again in each forward,
+whereas ZeRO 1 and 2 keep all weights. DeepSpeed determines the memory layout: buckets, parts and padding are read from
+its optimizer, and nothing is moved.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from dslpar.distributed.collectives import Axis, Pending
 
 
 class _Bucket(NamedTuple):
-    """A run of whole parameters in the flat tensor of a parameter group, and the padding behind them."""
+    """A run of whole parameters in a parameter group's flat tensor, with the padding behind them."""
 
     group: int
     begin: int
@@ -57,8 +58,8 @@ class _Bucket(NamedTuple):
 class ParameterGather:
     """Gathers the weights of a DeepSpeedZeroOptimizer over the ranks of `axis`, which must call `start` together.
 
-    layers: modules in the order in which the forward runs them; the ranks' must be alike.
-    bucket_size: elements; a bucket is closed by the parameter that makes it as large.
+    layers: modules in forward order; the order must be the same on all ranks.
+    bucket_size: number of elements; the parameter that reaches it closes a bucket.
     """
 
     def __init__(self, zero: Any, axis: Axis, layers: Sequence[nn.Module], bucket_size: int) -> None:
@@ -68,7 +69,7 @@ class ParameterGather:
             for p in layer.parameters():
                 first_user.setdefault(p, number)
         buckets = [bucket for group in range(len(zero.bit16_groups)) for bucket in _cut(zero, group, bucket_size)]
-        # The order is the same on all ranks, and what no layer has comes last.
+        # The order is the same on all ranks. Parameters of no layer come last.
         buckets.sort(key=lambda bucket: min(first_user.get(p, len(layers)) for p in bucket.params))
         self._buckets = buckets
         bucket_of = {p: number for number, bucket in enumerate(buckets) for p in bucket.params}
@@ -77,19 +78,19 @@ class ParameterGather:
             for layer in layers
         }
         self._pending: dict[int, list[Pending]] = {}
-        """Of each bucket in flight, by its number, one collective for each rank that has a piece of it."""
+        """For each bucket in flight, by number, one collective per rank that owns a piece."""
 
     def __deepcopy__(self, memo: object) -> ParameterGather:
-        """Return itself: a copy of a module has parameters of its own, which nothing gathers."""
+        """Return itself: a copy of a module has its own parameters, which are not gathered."""
         return self
 
     def start(self, **_: object) -> None:
-        """Begin to gather all buckets; called in the place of DeepSpeed's `all_gather_dp_groups`, of its arguments."""
+        """Begin gathering all buckets; replaces DeepSpeed's `all_gather_dp_groups` and takes its arguments."""
         assert not self._pending, "a step begins with finish()"
         self._pending = {number: self._start(bucket) for number, bucket in enumerate(self._buckets)}
 
     def wait_for(self, layer: nn.Module) -> None:
-        """Wait for the weights of a layer; for all, if it is none of the module's."""
+        """Wait for a layer's weights, or for all weights if the layer is not one of the module's."""
         if self._pending:
             for number in self._needed.get(layer, list(self._pending)):
                 self._wait(number)
@@ -112,7 +113,7 @@ class ParameterGather:
 
 
 def finish_gathers(module: nn.Module) -> None:
-    """Wait for all weights of an engine's module, if some are on their way."""
+    """Wait for all weights of an engine's module that are in flight."""
     gather = getattr(module, "parameter_gather", None)
     if gather is not None:
         gather.finish()
@@ -120,17 +121,17 @@ def finish_gathers(module: nn.Module) -> None:
 
 def _cut(zero: Any, group: int, bucket_size: int) -> Iterator[_Bucket]:
     """Yield the buckets of a parameter group."""
-    # In the order in which they stand in memory, which `round_robin_gradients` changes.
+    # In memory order, which `round_robin_gradients` changes.
     params, offsets = zero.round_robin_bit16_groups[group], zero.round_robin_bit16_offsets[group]
     end = zero.bit16_groups_flat[group].numel()
     first = 0
-    for number, after in enumerate([*offsets[1:], end], 1):  # what is aligned has padding before the next one
+    for number, after in enumerate([*offsets[1:], end], 1):  # aligned parameters have padding behind them
         if after - offsets[first] >= bucket_size or number == len(params):
             yield _Bucket(group, offsets[first], after, params[first:number])
             first = number
 
 
 def _owners(bucket: _Bucket, part: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (rank, begin, end) of each piece of a bucket, where each rank has `part` elements of the group."""
+    """Yield (rank, begin, end) for each piece of a bucket; each rank owns `part` elements of the group."""
     for rank in range(bucket.begin // part, (bucket.end - 1) // part + 1):
         yield rank, max(bucket.begin, rank * part), min(bucket.end, (rank + 1) * part)

@@ -1,17 +1,17 @@
-"""Send tensors of any shapes to one rank, which knows nothing of them: a header goes before them.
+"""Send tensors of any shapes to one rank, after a header with their dtypes and shapes.
 
     send(values, axis, target=1)                  # there: receive(axis, source=0, device)
     messages = StageMessages((up, down), Chunks(pipe=4), device)    # a pipeline's, which nobody waits for
 
-A pipeline's messages are sent while the sender goes on, and received while the receiver still computes what comes
-before, as far ahead as can never hang (`dslpar.layout.simulation.receives`). All of one boundary have one shape: a
-header goes before the first one alone, as DeepSpeed's pipeline has it. A link's messages are received in the order in
-which they are sent, which the schedule tells: by their shapes, one taken for another would go unseen.
+In a pipeline, the sender continues while its message is sent. The receiver posts receives while it still computes
+earlier actions, as far ahead as is safe from deadlock (`dslpar.layout.simulation.receives`). All messages over one
+boundary have one shape, so only the first one has a header, as in DeepSpeed's pipeline. A link's messages are received
+in the order in which they are sent, which the schedule determines. Since their shapes are equal, a mix-up would go
+unnoticed.
 
-The ways up and down have a process group each. NCCL gives a pair of ranks in a group one communicator, and what is
-launched on it runs in order: two ranks that send to each other at once, each before it receives, would wait for ever.
-(DeepSpeed blocks in each send; Megatron-LM batches a send and a receive, for which both ranks must be at the same place
-of their schedules.)
+Messages up and down the pipeline have separate process groups. NCCL gives a pair of ranks one communicator per group,
+and work on it runs in order. Two ranks that both send before they receive would hang. (DeepSpeed blocks in each send.
+Megatron-LM batches a send with a receive, for which both ranks must be at the same place in their schedules.)
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _DTYPES = (
     *(torch.int64, torch.int32, torch.uint8, torch.bool),
 )
 _HEADER = 64
-"""Numbers of a header, which says what `send` sends: how many tensors, and of each its dtype and shape."""
+"""Length of a header: the number of tensors that `send` sends, then each tensor's dtype and shape."""
 
 
 def send(values: Sequence[Tensor], axis: Axis, target: int) -> None:
@@ -44,7 +44,7 @@ def send(values: Sequence[Tensor], axis: Axis, target: int) -> None:
 
 
 def receive(axis: Axis, source: int, device: torch.device) -> list[Tensor]:
-    """Receive what the axis's `source`-th rank sends."""
+    """Receive the tensors that the axis's `source`-th rank sends."""
     received = _empty(_receive_header(axis, source, device), device)
     for value in received:
         dist.recv(value, axis.peers[source], group=axis.group)
@@ -56,7 +56,7 @@ def receive(axis: Axis, source: int, device: torch.device) -> list[Tensor]:
 Form = tuple[torch.dtype, Sequence[int]]
 """Dtype and shape of a tensor."""
 Forms = Sequence[Form]
-"""Of each tensor of a message."""
+"""Forms of a message's tensors."""
 
 
 def forms_of(values: Sequence[Tensor]) -> Forms:
@@ -80,7 +80,7 @@ def _receive_header(axis: Axis, source: int, device: torch.device) -> Forms:
 
 
 def receive_padded(axis: Axis, source: int, device: torch.device) -> Tensor:
-    """Receive a header, unread."""
+    """Receive a header without parsing it."""
     padded = torch.zeros(_HEADER, dtype=torch.int64, device=device)
     dist.recv(padded, axis.peers[source], group=axis.group)
     return padded
@@ -100,7 +100,7 @@ def _read_header(padded: Tensor) -> Forms:
 
 
 class _Posted(NamedTuple):
-    """A receive that was begun."""
+    """A posted receive."""
 
     taken_by: Action
     values: list[Tensor]
@@ -109,7 +109,7 @@ class _Posted(NamedTuple):
 
 @dataclass
 class _Incoming:
-    """What one rank sends to this one, in its order."""
+    """Messages from one rank to this rank, in order."""
 
     axis: Axis
     source: int
@@ -118,13 +118,13 @@ class _Incoming:
 
 
 Boundary = tuple[str, int]
-"""Kind and stage of the action that takes a message in."""
+"""Kind and stage of the action that receives a message."""
 
 
 class StageMessages:
-    """A rank's messages to and from its neighbours in the pipeline, while it runs its order of a schedule.
+    """A rank's messages to and from its pipeline neighbours, while it runs its part of a schedule.
 
-    axes: two groups of the pipeline's ranks: of messages to a higher rank, and to a lower one.
+    axes: two groups of the pipeline's ranks, one for messages to a higher rank and one for messages to a lower rank.
     """
 
     def __init__(self, axes: tuple[Axis, Axis], chunks: Chunks, device: torch.device) -> None:
@@ -134,20 +134,20 @@ class StageMessages:
         self._received_forms: dict[Boundary, Forms] = {}
         self._incoming: dict[int, _Incoming] = {}
         self._ahead: deque[Sequence[Action]] = deque()
-        """Of each action that is still to run, what is begun to be received before it."""
+        """For each action still to run, the receives to post before it."""
         self._buffers: dict[Action, list[Tensor]] = {}
-        """For what is begun to be received before the next action."""
+        """Memory for the receives to post before the next action."""
         self._arrived: dict[Action, list[Tensor]] = {}
         self._in_flight: deque[tuple[dist.Work, Tensor]] = deque()
-        """What is being sent, with what must live until then."""
+        """Messages being sent, with the tensors that must stay alive until then."""
 
     def connect(self, orders: Orders) -> None:
-        """Open this rank's links by an empty header. Its neighbours call it together.
+        """Open this rank's links with an empty header. Neighbours must call it together.
 
-        NCCL makes the communicator of a pair at its first message, and both wait until it is there: here one pair after
-        the other in an order that all ranks share, and with nothing else on the device.
+        NCCL makes a pair's communicator at its first message, and both ranks wait for it. Here this happens pair by
+        pair, in an order that all ranks share, with nothing else on the device.
         """
-        header = torch.zeros(_HEADER, dtype=torch.int64, device=self._device)  # and the kernel that makes one is loaded
+        header = torch.zeros(_HEADER, dtype=torch.int64, device=self._device)  # loads the kernel that makes one
         links = [link for link in messages(orders, self._chunks) if self._rank in link]
         for source, target in sorted(links, key=lambda link: (direction(link), link[0] % 2, link)):
             axis = self._axes[direction((source, target))]
@@ -158,9 +158,9 @@ class StageMessages:
         header.tolist()
 
     def begin(self, orders: Orders, ahead: Sequence[Sequence[Action]]) -> None:
-        """Expect the messages of these orders, of all ranks; those of ranks that are no neighbours may be empty.
+        """Expect the messages of these orders of all ranks; orders of ranks that are not neighbours may be empty.
 
-        ahead: what is begun to be received before each action of this rank (`layout.simulation.receives`).
+        ahead: the receives to post before each action of this rank (`layout.simulation.receives`).
         """
         self._incoming, self._ahead = {}, deque(ahead)
         for link, expected in messages(orders, self._chunks).items():
@@ -169,10 +169,10 @@ class StageMessages:
                 self._incoming[source] = _Incoming(self._axes[direction(link)], source, deque(expected))
 
     def advance(self) -> None:
-        """Begin to receive what comes before this rank's next action. To be called before each, in its order.
+        """Post the receives that come before this rank's next action. Call it before each action, in order.
 
-        What the action after it will receive has its memory from here on: an allocation may wait for the device, and
-        between a message that was sent and the next one's receive nothing may.
+        It also allocates memory for the receives after that action. An allocation may wait for the device, and nothing
+        may wait between a send and the next receive.
         """
         for taken_by in self._ahead.popleft():
             before = producer(taken_by, self._chunks)
@@ -187,10 +187,10 @@ class StageMessages:
                 self._buffers[taken_by] = _empty(self._received_forms[taken_by[:2]], self._device)
 
     def send(self, values: Sequence[Tensor], taken_by: Action) -> None:
-        """Begin to send what an action of a neighbour takes in.
+        """Begin sending the input of a neighbour's action.
 
         Raises:
-            ValueError: its shapes or dtypes are not those of the first message over this boundary.
+            ValueError: shapes or dtypes differ from those of the first message over this boundary.
         """
         target, boundary = self._chunks.rank_of(taken_by.stage), taken_by[:2]
         axis, forms = self._axes[direction((self._rank, target))], forms_of(values)
@@ -199,15 +199,15 @@ class StageMessages:
             values = [_header(values, self._device), *values]
         elif forms != self._sent_forms[boundary]:
             raise ValueError(_changed(taken_by, self._sent_forms[boundary], forms))
-        while self._in_flight and self._in_flight[0][0].is_completed():  # gloo does not say: there, until `finish`
+        while self._in_flight and self._in_flight[0][0].is_completed():  # gloo does not report it: kept until `finish`
             self._in_flight.popleft()
-        for sent in [value.detach().contiguous() for value in values]:  # copied, where need be, before anything is sent
+        for sent in [value.detach().contiguous() for value in values]:  # any copies are made before the first send
             work = dist.isend(sent, axis.peers[target], group=axis.group)
             assert work is not None, "this rank is in the group"
             self._in_flight.append((work, sent))
 
     def receive(self, action: Action) -> list[Tensor]:
-        """Return what an action takes in, as soon as it is here; `advance` has begun to receive it."""
+        """Wait for and return an action's input, whose receive `advance` has posted."""
         before = producer(action, self._chunks)
         assert before is not None, "an action at an end of the pipeline"
         incoming = self._incoming[self._chunks.rank_of(before.stage)]
@@ -219,14 +219,14 @@ class StageMessages:
         return self._arrived.pop(action)
 
     def finish(self) -> None:
-        """Wait until all is sent."""
+        """Wait until all messages are sent."""
         while self._in_flight:
             self._in_flight.popleft()[0].wait()
         assert not self._arrived
         assert not any(each.posted or each.expected for each in self._incoming.values()), "a message was not taken in"
 
     def _post(self, incoming: _Incoming) -> _Posted:
-        """Begin to receive the next message; the first over a boundary waits for its header."""
+        """Post the receive of the next message; for the first one over a boundary, wait for its header."""
         taken_by, axis = incoming.expected.popleft(), incoming.axis
         if taken_by[:2] not in self._received_forms:
             self._received_forms[taken_by[:2]] = self._receive_forms(taken_by, axis, incoming.source)
@@ -236,7 +236,7 @@ class StageMessages:
         return _Posted(taken_by, values, [work for work in works if work is not None])
 
     def _receive_forms(self, taken_by: Action, axis: Axis, source: int) -> Forms:
-        """Receive the header of the first message over a boundary; a dry run knows what it says."""
+        """Receive the header of the first message over a boundary; a dry run overrides this."""
         return _receive_header(axis, source, self._device)
 
 

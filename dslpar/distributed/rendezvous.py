@@ -1,4 +1,4 @@
-"""How ranks meet: torch's store, and the guards that connect through it before any process group waits.
+"""Rendezvous of ranks: join torch's store, and connect the guards through it before any process group waits.
 
 store = meet(dist_env, environ, monitor)               # waits for no rank but rank 0
 announce_failure(dist_env, environ, monitor)           # of a rank that cannot run: the others need not wait for it
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 _GUARD_KEY = "dslpar/guard"
-"""Key in torch.distributed's store: where rank 0's guard listens."""
+"""Key in torch.distributed's store for the address of rank 0's guard."""
 _MET_KEY = "dslpar/met"
-"""The number of ranks that have come so far."""
+"""Key for the number of ranks that have joined so far."""
 _ANNOUNCE_S = 10.0
-"""How long a rank that cannot run tries to tell the others."""
+"""Seconds that a rank that cannot run tries to inform the others."""
 _GUARDS_MEET_S = 4.0
-"""In which a guard has connected to rank 0's, and ended its own rank where rank 0 has failed."""
+"""Seconds within which a guard connects to rank 0's guard, and ends its own rank if rank 0 has failed."""
 
 
 def meet(
@@ -37,9 +37,9 @@ def meet(
 ) -> Store:
     """Join torch's store and connect the guards, without waiting for any rank but rank 0.
 
-    torch's own rendezvous waits until all ranks are there, for half an hour: one that fails on its way would keep the
-    others there, wherever no launcher ends them (on other hosts; under `srun` without --kill-on-bad-exit). So guards
-    meet first, one by one, and torch's process group waits under their eyes.
+    torch's own rendezvous waits up to half an hour until all ranks are there. A rank that fails before it would keep
+    the others waiting wherever no launcher ends them (on other hosts; under `srun` without --kill-on-bad-exit). So
+    guards connect first, one by one, and watch while torch's process group waits.
     """
     import torch.distributed as dist
 
@@ -57,17 +57,17 @@ def meet(
 
 
 def announce_failure(dist_env: DistributedEnv, environ: Mapping[str, str], monitor: RankMonitor) -> bool:
-    """Bring the guard of a rank that cannot run to the others' guards, unless a launcher ends all that wait for it.
+    """Connect the guard of a rank that cannot run to the others' guards, unless a launcher ends the waiting ranks.
 
-    Rank 0 then waits a while for the others, since they meet at its host. Any other rank is ended meanwhile if rank 0
-    has failed as well. Returns whether a mark that this rank leaves now ends the others.
+    Rank 0 then waits a while for the others, since they meet at its host. Any other rank is ended in the meantime if
+    rank 0 has failed, too. Returns whether a failure mark from this rank now ends the others.
     """
     ended_by_launcher = dist_env.local_size == dist_env.world_size and "SLURM_PROCID" not in environ
     if dist_env.world_size == 1 or ended_by_launcher:
         return False
     try:
         store = meet(dist_env, environ, monitor, timedelta(seconds=_ANNOUNCE_S))
-    except RuntimeError:  # an error of torch's of the network: rank 0 is not there
+    except RuntimeError:  # torch's network error: rank 0 is not there
         return False
     deadline = time.monotonic() + _ANNOUNCE_S
     while dist_env.rank == 0 and store.add(_MET_KEY, 0) < dist_env.world_size and time.monotonic() < deadline:
@@ -81,10 +81,10 @@ def announce_failure(dist_env: DistributedEnv, environ: Mapping[str, str], monit
 
 
 def _connect_guards(dist_env: DistributedEnv, monitor: RankMonitor, store: Store) -> None:
-    """Tell the other ranks' guards where rank 0's listens."""
+    """Publish the address of rank 0's guard, or read it on other ranks."""
     if dist_env.rank == 0:
         address = LOCALHOST if dist_env.is_one_host else dist_env.master_addr
-        # Whoever reaches the port of torch's store may read all of it: a secret that ranks have already stays out.
+        # Anyone who reaches the port of torch's store can read it all. A secret that ranks already share stays out.
         secret = "" if monitor.shares_secret else monitor.secret
         store.set(_GUARD_KEY, f"{address}:{monitor.guard_port()}:{secret}")
     else:

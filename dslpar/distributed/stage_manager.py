@@ -1,12 +1,12 @@
-"""A rank's place in the pipeline, under ColossalAI's names: a view of the mesh.
+"""A rank's place in the pipeline, with ColossalAI's names: a view of the mesh.
 
     manager = PipelineStageManager(groups)           # or run.stage_manager, engine.stage_manager
     if manager.is_last_stage(): ...
     begin, end = manager.get_stage_index(manager.distribute_layers(num_layers=24))
     ends = manager.init_process_group_by_stages([0, manager.num_stages - 1])
 
-The names, and that the first stage comes after the last, are of ColossalAI's PipelineStageManager. It is for what a
-program does by itself: dslpar cuts a model as its config says.
+The names come from ColossalAI's PipelineStageManager, and so does the wrap-around from the last stage to the first. It
+is for a program's own use: dslpar cuts a model as its config says.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dslpar.layout.stages import distribute_layers
 
 
 class PipelineStageManager:
-    """The stages of the pipeline that this rank is in: ranks that differ from it on the axis "pipe" alone.
+    """The stages of this rank's pipeline: the ranks that differ from it only on the axis "pipe".
 
     As in ColossalAI, a rank that holds several chunks of the model is one stage here.
     """
@@ -41,23 +41,23 @@ class PipelineStageManager:
         return self._axis.size
 
     def is_first_stage(self) -> bool:
-        """Whether the model's inputs enter here."""
+        """Return whether this stage takes the model's inputs."""
         return self.stage == 0
 
     def is_last_stage(self) -> bool:
-        """Whether the model's output leaves here."""
+        """Return whether this stage computes the model's output."""
         return self.stage == self.num_stages - 1
 
     def get_rank(self) -> int:
-        """Return this rank's number in the job."""
+        """Return this rank's global rank."""
         return self.groups.rank
 
     def get_prev_rank(self) -> int:
-        """Return the rank of the stage before; of the first stage, that of the last."""
+        """Return the previous stage's rank; for the first stage, the last stage's rank."""
         return self._axis.peers[self.stage - 1]
 
     def get_next_rank(self) -> int:
-        """Return the rank of the stage after; of the last stage, that of the first."""
+        """Return the next stage's rank; for the last stage, the first stage's rank."""
         return self._axis.peers[(self.stage + 1) % self.num_stages]
 
     def get_p2p_process_group(self) -> dist.ProcessGroup | None:
@@ -65,19 +65,19 @@ class PipelineStageManager:
         return self._axis.group
 
     def init_process_group_by_stages(self, stages: Sequence[int]) -> dist.ProcessGroup | None:
-        """Make the group of this pipeline's ranks on some stages; None on the others. All ranks must call it together.
+        """Make a group of this pipeline's ranks on some stages; None on other ranks. All ranks must call it together.
 
         Raises:
-            ValueError: there is no such stage, or one is named twice.
+            ValueError: there is no such stage, or a stage is repeated.
         """
         return self.groups.subgroup("pipe", stages)
 
     def distribute_layers(self, num_layers: int, num_stages: int | None = None) -> list[int]:
-        """Return the layers on each stage as ColossalAI's policies count them, by default on those of this pipeline."""
+        """Return the number of layers per stage as in ColossalAI's policies; default `num_stages`: this pipeline's."""
         return distribute_layers(num_layers, self.num_stages if num_stages is None else num_stages)
 
     def get_stage_index(self, layers_per_stage: Sequence[int], stage: int | None = None) -> tuple[int, int]:
-        """Return where the layers of a stage begin and end, by default of this one."""
+        """Return the begin and end index of a stage's layers, by default this rank's stage."""
         ends = (0, *accumulate(layers_per_stage))
         stage = self.stage if stage is None else stage
         return ends[stage], ends[stage + 1]

@@ -1,10 +1,10 @@
-"""Whether ranks reach each other's memory: asked before a run whose pieces are to come through it.
+"""Check that ranks can access each other's device memory, before a run that relies on symmetric memory.
 
     require(groups, device)              # parallel.tensor.comm_overlap='symmetric_memory'
 
-torch hands the memory of a device on by descriptors of files, from process to process, and waits for them without an
-end: ranks on several hosts would wait for each other. So what decides it is gathered first, and all ranks refuse alike.
-A fabric that reaches over hosts (NVLink of a whole rack) is not asked for.
+torch shares device memory between processes through file descriptors and waits for them without a timeout, so ranks on
+several hosts would hang. Therefore the relevant facts are gathered first, and all ranks refuse together. A fabric
+across hosts (rack-scale NVLink) is not considered.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from dslpar.distributed.groups import Groups
 log = logging.getLogger("dslpar")
 
 MODULE = "torch.distributed._symmetric_memory"
-"""Of torch's, which defines the products when it is imported; torch 2.4 has none."""
+"""torch's module; importing it defines the fused products. torch 2.4 does not have it."""
 ALLOW_SHARED = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
-"""The switch by which torch lets ranks have devices of one number."""
+"""torch's variable that allows several ranks to have the same device index."""
 
 
 class Place(NamedTuple):
-    """Where a rank computes."""
+    """A rank's host and device."""
 
     host: str
     number: int
-    """Of its device, as the rank sees them."""
+    """Device index as this rank sees it."""
     uuid: str
-    """Of its device, whoever sees it."""
+    """Device UUID, the same for all ranks."""
     reached: tuple[int, ...]
-    """Devices of the host whose memory it reaches, as it sees them; its own among them."""
+    """Indices of the devices whose memory this rank can access, as it sees them, including its own."""
     lacks: str = ""
-    """Why its torch cannot."""
+    """Reason why its torch does not support symmetric memory; empty if it does."""
 
 
 def require(groups: Groups, device: torch.device) -> None:
-    """Raise DslparError, on all ranks alike, where CUDA devices do not reach each other. All ranks together.
+    """Raise DslparError, on all ranks, if CUDA devices cannot access each other's memory. All ranks together.
 
-    Where they do, what torch needs for it is made. On other devices nothing is asked.
+    If they can, torch's workspaces are allocated. Other devices are not checked.
     """
     axes = [groups.axis(letter) for letter in groups.tensor.token_axes]
     if not axes:
@@ -63,7 +63,7 @@ def require(groups: Groups, device: torch.device) -> None:
 
 
 def why_apart(peers: Sequence[int], places: Mapping[int, Place]) -> str:
-    """Return why ranks cannot reach each other's memory; empty: they can, as far as is known before they try."""
+    """Return why ranks cannot access each other's memory; empty: they can, as far as is known before they try."""
     hosts = dict.fromkeys(places[rank].host for rank in peers)
     if len(hosts) > 1:
         return f"ranks {_listed(peers)} are on several hosts: {', '.join(hosts)}"
@@ -86,7 +86,7 @@ def why_apart(peers: Sequence[int], places: Mapping[int, Place]) -> str:
 
 
 def _place(device: torch.device) -> Place:
-    """Return where this rank computes."""
+    """Return this rank's place."""
     index, count = torch.cuda.current_device() if device.index is None else device.index, torch.cuda.device_count()
     reached = [other for other in range(count) if other == index or torch.cuda.can_device_access_peer(index, other)]
     uuid = str(getattr(torch.cuda.get_device_properties(index), "uuid", index))
@@ -103,11 +103,11 @@ def _lacks() -> str:
 
 
 def _why_not_met(axis: Axis) -> str:
-    """Have torch share some memory over an axis; return what it said if it could not, or an empty text."""
+    """Have torch share some memory over an axis; return torch's error if that fails, else ""."""
     memory: Any = importlib.import_module(MODULE)
     enable = memory.enable_symm_mem_for_group
     try:
-        if not hasattr(enable, "__deprecated__"):  # later ones need no such call
+        if not hasattr(enable, "__deprecated__"):  # newer versions need no such call
             enable(axis.group_name)
         memory.get_symm_mem_workspace(axis.group_name, min_size=1)
     except RuntimeError as error:
@@ -117,7 +117,7 @@ def _why_not_met(axis: Axis) -> str:
 
 
 def _refuse(reasons: Sequence[str], world: Axis) -> None:
-    """Raise the first reason of all ranks, on all: one that left alone would leave the others waiting."""
+    """Raise the first reason of any rank on all ranks: if one left alone, the others would hang."""
     of_all = [reason for found in gather_objects(list(reasons), world) for reason in found if reason]
     if of_all:
         message = f"comm_overlap='symmetric_memory': {of_all[0]}"

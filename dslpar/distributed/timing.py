@@ -1,7 +1,7 @@
-"""Timings of products, copies and all-reduces on the devices at hand: what `dslpar measure` runs on each rank.
+"""Time matrix products, copies and all-reduces on this rank's device, for `dslpar measure`.
 
-Each is run a few times before it is timed, then so often that it takes a tenth of a second, from one wait for the
-device to the next; of several such rounds the fastest counts: what else a machine does only ever adds to it.
+Each operation runs a few times untimed. A round then repeats it for a tenth of a second, between two synchronizations
+of the device. The fastest of several rounds counts, because other load on the machine only adds time.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ PRODUCTS = tuple(
     for rows in (2048, 8192)
     for depth, columns in ((512, 4096), (1024, 4096), (4096, 1024), (4096, 4096), (4096, 16384), (8192, 8192))
 )
-"""Rows, depth and columns: tokens of a micro-batch, and features of a rank's part of a layer."""
+"""(rows, depth, columns): tokens of a micro-batch, and input and output features of a rank's part of a layer."""
 SUM_BYTES = tuple(1 << power for power in range(12, 29, 2))
 COPIED_BYTES = 1 << 28
 ROUNDS, ROUND_S = 5, 0.1
 
 
 def time_products(device: torch.device, dtype: torch.dtype, sizes: Sequence[tuple[int, int, int]]) -> list[Timed]:
-    """Time products of these sizes."""
+    """Time matrix products of these sizes."""
     found = []
     for rows, depth, columns in sizes:
         x = torch.randn(rows, depth, device=device, dtype=dtype)
@@ -39,18 +39,18 @@ def time_products(device: torch.device, dtype: torch.dtype, sizes: Sequence[tupl
 
 
 def time_copies(device: torch.device, num_bytes: int = COPIED_BYTES) -> float:
-    """Return the bytes that a copy of a large tensor reads and writes in a second."""
+    """Return the bytes per second that a copy of a large tensor reads and writes."""
     source = torch.zeros(num_bytes, device=device, dtype=torch.uint8)
     target = torch.empty_like(source)
     return 2 * num_bytes / _seconds(lambda: target.copy_(source), device)
 
 
 def time_sums(axis: Axis, device: torch.device, sizes: Sequence[int] = SUM_BYTES) -> list[TimedSum]:
-    """Time all-reduces of so many bytes over an axis; all its ranks together."""
+    """Time all-reduces of these sizes in bytes over an axis; all its ranks together."""
     found = []
     for num_bytes in sizes:
         x = torch.zeros(num_bytes // 4, device=device)
-        # As often on every rank: a rank alone cannot decide how often that is.
+        # A fixed number of repeats: all ranks must repeat equally often.
         seconds = _seconds(lambda x=x: collectives.all_reduce(x, axis), device, repeats=10)  # type: ignore[misc]
         found.append(TimedSum(float(num_bytes), seconds))
     return found

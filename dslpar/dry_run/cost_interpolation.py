@@ -11,10 +11,10 @@ from __future__ import annotations
 from typing import Any
 
 from dslpar.core.frozen import replace
-from dslpar.forecast.memory import LayerMemory, Saved
-from dslpar.forecast.model_costs import Costs, ModelCosts
-from dslpar.forecast.ring import LayerTraffic, Traffic
-from dslpar.forecast.work import Work
+from dslpar.costs.memory import LayerMemory, Saved
+from dslpar.costs.model_costs import Costs, ModelCosts
+from dslpar.costs.ring import LayerTraffic, Traffic
+from dslpar.costs.work import Work
 
 
 def interpolate(one: ModelCosts, two: ModelCosts, at: float) -> ModelCosts:

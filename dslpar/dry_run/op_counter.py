@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dslpar.forecast.work import Product, Scores, Work
+from dslpar.costs.work import Product, Scores, Work
 
 aten = torch.ops.aten
 

@@ -6,7 +6,7 @@
 
 The recorder sees every torch.distributed operation on meta tensors, whoever calls it, in the forward and in autograd's
 backward. It notes the operation and does not run it: there is nothing to send. (torch's fake_collectives note
-operations in the same way, for torch's estimates of memory.) Bytes follow the ring formulas of `dslpar.forecast.ring`.
+operations in the same way, for torch's estimates of memory.) Bytes follow the ring formulas of `dslpar.costs.ring`.
 """
 
 from __future__ import annotations

@@ -28,6 +28,11 @@ from dslpar.core.errors import DslparError
 from dslpar.core.frozen import replace
 from dslpar.core.mesh import Mesh
 from dslpar.core.mesh import Tensor as Cuboid
+from dslpar.costs.flops import Flops
+from dslpar.costs.memory import LayerMemory, Saved
+from dslpar.costs.model_costs import Costs, ModelCosts
+from dslpar.costs.ring import LayerTraffic, Traffic
+from dslpar.costs.work import Work
 from dslpar.data.source import find_source, make_samples
 from dslpar.distributed.groups import Groups
 from dslpar.distributed.point_to_point import Forms, forms_of
@@ -39,11 +44,6 @@ from dslpar.dry_run.recorder import Call, recording
 from dslpar.dry_run.stage import DTYPES, META, REFUSALS, empty, input_form, message_of, tensors_of
 from dslpar.engine.model import model_from_job
 from dslpar.engine.partition import partition_layers
-from dslpar.forecast.flops import Flops
-from dslpar.forecast.memory import LayerMemory, Saved
-from dslpar.forecast.model_costs import Costs, ModelCosts
-from dslpar.forecast.ring import LayerTraffic, Traffic
-from dslpar.forecast.work import Work
 from dslpar.layers.parameter import mark_owners
 from dslpar.layout.divisors import least_micro_size
 from dslpar.layout.resolve import Job, Stages

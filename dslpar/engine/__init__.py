@@ -1,5 +1,5 @@
-"""The engine of a job: the model, optimizer and LR scheduler that a Job describes, run by DeepSpeed.
+"""The training engine: build a Job's model, optimizer and LR scheduler, and run them on DeepSpeed.
 
-In: a `Job` (dslpar.layout) and the process groups (dslpar.distributed). Out: an `Engine` that takes training steps,
-evaluates, and gives its state to checkpoints; the same interface with a pipeline below it and without.
+Input: a `Job` (dslpar.layout) and the process groups (dslpar.distributed). Output: an `Engine` that takes training
+steps, evaluates, and gives its state to checkpoints. Its interface is the same with and without a pipeline.
 """

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import deepspeed
 import torch
@@ -17,22 +17,21 @@ from torch import nn
 from dslpar.core.catalog import raise_finding
 from dslpar.distributed import deepspeed_patches, symmetric_memory
 from dslpar.distributed.groups import Groups, Mpu
-from dslpar.engine import gradient_handlers, optimizers, partition
+from dslpar.engine import gradient_handlers, mends, optimizers, partition
 from dslpar.engine.compiled_layers import compile_layers, refuse_lossy_compiler
 from dslpar.engine.engine import Engine
 from dslpar.engine.host_reads import HostReads
-from dslpar.engine.loss_by_chunks import loss_by_chunks
+from dslpar.engine.loss_by_chunks import LossByChunks, loss_by_chunks
 from dslpar.engine.model import model_from_job
 from dslpar.engine.offloaded_adam import choose_adam
 from dslpar.engine.pipeline_module import Pipeline, pipeline_module
 from dslpar.engine.user_optimizer import OptimizerOrFactory, resolve_user_optimizer
-from dslpar.engine.vector_reduction import VectorReduction, defer_vectors
+from dslpar.engine.vector_reduction import defer_vectors
 from dslpar.engine.whole_gradients import share_whole_gradients
 from dslpar.layers.block import Block
 from dslpar.layers.gradient_accumulation_fusion import enable_accumulation_fusion
 from dslpar.layers.matmul_sharding import prefetch_weights
-from dslpar.layers.parameter import external_parameters
-from dslpar.layout.deepspeed_config import ds_config, overlaps_param_gather, overlaps_reduction
+from dslpar.layout.deepspeed_config import ds_config, overlaps_param_gather
 from dslpar.layout.resolve import Job, offloads
 from dslpar.models import LayeredModel, LayerSpec, assemble
 from dslpar.models.layered import Finish, LayeredModule, Loss
@@ -57,20 +56,49 @@ def build_engine(
         DslparError: the model's class does not exist or is not a model, it cannot be partitioned as the job asks, or
             the device does not compute in `precision`.
     """
-    deepspeed_patches.allow_fp16_on_cpus()  # before the precision is checked
-    _check_precision(job)
-    deepspeed_patches.skip_shm_op()
-    deepspeed_patches.build_ops_alone()
-    deepspeed_patches.ignore_deprecated_names()
-    deepspeed_patches.shard_gradients_of_bf16()
-    if job.mesh.tensor.symmetric_memory and not job.spec.train.compiles_layers:
-        symmetric_memory.require(groups, torch.device(get_accelerator().current_device_name()))
-    model = model or model_from_job(job)
+    mends.apply_before()
+    _check_device(job, groups)
     handlers = gradient_handlers.handler_classes(job)
+    parts = _assemble(job, groups, model or model_from_job(job))
+    job, module = parts.job, parts.module
+    _choose_kernels(job, groups, module)
+    job, ds_engine = _initialize(job, groups, module, optimizer, lr_scheduler)
+    if getattr(ds_engine.optimizer, "use_grad_accum_attribute", False) and job.batch.accumulation > 1:
+        enable_accumulation_fusion(module)
+    late = defer_vectors(module, groups, job.spec)
+    host_reads = HostReads(groups, ds_engine.device)
+    mends.apply_after(mends.Built(job, groups, module, ds_engine, late, host_reads))
+    gradient_handlers.install(ds_engine, handlers)  # last: a step begins with them, and norms are of what they leave
+    return engine_class(job, groups, ds_engine, parts.model, all_counted, host_reads, parts.by_chunks)
+
+
+class _Parts(NamedTuple):
+    """A model on this rank, before DeepSpeed sees it."""
+
+    job: Job
+    """As its layers are partitioned."""
+    model: LayeredModel
+    module: LayeredModule | Pipeline
+    by_chunks: LossByChunks | None
+
+
+def _check_device(job: Job, groups: Groups) -> None:
+    """Refuse what this machine's accelerator cannot do, which no linter can know."""
+    dtype, accelerator = job.spec.precision.dtype, get_accelerator()
+    supported = {"fp16": accelerator.is_fp16_supported, "bf16": accelerator.is_bf16_supported}
+    if dtype in supported and not supported[dtype]():
+        message = f"DeepSpeed has no {dtype} on this device ({accelerator.device_name()})"
+        hint = "choose another precision: 'fp32', 'bf16' or 'fp16'"
+        raise_finding("PRE201", message, hint, job.path, "precision")
+    if job.mesh.tensor.symmetric_memory and not job.spec.train.compiles_layers:
+        symmetric_memory.require(groups, torch.device(accelerator.current_device_name()))
+
+
+def _assemble(job: Job, groups: Groups, model: LayeredModel) -> _Parts:
+    """Partition the model's layers over stages, and build those of this rank."""
     job, layers = partition.partition_layers(job, model, groups)
     by_chunks, layers = loss_by_chunks(job, model, groups, layers)
-    loss_fn = model.loss(groups)
-    module = _build_module(job, layers, loss_fn, groups)
+    module = _build_module(job, layers, model.loss(groups), groups)
     if (checkpointing := job.spec.activation_checkpoint) is not None:
         module.offloads_inputs = checkpointing.offload
         for block in (each for each in module.modules() if isinstance(each, Block)):
@@ -78,6 +106,11 @@ def build_engine(
     # Before DeepSpeed sees the module: there, a stage without parameters raises on its own ranks, and the others wait
     # for it (DeepSpeed's issue 1522).
     partition.check_module(job, module, groups)
+    return _Parts(job, model, module, by_chunks)
+
+
+def _choose_kernels(job: Job, groups: Groups, module: LayeredModule | Pipeline) -> None:
+    """Compile the layers, or have them run ahead of what they wait for, as the job says."""
     if job.spec.train.compile:
         refuse_lossy_compiler()
     if job.spec.train.compiles_layers:
@@ -88,6 +121,16 @@ def build_engine(
     # Where weights come in the course of a forward, a layer's are all there when it begins.
     within = [layer for _, layer in module.built_layers()] if overlaps_param_gather(job.spec) else ()
     prefetch_weights(module, prefetches, dict.fromkeys(within))
+
+
+def _initialize(
+    job: Job,
+    groups: Groups,
+    module: LayeredModule | Pipeline,
+    optimizer: OptimizerOrFactory | None,
+    lr_scheduler: Any,
+) -> tuple[Job, Any]:
+    """Have DeepSpeed make its engine; return it with the job, which a program's optimizer changes."""
     parameters = parameter_groups(module)
     if optimizer is not None:
         job, optimizer = resolve_user_optimizer(job, optimizer, module, parameters)
@@ -103,30 +146,7 @@ def build_engine(
         config=config,
         dist_init_required=False,
     )
-    # From here on, mends of what initialize has made; those above are of classes and settings that it reads.
-    deepspeed_patches.correct_bias_exactly(ds_engine)
-    deepspeed_patches.drop_overflowed_gradients(ds_engine)
-    deepspeed_patches.sum_over_sequence(ds_engine)
-    deepspeed_patches.accumulate_without_copies(ds_engine)
-    if getattr(ds_engine.optimizer, "use_grad_accum_attribute", False) and job.batch.accumulation > 1:
-        enable_accumulation_fusion(module)
-    late = defer_vectors(module, groups, job.spec)
-    if overlaps_reduction(job.spec):
-        deepspeed_patches.overlap_reduction(ds_engine, groups.zero_axis, late)
-    if late:
-        deepspeed_patches.call_before_reduction(ds_engine, VectorReduction(ds_engine, groups).reduce)
-    if overlaps_param_gather(job.spec) and groups.zero_axis.size > 1:
-        in_order = dict.fromkeys(layer for _, layer in module.built_layers())  # a tied one runs twice
-        deepspeed_patches.overlap_param_gather(ds_engine, groups.zero_axis, list(in_order))
-    deepspeed_patches.reduce_norms_of_all_groups(ds_engine, groups.weight_axis)
-    host_reads = HostReads(groups, ds_engine.device)
-    deepspeed_patches.read_norms_once(ds_engine, groups.zero_axis, groups.weight_axis, host_reads.read)
-    if job.spec.zero.stage == 0 and job.spec.precision.dtype == "fp32":
-        deepspeed_patches.compute_norm_without_zero(ds_engine, groups.weight_axis, host_reads.read)
-    if job.spec.zero.stage == 3:
-        deepspeed_patches.register_external_parameters(external_parameters(module))
-    gradient_handlers.install(ds_engine, handlers)  # last: a step begins with them, and norms are of what they leave
-    return engine_class(job, groups, ds_engine, model, all_counted, host_reads, by_chunks)
+    return job, ds_engine
 
 
 def parameter_groups(module: nn.Module) -> list[dict[str, Any]]:
@@ -143,16 +163,6 @@ def parameter_groups(module: nn.Module) -> list[dict[str, Any]]:
 def _num_dims(p: nn.Parameter) -> int:
     """Return the dims of the whole parameter: one that ZeRO 3 has sharded is an empty vector until it is used."""
     return len(getattr(p, "ds_shape", p.shape))
-
-
-def _check_precision(job: Job) -> None:
-    """Refuse a dtype that this machine's accelerator does not compute in, which no linter can know."""
-    dtype, accelerator = job.spec.precision.dtype, get_accelerator()
-    supported = {"fp16": accelerator.is_fp16_supported, "bf16": accelerator.is_bf16_supported}
-    if dtype in supported and not supported[dtype]():
-        message = f"DeepSpeed has no {dtype} on this device ({accelerator.device_name()})"
-        hint = "choose another precision: 'fp32', 'bf16' or 'fp16'"
-        raise_finding("PRE201", message, hint, job.path, "precision")
 
 
 def _config_on_device(job: Job) -> dict[str, Any]:

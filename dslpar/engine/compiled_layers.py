@@ -1,12 +1,13 @@
-"""`train.compile`: the repeated layers of a model, each compiled by torch.
+"""`train.compile`: compile each repeated layer of a model with torch.compile.
 
     compile_layers(module, backend="inductor")       # before DeepSpeed sees the module; nothing runs yet
 
-Layer by layer, as torchtitan does: the graph of one block is compiled once, and all blocks of a rank share it. Between
-layers nothing changes, so pipelines, recomputation and ZeRO 0 to 2 are as without. The layers of dslpar.layers are
-whole graphs in every tensor mode, collectives included; what torch cannot take into a graph (dropout, which draws from
-seeds of its own) runs as before. The engine has cross-entropy compiled too (`layers.loss.compiled_losses`): without,
-it makes copies of the logits. `train.compile_components`, after torchtitan's, names one of the two alone.
+Layers are compiled one by one, as in torchtitan: the graph of one block is compiled once, and all blocks of a rank
+share it. Code between layers is unchanged, so pipelines, recomputation and ZeRO 0 to 2 work as without compilation.
+Each layer of dslpar.layers is one whole graph in every tensor mode, collectives included. Code that torch cannot trace
+runs uncompiled, such as dropout, which draws from its own seeds. The engine also has cross-entropy compiled
+(`layers.loss.compiled_losses`), which otherwise copies the logits. `train.compile_components`, named after torchtitan's
+key, selects one of the two.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ from dslpar.models.layered import LayeredModule
 def compile_layers(module: LayeredModule | Pipeline, backend: str) -> int:
     """Have torch compile each repeated layer at its first call; return how many there are on this rank.
 
-    Repeated are those that activation checkpointing may run again. `backend`: torch.compile's name of it.
+    Repeated layers are those that activation checkpointing may recompute. `backend` is a torch.compile backend name.
     """
     layers: list[nn.Module] = [layer for spec, layer in module.built_layers() if spec.recomputable]
     for layer in layers:
         for vectors in (getattr(inner, "vectors", None) for inner in layer.modules()):
             if isinstance(vectors, Vectors):
-                vectors.find()  # One graph for all calls: recomputation compares what it does with the first one.
+                vectors.find()  # Found before the first call: recomputation must trace the same graph as that call.
         layer.compile(backend=backend, dynamic=False)
     return len(layers)
 
 
 def refuse_lossy_compiler() -> None:
-    """Raise DslparError if this torch compiles layers, or cross-entropy, to such as lose gradients."""
+    """Raise DslparError if this torch version loses gradients when it compiles layers or cross-entropy."""
     if loses_gradients():
         message = f"torch {torch.__version__} compiles functions to such as lose gradients"
         hint = "take another torch: 2.13 is right; or train.compile=False"
@@ -47,10 +48,10 @@ def refuse_lossy_compiler() -> None:
 
 @lru_cache
 def loses_gradients() -> bool:
-    """Try whether torch compiles a function with a backward of its own as it is.
+    """Return whether torch.compile drops the custom backward of an autograd.Function.
 
-    torch 2.11 leaves the backward out, without a word, where the result was written into: the gradient is then zero,
-    or a part of it. Layers here have such results, and a run would learn, but worse.
+    torch 2.11 silently leaves the backward out if the function's result was modified in place. The gradient is then
+    zero or partial. Layers here have such results, so a run would learn, but worse.
     """
     weight = torch.full((2,), 3.0, requires_grad=True)
     torch.compile(_WrittenInto.apply, backend="aot_eager", dynamic=False)(weight.view(2)).sum().backward()

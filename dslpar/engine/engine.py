@@ -1,17 +1,18 @@
-"""The engine of a Job: the same interface whether DeepSpeed runs a pipeline below it or a plain module.
+"""Engine of a Job: one interface over DeepSpeed's pipeline engine and its plain engine.
 
     engine = build_engine(job, Groups(job.mesh))  # dslpar.engine.build
     loss = engine.train_batch(micro_batches)      # the mean over the global batch, before the update, on every rank
     engine.grad_norm, engine.lr                   # of that step
     engine.eval_batch(held_out)
 
-`train_batch` is `forward_backward`, then `step`. Without a pipeline a program may also train on single micro-batches:
+`train_batch` is `forward_backward` followed by `step`. Without a pipeline a program may also train on single
+micro-batches:
 
     loss = engine.criterion(engine(x), y); engine.backward(loss); engine.step()  # steps at each `accumulation`th call
 
-DeepSpeed does the running: gradient accumulation, the pipeline's schedule, ZeRO, mixed precision. A micro-batch is
-(inputs, labels), tensors or tuples of tensors whose first dim is micro_size, the same on all ranks of a replica: the
-layers take their slices.
+DeepSpeed executes the step: gradient accumulation, the pipeline's schedule, ZeRO, mixed precision. A micro-batch is
+(inputs, labels), each a tensor or a tuple of tensors whose first dim is micro_size. All ranks of a replica pass the
+same micro-batches, and the layers take their slices.
 """
 
 from __future__ import annotations
@@ -49,28 +50,26 @@ class Output(NamedTuple):
     """The results of one step's micro-batches."""
 
     loss: float
-    """The mean over the global batch, on every rank."""
+    """Mean over the global batch, equal on every rank."""
     output: Any = None
-    """What a criterion is given, concatenated along the first dim; None if not asked for, and on all stages but the
-    last.
-    """
+    """The model's outputs, concatenated along the first dim. None if not requested, and on all but the last stage."""
     label: Any = None
     """The labels, likewise."""
 
 
 class Engine:
-    """DeepSpeed's engine for a job. All ranks must call its methods together.
+    """Training engine of a job, on top of DeepSpeed's engine. All ranks must call its methods together.
 
-    `all_counted`: no label is ever IGNORE_INDEX, or the loss is a mean over micro-batches whatever the labels are. It
-    saves an all-reduce a step.
+    `all_counted`: no label is ever IGNORE_INDEX, or the loss is a mean over micro-batches regardless of the labels. It
+    saves one all-reduce per step.
     """
 
     grad_norm: float
-    """The last step's: the 2-norm over every distinct element of the gradient, unscaled, before clipping."""
+    """Gradient norm of the last step: the 2-norm over all distinct elements, unscaled, before clipping."""
     lr: float
     """The learning rate that the last step used."""
     skipped: bool
-    """Whether the last step was skipped, since its gradient was not finite; the weights are then as before."""
+    """True if the last step was skipped because its gradient was not finite. The weights are then unchanged."""
 
     def __init__(
         self,
@@ -87,70 +86,71 @@ class Engine:
         self._loss_fn, self._all_counted = model.loss(groups), all_counted
         self.grad_norm, self.lr, self.skipped = math.nan, math.nan, False
         self._step_pending = False
-        """Whether a backward was done whose step() has not been called."""
+        """True if a backward ran and its step() has not been called yet."""
         self._num_batches = 0
-        """Whole batches whose gradients stand, and wait for step()."""
+        """Number of whole batches whose gradients are accumulated and wait for step()."""
         self._in_no_sync, self._unreduced = False, False
         self._pipeline = PipelineExecutor(ds_engine, groups, job.schedule) if self._has_pipeline else None
 
     @property
     def needs_data(self) -> bool:
-        """Whether this rank reads micro-batches: on the first and the last stage; elsewhere they may be empty."""
+        """True if this rank reads micro-batches, on the first and last stage. Other stages may pass none."""
         return self.groups.coord["pipe"] in (0, self.groups.mesh.pipe - 1)
 
     @property
     def is_between_steps(self) -> bool:
-        """Whether no step is half done, so that another may begin."""
+        """True if no step is in progress, so that a new one may begin."""
         return not self._step_pending and self._at_step_start
 
     @property
     def has_unreduced_gradients(self) -> bool:
-        """Whether gradients stand that `no_sync` has kept from being averaged over replicas."""
+        """True if there are accumulated gradients that `no_sync` has not averaged over replicas."""
         return self._unreduced
 
     @property
     def is_last_stage(self) -> bool:
-        """Whether this rank has the model's output."""
+        """True if this rank has the model's output."""
         return self.groups.coord["pipe"] == self.groups.mesh.pipe - 1
 
     @property
     def module(self) -> nn.Module:
         """This rank's part of the model, with the weights of the last step.
 
-        With zero.overlap_param_gather they may still be on their way after a step: this waits for them. What keeps the
-        module, or a parameter of it, and reads it after a later step calls `wait_for_weights` before.
+        With zero.overlap_param_gather, weights may still be in transit after a step, and this property waits for them.
+        Code that keeps the module or one of its parameters must call `wait_for_weights` before it reads it after a
+        later step.
         """
         self.wait_for_weights()
         return self.deepspeed.module  # type: ignore[no-any-return]
 
     def wait_for_weights(self) -> None:
-        """Wait until this rank has all weights of the last step. Layers, saving and `state_dict()` do it themselves."""
+        """Wait until this rank has the last step's weights. Layers, saving and `state_dict()` wait by themselves."""
         finish_gathers(self.deepspeed.module)
 
     @property
     def steps_done(self) -> int:
-        """Optimizer steps since the beginning of the run, skipped ones included."""
+        """Number of optimizer steps since the beginning of the run, including skipped steps."""
         return self.deepspeed.global_steps  # type: ignore[no-any-return]
 
     @property
     def rank_description(self) -> str:
-        """This rank and the last step done: 'rank 2 of 4 on host1, stage 1 (pipe 1, data 0, tensor 0), step 12'."""
+        """This rank and its last step: 'rank 2 of 4 on host1, stage 1 (pipe 1, data 0, tensor 0), step 12'."""
         groups = self.groups
         who = rank_name(groups.rank, groups.mesh.world_size, socket.gethostname())
         return join_location(who, groups.stage_name, f"step {self.steps_done}")
 
     @property
     def consumed_samples(self) -> int:
-        """Samples of the global batches of all steps done: the position in the data."""
+        """Number of samples in all completed steps' global batches: the position in the data."""
         return self.deepspeed.global_samples  # type: ignore[no-any-return]
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield (global name, parameter) of this rank's part of the model: the same names in every layout."""
+        """Yield (global name, parameter) for this rank's part of the model. Names are the same in every layout."""
         return pipeline_module.named_parameters(self.module)
 
     def train(self, mode: bool = True) -> Engine:
         """Set the module's mode, as `torch.nn.Module.train` does."""
-        self.deepspeed.module.train(mode)  # which reads no weights
+        self.deepspeed.module.train(mode)  # no need to wait for weights
         return self
 
     def eval(self) -> Engine:
@@ -160,14 +160,14 @@ class Engine:
     # ---- whole steps ----
 
     def train_batch(self, micro_batches: Iterable[MicroBatch]) -> float:
-        """Take an optimizer step on `accumulation` micro-batches a rank; return the global batch's loss before it."""
+        """Take an optimizer step on `accumulation` micro-batches per rank; return the global batch's loss before it."""
         loss, *_ = self._forward_backward(micro_batches, keep_outputs=False, criterion=None)
         self.host_reads.defer(loss)
         self.step()
         return self.host_reads.loss
 
     def eval_batch(self, micro_batches: Iterable[MicroBatch]) -> float:
-        """Return the loss over the global batch, without a step."""
+        """Return the mean loss over the global batch, without a step."""
         return self.forward(micro_batches).loss
 
     def forward_backward(
@@ -175,10 +175,10 @@ class Engine:
     ) -> Output:
         """Run a step's micro-batches forward and backward; `step()` must follow.
 
-        Within `no_sync`, or after it, the gradients are added to those that stand.
+        Within or after `no_sync`, gradients are added to the accumulated ones.
 
         keep_outputs: return the model's outputs and the labels too.
-        criterion: (output, label) to the mean over the micro-batch, for this call; None: the engine's own.
+        criterion: maps (output, label) to the micro-batch's mean loss, for this call only; None: the engine's own.
         """
         loss, output, label = self._forward_backward(micro_batches, keep_outputs, criterion)
         return Output(loss.item(), output, label)
@@ -186,7 +186,7 @@ class Engine:
     def _forward_backward(
         self, micro_batches: Iterable[MicroBatch], keep_outputs: bool, criterion: LossFn | None
     ) -> tuple[Tensor, Any, Any]:
-        """Do as `forward_backward`; return what `Output` has, with the loss still on the device."""
+        """Run `forward_backward`; return the fields of `Output`, with the loss still on the device."""
         adds = self._unreduced and self._num_batches > 0
         if not adds:
             self._check_order("forward_backward", step_pending=False)
@@ -212,7 +212,7 @@ class Engine:
 
     @contextmanager
     def _loss(self, criterion: LossFn | None, keep_outputs: bool) -> Iterator[LossFn]:
-        """Hold the loss of this call: by chunks of tokens where that is asked for, and nobody reads the logits."""
+        """Yield the loss function for this call: by chunks of tokens if configured and nobody reads the logits."""
         with compiled_losses(self._compile_backend):
             if self._by_chunks is None or criterion is not None or keep_outputs:
                 yield criterion or self._loss_fn
@@ -227,7 +227,7 @@ class Engine:
     def forward(
         self, micro_batches: Iterable[MicroBatch], keep_outputs: bool = False, criterion: LossFn | None = None
     ) -> Output:
-        """Run micro-batches forward alone, in evaluation mode; `keep_outputs`, `criterion` as in `forward_backward`."""
+        """Run only the forward, in evaluation mode; `keep_outputs` and `criterion` are as in `forward_backward`."""
         batches = self._prepare_batches(micro_batches)
         counted = self._with_denominator(batches, criterion is not None)
         with self._loss(criterion, keep_outputs) as loss_fn:
@@ -240,13 +240,14 @@ class Engine:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Let gradients add up on each replica; `sync_grads()`, or the next batch outside, averages them over replicas.
+        """Accumulate gradients on each replica without averaging them over replicas.
 
-        A step may then take several batches, whose gradients add up, as in torch and ColossalAI: for the mean of k of
-        them, give a criterion that divides by k.
+        `sync_grads()`, or the next batch outside of `no_sync`, averages them. A step may then take several batches,
+        whose gradients add up, as in torch and ColossalAI. To get the mean over k batches, pass a criterion that
+        divides by k.
 
         Raises:
-            DslparError: ZeRO 2 or 3, which average each micro-batch's gradients as they are made.
+            DslparError: ZeRO 2 or 3, which average each micro-batch's gradients as soon as they are computed.
         """
         stage = self.job.spec.zero.stage
         if stage > 1:
@@ -261,7 +262,7 @@ class Engine:
     def sync_grads(self) -> None:
         """Average the gradients over replicas, and sum those of tied weights over stages; `step()` must follow.
 
-        Where they are averaged already it does nothing.
+        It does nothing if they are averaged already.
         """
         self._check_order("sync_grads", step_pending=True)
         if self._unreduced:
@@ -269,7 +270,7 @@ class Engine:
             self._unreduced = False
 
     def step(self) -> None:
-        """Step the optimizer and the learning rate; after `backward(loss)`, at each `accumulation`th call only."""
+        """Step the optimizer and the LR scheduler. After `backward(loss)`, only every `accumulation`th call does so."""
         self._check_order("step", step_pending=True)
         if self._unreduced:
             raise self._out_of_order("step() after no_sync() without sync_grads(): each replica has its own gradients")
@@ -279,14 +280,14 @@ class Engine:
         if not self._at_step_start:
             return
         self.host_reads.finish()
-        # DeepSpeed has counted one batch.
+        # DeepSpeed has counted only one batch.
         self.deepspeed.global_samples += max(0, self._num_batches - 1) * self.job.batch.global_size
         self._num_batches = 0
         if self._model.changes_after_step:
             self._model.after_step(self.module, self.steps_done / self.job.spec.train.steps)
         self.lr = lr
         self.skipped = not self.deepspeed.was_step_applied()
-        # ZeRO reports inf for a skipped step; without ZeRO it may be nan, and the record must not depend on the layout.
+        # ZeRO reports inf for a skipped step. Without ZeRO it may be nan. The record must not depend on the layout.
         self.grad_norm = math.inf if self.skipped else float(self.deepspeed.get_global_grad_norm())
 
     # ---- single micro-batches, without a pipeline ----
@@ -299,12 +300,12 @@ class Engine:
         return self.deepspeed(self._to_device(inputs[0] if len(inputs) == 1 else inputs, inputs=True))
 
     def criterion(self, output: Any, label: Any) -> Tensor:
-        """Return the loss of one micro-batch: the mean over it."""
+        """Return the mean loss of one micro-batch."""
         with compiled_losses(self._compile_backend):
             return self._loss_fn(output, self._to_device(label))
 
     def mean_over_replicas(self, loss: Tensor) -> Tensor:
-        """Return the mean, without a graph, of a scalar that each replica has computed of its own samples."""
+        """Return the mean over replicas of a scalar that each computed from its own samples, without a graph."""
         data = self.groups.axis("data")
         return collectives.all_reduce(loss.detach(), data) / data.size
 
@@ -312,14 +313,14 @@ class Engine:
         """Add one micro-batch's share to the gradients; `step()` must follow."""
         self._refuse_pipeline("engine.backward(loss)")
         self._check_order("backward", step_pending=False)
-        # DeepSpeed reduces at a step's last micro-batch alone: before it there is nothing to keep back.
+        # DeepSpeed reduces only at a step's last micro-batch. Before it there is no reduction to suppress.
         self._unreduced = self._in_no_sync and bool(self.deepspeed.is_gradient_accumulation_boundary())
         with executor.without_reduction(self.deepspeed) if self._in_no_sync else nullcontext(), fused_accumulation():
             self.deepspeed.backward(loss)
         self._step_pending = True
 
     def zero_grad(self) -> None:
-        """Do nothing, for programs that call it: a step leaves no gradients, and micro-batches before it add up."""
+        """Do nothing, for programs that call it. `step()` clears gradients, and micro-batches before it add up."""
         if self._step_pending:
             raise self._out_of_order("zero_grad() between backward and step() would throw the gradient away")
 
@@ -331,25 +332,25 @@ class Engine:
 
     @property
     def _at_step_start(self) -> bool:
-        """Whether no micro-batch of the next step was seen yet; in a pipeline always, between calls."""
+        """True if the next step has seen no micro-batch yet. In a pipeline this always holds between calls."""
         return self._has_pipeline or self.deepspeed.micro_steps % self.job.batch.accumulation == 0
 
     def _seed_micro_batch(self, index: int) -> None:
-        """Have the next forward draw for the step's `index`-th micro-batch of this replica.
+        """Seed the next forward's random draws for this replica's `index`-th micro-batch of the step.
 
-        All ranks of a tensor group get the same seed: layers draw equal masks where the ranks hold equal copies. And a
-        resumed run, a stage and any schedule draw the masks that the whole model in one run would have drawn.
+        All ranks of a tensor group get the same seed, so layers draw equal masks wherever ranks hold equal copies.
+        Resumed runs, pipeline stages and all schedules draw the masks that the whole model would draw in one run.
         """
         seed = stable_hash(self.job.spec.train.seed, self.steps_done, self.groups.coord["data"], index)
         self.deepspeed.module.micro_batch_seed = seed
-        seed_generators(seed, self.deepspeed.device)  # for what a program draws around the layers
+        seed_generators(seed, self.deepspeed.device)  # for draws of the program's code outside the layers
 
     def _prepare_batches(self, micro_batches: Iterable[MicroBatch]) -> list[MicroBatch]:
-        """Return the micro-batches on the device, checked; none on stages that need none."""
+        """Return the checked micro-batches on the device; an empty list on stages that need no data."""
         if not self.needs_data:
             return []
-        # The step ends with a read of its loss: until then nobody gets to write to what a list holds. A generator may
-        # fill one buffer again and again.
+        # The step ends with a read of its loss, and until then the caller cannot overwrite tensors in a list: copies
+        # need not block. A generator may reuse one buffer for all micro-batches.
         held = isinstance(micro_batches, Sequence)
         batches = [
             (self._to_device(x, inputs=True, non_blocking=held), self._to_device(y, non_blocking=held))
@@ -365,7 +366,7 @@ class Engine:
         return with_denominator(batches, num_labels, self.groups.axis("data"), self.job)
 
     def _to_device(self, value: Any, inputs: bool = False, non_blocking: bool = False) -> Any:
-        """Move a tensor, or a tuple of them, to the device; floating-point inputs in the model's dtype."""
+        """Move a tensor or a tuple of tensors to the device; cast floating-point inputs to the model's dtype."""
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.job.spec.precision.dtype) if inputs else None
         return to_device(value, self.deepspeed.device, dtype, self.job.path, non_blocking=non_blocking)
 
@@ -376,7 +377,7 @@ class Engine:
         loss = result.loss if self._has_pipeline else self.mean_over_replicas(result.loss)
         if not (keep_outputs and self.is_last_stage):
             return loss, None, None
-        # One by one: ranks may store pieces of each micro-batch.
+        # Gathered per micro-batch: ranks may store pieces of each.
         outputs = [self._model.whole_output(self.groups, output) for output in result.outputs]
         return loss, concatenate(outputs), concatenate([labels for _, labels in batches])
 

@@ -1,10 +1,11 @@
-"""Forward and backward over the micro-batches of a step, without the optimizer's step, on DeepSpeed's engine.
+"""Run forward and backward of a step's micro-batches on DeepSpeed's engine, without the optimizer step.
 
     result = forward_backward(ds_engine, loss_fn, batches)    # with a pipeline: PipelineExecutor's, alike
     optimizer_step(ds_engine)
 
-With `reduce=False` gradients add up on each rank, until `reduce_gradients` or a call that does reduce: torch's and
-ColossalAI's `no_sync`. DeepSpeed's own refuses pipelines, and counts no micro-batches; its accumulation does the same.
+With `reduce=False`, gradients accumulate on each rank until `reduce_gradients` or a call that reduces, like `no_sync`
+in torch and ColossalAI. DeepSpeed's own `no_sync` refuses pipelines and does not count micro-batches. Its gradient
+accumulation does the same job.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ from torch import Tensor, nn
 from dslpar.layers.gradient_accumulation_fusion import fused_accumulation
 
 MicroBatches = Sequence[tuple[Any, Any]]
-"""(inputs, labels) of each micro-batch, on the device; tensors or tuples of them."""
+"""(inputs, labels) of each micro-batch, on the device, each a tensor or a tuple of tensors."""
 LossFn = Callable[[Any, Any], Tensor]
 Seed = Callable[[int], None]
-"""Has the next forward draw for a micro-batch, by its index in the step."""
+"""Seeds the next forward's random draws, given the micro-batch's index in the step."""
 
 
 class Result(NamedTuple):
-    """What the micro-batches of one replica gave, on ranks that have the model's output."""
+    """Results of one replica's micro-batches, on ranks that have the model's output."""
 
     loss: Tensor
-    """The mean of their losses; in a pipeline, over replicas too, and on all stages."""
+    """Mean of their losses. In a pipeline it is also averaged over replicas, and all stages have it."""
     outputs: list[Any]
-    """Of each micro-batch, detached; empty if not asked for, and on all stages but the last."""
+    """Each micro-batch's output, detached. Empty if not requested, and on all stages but the last."""
 
 
 def forward_backward(
@@ -45,7 +46,7 @@ def forward_backward(
     reduce: bool = True,
     begins: bool = True,
 ) -> Result:
-    """Run a module without a pipeline forward and backward; `begins`: no gradient stands from a batch before."""
+    """Run forward and backward without a pipeline; `begins`: no gradient is left from an earlier batch."""
     losses, outputs = [], []
     with training_mode(ds_engine.module, True):
         if not begins:
@@ -53,7 +54,7 @@ def forward_backward(
                 ds_engine.step()  # counts the last micro-batch of the batch before
         for index, (inputs, labels) in enumerate(batches):
             if index:
-                ds_engine.step()  # between micro-batches it only counts them: the accumulation's boundary is the last
+                ds_engine.step()  # between micro-batches it only counts: the last one is the accumulation boundary
             seed(index)
             with nullcontext() if reduce else without_reduction(ds_engine):
                 output = ds_engine(inputs)
@@ -68,7 +69,7 @@ def forward_backward(
 def forward_only(
     ds_engine: DeepSpeedEngine, loss_fn: LossFn, batches: MicroBatches, keep_outputs: bool = False
 ) -> Result:
-    """Run a module without a pipeline forward, in evaluation mode."""
+    """Run only the forward, without a pipeline, in evaluation mode."""
     losses, outputs = [], []
     with training_mode(ds_engine.module, False), torch.no_grad():
         for inputs, labels in batches:
@@ -79,16 +80,16 @@ def forward_only(
 
 
 def reduce_gradients(ds_engine: DeepSpeedEngine) -> None:
-    """Reduce the gradients of batches that ran with `reduce=False`: over tied weights, and over replicas."""
+    """Reduce gradients of batches that ran with `reduce=False`, over tied weights and over replicas."""
     if isinstance(ds_engine, PipelineEngine):
         ds_engine._exec_reduce_tied_grads()
         ds_engine._exec_reduce_grads()
         return
     overlap_comm = getattr(ds_engine.optimizer, "overlap_comm", False)
-    # Where it overlaps, DeepSpeed takes what a backward has left for reduced.
+    # With overlap_comm, DeepSpeed assumes that the backward has already reduced its gradients.
     ds_engine.optimizer.overlap_comm = False
     try:
-        ds_engine.allreduce_gradients()  # DeepSpeed's count stands at the last micro-batch of a step
+        ds_engine.allreduce_gradients()  # DeepSpeed's counter is at the step's last micro-batch
     finally:
         ds_engine.optimizer.overlap_comm = overlap_comm
 
@@ -103,19 +104,19 @@ def optimizer_step(ds_engine: DeepSpeedEngine) -> None:
 
 @contextmanager
 def without_reduction(ds_engine: DeepSpeedEngine) -> Iterator[None]:
-    """Have a backward without a pipeline reduce nothing, whichever micro-batch of the step it is; at ZeRO 0 and 1."""
+    """Suppress gradient reduction in backwards without a pipeline, on any micro-batch; for ZeRO 0 and 1."""
     ds_engine.set_gradient_accumulation_boundary(False)
     try:
         yield
     finally:
-        ds_engine.set_gradient_accumulation_boundary(None)  # as the micro-batches' count says
+        ds_engine.set_gradient_accumulation_boundary(None)  # again decided by the count of micro-batches
 
 
 @contextmanager
 def training_mode(module: nn.Module, training: bool) -> Iterator[None]:
-    """Put a module in training or evaluation mode; one that is in that mode is left as it is, with all within it.
+    """Put a module in training or evaluation mode; leave it and its submodules alone if it already is in that mode.
 
-    Afterwards each submodule is as it was: a norm that a program keeps in evaluation mode stays so.
+    On exit each submodule's mode is restored: a norm that a program keeps in evaluation mode stays in it.
     """
     before = [] if training == module.training else [(part, part.training) for part in module.modules()]
     if before:
@@ -128,20 +129,20 @@ def training_mode(module: nn.Module, training: bool) -> Iterator[None]:
 
 
 def detach(value: Any) -> Any:
-    """Return a tensor, or a tuple of them, without its graph."""
+    """Detach a tensor or a nested tuple of tensors from its graph."""
     return tuple(map(detach, value)) if isinstance(value, tuple) else value.detach()
 
 
 def first_tensor(value: Any) -> Tensor:
-    """Return a tensor itself, or the first one of a tuple."""
+    """Return a tensor itself, or the first element of a tuple or list."""
     first: Tensor = value[0] if isinstance(value, tuple | list) else value
     return first
 
 
 def concatenate(values: list[Any]) -> Any:
-    """Concatenate tensors of several micro-batches along the first dim, or tuples or mappings of them.
+    """Concatenate several micro-batches' tensors, or tuples or mappings of tensors, along the first dim.
 
-    Scalars become a vector.
+    Scalars are stacked to a vector.
     """
     if isinstance(values[0], Mapping):
         cls: Any = type(values[0])  # such as transformers' ModelOutput

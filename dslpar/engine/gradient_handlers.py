@@ -1,4 +1,4 @@
-"""Gradient handlers, as ColossalAI has them: a program's own code between the reduction of gradients and the step.
+"""Gradient handlers, as in ColossalAI: user code that runs between gradient reduction and the optimizer step.
 
     @GRADIENT_HANDLER.register_module
     class Halve(BaseGradientHandler):
@@ -7,8 +7,9 @@
 
     gradient_handler = [dict(type='Halve')]          # in the config
 
-A handler is called once a step on every rank, after gradients are summed over micro-batches, averaged over replicas and
-summed over tied weights, and before their norm is computed and clipped. Without ZeRO only: there `p.grad` is whole.
+A handler is called once per step on every rank. By then gradients are summed over micro-batches, averaged over replicas
+and summed over tied weights. Their norm is computed and clipped after it. Handlers work without ZeRO only, because
+`p.grad` must be complete.
 """
 
 from __future__ import annotations
@@ -28,31 +29,31 @@ from dslpar.schema.registry import GRADIENT_HANDLER
 
 
 class BaseGradientHandler(ABC):
-    """Base class of handlers; `model` is this rank's part of the model, `optimizer` DeepSpeed's."""
+    """Base class of handlers; `model` is this rank's part of the model, `optimizer` is DeepSpeed's."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self.model, self.optimizer = model, optimizer
 
     @abstractmethod
     def handle_gradient(self) -> None:
-        """Change `p.grad` of the model's parameters in place; all replicas alike."""
+        """Change `p.grad` of the model's parameters in place, in the same way on all replicas."""
 
 
 def handler_classes(job: Job) -> list[tuple[type, dict[str, Any]]]:
-    """Return the classes that a job names, and their arguments.
+    """Return the handler classes that a job names, with their arguments.
 
     Raises:
-        DslparError: one of them is not a gradient handler.
+        DslparError: a class is not a gradient handler.
     """
     handlers = job.spec.gradient_handler
-    classes = [_class(handler.target, job.path) for handler in handlers]  # all of them, before any argument is made
+    classes = [_class(handler.target, job.path) for handler in handlers]  # all, before any argument is made
     return [(cls, dict(instantiate(handler.args, job.trusted))) for cls, handler in zip(classes, handlers, strict=True)]
 
 
 def install(ds_engine: Any, classes: Sequence[tuple[type, dict[str, Any]]]) -> None:
     """Have DeepSpeed's engine call the handlers at the beginning of its step.
 
-    Installed after `compute_norm_without_zero`, so that the norm is of what the handlers leave.
+    Call it after `compute_norm_without_zero`, so that the norm is computed from the gradients that handlers leave.
     """
     if not classes:
         return
@@ -70,7 +71,7 @@ def install(ds_engine: Any, classes: Sequence[tuple[type, dict[str, Any]]]) -> N
 def _class(target: str, path: str) -> type:
     location = Location(path)
     cls = GRADIENT_HANDLER.find(target) or (locate(target, location) if "." in target else None)
-    cls = cls or GRADIENT_HANDLER.get(target, location)  # get raises where the name is not registered
+    cls = cls or GRADIENT_HANDLER.get(target, location)  # get raises if the name is not registered
     if not (isinstance(cls, type) and issubclass(cls, BaseGradientHandler)):
         hint = "derive it from dslpar.BaseGradientHandler"
         raise_finding("CFG224", f"{target!r} is not a gradient handler", hint, location, "gradient_handler")

@@ -1,4 +1,4 @@
-"""Check that ranks start from one model: where modules come to the engine with weights of their own.
+"""Check that all ranks start from the same initial weights, for modules that reach the engine with weights set.
 
 ==============================  ==========================================  =========================================
 modules that a program built    weights                                     must be equal on
@@ -9,11 +9,11 @@ an nn.Sequential in a pipeline  the same, and those of all other modules    thes
                                                                             come from its own ranks
 ==============================  ==========================================  =========================================
 
-Written pieces of one weight must differ, too: `torch.nn.init` on a piece draws the same numbers on all ranks that are
-seeded alike, and the weight then repeats itself as often as the layout cuts it.
+Written pieces of one weight must also differ from each other. `torch.nn.init` on a piece draws the same numbers on all
+ranks that are seeded alike, and the whole weight then repeats itself once per piece.
 
-What nobody wrote in layers of dslpar.layers is drawn by name when the engine is built, and needs no check. Other
-modules without a pipeline are DeepSpeed's to broadcast from the first replica.
+Layers of dslpar.layers whose weights nobody wrote draw them by name when the engine is built, and need no check.
+DeepSpeed broadcasts other modules from the first replica if there is no pipeline.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from dslpar.layers.placement import Letters
 from dslpar.models import LayeredModel
 
 _MAX_SHOWN = 4
-"""Ranks that a finding names."""
+"""Number of ranks that a finding names."""
 _WRITTEN, _OWN, _PLAIN = "choice of weights to keep", "values of the weights to keep", "set of initial weights"
 
 Values = Mapping[tuple[str, Letters], str]
-"""By what is compared, and the tensor axes whose ranks must have the same: a digest of it."""
+"""Digests by (what is compared, the tensor axes whose ranks must have the same)."""
 
 
 def check_equal_weights(model: LayeredModel, groups: Groups, path: str) -> None:
-    """Check that ranks have built equal weights, as the table above says. Collective over all ranks.
+    """Check that ranks have built equal weights, as in the table above. Collective over all ranks.
 
     Raises:
-        DslparError: on every rank, if any two differ, or pieces of a written weight repeat each other.
+        DslparError: on every rank, if any two ranks differ, or pieces of a written weight repeat each other.
     """
     world, modules = groups.axis("pipe", "data", "tensor"), model.built(groups)
     if world.size == 1:
@@ -67,7 +67,7 @@ def check_equal_weights(model: LayeredModel, groups: Groups, path: str) -> None:
             if theirs[what, letters] != value:
                 other = f"rank {world.peers[reference]} on {other_host}"
                 differing.append(f"rank {rank} on {host} has another {what} than {other}")
-                break  # what it begins with differs, too
+                break  # one finding per rank: later values differ too
     if differing:
         more = f"; and {len(differing) - _MAX_SHOWN} more" if len(differing) > _MAX_SHOWN else ""
         hint = "load or draw the same on every rank: torch.manual_seed(...) before the model is built"
@@ -75,14 +75,14 @@ def check_equal_weights(model: LayeredModel, groups: Groups, path: str) -> None:
 
 
 def _place(mesh: Mesh, rank: int, letters: Letters, anywhere: bool) -> tuple[int, ...]:
-    """Return the coordinates that a rank shares with those that must have the same as it."""
+    """Return the coordinates that a rank shares with all ranks that must hold the same values."""
     coord = mesh.coord(rank)
     stage = 0 if anywhere else coord["pipe"]
     return stage, *(coord[letter] for letter in TENSOR_AXES if letter not in letters)
 
 
 def _values(modules: Mapping[str, nn.Module], is_cut: bool) -> Values:
-    """Return what this rank has, under what it is compared by."""
+    """Return this rank's digests to compare."""
     placed, plain = list(_kept(modules)), []
     if is_cut:
         parameters = [p for module in modules.values() for p in module.parameters() if placement_of(p) is None]
@@ -97,7 +97,7 @@ def _values(modules: Mapping[str, nn.Module], is_cut: bool) -> Values:
 
 
 def _kept(modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield (global name, parameter) of layers of dslpar.layers whose weights an engine will not draw."""
+    """Yield (global name, parameter) for dslpar.layers' layers whose weights the engine will not draw."""
     for module_name, module in modules.items():
         for name, p in module.named_parameters():
             if placement_of(p) is not None and source_of(p) not in UNWRITTEN:
@@ -105,9 +105,9 @@ def _kept(modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.Parameter]
 
 
 def _repeated(modules: Mapping[str, nn.Module], groups: Groups) -> list[str]:
-    """Return names of weights of which two ranks of the tensor group have written equal numbers as different pieces.
+    """Return names of weights for which two tensor ranks have written equal numbers into different pieces.
 
-    One number throughout is no repetition: a bias of zeros looks like that.
+    A constant piece does not count as a repetition: a bias of zeros is one.
     """
     tensor = groups.axis("tensor")
     if tensor.size == 1:

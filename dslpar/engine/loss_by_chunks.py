@@ -1,15 +1,15 @@
-"""`train.loss_chunks`: head and loss, chunk of tokens by chunk, so that logits are never whole.
+"""`train.loss_chunks`: run head and loss on one chunk of tokens at a time, so that full logits never exist.
 
     by_chunks, layers = loss_by_chunks(job, model, groups, layers)     # before they are built
     with by_chunks.in_use():
         loss = by_chunks(engine(inputs), labels)
 
-Logits have an element for each token and entry of the vocabulary: of 131,072 tokens and a vocabulary of 128,256 they
-are 31 GiB in bf16, and cross-entropy keeps twice as much again. While in use, the layers from the head on hand the
-residual on as it is; the loss then runs them on one chunk of tokens after the other, and again in the backward. Where a
-program asks for outputs, or brings a criterion of its own, logits are whole as ever.
+Logits have one element per token and vocabulary entry. For 131,072 tokens and a vocabulary of 128,256 they take 31 GiB
+in bf16, and cross-entropy keeps twice as much again. While `in_use`, the layers from the head on pass the residual
+through unchanged. The loss then runs them on one chunk of tokens after the other, and again in the backward. If a
+program asks for outputs or passes its own criterion, logits are computed in full.
 
-That the head moves into the loss is Liger Kernel's way and ALST's (Arctic Long Sequence Training, arXiv 2506.13996).
+Liger Kernel and ALST (Arctic Long Sequence Training, arXiv 2506.13996) move the head into the loss in the same way.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from dslpar.models.layered import Labels
 
 
 class LossByChunks:
-    """A model's loss from what its head is given."""
+    """A model's loss as a function of its head's input."""
 
     def __init__(self, groups: Groups, vocab_size: int, num_chunks: int) -> None:
         self.groups, self.vocab_size, self.num_chunks = groups, vocab_size, num_chunks
         self._is_used = False
         self._put_off: dict[str, tuple[LayerSpec, nn.Module]] = {}
-        """The layers from the head on, by name, as the newest forward has met them."""
+        """The layers from the head on, by name, as recorded by the newest forward."""
 
     @contextmanager
     def in_use(self) -> Iterator[LossByChunks]:
-        """Have forwards within end before the head, for this loss to go on."""
+        """Stop forwards in this context before the head; this loss runs the rest."""
         self._is_used = True
         try:
             yield self
@@ -48,7 +48,7 @@ class LossByChunks:
             self._is_used = False
 
     def put_off(self, spec: LayerSpec) -> LayerSpec:
-        """Return a layer, of those from the head on, that does nothing while this is in use."""
+        """Return a layer, from the head on, that passes its input through while this loss is in use."""
         return replace(spec, forward=partial(self._forward, spec))
 
     def _forward(self, spec: LayerSpec, module: nn.Module, value: Any) -> Any:
@@ -58,10 +58,10 @@ class LossByChunks:
         return value
 
     def __call__(self, x: Tensor, labels: Labels) -> Tensor:
-        """Return the loss of the stored residual [batch/x, sequence, H/z] that the head would be given."""
+        """Return the loss for the head's input, the stored residual [batch/x, sequence, H/z]."""
         labels, denominator = (labels, None) if isinstance(labels, Tensor) else labels
-        # ZeRO 3 lets go of a weight after the recomputation, and gathers it again before it is used. Of a frozen one
-        # torch has saved the parameter itself, and would look at its shape in between.
+        # ZeRO 3 releases a weight after the recomputation and gathers it again before its use. For a frozen weight,
+        # torch has saved the parameter itself and would compare its (empty) shape in between.
         parameters = (p for _, module in self._put_off.values() for p in module.parameters())
         is_emptied = any(not p.requires_grad and hasattr(p, "ds_id") for p in parameters)
         return cross_entropy_by_chunks(
@@ -84,9 +84,9 @@ class LossByChunks:
 def loss_by_chunks(
     job: Job, model: LayeredModel, groups: Groups, layers: list[LayerSpec]
 ) -> tuple[LossByChunks | None, list[LayerSpec]]:
-    """Return what `train.loss_chunks` asks for, and the layers that go with it.
+    """Return the loss that `train.loss_chunks` configures, and the layers to build with it.
 
-    None where it is 1; and of a model without a head over a vocabulary, where it has no effect (DEAD123).
+    The loss is None if `loss_chunks` is 1 or the model has no vocabulary head; it then has no effect (DEAD123).
     """
     num_chunks, head = job.spec.train.loss_chunks, model.vocabulary_head
     names = [layer.name for layer in layers]

@@ -1,10 +1,10 @@
-"""Micro-batches of a step: taken from a program's iterator, checked, and given what their losses are divided by.
+"""Micro-batches of a step: take them from a program's iterator, check sizes, add the loss denominator.
 
     batches = take_batch(data_iter, job, steps_done)  # of micro-batches, or of whole batches, which are split
     check_sizes(batches, job)
     batches = with_denominator(batches, 1, groups.axis("data"), job)
 
-That a pipeline's schedule reads an iterator, and splits what it yields along the first dim, is ColossalAI's interface.
+As in ColossalAI, a pipeline's schedule reads an iterator and splits the batches it yields along the first dim.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from dslpar.layers.loss import IGNORE_INDEX
 from dslpar.layout.resolve import Job
 
 MicroBatch = tuple[Any, Any]
-"""Inputs and labels, of tokens: int64 [micro_size, sequence] each; a label of -100 is not counted."""
+"""(inputs, labels). For tokens, both are int64 [micro_size, sequence]; labels of -100 are not counted."""
 
 
 def take_batch(data_iter: Iterator[Any], job: Job, steps_done: int) -> list[MicroBatch]:
-    """Take a step's micro-batches from an iterator of them, or of batches of accumulation * micro_size samples.
+    """Take a step's micro-batches from an iterator over micro-batches or batches of accumulation * micro_size samples.
 
     Raises:
-        DslparError: an item is not (inputs, labels), or the data end in the middle of a step.
-        StopIteration: there are no more data.
+        DslparError: an item is not (inputs, labels), or the data ends in the middle of a step.
+        StopIteration: there is no more data.
     """
     batch = job.batch
     first = _pair(next_item(data_iter, job, steps_done), job)
@@ -47,10 +47,10 @@ def take_batch(data_iter: Iterator[Any], job: Job, steps_done: int) -> list[Micr
 
 
 def next_item(data_iter: Iterator[Any], job: Job, steps_done: int) -> Any:
-    """Return the next item. Raises StopIteration: there is none after `steps_done` steps."""
+    """Return the next item. Raises StopIteration: the data ended after `steps_done` steps."""
     for item in data_iter:
         return item
-    # Of DslparError it is none: the end of an iterator is what loops over data wait for.
+    # Not a DslparError: loops over data rely on StopIteration to end.
     raise StopIteration(
         f"the data ended after step {steps_done}: a pass has len(train_dataloader) steps, each of "
         f"{job.batch.accumulation} micro-batches; begin the next one with iter(train_dataloader)"
@@ -69,18 +69,19 @@ def check_sizes(batches: list[MicroBatch], job: Job) -> None:
 
 
 def with_denominator(batches: list[MicroBatch], num_labels: int, data: Axis, job: Job) -> list[MicroBatch]:
-    """Return the micro-batches, each with labels and what to divide its summed loss by, if a label may not count.
+    """Append to each micro-batch's labels the denominator of its summed loss.
 
-    DeepSpeed averages losses over micro-batches and replicas with equal weights, whatever number of tokens counts
-    in each. So that this mean is that of all counted tokens, each loss is the sum of its token losses over the
-    *mean* number of counted tokens in all micro-batches of the step. `num_labels` tensors are what the loss takes.
+    DeepSpeed averages losses over micro-batches and replicas with equal weights, regardless of how many tokens count in
+    each. To make this the mean over all counted tokens, each loss is the sum of its token losses divided by the *mean*
+    number of counted tokens per micro-batch of the step. `num_labels` is the number of label tensors that the loss
+    takes.
     """
     given = [labels if isinstance(labels, tuple) else (labels,) for _, labels in batches]
     if any(len(labels) != num_labels for labels in given):
         message = f"labels are {len(given[0])} tensors, and the model's own loss takes {num_labels}"
         raise_finding("BAT205", message, "give dslpar.initialize(criterion=...), which takes them", job.path)
-    # One all-reduce a step, of one number, however many micro-batches there are. Of several labels the first are
-    # those of tokens, of which some may not count.
+    # One all-reduce of one number per step, for any number of micro-batches. Of several label tensors, the first one
+    # holds the token labels, some of which may not count.
     counted = torch.stack([(labels[0] != IGNORE_INDEX).sum() for labels in given]).sum()
     total = collectives.all_reduce(counted, data).clamp(min=1)
     denominator = total.float() / (len(batches) * data.size)
@@ -90,9 +91,9 @@ def with_denominator(batches: list[MicroBatch], num_labels: int, data: Axis, job
 def to_device(
     value: Any, device: torch.device, dtype: torch.dtype | None, path: str, *, non_blocking: bool = False
 ) -> Any:
-    """Move a tensor, or a tuple of them, to the device; floating-point ones in `dtype`, where one is given.
+    """Move a tensor or a tuple of tensors to the device; cast floating-point tensors to `dtype`, if given.
 
-    `non_blocking`: the host does not wait for copies from pinned memory, which nobody may write to meanwhile.
+    `non_blocking`: the host does not wait for copies from pinned memory. Nobody may write to it until they are done.
     """
     if isinstance(value, list | tuple):
         return tuple(to_device(item, device, dtype, path, non_blocking=non_blocking) for item in value)
@@ -103,7 +104,7 @@ def to_device(
 
 
 def pin(batches: list[MicroBatch]) -> list[MicroBatch]:
-    """Return micro-batches in pinned memory, from which copies to the accelerator wait for nothing."""
+    """Copy micro-batches to pinned memory, from which copies to the accelerator do not block."""
     return [(_pinned(inputs), _pinned(labels)) for inputs, labels in batches]
 
 
@@ -115,8 +116,8 @@ def _pinned(value: Any) -> Any:
 
 def _pair(item: Any, job: Job) -> MicroBatch:
     if isinstance(item, Mapping):
-        # What transformers calls labels are the inputs again, and its models shift them: taken here as they are, they
-        # would train a model to repeat its input.
+        # In transformers, labels are a copy of the inputs, and the model shifts them. Used here unshifted, they would
+        # train the model to repeat its input.
         message = f"a batch is a mapping of {', '.join(map(repr, item))}"
         hint = "give (inputs, labels), such as ((input_ids, attention_mask), labels): labels[i] follows input_ids[i]"
         raise_finding("BAT205", message, hint, job.path)
@@ -129,7 +130,7 @@ def _pair(item: Any, job: Job) -> MicroBatch:
 
 
 def _split(value: Any, num: int) -> list[Any]:
-    """Split a tensor, or each of a tuple, in `num` equal parts along the first dim."""
+    """Split a tensor, or each tensor of a tuple, into `num` equal parts along the first dim."""
     if isinstance(value, tuple | list):
         return list(zip(*(_split(item, num) for item in value), strict=True))
     return list(value.chunk(num))

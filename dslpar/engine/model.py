@@ -1,8 +1,8 @@
-"""The model of a job: a family of dslpar's own, or a class that a config names, checked before it is called.
+"""Build a job's model: one of dslpar's families, or a class that the config names, checked before it is called.
 
-A causal language model of transformers' (`type='transformers.LlamaForCausalLM', config=dict(...)`) is cut by a policy.
-A `LayeredModel`, an nn.Sequential and a `layers_cfg` can be cut over stages. Any other `torch.nn.Module` is a model of
-one layer, for data parallelism and ZeRO. A program may give a model in the same ways, built or not.
+A policy cuts transformers' causal language models (`type='transformers.LlamaForCausalLM', config=dict(...)`). A
+`LayeredModel`, an nn.Sequential and a `layers_cfg` can be cut over stages. Any other `torch.nn.Module` is a model of
+one layer, for data parallelism and ZeRO. A program may pass a model in the same ways, built or not.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ LAYERS_CFG = "layers_cfg"
 
 
 def model_from_job(job: Job, *, has_criterion: bool = False) -> LayeredModel:
-    """Return the job's model, its layers not built yet. Raises DslparError: no such class, or it is no model.
+    """Return the job's model with its layers not built yet. Raises DslparError: no such class, or it is not a model.
 
-    `has_criterion`: a program brings the loss. Where nothing is cut or adapted, a class of transformers' without a
-    policy is then a plain module, as any other class.
+    `has_criterion`: the program passes the loss. A transformers class without a policy is then a plain module, like any
+        other class, unless the job cuts or adapts it.
     """
     model = job.spec.model
     if isinstance(model, Model):
@@ -52,13 +52,13 @@ def model_from_job(job: Job, *, has_criterion: bool = False) -> LayeredModel:
         hint = "tensor=1, or a dslpar.models.LayeredModel over dslpar.layers"
         raise_finding("TEN111", message, hint, job.path, "model")
     with torch.random.fork_rng(devices=[]):
-        # An nn.Sequential draws its weights where it is built, whole on each rank: they must be equal.
+        # Each rank builds the whole nn.Sequential, which draws its weights at once: they must be equal.
         torch.manual_seed(job.spec.train.seed)
         return _model_from_class(cls, model.args, job.path, job.trusted)
 
 
 def model_from_cfg(cfg: Mapping[str, object], path: str = "<program>") -> LayeredModel:
-    """Return the model that dict(type=..., ...) describes, as in a config; an nn.Sequential draws its weights now."""
+    """Return the model for a config's dict(type=..., ...); an nn.Sequential draws its weights now."""
     arguments = {str(name): value for name, value in cfg.items() if name != "type"}
     name = str(cfg.get("type", ""))
     if name in families.FAMILIES:
@@ -72,7 +72,7 @@ def _family_model(name: str, arguments: Mapping[str, object]) -> LayeredModel:
 
 
 def _model_from_class(cls: type, args: Mapping[str, object], path: str, trusted: tuple[str, ...] = ()) -> LayeredModel:
-    """Make a model that a pipeline can cut of a class and its arguments; of most modules, one of a single layer."""
+    """Instantiate a class as a LayeredModel; most plain modules become a model of a single layer."""
     if cls is nn.Sequential and LAYERS_CFG in args:
         check_arguments(Layers, args, Location(path))
         return Layers(cast("Sequence[Mapping[str, Any]]", args[LAYERS_CFG]), path, trusted)
@@ -89,30 +89,30 @@ def _model_from_class(cls: type, args: Mapping[str, object], path: str, trusted:
 
 
 def transformers_class(section: OtherModel, path: str, trusted: tuple[str, ...]) -> tuple[Any, dict[str, Any]] | None:
-    """Return the class of transformers' that a section names, and its arguments; None: it is of another kind.
+    """Return the transformers class that a section names, with its arguments; None: it names another kind of class.
 
     Raises:
-        DslparError: there is no such class, or its arguments may not be made.
+        DslparError: there is no such class, or its arguments may not be instantiated.
     """
     cls = _find_class(section.target, path)
     return (cls, dict(instantiate(dict(section.args), trusted))) if _is_of_transformers(cls) else None
 
 
 def _is_of_transformers(cls: type) -> bool:
-    """Whether it is a model of transformers': told by its bases, so that others need not have it installed."""
+    """Return whether a class is a transformers model, judged by its bases, so that transformers may be missing."""
     return any(base.__module__ == "transformers.modeling_utils" for base in cls.__mro__)
 
 
 def _transformers_model(cls: Any, args: Mapping[str, object], path: str, trusted: tuple[str, ...]) -> LayeredModel:
-    """Return a model of transformers' over its policy; its config is a dict of that class's arguments, or one."""
+    """Return a transformers model over its policy; `config` is a config object, or a dict of its arguments."""
     from dslpar.policies.model import HuggingFaceModel
 
     arguments = dict(instantiate(dict(args), trusted))
     check_arguments(HuggingFaceModel, {"cls": cls} | arguments, Location(path))
     config = arguments.get("config")
     if isinstance(config, Mapping):
-        # What is in no signature is set as well: properties, such as num_labels, other names for a size, and what
-        # only the model's code reads (Qwen3-MoE's head_dim), of which lint's table knows.
+        # Some keys are in no signature and are set all the same: properties such as num_labels, other names for a size,
+        # and keys that only the model's code reads (Qwen3-MoE's head_dim). Lint's table lists the last kind.
         known = transformers_configs.table()["configs"].get(cls.config_class.__name__, {}).get("defaults", ())
         named = {
             key: value
@@ -129,7 +129,7 @@ def _is_set_elsewhere(config_class: Any, key: str) -> bool:
 
 
 def as_layered_model(model: object, path: str) -> LayeredModel:
-    """Take what a program gives as a model: a LayeredModel, or a module that is built already."""
+    """Return a program's model as a LayeredModel; it is one already, or a built module."""
     if isinstance(model, LayeredModel):
         return model
     if isinstance(model, nn.Sequential) and is_plain_sequential(type(model)):
@@ -141,15 +141,15 @@ def as_layered_model(model: object, path: str) -> LayeredModel:
 
 @dataclasses.dataclass(frozen=True)
 class CustomModel(LayeredModel):
-    """A model, with the loss and the cut that a program gives for it."""
+    """A model with the loss and the pipeline cut that a program passes for it."""
 
     model: LayeredModel
     criterion: Callable[[Any, Any], Any] | None = None
-    """(output, label) to the mean over the micro-batch; None: the model's own loss."""
+    """Maps (output, label) to the micro-batch's mean loss; None: the model's own loss."""
     method: str | None = None
-    """How a pipeline cuts it, as parallel.pipeline.method; None: as the job says."""
+    """Method by which a pipeline cuts it, as in parallel.pipeline.method; None: the job's."""
     num_chunks: int = 1
-    """Stages of a pipeline that each rank is to hold, as schedule.num_model_chunks; 1: as many as the job says."""
+    """Number of stages per rank, as in schedule.num_model_chunks; 1: the job's number."""
 
     def layers(self, groups: Groups) -> list[LayerSpec]:
         """Return the model's layers."""
@@ -157,11 +157,11 @@ class CustomModel(LayeredModel):
 
     @property
     def built_everywhere(self) -> bool:  # type: ignore[override]
-        """Whether every rank has built all of the model's modules."""
+        """True if every rank has built all of the model's modules."""
         return self.model.built_everywhere
 
     def built(self, groups: Groups) -> Mapping[str, nn.Module]:
-        """Return the model's."""
+        """Return the model's built modules."""
         return self.model.built(groups)
 
     def loss(self, groups: Groups) -> Loss:
@@ -169,25 +169,25 @@ class CustomModel(LayeredModel):
         return self.model.loss(groups) if self.criterion is None else loss_of(self.criterion, self.model, groups)
 
     def after_step(self, module: nn.Module, progress: float) -> None:
-        """Do what the model does."""
+        """Call the model's `after_step`."""
         self.model.after_step(module, progress)
 
     @property
     def changes_after_step(self) -> bool:
-        """Whether the model does anything then."""
+        """True if the model's `after_step` does anything."""
         return self.model.changes_after_step
 
     def whole_output(self, groups: Groups, output: Any) -> Any:
-        """Return the model's own."""
+        """Return the model's whole output."""
         return self.model.whole_output(groups, output)
 
 
 def loss_of(criterion: Callable[[Any, Any], Any], model: LayeredModel, groups: Groups) -> Loss:
-    """Return a program's criterion as a loss, which takes the output in fp32, as in ColossalAI and Megatron-LM.
+    """Return a program's criterion as a loss that receives the output in fp32, as in ColossalAI and Megatron-LM.
 
-    A loss in bf16 has 8 bits, and a mean of such losses depends on the layout.
+    A bf16 loss has 8 significant bits, so a mean of such losses would depend on the layout.
     """
-    # Never the criterion itself: DeepSpeed's pipeline would register an nn.Module as a part of the model.
+    # A lambda, never the criterion itself: DeepSpeed's pipeline would register an nn.Module as part of the model.
     return lambda output, label: criterion(model.whole_output(groups, _to_fp32(output)), label)
 
 
@@ -213,11 +213,11 @@ PARTITION_METHODS: Mapping[str, str] = {"parameter": "parameters", "uniform": "u
 def build_pipeline_model_from_cfg(
     config: Mapping[str, object], num_chunks: int = 1, partition_method: str | None = None, verbose: bool = False
 ) -> CustomModel:
-    """Return the model of dict(type=..., ...); `dslpar.initialize` cuts it, and builds each layer on its stage alone.
+    """Return the model for dict(type=..., ...); `dslpar.initialize` cuts it and builds each layer only on its stage.
 
-    `num_chunks` above 1 are the stages that each rank holds; the schedule is then 'interleaved', where the config has
-    no type with several. `partition_method` is 'parameter' or 'uniform'; left out: as the config's parallel.pipeline
-    says. The cut is logged; `verbose` prints it.
+    `num_chunks` above 1 is the number of stages per rank. The schedule is then 'interleaved', unless the config has
+    another type with several stages per rank. `partition_method` is 'parameter' or 'uniform'; default: the config's
+    parallel.pipeline. The cut is logged; `verbose` prints it.
 
     Raises:
         DslparError: there is no such model, or no such method.
@@ -228,7 +228,7 @@ def build_pipeline_model_from_cfg(
 def build_pipeline_model(
     layers: nn.Sequential, num_chunks: int = 1, partition_method: str | None = None, verbose: bool = False
 ) -> CustomModel:
-    """Return the same of modules that are built already, with equal weights on every rank: seed before building."""
+    """Return the same for modules that are already built. Weights must be equal on every rank: seed before building."""
     return _custom_model(as_layered_model(layers, "<program>"), num_chunks, partition_method, verbose)
 
 
@@ -247,12 +247,12 @@ def _custom_model(model: LayeredModel, num_chunks: int, partition_method: str | 
 
 
 def with_program_chunks(job: Job, model: LayeredModel) -> Job:
-    """Return the job with the chunks that a program's model asks for.
+    """Return the job with the number of stages per rank that a program's model requests.
 
-    The config need not say them, as it need not in ColossalAI; micro-batches are then checked here.
+    As in ColossalAI, the config may leave the number out. The number of micro-batches is then checked here.
 
     Raises:
-        DslparError: the config says another number, or the job cannot have so many.
+        DslparError: the config has another number, or the job's micro-batches do not fit it.
     """
     num_chunks = 1
     while isinstance(model, CustomModel):
@@ -278,7 +278,7 @@ def _check_chunks(job: Job, schedule: PipelineSchedule, num_chunks: int) -> None
 
 
 def _find_class(target: str, path: str) -> type[nn.Module | LayeredModel]:
-    """Return the class of a model: a registered one, 'Sequential', or one by its full name."""
+    """Return a model's class: a registered class, nn.Sequential for 'Sequential', or a class by its full name."""
     location = Location(path)
     cls = MODELS.find(target) or (nn.Sequential if target == "Sequential" else None)
     cls = cls or (locate(target, location) if "." in target else MODELS.get(target, location))

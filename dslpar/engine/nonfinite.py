@@ -2,9 +2,9 @@
 
     description = find_first_nonfinite(engine, batches)   # all ranks together, after a skipped step; no step may follow
 
-It is looked for once, when a run ends because of it: in the weights as they are, then in one more forward and backward
-over the same micro-batches with a hook on every layer and parameter. TorchTitan and Megatron look in every step or not
-at all.
+The search runs once, when a run ends because of the value. It checks the weights, then runs one more forward and
+backward over the same micro-batches with a hook on every layer and parameter. TorchTitan and Megatron check in every
+step or not at all.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from dslpar.engine.pipeline_module import Pipeline, global_name
 
 
 class NonFinite(NamedTuple):
-    """A value that is not finite; fields are ordered so that the least of all ranks' is the first that was computed."""
+    """A value that is not finite. The field order makes the minimum over ranks the value that was computed first."""
 
     phase: int
     """0: before the forward, 1: in the forward, 2: in the backward."""
     stage: int
-    """Position of its stage in the order of that phase: a backward begins at the last stage."""
+    """Position of its stage in the order of the phase; a backward begins at the last stage."""
     rank: int
     value: str
     rank_description: str
 
 
 class _Seen(NamedTuple):
-    """A value that a hook has found."""
+    """A non-finite value that a hook found."""
 
     stage: int
-    """That was running: of several, a rank computes a late micro-batch's first stage after an early one's last."""
+    """The running stage; with several per rank, an early micro-batch's last stage runs before a late one's first."""
     name: str
     position: int = 0
-    """Of a parameter among those of the stage."""
+    """Position of a parameter within its stage."""
 
 
 def find_first_nonfinite(engine: Engine, batches: Iterable[MicroBatch]) -> str:
-    """Describe the value that was the first not to be finite, in the same text on every rank. All ranks together."""
+    """Describe the first non-finite value, with the same text on every rank. All ranks together."""
     groups, rank, chunks = engine.groups, engine.rank_description, engine.job.chunks
     positions = _positions(engine.module)
     first_stages = {p: stage for stage, p in reversed(positions)}
@@ -58,8 +58,8 @@ def find_first_nonfinite(engine: Engine, batches: Iterable[MicroBatch]) -> str:
     ]
     outputs, gradients = _run_with_hooks(engine, batches, positions)
     if engine.job.schedule.split:
-        # A stage's backward brings biases and norms first, and the matrices after all of them: an early hook may be of
-        # a layer that got what a later one has made. So within a stage they are taken from its end, as they would come.
+        # A split backward gives a stage's biases and norms first and its matrices last, so the hook order does not show
+        # which layer failed first. Within a stage, gradients are therefore sorted from its end, in backward order.
         gradients.sort(key=lambda each: -each.position)
 
     def found(phase: int, what: str, seen: _Seen) -> NonFinite:
@@ -70,7 +70,7 @@ def find_first_nonfinite(engine: Engine, batches: Iterable[MicroBatch]) -> str:
     every = [found(0, "the weight", seen) for seen in weights]
     every += [found(1, "the output of", seen) for seen in outputs]
     every += [found(2, "the gradient of", seen) for seen in gradients]
-    # Of the first stage of the first phase, as it came: the first of each rank is enough.
+    # The first value in the first stage of the first phase. One per rank is enough.
     own = [min(every, key=lambda each: (each.phase, each.stage))] if every else []
     by_rank = collectives.gather_objects(own, groups.axis("pipe", "data", "tensor"))
     firsts = [first for found_there in by_rank for first in found_there]
@@ -81,7 +81,7 @@ def find_first_nonfinite(engine: Engine, batches: Iterable[MicroBatch]) -> str:
 
 
 def _positions(module: nn.Module) -> dict[tuple[int, nn.Parameter], int]:
-    """Return the position of each parameter in the order of the forward, by each stage of this rank that has it."""
+    """Return each parameter's position in forward order, by (stage of this rank, parameter)."""
     stages = {stage: module.stage_parameters(stage) for stage in module.stages} if isinstance(module, Pipeline) else {}
     return {(stage, p): position for stage, held in stages.items() for position, p in enumerate(held)}
 
@@ -89,7 +89,7 @@ def _positions(module: nn.Module) -> dict[tuple[int, nn.Parameter], int]:
 def _run_with_hooks(
     engine: Engine, batches: Iterable[MicroBatch], positions: Mapping[tuple[int, nn.Parameter], int]
 ) -> tuple[list[_Seen], list[_Seen]]:
-    """Return the layers whose output, and the parameters whose gradient was not finite, in the order they came."""
+    """Return the layers with a non-finite output and the parameters with a non-finite gradient, in hook order."""
     outputs: list[_Seen] = []
     gradients: list[_Seen] = []
     whole = engine.module
@@ -109,7 +109,7 @@ def _run_with_hooks(
 
     with ExitStack() as stack:
         for name, module in whole.named_modules():
-            if not any(True for _ in module.children()):  # a container's output is its last layer's, found there
+            if not any(True for _ in module.children()):  # a container returns its last layer's output
                 own = global_name(name, whole.layer_names).rstrip(".") if isinstance(whole, Pipeline) else name
                 hook = module.register_forward_hook(partial(check_output, f"{own} ({type(module).__name__})"))
                 stack.callback(hook.remove)

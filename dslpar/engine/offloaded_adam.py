@@ -1,10 +1,10 @@
-"""Adam of an offloaded optimizer: DeepSpeedCPUAdam where its op is there or can be built, torch's own elsewhere.
+"""Choose Adam for an offloaded optimizer: DeepSpeedCPUAdam if its op is built or can be, torch's Adam otherwise.
 
     choose_adam(config, job, groups, module)     # all ranks together, on DeepSpeed's dict
 
-The op is C++ in vector instructions, which DeepSpeed brings as source: a host compiles it at its first start, in about
-a minute. No linter can know whether that works, so ranks see when they start. They take it together or not at all:
-it rounds otherwise than torch. `optimizer.type` 'DeepSpeedCPUAdam' or 'torch.optim.AdamW' leaves no choice.
+DeepSpeed ships the op as C++ source with vector instructions. A host compiles it at its first start, in about a minute.
+No linter can know whether that works, so ranks try at startup. All ranks use the op or none does, because it rounds
+differently from torch. `optimizer.type` 'DeepSpeedCPUAdam' or 'torch.optim.AdamW' fixes the choice.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ log = logging.getLogger("dslpar")
 
 
 def choose_adam(config: dict[str, Any], job: Job, groups: Groups, module: nn.Module) -> None:
-    """Have DeepSpeed's dict name DeepSpeedCPUAdam in the place of torch's Adam, where every rank can take it.
+    """Replace torch's Adam with DeepSpeedCPUAdam in DeepSpeed's dict if every rank can use it.
 
-    What a program's own `deepspeed` section says of it stays. All ranks must call it together.
+    A `torch_adam` key in the config's own `deepspeed` section is kept. All ranks must call it together.
     """
     params = config.get("optimizer", {}).get("params", {})
     own = job.spec.deepspeed.get("optimizer", {}).get("params", {})
@@ -48,7 +48,7 @@ def _first_of_all_ranks(reason: str, groups: Groups) -> str:
 
 
 def _unfit(params: dict[str, Any], module: nn.Module) -> str:
-    """Return why this rank does not ask for the op; empty: it does."""
+    """Return why this rank does not want the op; empty: it wants it."""
     if not _computes_on_device():
         return "the model computes on the CPU too, where a start does not wait for a compiler"
     if params.get("amsgrad"):
@@ -63,12 +63,12 @@ def _computes_on_device() -> bool:
 
 
 def _load_error() -> str:
-    """Load the op, which may compile it, and return why that failed; empty: it is there."""
+    """Load the op, which may compile it; return why that failed, or "" if it loaded."""
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
     try:
         DeepSpeedCPUAdam([torch.zeros(1)])
-    except (RuntimeError, OSError) as error:  # its constructor makes a RuntimeError of whatever stopped the compiler
+    except (RuntimeError, OSError) as error:  # its constructor wraps any compiler failure in a RuntimeError
         return f"its op does not load: {_first_line(error.__cause__ or error)}"
     return ""
 

@@ -1,11 +1,11 @@
-"""The optimizer and the LR scheduler of a job: torch's and DeepSpeed's by their names, or a class by its full name.
+"""Make a job's optimizer and LR scheduler: torch's and DeepSpeed's by name, or a class by its full name.
 
     make_optimizer = optimizer_factory(job)         # None: one of those that DeepSpeed makes from its dict
     make_lr_scheduler = lr_scheduler_factory(job)   # called with the optimizer
 
-An LR scheduler steps once an optimizer step that was applied. A skipped one (its gradient was not finite) leaves the
-learning rate where it is, as in DeepSpeed and Megatron-LM, so that no part of a warm-up is lost to the first loss
-scales of fp16. Classes are checked here, and called when DeepSpeed asks for an instance.
+An LR scheduler steps once per applied optimizer step. A skipped step (its gradient was not finite) keeps the learning
+rate, as in DeepSpeed and Megatron-LM, so that fp16's first loss scales do not use up the warm-up. Classes are checked
+here, and called when DeepSpeed asks for an instance.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ ParameterGroups = list[dict[str, Any]]
 
 
 def optimizer_factory(job: Job) -> Callable[[ParameterGroups], torch.optim.Optimizer] | None:
-    """Return what makes the optimizer from parameter groups; None where DeepSpeed's dict names it.
+    """Return a factory that makes the optimizer from parameter groups; None if DeepSpeed's dict names it.
 
     Raises:
-        DslparError: there is no such class, or it is not an optimizer. When called: it refuses its arguments, or it has
-            no kernel for this device.
+        DslparError: there is no such class, or it is not an optimizer. Calling the factory raises it if the class
+            rejects its arguments or has no kernel for this device.
     """
     section = job.spec.optimizer
     if not isinstance(section, sections.OtherOptimizer):
@@ -45,7 +45,7 @@ def optimizer_factory(job: Job) -> Callable[[ParameterGroups], torch.optim.Optim
         message, hint = f"{section.target!r} is not a torch.optim.Optimizer", "name such a class, or type='AdamW'"
         raise_finding("CFG225", message, hint, job.path, "optimizer")
     arguments = {"lr": section.lr, **instantiate(section.args, job.trusted)}
-    # An optimizer that knows no decay would refuse the 0 that nobody has written.
+    # An optimizer without weight_decay would reject the default 0, which the config need not contain.
     if section.weight_decay or "weight_decay" in inspect.signature(cls).parameters:
         arguments["weight_decay"] = section.weight_decay
     return lambda groups: deepspeed_patches.without_eager_state(
@@ -54,16 +54,17 @@ def optimizer_factory(job: Job) -> Callable[[ParameterGroups], torch.optim.Optim
 
 
 def lr_scheduler_factory(job: Job) -> Callable[[torch.optim.Optimizer], Any]:
-    """Return what makes the LR scheduler at the run's first step, whose learning rate the optimizer then has.
+    """Return a factory for the LR scheduler, which sets the optimizer to the learning rate of the run's first step.
 
     Raises:
-        DslparError: there is no such class, or it does not step by itself. When called: it refuses its arguments.
+        DslparError: there is no such class, or its `step` needs arguments. Calling the factory raises it if the class
+            rejects its arguments.
     """
     section = job.spec.lr_scheduler
     if isinstance(section, sections.LRScheduler):
-        lr = job.spec.optimizer.lr or 1.0  # lr is 0 where the optimizer's first group is frozen
+        lr = job.spec.optimizer.lr or 1.0  # lr is 0 if the optimizer's first group is frozen
         steps = job.spec.train.steps
-        # LambdaLR multiplies the function with each group's lr, and the curve is absolute: hence the division.
+        # LambdaLR multiplies each group's lr by the function's value. The curve is absolute, hence the division.
         return partial(LambdaLR, lr_lambda=lambda step: learning_rate(section, lr, steps, step) / lr)
     row = torch_schedulers.named(section.target)
     cls = locate(row.dotted if row else section.target, Location(job.path))
@@ -71,7 +72,7 @@ def lr_scheduler_factory(job: Job) -> Callable[[torch.optim.Optimizer], Any]:
         required = "an LR scheduler that steps by itself, with state_dict() and load_state_dict()"
         hint = "name a class of torch.optim.lr_scheduler, or of DeepSpeed's; none that watches a loss"
         raise_finding("CFG212", f"{section.target!r} is not {required}", hint, job.path, "lr_scheduler")
-    # Where a scheduler has a peak of its own, it is the optimizer's lr, and not DeepSpeed's default.
+    # A scheduler with its own peak argument gets the optimizer's lr, not DeepSpeed's default.
     arguments = ({row.sets_lr: job.spec.optimizer.lr} if row and row.sets_lr else {}) | instantiate(
         section.args, job.trusted
     )
@@ -79,7 +80,7 @@ def lr_scheduler_factory(job: Job) -> Callable[[torch.optim.Optimizer], Any]:
 
 
 def _full_name(target: str, job: Job) -> str:
-    """Return the full name of an optimizer's class; some have another one for state that is offloaded to the CPU."""
+    """Return the full name of an optimizer's class; some have another class for state offloaded to the CPU."""
     row = torch_optimizers.named(target)
     if row is None:
         return target
@@ -88,7 +89,7 @@ def _full_name(target: str, job: Job) -> str:
 
 
 def _steps_by_itself(cls: object) -> bool:
-    """Return whether DeepSpeed can drive a scheduler: `step` needs no argument, such as a loss, and it has a state."""
+    """Return whether DeepSpeed can drive a scheduler: it has a state, and `step` needs no argument such as a loss."""
     if not isinstance(cls, type) or issubclass(cls, torch.optim.Optimizer):
         return False
     if not all(hasattr(cls, name) for name in ("step", "state_dict", "load_state_dict")):
@@ -98,11 +99,11 @@ def _steps_by_itself(cls: object) -> bool:
 
 
 def _construct(cls: Any, arguments: Mapping[str, Any], key: str, target: str, job: Job, first: Any) -> Any:
-    """Return `cls(first, **arguments)`; arguments that it refuses are the author's mistake."""
+    """Return `cls(first, **arguments)`; report rejected arguments as the config author's mistake."""
     try:
         return cls(first, **arguments)
     except (TypeError, ValueError, RuntimeError) as error:
-        # DeepSpeed has no kernel for the device, or could not build it: it raises no class of its own.
+        # DeepSpeed raises no class of its own if it has no kernel for the device or could not build it.
         if any(text in str(error) for text in ("op had not been implemented", "failed to build/load")):
             message = f"{target!r} has no kernel on this machine: {error}"
             hint = "choose another optimizer, such as 'AdamW'"
@@ -116,12 +117,12 @@ def _construct(cls: Any, arguments: Mapping[str, Any], key: str, target: str, jo
 
 
 def read_only(lr_scheduler: Any, path: str) -> Any:
-    """Return a view of the LR scheduler that refuses `step`: stepped twice a step, it would end in half the run."""
+    """Return a view of the LR scheduler that refuses `step`: stepping it twice would end the schedule too early."""
     if lr_scheduler is None:
         return None
 
     class ReadOnly(type(lr_scheduler)):  # type: ignore[misc]
-        """The engine's LR scheduler, to read."""
+        """The engine's LR scheduler, read-only."""
 
         def __init__(self) -> None:
             self.__dict__ = lr_scheduler.__dict__

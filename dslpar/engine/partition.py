@@ -1,9 +1,9 @@
-"""Partition a model whose layers are known only when it is there: an nn.Sequential, a class of one's own.
+"""Partition a model whose layers are known only at run time: an nn.Sequential or a user's class.
 
     job, layers = partition_layers(job, model, groups)        # job.stages says which layers are on which stage
 
-As the linter does for models that it knows, all mistakes are found before DeepSpeed is called: there, a rank without
-parameters fails by itself, and the others wait for it (DeepSpeed's issue 1522).
+The linter checks the partition of models that it knows. Here, all mistakes are found before DeepSpeed is called. In
+DeepSpeed, a rank without parameters fails alone and the others wait for it (DeepSpeed issue 1522).
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from dslpar.engine.model import CustomModel
 from dslpar.engine.pipeline_module import TIED_MODULES, Pipeline, global_name
 from dslpar.engine.stage_layers import stage_parts
 from dslpar.layers.parameter import PlacedModule, placement_of
-from dslpar.layout.resolve import Job, Stages, pipeline_of, stages_from
+from dslpar.layout.resolve import Job, Stages, stages_from
 from dslpar.layout.stages import Counts, automatic, group_layers, in_order, num_matches
 from dslpar.models import LayeredModel, LayerSpec, Sequential
 from dslpar.models.sequential import Stage
+from dslpar.schema.parallel_forms import pipeline_of
 from dslpar.watchdog.status_page import stages_name
 
 log = logging.getLogger("dslpar")
 
 
 def partition_layers(job: Job, model: LayeredModel, groups: Groups) -> tuple[Job, list[LayerSpec]]:
-    """Return the job with its stages, and the model's layers, each with its layer_idx where there is a pipeline.
+    """Return the job with its stages, and the model's layers; with a pipeline, each layer has its layer_idx.
 
     Raises:
         DslparError: the layers cannot be cut as the job requests.
@@ -41,12 +42,12 @@ def partition_layers(job: Job, model: LayeredModel, groups: Groups) -> tuple[Job
     _check_num_modules(job, model)
     layers = model.layers(groups)
     if job.mesh.pipe == 1:
-        # As over stages, so that the layout does not decide what a model may be.
+        # Checked as with stages, so that the same models are valid in every layout.
         _check_order(job, layers, (1 + max((layer.layer_idx or 0 for layer in layers), default=0),))
         return job, layers
     model, method = _requested_method(job, model)
     layers = _indexed(job, layers)
-    # For the layers that the linter knows the cut is in the job already; only a program's own method overrides it.
+    # The job already has the cut of layers that the linter knows. Only a program's own method overrides it.
     if job.stages.counts is None or method is not None:
         job = dataclasses.replace(job, stages=_stages(job, layers, method))
     assert job.stages.counts is not None
@@ -58,11 +59,12 @@ def partition_layers(job: Job, model: LayeredModel, groups: Groups) -> tuple[Job
 
 
 def check_module(job: Job, module: nn.Module, groups: Groups) -> None:
-    """Check what only the rank that holds a module can see, and raise it on every rank. Collective over all ranks.
+    """Check this rank's module, and raise any rank's findings on every rank. Collective over all ranks.
 
     Raises:
-        DslparError: a rank has nothing to train, a parameter is plain over tensor ranks or has no dims, a layer's
-            layer_idx says another stage, or a layer that runs twice keeps statistics of its inputs.
+        DslparError: a rank has no trainable parameter, a plain parameter would be copied on all tensor ranks, a
+            parameter has no dims, a layer's layer_idx belongs to another stage, or a recomputed layer keeps running
+            statistics.
     """
     findings = [
         *_untrainable(job, module, groups),
@@ -71,7 +73,7 @@ def check_module(job: Job, module: nn.Module, groups: Groups) -> None:
         *_scalar_parameters(job, module),
         *_recomputed_statistics(job, module),
     ]
-    # Gathered before anybody raises: a rank that left alone would leave the others waiting in their next collective.
+    # Gathered before any rank raises: if one rank left alone, the others would hang in their next collective.
     gathered = collectives.gather_objects(findings, groups.axis("pipe", "data", "tensor"))
     every = dict.fromkeys(finding for found in gathered for finding in found)
     if every:
@@ -82,7 +84,7 @@ def check_module(job: Job, module: nn.Module, groups: Groups) -> None:
 
 
 def _check_num_modules(job: Job, model: LayeredModel) -> None:
-    """Refuse a model that is split by hand into other stages than this rank holds."""
+    """Refuse a hand-split model whose number of modules is not this rank's number of stages."""
     model, num = _innermost(model), job.chunks.num
     if isinstance(model, Stage) and len(model.modules) != num:
         modules = f"{len(model.modules)} modules" if len(model.modules) != 1 else "one module"
@@ -93,14 +95,14 @@ def _check_num_modules(job: Job, model: LayeredModel) -> None:
 
 
 def _innermost(model: LayeredModel) -> LayeredModel:
-    """Return what a program's model is made of."""
+    """Return a program's model without its CustomModel wrappers."""
     while isinstance(model, CustomModel):
         model = model.model
     return model
 
 
 def _indexed(job: Job, layers: list[LayerSpec]) -> list[LayerSpec]:
-    """Give each layer its index as layer_idx where none has one: layers are then cut one by one."""
+    """Set each layer's layer_idx to its position if no layer has one; each layer is then a unit of its own."""
     if len(layers) == 1:
         message = f"the model is one module, which cannot be cut over {job.chunks.stages} stages"
         hint = "give an nn.Sequential, a dslpar.models.LayeredModel, or each rank its dslpar.Stage(module)"
@@ -124,11 +126,11 @@ def _check_order(job: Job, layers: Sequence[LayerSpec], counts: Sequence[int]) -
 
 
 def _requested_method(job: Job, model: LayeredModel) -> tuple[LayeredModel, str | None]:
-    """Return what a program's model is made of, and the method by which the program wants it cut."""
+    """Return a program's model without its wrappers, and the partition method that the program requests."""
     method: str | None = None
     while isinstance(model, CustomModel):
         method = method or model.method
-        # The outermost says how: it is what the program has called last.
+        # The outermost wrapper's method wins: the program called it last.
         model = model.model
     names = ("stage_ids", "counts", "method", "custom_pipeline_stage_id")
     sections = (job.spec.parallel.pipeline, job.spec.train.dist)
@@ -169,13 +171,13 @@ def _check_stage_ids(job: Job, ids: Sequence[int], num_layers: int) -> None:
 
 def _automatic(job: Job, method: str, units: Sequence[Sequence[LayerSpec]]) -> Counts:
     if len(units) == job.chunks.stages:
-        # Nothing to weigh, and no layer is built: of a model that is split by hand, a rank has its own stage alone.
+        # There is nothing to weigh, so no layer is built: with a hand-split model, a rank has only its own stage.
         return (1,) * len(units)
 
     def weights_by(method: str) -> list[int]:
-        if not method.startswith("type:"):  # 'cost' too: what a built layer computes is not known
+        if not method.startswith("type:"):  # also for 'cost': the FLOPs of a built layer are unknown
             built = [[p for module in _built(unit) for p in module.parameters()] for unit in units]
-            # What is frozen computes all the same, and has no gradient to balance.
+            # Frozen parameters count for 'cost', since they compute too. They have no gradient to balance.
             counted = [[p for p in parameters if method == "cost" or p.requires_grad] for parameters in built]
             return [sum(p.numel() for p in parameters) for parameters in counted]
         weights = [num_matches(method, _class_names(unit)) for unit in units]
@@ -195,7 +197,7 @@ def _class_names(unit: Sequence[LayerSpec]) -> list[str]:
 
 
 def _built(unit: Sequence[LayerSpec]) -> list[nn.Module]:
-    """Build layers on the meta device, without memory; a tied one weighs nothing."""
+    """Build layers on the meta device, without memory; a tied layer counts nothing."""
     with torch.device("meta"):
         return [layer.build() for layer in unit if layer.tied is None]
 
@@ -206,7 +208,7 @@ def _built(unit: Sequence[LayerSpec]) -> list[nn.Module]:
 def _untrainable(job: Job, module: nn.Module, groups: Groups) -> list[Finding]:
     if any(p.requires_grad for p in module.parameters()):
         return []
-    # Of several stages one may train nothing, such as one that reshapes images: it is the rank that steps.
+    # Only the whole rank must train something, since it steps. One of its stages may not, if it only reshapes images.
     held = stages_name(job.chunks.held_by(groups.coord["pipe"])) if job.mesh.pipe > 1 else "the model"
     hint = "cut elsewhere (parallel.pipeline method='parameters', or counts), or use fewer stages"
     message = f"{held} {'have' if job.chunks.num > 1 else 'has'} no parameter that is trained"
@@ -214,7 +216,7 @@ def _untrainable(job: Job, module: nn.Module, groups: Groups) -> list[Finding]:
 
 
 def _misplaced_layers(job: Job, module: nn.Module) -> list[Finding]:
-    """Find layers of dslpar.layers, within others, whose layer_idx says another stage than they are on."""
+    """Find nested layers of dslpar.layers whose layer_idx belongs to another stage than the one they are on."""
     if not isinstance(module, Pipeline):
         return []
     counts = enumerate(job.stages.counts or ())
@@ -223,7 +225,7 @@ def _misplaced_layers(job: Job, module: nn.Module) -> list[Finding]:
     findings = []
     for name, layer in module.named_modules():
         index: int | None = getattr(layer, "layer_idx", None) if isinstance(layer, PlacedModule) else None
-        # A tied layer's second use is another stage's, where it does not say so.
+        # A tied layer's second use is on another stage, which its layer_idx does not name.
         if index is None or name.startswith(TIED_MODULES):
             continue
         stage = module.stage_of(int(name.partition(".")[0]))
@@ -237,7 +239,7 @@ def _misplaced_layers(job: Job, module: nn.Module) -> list[Finding]:
 
 
 def _unsharded_parameters(job: Job, module: nn.Module) -> list[Finding]:
-    """Find a parameter that knows nothing of tensor groups: each of their ranks would hold all of it."""
+    """Find parameters without a placement: each rank of a tensor group would hold the whole parameter."""
     size = job.mesh.tensor.size
     plain = [name for name, p in module.named_parameters() if placement_of(p) is None]
     if size == 1 or not plain:
@@ -249,7 +251,7 @@ def _unsharded_parameters(job: Job, module: nn.Module) -> list[Finding]:
 
 
 def _scalar_parameters(job: Job, module: nn.Module) -> list[Finding]:
-    """Find parameters without dims: DeepSpeed broadcasts weights as views of bytes, and of those there is none."""
+    """Find parameters without dims: DeepSpeed broadcasts weights as byte views, which 0-dim tensors do not have."""
     names = [name for name, p in module.named_parameters() if p.dim() == 0]
     message = f"{', '.join(map(repr, names[:4]))}: DeepSpeed cannot broadcast a parameter without dims"
     hint = "make it a vector of one element: nn.Parameter(torch.ones(1))"
@@ -257,7 +259,7 @@ def _scalar_parameters(job: Job, module: nn.Module) -> list[Finding]:
 
 
 def _recomputed_statistics(job: Job, module: nn.Module) -> list[Finding]:
-    """Find a norm that keeps running statistics where activation checkpointing runs its forward twice."""
+    """Find norms with running statistics if activation checkpointing would run their forward twice."""
     names = [name for name, child in module.named_modules() if getattr(child, "track_running_stats", False)]
     if job.spec.activation_checkpoint is None or not names:
         return []
@@ -268,10 +270,10 @@ def _recomputed_statistics(job: Job, module: nn.Module) -> list[Finding]:
 
 
 def _refuse_shared_parameters(job: Job, layers: Sequence[LayerSpec]) -> None:
-    """Refuse one parameter of two modules on two stages: only LayerSpec.tied keeps the copies equal.
+    """Refuse one parameter shared by modules on two stages: only LayerSpec.tied keeps the copies equal.
 
-    On one rank too, where it would be one tensor: gradients of one of its stages are reduced over replicas before the
-    other one adds to them.
+    This also holds if one rank has both stages and the parameter is one tensor: one stage's gradient is reduced over
+    replicas before the other stage adds to it.
     """
     assert job.stages.counts is not None
     parts = stage_parts([layer.layer_idx for layer in layers], job.stages.counts)

@@ -1,20 +1,22 @@
-"""Run a pipeline's schedule on DeepSpeed's engine: the actions of `layout.schedule`, in the order of this rank.
+"""Run a pipeline schedule on DeepSpeed's engine: this rank's actions of `layout.schedule`, in order.
 
     pipeline = PipelineExecutor(ds_engine, groups, schedule)
     result = pipeline.forward_backward(loss_fn, batches)
     optimizer_step(ds_engine)
 
-DeepSpeed's pipeline engine knows one schedule, 1F1B, and one stage a rank. Here one loop runs any order that lint,
-`show` and the simulator know, since it is the same data: F, B and W of each stage that the rank holds. DeepSpeed keeps
-what it does for one micro-batch (precision, loss scaling, its hooks on gradients) and for a whole step: sums of tied
-gradients, reduction over replicas, the optimizer. In the order of 1F1B the numbers are DeepSpeed's own, to the bit.
+DeepSpeed's pipeline engine knows one schedule, 1F1B, with one stage per rank. Here one loop runs any order of F, B and
+W (forward, backward, weight gradients) over the stages that the rank holds. Lint, `show` and the simulator use the same
+orders. DeepSpeed still handles each micro-batch (precision, loss scaling, its gradient hooks) and the whole step: sums
+of tied gradients, reduction over replicas, the optimizer. With the 1F1B order, results are bit-identical to DeepSpeed's
+own.
 
-torch.distributed.pipelining and Megatron-LM have executors of actions too; torch's takes its stages' modules apart from
-any engine, and splits a backward by running it twice. Here W is what the layers have put aside in B
+torch.distributed.pipelining and Megatron-LM also have executors of actions. torch's takes its stages' modules apart
+from any engine, and splits a backward by running it twice. Here W computes what the layers have put aside in B
 (`layers.weight_gradients`).
 
-Gradients of a stage are complete in its last B, or W where the backward is split: from there on they are reduced over
-replicas while the rank's other stages go on (`distributed.gradient_buffer`; without ZeRO, `stage_reduction`).
+A stage's gradients are complete after its last B, or after its last W if the backward is split. From then on they are
+reduced over replicas while the rank's other stages continue (`distributed.gradient_buffer`; without ZeRO,
+`stage_reduction`).
 """
 
 from __future__ import annotations
@@ -48,12 +50,12 @@ _NAMES = {"F": "forward", "B": "backward", "W": "weight gradients"}
 
 
 class _Forward(NamedTuple):
-    """What a micro-batch's forward through a stage has left for its backward."""
+    """Tensors that a micro-batch's forward through a stage keeps for its backward."""
 
     inputs: list[Tensor]
-    """What came from the stage before; none on the first."""
+    """Tensors received from the previous stage; empty on the first stage."""
     outputs: list[Tensor]
-    """The floating-point ones; on the last stage the loss."""
+    """The floating-point outputs; on the last stage, the loss."""
 
 
 class PipelineExecutor:
@@ -69,14 +71,15 @@ class PipelineExecutor:
         self._messages.connect(self._orders)
         self._forwards: dict[tuple[int, int], _Forward] = {}
         self._weights: dict[tuple[int, int], WeightGradients] = {}
-        """What each B has put aside, from the oldest on."""
+        """Weight gradients that each B has put aside, oldest first."""
         self._reduction: StageReduction | None = None
         if self._chunks.num > 1:
             late = deferred_ids(ds_engine.module)
             self._reduction = deepspeed_patches.reduce_by_stages(ds_engine, groups.axis("data"), late)
         self._losses: list[Tensor] = []
         self._outputs: list[Any] = []
-        # DeepSpeed asks them as it runs a micro-batch: of the stage that runs, where a rank holds several.
+        # DeepSpeed calls these while it runs a micro-batch. With several stages per rank they must mean the running
+        # one.
         ds_engine.is_first_stage = lambda: ds_engine.module.stage == 0
         ds_engine.is_last_stage = lambda: ds_engine.module.stage == self._chunks.last
 
@@ -88,7 +91,7 @@ class PipelineExecutor:
         keep_outputs: bool = False,
         reduce: bool = True,
     ) -> Result:
-        """Run a step's micro-batches; `batches` may be empty on ranks that hold neither end of the model."""
+        """Run a step's micro-batches; `batches` may be empty on ranks without the first or the last stage."""
         orders = self._orders
         order = orders[self._rank]
         last = {(action.kind, action.stage): action for action in order}
@@ -139,7 +142,7 @@ class PipelineExecutor:
             inputs = [_requiring_grad(value) for value in self._messages.receive(action)]
             x = inputs[0] if len(inputs) == 1 else tuple(inputs)
         with self._at(stage), splitting() if self._schedule.split else nullcontext():
-            # A copy, as in DeepSpeed: a layer may work in place, and must not on a leaf, nor on the caller's tensor.
+            # Copied, as in DeepSpeed: a layer may work in place, which must not change a leaf or the caller's tensor.
             output = DeepSpeedEngine.forward(self._engine, _clone(x))
         if stage == self._chunks.last:
             loss = loss_fn(output, batches[micro][1])
@@ -154,7 +157,9 @@ class PipelineExecutor:
         self._forwards[stage, micro] = _Forward(inputs, [each for each in outputs if each.is_floating_point()])
 
     def _backward(self, action: Action, completes: bool) -> None:
-        """Run a backward; where it is split, of inputs alone. `completes`: gradients are whole after it."""
+        """Run a backward; a split one computes input gradients only. `completes`: the stage's gradients are then
+        complete.
+        """
         _, stage, micro = action
         inputs, outputs = self._forwards.pop((stage, micro))
         with self._at(stage), self._boundary(completes), self._weights_aside(stage, micro), fused_accumulation():
@@ -168,18 +173,18 @@ class PipelineExecutor:
         taken_by = consumer(action, self._chunks)
         if taken_by is not None:
             floating = [each for each in inputs if each.is_floating_point()]
-            # A stage may leave an input unused, and the stage before waits for its gradient all the same.
+            # A stage may leave an input unused. The previous stage still waits for its gradient.
             self._messages.send([torch.zeros_like(x) if x.grad is None else x.grad for x in floating], taken_by)
 
     def _weights_aside(self, stage: int, micro: int) -> AbstractContextManager[None]:
-        """Have a backward put weight gradients aside, where it is split."""
+        """Have a backward put weight gradients aside if the schedule splits it."""
         if not self._schedule.split:
             return nullcontext()
         self._weights[stage, micro] = WeightGradients()
-        return splitting(self._weights[stage, micro], list(self._weights.values()))  # its own last
+        return splitting(self._weights[stage, micro], list(self._weights.values()))  # the newest last
 
     def _weight_gradients(self, action: Action, completes: bool) -> None:
-        """Compute what the B of this micro-batch has put aside."""
+        """Compute the weight gradients that this micro-batch's B has put aside."""
         with self._at(action.stage), self._boundary(completes), self._engine_backward():
             self._weights.pop((action.stage, action.micro)).accumulate()
 
@@ -196,7 +201,7 @@ class PipelineExecutor:
 
     @contextmanager
     def _boundary(self, completes: bool) -> Iterator[None]:
-        """Let hooks of gradients know whether these are whole, so that they may be reduced."""
+        """Tell gradient hooks whether gradients are complete and may be reduced."""
         engine = self._engine
         engine._force_grad_boundary = completes
         if hasattr(engine.optimizer, "set_gradient_accumulation_boundary"):
@@ -208,12 +213,12 @@ class PipelineExecutor:
 
     @contextmanager
     def _engine_backward(self) -> Iterator[None]:
-        """Do what DeepSpeed's pipeline engine does around a backward that begins at no loss."""
+        """Do what DeepSpeed's pipeline engine does around a backward that does not start from a loss."""
         engine = self._engine
         sums_in_fp32 = engine.using_bf16_optimizer
         if sums_in_fp32:
             engine.optimizer.clear_lp_grads()
-        engine._running_engine_backward = True  # else hooks would take it for a user's own, without loss scaling
+        engine._running_engine_backward = True  # else hooks take it for a user's backward without loss scaling
         try:
             yield
         finally:
@@ -224,7 +229,7 @@ class PipelineExecutor:
     # ---- a whole run ----
 
     def _plan(self, orders: Orders) -> tuple[Orders, list[list[Action]]]:
-        """Return the orders of this rank and of its neighbours, nothing of the others; and what it receives ahead."""
+        """Return the orders of this rank and its neighbours (others empty), and the messages it receives ahead."""
         pipe = self._chunks.pipe
         near = {(self._rank + step) % pipe for step in (-1, 0, 1)}
         return [orders[rank] if rank in near else [] for rank in range(pipe)], receives(
@@ -246,7 +251,7 @@ class PipelineExecutor:
 
 
 def _splittable(schedule: Schedule, module: nn.Module, groups: Groups) -> Schedule:
-    """Return the schedule, unsplit where no stage has a layer whose backward can be split. All ranks together."""
+    """Return the schedule, unsplit if no stage has a layer whose backward can be split. All ranks together."""
     if not schedule.split:
         return schedule
     splits_here = any(isinstance(part, Linear) for part in module.modules())

@@ -1,10 +1,11 @@
-"""This rank's stages of a layered model as DeepSpeed's PipelineModule: partitioned by the Job, built layer by layer.
+"""DeepSpeed PipelineModule with this rank's stages of a layered model, partitioned by the Job, built layer by layer.
 
     module = pipeline_module(model.layers(groups), (3, 1), Chunks(pipe=2), groups, seed=1234, loss_fn=loss)
     for name, parameter in named_parameters(module): ...       # 'blocks.0.attention.qkv.weight', as without a pipeline
 
-The first stage takes the layers before the blocks, the last those after them. Giving explicit parts by overriding
-`_partition_layers` is an idea of DeepSpeed's DualPipeV; the default builds every layer on every rank to count it.
+The first stage takes the layers before the blocks, the last stage those after them. DeepSpeed's default partitioning
+builds every layer on every rank to count its parameters. Overriding `_partition_layers` with explicit parts avoids
+that, as in DeepSpeed's DualPipeV.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from dslpar.models.layered import BuiltLayer, Loss, forward_steps
 from dslpar.models.recompute import run_layers
 
 TIED_MODULES = "tied_modules"
-"""Where DeepSpeed keeps modules whose weight two stages share, of one rank or of two."""
+"""DeepSpeed's attribute for modules whose weight two stages share, on one rank or on two."""
 
 
 def topology(mesh: Mesh) -> ProcessTopology:
-    """Return the mesh as DeepSpeed's topology: one flat axis "model" for the whole tensor cuboid.
+    """Return the mesh as a DeepSpeed topology, with one flat axis "model" for the whole tensor cuboid.
 
     With more axes, DeepSpeed's norms would count replicated parameters on every rank.
     """
@@ -43,19 +44,19 @@ def topology(mesh: Mesh) -> ProcessTopology:
 
 
 class Pipeline(PipelineModule):  # type: ignore[misc]
-    """This rank's stages of a layered model; `interval` is that of `models.LayeredModule`."""
+    """This rank's stages of a layered model; `interval` is as in `models.LayeredModule`."""
 
     stage: int
-    """The stage that a forward runs; where the rank holds several, the executor sets it."""
+    """The stage that a forward runs; the executor sets it if the rank holds several."""
     stages: range
     """All stages of this rank."""
 
     parameter_gather: ParameterGather | None = None
-    """As `models.LayeredModule` has it."""
+    """As in `models.LayeredModule`."""
     micro_batch_seed: int | None = None
-    """Likewise."""
+    """As in `models.LayeredModule`."""
     offloads_inputs: bool = False
-    """Likewise."""
+    """As in `models.LayeredModule`."""
 
     def __init__(
         self,
@@ -67,7 +68,7 @@ class Pipeline(PipelineModule):  # type: ignore[misc]
         loss_fn: Loss,
         interval: int = 0,
     ) -> None:
-        # Set before super().__init__, which partitions and builds the layers by them.
+        # Set before super().__init__, which uses them to partition and build the layers.
         self._explicit_parts, self.chunks = parts, chunks
         self.stages = chunks.held_by(groups.coord["pipe"])
         self.stage = self.stages[0]
@@ -76,7 +77,7 @@ class Pipeline(PipelineModule):  # type: ignore[misc]
         tied = {spec.tied for spec in specs if spec.tied}
         layers = [(_TiedLayer if spec.owner in tied else _UntiedLayer)(spec, groups, seed) for spec in specs]
         super().__init__(layers=layers, topology=topology(groups.mesh), loss_fn=loss_fn)
-        # After DeepSpeed's constructor, which finds out which copies are tied; before initialize reads the flags.
+        # After DeepSpeed's constructor, which finds the tied copies, and before deepspeed.initialize reads the flags.
         deepspeed_patches.disown_tied_copies(self)
 
     def _partition_layers(self, method: str = "") -> None:
@@ -97,20 +98,20 @@ class Pipeline(PipelineModule):  # type: ignore[misc]
         return bisect(self.parts, position) - 1
 
     def stage_owner(self, layer_idx: int) -> int:
-        """Return the rank of the axis "pipe" that holds a layer: DeepSpeed makes groups of tied weights by it."""
+        """Return the "pipe" rank that holds a layer; DeepSpeed makes its groups of tied weights from it."""
         return self.chunks.rank_of(self.stage_of(layer_idx))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Run the layers of `stage`: x is the model's inputs, or the residual [micro, sequence, hidden] as stored.
+        """Run the layers of `stage`; x is the model's inputs, or the stored residual [micro, sequence, hidden].
 
-        It replaces DeepSpeed's forward, which recomputes by ranges of all layers, not of blocks.
+        It replaces DeepSpeed's forward, whose recomputation counts all layers, not only blocks.
         """
         seed = self.micro_batch_seed if self.training else None
         steps = forward_steps(self._layers_of(self.stage), self.parameter_gather, seed)
         return run_layers(steps, x, self._interval, self.offloads_inputs)
 
     def built_layers(self) -> list[tuple[models.LayerSpec, nn.Module]]:
-        """Return the layers of this rank's stages in their order, each with its module."""
+        """Return the layers of this rank's stages in order, each with its module."""
         return [(spec, layer) for stage in self.stages for _, spec, layer in self._layers_of(stage)]
 
     def stage_parameters(self, stage: int) -> Iterator[nn.Parameter]:
@@ -121,12 +122,12 @@ class Pipeline(PipelineModule):  # type: ignore[misc]
     def _layers_of(self, stage: int) -> Iterator[BuiltLayer]:
         begin, end = self._bounds(stage)
         for index, spec in enumerate(self.specs[begin:end], begin):
-            # DeepSpeed keeps a layer's module under its index, or under its key if it is tied.
+            # DeepSpeed stores a layer's module under its index, or under its key if the layer is tied.
             own = hasattr(self, str(index))
             yield index, spec, self.get_submodule(str(index)) if own else self.tied_modules[_key(spec)]
 
     def get_tied_weights_and_groups(self) -> list[tuple[Any, Any]]:
-        """Return the tied weights whose gradients DeepSpeed sums over stages, each with the ranks that hold it."""
+        """Return the tied weights whose gradients DeepSpeed sums over stages, each with its group of ranks."""
         return deepspeed_patches.tied_gradients(super().get_tied_weights_and_groups())
 
 
@@ -141,7 +142,7 @@ def pipeline_module(
 ) -> Pipeline:
     """Build this rank's stages. All ranks must call it together, with equal arguments."""
     parts = parts_of(specs, counts)
-    with torch.no_grad():  # DeepSpeed broadcasts tied weights in place, of which autograd would warn
+    with torch.no_grad():  # DeepSpeed broadcasts tied weights in place, which makes autograd warn
         return Pipeline(specs, parts, chunks, groups, seed, loss_fn, interval)
 
 
@@ -152,7 +153,7 @@ def named_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def global_name(name: str, layer_names: Sequence[str]) -> str:
-    """Return our name of a parameter, or of a module, from the name in a PipelineModule.
+    """Return the global name of a parameter or module from its name in a PipelineModule.
 
     >>> global_name("1.mlp.up.weight", ["embedding", "blocks.0"])
     'blocks.0.mlp.up.weight'
@@ -167,7 +168,7 @@ def global_name(name: str, layer_names: Sequence[str]) -> str:
 
 
 class _UntiedLayer(LayerSpec):  # type: ignore[misc]
-    """DeepSpeed's spec of a layer of ours, which is built by `models.build_layer`."""
+    """DeepSpeed LayerSpec whose layer `models.build_layer` builds."""
 
     def __init__(self, spec: models.LayerSpec, groups: Groups, seed: int) -> None:
         super().__init__(nn.Module)
@@ -178,7 +179,7 @@ class _UntiedLayer(LayerSpec):  # type: ignore[misc]
 
 
 class _TiedLayer(TiedLayerSpec):  # type: ignore[misc]
-    """The same for a layer whose weight two stages hold, under `_key`."""
+    """DeepSpeed TiedLayerSpec for a layer whose weight two stages hold, under `_key`."""
 
     def __init__(self, spec: models.LayerSpec, groups: Groups, seed: int) -> None:
         super().__init__(_key(spec), nn.Module, forward_fn=spec.forward, tied_weight_attr=[TIED_WEIGHT])
@@ -189,5 +190,5 @@ class _TiedLayer(TiedLayerSpec):  # type: ignore[misc]
 
 
 def _key(spec: models.LayerSpec) -> str:
-    """Return DeepSpeed's key of a tied module: its owner's name, without dots, which module names cannot have."""
+    """Return DeepSpeed's key for a tied module: its owner's name without dots, which module names cannot contain."""
     return spec.owner.replace(".", "/")

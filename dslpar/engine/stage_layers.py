@@ -1,9 +1,9 @@
-"""Which layers of a model stand on which stage and on which rank of a pipeline; nothing is built.
+"""Map a model's layers to pipeline stages and ranks, without building anything.
 
     >>> stage_parts([None, 0, 1, 2, None, -1], [2, 1])       # embedding, three blocks, norm, head
     [0, 3, 6]
 
-The first stage takes the layers before the blocks, the last those after them. It needs no DeepSpeed.
+The first stage takes the layers before the blocks, the last stage those after them. This module needs no DeepSpeed.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from dslpar.layout.chunks import Chunks
 from dslpar.models.layered import LayerSpec
 
 TIED_WEIGHT = "weight"
-"""The one attribute of a module that two stages may share."""
+"""The only module attribute that two stages may share."""
 
 
 def stage_parts(layer_idx: Sequence[int | None], counts: Sequence[int]) -> list[int]:
-    """Return where each stage begins among all layers, and the number of layers: what DeepSpeed calls parts.
+    """Return the position of each stage's first layer, then the number of layers (DeepSpeed's "parts").
 
-    `layer_idx` is each layer's (see `LayerSpec`), `counts` is the number of indices of each stage.
+    `layer_idx` has each layer's index (see `LayerSpec`); `counts` has the number of indices on each stage.
 
         >>> stage_parts([None, 0, 1, 2, None, -1], [2, 1])       # embedding, three blocks, norm, head
         [0, 3, 6]
 
     Raises:
-        ValueError: the indices do not increase, or are not as many as `counts` adds up to.
+        ValueError: the indices do not increase, or their number is not the sum of `counts`.
     """
     known = [index % sum(counts) if index is not None and index >= -sum(counts) else index for index in layer_idx]
     indices = [index for index in known if index is not None]
@@ -39,7 +39,7 @@ def stage_parts(layer_idx: Sequence[int | None], counts: Sequence[int]) -> list[
 
 
 def held_layers(specs: Sequence[LayerSpec], counts: Sequence[int], chunks: Chunks, rank: int) -> list[str]:
-    """Return the names of the modules of a rank's stages, in order; `counts` as for `stage_parts`; (): one stage.
+    """Return the module names of a rank's stages, in order; `counts` is as in `stage_parts`, or () for one stage.
 
     Raises:
         ValueError: the pipeline has no such rank.
@@ -48,12 +48,12 @@ def held_layers(specs: Sequence[LayerSpec], counts: Sequence[int], chunks: Chunk
     if not 0 <= rank < chunks.pipe:
         raise ValueError(f"there is no rank {rank}: the pipeline has {chunks.pipe}")
     held = (spec for stage in chunks.held_by(rank) for spec in specs[parts[stage] : parts[stage + 1]])
-    # A dropout may run twice.
+    # Without duplicates: a dropout module may run twice.
     return list(dict.fromkeys(name for spec in held for name in spec.module_names))
 
 
 def shared_params(specs: Sequence[LayerSpec], counts: Sequence[int], chunks: Chunks) -> list[dict[int, str]]:
-    """Return, of each weight that several ranks of the pipeline hold, its name on each of them."""
+    """Return, for each weight that several pipeline ranks hold, its name by rank."""
     parts = parts_of(specs, counts)
     found = []
     for owner in dict.fromkeys(spec.owner for spec in specs if spec.tied):
@@ -67,6 +67,6 @@ def shared_params(specs: Sequence[LayerSpec], counts: Sequence[int], chunks: Chu
 
 
 def parts_of(specs: Sequence[LayerSpec], counts: Sequence[int]) -> list[int]:
-    """Return where each stage of a model's layers begins, as `stage_parts`; of one stage, layers need no index."""
+    """Return the position of each stage's first layer, as `stage_parts`; with one stage, layers need no index."""
     one_stage = len(counts) < 2
     return [0, len(specs)] if one_stage else stage_parts([spec.layer_idx for spec in specs], counts)

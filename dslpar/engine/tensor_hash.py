@@ -1,21 +1,21 @@
-"""Hash tensors on their device: 64 bits of each, exact, and without a wait of the host.
+"""Hash tensors on their device: exact 64-bit hashes, without waiting on the host.
 
     hashes = tensor_hashes([weight, moment])    # int64 [2], on the tensors' device; equal bits have equal hashes
 
-A tensor is a string of words s_i, its elements' bits as integers of their own width (of 8 bytes: two of 4), in
-row-major order. Its hash is the sum of w_i s_i modulo 2^64, w_i odd and random: MULTILINEAR of Lemire and Kaser,
-"Strongly universal string hashing is fast" (arXiv 1202.4961), with all 64 bits of the sum kept.
+A tensor is a string of words s_i in row-major order: its elements' bits as integers of the element's width (an 8-byte
+element is two 4-byte words). Its hash is the sum of w_i s_i modulo 2^64, with odd random w_i. This is MULTILINEAR of
+Lemire and Kaser, "Strongly universal string hashing is fast" (arXiv 1202.4961), with all 64 bits of the sum kept.
 
 - A change of one word, such as one flipped bit, always changes the hash: it changes the sum by w d, 0 < |d| < 2^32. d
-  has at most 31 factors of two and w has none, so w d is no multiple of 2^64.
-- A change of several words goes unseen with a probability of about 2^-32: for all weights but one, few values of the
+  has at most 31 factors of two and w has none, so w d is not a multiple of 2^64.
+- A change of several words goes unseen with a probability of about 2^-32: given all weights but one, few values of the
   last one make the sum of the changes a multiple of 2^64.
 
-Integer sums have no rounding, so the hash does not depend on the order in which a device adds. Megatron-LM hashes
-parameters with SHA-1 on the host (`check_param_hashes_across_dp_replicas`), which copies all of them there; this reads
-them once, where they are. (torch.hash_tensor XORs the bits: two equal changes cancel.)
+Integer sums do not round, so the hash does not depend on the order in which a device adds. Megatron-LM copies all
+parameters to the host and hashes them there with SHA-1 (`check_param_hashes_across_dp_replicas`). This module reads
+them once, on their device. (torch.hash_tensor XORs the bits: two equal changes cancel.)
 
-Weights are drawn for CHUNK words; the sums of chunks are added up with odd weights of their own.
+Weights are drawn for one chunk of words (`chunk_words`). The chunks' sums are added up with other odd weights.
 """
 
 from __future__ import annotations
@@ -28,21 +28,22 @@ from torch import Tensor
 
 _SEED, _SEED_OF_CHUNKS = 2012, 4961
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
-"""The integers that an element's bits are read as, by its bytes."""
+"""Integer dtype as which an element's bits are read, by element size in bytes."""
 
 
 def chunk_words(device: torch.device) -> int:
-    """Return how many words are multiplied at once: the products take 8 bytes each.
+    """Return how many words are multiplied at once; each product takes 8 bytes.
 
-    On a CPU they stay in its cache. On an accelerator, products and weights take 64 MB, and few kernels read much.
+    On a CPU, the products stay in cache. On an accelerator, products and weights take 64 MB, and a few large kernels do
+    the work.
     """
     return 1 << 16 if device.type == "cpu" else 1 << 22
 
 
 def tensor_hashes(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the hash of each tensor, int64 [n]; all must be on one device, and at least one must be there.
+    """Return the hash of each tensor, int64 [n]; takes one or more tensors, all on one device.
 
-    A tensor that is not contiguous is copied. Nothing waits for the device.
+    A tensor that is not contiguous is copied. The host does not wait for the device.
     """
     return torch.stack([_hash(tensor.detach()) for tensor in tensors])
 
@@ -60,7 +61,7 @@ def _hash(tensor: Tensor) -> Tensor:
 
 @cache
 def _odd_weights(size: int, device: torch.device, seed: int = _SEED) -> Tensor:
-    """Return random odd numbers, the same in every process, whatever its device."""
+    """Return random odd numbers, equal in every process and on every device."""
     generator = torch.Generator("cpu").manual_seed(seed)
     bounds = torch.iinfo(torch.int64)
     drawn = torch.randint(bounds.min, bounds.max, (size,), generator=generator, dtype=torch.int64, device="cpu")

@@ -1,9 +1,10 @@
-"""An optimizer that a program passes in place of the config's section.
+"""Optimizers that a program passes in place of the config's `optimizer` section.
 
     job, optimizer = resolve_user_optimizer(job, torch.optim.SGD(model.parameters(), lr=0.1), module, parameter_groups)
 
-An instance was made over the whole model; on each rank it keeps the parameters that are trained there. The job then
-names it: for the learning rate's curve, for records, and for DeepSpeed, whose ZeRO accepts elementwise ones alone.
+An instance was made over the whole model, and on each rank it keeps only the parameters of that rank. The job then
+names the optimizer, for the LR schedule, for records, and for DeepSpeed, whose ZeRO accepts only elementwise
+optimizers.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ from dslpar.schema.torch_optimizers import elementwise
 
 ParameterGroups = list[dict[str, Any]]
 OptimizerOrFactory = Optimizer | Callable[[ParameterGroups], Optimizer]
-"""An optimizer over the model's parameters; or a class or another callable that makes one of parameter groups."""
+"""An optimizer over the model's parameters, or a class or other callable that makes one from parameter groups."""
 
 
 def resolve_user_optimizer(
     job: Job, given: OptimizerOrFactory, module: nn.Module, groups: ParameterGroups
 ) -> tuple[Job, Optimizer]:
-    """Return the optimizer over the parameters of `module`, this rank's, and the job that names it.
+    """Return the job that names the optimizer, and the optimizer over the parameters of `module`, this rank's part.
 
     Raises:
-        DslparError: it is not an optimizer, does not hold what is trained on this rank, or ZeRO cannot shard it; or the
-            config's LR scheduler ends above its rate.
+        DslparError: it is not an optimizer, it does not hold all trained parameters of this rank, ZeRO cannot shard it,
+            or the config's LR scheduler ends above its learning rate.
     """
-    # Read before the groups are filtered: a stage may lose the first one, and all stages must know the same rate.
+    # Read before the groups are filtered: a stage may lose the first group, and all stages must use the same lr.
     lr = given.param_groups[0]["lr"] if isinstance(given, Optimizer) else None
     optimizer: Any = _keep_local_parameters(given, module) if isinstance(given, Optimizer) else given(groups)
     if not isinstance(optimizer, Optimizer):
@@ -49,7 +50,7 @@ def resolve_user_optimizer(
     _check_complete(job, optimizer, module)
     lr = float(optimizer.param_groups[0]["lr"] if lr is None else lr)
     cls = type(optimizer)
-    # Of torch's optimizers the public name: the linter's tables, and whoever reads the job's record, know that one.
+    # torch's optimizers by their public name, which the linter's tables and readers of the job's record know.
     package = "torch.optim" if cls.__module__.startswith("torch.optim.") else cls.__module__
     section = sections.OtherOptimizer(target=f"{package}.{cls.__qualname__}", lr=lr)
     _check_shardable(job, section.target)
@@ -58,18 +59,18 @@ def resolve_user_optimizer(
 
 
 def _keep_local_parameters(optimizer: Optimizer, module: nn.Module) -> Optimizer:
-    # In place: what the program holds, and may go on reading, is what is trained.
+    # In place: the optimizer that the program holds, and may keep reading, is the one that trains.
     local = {id(p) for p in module.parameters()}
     for group in optimizer.param_groups:
         group["params"] = [p for p in group["params"] if id(p) in local]
-    optimizer.param_groups = [group for group in optimizer.param_groups if group["params"]]  # ZeRO accepts no empty one
+    optimizer.param_groups = [group for group in optimizer.param_groups if group["params"]]  # ZeRO rejects empty ones
     return optimizer
 
 
 def _check_complete(job: Job, optimizer: Optimizer, module: nn.Module) -> None:
     """Refuse an optimizer that leaves out parameters with a gradient.
 
-    Without ZeRO such gradients are in the norm, and with ZeRO they are not: clipping would differ.
+    Without ZeRO such gradients are in the norm, with ZeRO they are not, so clipping would differ.
     """
     optimized = {id(p) for group in optimizer.param_groups for p in group["params"]}
     missing = [name for name, p in module.named_parameters() if p.requires_grad and id(p) not in optimized]
@@ -88,7 +89,7 @@ def _check_shardable(job: Job, target: str) -> None:
 
 
 def _check_min_lr(job: Job, lr: float) -> None:
-    """Refuse a config whose LR scheduler would not fall from this rate, which replaces the config's own."""
+    """Refuse a min_lr above this optimizer's learning rate, which replaces the config's."""
     scheduler = job.spec.lr_scheduler
     min_lr = scheduler.min_lr if isinstance(scheduler, sections.LRScheduler) else 0.0
     if min_lr > lr:

@@ -1,15 +1,16 @@
-"""Gradients of vectors (biases, gains, position tables), summed over tensor ranks once a step.
+"""Sum gradients of vectors (biases, gains, position tables) over tensor ranks, once per step.
 
     late = defer_vectors(module, groups, spec)         # before DeepSpeed's engine reduces anything
     deepspeed_patches.call_before_reduction(ds_engine, VectorReduction(ds_engine, groups).reduce)
 
-A vector meets this rank's tokens only, so its gradient comes in parts. A layer by itself knows no step, and sums them
-in each backward. An engine knows when the last one is over: until then parts add up over micro-batches, and then one
-all-reduce sums them, for all vectors that need the same axes, before replicas reduce theirs. Megatron-LM too reduces
-gradients of norms under sequence parallelism once, when it finalizes those of a step.
+A vector is applied to this rank's tokens only, so each rank has a partial gradient. A layer alone does not know when a
+step ends, and must sum partial gradients in each backward. An engine knows which backward is the last. Until then
+partial gradients accumulate over micro-batches. Then one all-reduce sums them for all vectors that need the same axes,
+before they are reduced over replicas. Megatron-LM does the same for norms under sequence parallelism when it finalizes
+a step's gradients.
 
-That needs a rank to keep whole gradients until the step. At ZeRO 2 and 3, and where the optimizer is on the CPU, each
-micro-batch's are reduced over replicas as they are made, and layers sum in each backward as before.
+A rank must keep its accumulated gradients until the step. ZeRO 2 and 3 and an optimizer on the CPU reduce each
+micro-batch's gradients over replicas as soon as they are computed. There, layers still sum in each backward.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from dslpar.schema.sections import Spec
 
 
 def defer_vectors(module: nn.Module, groups: Groups, spec: Spec) -> list[int]:
-    """Leave the sums of a model's vectors to a `VectorReduction`, where there can be one; return the vectors' ids.
+    """Leave the sums of a model's vectors to a `VectorReduction`, if possible; return the ids of these vectors.
 
-    Their gradients are not complete when the last backward is over.
+    Their gradients are not complete after the last backward.
     """
-    # Said either way: a program may have run the same modules at another stage of ZeRO before.
+    # Set to either value: a program may have run the same modules with another ZeRO stage before.
     defer_sums(module, groups.axis("tensor").size > 1 and keeps_gradients(spec))
     return deferred_ids(module)
 
@@ -50,7 +51,7 @@ class VectorReduction:
         self._vectors = deferred_vectors(ds_engine.module)
 
     def reduce(self) -> None:
-        """Sum what the step's backwards have added up; once, since a second sum would count ranks twice."""
+        """Sum the step's accumulated gradients. Call it once: a second sum would count ranks twice."""
         finishes = []
         for letters, vectors in self._vectors.items():
             by_dtype: dict[torch.dtype, list[Tensor]] = {}
@@ -62,10 +63,10 @@ class VectorReduction:
             finish()
 
     def _gradient(self, p: Any) -> Tensor:
-        """Return where DeepSpeed adds up a parameter's gradient.
+        """Return the tensor in which DeepSpeed accumulates a parameter's gradient.
 
-        Zeros, where it was not used: where tensor ranks have other samples, another one may have used it, and all must
-        send as much.
+        It is zeros if this rank did not use the parameter. A tensor rank with other samples may have used it, and all
+        ranks must send tensors of the same size.
         """
         zero = self._engine.optimizer
         if isinstance(zero, BF16_Optimizer) and getattr(p, "_hp_grad", None) is not None:

@@ -1,10 +1,10 @@
-"""Gradients that every rank of d has whole, where ZeRO sums those of all ranks of d.
+"""Scale gradients that are complete on every rank of axis d, for ZeRO's sum over d.
 
     share_whole_gradients(module, groups)     # before DeepSpeed's engine is built
 
-Ranks of d have other tokens, so the gradients of dslpar's layers are in parts there, and ZeRO's sum makes them whole.
-Modules that are not of dslpar.layers are computed alike on all ranks of a tensor group, and have whole gradients: here
-each rank gives its share of them.
+Ranks of d have different tokens, so each has a partial gradient for dslpar's layers, and ZeRO's sum over d completes
+it. All ranks of a tensor group compute other modules identically, and each has the complete gradient. Here each rank
+divides it by d, so that the sum is right again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dslpar.layers.parameter import placement_of
 
 
 def share_whole_gradients(module: nn.Module, groups: Groups) -> None:
-    """Divide gradients that are whole on each rank of d by their number, where ZeRO sums them over d."""
+    """Divide gradients that are complete on each rank of d by the size of d, if ZeRO sums over d."""
     if not groups.tensor.zero_over_d:
         return
     d = groups.tensor.d
@@ -30,6 +30,6 @@ def share_whole_gradients(module: nn.Module, groups: Groups) -> None:
 
 
 def _is_in_parts(p: nn.Parameter) -> bool:
-    """Return whether ranks of d have a part each of a parameter's gradient."""
+    """Return whether each rank of d has a partial gradient for a parameter."""
     placement = placement_of(p)
     return placement is not None and ("d" in placement.partial or placement.summed_by_product)

@@ -1,7 +1,7 @@
 """Activation memory of a pipeline rank, in bytes: micro-batches waiting for their backward, the running layer, logits.
 
 After its forward on a stage, a micro-batch waits for its backward and holds what its layers saved
-(`dslpar.forecast.memory`). If the backward is split, it then waits for W and holds the operands of each weight's
+(`dslpar.costs.memory`). If the backward is split, it then waits for W and holds the operands of each weight's
 gradient: the input of every product and the gradient of its output. The schedule decides how many micro-batches wait
 at once (`fullest`).
 
@@ -18,8 +18,8 @@ from functools import lru_cache
 from itertools import accumulate
 
 from dslpar.core.named_tuple import NamedTuple
-from dslpar.forecast.cuts import residual_cuts
-from dslpar.forecast.model_costs import Costs
+from dslpar.costs.cuts import residual_cuts
+from dslpar.costs.model_costs import Costs
 from dslpar.forecast.workload import Workload
 from dslpar.layout.chunks import Chunks
 from dslpar.layout.divisors import ranks
@@ -183,7 +183,7 @@ def _of_layer(workload: Workload, layer: Costs) -> float:
 
 
 def _result_of_norm(workload: Workload) -> float:
-    """Return the bytes of a norm's result that `dslpar.forecast.memory` counts but a fused kernel does not keep.
+    """Return the bytes of a norm's result that `dslpar.costs.memory` counts but a fused kernel does not keep.
 
     torch's RMSNorm on a CPU keeps its result if features are whole. For other norms and for a traced model it is 0.
     """
@@ -262,7 +262,7 @@ def _working(workload: Workload) -> float:
 
     Two moments are compared. At the widest product it needs the gradient of the product's output, the tensors from
     which the activation's gradient is made, and the gradient of the product's input. In attention, after the MLP's
-    saved tensors are freed, it needs the residual's gradient and what `dslpar.forecast.memory.attention_working`
+    saved tensors are freed, it needs the residual's gradient and what `dslpar.costs.memory.attention_working`
     counts. A recomputed group of layers holds all that its layers save, except its input, which was kept. With a
     pipeline, one message in each direction is in flight.
     """

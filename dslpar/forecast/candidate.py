@@ -16,14 +16,15 @@ from functools import lru_cache
 from dslpar.core.frozen import fields, replace
 from dslpar.core.mesh import Mesh, Tensor
 from dslpar.core.named_tuple import NamedTuple
-from dslpar.forecast.model_costs import ModelCosts
+from dslpar.costs.model_costs import ModelCosts
 from dslpar.forecast.workload import CostsOf, Habits, Workload, costs_by_form, habits_of, layers_on_ranks, workload_of
 from dslpar.layout.batch import Batch, Sizes, batch_of, requested_batch
 from dslpar.layout.chunks import Chunks
 from dslpar.layout.modes import cuboid_of
-from dslpar.layout.resolve import Job, auto_counts, heads_of, method_of, pipeline_of, tensor_of, with_zero
+from dslpar.layout.resolve import Job, auto_counts, heads_of, method_of, with_zero
 from dslpar.layout.schedule import Schedule
 from dslpar.layout.stages import automatic
+from dslpar.schema.parallel_forms import is_of_libai, keys_of, pipeline_of, stated_replicas, tensor_of
 from dslpar.schema.sections import ContextParallel, PipelineParallel, Spec, TensorParallel
 
 
@@ -278,19 +279,16 @@ def _data_settings(job: Job, candidate: Candidate) -> dict[str, str]:
     spec = job.spec
     if _replicas(job, candidate) == job.mesh.data:
         return {}
-    found = {"parallel.data": "None"} if spec.parallel.data.size is not None else {}
-    if (spec.train.dist.data_parallel_size or 1) > 1:
-        found["train.dist.data_parallel_size"] = "None"
-    return found
+    return {key.removesuffix(".size"): "None" for key in stated_replicas(spec)}
 
 
 def _pipeline_settings(spec: Spec, own: Candidate, candidate: Candidate) -> dict[str, str]:
     """Return the pipeline's size, and unset the layers that the config lists for other stages."""
-    pipeline, size = pipeline_of(spec), str(candidate.pipe)
+    pipeline, size, keys = pipeline_of(spec), str(candidate.pipe), keys_of(spec)
     lists_layers = pipeline is not None and (pipeline.stage_ids is not None or pipeline.counts is not None)
     if is_of_libai(spec):
-        found = {"train.dist.custom_pipeline_stage_id": "None"} if lists_layers else {}
-        return found | ({"train.dist.pipeline_parallel_size": size} if candidate.pipe != own.pipe else {})
+        found = {keys.stage_ids: "None"} if lists_layers else {}
+        return found | ({keys.pipeline: size} if candidate.pipe != own.pipe else {})
     if lists_layers:
         return {"parallel.pipeline": size}
     if candidate.pipe == own.pipe:
@@ -298,15 +296,9 @@ def _pipeline_settings(spec: Spec, own: Candidate, candidate: Candidate) -> dict
     return {"parallel.pipeline.size" if pipeline is not None and pipeline.method else "parallel.pipeline": size}
 
 
-def is_of_libai(spec: Spec) -> bool:
-    """Whether the sizes are in LiBai's form, which has only 1d."""
-    dist = spec.train.dist
-    return max(dist.pipeline_parallel_size or 1, dist.tensor_parallel_size or 1) > 1
-
-
 def _tensor_settings(spec: Spec, own: TensorParallel, other: TensorParallel) -> dict[str, str]:
     if is_of_libai(spec):
-        return {"train.dist.tensor_parallel_size": str(other.size)}
+        return {keys_of(spec).tensor: str(other.size)}
     if other.size == 1:
         return {"parallel.tensor": "None"}
     if own.mode == other.mode:

@@ -13,12 +13,13 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from dslpar.core.mesh import Tensor
-from dslpar.forecast.family import model_costs
-from dslpar.forecast.family_costs import costs_of
-from dslpar.forecast.ring import LayerTraffic
+from dslpar.costs.family import model_costs
+from dslpar.costs.family_costs import costs_of
+from dslpar.costs.ring import LayerTraffic
 from dslpar.layout.family import conditions
 from dslpar.layout.modes import context_forms, cuboid_of
-from dslpar.layout.resolve import Job, heads_of, tensor_of
+from dslpar.layout.resolve import Job, heads_of
+from dslpar.schema.parallel_forms import tensor_of
 from dslpar.schema.sections import Model
 
 

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from math import ceil
 
 from dslpar.core.named_tuple import NamedTuple
+from dslpar.costs.work import Work
 from dslpar.forecast.constants import Constants
 from dslpar.forecast.device import Device
-from dslpar.forecast.work import Work
 
 KERNEL_S = 4e-6
 """Seconds that any kernel takes from its start to its end."""

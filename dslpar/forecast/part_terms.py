@@ -12,10 +12,10 @@ from __future__ import annotations
 from dslpar.core.frozen import frozen
 from dslpar.core.mesh import TENSOR_AXES
 from dslpar.core.named_tuple import NamedTuple
+from dslpar.costs.ring import LayerTraffic, Traffic
 from dslpar.forecast.device import Device
 from dslpar.forecast.kernels import Kernels, kernels_of
 from dslpar.forecast.links import NO_TRANSFER, Group, Nodes, Transfer, group_of, transfer
-from dslpar.forecast.ring import LayerTraffic, Traffic
 from dslpar.forecast.workload import Workload
 
 WIDE_BYTES = 4

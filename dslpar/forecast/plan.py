@@ -16,9 +16,9 @@ from functools import cached_property
 from typing import Literal
 
 from dslpar.core.frozen import frozen
+from dslpar.costs.family import flops_per_token
 from dslpar.forecast.constants import DEFAULT, ERROR, Constants, Error
 from dslpar.forecast.device import Device
-from dslpar.forecast.family import flops_per_token
 from dslpar.forecast.links import Nodes
 from dslpar.forecast.stage_memory import AtRest, StageMemory, at_rest, stage_memory
 from dslpar.forecast.step_time import ReplicaTerms, StepTime, replica_terms, step_time

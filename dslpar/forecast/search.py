@@ -23,8 +23,8 @@ from heapq import heappop, heappush
 
 from dslpar.core.frozen import frozen
 from dslpar.core.named_tuple import NamedTuple
+from dslpar.costs.model_costs import ModelCosts
 from dslpar.forecast.candidate import Alike, Candidate, Workloads
-from dslpar.forecast.model_costs import ModelCosts
 from dslpar.forecast.part_terms import part_terms
 from dslpar.forecast.part_times import PartTimes, part_times
 from dslpar.forecast.plan import Fitting, Forecast, Machine, forecast

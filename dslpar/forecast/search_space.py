@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from dslpar.core.mesh import Tensor
-from dslpar.forecast.candidate import NO_TENSOR, Candidate, Workloads, is_of_libai
+from dslpar.forecast.candidate import NO_TENSOR, Candidate, Workloads
 from dslpar.layout.divisors import divisors, least_micro_size
 from dslpar.layout.family import conditions, is_chain, splits_sequences
 from dslpar.layout.modes import MODES, combines, context_forms
 from dslpar.layout.resolve import defers_nothing, heads_of, offloads, with_zero
+from dslpar.schema.parallel_forms import is_of_libai
 from dslpar.schema.sections import ContextParallel, TensorParallel
 
 MOST_MICRO_SIZES = 6

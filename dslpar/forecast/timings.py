@@ -14,11 +14,11 @@ from math import exp, log
 
 from dslpar.core.frozen import frozen, replace
 from dslpar.core.named_tuple import NamedTuple
+from dslpar.costs.work import Product, Work
 from dslpar.forecast.constants import BOUNDS, DEFAULT, Constants
 from dslpar.forecast.device import Device
 from dslpar.forecast.kernels import Kernel, kernels_of, products_s
 from dslpar.forecast.links import Group, Nodes, transfer
-from dslpar.forecast.work import Product, Work
 
 STEPS = (0.5, 0.2, 0.08, 0.03, 0.01, 0.003)
 """Steps by which the logarithm of a constant is moved, as long as the loss falls."""

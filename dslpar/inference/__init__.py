@@ -1,6 +1,9 @@
-"""What a trained model is used for: generating text, and measuring what it has learned, on any layout.
+"""Inference with trained models on any layout: generate text, and evaluate on held-out data.
 
-In: the folder of a run, or a checkpoint. Out: tokens and text; loss, perplexity, accuracy. `trained` says what is to be
-read on which layout, without torch; `model` is this rank's part of it, its weights straight from the checkpoint's
-files, without DeepSpeed or an optimizer; `generation` and `evaluation` run it, and `commands` are the two programs.
+The input is the folder of a run, or a checkpoint. The output is tokens and text, or loss, perplexity and accuracy.
+
+- `trained` selects the checkpoint and the layout, without torch.
+- `model` is this rank's part of the model. It reads weights straight from the checkpoint's files, without DeepSpeed or
+  an optimizer.
+- `generation` and `evaluation` run the model, and `commands` has `dslpar generate` and `dslpar eval`.
 """

@@ -1,10 +1,10 @@
-"""Prompts as what a user says to the assistant: written by the template that the model has learned its answers in.
+"""Chat prompts: render user messages with the chat template that the model was trained on.
 
     asked = chat_prompts_of(job, tokenizer=None)
     asked.write("What is 2 + 2?")        # "<|im_start|>user\\nWhat is 2 + 2?<|im_end|>\\n<|im_start|>assistant\\n"
     asked.answer_ends                    # "<|im_end|>": what the template writes behind an answer
 
-The template is the run's (data of type 'chat'), or else its tokenizer's own: see dslpar/data/chat_template.py.
+The template is the run's (data of type 'chat'), or else its tokenizer's. See dslpar/data/chat_template.py.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from dslpar.schema.datasets import ChatData, parts_of
 
 _USER = "user"
 _ANSWER = "yes"
-"""Any answer: what follows it in a conversation ends all of them."""
+"""Any text: the template's text after it ends every answer."""
 
 
 class ChatPrompts(NamedTuple):
-    """How prompts are asked."""
+    """A chat template for prompts of one question."""
 
     renderer: Renderer
     answer_ends: str
-    """Empty: the template writes nothing behind an answer."""
+    """Text that the template writes after an answer; empty: none."""
     path: str
-    """The config's, for messages."""
+    """Path of the config, for messages."""
 
     def write(self, prompt: str) -> str:
-        """Return the conversation up to where the assistant is to answer.
+        """Return the conversation up to the assistant's answer.
 
         Raises:
-            DslparError: the template refuses it.
+            DslparError: the template refuses a conversation of one question.
         """
         try:
             return self.renderer.prompt(Conversation([{"role": _USER, "content": prompt}]))
@@ -48,7 +48,7 @@ class ChatPrompts(NamedTuple):
 
 
 def chat_prompts_of(job: Job, tokenizer: str | None = None) -> ChatPrompts:
-    """Return how a run's prompts are asked; `tokenizer`: a file or folder that is to be used instead of the run's.
+    """Return a run's chat template for prompts. `tokenizer`: a file or folder to use instead of the run's tokenizer.
 
     Raises:
         DslparError: there is no template, or it cannot be used.

@@ -1,4 +1,4 @@
-"""What `dslpar generate` and `dslpar eval` do on each rank; rank 0 prints."""
+"""Commands `dslpar generate` and `dslpar eval` on each rank; rank 0 prints."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from dslpar.schema.datasets import is_images
 
 
 def run_generate(args: argparse.Namespace, overrides: Sequence[str]) -> int:
-    """Generate text as the arguments of `dslpar generate` say; return the exit status."""
+    """Run `dslpar generate` with its arguments; return the exit status."""
 
     def open_trained(world_size: int) -> Trained:
         found = _open(args, overrides, world_size)
@@ -41,13 +41,13 @@ def _request(args: argparse.Namespace) -> str:
 
 
 def run_eval(args: argparse.Namespace, overrides: Sequence[str]) -> int:
-    """Measure a model as the arguments of `dslpar eval` say; return the exit status."""
+    """Run `dslpar eval` with its arguments; return the exit status."""
     sources: list[Source] = []
 
     def open_trained(world_size: int) -> Trained:
-        # Data of another type have other keys than those of the run.
+        # Data of another type have other keys than the run's data.
         anew = ["data=None"] if any(each.startswith("data.type=") for each in args.data) else []
-        # Nothing needs to be held out of data that are all measured.
+        # All samples of these data are measured, so none must be held out.
         all_data = [*anew, *args.data, "train.eval_interval=None"] if args.data else []
         found = _open(args, [*all_data, *overrides], world_size)
         check_data(found.job)
@@ -94,11 +94,11 @@ def _generate(args: argparse.Namespace, trained: Trained, groups: Groups, device
     prompts = [*args.prompt, *(read_prompts(args.prompts) if args.prompts else ())]
     texts, stop, end = prompts, list(args.stop), codec.end
     if args.chat:
-        from dslpar.inference.chat_prompts import chat_prompts_of  # it needs transformers, for Jinja as it runs it
+        from dslpar.inference.chat_prompts import chat_prompts_of  # needs transformers, for its Jinja environment
 
         asked = chat_prompts_of(trained.job, args.tokenizer)
         texts = [asked.write(prompt) for prompt in prompts]
-        # As a token where it is one: a special token is no text of an answer.
+        # As a token id if it is one token: decoding leaves special tokens out of the text.
         end = codec.token(asked.answer_ends, end)
         stop += [asked.answer_ends] if asked.answer_ends else []
     options = Options(
@@ -115,7 +115,7 @@ def _generate(args: argparse.Namespace, trained: Trained, groups: Groups, device
     if groups.rank == 0:
         before = [[]] * len(ids) if DECODER_IDS in inputs_of(trained.job) else ids
         found = [codec.decode_after(*each) for each in zip(before, made, strict=True)]
-        # Of a conversation, the answer alone: what stands before it is the template's.
+        # In a conversation only the answer is shown: the text before it is the template's.
         shown = [""] * len(texts) if args.chat else texts
         _print(args.format, shown, [_until_stop(text, stop) for text in found], made)
 
@@ -129,7 +129,7 @@ def _print(format: str, prompts: Sequence[str], texts: Sequence[str], made: Sequ
 
 
 def _stop_at(text: str, stop: Sequence[str]) -> int | None:
-    """Return where the first of these begins in a text; None: nowhere."""
+    """Return the index at which the first of the `stop` strings begins in a text; None: none occurs."""
     return min((at for each in stop if (at := text.find(each)) >= 0), default=None)
 
 

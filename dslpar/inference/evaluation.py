@@ -1,9 +1,9 @@
-"""Measure a trained model: each sample of held-out data once, or of data that the command line names.
+"""Evaluate a trained model on each sample of the held-out data, or of data that the command line names.
 
     result = evaluate(model, parts, ("perplexity", "accuracy@1"), limit=None)
 
-Samples come in the order in which training evaluates, and the loss is that of its evaluation: the first ones of them
-give the `eval_loss` of metrics.jsonl. How they are dealt to micro-batches and replicas changes no sum.
+Samples come in the order of training's evaluation, and the loss is the same. So the first samples give the `eval_loss`
+of metrics.jsonl. The division into micro-batches and replicas does not change the sums.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ _LEAST_BATCH = 8
 
 
 class Result(NamedTuple):
-    """What was measured."""
+    """Result of an evaluation."""
 
     values: dict[str, float]
-    """By metric, in the order in which they were requested."""
+    """Values by metric, in the requested order."""
     samples: int
-    """Samples that it was measured on."""
+    """Number of samples measured."""
     labels: int
-    """Their labels that count; 0 where the model predicts neither tokens nor classes."""
+    """Number of their labels that count; 0 if the model predicts neither tokens nor classes."""
     classes: list[dict[str, float]]
-    """Of each class: precision, recall, f1, samples; empty where nothing is classified."""
+    """Class number, precision, recall, f1 and samples of each class; empty if the model is no classifier."""
 
 
 def held_out_parts(source: Source) -> list[Part]:
-    """Return what a run holds out; of a blend each part."""
+    """Return the held-out data of a run, as one part, or each part of a blend."""
     return list(source.held_out.read_parts.values()) if source.held_out.parts else [source.held_out]
 
 
 def all_parts(source: Source) -> list[Part]:
-    """Return all of some data, whatever share of them a run would hold out; of a blend each part."""
+    """Return all data of a source, including the held-out share, as one part, or each part of a blend."""
     train, held_out = source.train, source.held_out
     if train.parts:
         return [_whole(*each) for each in zip(train.parts, held_out.parts, strict=True)]
@@ -70,13 +70,13 @@ def _whole(train: Part, held_out: Part) -> Part:
         return held_out._replace(dataset=train.dataset)
     if train.conversations is not None and held_out.conversations is not None:
         same = train.conversations.files == held_out.conversations.files
-        stop = held_out.conversations.stop if same else train.conversations.stop  # else they are of data.eval_path
+        stop = held_out.conversations.stop if same else train.conversations.stop  # else from data.eval_path
         return held_out._replace(conversations=train.conversations._replace(stop=stop, training=False))
     return held_out._replace(files=_joined((*train.files, *held_out.files)))
 
 
 def _joined(slices: Sequence[FileSlice]) -> tuple[FileSlice, ...]:
-    """Return the slices, those that were cut from each other as one: a text ends where its file ends."""
+    """Return the slices with adjacent slices of a file joined: a text ends only where its file ends."""
     found: list[FileSlice] = []
     for each in slices:
         if found and (found[-1].path, found[-1].stop) == (each.path, each.start):
@@ -89,10 +89,10 @@ def _joined(slices: Sequence[FileSlice]) -> tuple[FileSlice, ...]:
 def evaluate(
     model: InferenceModel, parts: Sequence[Part], requested: Sequence[str], limit: int | None = None
 ) -> Result:
-    """Measure the model on every sample of the parts, or on the first `limit` of each; on all ranks, together.
+    """Measure the model on every sample of the parts, or on the first `limit` of each. All ranks must call it together.
 
     Raises:
-        DslparError: on every rank: an unknown metric, or data that cannot be read.
+        DslparError: on every rank, for an unknown metric, or data that are empty or cannot be read.
     """
     groups = model.groups
     kind = metrics.kind_of(model.job, model.family, groups)
@@ -114,7 +114,7 @@ def evaluate(
 
 
 def _read(model: InferenceModel, part: Part) -> Samples | None:
-    """Return the samples, on the first and the last stage; what is wrong with them is told on all ranks."""
+    """Return the samples on the first and the last stage, else None; every rank raises the same findings."""
     samples: Samples | None = None
     findings: Sequence[Finding] = ()
     if model.is_first_stage or model.is_last_stage:
@@ -129,10 +129,10 @@ def _read(model: InferenceModel, part: Part) -> Samples | None:
 
 
 def _add_part(model: InferenceModel, tally: Tally, samples: Samples | None, count: int) -> int:
-    """Add the first `count` samples to the tally; return of how many it is."""
+    """Add the first `count` samples to the tally; return the number of samples added."""
     micro = model.job.spec.batch.micro_size or -(-_LEAST_BATCH // model.batch_multiple) * model.batch_multiple
     if tally.kind == metrics.OTHER:
-        count -= count % micro  # a loss that nobody can tell padding
+        count -= count % micro  # the model's own loss has no mask for padding
     data = model.groups.axis("data")
     begins = range(data.index * micro, count, data.size * micro)
     bar = logging.progress_bar(len(begins), 0, shown=model.groups.rank == 0)
@@ -148,7 +148,7 @@ def _add_part(model: InferenceModel, tally: Tally, samples: Samples | None, coun
 
 
 def _batch(model: InferenceModel, samples: Samples, numbers: range, count: int) -> tuple[Any, Any]:
-    """Return inputs and labels of a micro-batch; samples from `count` on stand in for others, and do not count."""
+    """Return inputs and labels of a micro-batch; numbers from `count` on repeat the last sample, and do not count."""
     real = [number if number < count else count - 1 for number in numbers]
     inputs, labels = samples.batch(sample_indices(samples, real, model.job.spec.train.seed), real)
     padding = torch.tensor([number >= count for number in numbers])

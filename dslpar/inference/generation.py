@@ -1,13 +1,14 @@
-"""Generate tokens: the next one of every prompt of a batch, until each has its end.
+"""Generate tokens: one per step for every prompt of a batch, until each text has ended.
 
     new = generate(model, [[5, 2], [7]], Options(max_tokens=20))       # [[...], [...]], the new ids of each
 
-All prompts of a batch stand at one position, as in Meta's Llama: the shortest is run at once, and from then on a token
-of each, drawn or of its prompt. What comes after a token is padding, to what the mode divides batches and sequences by:
-a causal model's token attends to nothing after it, so that changes nothing, and no position moves.
+All prompts of a batch are at the same position, as in Meta's Llama. The first step runs the length of the shortest
+prompt. Each later step adds one token per prompt: the prompt's own, or a drawn one. Batches and sequences are padded at
+the end to the multiples that the mode needs. Tokens of a causal model do not attend to later ones, so padding changes
+no result and moves no position.
 
-Keys and values are kept (layers/kv_cache.py), so a step runs the newest token alone. Models whose attention is not
-dslpar's (Bloom, T5), and mode 'sequence', run the whole prefix again at each step.
+Keys and values are cached (layers/kv_cache.py), so a step runs only the newest token. Models with their own attention
+(Bloom, T5), and mode 'sequence', run the whole prefix at each step.
 """
 
 from __future__ import annotations
@@ -36,21 +37,21 @@ DEFAULT_BATCH = 16
 
 
 class Options(NamedTuple):
-    """What is generated of each prompt."""
+    """Options of a generation."""
 
     max_tokens: int | None = None
-    """The most new tokens; None: 100, or as many as the model has positions for."""
+    """Maximum number of new tokens per prompt; None: 100, or as many as the model has positions for."""
     sampling: Sampling = Sampling()
     end: int | None = None
-    """The id that ends a text; it is the last one of what is returned."""
+    """Id that ends a text; it is returned as the text's last id."""
     is_stopped: Callable[[Ids, Ids], bool] = lambda prompt, new: False
-    """Whether a text of these new ids, behind those of its prompt, is at its end."""
+    """Whether a text has ended, given the ids of its prompt and its new ids."""
     batch: int = DEFAULT_BATCH
-    """Prompts that are run together."""
+    """Prompts that run together."""
 
 
 def check_generates(job: Job) -> None:
-    """Refuse a model that predicts no next token. Raises DslparError."""
+    """Refuse a model that does not predict next tokens. Raises: DslparError."""
     model = job.spec.model
     if isinstance(model, Model):
         generates, name = isinstance(model, TokenModel), type(model).__name__
@@ -65,7 +66,7 @@ def check_generates(job: Job) -> None:
 
 
 def max_length(job: Job) -> int | None:
-    """Return how many positions the model has for a prompt and what follows; None: as many as one likes."""
+    """Return the number of positions that the model has for a prompt and its new tokens; None: unlimited."""
     model = job.spec.model
     if isinstance(model, TokenModel):
         return model.max_seq_len
@@ -75,15 +76,15 @@ def max_length(job: Job) -> int | None:
 
 
 def generate(model: InferenceModel, prompts: Sequence[Sequence[int]], options: Options) -> list[Ids]:
-    """Return the new ids of each prompt, on all ranks. All ranks together; data ranks each take a share.
+    """Return the new ids of each prompt, on all ranks. All ranks must call it together; each data rank takes a share.
 
     Raises:
-        DslparError: a prompt is empty or too long, or has an id that the model does not know.
+        DslparError: a prompt is empty, too long, or has an id outside the model's vocabulary.
     """
     most = _check_prompts(model, prompts, options)
     data = model.groups.axis("data")
     streams = streams_of(prompts)
-    # Those of like lengths together: their steps are those of the longest after the shortest.
+    # Prompts of similar length run together: a batch takes steps from its shortest prompt to its longest text.
     by_length = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))
     mine = by_length[data.index :: data.size]
     found: dict[int, Ids] = {}
@@ -97,7 +98,7 @@ def generate(model: InferenceModel, prompts: Sequence[Sequence[int]], options: O
 
 
 def _check_prompts(model: InferenceModel, prompts: Sequence[Sequence[int]], options: Options) -> list[int]:
-    """Return the most new tokens of each prompt. Raises DslparError, with every prompt that cannot be used."""
+    """Return the limit of new tokens of each prompt. Raises: DslparError, with every invalid prompt."""
     job, multiple, vocab_size = model.job, model.length_multiple, vocab_size_of(model)
     limit = max_length(job)
     room = None if limit is None else limit // multiple * multiple
@@ -125,28 +126,28 @@ def _check_prompts(model: InferenceModel, prompts: Sequence[Sequence[int]], opti
 
 
 def vocab_size_of(model: InferenceModel) -> int:
-    """Return the ids that the model knows."""
+    """Return the number of ids in the model's vocabulary."""
     size: int = model.family.vocab_size  # type: ignore[attr-defined]  # of GPT and of transformers' models
     return size
 
 
 class _Batch:
-    """Prompts that are run together."""
+    """A batch of prompts that run together."""
 
     def __init__(
         self, model: InferenceModel, samples: list[tuple[Ids, int]], options: Options, most: list[int]
     ) -> None:
-        """`samples`: prompts, each with its stream of random numbers; `most`: new tokens of each."""
+        """Pad the batch. `samples`: (prompt, random stream); `most`: limits of new tokens."""
         self.model, self.options = model, options
         self.num_prompts, self.multiple = len(samples), model.length_multiple
         padding = -len(samples) % model.batch_multiple
         self.most = most + most[-1:] * padding
-        samples = samples + samples[-1:] * padding  # what is made of a copy is dropped
+        samples = samples + samples[-1:] * padding  # the output of these copies is dropped
         prompts = [list(prompt) for prompt, _ in samples]
         self.streams = [stream for _, stream in samples]
         self.is_encoder_decoder = DECODER_IDS in inputs_of(model.job)
         self.encoded = self._padded(prompts) if self.is_encoder_decoder else None
-        """Ids and mask of the encoder's prompts; None: of a decoder alone, which goes on with its prompt."""
+        """Ids and mask of the encoder's prompts; None: a decoder-only model, which continues its prompt."""
         self.ids = [[_decoder_start(model)] for _ in prompts] if self.is_encoder_decoder else prompts
         self.starts = [len(ids) for ids in self.ids]
 
@@ -159,7 +160,7 @@ class _Batch:
             tokens = self._tokens_after(position, begin, cache)
             position += 1
             for number, token in enumerate(tokens):
-                if len(self.ids[number]) == position and not is_done[number]:  # a longer prompt goes on with its own
+                if len(self.ids[number]) == position and not is_done[number]:  # longer prompts take their own token
                     self.ids[number].append(token)
                     new = self._new(number)
                     is_done[number] = token == self.options.end or self.options.is_stopped(self._prompt(number), new)
@@ -171,11 +172,11 @@ class _Batch:
         return self.ids[number][self.starts[number] :]
 
     def _prompt(self, number: int) -> Ids:
-        """Return what the text goes on with; of an encoder's prompt nothing."""
+        """Return the prompt that the new ids continue; [] for an encoder-decoder model."""
         return [] if self.is_encoder_decoder else self.ids[number][: self.starts[number]]
 
     def _tokens_after(self, position: int, begin: int, cache: KeyValueCache | None) -> Ids:
-        """Return the id that each sample [batch] has after a position, on all ranks; run are tokens from `begin` on."""
+        """Run tokens from `begin` to `position`; return each sample's next id [batch], on all ranks."""
         model = self.model
         ids, _ = self._padded([each[begin : position + 1] for each in self.ids])
         stored = model(ids if self.encoded is None else (*self.encoded, ids), cache, begin)
@@ -188,7 +189,7 @@ class _Batch:
         return model.from_last_stage(chosen).tolist()
 
     def _padded(self, prompts: Sequence[Ids]) -> tuple[Tensor, Tensor]:
-        """Return ids and mask, int64 [batch, sequence], padded on the right to what the layout divides sequences by."""
+        """Return ids and mask, int64 [batch, sequence], padded on the right to a multiple of `self.multiple`."""
         length = -(-max(map(len, prompts)) // self.multiple) * self.multiple
         ids = torch.tensor([[*prompt, *[0] * (length - len(prompt))] for prompt in prompts])
         mask = torch.tensor([[1] * len(prompt) + [0] * (length - len(prompt)) for prompt in prompts])
@@ -196,7 +197,7 @@ class _Batch:
 
 
 def _decoder_start(model: InferenceModel) -> int:
-    """Return the id that begins a decoder's text: the model's own, or its padding's, as in training."""
-    config: Any = model.family.config  # type: ignore[attr-defined]  # of transformers' models alone
+    """Return the id that begins a decoder's text: the model's start id, or its padding id, as in training."""
+    config: Any = model.family.config  # type: ignore[attr-defined]  # only transformers' models have one
     start = getattr(config, "decoder_start_token_id", None)
     return int(start if start is not None else config.pad_token_id or 0)

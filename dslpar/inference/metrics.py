@@ -1,12 +1,12 @@
-"""What a model has learned, in numbers: sums over micro-batches, and what follows from them.
+"""Metrics of a trained model: sum over micro-batches, and compute loss, perplexity, accuracy and F1 from the sums.
 
     tally = Tally(kind, (1, 5), num_classes)
     tally.add(family, groups, output, labels)            # a micro-batch, on the last stage
     sum_tallies([...]).results()                         # {"loss": ..., "perplexity": ..., "accuracy@1": ...}
 
-Sums and counts are kept apart, so that the mean is that of all labels, whatever micro-batches they stood in. (lm-eval
-averages per document; Megatron-LM's loss averages micro-batches that count differently.) The rank of a label among the
-logits of a vocabulary is counted piece by piece: logits are never gathered.
+Sums and counts are kept separately, so the mean is over all labels, independent of micro-batches. (lm-eval averages per
+document. Megatron-LM's loss averages micro-batches with different numbers of labels.) The rank of a label among a
+vocabulary's logits is counted per local piece: logits are never gathered.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from dslpar.policies.loss import ModelLoss, OwnLoss
 from dslpar.schema.datasets import is_images
 
 TOKENS, CLASSES, OTHER = "tokens", "classes", "other"
-"""What is predicted: tokens of a vocabulary, classes of samples, or something that is neither (ViTMAE's pixels)."""
+"""Kinds of prediction: tokens of a vocabulary, classes of samples, or anything else (ViTMAE's pixels)."""
 _DEFAULTS = {
     TOKENS: ("loss", "perplexity", "accuracy@1", "accuracy@5"),
     CLASSES: ("loss", "accuracy@1", "accuracy@5"),
@@ -44,7 +44,7 @@ _EXAMPLES = {TOKENS: "loss, perplexity, accuracy@K", CLASSES: "loss, accuracy@K"
 
 
 def kind_of(job: Job, family: LayeredModel, groups: Groups) -> str:
-    """Return what a job's model predicts."""
+    """Return the kind of a job's model: TOKENS, CLASSES or OTHER."""
     if isinstance(family.loss(groups), OwnLoss):
         return OTHER
     name = getattr(job.spec.model, "target", "")
@@ -52,14 +52,14 @@ def kind_of(job: Job, family: LayeredModel, groups: Groups) -> str:
 
 
 _CLASSIFIERS = ("ForImageClassification", "ForSequenceClassification")
-"""Classes of transformers' that give a sample one class, whatever brings the samples."""
+"""Suffixes of transformers classes that predict one class per sample, for data of any type."""
 
 
 def parse_metrics(requested: Sequence[str], kind: str) -> tuple[str, ...]:
-    """Return the names of metrics, those of the kind where none is requested.
+    """Return the names of the requested metrics, or the kind's defaults if none is requested.
 
     Raises:
-        DslparError: the data do not have one of them, or nobody knows it; with those that there are.
+        DslparError: a metric is unknown or not defined for this kind; the hint lists valid ones.
     """
     known = ["loss", *(["perplexity"] if kind == TOKENS else [])]
     for name in requested:
@@ -75,29 +75,29 @@ _DESCRIBED = {TOKENS: "text", CLASSES: "images and their classes", OTHER: "what 
 
 
 def accuracy_ks(metrics: Sequence[str]) -> tuple[int, ...]:
-    """Return K of each accuracy@K."""
+    """Return the K of each accuracy@K."""
     return tuple(int(name.partition("@")[2]) for name in metrics if "@" in name)
 
 
 @dataclass
 class Tally:
-    """Sums over labels; plain numbers, which ranks exchange."""
+    """Sums over labels, as plain numbers, which ranks exchange."""
 
     kind: str
     ks: tuple[int, ...]
     losses: list[tuple[float, float]] = field(default_factory=list)
-    """Of each of the model's losses: their sum, and how many labels it is of."""
+    """(sum, number of labels) of each of the model's losses."""
     hits: dict[int, int] = field(default_factory=dict)
-    """Of each K: labels among the K largest logits."""
+    """K -> number of labels among the K largest logits."""
     count: int = 0
-    """Labels."""
+    """Number of labels."""
     predicted: dict[tuple[int, int], int] = field(default_factory=dict)
-    """(class, the one that was predicted) -> samples."""
+    """(class, predicted class) -> number of samples."""
 
     def add(self, family: LayeredModel, groups: Groups, output: Any, labels: Any) -> None:
-        """Add a micro-batch: the last layer's output as it is stored, and its labels, whole on every rank.
+        """Add a micro-batch: the last layer's local output, and the full labels.
 
-        Equal on all ranks of the tensor group, which call it together.
+        All ranks of the tensor group must call it together; their sums are equal.
         """
         outputs = output if isinstance(output, tuple) else (output,)
         given = labels if isinstance(labels, tuple) else (labels,)
@@ -125,7 +125,7 @@ class Tally:
                 self.predicted[own, guess] = self.predicted.get((own, guess), 0) + 1
 
     def results(self) -> dict[str, float]:
-        """Return every metric that there is, by name."""
+        """Return every metric by name."""
         loss = math.fsum(total / max(count, 1) for total, count in self.losses)
         found = {"loss": loss}
         if self.kind == TOKENS:
@@ -133,7 +133,7 @@ class Tally:
         return found | {f"accuracy@{k}": self.hits.get(k, 0) / max(self.count, 1) for k in self.ks}
 
     def classes(self) -> list[dict[str, float]]:
-        """Return precision, recall, F1 and the number of samples of each class that occurs."""
+        """Return precision, recall, F1 and the number of samples of each class that occurs or was predicted."""
         return [self._class(number) for number in sorted({each for pair in self.predicted for each in pair})]
 
     def _class(self, number: int) -> dict[str, float]:
@@ -146,7 +146,7 @@ class Tally:
 
 
 def sum_tallies(tallies: Sequence[Tally]) -> Tally:
-    """Return the sums of several replicas, in their order."""
+    """Add up the tallies of several replicas, in order."""
     total = Tally(tallies[0].kind, tallies[0].ks)
     length = max(len(each.losses) for each in tallies)
     for number in range(length):
@@ -161,7 +161,7 @@ def sum_tallies(tallies: Sequence[Tally]) -> Tally:
     return total
 
 
-# ---- of a micro-batch ----
+# ---- one micro-batch ----
 
 
 def _losses(loss_fn: Any, outputs: Sequence[Tensor], labels: Sequence[Tensor]) -> list[tuple[float, int]]:
@@ -189,7 +189,7 @@ def _whole_logits(family: LayeredModel, groups: Groups, output: Any) -> Tensor:
 
 
 def _ranks_in(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return how many logits [batch, classes] come before each label's: larger ones, and equal ones to its left."""
+    """Return each label's rank [batch] in logits [batch, classes]: how many are larger, or equal and to its left."""
     target = labels.clamp(min=0).unsqueeze(-1)
     own = logits.gather(-1, target)
     columns = torch.arange(logits.shape[-1], device=logits.device)
@@ -197,10 +197,10 @@ def _ranks_in(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def label_ranks(groups: Groups, logits: Tensor, labels: Tensor, vocab_size: int) -> Tensor:
-    """Return how many tokens come before each label's, by their logits; [batch, sequence] as the labels, whole.
+    """Return the rank of each label among its token's logits (0: the largest), [batch, sequence] like the labels.
 
-    `logits` [batch/x, sequence/x, V/n] as they are stored, `labels` of the whole micro-batch. All ranks of the tensor
-    group together, equal on all of them; of labels that do not count the number says nothing.
+    `logits` [batch/x, sequence/x, V/n] is this rank's piece, `labels` the full micro-batch. All ranks of the tensor
+    group must call it together, and get equal results. Ranks of labels that do not count are meaningless.
     """
     cuts = inner_cuts(groups.tensor)
     axis = groups.axis(*cuts.features)

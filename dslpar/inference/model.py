@@ -1,12 +1,12 @@
-"""A trained model on this rank: its stage's layers, with a checkpoint's weights, forward alone.
+"""Trained model on this rank: the layers of its stage with a checkpoint's weights, forward only.
 
     model = InferenceModel(trained, groups, device)
     stored = model(ids)                                # on the last stage, as ranks store it; None on the others
     logits = model.logits_at(stored, position)         # whole, of one position of each sample
 
-No DeepSpeed: there is no optimizer, and no schedule. A stage runs when the one before it has sent what it made, as
-in a pipeline with one micro-batch. (That layers are those of training, and only the loop around them another, is how
-Megatron-LM serves; vLLM has its own.)
+It needs no DeepSpeed, since it has no optimizer and no schedule. A stage runs when the previous stage has sent its
+output, as in a pipeline with one micro-batch. (As in Megatron-LM's inference, the layers are those of training, and
+only the loop around them differs. vLLM has its own layers.)
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class InferenceModel:
     """This rank's stage of a trained model. All ranks of a replica must call it together."""
 
     def __init__(self, trained: Trained, groups: Groups, device: torch.device) -> None:
-        """Build the stage and load its weights; all ranks together.
+        """Build the stage and load its weights. All ranks must call it together.
 
         Raises:
             DslparError: the model cannot be built on this layout, or the checkpoint does not hold it.
@@ -71,28 +71,28 @@ class InferenceModel:
 
     @property
     def batch_multiple(self) -> int:
-        """What the samples of a forward divide by."""
+        """Divisor of the number of samples in a forward."""
         return least_micro_size(self.groups.tensor)
 
     @property
     def length_multiple(self) -> int:
-        """What the tokens of a sequence divide by."""
+        """Divisor of the number of tokens in a sequence."""
         tensor, coord = self.groups.tensor, self.groups.coord
         return math.lcm(*(piece(tensor, coord, cuts(tensor).sequence)[1] for cuts in (residual_cuts, inner_cuts)))
 
     @property
     def can_cache(self) -> bool:
-        """Whether its attention finds keys and values of tokens before it in a cache."""
+        """Whether the model's attention can read keys and values of earlier tokens from a cache."""
         is_whole = piece(self.groups.tensor, self.groups.coord, inner_cuts(self.groups.tensor).sequence)[1] == 1
         policy = getattr(self.family, "policy", None)
         return is_whole and (policy is None or (policy.inputs == DECODER_INPUTS and not policy.own_attention))
 
     @torch.no_grad()
     def __call__(self, inputs: Any, cache: KeyValueCache | None = None, begin: int = 0) -> Any:
-        """Return the output of the last stage, as its ranks store it; None on the stages before.
+        """Return the last stage's local output; None on earlier stages.
 
-        `inputs`: a tensor or a tuple of them, whole on every rank of the first stage; not read on others. Beside a
-        `cache` they are tokens from position `begin` on, those before which it has been run on.
+        `inputs`: a tensor or a tuple of tensors, full on every rank of the first stage, and not read on other stages.
+        With a `cache` they are the tokens from position `begin` on; earlier tokens have been run with the same cache.
         """
         with nullcontext() if cache is None else cache.chunk_at(begin):
             return self._run(inputs)
@@ -111,7 +111,7 @@ class InferenceModel:
         return None
 
     def _placed(self, value: Any) -> Any:
-        """Move inputs to the device, floats in the model's dtype."""
+        """Move inputs to the device, and cast floats to the model's dtype."""
         if isinstance(value, tuple):
             return tuple(map(self._placed, value))
         return value.to(self.device, self.dtype if value.is_floating_point() else None)
@@ -119,24 +119,24 @@ class InferenceModel:
     def logits_at(self, stored: Tensor, position: int, vocab_size: int) -> Tensor:
         """Return the logits [batch, vocab_size] of one position of each sample, equal on all tensor ranks.
 
-        `stored` are logits [batch/x, sequence/x, V/n] as ranks have them: rows are gathered, never whole sequences.
+        `stored` is this rank's piece of the logits, [batch/x, sequence/x, V/n]. Only one row per sample is gathered.
         """
         tensor, coord, cuts = self.groups.tensor, self.groups.coord, inner_cuts(self.groups.tensor)
         length = stored.shape[1] * piece(tensor, coord, cuts.sequence)[1]
         own = place_of(position, stored_runs(tensor, coord, cuts.sequence, length))
-        # It lies on one of the ranks that have a piece of its sequence.
+        # One of the ranks that share the sequence has the position; the others add zeros.
         rows = torch.zeros_like(stored[:, 0]) if own is None else stored[:, own]
         rows = collectives.all_reduce(rows, self.groups.axis(*cuts.sequence))
         return unshard(self.groups, rows, (cuts.batch, cuts.features))[:, :vocab_size]
 
     def from_last_stage(self, value: Tensor) -> Tensor:
-        """Return the last stage's tensor on all stages; shapes must agree."""
+        """Return the last stage's tensor on all stages; shapes must be equal."""
         pipe = self.groups.axis("pipe")
         return collectives.broadcast(value, pipe, source=pipe.size - 1)
 
 
 def _stage_layers(job: Job, layers: Sequence[LayerSpec], groups: Groups) -> list[LayerSpec]:
-    """Return the layers of this rank's stage; a tied layer whose owner is on another one owns its weight here."""
+    """Return the layers of this rank's stage; a tied layer owns its weight if its owner is on another stage."""
     stage, own = groups.coord["pipe"], list(layers)
     if groups.mesh.pipe > 1:
         assert job.stages.counts is not None, "partition_layers has set them"

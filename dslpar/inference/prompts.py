@@ -1,4 +1,4 @@
-"""Prompts as ids, and ids as text: by the run's tokenizer, or byte by byte."""
+"""Encode prompts as ids and decode ids to text, with the run's tokenizer or byte by byte."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from dslpar.schema.tokenizers import read_tokenizer
 from dslpar.schema.vocabularies import BYTES
 
 _CONTEXT = 8
-"""Tokens of a prompt that decide how what follows is written."""
+"""Last tokens of a prompt that are decoded with the new ones, since they can affect their text."""
 
 
 class Codec(NamedTuple):
-    """Text to ids, and back."""
+    """Codec between text and ids."""
 
     tokenizer: Any
-    """Of Hugging Face's tokenizers; None: a token is a byte."""
+    """Tokenizer of Hugging Face's tokenizers; None: a token is a byte."""
     first_byte: int = 0
     end: int | None = None
-    """The id that ends a text, where there is one."""
+    """Id that ends a text; None: no such id."""
     ends_prompt: bool = False
-    """Whether a prompt ends with it, as T5's encoder is given them."""
+    """Whether prompts end with `end`, as T5's encoder expects."""
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a prompt."""
-        text = text.encode("utf-8", "replace").decode()  # half of a surrogate pair, which JSON can hold
+        text = text.encode("utf-8", "replace").decode()  # replaces lone surrogates, which JSON can hold
         if self.tokenizer is None:
             ids = [self.first_byte + byte for byte in text.encode()]
         else:
@@ -49,18 +49,18 @@ class Codec(NamedTuple):
         return [*ids, self.end] if self.ends_prompt and self.end is not None else ids
 
     def decode_after(self, prompt: Sequence[int], new: Sequence[int]) -> str:
-        """Return the text of new ids behind a prompt's: tokenizers may begin a text without the blank before a word."""
+        """Return the text of new ids after a prompt: decoded alone, they may lack the blank before the first word."""
         before = list(prompt[-_CONTEXT:])
         known, whole = self.decode(before), self.decode([*before, *new])
         return whole[len(known) :] if before and whole.startswith(known) else self.decode(new)
 
     def token(self, text: str, default: int | None) -> int | None:
-        """Return the id of a text that is one token; else `default`."""
+        """Return the id of a text that is one token, or else `default`."""
         found = self.tokenizer.token_to_id(text) if self.tokenizer is not None and text else None
         return default if found is None else int(found)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ids, without special tokens; bytes that are no UTF-8 are replaced."""
+        """Return the text of ids, without special tokens; invalid UTF-8 is replaced."""
         if self.tokenizer is not None:
             text: str = self.tokenizer.decode(list(ids))
             return text
@@ -69,12 +69,12 @@ class Codec(NamedTuple):
 
 
 def codec_of(job: Job, tokenizer: str | None = None) -> Codec:
-    """Return how a run reads and writes text; `tokenizer`: a file or folder that is to be used instead.
+    """Return a run's codec. `tokenizer`: a file or folder to use instead of the run's tokenizer.
 
     Raises:
-        DslparError: the tokenizer cannot be used, or nobody knows which one made the run's token files.
+        DslparError: the tokenizer cannot be used, or the one that made the run's token ids is unknown.
     """
-    # All parts of a blend have one vocabulary: the first that says which will do.
+    # All parts of a blend have the same vocabulary: the first part that defines one is enough.
     data = next((part for part in parts_of(job.spec.data) if not _is_silent(part)), None)
     if data is None and tokenizer is None:
         message = "nothing says which tokenizer made the ids of the run's data"
@@ -105,12 +105,12 @@ def codec_of(job: Job, tokenizer: str | None = None) -> Codec:
 
 
 def _is_silent(data: Data) -> bool:
-    """Whether data are ids, and do not say of what."""
+    """Whether data are ids of an unknown tokenizer."""
     return isinstance(data, OtherData) or (isinstance(data, HuggingFaceData) and data.text_column is None)
 
 
 def _of_token_files(job: Job, path: str) -> str | None:
-    """Return the tokenizer that token files stand beside; None: their tokens are bytes."""
+    """Return the tokenizer stored beside token files; None: their tokens are bytes."""
     folder = read_token_folder(path)
     beside = Path(path, TOKENIZER)
     if beside.exists():
@@ -122,13 +122,13 @@ def _of_token_files(job: Job, path: str) -> str | None:
 
 
 def read_prompts(path: str) -> list[str]:
-    """Read prompts from a file: one a line, or of a .jsonl file each line's "prompt".
+    """Read prompts from a file: one per line, or the "prompt" of each line of a .jsonl file.
 
     Raises:
-        DslparError: the file cannot be read, holds no prompt, or a line of JSON has none; with its line.
+        DslparError: the file cannot be read or has no prompts, or a JSON line has no "prompt"; with the line number.
     """
     try:
-        lines = Path(path).read_text(encoding="utf-8").split("\n")  # not at other breaks, which a text may hold
+        lines = Path(path).read_text(encoding="utf-8").split("\n")  # not `splitlines`: other breaks may be text
     except (OSError, UnicodeDecodeError) as error:
         raise_finding("BAT217", f"cannot read {path!r}: {error}", "a text file with a prompt a line", path)
     if not path.endswith(".jsonl"):

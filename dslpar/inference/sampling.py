@@ -1,10 +1,9 @@
-"""Draw the next token of each sample from its logits: greedily, or by temperature, top-k and top-p.
+"""Draw the next token of each sample from its logits: greedily, or with temperature, top-k and top-p.
 
-Draws are made on the CPU from a generator seeded by the seed, the prompt and the position alone: the same on every
-layout and for every batch that a prompt stands in, and of two prompts independent of each other. The draw is the
-largest of logit / T plus Gumbel noise, which is one from softmax(logits / T) (the exponential race of gpt-fast): where
-two layouts round differently, it changes only if two tokens are as good as equal. Top-p is the nucleus of
-arXiv 1904.09751.
+Draws are made on the CPU, from a generator seeded by the seed, the prompt and the position alone. So they are the same
+on every layout and in every batch, and independent between prompts. A draw is the argmax of logit / T plus Gumbel
+noise, which is a sample of softmax(logits / T) (the exponential race of gpt-fast). If two layouts round differently,
+the draw changes only if two tokens are practically equal. Top-p is the nucleus of arXiv 1904.09751.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from dslpar.layers.parameter import stable_hash
 
 
 def streams_of(prompts: Sequence[Sequence[int]]) -> list[int]:
-    """Return the stream of random numbers of each prompt, by its ids; given again, it has another one."""
+    """Return the random stream of each prompt, derived from its ids; a repeated prompt gets another stream."""
     times: Counter[tuple[int, ...]] = Counter()
     found = []
     for prompt in map(tuple, prompts):
@@ -30,20 +29,20 @@ def streams_of(prompts: Sequence[Sequence[int]]) -> list[int]:
 
 
 class Sampling(NamedTuple):
-    """How a token is chosen."""
+    """Method of choosing a token."""
 
     temperature: float = 0.0
-    """What logits are divided by; 0: the largest one is taken."""
+    """Divisor of logits; 0: take the largest logit."""
     top_k: int | None = None
-    """Draw among so many of the largest logits; None: among all."""
+    """Draw among this many of the largest logits; None: among all."""
     top_p: float | None = None
-    """Draw among the most probable tokens whose probabilities add up to this; None: among all."""
+    """Draw among the most probable tokens whose probabilities add up to this value; None: among all."""
     seed: int = 0
 
     def choose(self, logits: Tensor, positions: Tensor, streams: Sequence[int]) -> Tensor:
-        """Return the next id [batch] of logits [batch, vocabulary], on the CPU; of equal ones the first.
+        """Return the next ids [batch] for logits [batch, vocabulary], on the CPU; ties take the first id.
 
-        `positions` [batch]: how many tokens each sample has drawn before; `streams` [batch]: see `streams_of`.
+        `positions` [batch]: number of tokens that each sample has drawn so far; `streams` [batch]: see `streams_of`.
         """
         logits = logits.detach().to("cpu")
         if self.temperature == 0:
@@ -61,7 +60,7 @@ class Sampling(NamedTuple):
         if self.top_p is not None and self.top_p < 1:
             order = logits.argsort(descending=True, stable=True)
             probabilities = torch.softmax(logits.gather(-1, order), -1)
-            # A token is drawn if those before it do not yet add up to top_p: the first one always is.
+            # A token is kept if the more probable ones do not yet add up to top_p, so the first one always is.
             beyond = probabilities.cumsum(-1) - probabilities >= self.top_p
             logits = logits.masked_fill(torch.empty_like(beyond).scatter_(-1, order, beyond), -torch.inf)
         return logits

@@ -1,14 +1,14 @@
-"""A run that is to be used: its checkpoint, and the job of these ranks; found and linted before torch is imported.
+"""Open a run for inference: find its checkpoint, and lint the job of these ranks, before torch is imported.
 
     trained = open_run("outputs/gpt", world_size=2, overrides=["parallel.tensor.size=2"])
     trained.checkpoint, trained.job
 
-The config is the checkpoint's own. One process by itself takes the whole model, whatever the layout was; several ranks
-take the run's layout, as overrides change it, or that of another config. What says how to train is left out: it could
-be wrong on these ranks, and has no effect. (litgpt and nanoGPT read the config beside the weights, too.)
+The config is the checkpoint's own. A single process takes the whole model, whatever the run's layout was. Several ranks
+take the run's layout with overrides, or the layout of another config. Sections about training are left out: they have
+no effect, and could be invalid on these ranks. (litgpt and nanoGPT read the config beside the weights, too.)
 
-So is the schedule, and with it the chunks of a rank: they overlap micro-batches, of which a forward here has one, and
-would send it around the ranks once for each chunk. Each rank takes one stage, and layers are cut anew.
+The schedule is left out too, and with it the chunks per rank. Chunks overlap micro-batches, but a forward here has one
+micro-batch, and would visit every rank once per chunk. Each rank takes one stage, and the layers are partitioned anew.
 """
 
 from __future__ import annotations
@@ -25,26 +25,27 @@ from dslpar.core.errors import DslparError
 from dslpar.core.visible import visible
 from dslpar.language import yaml_io
 from dslpar.language.load import Config
-from dslpar.layout.resolve import Job, chunks_of, pipeline_of
+from dslpar.layout.resolve import Job, chunks_of
 from dslpar.linter import check
 from dslpar.reporting.run_dir import CHECKPOINTS
 from dslpar.schema import sections, sections_reader
+from dslpar.schema.parallel_forms import keys_of, pipeline_of
 
 _OF_TRAINING = (
     *("optimizer", "lr_scheduler", "activation_checkpoint", "checkpoint", "monitor", "gradient_handler", "schedule"),
     *("deepspeed", "batch"),
 )
-"""Sections that say how to train."""
+"""Sections about training."""
 _ZERO = 1
-"""What lint takes with half precision, and with pipelines, too; nothing is sharded here."""
+"""ZeRO stage that lint accepts with half precision and with pipelines; nothing is sharded here."""
 
 
 class Trained(NamedTuple):
-    """A checkpoint, and where its model is to run."""
+    """A checkpoint, and the job that runs its model."""
 
     checkpoint: Checkpoint
     config: Config
-    """The checkpoint's, with overrides."""
+    """Checkpoint's config or the one given instead, with overrides."""
     job: Job
 
 
@@ -57,9 +58,9 @@ def open_run(
     config: str | None = None,
     trusted: Sequence[str] = (),
 ) -> Trained:
-    """Open the newest checkpoint of a run, or that of this `name`, or the checkpoint that `path` itself is.
+    """Open the newest checkpoint of the run at `path`, the one called `name`, or the checkpoint at `path` itself.
 
-    `config`: a file whose layout holds, for the same model; None: the run's own.
+    `config`: a config file of the same model, whose layout is used; None: the run's own config.
 
     Raises:
         DslparError: there is no such checkpoint, its manifest cannot be read, lint finds errors, or the model of
@@ -76,14 +77,14 @@ def open_run(
         left_out += _cut_into_chunks(sections_reader.read(check.load(config, trusted=trusted)).spec)
         loaded = check.load(config, [*left_out, f"zero={_ZERO}", *overrides], trusted=trusted)
     checked = check.check(loaded, world_size)
-    if checked.has_errors:  # what lint only warns of is about training
+    if checked.has_errors:  # warnings are about training
         raise DslparError([found for found in checked.findings if found.severity == "error"])
     compare.check_model(stored, checked.job)
     return Trained(stored, loaded, checked.job)
 
 
 def _without_training(config: Mapping[str, Any], alone: bool) -> dict[str, Any]:
-    """Return a checkpoint's config without what says how to train; `alone`: one process holds the whole model."""
+    """Return a checkpoint's config without sections about training; `alone`: one process holds the whole model."""
     left_out = {*_OF_TRAINING, *(["parallel"] if alone else [])}
     found: dict[str, Any] = {name: value for name, value in config.items() if name not in left_out}
     train = {name: value for name, value in found.get("train", {}).items() if not (alone and name == "dist")}
@@ -91,21 +92,21 @@ def _without_training(config: Mapping[str, Any], alone: bool) -> dict[str, Any]:
 
 
 def _cut_into_chunks(spec: sections.Spec) -> list[str]:
-    """Return overrides that leave out a cut into more stages than there are ranks in the pipeline."""
+    """Return overrides that remove a partition into more stages than the pipeline has ranks."""
     pipeline = pipeline_of(spec)
     if pipeline is None or chunks_of(spec, pipeline.size).num == 1:
         return []
     if spec.parallel.pipeline is None:
-        return ["train.dist.custom_pipeline_stage_id=None"]
+        return [f"{keys_of(spec).stage_ids}=None"]
     return [f"parallel.pipeline.{name}=None" for name in ("stage_ids", "counts")]
 
 
 def find_checkpoint(path: Path, name: str | None = None) -> Checkpoint:
-    """Return a run's newest checkpoint, the one of this name, or the checkpoint that `path` is; its manifest is read.
+    """Return the newest checkpoint of the run at `path`, the one called `name`, or the checkpoint at `path` itself.
 
     Raises:
-        DslparError: there is none, its manifest is corrupted, or it is of another format; or it is the newest, and
-            suspect. (One that is named is taken, with a note.)
+        DslparError: there is no such checkpoint, its manifest is corrupted, it has another format, or it is the newest
+            and suspect. (A suspect checkpoint that is named is taken, with a note.)
     """
     if not path.is_dir():
         hint = "name the output_dir of a run, or a checkpoint"

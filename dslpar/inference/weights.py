@@ -1,4 +1,4 @@
-"""Fill a module with a checkpoint's weights: each rank reads its own pieces, and no optimizer state."""
+"""Fill a module with a checkpoint's weights: each rank reads its own pieces, without optimizer state."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAX_LISTED = 12
 
 
 def verify(checkpoint: Checkpoint, world: Axis) -> None:
-    """Read every byte of a checkpoint, each rank its share. All ranks together.
+    """Verify every byte of a checkpoint; each rank reads its share. All ranks must call it together.
 
     Raises:
         DslparError: on every rank, if a file is corrupted.
@@ -40,7 +40,7 @@ def verify(checkpoint: Checkpoint, world: Axis) -> None:
 
 @torch.no_grad()
 def load_weights(module: nn.Module, groups: Groups, checkpoint: Checkpoint) -> None:
-    """Fill parameters and buffers by their global names, which the module has. All ranks together.
+    """Fill the module's parameters and buffers, which have global names. All ranks must call it together.
 
     Raises:
         DslparError: on every rank, if the checkpoint does not hold this model.

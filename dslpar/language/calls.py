@@ -1,4 +1,4 @@
-"""Calls: methods of values, functions of the language, and the second call of `LazyCall(X)(...)`."""
+"""Call expressions: methods of values, functions of the language, and the second call of `LazyCall(X)(...)`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from dslpar.language.values import (
 def call(ev: Evaluator, node: ast.Call) -> Located:
     target: Value
     method = ""
-    # The owner and its method before the arguments, as Python has it: what the arguments change comes too late.
+    # Python looks the method up before it evaluates the arguments, so an argument cannot change which one is called.
     if isinstance(node.func, ast.Attribute):
         target, location = ev.eval(node.func.value)
         method = node.func.attr
@@ -73,14 +73,14 @@ def _call_method(ev: Evaluator, owner: Value, name: str, call: Call) -> Value:
 
 
 def _warn_of_replaced_sections(ev: Evaluator, owner: Dict, call: Call) -> None:
-    """Warn where `train.update(dict(dist=dict(...)))` puts a shorter mapping in the place of a longer one."""
+    """Warn if `train.update(dict(dist=dict(...)))` replaces a mapping and thereby drops some of its keys."""
     for other in (*call.args, call.kwargs):
         for key, value in other.items() if isinstance(other, dict) else ():
             old = owner.get(key) if isinstance(key, str) else None
             if not (isinstance(old, dict) and isinstance(value, dict)) or old is value:
                 continue
             lost = [str(name) for name in old if name not in value]
-            if lost and not {"type", TARGET} & set(value):  # another class is another section
+            if lost and not {"type", TARGET} & set(value):  # another class replaces the section on purpose
                 ev.budget.spend(len(old) // 4)
                 origin = other.origin_of(key) if isinstance(other, Dict) else call.keyword_origins[key][0]
                 listed = ", ".join(lost[:4]) + ", ..." * (len(lost) > 4)
@@ -115,7 +115,7 @@ def _arguments(ev: Evaluator, node: ast.Call) -> Call:
 
 
 def _add_keywords(ev: Evaluator, value: Value, location: Location, call: Call) -> None:
-    """Take up `**value` of a call."""
+    """Add the items of `**value` to a call as keyword arguments."""
     require_known(value)
     if not isinstance(value, dict):
         raise TypeError(f"argument after ** must be a mapping, not {type_name(value)}")

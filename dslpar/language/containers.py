@@ -1,7 +1,7 @@
-"""Containers written out: lists, tuples, dicts, sets, `*` and `**` in them, and comprehensions.
+"""Container displays (lists, tuples, dicts, sets, with `*` and `**`) and comprehensions.
 
-A comprehension has its own scope and evaluates its first iterable in the outer one, at once; its elements are made one
-by one, so a generator expression is as lazy as Python's.
+A comprehension has its own scope. Its first iterable is evaluated at once, in the outer scope. Its elements are made
+one at a time, so a generator expression is as lazy as in Python.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ITEMS: type = type({}.items())
 
 
 def elements(ev: Evaluator, nodes: list[ast.expr]) -> tuple[list[Value], list[Value]]:
-    """Evaluate the elements of a display or the arguments of a call, `*` written out: values and origins."""
+    """Evaluate the elements of a display or the arguments of a call, expanding `*`. Returns values and origins."""
     values: list[Value] = []
     origins: list[Value] = []
     for node in nodes:
@@ -88,7 +88,7 @@ def _put(ev: Evaluator, made: Dict, key: Located, value: Located) -> None:
 
 
 def _merge(ev: Evaluator, made: Dict, value: Value, location: Location) -> None:
-    """Take up `**value` of a dict display."""
+    """Add the items of `**value` to a dict display."""
     if isinstance(value, Unknown):
         made.tainted = True
         return
@@ -130,13 +130,13 @@ def generator(ev: Evaluator, node: ast.GeneratorExp) -> Located:
 
 
 def _comprehend(ev: Evaluator, node: Comprehension, element: Callable[[], Located]) -> Iterator[Located]:
-    """Make the elements of a comprehension lazily; its first iterable is evaluated at once, in the outer scope."""
+    """Make the elements of a comprehension lazily. Its first iterable is evaluated at once, in the outer scope."""
     iterator = iterate(ev, node.generators[0].iter)
     return _in_scope(ev, Scope(ev.scope), _clauses(ev, node.generators, iterator, element))
 
 
 def _in_scope(ev: Evaluator, scope: Scope, items: Iterator[Located]) -> Iterator[Located]:
-    """Yield the items, each made while the scope is the current one: between them, the evaluator runs other code."""
+    """Yield the items, making each one inside `scope`: between two items the evaluator runs code of other scopes."""
     while True:
         outer, ev.scope = ev.scope, scope
         try:
@@ -164,11 +164,11 @@ def _clauses(
 
 
 def iterate(ev: Evaluator, node: ast.expr) -> Iterator[Located]:
-    """Evaluate what a `for` loops over, and yield its items with their origins, as it is at each moment."""
+    """Evaluate the iterable of a `for` and yield its items with their origins; changes by the loop's body are seen."""
     value, location = ev.eval(node)
     require_readable(value)
     iterator = iter(in_fixed_order(value))
-    # A view does not tell whose it is: the dict, which has the origins, is what the method was called on.
+    # A view has no reference to its dict, which holds the origins: take the dict that the method was called on.
     if isinstance(value, VIEWS) and isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         owner = ev.peek(node.func.value)
         if isinstance(owner, Dict):
@@ -187,7 +187,7 @@ def _located_items(ev: Evaluator, iterator: Iterator[Value], origins: Value, loc
 def _view_items(
     ev: Evaluator, iterator: Iterator[Value], owner: Dict, pairs: bool, location: Location
 ) -> Iterator[Located]:
-    """Yield the items of `mapping.items()` and `mapping.values()`: keys and values bring their origins along."""
+    """Yield the items of `mapping.items()` or `mapping.values()`, with the origins of keys and values."""
     keys = list(owner)
     for index, item in enumerate(iterator):
         ev.budget.spend(1)

@@ -1,7 +1,7 @@
 """Errors of the config language: the table of its codes, and the exceptions that become findings.
 
-A broken rule of the language raises `ConfigError` where it is noticed; the evaluator makes a `Finding` of it, at the
-expression's location, and goes on with `UNKNOWN` (see values.py).
+Code that detects a broken rule of the language raises `ConfigError`. The evaluator turns it into a `Finding` at the
+expression's location and continues with the value `UNKNOWN` (see values.py).
 
     >>> from dslpar.core.errors import Location
     >>> finding("CFG010", Location("a.py"), "name 'x' is not defined").name
@@ -15,7 +15,7 @@ from dslpar.core.named_tuple import NamedTuple
 
 
 class Code(NamedTuple):
-    """The kebab-case name of a code, and the hint that stands where nothing more precise is known."""
+    """The kebab-case name of a code, and its default hint."""
 
     name: str
     hint: str
@@ -23,7 +23,7 @@ class Code(NamedTuple):
 
 
 WRITE_VALUE = "write the value itself, or give it on the command line as key=value"
-"""The hint of what a config cannot compute: only its author knows what it is."""
+"""Hint for values that a config cannot compute: only its author knows them."""
 CODES = {
     "CFG001": Code("syntax-error", "correct the syntax: Python's, or YAML's in a .yaml file"),
     "CFG002": Code("unsupported-syntax", "write assignments of literals, dict(...), arithmetic, `if` and `for`"),
@@ -46,7 +46,7 @@ CODES = {
 
 
 class ConfigError(Exception):
-    """A rule of the language is broken; `location` is None where that of the expression is right."""
+    """A rule of the language is broken. `location` is None if the expression's own location is the right one."""
 
     def __init__(self, code: str, message: str, hint: str = "", location: Location | None = None) -> None:
         super().__init__(message)
@@ -54,18 +54,18 @@ class ConfigError(Exception):
 
 
 class UnknownError(Exception):
-    """A value that could not be evaluated was used: what depends on it is unknown too, without a finding."""
+    """An expression used a value that could not be evaluated. Its own value becomes unknown too, without a finding."""
 
 
 class BudgetError(Exception):
-    """The whole evaluation has used up its steps or its findings and ends here."""
+    """The evaluation has used up its budget of steps, findings or text, and stops here."""
 
 
-# What Python raises for a mistake in an expression; RecursionError, a RuntimeError, is handled before.
+# The exceptions that Python raises for a mistake in an expression. RecursionError, a RuntimeError, is handled before.
 PYTHON_ERRORS = (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, RuntimeError, StopIteration)
 
 
 def finding(code: str, location: Location, message: str, hint: str = "", severity: Severity | None = None) -> Finding:
-    """Make the finding of `code`, with the table's name, and its hint unless a better one is given."""
+    """Make the finding of `code`, with the name from the table. A given hint or severity replaces the table's."""
     row = CODES[code]
     return Finding(code, row.name, severity or row.severity, message, hint or row.hint, location)

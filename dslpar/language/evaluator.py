@@ -1,8 +1,8 @@
-"""The evaluator of one config file: its names, and the dispatch of each expression to the handler of its syntax.
+"""Evaluator of one config file: holds its names, and dispatches each expression to the handler of its syntax.
 
-An `Evaluator` holds what the handlers of expressions and statements share, and knows no syntax itself: handlers are
-functions `(evaluator, node)`, gathered in one table a module and put together in statements.py. A failure is recorded
-where it happens and its expression becomes `UNKNOWN`, so that one pass reports everything.
+An `Evaluator` holds the state that the handlers of expressions and statements share. It knows no syntax itself:
+handlers are functions `(evaluator, node)`, listed in one table per module and merged in statements.py. A failing
+expression is recorded as a finding and its value becomes `UNKNOWN`, so that one pass reports everything.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class Evaluator:
         """Loops around the current statement."""
 
     def location(self, node: ast.AST) -> Location:
-        """Where a node stands in the file."""
+        """Return the location of a node in the file."""
         return self.source.location(node)
 
     def eval(self, node: ast.AST) -> Located:
-        """Evaluate an expression to its value and origin; to `UNKNOWN` where that fails, with a finding."""
+        """Return the value and origin of an expression; `UNKNOWN`, with a finding, if its evaluation fails."""
         self.budget.spend(1)
         if hasattr(node, "unsupported"):
             if isinstance(node, ast.NamedExpr):
@@ -64,11 +64,11 @@ class Evaluator:
             return UNKNOWN, self.location(node)
         try:
             handler = self.expressions.get(type(node))
-            if handler is None:  # a starred expression or a slice where neither belongs
+            if handler is None:  # a misplaced starred expression or slice
                 raise ConfigError("CFG002", "this expression has no value", WRITE_VALUE)
             return handler(self, node)
         except UnknownError:
-            pass  # what it depends on has a finding already
+            pass  # the unknown value that it depends on has a finding already
         except (ConfigError, *PYTHON_ERRORS) as error:
             self.report(error, node)
         return UNKNOWN, self.location(node)
@@ -85,18 +85,18 @@ class Evaluator:
         self.session.report(told, self.location(node))
 
     def bind(self, name: str, value: Value, location: Location, name_location: Location, imported_as: str = "") -> None:
-        """Let a name of the current scope stand for a value."""
+        """Bind a name of the current scope to a value."""
         self.scope.names[name] = Binding(value, location, name_location, imported_as)
 
     def items_of(self, value: Value, location: Location) -> tuple[list[Value], list[Value]]:
-        """Read an iterable to its end: the items and their origins."""
+        """Read an iterable to its end. Returns the items and their origins."""
         require_readable(value)
         items = self.budget.take_all(value)
         known = isinstance(value, (List, tuple))
         return items, [origin or location for origin in origins_of(value)] if known else [location] * len(items)
 
     def peek(self, node: ast.AST) -> Value:
-        """Follow a chain of names and keys without findings; of an item of unknown key, return the whole."""
+        """Follow a chain of names and attributes without findings; for an item `x[...]`, return the container `x`."""
         if isinstance(node, ast.Name):
             binding = self.scope.find(node.id)
             return binding.value if binding else None
@@ -106,28 +106,28 @@ class Evaluator:
         return owner
 
     def make_unknown(self, node: ast.AST) -> None:
-        """Make unknown all that a statement, which failed or was not evaluated, would have bound or changed."""
+        """Mark as unknown everything that a failed or skipped statement would have bound or changed."""
         for target in changed_targets(node):
             self.budget.spend(1)
             if isinstance(target, ast.Name):
-                # The names that `def`, `class` and imports bind are no nodes of the tree, and have no location.
+                # The names that `def`, `class` and imports bind are not nodes of the tree and have no location.
                 location = self.location(target if hasattr(target, "lineno") else node)
                 self.bind(target.id, UNKNOWN, location, location)
                 continue
-            # Which item would have changed is unknown as well: from here on, a missing one is no mistake.
+            # The changed item is unknown as well: from here on, a missing item is not the author's mistake.
             owner = self.peek(target.value)
             if isinstance(owner, (List, Dict)):
                 owner.tainted = True
 
 
 def type_name(value: object) -> str:
-    """The name of a value's type as the author knows it."""
+    """Return the name of a value's type as the author knows it."""
     name = type(value).__name__
     return name.lower() if isinstance(value, (list, tuple, dict)) else name
 
 
 def as_config_error(error: Exception) -> ConfigError:
-    """Say a Python error in the language's own words: `Dict` and its kin are dicts to the author."""
+    """Convert a Python error to a ConfigError that names types as the author knows them: `dict`, not `Dict`."""
     if isinstance(error, ConfigError):
         return error
     if isinstance(error, RecursionError):
@@ -136,7 +136,7 @@ def as_config_error(error: Exception) -> ConfigError:
         )
     message = str(error) if not isinstance(error, KeyError) else f"there is no key {error}"
     if any(name in message for name in ("'Reference'", "not Reference", "LazyTarget")):
-        # What the name stands for is imported at build: Python would have its value here.
+        # A Reference is imported only at build, so its value is not known here, unlike in Python.
         return ConfigError("CFG003", "what another package holds is not known in a config", WRITE_VALUE)
     for ours in ("List", "Dict", "Tuple"):
         message = message.replace(f"'{ours}'", f"'{ours.lower()}'").replace(f'"{ours}"', f'"{ours.lower()}"')

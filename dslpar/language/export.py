@@ -1,7 +1,7 @@
-"""From the evaluator's values to the tree of `Node`s, within bounds.
+"""Conversion of the evaluator's values to the tree of `Node`s, within bounds.
 
-What could not be evaluated is left out of the tree; its dotted path is listed, so that later rules do not take it for
-missing. Sets become sorted lists; functions, iterators and a `LazyCall(X)` never called are no values of a config.
+Unknown values are left out of the tree. Their dotted paths are listed, so that later rules do not take them for
+missing. Sets become sorted lists. Functions, iterators and an uncalled `LazyCall(X)` are not values of a config.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ SCALARS = (type(None), bool, int, float, str, Reference)
 
 
 def export(names: dict[str, Binding], location: Location, session: Session) -> tuple[Node, frozenset[str]]:
-    """Build the tree of all top-level names but imported modules; return it, and the dotted paths that are unknown."""
+    """Build the tree of all top-level names except modules. Returns the tree and the unknown dotted paths."""
     exporter = _Exporter(session)
     children = {}
     for name, binding in names.items():
         if binding.imported_as == "module":
             continue
         try:
-            # Weighed before any node is made: a few shared lists can stand for millions of values.
+            # Priced before any node is made, since a few shared lists can expand to millions of values.
             session.budget.weigh(binding.value)
             node = exporter.node(name, binding.value, binding.location, binding.name_location)
         except ConfigError as error:
@@ -37,7 +37,7 @@ def export(names: dict[str, Binding], location: Location, session: Session) -> t
 
 
 class _Exporter:
-    """Builds the nodes of one load; collects the paths of what is unknown."""
+    """Builds the nodes of one load, and collects the paths of unknown values."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -45,7 +45,7 @@ class _Exporter:
         self.left = MAX_NODES
 
     def node(self, path: str, value: Value, location: Location, key_location: Origin = None) -> Node | None:
-        """Build the node of a value; None if it is unknown, or no value of a config, which is a finding."""
+        """Build the node of a value; None if it is unknown, or (with a finding) not a value of a config."""
         self.left -= 1
         if self.left < 0:
             raise limit_error(
@@ -99,7 +99,7 @@ def _sorted_list(value: set[Value]) -> List:
 
 
 def _not_a_value(value: object) -> ConfigError:
-    """Say why something cannot stand in a config."""
+    """Make the error of something that is not a value of a config."""
     if isinstance(value, LazyTarget):
         name = value.target.name.rpartition(".")[2]
         return ConfigError("CFG013", f"LazyCall({name}) is not called", f"write LazyCall({name})(...)")

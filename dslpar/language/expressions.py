@@ -1,6 +1,6 @@
-"""Expressions that hold no others' containers: names, attributes, items and slices, operators, f-strings.
+"""Expressions other than containers and calls: names, attributes, items and slices, operators, f-strings.
 
-Names hold references for what Python would import; see functions.py.
+A name that Python would import stands for a reference; see functions.py.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def name(ev: Evaluator, node: ast.Name) -> Located:
 
 
 def undefined(ev: Evaluator, name: str) -> ConfigError:
-    """Make the error of a name that nothing binds."""
+    """Make the error of a name that is not bound."""
     import builtins
 
     if hasattr(builtins, name):
@@ -61,7 +61,7 @@ def attribute(ev: Evaluator, node: ast.Attribute) -> Located:
 
 
 def attribute_of(ev: Evaluator, owner: Value, location: Location, node: ast.Attribute) -> Located:
-    """Read an attribute: the key of a dict, or a longer name of a reference."""
+    """Read an attribute: a key of a dict, or the next part of a reference's dotted name."""
     name = node.attr
     require_known(owner)
     if isinstance(owner, Dict) and name in owner:
@@ -72,7 +72,7 @@ def attribute_of(ev: Evaluator, owner: Value, location: Location, node: ast.Attr
         raise ConfigError("CFG004", f"attribute {name!r} is not part of the config language", WRITE_VALUE)
     if isinstance(owner, Reference):
         full = f"{owner.name}.{name}"
-        # `x = x.a` in a loop makes ever longer names, whose sum grows with the square of the steps.
+        # `x = x.a` in a loop makes ever longer names: their total length grows with the square of the steps.
         check_length(len(full) * 100)
         return VALUES.get(full, Reference(full)), ev.location(node)
     if find_method(owner, name):
@@ -85,7 +85,7 @@ def attribute_of(ev: Evaluator, owner: Value, location: Location, node: ast.Attr
 
 
 def attribute_location(ev: Evaluator, node: ast.Attribute) -> Location:
-    """Where the name behind the dot stands."""
+    """Return the location of the name after the dot."""
     location = ev.location(node)
     return Location(location.path, location.end_line, location.end_column - len(node.attr), *location[3:])
 
@@ -188,7 +188,7 @@ def f_string_field(ev: Evaluator, node: ast.FormattedValue) -> Located:
 
 
 def missing_key(key: Value, owner: dict[Value, Value], location: Location) -> ConfigError:
-    """Make the error of a missing key, with the keys that the mapping has."""
+    """Make the error of a missing key; its hint lists the keys of the mapping."""
     keys = ", ".join(str(name)[:40] for name in list(owner)[:12] if isinstance(name, (str, int)))
     shown = repr(key) if isinstance(key, (str, int, float)) and len(str(key)) < 80 else "of this value"
     hint = f"choose from its keys: {keys}" if keys else "choose a value, and assign it to the key first"

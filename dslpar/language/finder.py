@@ -1,13 +1,14 @@
-"""Where a config finds the files that it names: by position, by `get_config(name)`, or as modules of a LiBai checkout.
+"""Search for the files that a config names: by position, by `get_config(name)`, or as modules of a LiBai checkout.
 
-`get_config` means what the package means that it was imported from, so that no config reads another framework's file:
+`get_config` searches as the package does that it was imported from, so that no config reads another framework's file:
 
-- dslpar: the folder of the file, then each parent folder, then the shipped configs (`dslpar/shipped_configs` where the
-  package has it, else the checkout's `configs/`);
-- libai: `configs/` of the file's LiBai checkout; without one, the folder of the file, then each parent folder.
+- dslpar: the folder of the file, then each parent folder, then the shipped configs (`dslpar/shipped_configs`, then the
+  checkout's `configs/`);
+- libai: `configs/` of the file's LiBai checkout; without a checkout, the folder of the file, then each parent folder.
 
-A LiBai checkout is the nearest parent folder with `configs/common`. `from configs.common.train import train` and
-`from projects.QQP.configs.model import cfg` name files of it, as they do on the path that LiBai's scripts set.
+A LiBai checkout is the nearest folder, from the file's own upwards, with `configs/common`.
+`from configs.common.train import train` and `from projects.QQP.configs.model import cfg` name files of it, as they do
+on the path that LiBai's scripts set.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def find_config(name: str, importer: str, home: str = OURS) -> str:
     """Find the file of `get_config(name)`, called in `importer` and imported from the package `home`.
 
     Raises:
-        ConfigError: there is none, or it is not one that a config may read.
+        ConfigError: there is no such file, or a config may not read it.
     """
     parts = name.split("/")
     if os.path.isabs(name) or ".." in parts or "\\" in name or "\0" in name:
@@ -47,12 +48,12 @@ def find_config(name: str, importer: str, home: str = OURS) -> str:
 
 
 def search_path(importer: str, home: str = OURS) -> list[str]:
-    """List the folders where `get_config` looks: the importer's, its parents, and for dslpar's the shipped configs."""
+    """List the folders that `get_config` searches: the importer's, its parents, and for dslpar the shipped configs."""
     return [*_upwards(importer), *(_shipped() if home == OURS else ())]
 
 
 def _upwards(importer: str) -> list[str]:
-    """List the importer's folder and those above it, relative where the importer's is."""
+    """List the importer's folder and its parent folders, as relative paths if the importer's path is relative."""
     folder = os.path.dirname(importer)
     depth = min(os.path.abspath(folder).count(os.sep), 64)
     above = (os.path.join(folder or os.curdir, *[os.pardir] * steps) for steps in range(1, depth + 1))
@@ -64,7 +65,7 @@ def _shipped() -> list[str]:
 
 
 def libai_checkout(importer: str) -> str | None:
-    """Return the nearest folder above a file that has `configs/common`; None: there is none, or it is dslpar's own."""
+    """Return the nearest folder above a file that has `configs/common`; None if there is none or it is dslpar's own."""
     for folder in _upwards(importer):
         configs = os.path.join(folder, "configs")
         if os.path.isdir(os.path.join(configs, "common")):
@@ -74,14 +75,14 @@ def libai_checkout(importer: str) -> str | None:
 
 
 def find_module(module: str, level: int, importer: str) -> str:
-    """Return the path that `from <level dots><module>` names, without its ending."""
+    """Return the path that `from <level dots><module>` names, without the file extension."""
     folder = os.path.dirname(importer)
     steps = [os.pardir] * (level - 1) + (module.split(".") if module else [])
     return os.path.normpath(os.path.join(folder or ".", *steps))
 
 
 def find_absolute(module: str, importer: str) -> str | None:
-    """Return the path of a config module that an absolute import names, without its ending; None for other modules."""
+    """Return the path, without extension, of a config module that an absolute import names; None for other modules."""
     parts = module.split(".")
     if "configs" not in parts:
         return None
@@ -93,18 +94,18 @@ def find_absolute(module: str, importer: str) -> str | None:
 
 
 def is_config(base: str) -> bool:
-    """Whether a path without ending names a config file, or a folder of them."""
+    """Return whether a path without extension names a config file, or a folder."""
     return os.path.exists(f"{base}.py") or os.path.isdir(base)
 
 
 def home_of_get_config(tree: ast.Module) -> str:
-    """Return the package that a file imports `get_config` from; empty: it does not."""
+    """Return the package that a file imports `get_config` from; empty if the file does not import it."""
     homes = (home for home, name in _imported(tree) if name == "get_config")
     return next(homes, "")
 
 
 def _imported(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """Yield the package and the name of each name that absolute imports bind."""
+    """Yield the top-level package and the bound name of each absolute `from ... import ...`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and not node.level and node.module:
             for alias in node.names:

@@ -1,7 +1,7 @@
-"""Formatting of values: f-strings, `str.format`, `%`, `str()`; every width and precision is read before it is obeyed.
+"""Formatting of values: f-strings, `str.format`, `%` and `str()`. Every width and precision is checked before use.
 
-`str.format` is written anew over `string.Formatter`: its fields may take items, never attributes, since Python's own
-walks from any value to `__class__` and from there to everything.
+`str.format` is reimplemented on `string.Formatter`. Its fields may take items but never attributes, since Python's own
+`str.format` reaches `__class__` from any value, and everything else from there.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dslpar.language.values import Value, require_known
 MAX_WIDTH = 1_000
 SHOWN = (type(None), bool, int, float, str, list, tuple, dict, set, range)
 CONVERSIONS = {-1: None, 115: str, 114: repr, 97: ascii}
-"""What `ast.FormattedValue.conversion` stands for: nothing, `!s`, `!r`, `!a`."""
+"""Functions by `ast.FormattedValue.conversion`: none, `!s`, `!r`, `!a`."""
 
 
 def to_text(value: Value, budget: Budget, convert: Value = str) -> str:
@@ -47,7 +47,7 @@ def percent(template: str, values: Value, budget: Budget) -> str:
         budget.spend(2)
         _check_shown(item, budget)
         longest = max(longest, len(item) if isinstance(item, str) else len(to_text(item, budget)))
-    if isinstance(values, dict) and count * longest > 10 * MAX_TEXT:  # one item may be named many times
+    if isinstance(values, dict) and count * longest > 10 * MAX_TEXT:  # one item may be used many times
         check_length(count * longest)
     made: str = template % values
     return made
@@ -69,7 +69,7 @@ def _check_conversions(template: str) -> int:
 
 
 def _after_key(template: str, at: int) -> int:
-    """Return the index behind a `(key)`; brackets are counted as Python counts them."""
+    """Return the index after a `(key)`; nested parentheses are counted as Python counts them."""
     if template[at : at + 1] != "(":
         return at
     depth = 0
@@ -87,11 +87,11 @@ def format_method(template: str, args: Sequence[Value], kwargs: Mapping[str, Val
 
 
 def _formatter(budget: Budget) -> Value:
-    # Here, as the class is: `string` compiles regular expressions at import, and few configs call format().
+    # Imported here: `string` compiles regular expressions at import, and few configs call format().
     import string
 
     class Formatter(string.Formatter):
-        """`string.Formatter`, within bounds and without attributes."""
+        """`string.Formatter` with bounds and without attributes."""
 
         length = 0
 

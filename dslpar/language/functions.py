@@ -1,7 +1,7 @@
-"""The functions of the language, in one table by full name: builtins, math, os.path.join, LazyCall and its kin.
+"""Functions of the language, in one table by full name: builtins, math, os.path.join, copy, OmegaConf and LazyCall.
 
-That a name bound by an absolute import is a *reference* until it is called, and that a call is looked up by the
-reference's full name, makes `import math`, `from math import pi` and `import os.path as osp` one thing.
+A name bound by an absolute import is a *reference* until it is called. A call is looked up by the reference's full
+name, so `import math`, `from math import pi` and `import os.path as osp` need no separate handling.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Function = Callable[[Call], Value]
 
 
 def call_function(target: Reference, call: Call) -> Value:
-    """Call a function of the language. Raises ConfigError for every other."""
+    """Call a function of the language. Raises ConfigError for any other function."""
     function = FUNCTIONS.get(target.name)
     if function is None:
         raise _not_callable(target.name, call)
@@ -51,7 +51,7 @@ def call_function(target: Reference, call: Call) -> Value:
 
 
 def key_function(call: Call) -> Callable[[Value], Value] | None:
-    """Take the `key=` of sorted, min, max and list.sort from a call: one of the language's own functions."""
+    """Remove the `key=` of sorted, min, max or list.sort from a call; it must be a function of the language."""
     key = call.kwargs.pop("key", None)
     if key is None:
         return None
@@ -67,8 +67,8 @@ def _not_callable(name: str, call: Call) -> ConfigError:
 
 
 def _equivalent(name: str, call: Call) -> str:
-    """Return what the language has in place of a function of Python's or numpy's, or of a class; empty: nothing."""
-    from dslpar.core.trust import is_standard_library, known_kind  # only a mistake needs it
+    """Return the language's equivalent of a Python or numpy function or of a class, as a hint; empty if it has none."""
+    from dslpar.core.trust import is_standard_library, known_kind  # imported here: only a mistake needs it
 
     owner, _, last = name.rpartition(".")
     package = name.partition(".")[0]
@@ -83,7 +83,7 @@ def _equivalent(name: str, call: Call) -> str:
         return f"write `{last}(...)`"
     if name == "functools.partial" and call.args and isinstance(call.args[0], Reference):
         return _lazily(call.args[0].name, len(call.args) > 1)
-    # What a run builds is a class; a function's value is known to its author alone.
+    # A run can build a class later. The result of a function is known only to the author.
     is_class = last[:1].isupper() and package != "numpy" and not is_standard_library(name)
     trust = "" if known_kind(name) else f" (within a section, if {package} is trusted: dslpar explain CFG122)"
     return _lazily(name, bool(call.args)) + trust if is_class else ""
@@ -140,7 +140,7 @@ def _set(call: Call) -> set[Value]:
 
 
 def readable(value: Value, call: Call, any_order: bool = False) -> Value:
-    """Return an iterable that Python's own functions may read to its end: paid for, as a whole or item by item."""
+    """Return an iterable that Python's own functions may read to its end. It is paid for at once or item by item."""
     require_readable(value)
     if not any_order:
         in_fixed_order(value)
@@ -151,7 +151,7 @@ def readable(value: Value, call: Call, any_order: bool = False) -> Value:
 
 
 def _reader(function: Value, any_order: bool = False) -> Function:
-    """Wrap a function that reads its first arguments to their ends, comparing or adding the items."""
+    """Wrap a function that reads its arguments to their ends, comparing or adding the items."""
 
     def run(call: Call) -> Value:
         key = key_function(call)
@@ -166,7 +166,7 @@ def _reader(function: Value, any_order: bool = False) -> Function:
 
 
 def _sum(call: Call) -> Value:
-    """Evaluate `sum`; of containers, each step makes a new one as long as all before it."""
+    """Evaluate `sum`. For containers, each step makes a new one as long as all items before it, and costs as much."""
     start = call.args[1] if len(call.args) > 1 else call.kwargs.get("start", 0)
     if not isinstance(start, CONTAINERS):
         return _reader(sum)(call)
@@ -181,7 +181,7 @@ def _sum(call: Call) -> Value:
 
 
 def _lazy_iterator(function: Callable[..., Value]) -> Function:
-    """Wrap `zip`, `enumerate` or `reversed`: nothing is read until the result is."""
+    """Wrap `zip`, `enumerate` or `reversed`: arguments are read only as the result is read."""
 
     def run(call: Call) -> Value:
         for value in call.args:
@@ -243,7 +243,7 @@ def _join_path(call: Call) -> str:
 
 
 def _bounded(function: Callable[..., Value], bits: Callable[..., int]) -> Function:
-    """Wrap an exact function of math whose result can be huge: `bits` bounds its size from above."""
+    """Wrap an integer function of math whose result can be huge; `bits` is an upper bound of its size."""
 
     def run(call: Call) -> Value:
         if all(isinstance(value, int) for value in call.args):
@@ -254,7 +254,7 @@ def _bounded(function: Callable[..., Value], bits: Callable[..., int]) -> Functi
 
 
 def _product(call: Call) -> Value:
-    items = list(readable(call.args[0], call)) if len(call.args) == 1 else []  # else math.prod says what is wrong
+    items = list(readable(call.args[0], call)) if len(call.args) == 1 else []  # otherwise math.prod raises below
     start = call.kwargs.get("start", 1)
     check_bits(sum(item.bit_length() for item in (*items, start) if isinstance(item, int)))
     if any(isinstance(item, (*CONTAINERS, str)) for item in (*items, start)):
@@ -271,7 +271,7 @@ TYPES: dict[str, type] = {
 FLOAT_MATH = """acos acosh asin asinh atan atan2 atanh cbrt ceil copysign cos cosh degrees erf erfc exp exp2 expm1 fabs
     floor fmod gamma gcd hypot isclose isfinite isinf isnan isqrt ldexp lgamma log log10 log1p log2 modf nextafter pow
     radians remainder sin sinh sqrt tan tanh trunc ulp"""
-# `any_order`: of these, no result depends on the order in which a set yields its items.
+# `any_order`: the results of these functions do not depend on the order in which a set yields its items.
 FUNCTIONS: dict[str, Function] = {
     **{f"builtins.{f.__name__}": _reader(f, any_order=True) for f in (all, any, max, min, sorted)},
     **{f"builtins.{f.__name__}": _simple(f) for f in (abs, bool, divmod, float, int, len, range)},
@@ -301,7 +301,7 @@ FUNCTIONS: dict[str, Function] = {
     "omegaconf.OmegaConf.create": copying_dict,
 }
 KEEP_UNKNOWN = ("builtins.dict", "builtins.dict.fromkeys", "copy.copy", "copy.deepcopy")
-"""Functions whose result is known but for what is unknown in it; of any other, an unknown argument makes it unknown."""
+"""Functions whose result may contain unknown items. Any other function's result is unknown if an argument is."""
 for _home in ("dslpar", "dslpar.config", "dslpar.config.lazy", "libai.config", "libai.config.lazy"):
     FUNCTIONS |= {f"{_home}.LazyCall": lazy_call, f"{_home}.L": lazy_call}
     FUNCTIONS[f"{_home}.get_config"] = get_config(_home.partition(".")[0])

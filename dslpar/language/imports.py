@@ -1,8 +1,8 @@
-"""Import statements: config files by position, everything else as references.
+"""Import statements: relative imports read config files, absolute imports make references.
 
-That absolute imports only *name* things is the idea of mmengine's lazy configs; that relative ones read configs by
-their position, without packages, is detectron2's. Absolute ones of config modules (`from configs.common.train import
-train`, as LiBai's projects have it) read them too; `dslpar.language.finder` says where.
+Absolute imports only *name* things, as in mmengine's lazy configs. Relative imports read configs by their position,
+without packages, as in detectron2. Absolute imports of config modules (`from configs.common.train import train`, as in
+LiBai's projects) read configs too; `dslpar.language.finder` finds their files.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dslpar.language.values import Binding, Value, deep_copy
 
 
 def import_modules(ev: Evaluator, node: ast.Import) -> None:
-    """Evaluate `import a.b as c`: a reference by name."""
+    """Evaluate `import a.b as c`, which binds a reference."""
     for alias in node.names:
         name = alias.name if alias.asname else alias.name.partition(".")[0]
         location = ev.location(alias)
@@ -32,7 +32,7 @@ def import_modules(ev: Evaluator, node: ast.Import) -> None:
 
 
 def import_names(ev: Evaluator, node: ast.ImportFrom) -> None:
-    """Evaluate `from a.b import c`, which binds references, or `from .a.b import c`, values of a config file."""
+    """Evaluate `from a.b import c`, which binds references, or `from .a.b import c`, which binds a config's values."""
     if any(alias.name == "*" for alias in node.names):
         hint = f"write `from {'.' * node.level}{node.module or ''} import ...` with the names that are needed"
         raise ConfigError("CFG008", "`import *` is not part of the config language", hint)
@@ -50,7 +50,7 @@ def import_names(ev: Evaluator, node: ast.ImportFrom) -> None:
 
 
 def _import_from_config(ev: Evaluator, node: ast.ImportFrom, base: str) -> None:
-    """Bind values of the config file at `base` (without its ending), or files of the folder there."""
+    """Bind values of the config file at `base` (a path without extension), or files of the folder `base`."""
     as_module = not node.level or ev.session.in_module
 
     def names_of(path: str, location: Location) -> dict[str, Binding] | None:
@@ -80,7 +80,10 @@ def _import_from_config(ev: Evaluator, node: ast.ImportFrom, base: str) -> None:
 def _import_name(
     ev: Evaluator, alias: ast.alias, names: dict[str, Binding] | None, copied: dict[int, Value] | None
 ) -> None:
-    """Bind one name of a file; `copied` where its value may be a module's, which imports by position do not share."""
+    """Bind one name of a file.
+
+    `copied` is set if the value may belong to a module, whose values imports by position do not share: it is copied.
+    """
     if names is None:
         raise UnknownError
     if alias.name not in names:

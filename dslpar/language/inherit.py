@@ -1,8 +1,8 @@
-"""`_base_ = ["../_base_/models/gpt.py", ...]`: a config that inherits from others, as mmengine's configs do.
+"""Inheritance between configs, as in mmengine: `_base_ = ["../_base_/models/gpt.py", ...]`.
 
-The files are named by their place relative to this one, and evaluated afresh. What this file sets is merged into what
-they set, dict by dict; anything else takes the place of what it inherits, and so does a dict with `_delete_=True`. Two
-bases may not set the same name. An expression reads what is inherited as `_base_.model.hidden_size`.
+The base files are named by paths relative to this file, and evaluated afresh. Dicts of this file are merged into the
+inherited dicts, recursively. Any other value replaces the inherited one, and so does a dict with `_delete_=True`. Two
+bases may not set the same name. Expressions read inherited values as `_base_.model.hidden_size`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BASE, DELETE = "_base_", "_delete_"
 
 
 def inherit(ev: Evaluator, value: Value, location: Location) -> Located:
-    """Evaluate what `_base_` names, to one mapping of all their names."""
+    """Evaluate the configs that `_base_` lists, and return one mapping of all their names."""
     files = [value] if isinstance(value, str) else value
     if not isinstance(files, (list, tuple)) or not files or not all(isinstance(file, str) for file in files):
         hint = "correct it: a path relative to this file, or a list of them: _base_ = ['../common/train.py']"
@@ -38,7 +38,7 @@ def inherit(ev: Evaluator, value: Value, location: Location) -> Located:
     for file, place in zip(files, origins_of(files), strict=True):
         names = as_mapping(ev.session.names_of(_path(file, ev.source.path), place or location))
         if not isinstance(names, Dict):
-            ev.bind("*", UNKNOWN, location, location)  # what it sets is unknown, and so is whether anything is missing
+            ev.bind("*", UNKNOWN, location, location)  # its names are unknown, so no name counts as missing
             inherited.tainted = True
             continue
         twice = [str(name) for name in names if name in inherited]
@@ -58,7 +58,7 @@ def _path(name: str, importer: str) -> str:
 
 
 def merged(ev: Evaluator, names: dict[str, Binding]) -> dict[str, Binding]:
-    """Return a file's names with those that it inherits; the file itself where it inherits none."""
+    """Return a file's names merged with the inherited ones; unchanged if it inherits none."""
     base = names.get(BASE)
     if base is None or not isinstance(base.value, Dict):
         return names
@@ -84,7 +84,7 @@ def merged(ev: Evaluator, names: dict[str, Binding]) -> dict[str, Binding]:
 
 
 def _merged(old: Value, new: Dict, path: str) -> Value:
-    """Merge a dict into what it inherits, or put it in its place."""
+    """Merge a dict into the inherited one, or replace the inherited value."""
     require_known(old)
     replaces = new.get(DELETE, False) is True
     if not (replaces or isinstance(old, Dict)):

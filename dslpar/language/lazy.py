@@ -1,13 +1,13 @@
-"""`LazyCall` for programs: describe a call now, make it later. The idea and the form are detectron2's and LiBai's.
+"""`LazyCall` for programs: describe a call now, make it later, as in detectron2 and LiBai.
 
     >>> model = LazyCall("collections.Counter")(red=4, blue=2)
     >>> model.red = 5
     >>> instantiate(model)
     Counter({'red': 5, 'blue': 2})
 
-A description is a `Settings`: a dict with attribute access and a `_target_`, a `Reference`. Config files use the same
-names without running any of this; `instantiate` takes what they give: a `Node`, its `plain()`, or a `Settings`. What
-a program describes with `LazyCall` is the program's own; a config's calls need to be trusted (`dslpar.core.trust`).
+A description is a `Settings`: a dict with attribute access whose `_target_` is a `Reference`. Config files use the same
+names without running this module. `instantiate` takes a `Node` of a config, its `plain()`, or a `Settings`. It makes
+every call that a program describes with `LazyCall`. Calls of a config must be trusted (`dslpar.core.trust`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PROGRAM = Location("<program>")
 
 
 class Settings(dict[str, Any]):
-    """A dict whose items are attributes too."""
+    """A dict with attribute access to its items."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -45,7 +45,7 @@ class Settings(dict[str, Any]):
 
 
 class ProgramReference(Reference):
-    """A reference that a program made itself: whoever runs the program has trusted it."""
+    """A reference made by a program, and trusted because its user chose to run the program."""
 
     __slots__ = ()
 
@@ -76,7 +76,7 @@ def as_reference(target: object) -> Reference:
 
 
 def public_module(target: Any) -> str:
-    """Return the module that others import a class or function from: 3.13's Path says of itself 'pathlib._local'."""
+    """Return the public module of a class or function: in Python 3.13, `Path.__module__` is 'pathlib._local'."""
     parts = target.__module__.split(".")
     while parts[-1].startswith("_") and len(parts) > 1:
         parent = sys.modules.get(".".join(parts[:-1]))
@@ -96,15 +96,15 @@ def settings(value: Any) -> Any:
 
 
 def instantiate(description: Any, _trusted_: Iterable[str] = (), **extra: Any) -> Any:
-    """Make the described call, the calls within its arguments first; `extra` adds to the outermost's arguments.
+    """Make the described call, after the calls within its arguments; `extra` adds arguments to the outermost call.
 
-    Lists, tuples and dicts are walked; every other value is itself. `_recursive_=False` leaves the arguments alone.
-    `_trusted_` are packages that a config may have called, besides those of the working folder's pyproject.toml and the
-    known kinds (`dslpar.core.trust`).
+    Lists, tuples and dicts are walked; any other value is returned unchanged. `_recursive_=False` leaves the arguments
+    of a call as they are. `_trusted_` lists packages whose classes a config may call, besides those trusted in the
+    working folder's pyproject.toml and the known kinds (`dslpar.core.trust`).
 
     Raises:
-        DslparError: a target may not be called, and then none is imported; or it cannot be imported. At its location in
-            the config, where there is one.
+        DslparError: a target may not be called (then no target is imported), or cannot be imported. Its location is
+            the target's in the config, if there is one.
     """
     calls = [*_calls(description)]
     trusted = trusted_packages(tuple(_trusted_)) if calls else ()
@@ -114,7 +114,7 @@ def instantiate(description: Any, _trusted_: Iterable[str] = (), **extra: Any) -
 
 
 def _calls(description: Any) -> Iterator[tuple[Any, Location]]:
-    """Yield the target of each call that is described, and where."""
+    """Yield the target and the location of each described call."""
     target, location, value = _target_of(description)
     if target is not None:
         yield target, location
@@ -124,14 +124,14 @@ def _calls(description: Any) -> Iterator[tuple[Any, Location]]:
 
 
 def _target_of(description: Any) -> tuple[Any, Location, Any]:
-    """Return the target of a description, or None; where it is; and what else the description holds."""
+    """Return the target of a description (or None), its location, and the description's value."""
     if isinstance(description, Node):
         return description.target, description.target_location or description.location, description.value
     return (description.get(TARGET) if isinstance(description, Mapping) else None), PROGRAM, description
 
 
 def _refusal(target: Any, location: Location, trusted: tuple[str, ...]) -> Finding | None:
-    """Return why a target may not be called, as a finding."""
+    """Return a finding if a target may not be called."""
     if isinstance(target, ProgramReference) or callable(target):
         return None
     refused = refusal(as_reference(target).name, trusted)
@@ -164,7 +164,7 @@ def _call(
 
 
 def _locate_call(reference: Reference, location: Location, trusted: tuple[str, ...]) -> Any:
-    """Import what a call names, and check that it is what the name stands for, not something by way of it."""
+    """Import the target of a call, and check the object found: a trusted name may lead to an object from elsewhere."""
     *owners, found = _walk(reference, location)
     if not isinstance(reference, ProgramReference) and (why := why_not(found, reference.name, trusted, owners)):
         hint = "name the class itself; or trust the full name of what is to be called"
@@ -173,12 +173,12 @@ def _locate_call(reference: Reference, location: Location, trusted: tuple[str, .
 
 
 def locate(reference: Reference | str, location: Location = PROGRAM) -> Any:
-    """Import the class that a section names; the caller checks its kind before calling it, or making its arguments.
+    """Import the class that a section names. The caller must check its kind before it makes the arguments or calls it.
 
-    Only for `build`: importing runs the package's code. The package is logged.
+    Only for `build`, since importing runs the package's code. Logs the package.
 
     Raises:
-        DslparError: at `location`: it is of the standard library, or cannot be imported.
+        DslparError: the class is in the standard library, or cannot be imported. Its location is `location`.
     """
     if is_standard_library(str(reference)):
         message = f"{str(reference)!r} is of Python's standard library, which has no model, layer or optimizer"
@@ -188,7 +188,7 @@ def locate(reference: Reference | str, location: Location = PROGRAM) -> Any:
 
 
 def _walk(reference: Reference | str, location: Location) -> Iterator[Any]:
-    """Import the module of a dotted name, and yield it, then each attribute down to what the name stands for."""
+    """Import the module of a dotted name. Yields the module, then each attribute down to the named object."""
     name = str(reference)
     parts = name.split(".")
     if len(parts) < 2 or not all(part.isidentifier() and not part.startswith("__") for part in parts):
@@ -204,7 +204,7 @@ def _walk(reference: Reference | str, location: Location) -> Iterator[Any]:
 
 
 def _import_longest(parts: list[str], location: Location) -> tuple[object, list[str]]:
-    """Import the deepest module of a dotted name; return it, and the attributes that are left."""
+    """Import the deepest module of a dotted name; return it and the remaining attribute names."""
     import importlib
     import logging
 
@@ -213,7 +213,7 @@ def _import_longest(parts: list[str], location: Location) -> tuple[object, list[
         try:
             found = importlib.import_module(module)
         except ModuleNotFoundError as error:
-            # Is it missing itself? Then a shorter name may have the rest as attributes.
+            # If the module itself is missing, the rest of the name may be attributes of a shorter one.
             missing = error.name or ""
             if module == missing or module.startswith(f"{missing}."):
                 continue
@@ -231,7 +231,7 @@ def _not_found(message: str, location: Location) -> DslparError:
 
 
 def get_config(name: str) -> Settings:
-    """Load a config file, found from the working directory, its parents, or among the shipped configs."""
+    """Load a config file, searched in the working directory, its parents, and the shipped configs."""
     from dslpar.language.finder import find_config
     from dslpar.language.load import load
 

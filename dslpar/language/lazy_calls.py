@@ -1,6 +1,6 @@
-"""LazyCall, DictConfig and get_config as a config file calls them; `lazy` has them for programs.
+"""LazyCall, DictConfig and get_config as called by a config file; `lazy` has LazyCall and get_config for programs.
 
-LazyCall is detectron2's and LiBai's; as there, it copies the containers that it is given.
+LazyCall copies the containers among its arguments, as in detectron2 and LiBai.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ def call_lazy(target: LazyTarget, call: Call) -> Dict:
     call.budget.weigh(*call.kwargs.values())
     known: dict[int, Value] = {}
     for name, value in call.kwargs.items():
-        if name != TARGET:  # a description spread with `**` has one: the outer counts
+        if name != TARGET:  # a description spread with `**` brings its own target; the outer one counts
             made.put(name, deep_copy(value, known), *call.keyword_origins[name])
     return made
 
 
 def copying_dict(call: Call) -> Value:
-    """Evaluate `DictConfig(...)` and `OmegaConf.create(...)`: a dict that copies what it is given."""
+    """Evaluate `DictConfig(...)`, `ListConfig(...)` and `OmegaConf.create(...)`, which copy their argument."""
     (content,) = call.positional(0, 1, keywords=True)
     content = call.kwargs.pop("content", call.kwargs.pop("obj", content))
     call.budget.weigh(content)
@@ -54,7 +54,7 @@ def copying_dict(call: Call) -> Value:
 
 
 def get_config(home: str) -> Callable[[Call], Value]:
-    """Return `get_config("common/train.py")` of the package `home`: a mapping of what that file of it defines."""
+    """Return the `get_config` of package `home`: `get_config("common/train.py")` is a mapping of that file's names."""
 
     def run(call: Call) -> Value:
         (name,) = call.positional(1)

@@ -1,10 +1,10 @@
-"""The bounds of the config language: steps, sizes and depth, so that no file can hang or fill memory.
+"""Bounds of the config language: steps, sizes and depth, so that no file can hang the evaluator or fill memory.
 
-The idea of a step budget that every operation pays from is Starlark's and Lua's; that *sizes* are priced too (an
-operation pays for what it reads and makes, not only for being run) is what makes it hold for `'x' * 10**10`.
+Every operation pays from a budget of steps, as in Starlark and Lua. An operation also pays for the *size* of what it
+reads and makes, so that the budget holds for `'x' * 10**10`.
 
-`weigh` prices a value as if every shared part were written out, which is what comparing, hashing, printing and
-exporting it cost: a "billion laughs" of shared lists is small in memory and huge here.
+`weigh` prices a value as if every shared part were written out, since comparing, hashing, printing and exporting it
+cost that much: a "billion laughs" of shared lists is small in memory and has a huge weight.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ Item = TypeVar("Item")
 
 MAX_SOURCE_BYTES = 256 * 1024
 MAX_TOKENS = 40_000
-"""Tokens in one source: a parsed one takes up to a kilobyte."""
+"""Tokens in one source; each takes up to a kilobyte after parsing."""
 MAX_TOTAL_BYTES = 1024 * 1024
-"""All files of one config together."""
+"""Size of all files of one config together."""
 MAX_IMPORTS = 200
 MAX_IMPORT_DEPTH = 20
 MAX_NESTING = 150
-"""Levels of syntax, one within the other."""
+"""Nested levels of syntax."""
 MAX_STEPS = 200_000
 MAX_ITEMS = 50_000
 MAX_TEXT = 100_000
 MAX_BITS = 4_096
 MAX_KEY_BITS = 60
 MAX_DEPTH = 50
-"""Levels of containers, one within the other."""
+"""Nested levels of containers."""
 MAX_WEIGHT = 200_000
 MAX_NODES = 50_000
 """Values in the finished tree."""
 MAX_FINDINGS = 100
 MAX_SUGGESTED = 100
-"""Of the author's names, how many are compared with a misspelt one: each takes as long as a step."""
+"""Number of the author's names that a misspelt one is compared with; each comparison takes as long as a step."""
 
 
 def limit_error(message: str, hint: str = "") -> ConfigError:
-    """Make the error of a bound that is exceeded."""
+    """Make the error of an exceeded bound."""
     return ConfigError("CFG005", message, hint)
 
 
 class Budget:
-    """The steps that are left to one evaluation, over all its files."""
+    """The remaining steps of one evaluation, over all its files."""
 
     __slots__ = ("left",)
 
@@ -60,7 +60,7 @@ class Budget:
             raise BudgetError(f"the config needs more than {MAX_STEPS:,} steps to evaluate")
 
     def metered(self, iterable: Iterable[Item]) -> Iterator[Item]:
-        """Yield the items, each paid for as it is taken: this lets C code consume `range(10**12)` safely."""
+        """Yield the items, paying for each as it is taken, so that C code can consume `range(10**12)` safely."""
         for count, item in enumerate(iterable):
             self.spend(1)
             if count >= MAX_ITEMS:
@@ -68,8 +68,8 @@ class Budget:
             yield item
 
     def weigh(self, *values: object) -> None:
-        """Pay for reading all of the values, shared parts counted each time; refuse what is too big or too deep."""
-        # The divisors make a step about as long as any other: C code reads eight items, or a few lines, meanwhile.
+        """Pay for reading all values, counting shared parts each time; refuse values that are too big or too deep."""
+        # The divisors make all steps take about the same time: in one step, C code reads eight items or a few lines.
         for value in values:
             if isinstance(value, CONTAINERS):
                 self.spend(_weight(value, {}, 0) // 8)
@@ -77,7 +77,7 @@ class Budget:
                 self.spend(len(value) // 256)
 
     def weigh_keys(self, *keys: object) -> None:
-        """Pay for hashing; refuse ints whose hashes an author could make collide (CPython's are modulo 2**61 - 1)."""
+        """Pay for hashing, and refuse ints big enough to collide on purpose (CPython hashes ints modulo 2**61 - 1)."""
         for key in keys:
             self.weigh(key)
             if isinstance(key, tuple):
@@ -86,11 +86,11 @@ class Budget:
                 raise limit_error(f"an int of more than {MAX_KEY_BITS} bits as a key")
 
     def take_all(self, iterable: Iterable[Item]) -> list[Item]:
-        """List all items of an iterable, paid for; their order must be the same in every process."""
+        """List all items of an iterable and pay for them; their order must be the same in every process."""
         return list(self.metered(in_fixed_order(iterable)))
 
     def dict_of(self, pairs: Iterable[tuple[Item, Item]]) -> dict[Item, Item]:
-        """Make `dict(pairs)`, paid for."""
+        """Make `dict(pairs)`, and pay for it."""
         made = dict(self.take_all(pairs))
         self.weigh_keys(*made)
         return made
@@ -104,7 +104,7 @@ def _weight(value: object, known: dict[int, int], depth: int) -> int:
         return 1 + len(value) // 16
     if not isinstance(value, CONTAINERS):
         return 1 + value.bit_length() // 64 if isinstance(value, int) else 1
-    # A shared part is walked once and counted each time: the time is linear in memory, the weight in what is written.
+    # A shared part is walked once but counted each time: this takes time linear in the memory, not in the weight.
     if id(value) in known:
         return known[id(value)]
     if depth >= MAX_DEPTH:
@@ -119,7 +119,7 @@ def _weight(value: object, known: dict[int, int], depth: int) -> int:
 
 
 def check_size(value: Item) -> Item:
-    """Return the value, if it is within the bounds of its type."""
+    """Return the value. Raises ConfigError if it exceeds the bounds of its type."""
     if isinstance(value, str):
         if len(value) > MAX_TEXT:
             raise limit_error(f"a string of {len(value):,} characters; at most {MAX_TEXT:,}")
@@ -133,7 +133,7 @@ def check_size(value: Item) -> Item:
 
 
 def check_text(value: str) -> None:
-    """Refuse lone surrogates: they can be neither printed nor saved."""
+    """Refuse lone surrogates, which can be neither printed nor saved."""
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -157,7 +157,7 @@ def check_length(count: int) -> None:
 
 
 def in_fixed_order(value: Item) -> Item:
-    """Return the value, unless it is a set whose order differs from process to process: ranks must not differ."""
+    """Return the value. Raises ConfigError for a set whose order differs per process, since ranks must agree."""
     if isinstance(value, set) and not all(isinstance(item, (int, float)) for item in value):
         hint = "write `sorted(...)` around it"
         raise ConfigError("CFG004", "the order of this set differs from process to process", hint)

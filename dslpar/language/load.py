@@ -1,4 +1,4 @@
-"""`load`: a config file and overrides in, a tree with origins and all findings out. Nothing of the file is executed.
+"""Load a config file and overrides into a tree with origins and all findings. Nothing in the file is executed.
 
 >>> config = load_text("n = 4\\nmodel = dict(num_layers=2 * n)", "cfg.py", ["model.depth=1"])
 >>> config.root.plain()
@@ -29,13 +29,13 @@ YAML_ENDINGS = (".yaml", ".yml", ".json")
 
 
 class Config(NamedTuple):
-    """What a config file says, after imports and overrides."""
+    """Contents of a config file, after imports and overrides."""
 
     path: str
     root: Node
-    """A mapping of all top-level names; modules, and what was imported from them, left out."""
+    """Mapping of all top-level names except modules and names imported from them."""
     findings: tuple[Finding, ...]
-    """Problems of the language, in the order of the files read, then of their lines."""
+    """Violations of the language, ordered by file as read, then by line; those of the command line are last."""
     sources: dict[str, str]
     """The text of each file read, and of the command line."""
     names_read: frozenset[str] = frozenset()
@@ -43,30 +43,30 @@ class Config(NamedTuple):
     imported: frozenset[str] = frozenset()
     """Top-level names whose value came from another config."""
     modules: Mapping[str, Binding] = MappingProxyType({})
-    """Top-level names bound by an absolute import, and where: references, not in `root`."""
+    """Top-level names that an import bound to a module or reference, with their locations; they are not in `root`."""
     unknown: frozenset[str] = frozenset()
-    """Dotted paths that could not be evaluated (a finding says why): not missing, only not known."""
+    """Dotted paths that could not be evaluated (a finding explains why). They are unknown, not missing."""
     complete: bool = True
-    """False if evaluation ended early (no syntax, no file, out of steps): what is missing means nothing then."""
+    """False if evaluation ended early (syntax error, no file, out of steps): a missing name means nothing then."""
     trusted: tuple[str, ...] = ()
-    """Packages that whoever runs it trusts, besides those of the working folder's pyproject.toml (core.trust)."""
+    """Packages that the user trusts, besides those of the working folder's pyproject.toml (core.trust)."""
 
     def has(self, name: str) -> bool:
-        """Whether a top-level name has a value: None is as absent."""
+        """Return whether a top-level name has a value; None counts as absent."""
         node = self.root.child(name)
         return node is not None and node.value is not None
 
     def at(self, path: str) -> Location:
-        """Where the value at a dotted path was written, or the nearest ancestor's that was."""
+        """Return the location of the value at a dotted path, or else of its nearest ancestor."""
         return self._nearest(path).location
 
     def key_at(self, path: str) -> Location:
-        """Where the key at a dotted path was written, or the nearest ancestor's that was."""
+        """Return the location of the key at a dotted path, or else of its nearest ancestor's key."""
         node = self._nearest(path)
         return node.key_location or node.location
 
     def at_keys(self, findings: Sequence[Finding]) -> list[Finding]:
-        """Return findings at their keys' places: those who raise them know the file at most."""
+        """Return the findings, moved to the values of their keys: the code that raises them knows at most the file."""
         nowhere = (Location(self.path), Location(WORLD))
         return [
             finding._replace(location=self.at(finding.key)) if finding.key and finding.location in nowhere else finding
@@ -89,14 +89,14 @@ def load(
     shorthands: Mapping[str, str] = NO_SHORTHANDS,
     texts: Mapping[str, str] = NO_TEXTS,
 ) -> Config:
-    """Evaluate a config file. A user's mistake, a missing file among them, is a finding, never an exception.
+    """Evaluate a config file. A user's mistake, such as a missing file, becomes a finding, never an exception.
 
-    `shorthands` names, for a key that may be a scalar, the sub-key that the scalar stands for:
-    `{"parallel.tensor": "size"}` lets `parallel.tensor.mode=1d` extend `tensor=4`. `texts` stand for the files at
-    their real paths: what an editor has not saved yet.
+    `shorthands` maps a key that may be a scalar to the sub-key that the scalar stands for:
+    `{"parallel.tensor": "size"}` lets `parallel.tensor.mode=1d` extend `tensor=4`. `texts` replace the files at these
+    real paths: texts that an editor has not saved yet.
     """
     try:
-        # A file that cannot be read is a finding like any other: whoever lints many files goes on with the next.
+        # An unreadable file is a finding like any other, so that linting many files continues with the next.
         source = read_source(path, texts)
     except ConfigError as error:
         start = Location(path)
@@ -108,7 +108,7 @@ def load(
 def load_text(
     text: str, path: str, overrides: Sequence[str] = (), shorthands: Mapping[str, str] = NO_SHORTHANDS
 ) -> Config:
-    """Evaluate a config's text; `path` is where relative imports start, and what findings show."""
+    """Evaluate a config's text. Relative imports start at `path`, and findings show it."""
     return _load(Source(path, text), overrides, shorthands)
 
 
@@ -154,7 +154,7 @@ def _names(source: Source, key: str, session: Session) -> dict[str, Binding] | N
 
 
 def _budget_finding(session: Session, start: Location, error: BudgetError) -> Finding:
-    """Say why evaluation ended, at the statement where it did."""
+    """Make the finding of an exceeded budget, at the statement where evaluation stopped."""
     location = start
     if session.statement is not None:
         source, node = session.statement
@@ -163,7 +163,7 @@ def _budget_finding(session: Session, start: Location, error: BudgetError) -> Fi
 
 
 def _in_order(session: Session) -> tuple[Finding, ...]:
-    """Sort the findings file by file as they were read, the command line last, each from top to bottom."""
+    """Sort the findings by file in the order read, the command line last, and by position within a file."""
     order = {path: index for index, path in enumerate(session.sources)}
     last = len(order) + 1
 

@@ -1,7 +1,7 @@
-"""The pure methods of str, list and dict, in three tables; a method in none of them is not in the language.
+"""Methods of str, list, tuple and dict, in one table per type; a method in no table is not part of the language.
 
-List and dict methods are written out because they move the items' locations along with the items. String methods are
-Python's own, behind guards where their result can outgrow what they were given.
+List and dict methods are reimplemented because they move the items' origins along with the items. String methods are
+Python's own, with a guard if their result can be much longer than their arguments.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ def call_method(owner: Value, name: str, call: Call) -> Value:
         known = METHODS.get(_kind(owner), {})
         message = f"{kind}.{name}() is not part of the config language{did_you_mean(name, known, '; ')}"
         raise ConfigError("CFG003", message, f"choose one of {', '.join(sorted(known))}" if known else "")
-    if isinstance(owner, (str, tuple)):  # lists and dicts may hold what is unknown
+    if isinstance(owner, (str, tuple)):  # lists and dicts may hold unknown items
         call.require_known()
     return check_size(adopt(method(owner, call)))
 
 
 def find_method(owner: Value, name: str) -> Method | None:
-    """Return the method of a str, list or dict by its name; None if the language has none."""
+    """Return the method of a str, list, tuple or dict by its name; None if the language has none."""
     return METHODS.get(_kind(owner), {}).get(name)
 
 
@@ -52,11 +52,12 @@ def _text_method(name: str) -> Method:
 
 
 def _check_text(name: str, owner: str, call: Call) -> None:
-    """Pay for a method of a string before it runs, and refuse one whose result would be beyond the bounds."""
+    """Pay for a string method before it runs, and refuse it if its result would exceed the bounds."""
     args, length = call.args, sum(len(arg) for arg in call.args if isinstance(arg, str))
     call.budget.spend((len(owner) + length) // 32)
     if name in SEARCHING:
-        # Searching from the right and stripping take time in proportion to both strings; from the left, to their sum.
+        # Searching from the right and stripping take time proportional to the product of both lengths. Searching from
+        # the left takes time proportional to their sum.
         call.budget.spend(len(owner) * length // 2_000)
     elif name in PADDING and args and isinstance(args[0], int):
         check_length(args[0])
@@ -178,7 +179,7 @@ def _clear(owner: List | Dict, call: Call) -> None:
     call.positional(0)
     owner.clear()
     owner.origins.clear()
-    owner.tainted = False  # nothing is left of what is unknown
+    owner.tainted = False  # no unknown item is left
 
 
 def _copy(owner: List | Dict, call: Call) -> Value:

@@ -1,4 +1,4 @@
-"""Operators on values: Python's own, each behind a guard that refuses what would grow beyond the bounds."""
+"""Operators on values: Python's own, with a guard that refuses results beyond the bounds before they are made."""
 
 from __future__ import annotations
 
@@ -73,10 +73,10 @@ def binary(op: ast.operator, left: Value, right: Value, budget: Budget) -> Value
 
 
 def _as_set(value: Value, budget: Budget) -> Value:
-    """Read the other operand of a dict's view, which may be any iterable, to its end, paid for."""
+    """Convert an operand of a set operation with a dict view to a set, and pay for it; it may be any iterable."""
     if isinstance(value, set) or not hasattr(value, "__iter__") or isinstance(value, Reference):
         return value
-    # Priced before they are hashed: an author can make the hashes of ints collide.
+    # Priced before hashing, since an author can make the hashes of ints collide.
     items = list(budget.metered(value))
     budget.weigh_keys(*items)
     return set(items)
@@ -99,7 +99,7 @@ def _with_origins(op: ast.operator, left: Value, right: Value, made: Value) -> V
 
 
 def in_place(op: ast.operator, left: Value, right: Value, budget: Budget) -> Value:
-    """Evaluate `left op= right`: lists, dicts and sets change in place, so that every name for them sees it."""
+    """Evaluate `left op= right`. Lists, dicts and sets change in place, so that every name for them sees the change."""
     # As in Python, `list +=` and `dict |=` take any iterable, which `+` and `|` do not.
     if isinstance(op, ast.Add) and isinstance(left, List):
         left.append_all(right, budget)
@@ -119,7 +119,7 @@ def in_place(op: ast.operator, left: Value, right: Value, budget: Budget) -> Val
 
 
 def compare(op: ast.cmpop, left: Value, right: Value, budget: Budget) -> Value:
-    """Evaluate one link of a comparison."""
+    """Evaluate one operator of a (chained) comparison."""
     require_known(left, right)
     if isinstance(op, (ast.In, ast.NotIn)):
         right = _searched(left, right, budget)
@@ -129,7 +129,7 @@ def compare(op: ast.cmpop, left: Value, right: Value, budget: Budget) -> Value:
 
 
 def _searched(item: Value, container: Value, budget: Budget) -> Value:
-    """Return a container that `in` may read through: a sized one is paid for as a whole, a lazy one item by item."""
+    """Return a container that `in` may read. A sized container is paid for at once, a lazy one item by item."""
     budget.weigh(item)
     if isinstance(container, (str, *CONTAINERS)):
         hashed = isinstance(container, (dict, set))
@@ -144,7 +144,7 @@ def _searched(item: Value, container: Value, budget: Budget) -> Value:
 
 
 def _check_growth(op: ast.operator, left: Value, right: Value) -> None:
-    """Refuse, before it is made, what would be beyond the bounds."""
+    """Refuse a result beyond the bounds before it is made."""
     ints = isinstance(left, int) and isinstance(right, int)
     if isinstance(op, ast.Add) and isinstance(left, SEQUENCES) and isinstance(right, SEQUENCES):
         (check_length if isinstance(left, str) else check_items)(len(left) + len(right))

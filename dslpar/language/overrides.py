@@ -1,9 +1,9 @@
 """Command-line overrides: `a.b=value`, `a.0=value`, `a[0]=value`, `~a.b`.
 
-The form is Hydra's, smaller: no `+` (any key may be set), no sweeps, no quoting of its own. The value is a Python
-literal, `dict(size=2)` among them, or else the text as it stands. Overrides act as if written at the end of the file,
-and change values in place, so what the file shares stays shared. Their locations are columns of the command line,
-joined by spaces.
+The syntax is a subset of Hydra's: no `+` (any key may be set), no sweeps and no quoting rules. The value is a Python
+literal or a `dict(size=2)`; any other text is taken as a string. Overrides act as if written at the end of the file.
+They change values in place, so values that the file shares stay shared. Their locations are columns of the
+command line, whose overrides are joined by spaces.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from dslpar.language.values import (
 
 
 class Override(NamedTuple):
-    """One override, parsed."""
+    """One parsed override."""
 
     keys: tuple[str | int, ...]
-    """Names; integers for `[0]`."""
+    """Names, and integers for `[0]`."""
     key_location: Location
     value: Value
     location: Location
     delete: bool = False
     shorthands: Mapping[str, str] = {}
-    """The sub-key that a scalar stands for, by dotted key: `size=4` may stand as `tensor=4`."""
+    """The sub-key that a scalar stands for, by dotted key: `tensor=4` may mean `tensor.size=4`."""
 
     def path(self, levels: int | None = None) -> str:
         """Return the dotted key, or its first levels."""
@@ -52,7 +52,7 @@ class Override(NamedTuple):
 def apply_overrides(
     texts: Sequence[str], shorthands: Mapping[str, str], names: dict[str, Binding], session: Session
 ) -> None:
-    """Apply overrides to the names of a config; one that is malformed or leads nowhere is a finding."""
+    """Apply overrides to the names of a config. A malformed override, or one of an impossible path, is a finding."""
     texts = [text.replace("\n", " ").replace("\r", " ") for text in texts]
     session.sources[COMMAND_LINE] = " ".join(texts)
     column = 1
@@ -97,7 +97,7 @@ def shown(text: str) -> str:
 
 
 def parse_key(key: str) -> tuple[str | int, ...]:
-    """Parse `a.b[0].1` to its keys; to none if it is malformed."""
+    """Parse `a.b[0].1` to its keys; returns () if it is malformed."""
     keys: list[str | int] = []
     for part in key.split("."):
         name, *indices = part.split("[")
@@ -113,7 +113,7 @@ def parse_key(key: str) -> tuple[str | int, ...]:
 
 
 def parse_value(text: str, column: int) -> Located:
-    """Parse a literal or a `dict(...)` of such, with the locations of its parts; what is neither stays the text."""
+    """Parse a literal or a `dict(...)` of literals, with the locations of its parts; any other text is a string."""
     location = line_part(column, len(text))
     stripped = text.strip()
     try:
@@ -127,7 +127,7 @@ def parse_value(text: str, column: int) -> Located:
 
 
 def literal(node: Value, at: Sequence[int], column: int, depth: int) -> Located:
-    """Evaluate a literal; `at` is `_characters` of its text. Raises ValueError if the node is none."""
+    """Evaluate a literal; `at` is `_characters` of its text. Raises ValueError if the node is not a literal."""
     start, end = at[node.col_offset], at[node.end_col_offset]
     location = line_part(column + start, end - start)
     if depth > MAX_NESTING:
@@ -167,7 +167,7 @@ def literal_dict(node: ast.Dict, at: Sequence[int], column: int, depth: int) -> 
 
 
 def _characters(text: str) -> Sequence[int]:
-    """Return the number of the character at each byte, and of the end: the offsets of `ast` are of UTF-8."""
+    """Map each byte offset in the UTF-8 text, which `ast` counts in, to a character index; the end is included."""
     if text.isascii():
         return range(len(text) + 1)
     return [*(number for number, character in enumerate(text) for _ in character.encode()), len(text)]
@@ -185,14 +185,14 @@ def _apply(override: Override, names: dict[str, Binding]) -> None:
     location, key_location = root.origins[first]
     assert location is not None
     assert key_location is not None
-    # A value that an import bound, and that is changed below its top alone, is still the import's.
+    # A value that is only changed below its top level still counts as imported.
     old = names.get(first)
     imported_as = old.imported_as if old is not None and old.value is root[first] else ""
     names[first] = Binding(root[first], location, key_location, imported_as)
 
 
 def _changed(owner: Value, override: Override, depth: int) -> Value:
-    """Return the owner with the override applied: itself, changed in place, unless it is a tuple or a scalar."""
+    """Apply the override to the owner: a dict or list is changed in place and returned, a tuple is replaced."""
     if isinstance(owner, Dict):
         _change_dict(owner, override, depth)
     elif isinstance(owner, (list, tuple)):
@@ -228,7 +228,7 @@ def _change_dict(owner: Dict, override: Override, depth: int) -> None:
 
 
 def _as_mapping(value: Value, origin: Origin, key_origin: Origin, override: Override, depth: int) -> Value:
-    """Make a mapping of a value below which a key is set: of None, and of a scalar that stands for a sub-key."""
+    """Convert a value below which a key is set to a mapping, if it is None or a scalar that stands for a sub-key."""
     if value is None and not override.delete:
         return Dict()
     path = override.path(depth + 1)

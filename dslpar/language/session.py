@@ -1,8 +1,8 @@
-"""One load: the files it reads, its budget and its findings.
+"""Session of one load: the files it reads, its budget and its findings.
 
-A config file is evaluated afresh each time it is imported, so what one importer changes, another does not see (as in
-detectron2's LazyConfig, whose relative imports also need no package); its syntax tree is kept. What an absolute import
-names is a module: as in Python it is evaluated once, and all of its importers, and theirs, share its values.
+A config file is evaluated afresh each time it is imported, so one importer does not see the changes of another (as in
+detectron2's LazyConfig, whose relative imports also need no package). Only its syntax tree is kept. A file that an
+absolute import names is a module: as in Python it is evaluated once, and all of its importers share its values.
 """
 
 from __future__ import annotations
@@ -22,19 +22,22 @@ from dslpar.language.values import UNKNOWN, Binding, Dict, Value
 
 
 class Parsed(NamedTuple):
-    """A file's text and syntax, kept for its next import."""
+    """A file's text and syntax tree, kept for its next import."""
 
     source: Source
     tree: ast.Module
     names_read: set[str]
     """Names that some expression of the file reads."""
     findings: list[Finding]
-    """About its syntax."""
+    """Findings about its syntax."""
 
 
 @lru_cache(maxsize=4)
 def _parsed(path: str, text: str) -> Parsed:
-    """Parse and check a text; `dslpar plan` loads one config with many overrides. Raises ConfigError, as `parse`."""
+    """Parse and check a text, cached because `dslpar plan` loads one config with many overrides.
+
+    Raises ConfigError, as `parse` does.
+    """
     source = Source(path, text)
     tree = parse(source)
     findings, names_read = check_syntax(tree, source)
@@ -42,17 +45,17 @@ def _parsed(path: str, text: str) -> Parsed:
 
 
 class Session:
-    """What all files of one load share."""
+    """State shared by all files of one load."""
 
     def __init__(self, texts: Mapping[str, str], evaluate: Callable[[Parsed, Session], dict[str, Binding]]) -> None:
         self.texts = texts
-        """Texts that stand for the files at their real paths."""
+        """Texts that replace the files at these real paths."""
         self.evaluate = evaluate
-        """What runs a parsed file; handed in, since statements import files through this session in turn."""
+        """Evaluates a parsed file. Passed in to avoid a cycle: statements import files through this session."""
         self.budget = Budget()
         self.findings: list[Finding] = []
         self.parsed: dict[str, Parsed | None] = {}
-        """By real path; None for a file that could not be read or parsed."""
+        """Parsed files by real path; None for a file that could not be read or parsed."""
         self.sources: dict[str, str] = {}
         self.statement: tuple[Source, ast.stmt] | None = None
         """The statement under evaluation."""
@@ -62,7 +65,7 @@ class Session:
         self.in_module = False
         """Whether the file under evaluation is a module."""
         self.modules: dict[str, dict[str, Binding] | None] = {}
-        """What modules bind, by real path; all of their importers share it."""
+        """Names of each module by real path, shared by all of its importers; None if it could not be evaluated."""
         self._imports = 0
 
     def add(self, item: Finding) -> None:
@@ -75,12 +78,12 @@ class Session:
             raise BudgetError(f"more than {MAX_FINDINGS} findings: the rest is not listed")
 
     def report(self, error: ConfigError, location: Location) -> None:
-        """Record an error as a finding, at its own location or else at this one."""
+        """Record an error as a finding, at its own location if it has one, else at `location`."""
         self.budget.spend(100)  # a message costs more than a step
         self.add(finding(error.code, error.location or location, error.message[:500], error.hint[:1000]))
 
     def parse_text(self, source: Source, key: str) -> Parsed | None:
-        """Parse and check a text; returns None, with a finding, if it is not Python."""
+        """Parse and check a text. Returns None, with a finding, if it is not Python."""
         self.sources[source.path] = source.text
         if sum(map(len, self.sources.values())) > MAX_TOTAL_BYTES:
             raise BudgetError("the files of this config are too long together")
@@ -96,7 +99,7 @@ class Session:
         return parsed
 
     def parse_file(self, path: str, location: Location) -> Parsed | None:
-        """Read and parse a file, once; a failure to read it is a finding at `location`."""
+        """Read and parse a file once. A failure to read it is a finding at `location`."""
         key = os.path.realpath(path)
         if key in self.parsed:
             return self.parsed[key]
@@ -110,9 +113,9 @@ class Session:
         return self.parse_text(source, key)
 
     def names_of(self, path: str, location: Location, as_module: bool = False) -> dict[str, Binding] | None:
-        """Evaluate a config file, for its names; returns None, with findings, if that failed.
+        """Evaluate a config file and return its names; None, with findings, if it cannot be read or parsed.
 
-        `as_module`: an absolute import names it, or a file that one names; then its first evaluation counts.
+        `as_module`: an absolute import names the file, or such a file imports it. It is then evaluated only once.
         """
         key = os.path.realpath(path)  # a cycle may go through links
         if as_module and key in self.modules:
@@ -130,7 +133,7 @@ class Session:
         return names
 
     def run(self, parsed: Parsed, key: str, as_module: bool = False) -> dict[str, Binding]:
-        """Evaluate a parsed file, which is open meanwhile."""
+        """Evaluate a parsed file, marking it as open during the evaluation."""
         self.budget.spend(20)
         importer, self.in_module = self.in_module, as_module
         self._open.append(key)
@@ -142,7 +145,7 @@ class Session:
 
 
 def as_mapping(names: dict[str, Binding] | None) -> Value:
-    """Make one mapping of a config's names; unknown if the config could not be evaluated."""
+    """Make one mapping of a config's names without its modules; UNKNOWN if the config could not be evaluated."""
     if names is None:
         return UNKNOWN
     made = Dict()

@@ -1,7 +1,7 @@
 """Config files: reading within bounds, parsing, and locations in characters.
 
-A path is read only if it is a regular file (a FIFO or device would hang), and never more than the bound. Parsing is
-`ast.parse`, which runs nothing; its nodes count columns in UTF-8 bytes, findings in characters.
+A path is read only if it is a regular file (a FIFO or device would hang), and only up to the bound. `ast.parse` runs
+no code. Its nodes count columns in UTF-8 bytes, while findings count characters.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TOKEN = r"\w+|[^\w\s]"
 
 
 class Source:
-    """The text of one file, under the path that findings show."""
+    """Text of one file, and the path that findings show."""
 
     __slots__ = ("_starts", "lines", "path", "text")
 
@@ -33,7 +33,7 @@ class Source:
         self._starts: list[int] = []
 
     def position(self, index: int) -> tuple[int, int]:
-        """Return the line and column, from 1, of a character of the text; beyond its end: of the place after it."""
+        """Return the line and column, both from 1, of a character index; an index beyond the text gives its end."""
         if not self._starts:
             self._starts = [0, *(match.end() for match in re.finditer("\n", self.text))]
         index = min(index, len(self.text))
@@ -41,7 +41,7 @@ class Source:
         return line, index - self._starts[line - 1] + 1
 
     def location(self, node: Any) -> Location:
-        """Return where a syntax node stands, and keep that on the node."""
+        """Return the location of a syntax node, and cache it on the node."""
         location: Location | None = getattr(node, "location", None)
         if location is None:
             line, end_line = node.lineno, node.end_lineno or node.lineno
@@ -60,13 +60,13 @@ class Source:
         return Location(self.path, location.line, start, location.line, start + length)
 
     def find(self, word: str, location: Location, after: int = 0) -> Location:
-        """Find a word in a location's line, at or after its column; return the location itself if it is not there."""
+        """Find a word in a location's line, at or after its column. Returns the location itself if it is not found."""
         column = self.lines[location.line - 1].find(word, max(location.column - 1, after))
         return self.part(location, column + 1, len(word)) if column >= 0 else location
 
 
 def read_source(path: str, texts: Mapping[str, str]) -> Source:
-    """Read a file, or the text that stands for it. Raises ConfigError if it may not or cannot be read."""
+    """Read a file, or take the text that replaces it. Raises ConfigError if it is too big or cannot be read."""
     text = texts.get(os.path.realpath(path)) if texts else None
     if text is not None:
         return Source(path, text)
@@ -83,7 +83,7 @@ def read_source(path: str, texts: Mapping[str, str]) -> Source:
 
 
 def import_by_position(name: str, importer: str) -> str:
-    """Return the hint to import a full name by its position, if a config beside `importer` has it; or nothing."""
+    """Return the hint to import a full name relatively, if its module is a file next to `importer`; empty if not."""
     module, _, last = name.rpartition(".")
     path = os.path.join(os.path.dirname(importer), *module.split("."))
     if not module or not os.path.isfile(f"{path}.py"):
@@ -92,9 +92,9 @@ def import_by_position(name: str, importer: str) -> str:
 
 
 def decode(data: bytes, path: str) -> str:
-    """Decode UTF-8 text, with or without a byte order mark. Raises ConfigError where it is not UTF-8."""
+    """Decode UTF-8 text, with or without a byte order mark. Raises ConfigError if it is not UTF-8."""
     try:
-        return data.decode("utf-8-sig").lstrip("\ufeff")  # libyaml leaves further ones out, and does not count them
+        return data.decode("utf-8-sig").lstrip("\ufeff")  # libyaml skips further marks and does not count them
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         location = Location(path, line, 1, line, 1)
@@ -107,7 +107,7 @@ def decode(data: bytes, path: str) -> str:
 
 
 def check_tokens(source: Source) -> None:
-    """Refuse what would take too much memory to parse."""
+    """Refuse a text that would take too much memory to parse."""
     if len(source.text) > MAX_SOURCE_BYTES:
         raise limit_error(f"more than {MAX_SOURCE_BYTES // 1024} KiB of text", "choose parts of it, and import them")
     if len(source.text) > MAX_TOKENS:
@@ -117,7 +117,7 @@ def check_tokens(source: Source) -> None:
 
 
 def parse(source: Source) -> ast.Module:
-    """Parse to a syntax tree. Raises ConfigError where the text is not Python."""
+    """Parse to a syntax tree. Raises ConfigError if the text is not Python."""
     check_tokens(source)
     try:
         tree: ast.Module = parse_quietly(source.text, source.path)
@@ -129,14 +129,14 @@ def parse(source: Source) -> ast.Module:
         raise ConfigError(
             "CFG001", f"cannot parse this as text: {error}", "correct the encoding: save the file as UTF-8 text"
         ) from None
-    except (RecursionError, MemoryError):  # what CPython's parser raises where its own stack is full
+    except (RecursionError, MemoryError):  # raised by CPython's parser if its own stack is full
         raise limit_error(
             "expressions are nested too deeply", "choose inner parts, and assign them to names first"
         ) from None
 
 
 def parse_quietly(text: str, path: str, mode: str = "exec") -> Any:
-    """Call `ast.parse` without the warnings (invalid escapes, `1is`) that it would print about somebody's file."""
+    """Call `ast.parse` without printing its warnings about the author's file (invalid escapes, `1is`)."""
     import warnings
 
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""Python values as the text of a config, so that what a program or a converter makes is read as a file is.
+"""Python values as the text of a config, so that configs made by programs and converters are read like files.
 
 >>> print(config_text({"parallel": {"tensor": {"size": 4, "mode": "2d"}}, "zero": 1}), end="")
 parallel = dict(tensor=dict(size=4, mode='2d'))
@@ -17,10 +17,10 @@ from dslpar.language.tree import Reference
 
 
 def config_text(sections: Mapping[str, object]) -> str:
-    """Write a config of these top-level names, a line each.
+    """Write a config of these top-level names, one line per name.
 
     Raises:
-        TypeError: a name or a value that no config has.
+        TypeError: a config cannot have such a name or value.
     """
     if not has_plain_names(sections):
         raise TypeError(f"the sections of a config are names, such as 'parallel', not {', '.join(map(repr, sections))}")
@@ -28,10 +28,10 @@ def config_text(sections: Mapping[str, object]) -> str:
 
 
 def source_text(value: object) -> str:
-    """Write a value as a config has it; a class or a function by its full name.
+    """Write a value as the text of a config; a class or a function by its full name.
 
     Raises:
-        TypeError: no config has such a value.
+        TypeError: a config cannot have such a value.
     """
     if isinstance(value, float) and not math.isfinite(value):
         return f"float({str(value)!r})"
@@ -51,6 +51,6 @@ def source_text(value: object) -> str:
 
 
 def has_plain_names(value: Mapping[object, object] | Mapping[str, object]) -> bool:
-    """Whether all keys can be written as keywords of dict(...)."""
+    """Return whether all keys can be written as keywords of dict(...)."""
     names = (key for key in value if isinstance(key, str) and key.isidentifier() and visible(key) == key)
     return len(value) == sum(not keyword.iskeyword(name) for name in names)

@@ -1,6 +1,6 @@
 """Statements of the config language, and `evaluate`, which runs a whole file.
 
-A condition that is unknown leaves both branches unevaluated and makes unknown what they would have bound.
+If a condition is unknown, neither branch is evaluated, and every name that they would have bound becomes unknown.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from dslpar.language.targets import assign, augment, delete
 from dslpar.language.values import Binding, require_known
 
 LoopExit: TypeAlias = Literal["break", "continue"] | None
-"""How a body was left; None: at its end."""
+"""Statement by which a body ended early; None if it ran to its end."""
 
 EXPRESSIONS: Handlers = {**expressions.HANDLERS, **containers.HANDLERS, **calls.HANDLERS}
 
 
 def evaluate(parsed: Parsed, session: Session) -> dict[str, Binding]:
-    """Evaluate a parsed file; returns the names that it binds."""
+    """Evaluate a parsed file and return the names that it binds or inherits."""
     ev = Evaluator(parsed.source, session, EXPRESSIONS)
     run(ev, parsed.tree.body)
     return merged(ev, ev.globals.names)
 
 
 def run(ev: Evaluator, body: list[ast.stmt]) -> LoopExit:
-    """Evaluate statements in order; one that fails makes unknown what it would have bound."""
+    """Evaluate statements in order. The names that a failing statement would have bound become unknown."""
     for node in body:
-        ev.session.statement = (ev.source, node)  # where the budget ends, if it ends here
+        ev.session.statement = (ev.source, node)  # the location of the finding if the budget is exceeded here
         ev.budget.spend(1)
         handler = HANDLERS.get(type(node))
         try:
@@ -83,7 +83,7 @@ def deletion(ev: Evaluator, node: ast.Delete) -> None:
 
 
 def condition(ev: Evaluator, node: ast.If) -> LoopExit:
-    """Evaluate `if`, `elif`, `else`: a chain of any length without recursion."""
+    """Evaluate `if`, `elif`, `else`. The loop handles a chain of any length without recursion."""
     while True:
         test, _ = ev.eval(node.test)
         if bool(test):

@@ -1,7 +1,7 @@
-"""The static pass over a file: which of its syntax is in the language, and which names it reads.
+"""Static syntax check of a file: reports syntax outside the language, and collects the names that the file reads.
 
-It comes before anything is evaluated, so that `while` in a branch never taken is found too. What is not in the language
-is marked on its node, whose value is unknown to the evaluator.
+It runs before the evaluation, so that `while` is found even in a branch that is never taken. It marks each unsupported
+node, whose value is then unknown to the evaluator.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ MUTATING_METHODS = frozenset(
 
 
 def check_syntax(tree: ast.Module, source: Source) -> tuple[list[Finding], set[str]]:
-    """Mark what is not in the language; return the findings about it, and the names that some expression reads."""
+    """Mark unsupported nodes. Returns the findings about them, and the names that some expression reads."""
     findings: list[Finding] = []
     names_read: set[str] = set()
-    # A stack of our own: recursion would overflow on what is nested too deeply, before it could be reported.
+    # An explicit stack: recursion would overflow on syntax nested too deeply, before it could be reported.
     pending: list[tuple[Any, int]] = [(node, 1) for node in tree.body]
     while pending:
         node, depth = pending.pop()
@@ -67,7 +67,7 @@ def check_syntax(tree: ast.Module, source: Source) -> tuple[list[Finding], set[s
             findings.append(finding("CFG005", source.location(node), "syntax is nested too deeply", hint))
             continue
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            continue  # a docstring, or `...` for what a text about configs leaves out
+            continue  # a docstring, or `...` as in shortened examples
         reason = _why_unsupported(node)
         if reason is not None:
             node.unsupported = True
@@ -78,7 +78,7 @@ def check_syntax(tree: ast.Module, source: Source) -> tuple[list[Finding], set[s
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and not hasattr(node, "is_assigned"):
             names_read.add(node.id)
         elif isinstance(node, ast.JoinedStr):
-            # Python 3.11 counts columns within an f-string from odd places: its nodes get the string's own location.
+            # Python 3.11 counts columns wrongly within an f-string: its nodes get the location of the whole string.
             for part in ast.walk(node):
                 part.location = source.location(node)  # type: ignore[attr-defined]
         elif isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(node.ctx, ast.Load):
@@ -86,7 +86,7 @@ def check_syntax(tree: ast.Module, source: Source) -> tuple[list[Finding], set[s
             while isinstance(target, (ast.Attribute, ast.Subscript)):
                 target = target.value
             target.is_assigned = True  # `train` in `train.dist.x = 4` is changed, not read
-        # A chain of `elif` is nested in the tree and not on the page: it may be as long as the author likes.
+        # A chain of `elif` is nested in the tree but not in the text, so its length does not count as depth.
         is_chain = isinstance(node, ast.If) and len(node.orelse) == 1 and isinstance(node.orelse[0], ast.If)
         for child in ast.iter_child_nodes(node):
             if not isinstance(child, _NO_EXPRESSION):
@@ -95,12 +95,12 @@ def check_syntax(tree: ast.Module, source: Source) -> tuple[list[Finding], set[s
 
 
 _OF_CONSTANTS = (ast.Assign, ast.AnnAssign, ast.Expr, ast.Pass)
-"""What a class that only groups values is made of: assignments, and its docstring."""
+"""Statements of a class that only groups values: assignments, and the docstring."""
 _NO_EXPRESSION = (ast.expr_context, ast.operator, ast.unaryop, ast.cmpop, ast.boolop)
 
 
 def _why_unsupported(node: ast.AST) -> tuple[str, str] | None:
-    """Return what a node is that the language has not, and what to write instead."""
+    """Return the name of an unsupported node and what to write instead; None if the node is supported."""
     if any(clause.is_async for clause in getattr(node, "generators", ())):
         return "`async for`", "write `for ... in ...`"
     if isinstance(node, ast.Constant):
@@ -116,9 +116,9 @@ def _why_unsupported(node: ast.AST) -> tuple[str, str] | None:
 
 
 def changed_targets(node: Any) -> Sequence[Any]:
-    """Return what a statement that is not evaluated would bind or change: names, attributes, items, methods' owners.
+    """Return the targets that an unevaluated statement would bind or change: names, attributes, items, methods' owners.
 
-    It is looked for once: a loop may ask for its statements a hundred thousand times.
+    The result is cached on the node, since a loop may ask for it a hundred thousand times.
     """
     if not hasattr(node, "changed"):
         node.changed = tuple(_changed_targets(node))

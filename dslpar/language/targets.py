@@ -15,7 +15,7 @@ from dslpar.language.values import Dict, List, Value, require_known, require_rea
 
 
 def assign(ev: Evaluator, target: ast.expr, value: Value, location: Location) -> None:
-    """Bind a target; what fails is a finding, and unknown from here on."""
+    """Bind a target. If that fails, it becomes unknown, with a finding."""
     try:
         _store(ev, target, value, location)
     except UnknownError:
@@ -46,7 +46,7 @@ def _store(ev: Evaluator, target: ast.expr, value: Value, location: Location) ->
 
 
 def _attribute_owner(owner: Value, node: ast.Attribute) -> Dict:
-    """Check that attributes of `owner` can be changed: that it is a dict."""
+    """Return `owner` if its attributes can be set. Raises ConfigError if it is not a dict."""
     require_known(owner)
     if isinstance(owner, Reference):
         raise ConfigError("CFG004", f"{owner.name} is a reference: it has no values to change", WRITE_VALUE)
@@ -99,7 +99,7 @@ def _unpack(ev: Evaluator, target: ast.Tuple | ast.List, value: Value, location:
 
 
 def augment(ev: Evaluator, node: ast.AugAssign) -> None:
-    """Evaluate `target op= value`; the target's owner and key are evaluated once."""
+    """Evaluate `target op= value`. The target's owner and key are evaluated only once."""
     target = node.target
     if isinstance(target, ast.Name):
         old, _ = name(ev, target)
@@ -128,7 +128,7 @@ def _changed(ev: Evaluator, node: ast.AugAssign, old: Value) -> Value:
         require_known(old, right)
         return operators.in_place(node.op, old, right, ev.budget)
     except (UnknownError, ConfigError, *PYTHON_ERRORS):
-        # Other names may stand for the same container, which was to change: none of them knows it any more.
+        # The container should have changed, and other names may share it: its contents become unknown for all of them.
         if isinstance(old, (List, Dict)):
             old.tainted = True
         raise

@@ -1,11 +1,11 @@
-"""The config tree: values that remember where they were written.
+"""Config tree: values with the locations where they were written.
 
-`Node` is what everything after the evaluator reads: plain, immutable, free of the language. That each value carries
-its origin through imports, names and overrides is the idea of Nix and Jsonnet stack traces turned to data: a linter
-needs the location of a *value*, not of a call.
+All code after the evaluator reads `Node`s, which are immutable and independent of the language. Each value keeps its
+origin through imports, names and overrides, like the stack traces of Nix and Jsonnet. Here the origin is data, since
+a linter needs the location of a *value*, not of a call.
 
-A mapping made by `LazyCall` is a mapping whose `target` is set; its `_target_` key is not among the children. In
-`plain()` it is a dict whose first key is `_target_`, with the `Reference` as value: what `instantiate` takes.
+A mapping made by `LazyCall` has its `target` set, and has no `_target_` among its children. Its `plain()` is a dict
+whose first key is `_target_`, with the `Reference` as value, as `instantiate` takes it.
 
     >>> from dslpar.config import load
     >>> config = load("configs/gpt_3d.py")                          # doctest: +SKIP
@@ -24,7 +24,7 @@ TARGET = "_target_"
 
 
 class Reference:
-    """A class, function or module by its dotted name, not imported before `build`."""
+    """Dotted name of a class, function or module, which is imported only at `build`."""
 
     __slots__ = ("name",)
     name: str
@@ -49,16 +49,16 @@ class Reference:
 
 
 class Node(NamedTuple):
-    """One value of the tree and its origin."""
+    """Value of the tree, with its origin."""
 
     value: Any
     """None, bool, int, float, str or Reference; dict[key, Node]; list[Node]; tuple[Node, ...]."""
     location: Location
-    """Where the value was written: a name passes its value's origin on, a computed expression has its own."""
+    """Origin of the value: a name has the origin of its value, and a computed expression has its own."""
     key_location: Location | None = None
-    """Where the key, attribute or name was written; None for items of lists and tuples."""
+    """Location of the key, attribute or name; None for items of lists and tuples."""
     target: Reference | None = None
-    """What a mapping made by LazyCall (or with a `_target_`) builds."""
+    """The class or function that a mapping made by LazyCall (or with a `_target_`) calls."""
     target_location: Location | None = None
 
     @property
@@ -73,7 +73,7 @@ class Node(NamedTuple):
         return node
 
     def child(self, part: str) -> Node | None:
-        """Return the direct child at a key, or at an index of a list; None where there is none."""
+        """Return the direct child at a key, or at an index of a list or tuple; None if there is none."""
         if isinstance(self.value, dict):
             found = self.value.get(part)
             return found if found is not None or not _is_index(part) else self.value.get(int(part))
@@ -83,7 +83,7 @@ class Node(NamedTuple):
         return None
 
     def plain(self) -> Any:
-        """Return the value as plain Python; a mapping with a target as a dict with `_target_` first."""
+        """Return the value as plain Python. A mapping with a target becomes a dict with `_target_` first."""
         if isinstance(self.value, dict):
             first = {} if self.target is None else {TARGET: self.target}
             return first | {key: node.plain() for key, node in self.value.items()}

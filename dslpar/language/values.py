@@ -1,8 +1,9 @@
-"""Values during evaluation: Python's own, in containers that also remember where each item was written.
+"""Values during evaluation: Python values, in containers that also store where each item was written.
 
-Scalars are plain Python; `List`, `Tuple` and `Dict` are subclasses of Python's, so that the interpreter's own operators
-work on them, with the items' origins beside them. `UNKNOWN` stands for what could not be evaluated: touching it raises
-`UnknownError`, so whatever depends on it is unknown as well, silently: the NaN of IEEE, the error node of a compiler.
+Scalars are plain Python. `List`, `Tuple` and `Dict` are subclasses of Python's containers, so that the interpreter's
+operators work on them. They store their items' origins separately. `UNKNOWN` is the value of an expression that could
+not be evaluated. Using it raises `UnknownError`, so a dependent value silently becomes unknown too, like a NaN or the
+error node of a compiler.
 """
 
 from __future__ import annotations
@@ -17,21 +18,21 @@ from dslpar.language.limits import Budget, check_items
 from dslpar.language.tree import Reference
 
 Value: TypeAlias = Any
-"""Whatever an expression of the language evaluates to: what Python's own operators take."""
+"""Any value of an expression of the language; Python's own operators work on it."""
 Origin: TypeAlias = Location | None
-"""Where a value was written; None: where its container was."""
+"""Location where a value was written; None means that of its container."""
 Located: TypeAlias = tuple[Value, Location]
-"""What an expression evaluates to."""
+"""Value and origin of an expression."""
 
 
 class Binding(NamedTuple):
-    """What a name stands for: its value, where that was written, where the name was."""
+    """Value of a name, and the locations where the value and the name were written."""
 
     value: Value
     location: Location
     name_location: Location
     imported_as: str = ""
-    """`"module"` or `"config"` where an import bound the name to a module or reference, or to a config's value."""
+    """`"module"` if an import bound the name to a module or reference, `"config"` if to a config's value."""
 
 
 class Unknown:
@@ -52,13 +53,13 @@ UNKNOWN = Unknown()
 
 
 def require_known(*values: object) -> None:
-    """Raise UnknownError if one of the values is unknown: so is what depends on it."""
+    """Raise UnknownError if one of the values is unknown, because a result would be unknown too."""
     if any(isinstance(value, Unknown) for value in values):
         raise UnknownError
 
 
 def require_readable(value: object) -> None:
-    """Raise UnknownError if a value is unknown, or was changed in a way that is."""
+    """Raise UnknownError if a value is unknown, or was changed in an unknown way."""
     if isinstance(value, Unknown) or getattr(value, "tainted", False):
         raise UnknownError
 
@@ -75,7 +76,7 @@ class List(list[Any]):
         assert len(self.origins) == len(self)
 
     def append_all(self, items: Value, budget: Budget) -> None:
-        """Evaluate `list.extend` and `list +=`: the items of any iterable, with their origins if it has them."""
+        """Evaluate `list.extend` and `list +=`: append the items of any iterable, with their origins if it has them."""
         taken = budget.take_all(items)
         check_items(len(self) + len(taken))
         known = isinstance(items, (list, tuple)) and len(items) == len(taken)
@@ -98,7 +99,7 @@ class Dict(dict[Any, Any]):
         super().__init__()
         self.origins: dict[Any, tuple[Origin, Origin]] = {}
         self.tainted = False
-        """Whether it was changed in a way that is unknown: then a missing key is unknown, not wrong."""
+        """Whether it was changed in an unknown way: a missing key is then unknown instead of an error."""
 
     def put(self, key: Value, value: Value, origin: Origin = None, key_origin: Origin = None) -> None:
         """Set an item and its origins."""
@@ -106,7 +107,7 @@ class Dict(dict[Any, Any]):
         self.origins[key] = (origin, key_origin)
 
     def drop(self, key: Value) -> Value:
-        """Remove an item, and return its value."""
+        """Remove an item and return its value."""
         self.origins.pop(key, None)
         return self.pop(key)
 
@@ -115,13 +116,13 @@ class Dict(dict[Any, Any]):
         return self.origins.get(key, NO_ORIGINS)[0]
 
     def take(self, other: dict[Value, Value], location: Origin = None) -> None:
-        """Update from another dict, with its origins, or with this location where it has none."""
+        """Update from another dict, with its origins; an item without an origin gets `location`."""
         for key, value in other.items():
             origin, key_origin = other.origins.get(key, NO_ORIGINS) if isinstance(other, Dict) else NO_ORIGINS
             self.put(key, value, origin or location, key_origin or location)
 
     def merge(self, other: Value, budget: Budget, location: Origin = None) -> None:
-        """Evaluate `dict.update` and `dict |=`: another dict or pairs; what has no origin was written at `location`."""
+        """Evaluate `dict.update` and `dict |=` with a dict or pairs; an item without an origin gets `location`."""
         pairs = other if isinstance(other, dict) else budget.dict_of(other)
         budget.spend(len(pairs) // 4)
         self.take(pairs, location)
@@ -154,7 +155,7 @@ def make_tuple(items: Iterable[Value], origins: list[Origin]) -> Tuple:
 
 
 def adopt(value: Value) -> Value:
-    """Make a list or dict of Python's one of the language's."""
+    """Convert a plain list or dict to a `List` or `Dict`; return any other value unchanged."""
     if type(value) is list:
         return List(value)
     if type(value) is dict:
@@ -165,7 +166,7 @@ def adopt(value: Value) -> Value:
 
 
 def deep_copy(value: Value, known: dict[int, Value] | None = None) -> Value:
-    """Copy the containers deeply; what is shared stays shared. OmegaConf does so with the values it is given."""
+    """Copy containers deeply, as OmegaConf copies its arguments; parts that are shared stay shared."""
     known = {} if known is None else known
     if not isinstance(value, (list, dict, tuple)):
         return value

@@ -1,9 +1,10 @@
-"""`config.yaml`: written as safe YAML, read back with locations, through the parser's events only.
+"""YAML configs: written as safe YAML, and read with locations from the parser's events.
 
-No tag is ever constructed. Scalars follow YAML 1.2's core schema with one addition, so that `1e-4` is a float (PyYAML's
-YAML 1.1 reads a string) and `yes`, `010`, `1:30` and dates are strings (there: True, 8, 90, a date); what is
-written is quoted where either reading would take a string for something else. Tuples come back as lists, references
-as strings by their full names (which mean the same where a class is expected), LazyCall mappings with `_target_`.
+No tag is ever constructed. Scalars follow YAML 1.2's core schema; PyYAML follows YAML 1.1. So `1e-4` is a float (a
+string in PyYAML), `010` is 10 (8 in PyYAML), and `yes`, `1:30` and dates are strings (True, 90 and a date in PyYAML). A
+written string is quoted if either reading would take it for something else. Tuples come back as lists and LazyCall
+mappings with `_target_`. References come back as strings with their full names, which are valid wherever a class is
+expected.
 """
 
 from __future__ import annotations
@@ -33,14 +34,16 @@ SPECIAL = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 
 
 def dump(root: Node, resolved: Mapping[str, object], sections: Collection[str] = ()) -> str:
-    """Write the author's merged values as YAML, and what dslpar resolved beneath; `sections` are the names to write."""
+    """Write the author's merged values as YAML, then dslpar's resolved values; `sections` limits the names written."""
     values = {name: portable(node) for name, node in root.value.items() if not sections or name in sections}
     return dump_plain(values | ({"resolved": portable(resolved)} if resolved else {}))
 
 
 class _Dumper(yaml.SafeDumper):
-    """Without anchors; strings quoted where our reading differs from PyYAML's, and where they are not all visible: a
-    double-quoted one may hold escapes, and keeps what is a line end to YAML 1.1 alone.
+    """Dumper without anchors that quotes a string if `scalar` would not read it as one.
+
+    A string with invisible characters is double-quoted, since double quotes allow escapes, and preserve characters
+    that end a line only in YAML 1.1.
     """
 
     def ignore_aliases(self, data: object) -> bool:
@@ -58,13 +61,13 @@ _Dumper.add_representer(str, _Dumper.string)
 
 
 def dump_plain(values: Mapping[str, Value]) -> str:
-    """Write plain values as YAML that reads back equal, tuples as lists."""
+    """Write plain values as YAML that reads back equal, except that tuples become lists."""
     made: str = yaml.dump(dict(values), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=float("inf"))
     return visible_lines(made)
 
 
 def portable(value: Value) -> Value:
-    """Turn a value into one that YAML has: references into names, tuples into lists."""
+    """Convert a value for YAML: references to names, tuples to lists."""
     if isinstance(value, Node):
         value = value.plain()
     if isinstance(value, Mapping):
@@ -94,7 +97,7 @@ def scalar(text: str) -> Value:
 
 
 def read_names(source: Source, session: Session) -> dict[str, Binding] | None:
-    """Read the top-level names of a YAML or JSON file; return None, with a finding, if it is not YAML."""
+    """Read the top-level names of a YAML or JSON file. Returns None, with a finding, if it is not a YAML mapping."""
     session.sources[source.path] = source.text
     start = Location(source.path)
     try:
@@ -123,7 +126,7 @@ def read_names(source: Source, session: Session) -> dict[str, Binding] | None:
 
 
 def _location_of_mark(mark: Value, source: Source) -> Location:
-    """Return where the parser stopped."""
+    """Return the location where the parser stopped."""
     if mark is None:
         return Location(source.path)
     line, column = source.position(mark.index)
@@ -145,11 +148,11 @@ def _slots(value: Dict, session: Session, start: Location) -> dict[str, Binding]
 
 
 class _Reader:
-    """Builds values from the parser's events as they come, so that depth and size are bounded before all is read."""
+    """Builds values from the parser's events as they arrive, so that bounds apply before the whole file is read."""
 
     def __init__(self, source: Source, session: Session) -> None:
         self.source, self.session = source, session
-        # libyaml's parser is several times faster; not every PyYAML is built with it.
+        # libyaml's parser is several times faster, but not every PyYAML is built with it.
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
         self.events = yaml.parse(source.text, Loader=loader)
         self.anchors: dict[str, Located] = {}
@@ -172,12 +175,12 @@ class _Reader:
         return result
 
     def location(self, event: Value) -> Location:
-        # By the index: to the parser U+0085, U+2028 and U+2029 end a line too, and to an editor (and to `lines`) not.
+        # By index: U+0085, U+2028 and U+2029 end a line for the parser, but not for an editor or for `lines`.
         start, end = (self.source.position(mark.index) for mark in (event.start_mark, event.end_mark))
         return Location(self.source.path, *start, *end)
 
     def value(self, event: yaml.Event, depth: int) -> Located:
-        """Read the value that begins with an event, and all events up to its end."""
+        """Read the value that begins with an event, consuming all events up to its end."""
         self.session.budget.spend(1)
         location = self.location(event)
         if depth > MAX_DEPTH:
@@ -196,7 +199,7 @@ class _Reader:
             made = check_size(event.value if is_text else scalar(event.value))
         else:
             made = Dict() if isinstance(event, yaml.MappingStartEvent) else List()
-        # Before it is filled, as an alias within it may name it: the export refuses what contains itself.
+        # Stored before it is filled, since an alias within it may name it. The export refuses such a container.
         if event.anchor:
             self.anchors[event.anchor] = (made, location)
         if isinstance(made, Dict):
@@ -223,7 +226,7 @@ class _Reader:
             self.put(made, key, value, location, key_location)
 
     def put(self, made: Dict, key: Value, value: Value, location: Location, key_location: Location) -> None:
-        """Set an item, unless its key is one that the language has not, which is a finding."""
+        """Set an item. A key that the language does not support is a finding instead."""
         if isinstance(key, (Dict, List)):
             self.session.report(ConfigError("CFG013", "a key that is neither a string nor a number"), key_location)
             return
@@ -232,7 +235,7 @@ class _Reader:
             self.session.report(ConfigError("CFG002", message, "choose the keys, and write them out"), key_location)
             return
         if key in made:
-            # An error here, a warning in Python: YAML 1.2 forbids it, and who reads the file next may take the first.
+            # An error here, a warning in Python: YAML 1.2 forbids it, and another reader may take the first value.
             message = f"the key {key!r} stands twice in this mapping"
             self.session.add(finding("CFG012", key_location, message, severity="error"))
         made.put(key, value, location, key_location)

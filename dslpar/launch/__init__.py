@@ -1,5 +1,5 @@
-"""How a job starts: a launcher chosen and checked, its hosts visited before, and supervision until it has ended.
+"""Launch: check a launcher and its hosts, start the job, and supervise it until it ends.
 
-In: a resolved `Job`, a cluster, and the flags of `dslpar launch`. Out: the launcher's command, run to its end, and who
-failed first if it fails. Nothing here imports torch: the launcher's ranks do.
+Input: a resolved `Job`, a cluster, and the flags of `dslpar launch`. Output: the launcher's command, run to its end,
+and the rank that failed first if the job fails. Nothing here imports torch; only the launcher's ranks do.
 """

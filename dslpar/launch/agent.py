@@ -1,12 +1,12 @@
-"""What `dslpar launch` runs on each host, without torch: inspects the host before a job, and ends what is left of one.
+"""Agent: the program that `dslpar launch` runs on each host, to inspect it before a job or to end a job's processes.
 
     python -m dslpar.launch.agent inspect '{"files": ["cfg.py"], ...}'  # prints a line of JSON, a HostReport
     python -m dslpar.launch.agent listen 29500                          # at that port, until its own input ends
     python -m dslpar.launch.agent connect node1 29500                   # connects there; or prints why it cannot
     python -m dslpar.launch.agent signal JOB 9                          # to that job's processes, by their number
 
-A job's processes are those whose environment says DSLPAR_JOB=JOB, so that no other process is ever signalled;
-DeepSpeed's own launcher would end every DeepSpeed job of the host (`pkill -f`).
+It runs without torch. A job's processes are those with DSLPAR_JOB=JOB in their environment, so that no other process is
+ever signalled. DeepSpeed's own launcher would end every DeepSpeed job on the host (`pkill -f`).
 """
 
 from __future__ import annotations
@@ -30,44 +30,44 @@ from dslpar.cluster import network
 from dslpar.watchdog.processes import pids
 
 JOB = "DSLPAR_JOB"
-"""The variable that tells a job's processes from all others."""
+"""The environment variable that marks a job's processes."""
 LISTENING = "dslpar listens"
-"""What `listen` prints when it does."""
+"""The line that `listen` prints as soon as it listens."""
 CANNOT_CONNECT = 1
-"""The exit status of `connect` where it cannot; it prints why."""
+"""The exit status of `connect` if it fails. It prints the reason."""
 CONNECT_S = 5.0
-"""How long a connection may take; a firewall that drops packets gives no answer at all."""
+"""Time to connect: a firewall that drops packets never answers."""
 
 
 class Query(NamedTuple):
-    """What a host is asked about."""
+    """A query to one host."""
 
     files: list[str]
-    """The config, and what it imports."""
+    """The config, and the files that it imports."""
     mark: str = ""
-    """A file that another host has just written; empty: nothing is shared."""
+    """A file that the launching host has just written; empty: there is none to look for."""
     peers: Sequence[str] = ()
-    """Hosts of the job that are not this one, the first of them first."""
+    """Other hosts of the job, in order."""
     port: int = 0
-    """Where rank 0 is to listen, on this host; 0: on another."""
+    """The port at which rank 0 will listen on this host; 0: none to check."""
 
 
 class HostReport(NamedTuple):
-    """What a host has."""
+    """Facts about a host."""
 
     host: str
     versions: dict[str, str]
-    """Of python, dslpar (with a digest of its sources), torch, deepspeed; empty where it is missing."""
+    """Versions of python, dslpar (with a digest of its sources), torch and deepspeed; empty if missing."""
     digests: dict[str, str]
-    """File to a digest of its contents; empty where it cannot be read."""
+    """Digest of each file's contents; empty if it cannot be read."""
     folder: str
-    """Of the mark: shared, not shared, not writable."""
+    """State of the mark's folder: shared, not shared, or not writable."""
     port_is_free: bool
     free_port: int
     accelerators: int
     cores: int
     interface: str
-    """The network interface towards the other hosts; empty: none that they could reach."""
+    """The network interface towards the other hosts; empty if none is found."""
     time_s: float
     """Since the epoch."""
 
@@ -89,7 +89,7 @@ def inspect(query: Query) -> HostReport:
 
 
 def versions() -> dict[str, str]:
-    """Return what must be the same on every host."""
+    """Return the versions that must be the same on every host."""
     found = {"python": platform.python_version(), "dslpar": _own_version()}
     for name in ("torch", "deepspeed"):
         found[name] = ""
@@ -109,7 +109,7 @@ def _own_version() -> str:
 
 
 def digest(path: str) -> str:
-    """Return a digest of a file's contents; empty where it cannot be read."""
+    """Return a digest of a file's contents; empty if it cannot be read."""
     with contextlib.suppress(OSError):
         return hashlib.sha256(Path(path).read_bytes()).hexdigest()
     return ""
@@ -122,7 +122,7 @@ def _folder_state(mark: str) -> str:
 
 
 def _interface_to_any(peers: Sequence[str]) -> str:
-    """Return the interface to the first that has one: a name may be unknown, or a loopback's."""
+    """Return the interface to the first peer that yields one: a name may be unknown, or mean a loopback address."""
     for peer in peers:
         with contextlib.suppress(OSError):
             if found := network.interface_to(peer):
@@ -131,9 +131,9 @@ def _interface_to_any(peers: Sequence[str]) -> str:
 
 
 def num_cores() -> int:
-    """Count the cores that this process may use; hyper-threads of one core are one, as mpirun counts them.
+    """Count the physical cores that this process may use. A core with hyper-threads counts once, as in mpirun.
 
-    psutil counts the machine's physical cores, and logical ones of a process; a job in a container has a part of both.
+    psutil counts either the machine's physical cores or a process's logical ones. A container may use a part of both.
     """
     usable = os.sched_getaffinity(0)
     siblings = [Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") for cpu in usable]
@@ -141,15 +141,15 @@ def num_cores() -> int:
 
 
 def num_accelerators() -> int:
-    """Count NVIDIA's, by their device files; other accelerators are not counted without torch."""
+    """Count NVIDIA GPUs by their device files. Other accelerators cannot be counted without torch."""
     return sum(path.name[6:].isdecimal() for path in Path("/dev").glob("nvidia*"))
 
 
-# ---- whether hosts can connect ----
+# ---- connections between hosts ----
 
 
 def listen(port: int) -> None:
-    """Accept connections where rank 0 will, so that other hosts can try, until nobody is at the other end of stdin."""
+    """Accept connections at the port that rank 0 will use, so that other hosts can try it, until stdin ends."""
     with network.listen(port) as server, selectors.DefaultSelector() as selector:
         for file in (server, sys.stdin):
             selector.register(file, selectors.EVENT_READ)
@@ -159,7 +159,7 @@ def listen(port: int) -> None:
 
 
 def connect(address: str, port: int) -> str:
-    """Connect to rank 0's port as a rank will; return why not, where that fails."""
+    """Connect to rank 0's port as a rank will; return the reason if that fails, else an empty string."""
     try:
         socket.create_connection((address, port), CONNECT_S).close()
     except TimeoutError:
@@ -169,13 +169,13 @@ def connect(address: str, port: int) -> str:
     return ""
 
 
-# ---- what is left of a job ----
+# ---- processes of a job ----
 
 
 def processes(job_id: str) -> Iterator[int]:
-    """Find the processes of a job on this host: its ranks, and what started them.
+    """Yield the processes of a job on this host: its ranks, and the processes that started them.
 
-    Not by psutil's `environ`, which ends at the first empty entry: programs that rewrite their title leave some.
+    psutil's `environ` stops at the first empty entry, and programs that rewrite their title leave some.
     """
     for pid in pids():
         with contextlib.suppress(OSError):  # gone, or another user's
@@ -185,7 +185,7 @@ def processes(job_id: str) -> Iterator[int]:
 
 
 def send_signal(job_id: str, number: int) -> int:
-    """Send a signal to a job's processes; return how many there were."""
+    """Send a signal to a job's processes; return their number."""
     count = 0
     for pid in processes(job_id):
         with contextlib.suppress(ProcessLookupError):

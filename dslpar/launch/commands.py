@@ -1,12 +1,12 @@
-"""A job and its hosts to the command lines of a launcher, which start one `python -m dslpar.training` a rank.
+"""Launcher commands: turn a job and its hosts into command lines that start one `python -m dslpar.training` per rank.
 
     facts = local_facts.find_local_facts(cluster, os.environ)
     launch = prepare(Request("deepspeed", 8, ("--config", "configs/gpt_3d.py")), facts)
     launch.commands[0].shell()               # OMP_NUM_THREADS=1 deepspeed ... --num_gpus 8 ... --module ...
 
-The flags are those that DeepSpeed 0.19, OpenMPI 5, MPICH 5 and torchrun were seen to need, on one host and on two. Over
-several hosts each launcher is told the hosts in its own syntax, takes along the variables that ranks need, and ends
-when a host is gone (dslpar/cluster/ssh.py).
+The flags are the ones that DeepSpeed 0.19, OpenMPI 5, MPICH 5 and torchrun needed in tests on one host and on two. For
+several hosts, each launcher gets the hosts in its own syntax, forwards the variables that ranks need, and ends when a
+host is gone (dslpar/cluster/ssh.py).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def prepare(request: Request, facts: LocalFacts) -> Launch:
     """Return the command lines of a job.
 
     Raises:
-        DslparError: the launcher is not installed, or would start something else than was requested.
+        DslparError: the launcher is not installed, or would start something different from the request.
     """
     context, launcher = Context(request, facts), LAUNCHERS[request.launcher]
     findings = [*_not_installed(context, launcher), *validation.findings(context, launcher)]
@@ -43,13 +43,13 @@ def prepare(request: Request, facts: LocalFacts) -> Launch:
 
 
 def with_environ(launch: Launch, variables: Mapping[str, str]) -> Launch:
-    """Return the same launch with these variables, and DSLPAR_JOB, for every rank. No line breaks in them."""
+    """Return the same launch with these variables and DSLPAR_JOB for every rank. Values have no line breaks."""
     environ = {**launch.request.environ, **variables, JOB: launch.facts.job_id}
     return prepare(launch.request._replace(environ=environ), launch.facts)
 
 
 def default_launcher(facts: LocalFacts) -> str:
-    """DeepSpeed's own, on GPUs and CPUs alike: it reads hostfiles, and is there wherever the engine is."""
+    """Return deepspeed, for GPUs and CPUs alike: it reads hostfiles and is installed with the engine. Else torchrun."""
     return "torchrun" if "deepspeed" not in facts.programs and "torchrun" in facts.programs else "deepspeed"
 
 
@@ -71,7 +71,7 @@ def _not_installed(context: Context, launcher: Launcher) -> Iterator[Finding]:
 
 
 def _is_mpi(name: str, facts: LocalFacts) -> bool:
-    """Whether `mpirun`, if the launcher has that program, is its own: two MPIs call theirs so."""
+    """Return whether `mpirun` belongs to this launcher, if it uses that name: two MPIs have an `mpirun`."""
     return LAUNCHERS[name].program != "mpirun" or facts.mpi == name
 
 

@@ -1,4 +1,4 @@
-"""What is wrong with the hosts of a job: those that cannot be reached, and those that differ from this one."""
+"""Host findings: hosts of a job that cannot be reached, or that differ from this one."""
 
 from __future__ import annotations
 
@@ -16,41 +16,41 @@ from dslpar.launch import agent
 from dslpar.launch.agent import HostReport
 
 CONNECT_S = 5
-"""How long ssh may take to connect."""
+"""Time for ssh to connect."""
 _CLOCK_S = 2.0
-"""How far clocks may be apart without a warning: less is NTP's, and what ssh itself takes."""
+"""Clock skew without a warning: NTP and ssh's own delay explain less than this."""
 _SAME_ENVIRONMENT = "the same environment at the same path on every host"
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostChecks:
-    """What the hosts are asked about."""
+    """Settings of the checks on all hosts."""
 
     files: Sequence[str]
-    """The config, and what it imports."""
+    """The config, and the files that it imports."""
     output_dir: str
     port: int | None = None
-    """Of rank 0, if one is given; None: any free one."""
+    """Rank 0's port, if one is given; None: any free one."""
     local_hosts: frozenset[str] = frozenset()
     """The hosts that are this machine."""
     environ: Mapping[str, str] = field(default_factory=dict)
     """Variables that are forwarded."""
     on_cpu: bool = False
-    """Whether ranks run on the CPU, whatever accelerators there are."""
+    """Whether ranks run on the CPU even if there are accelerators."""
 
 
 class HostResult(NamedTuple):
-    """A host, and its report; or why there is none."""
+    """A host with its report, or with the reason why it has none."""
 
     host: Host
     report: HostReport | None = None
     failure: Finding | None = None
     skew_s: float = 0.0
-    """Its clock ahead of ours."""
+    """Seconds by which its clock is ahead of ours."""
 
 
 def all_findings(results: Sequence[HostResult], checks: HostChecks) -> Iterator[Finding]:
-    """Find everything that is wrong, host by host."""
+    """Yield all findings, host by host."""
     yield from (result.failure for result in results if result.failure)
     own, digests = agent.versions(), {path: agent.digest(path) for path in checks.files}
     reports = [(result.host, result.report) for result in results if result.report]
@@ -95,7 +95,7 @@ def _output(host: Host, report: HostReport, checks: HostChecks) -> Iterator[Find
 
 
 def _accelerators(host: Host, report: HostReport, checks: HostChecks, most: int) -> Iterator[Finding]:
-    """`most`: that any host has; where none has one, all ranks run on CPUs."""
+    """Find hosts with too few accelerators. `most`: the most on any host; if it is 0, all ranks run on CPUs."""
     needed, count = max(host.devices) + 1 if host.devices else host.slots, report.accelerators
     if not checks.on_cpu and most and count < needed:
         message = f"{host.name} has {count} accelerators, and the hostfile asks for {needed}"
@@ -134,11 +134,11 @@ _SSH_ERRORS = (
     ("No route to host", "cannot be reached: no route", "is it up, and is this its name in the network?"),
     ("Network is unreachable", "cannot be reached: no network", "is this its name in the network?"),
 )
-"""What ssh says, what it means, and what to do."""
+"""A text in ssh's error output, its meaning, and what to do about it."""
 
 
 def failure_of(host: Host, status: int, stderr: str) -> Finding:
-    """Return why the agent did not run on a host, from the exit status and the error output of its command."""
+    """Return why the agent did not run on a host, by its command's exit status and error output."""
     last = next((line for line in reversed(stderr.splitlines()) if line.strip()), f"status {status}")
     if status == ssh.FAILED:
         known = ((message, hint) for text, message, hint in _SSH_ERRORS if text in stderr)
@@ -155,7 +155,7 @@ def failure_of(host: Host, status: int, stderr: str) -> Finding:
 
 
 def other_dslpar(host: Host, report: Mapping[str, object]) -> Finding:
-    """Return the finding about a host whose report has other fields than this version's."""
+    """Return the finding about a host whose report has different fields from this version's."""
     versions = report.get("versions")
     version = versions.get("dslpar") if isinstance(versions, dict) else "(unknown)"
     return _other_versions(host, f"has dslpar {version}, and this host another version")

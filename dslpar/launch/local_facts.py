@@ -1,4 +1,4 @@
-"""What this host has that launchers need: programs, cores, accelerators, an environment, a free port."""
+"""Local facts: what launchers need of this host (programs, cores, accelerators, environment, a free port)."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from dslpar.cluster.request import LocalFacts
 from dslpar.launch.agent import JOB, num_accelerators, num_cores
 
 FORWARDED = ("CUBLAS_", "CUDA_", "DS_", "DSLPAR_", "GLOO_", "NCCL_", "OMP_", "PYTHON", "PYTORCH_", "TORCH_", "UCX_")
-"""How variables begin that ranks on other hosts get from here."""
+"""Prefixes of the environment variables that are forwarded to ranks on other hosts."""
 _NOT_FORWARDED = ("CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "DS_ENV_FILE", JOB)
-"""What is of this host alone: its devices, its folders."""
+"""Exceptions to these, which hold for this host alone: its devices and folders."""
 
 
 def find_local_facts(cluster: Cluster | None, environ: Mapping[str, str]) -> LocalFacts:
-    """Look around on this host. mpirun is asked for its version, and the system for a free port."""
+    """Collect the facts of this host. This runs `mpirun --version`, and looks for a free port."""
     programs = dict(_programs(environ))
     on_cpu = environ.get("DS_ACCELERATOR") == "cpu"
     listed = None if on_cpu else environ.get("CUDA_VISIBLE_DEVICES")
@@ -46,12 +46,13 @@ def find_local_facts(cluster: Cluster | None, environ: Mapping[str, str]) -> Loc
 
 
 def _programs(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Find the launchers' programs; they are called by name alone where a shell would find the same."""
+    """Find the launchers' programs. Each gets its bare name if a shell finds the same program by it, else its path."""
     beside, path = os.path.dirname(sys.executable), environ.get("PATH", os.defpath)
     yield "python", sys.executable
     known: set[str] = set()
     for launcher in LAUNCHERS.values():
-        # An MPI or Slurm is the one of PATH. A launcher that starts ranks with its own Python is to have this one.
+        # MPI and Slurm come from PATH. A launcher that starts ranks with its own Python must be the one beside this
+        # Python.
         folders = (beside, path) if launcher.of_this_python else (path, beside)
         for name in {launcher.program, *launcher.remote_programs} - known:
             known.add(name)

@@ -1,12 +1,12 @@
-"""The hosts of a job, before it starts: who cannot be reached, who differs, and whether they can connect to each other;
-everything that is wrong at once.
+"""Preflight: check a job's hosts before it starts, and report everything that is wrong at once.
 
     preflight = check_hosts(hosts, checks)   # findings, a table for people, and what was learnt for the launch
 
-Each host runs `python -m dslpar.launch.agent` over ssh, and this one without; nothing there imports torch, so it
-takes about as long as one ssh. What it finds would else be found by ranks, one at a time, or by a time-out. Where all
-is well so far, the first host listens at rank 0's port and the others connect to it: that ssh gets through says nothing
-of a firewall between them, nor of the names by which they know each other.
+It finds hosts that cannot be reached, that differ from this one, or that cannot connect to each other. Without it ranks
+would find these errors one at a time, or by a time-out. Each host runs `python -m dslpar.launch.agent` over ssh (this
+host without ssh). Nothing there imports torch, so it takes about as long as one ssh command. If there are no errors so
+far, the first host listens at rank 0's port and the others connect to it: ssh alone does not show whether a firewall is
+between them, or whether they know each other's names.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ from dslpar.launch.host_findings import CONNECT_S, HostChecks, HostResult
 
 T = TypeVar("T")
 MAX_CONNECTIONS = 64
-"""ssh connections that are open at a time."""
+"""The most ssh connections that are open at a time."""
 _ANSWER_S = 30.0
-"""How long a host that was reached may take to report: a Python that starts from a busy file system."""
+"""Time for a host to report: its Python may start from a busy file system."""
 _NUM_PEERS = 4
-"""Hosts to each of which a host looks for an interface, until it has one."""
+"""The most peers towards which a host looks for its interface."""
 _SSH_OPTIONS = tuple(f"ConnectTimeout={CONNECT_S}" if "Connect" in option else option for option in ssh.OPTIONS)
 _HEADER = ("host", "python", "dslpar", "torch", "deepspeed", "slots", "accelerators", "cores", "interface", "clock")
 
 
 class Preflight(NamedTuple):
-    """What is wrong with the hosts, and what they have."""
+    """Findings about the hosts, and facts for the launch."""
 
     results: tuple[HostResult, ...]
     findings: tuple[Finding, ...]
     interface: str = ""
-    """The interface by which all hosts reach each other; empty where its name differs, or is not known."""
+    """The interface by which all hosts reach each other; empty if its name differs or is unknown."""
     port: int | None = None
-    """A free one on the first host."""
+    """The port for rank 0: the requested one, or a free one on the first host."""
 
     def table(self) -> str:
-        """A line for each host, for people."""
+        """Return a table for people, one line per host."""
         rows = [_HEADER, *(tuple(map(visible, _row(result))) for result in self.results)]
         widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
         return "".join("  ".join(map(str.ljust, row, widths)).rstrip() + "\n" for row in rows)
@@ -72,7 +72,7 @@ def _row(result: HostResult) -> tuple[str, ...]:
 
 
 def check_hosts(hosts: Sequence[Host], checks: HostChecks) -> Preflight:
-    """Inspect every host, all at once."""
+    """Inspect all hosts concurrently."""
     with _shared_mark(Path(checks.output_dir)) as (mark, error):
         queries = [_query(hosts, number, checks, mark) for number in range(len(hosts))]
         results = tuple(_map_concurrently(len(hosts), lambda number: _inspect(hosts[number], queries[number], checks)))
@@ -88,7 +88,7 @@ def check_hosts(hosts: Sequence[Host], checks: HostChecks) -> Preflight:
 
 
 def signal_job(hosts: Sequence[str], job_id: str, number: int, timeout_s: float = 5) -> None:
-    """Send a signal to a job's processes on these hosts, by their number. Hosts that do not answer are passed over."""
+    """Send a signal, by its number, to a job's processes on these hosts. Hosts that do not answer are skipped."""
     argv = (sys.executable, "-m", "dslpar.launch.agent", "signal", job_id, str(int(number)))
     environ = {name: value for name, value in os.environ.items() if name == "PYTHONPATH"}
 
@@ -101,15 +101,16 @@ def signal_job(hosts: Sequence[str], job_id: str, number: int, timeout_s: float 
 
 
 def _map_concurrently(count: int, function: Callable[[int], T]) -> Iterator[T]:
-    """Call a function with each number below `count`, side by side; results in order."""
+    """Call a function with each number below `count` in threads; yield the results in order."""
     with ThreadPoolExecutor(max_workers=min(MAX_CONNECTIONS, count or 1)) as pool:
         yield from pool.map(function, range(count))
 
 
 @contextlib.contextmanager
 def _shared_mark(output_dir: Path) -> Iterator[tuple[str, str]]:
-    """Write a file that hosts which share the output folder see; above that, where it does not exist yet. Yields its
-    path, or an empty one and the error.
+    """Write a file that hosts see if they share the output folder; yield its path, or "" and the error.
+
+    If the output folder does not exist yet, the file goes to its nearest parent that does.
     """
     folder = next(path for path in (output_dir.absolute(), *output_dir.absolute().parents) if path.is_dir())
     mark = folder / f".dslpar_{secrets.token_hex(8)}"
@@ -125,13 +126,13 @@ def _shared_mark(output_dir: Path) -> Iterator[tuple[str, str]]:
 
 
 def _query(hosts: Sequence[Host], number: int, checks: HostChecks, mark: str) -> agent.Query:
-    """The first host is asked about rank 0's port, and how it reaches the others; those, how they reach the first."""
+    """Return the query for one host: its interface towards the first hosts and, on the first host, rank 0's port."""
     peers = [host.address for host in hosts[:_NUM_PEERS] if host is not hosts[number]]
     return agent.Query(list(checks.files), mark, peers, (checks.port or 0) if number == 0 else 0)
 
 
 def _agent_command(host: Host, checks: HostChecks, *argv: str) -> tuple[str, ...]:
-    """Return what runs dslpar.launch.agent on a host; on this one without ssh."""
+    """Return the command that runs dslpar.launch.agent on a host; without ssh on this one."""
     command = (sys.executable, "-m", "dslpar.launch.agent", *argv)
     local = host.name in checks.local_hosts
     return command if local else ssh.command(host.name, command, checks.environ, os.getcwd(), _SSH_OPTIONS)
@@ -147,7 +148,7 @@ def _inspect(host: Host, query: agent.Query, checks: HostChecks) -> HostResult:
     except FileNotFoundError:
         message = "cannot be reached: no ssh installed here"
         return HostResult(host, failure=host_findings.unreachable(host, message, "install openssh-client"))
-    answers = [line for line in done.stdout.splitlines() if line.startswith('{"dslpar": ')]  # a shell may say more
+    answers = [line for line in done.stdout.splitlines() if line.startswith('{"dslpar": ')]  # a shell may print more
     if done.returncode or not answers:
         return HostResult(host, failure=host_findings.failure_of(host, done.returncode, done.stderr))
     fields = json.loads(answers[-1])["dslpar"]
@@ -158,10 +159,11 @@ def _inspect(host: Host, query: agent.Query, checks: HostChecks) -> HostResult:
 
 
 def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Run a command on a host, whose shell may print something beside, in any encoding.
+    """Run a command on a host. The host's shell may print other text, in any encoding.
 
     Raises:
-        subprocess.TimeoutExpired, FileNotFoundError: it took too long; there is no such program.
+        subprocess.TimeoutExpired: it took longer than _ANSWER_S.
+        FileNotFoundError: there is no such program.
     """
     return subprocess.run(
         command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=_ANSWER_S
@@ -169,20 +171,20 @@ def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
 
 
 def _skew(remote_s: float, start_s: float, end_s: float) -> float:
-    """Return how far a clock is outside of what passed here meanwhile."""
-    # It was read at some time between: only what lies outside is known to be skew.
+    """Return by how many seconds a remote clock is outside of the interval that passed here meanwhile."""
+    # It was read at an unknown time in that interval: only the part outside of it is known to be skew.
     return remote_s - end_s if remote_s > end_s else min(0.0, remote_s - start_s)
 
 
-# ---- whether they can connect ----
+# ---- connections between hosts ----
 
 
 def _cannot_connect(hosts: Sequence[Host], port: int, checks: HostChecks) -> Iterator[Finding]:
-    """Find the hosts that cannot connect to the first one's port, where rank 0 will listen."""
+    """Find the hosts that cannot connect to the first host's port, at which rank 0 will listen."""
     first = hosts[0]
 
     def connect(number: int) -> str:
-        """Return why a host cannot connect; empty: it can, or cannot tell."""
+        """Return why a host cannot connect; empty if it can, or if the check itself failed."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             done = _run(_agent_command(hosts[number + 1], checks, "connect", first.address, str(port)))
             return done.stdout.strip().rpartition("\n")[2] if done.returncode == agent.CANNOT_CONNECT else ""
@@ -199,7 +201,7 @@ def _cannot_connect(hosts: Sequence[Host], port: int, checks: HostChecks) -> Ite
 
 @contextlib.contextmanager
 def _listening(first: Host, port: int, checks: HostChecks) -> Iterator[bool]:
-    """Have the first host listen at that port; yields whether it does."""
+    """Make the first host listen at that port; yield whether it does."""
     command = _agent_command(first, checks, "listen", str(port))
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -207,6 +209,6 @@ def _listening(first: Host, port: int, checks: HostChecks) -> Iterator[bool]:
         assert listener.stdout is not None
         alarm = Timer(_ANSWER_S, listener.kill)  # a pipe is read without a time-out
         alarm.start()
-        listens = any(line.strip() == agent.LISTENING.encode() for line in listener.stdout)  # a shell may say more
+        listens = any(line.strip() == agent.LISTENING.encode() for line in listener.stdout)  # after other lines
         alarm.cancel()
-        yield listens  # then its input is closed, at which it ends
+        yield listens  # afterwards its stdin is closed, which ends it

@@ -1,15 +1,15 @@
-"""Runs a job's launchers to their end, and the end of everything that they started; then says who failed first.
+"""Supervisor: run a job's launchers until they and all processes they started have ended; report the first failure.
 
     status = supervise.run(launch, job)
 
-Each launcher runs in a session of its own, so that a signal reaches it once, whether from a terminal or by `kill`. What
-a dead launcher leaves behind becomes this process's child (Linux's "subreaper"), so nothing can outlive it here; ranks
-on other hosts are ended by their guards, at the latest when they lose this process.
+Each launcher runs in a session of its own, so that a signal reaches it only once, from a terminal or from `kill`.
+Processes that a dead launcher leaves behind become children of this process (Linux's "subreaper"), so that none of them
+outlives it on this host. Guards end the ranks on other hosts, at the latest when they lose this process.
 
-SIGINT goes to the launchers, as a terminal would send it. SIGTERM, SIGHUP and SIGUSR1 go to the ranks and past the
-launchers, each of which has its own way to be hasty with it: ranks save a checkpoint and leave. A second signal ends
-all at once; not one that comes with the first (a scheduler's, and a shell's that passes it on), nor the SIGTERM that
-SIGUSR1 warns of.
+SIGINT goes to the launchers, as a terminal would send it. SIGTERM, SIGHUP and SIGUSR1 go directly to the ranks, which
+save a checkpoint and exit. They bypass the launchers, because each launcher would end its ranks too soon in its own
+way. A second signal ends everything at once. A signal that comes within _REPEAT_S of the first does not count as second
+(a scheduler sends one, and a shell passes it on), nor does the SIGTERM that SIGUSR1 warns of.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ from dslpar.watchdog.receiver import Receiver
 
 _POLL_S = 0.05
 _PATIENCE_S = 5.0
-"""How long ranks and launchers may take to end after a failure or SIGINT, before they are killed."""
+"""Time for ranks and launchers to end after a failure or SIGINT, before they are killed."""
 _LAUNCHER_S = 1.5
-"""How long a launcher may take when no rank is left: ssh waits long for a host that is gone."""
+"""Time for a launcher to end when no rank is left: ssh waits long for a host that is gone."""
 _STOP_PATIENCE_S = 3.0
-"""And how much longer than `train.term_grace` after SIGTERM."""
+"""Time to end after SIGTERM, in addition to `train.term_grace`."""
 _REMOTE_PATIENCE_S = 3.0
-"""How long the guards on other hosts may take to leave when the launchers are gone."""
+"""Time for guards on other hosts to exit when the launchers are gone."""
 _PR_SET_CHILD_SUBREAPER = 36
 _STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 _HANDLED = (signal.SIGINT, *_STOPS)
 _REPEAT_S = 2.0
-"""A second signal to stop that comes sooner is the same one."""
+"""A second signal to stop that comes sooner counts as the same one."""
 
 
 class ReceivedSignal(NamedTuple):
@@ -69,11 +69,14 @@ class ReceivedSignal(NamedTuple):
 
 
 def run(launch: Launch, job: Job) -> int:
-    """Run a job and return the exit status: 0 if every rank ended in order, 1 if one failed, `train.requeue_status` if
-    they were stopped, 128 + n if one was ended by signal n, or if this process was told to end by signal n.
+    """Run a job and return its exit status.
+
+    The status is 0 if every rank ended in order, 1 if one failed, and `train.requeue_status` if they were stopped. It
+    is 128 + n if signal n ended a rank, or told this process to end. Otherwise it is the result that ranks have
+    reported, or the launcher's own status.
 
     Raises:
-        DslparError: the job cannot start: its output folder cannot be written to.
+        DslparError: the output folder is not writable, so the job cannot start.
     """
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dslpar_reports_")))
@@ -95,7 +98,7 @@ def run(launch: Launch, job: Job) -> int:
 
 @contextlib.contextmanager
 def _collect_signals() -> Iterator[list[ReceivedSignal]]:
-    """Collect the signals that come meanwhile, in order. One that is ignored (nohup) stays ignored."""
+    """Collect signals to this process, in order. A signal that is ignored (nohup) stays ignored."""
     received: list[ReceivedSignal] = []
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -113,7 +116,7 @@ def _collect_signals() -> Iterator[list[ReceivedSignal]]:
 
 
 class _Supervised:
-    """One job, from its launchers' start to its last message; a class, since it holds what has happened so far."""
+    """One job, from its launchers' start to its last message. A class, since it holds state."""
 
     def __init__(
         self, launch: Launch, job: Job, folder: Path, receiver: Receiver | None, received: list[ReceivedSignal]
@@ -122,7 +125,7 @@ class _Supervised:
         self.start_s = time.time()
         self.failed = False
         """Whether `conclude` has named the rank that failed first."""
-        # Orphans among our descendants become our children: DeepSpeed's runner, for one, leaves its ranks behind.
+        # Orphaned descendants become our children: for example, DeepSpeed's runner leaves its ranks behind.
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self.watch = JobWatch(folder, local=not launch.remote)
         variable = self.receiver.variable if self.receiver else str(folder)
@@ -130,22 +133,22 @@ class _Supervised:
         self.launchers = []
         for command in (command.with_files_in(folder) for command in launch.commands):
             environ = {**os.environ, **command.environ}
-            # In a session of its own: a terminal's SIGINT would reach it twice, from the terminal and from here.
+            # In a session of its own: otherwise SIGINT would reach it twice, from the terminal and from here.
             process = subprocess.Popen(command.argv, env=environ, stdin=subprocess.DEVNULL, start_new_session=True)
             self.launchers.append(process)
         self.signalled: set[tuple[int, int]] = set()
-        """(process, signal) of what was sent to ranks."""
+        """Pairs (process, signal) that were sent to ranks."""
         self.stop_signal = 0
-        """The signal that ranks are to have; 0: none."""
+        """The signal to send to the ranks; 0: none."""
 
     # ---- while it runs ----
 
     def wait(self) -> None:
-        """Wait until all is over. After a failure or a signal there is a time to end; a second signal ends it."""
+        """Wait until everything has ended. After a failure or a signal there is a deadline; a second signal ends it."""
         num_handled, deadline = 0, float("inf")
         while [launcher for launcher in self.launchers if launcher.poll() is None]:
             if self._poll_ranks() or any(launcher.returncode for launcher in self.launchers):
-                # Ranks on other hosts are there as far as their guards tell.
+                # Ranks on other hosts are known only through their guards.
                 guarded = self.receiver is None or self.receiver.connected
                 patience_s = _PATIENCE_S + self._held_back_s() if guarded else _LAUNCHER_S
                 deadline = min(deadline, time.monotonic() + patience_s)
@@ -153,13 +156,13 @@ class _Supervised:
                 deadline = min(deadline, time.monotonic() + self._handle_signal(num_handled))
                 num_handled += 1
             self._signal_local_ranks()
-            if time.monotonic() > deadline:  # and again at each turn: some may just be starting others
+            if time.monotonic() > deadline:  # and again at each turn: a process may just be starting others
                 _send(descendants(os.getpid()), signal.SIGKILL)
         self._end_all()
         self._poll_ranks()
 
     def _poll_ranks(self) -> bool:
-        """Take what ranks and guards report for a moment; whether a rank has failed."""
+        """Collect reports of ranks and guards for _POLL_S. Return whether a rank has failed."""
         if self.receiver is not None:
             self.receiver.poll(_POLL_S)
         else:
@@ -167,11 +170,11 @@ class _Supervised:
         return self.watch.poll()
 
     def _held_back_s(self) -> float:
-        """For how long guards may still wait for a better cause than an abort; nobody waits after a signal."""
+        """Return how long guards may still wait for a better cause than an abort; 0 after a signal."""
         return 0.0 if self.received else self.watch.held_back_s()
 
     def _handle_signal(self, index: int) -> float:
-        """Handle one of the signals that came; return the seconds that all have to end."""
+        """Handle one of the received signals. Return the seconds until everything must have ended."""
         number, time_s = self.received[index]
         before = [received for received in self.received[:index] if received.number != signal.SIGUSR1]
         if index and number == signal.SIGUSR1:
@@ -182,18 +185,18 @@ class _Supervised:
         return self._pass_on(number)
 
     def _pass_on(self, number: int) -> float:
-        """Pass a signal to those whom it is for; return the seconds that they have."""
-        # Whether there are ranks that it can be passed to, by their guards or by ssh.
+        """Pass a signal to the ranks or launchers. Return the seconds that they have to end."""
+        # Truthy if ranks can be reached: here, through their guards, or over ssh.
         reachable = self.receiver.connected > 0 or self.launch.hosts if self.receiver else self.watch.started()
         if number in _STOPS and reachable:
             self.stop_signal = signal.SIGUSR1 if number == signal.SIGUSR1 else signal.SIGTERM
             if self.receiver is not None:
                 self.receiver.send_stop(self.stop_signal)
-                if len(self.receiver.met) < len(self.launch.ranks):  # behind a firewall, or late
+                if len(self.receiver.met) < len(self.launch.ranks):  # some are behind a firewall, or late
                     self._signal_by_ssh(signal.SIGTERM)
-            warning = number == signal.SIGUSR1  # no clock runs
+            warning = number == signal.SIGUSR1  # a warning starts no deadline
             return float("inf") if warning else self.job.spec.train.term_grace + _STOP_PATIENCE_S
-        if self.launch.remote:  # no signal to DeepSpeed's launcher: it would end all jobs of its kind on all hosts
+        if self.launch.remote:  # DeepSpeed's launcher would react to a signal by ending all DeepSpeed jobs on all hosts
             _send(descendants(os.getpid()), signal.SIGKILL)
         for launcher in self.launchers:
             with contextlib.suppress(ProcessLookupError):
@@ -201,18 +204,18 @@ class _Supervised:
         return _PATIENCE_S
 
     def _signal_by_ssh(self, number: int) -> None:
-        """Signal the whole job, where guards that are missing cannot pass it on."""
+        """Signal the whole job over ssh, because missing guards cannot pass the signal on."""
         preflight.signal_job([host.name for host in self.launch.hosts], self.launch.facts.job_id, number)
 
     def _signal_local_ranks(self) -> None:
-        """Send the stop signal to each rank here, once; ranks may start late."""
+        """Send the stop signal once to each rank on this host, including ranks that start late."""
         if self.stop_signal and self.receiver is None:
             for pid, number in {(rank.pid, self.stop_signal) for rank in self.watch.started()} - self.signalled:
                 self.signalled.add((pid, number))
                 _send([pid], number)
 
     def _end_all(self) -> None:
-        """End, at last by SIGKILL, whatever the launchers left, here and on other hosts."""
+        """End all processes that the launchers left, here and on other hosts, in the end by SIGKILL."""
         deadline = time.monotonic() + _PATIENCE_S + self._held_back_s()
         _send(_living(), signal.SIGTERM)
         while left := _living():
@@ -232,7 +235,7 @@ class _Supervised:
     # ---- the last message ----
 
     def conclude(self) -> tuple[str, int]:
-        """Return what to print, and the exit status."""
+        """Return the message to print, and the exit status."""
         code = next((launcher.returncode for launcher in self.launchers if launcher.returncode), 0)
         number, when = signal_of(code), _last_step(Path(self.job.output_dir), self.start_s)
         before_s = self.received[0].time_s if self.received else float("inf")
@@ -240,7 +243,7 @@ class _Supervised:
         if stopped is not None and failure is None:
             return self._describe_stop(stopped), stopped.status
         if failure is None and (result := self.watch.result()) is not None and not self.received:
-            return "", result.status  # which the ranks have reported
+            return "", result.status  # the ranks have printed the result
         if failure is not None:
             self.failed = True
             return f"dslpar launch: {failure.describe(when)}", 128 + failure.signal if failure.signal else 1
@@ -254,7 +257,7 @@ class _Supervised:
                 how += ", which is ssh's own where a connection was lost, or never made"
             message = f"dslpar launch: the launcher {how}{when}; what it and the ranks said stands above\n"
             return message, 128 + number if number else code
-        # Of ranks on other hosts nothing is known where no guard has connected.
+        # Nothing is known of ranks on other hosts if no guard has connected.
         unknown = self.launch.remote and not self.watch.started()
         if not (self.watch.all_ended(self.launch.ranks) or unknown):
             return f"dslpar launch: the launcher ended with status 0, and not every rank had ended{when}\n", 1
@@ -274,19 +277,20 @@ class _Supervised:
 
 
 def _receiver(launch: Launch, job: Job, folder: Path) -> Receiver:
-    """Listen at those of our addresses from which the ranks' hosts can be reached; the secret is in the output folder,
-    which all hosts share. On this host alone where all of them are this one, started without ssh.
+    """Listen at our addresses towards the ranks' hosts, with the secret in the output folder, which all hosts share.
+
+    If all hosts are this machine, listen at the loopback address, with the secret in `folder`.
 
     Raises:
-        DslparError: the output folder cannot be written to.
+        DslparError: the output folder is not writable.
     """
     if launch.hosts and all(host.name in launch.facts.local_hosts for host in launch.hosts):
         return Receiver(folder, launch.ranks, (LOCALHOST,), folder / "secret", loopback=True)
     addresses: dict[str, None] = {}
     for name in [host.address for host in launch.hosts] or [socket.gethostname()]:
-        with contextlib.suppress(OSError):  # what has no address here may have one there, and another is enough
+        with contextlib.suppress(OSError):  # a host whose name is unknown here: the others are enough
             addresses[network.source_towards(name)] = None
-    # In the order of the hosts, loopback last: guards try one after the other, and each try may take seconds.
+    # In the order of the hosts, loopback last: guards try them one by one, and each try may take seconds.
     ordered = sorted(addresses, key=lambda address: address.startswith("127."))
     try:
         Path(job.output_dir).mkdir(parents=True, exist_ok=True)
@@ -310,9 +314,9 @@ def _send(pids: Iterable[int], number: int) -> None:
 
 
 def signal_of(code: int) -> int | None:
-    """Return the signal behind an exit status: mpirun's 128 + n, DeepSpeed's 256 - n, or a launcher's own end by it.
+    """Return the signal in an exit status: mpirun's 128 + n, DeepSpeed's 256 - n, or -n if it ended the launcher.
 
-    255 is none, though DeepSpeed's of SIGHUP would be the same: it is ssh's, and what C's exit makes of -1.
+    255 yields None, although it is also DeepSpeed's status for SIGHUP: it is ssh's own, and C's exit makes it of -1.
 
     >>> signal_of(137), signal_of(247), signal_of(-9), signal_of(1), signal_of(255)
     (9, 9, 9, None, None)
@@ -324,20 +328,20 @@ def signal_of(code: int) -> int | None:
 
 
 def _last_checkpoint(output_dir: Path) -> str:
-    """Say where a run goes on that was stopped without a checkpoint of its own; empty: nowhere."""
-    from dslpar.reporting import run_list  # for this line alone
+    """Name the checkpoint from which --resume continues a run that saved none when it stopped; empty: no checkpoint."""
+    from dslpar.reporting import run_list  # needed only here
 
     name = run_list.read_run(output_dir).checkpoint if output_dir.is_dir() else ""
     return visible(f"; that saves nothing: --resume goes on from {name}") if name else ""
 
 
 def _last_step(output_dir: Path, start_s: float) -> str:
-    """Return after which step it was, as rank 0 wrote it down; empty if this run has written none."""
+    """Return ", after step N" by the metrics file of rank 0; empty if this run has not written it."""
     metrics = output_dir / run_dir.METRICS
     if not metrics.exists() or metrics.stat().st_mtime < start_s:
         return ""
     text = metrics.read_text(encoding="utf-8", errors="replace")
-    lines = text.rpartition("\n")[0].splitlines()  # without half a last line: a full disk
-    with contextlib.suppress(ValueError, KeyError, TypeError):  # nor what a broken file system has left
+    lines = text.rpartition("\n")[0].splitlines()  # without an incomplete last line, which a full disk leaves
+    with contextlib.suppress(ValueError, KeyError, TypeError):  # a line that a broken file system has corrupted
         return visible(f", after step {json.loads(lines[-1])['step']}") if lines else ", in the first step"
     return ""

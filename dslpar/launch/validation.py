@@ -1,5 +1,6 @@
-"""Hosts that no launcher, or not this one, would start as requested. What one launcher alone would do wrong stands in
-its own file.
+"""Validation of hosts: those that no launcher, or not this one, would start as requested.
+
+Mistakes of a single launcher are found in its own module.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dslpar.core.errors import Finding
 
 
 def findings(context: Context, launcher: Launcher) -> Iterator[Finding]:
-    """Find what is wrong with the hosts of a job under a launcher."""
+    """Yield the findings about a job's hosts under a launcher."""
     yield from _localhost_among_hosts(context)
     yield from _one_machine_twice(context)
     yield from _too_few_accelerators(context)
@@ -30,7 +31,7 @@ def _localhost_among_hosts(context: Context) -> Iterator[Finding]:
 
 
 def _one_machine_twice(context: Context) -> Iterator[Finding]:
-    """Two names of this machine: of one of them no rank would start."""
+    """Find two names of this machine: under one of them no rank would start."""
     local = [host for host in context.hosts if host.name in context.facts.local_hosts]
     for host in local[1:]:
         message = f"{host.name} is the same machine as {local[0].name}: this one"
@@ -39,7 +40,7 @@ def _one_machine_twice(context: Context) -> Iterator[Finding]:
 
 
 def _too_few_accelerators(context: Context) -> Iterator[Finding]:
-    """More ranks on this host than it has accelerators, if it has any."""
+    """Find more ranks on this host than it has accelerators, if it has any."""
     facts, hosts = context.facts, context.hosts
     runs_here = not hosts or any(host.name in facts.local_hosts for host in hosts)
     if runs_here and 0 < facts.accelerators < context.slots:

@@ -1,5 +1,6 @@
-"""The arithmetic of sizes: a Spec and a world size become a `Job`, in which every value is decided.
+"""Layout: resolves a Spec and a world size to a `Job`, in which every value is decided.
 
-In: the typed sections (dslpar.schema). Out: `Job` with its mesh, stages and batch, what must divide by what, the cut
-over pipeline stages, the learning rate of each step, and the dict for DeepSpeed. Plain Python, no torch.
+The input is the typed sections (dslpar.schema). The output is a `Job` with its mesh, stages and batch, the divisibility
+conditions of sizes, the partition into pipeline stages, the learning rate of each step, and DeepSpeed's config. This
+package is plain Python without torch.
 """

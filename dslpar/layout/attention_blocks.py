@@ -1,9 +1,10 @@
-"""Which blocks of queries and keys attention computes, and which of them need a mask: attention's work, as data.
+"""Blocks of queries and keys that attention computes, and which of them need a mask, as data.
 
-A block is a rectangle of (queries, keys). Most are `full`: every query attends to every key; what no query attends to
-is no block. A rank's own tokens under a causal mask are one `causal` block, whose mask the kernels know. All else is
-cut into tiles of at most `TILE` tokens a side, of which only those on an edge are `masked`: so the masks that are made
-never grow with the sequence. (That tiles are sorted into these three is FlexAttention's block mask, arXiv 2412.05496.)
+A block is a rectangle of (queries, keys). Most blocks are `full`: every query attends to every key. Keys that no query
+attends to are in no block. A rank's own tokens under a causal mask are one `causal` block, whose mask is built into the
+kernels. All other pairs are split into tiles of at most `TILE` tokens per side. Only tiles on an edge of the mask are
+`masked`, so masks never grow with the sequence. (FlexAttention's block mask, arXiv 2412.05496, has the same three
+kinds of tiles.)
 
     >>> [str(block) for block in blocks((Run(0, 4), Run(12, 4)), (Run(4, 8),), Pattern(causal=True))]
     ['4-8 to 0-8 full']
@@ -18,23 +19,23 @@ from dslpar.core.named_tuple import NamedTuple
 from dslpar.layout.token_order import Run, Runs
 
 TILE = 1024
-"""Tokens a side of the largest block that has a mask."""
+"""Tokens per side of the largest block with a mask."""
 
 Kind = Literal["full", "causal", "masked"]
 
 
 class Pattern(NamedTuple):
-    """Which keys a query attends to, as far as positions tell."""
+    """Rule for which keys a query attends to, by position."""
 
     causal: bool = True
-    """Whether to none that come after it."""
+    """Whether a query does not attend to later keys."""
     window: int | None = None
-    """Whether to none that are this far away or further: `sliding_window` of transformers' configs."""
+    """Distance from which on a query does not attend to keys: `sliding_window` in transformers' configs."""
     by_token: bool = False
-    """Whether it depends on the tokens besides: on padding, or on documents."""
+    """Whether attention also depends on the tokens, because of padding or documents."""
 
     def relation(self, queries: Run, keys: Run) -> Literal["none", "full", "partial"]:
-        """Return whether queries attend to keys, by positions: none to any, all to all, or something between."""
+        """Return whether, by position, queries attend to none of the keys, to all of them, or to some."""
         nearest, furthest = queries.first - (keys.end - 1), queries.end - 1 - keys.first
         least = -self.window if self.window is not None else None
         least = -1 if self.causal else least
@@ -46,28 +47,28 @@ class Pattern(NamedTuple):
 
 
 class Block(NamedTuple):
-    """A rectangle of attention, in places of what a rank stores."""
+    """Rectangle of attention, in indices of the tokens that a rank stores."""
 
     rows: tuple[int, int]
-    """Of queries: where they begin, and the end."""
+    """Start and end index of the queries."""
     columns: tuple[int, int]
-    """Of keys and values."""
+    """Start and end index of the keys and values."""
     kind: Kind
     queries: Run
-    """Positions; of a full block of several runs, the first one's."""
+    """Positions of the queries; only the first run's, if a full block has several runs."""
     keys: Run
-    """Likewise."""
+    """Positions of the keys; only the first run's, if a full block has several runs."""
 
     def __str__(self) -> str:
-        """Return places and kind."""
+        """Return the indices and the kind."""
         (first, end), (first_key, end_key) = self.rows, self.columns
         return f"{first}-{end} to {first_key}-{end_key} {self.kind}"
 
 
 def blocks(queries: Runs, keys: Runs, pattern: Pattern, *, tiled: bool = False, tile: int = TILE) -> list[Block]:
-    """Return the blocks of a rank's queries and of keys, in both of which positions ascend.
+    """Return the blocks of a rank's queries and keys; positions must ascend in both.
 
-    `tiled`: no block of any kind is larger than a tile, for what has no fused kernel.
+    `tiled` limits blocks of every kind to one tile, for attention without a fused kernel.
     """
     by_position = pattern.window is None and not pattern.by_token
     if not tiled and by_position and pattern.causal and queries == keys:
@@ -83,7 +84,7 @@ def blocks(queries: Runs, keys: Runs, pattern: Pattern, *, tiled: bool = False, 
 
 
 def _placed(tokens: Runs, tile: int | None = None) -> Iterator[tuple[int, Run]]:
-    """Yield (place, run), cut into tiles."""
+    """Yield (index, run), split into tiles of `tile` tokens if it is set."""
     place = 0
     for run in tokens:
         for first in range(run.first, run.end, tile or run.length):
@@ -95,7 +96,7 @@ def _placed(tokens: Runs, tile: int | None = None) -> Iterator[tuple[int, Run]]:
 def _rows_of_blocks(
     queries: list[tuple[int, Run]], keys: list[tuple[int, Run]], pattern: Pattern, *, join: bool = True
 ) -> list[list[Block]]:
-    """Return, for each run of queries, its blocks; full ones that follow one another are one."""
+    """Return the blocks of each run of queries; `join` merges adjacent full blocks."""
     found = []
     for place, run in queries:
         row: list[Block] = []
@@ -114,7 +115,7 @@ def _rows_of_blocks(
 
 
 def _joined_rows(rows: list[list[Block]]) -> list[list[Block]]:
-    """Join neighbouring runs of queries that attend to the same keys: one large product instead of two."""
+    """Merge neighbouring runs of queries that attend to the same keys, for one large product instead of two."""
     joined: list[list[Block]] = []
     for row in rows:
         above = joined[-1] if joined else []

@@ -1,4 +1,4 @@
-"""The batch of a step: three sizes, of which two give the third."""
+"""Batch of a step: three sizes, of which two determine the third."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dslpar.schema.sections import Spec
 
 
 class Batch(NamedTuple):
-    """Samples of one step; global_size = micro_size * accumulation * data size."""
+    """Batch sizes of one step: global_size = micro_size * accumulation * data size."""
 
     global_size: int
     micro_size: int
@@ -21,35 +21,35 @@ class Batch(NamedTuple):
 
 
 def requested_batch(spec: Spec) -> sections.Batch:
-    """Return the section `batch`; where it gives no accumulation, schedule.num_microbatches is one."""
+    """Return the section `batch`, with schedule.num_microbatches as accumulation if it has none."""
     batch, schedule = spec.batch, spec.schedule
     accumulation = batch.accumulation or (schedule.num_microbatches if schedule is not None else None)
     return sections.Batch(global_size=batch.global_size, micro_size=batch.micro_size, accumulation=accumulation)
 
 
 class KnownSizes(Protocol):
-    """What the batch follows from besides the config; the linter's context raises where one of them is not known."""
+    """Sizes that determine the batch besides the config; the linter's context raises if one is not known."""
 
     @property
     def data_size(self) -> int:
-        """Replicas."""
+        """Number of replicas."""
         ...
 
     @property
     def cuboid(self) -> Tensor:
-        """The ranks of one replica's stage."""
+        """Ranks of one stage of a replica."""
         ...
 
 
 class Sizes(NamedTuple):
-    """Both of `KnownSizes`."""
+    """Plain values of `KnownSizes`."""
 
     data_size: int
     cuboid: Tensor
 
 
 def batch_of(requested: sections.Batch, sizes: KnownSizes) -> Batch:
-    """Return the sizes of a step from those that were given; where they do not fit, the product tells (BAT101)."""
+    """Return the batch sizes from the given ones; if these do not fit, the product does not match (BAT101)."""
     return Batch(*(decide(requested, sizes).value for decide in (global_size_of, micro_size_of, accumulation_of)))
 
 
@@ -57,7 +57,7 @@ _DATA = "parallel.data.size"
 
 
 def global_size_of(requested: sections.Batch, sizes: KnownSizes) -> Decision:
-    """Decide the samples of a step."""
+    """Decide the number of samples per step."""
     if requested.global_size is not None:
         return Decision(requested.global_size)
     micro, accumulation = micro_size_of(requested, sizes).value, accumulation_of(requested, sizes).value
@@ -67,7 +67,7 @@ def global_size_of(requested: sections.Batch, sizes: KnownSizes) -> Decision:
 
 
 def micro_size_of(requested: sections.Batch, sizes: KnownSizes) -> Decision:
-    """Decide the samples of a micro-batch; the least legal one where global_size is not given either."""
+    """Decide the number of samples per micro-batch: the least legal number if global_size is not given either."""
     if requested.micro_size is not None:
         return Decision(requested.micro_size)
     if requested.global_size is None:
@@ -85,7 +85,7 @@ def micro_size_of(requested: sections.Batch, sizes: KnownSizes) -> Decision:
 
 
 def accumulation_of(requested: sections.Batch, sizes: KnownSizes) -> Decision:
-    """Decide the micro-batches of a step."""
+    """Decide the number of micro-batches per step."""
     if requested.accumulation is not None:
         return Decision(requested.accumulation)
     whole, micro = requested.global_size, requested.micro_size

@@ -1,8 +1,8 @@
 """Chunks of a pipeline: which rank of the axis "pipe" holds which stages.
 
-A stage is a contiguous run of layers; stages are numbered in the order of the forward. With one chunk a rank, the two
-numbers are one. With v chunks, rank r holds the stages r, r + P, r + 2P, ..., as in Megatron-LM's interleaved schedule
-(arXiv 2104.04473). Letters: P ranks, v chunks on each, V = P v stages.
+A stage is a contiguous run of layers. Stages are numbered in the order of the forward. With one chunk per rank, stage
+and rank have the same number. With v chunks per rank, rank r holds the stages r, r + P, r + 2P, ..., as in
+Megatron-LM's interleaved schedule (arXiv 2104.04473). Letters: P ranks, v chunks per rank, V = P v stages.
 
     >>> chunks = Chunks(pipe=2, num=2)
     >>> chunks.stages, list(chunks.held_by(1)), chunks.rank_of(2)
@@ -15,21 +15,21 @@ from dslpar.core.named_tuple import NamedTuple
 
 
 class Chunks(NamedTuple):
-    """The stages of a pipeline, and the rank that holds each of them."""
+    """Stages of a pipeline, and the rank that holds each of them."""
 
     pipe: int
-    """Ranks of the axis "pipe"."""
+    """Number of ranks on the axis "pipe"."""
     num: int = 1
-    """Stages that each of them holds."""
+    """Number of stages per rank."""
 
     @property
     def stages(self) -> int:
-        """Stages of the pipeline."""
+        """Number of stages of the pipeline."""
         return self.pipe * self.num
 
     @property
     def last(self) -> int:
-        """The stage that has the model's output."""
+        """The stage with the model's output."""
         return self.stages - 1
 
     def rank_of(self, stage: int) -> int:

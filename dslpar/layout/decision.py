@@ -1,4 +1,4 @@
-"""A value that nobody wrote, with the reason that `dslpar config --explain` tells: made where the value is decided."""
+"""Decision about a value that the config leaves out, with the reason that `dslpar config --explain` prints."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dslpar.core.named_tuple import NamedTuple
 
 
 class Decision(NamedTuple):
-    """A value, and why it is that; a value that was given needs no reason."""
+    """Value with its reason; a value that was given needs no reason."""
 
     value: Any
     why: str = ""
     sources: tuple[str, ...] = ()
     """The keys that it follows from."""
     how: Literal["inferred", "default"] = "inferred"
-    """"default": no key tells, not even the world size."""
+    """"default" if the value depends on no other key and not on the world size."""

@@ -1,7 +1,7 @@
-"""From a Job to DeepSpeed's configuration: the only module that writes DeepSpeed's keys.
+"""DeepSpeed's configuration of a Job. This is the only module that writes DeepSpeed's keys.
 
-What DeepSpeed would default to without a word is written out where its default is not what the config says, as clipping
-(on, at 1.0), or is not what is right here: see `CHOICES`, which has the reasons that `dslpar config --explain` tells.
+A key is written explicitly if DeepSpeed's default differs from the config, such as clipping (on, at 1.0), or is wrong
+for dslpar. `CHOICES` lists the latter with the reasons that `dslpar config --explain` prints.
 
     >>> from dslpar.layout.resolve import resolve
     >>> spec = sections.Spec(model=sections.OtherModel(target="Sequential"))
@@ -92,14 +92,15 @@ CHOICES: Mapping[str, Decision] = {
         ("parallel.pipeline.size",),
     ),
 }
-"""Keys that follow from no single key of the config, by their dotted path: the value, why, and where it applies."""
+"""DeepSpeed keys that dslpar chooses, by dotted path: the value, the reason, and the config keys that it depends on."""
 
 
 def ds_config(job: Job) -> Config:
-    """Return DeepSpeed's configuration of this job: plain JSON values, the raw `deepspeed` section merged last."""
+    """Return DeepSpeed's configuration of this job as plain JSON values; the raw `deepspeed` section is merged last."""
     spec, zero = job.spec, job.spec.zero
-    # True, DeepSpeed's default, sends 3 (N-1)/N parameters a step where 2 (N-1)/N do.
-    # Buckets are of the size that Megatron-LM's have at least: some ms of a network, and many to a model of billions.
+    # DeepSpeed's default of use_multi_rank_bucket_allreduce, True, sends 3 (N-1)/N parameters per step instead of
+    # 2 (N-1)/N. Buckets have Megatron-LM's minimum size: a bucket takes some ms on a network, and a model of billions
+    # of parameters has many.
     names = ["use_multi_rank_bucket_allreduce", "reduce_bucket_size"]
     names += ["allgather_bucket_size"] if overlaps_param_gather(spec) else []
     buckets = _choices(*(f"zero_optimization.{name}" for name in names)) if zero.stage in (1, 2) else {}
@@ -107,9 +108,9 @@ def ds_config(job: Job) -> Config:
         "train_batch_size": job.batch.global_size,
         "train_micro_batch_size_per_gpu": job.batch.micro_size,
         "gradient_accumulation_steps": job.batch.accumulation,
-        # Off is written too: DeepSpeed's default is 1.0.
+        # 0.0 turns clipping off, which must be written: DeepSpeed's default is 1.0.
         "gradient_clipping": spec.train.clip_grad_norm or 0.0,
-        # Not None, by which DeepSpeed's wall_clock_breakdown would divide.
+        # Not None: DeepSpeed's wall_clock_breakdown divides by it.
         "steps_per_print": spec.train.steps + 1,
         "timers": {"throughput": _choices("timers.throughput.enabled")},
         **_optimizer(spec),
@@ -118,19 +119,19 @@ def ds_config(job: Job) -> Config:
         **_monitors(job),
     }
     if zero.stage and isinstance(spec.optimizer, sections.SGD | sections.OtherOptimizer):
-        config |= _choices("zero_allow_untested_optimizer")  # those that do not act elementwise, lint refuses
+        config |= _choices("zero_allow_untested_optimizer")  # lint refuses optimizers that are not elementwise
     if job.mesh.pipe > 1:
         config["pipeline"] = _choices("pipeline.pipe_partitioned", "pipeline.grad_partitioned")
     merged = merge(config, spec.deepspeed)
-    if job.mesh.tensor.zero_over_d:  # what DeepSpeed calls sequence parallel has a key of its own
+    if job.mesh.tensor.zero_over_d:  # DeepSpeed has a separate key for sequence parallelism
         merged["seq_parallel_communication_data_type"] = merged.get("communication_data_type", spec.precision.dtype)
     return merged
 
 
 def overlaps_reduction(spec: sections.Spec) -> bool:
-    """Whether dslpar reduces gradients while the backward goes on; else DeepSpeed does what `overlap_comm` says.
+    """Return whether dslpar reduces gradients during the backward; if not, DeepSpeed acts as `overlap_comm` says.
 
-    ZeRO 1 and 2 alone: 3 does so by itself. `zero.overlap_comm=False` turns it off.
+    Only for ZeRO 1 and 2, since ZeRO 3 overlaps by itself. `zero.overlap_comm=False` turns it off.
     """
     zero = spec.zero.extra
     off = any(zero.get(name) is False for name in ("overlap_comm", "reduce_scatter", "contiguous_gradients"))
@@ -139,17 +140,17 @@ def overlaps_reduction(spec: sections.Spec) -> bool:
 
 
 def keeps_gradients(spec: sections.Spec) -> bool:
-    """Whether each rank keeps its whole gradient until a step's last backward is over, and replicas reduce it then."""
+    """Return whether each rank keeps its whole gradient until the end of a step's last backward."""
     return spec.zero.stage == 0 or (spec.zero.stage == 1 and overlaps_reduction(spec))
 
 
 def overlaps_param_gather(spec: sections.Spec) -> bool:
-    """Whether dslpar gathers weights under the next forward; else DeepSpeed does, before its step returns."""
+    """Return whether dslpar gathers weights during the next forward; else DeepSpeed does so before its step returns."""
     return spec.zero.overlap_param_gather and spec.zero.stage in (1, 2)
 
 
 def merge(base: Mapping[str, object], override: Mapping[str, object]) -> Config:
-    """Merge `override` into a copy of `base`, mapping by mapping; tuples become lists."""
+    """Merge `override` recursively into a copy of `base`; tuples become lists."""
     result = {key: _plain(value) for key, value in base.items()}
     for key, value in override.items():
         below = result.get(key)
@@ -171,16 +172,16 @@ def _choices(*paths: str) -> Config:
 def _optimizer(spec: sections.Spec) -> Config:
     optimizer = spec.optimizer
     if isinstance(optimizer, sections.OtherOptimizer):
-        # dslpar.engine.optimizers makes it; DeepSpeed offloads torch's optimizers only where this is off.
+        # dslpar.engine.optimizers makes the optimizer; DeepSpeed offloads torch's optimizers only if this key is off.
         return _choices("zero_force_ds_cpu_optimizer") if offloads(spec, "optimizer") else {}
     params: Config = {"lr": optimizer.lr, "weight_decay": optimizer.weight_decay}
     if isinstance(optimizer, sections.SGD):
         params |= {"momentum": optimizer.momentum} | ({"nesterov": True} if optimizer.nesterov else {})
     else:
-        betas = [float(beta) for beta in optimizer.betas]  # torch takes no int beside a float
+        betas = [float(beta) for beta in optimizer.betas]  # torch refuses a mix of int and float
         params |= {"betas": betas, "eps": optimizer.eps}
         params |= {"amsgrad": True} if optimizer.amsgrad else {}
-        # DeepSpeed's fused Adam is compiled at the first start, for minutes where there is no GPU. torch's is not.
+        # DeepSpeed's fused Adam is compiled at the first start, which takes minutes without a GPU. torch's is not.
         params |= _choices("optimizer.params.torch_adam", "optimizer.params.fused")
         params |= _choices("optimizer.params.adam_w_mode") if isinstance(optimizer, sections.Adam) else {}
     return {"optimizer": {"type": type(optimizer).__name__, "params": params}}
@@ -193,13 +194,13 @@ def _precision(spec: sections.Spec) -> Config:
     config: Config = {dtype: {"enabled": True, **spec.precision.extra}}
     if spec.zero.stage:
         config["data_types"] = _choices("data_types.grad_accum_dtype")
-    if spec.zero.stage and dtype == "bf16":  # fp16 has more bits, and a scale for what it cannot hold
+    if spec.zero.stage and dtype == "bf16":  # fp16 has more mantissa bits, and a loss scale for its range
         config |= _choices("communication_data_type")
     return config
 
 
 def _monitors(job: Job) -> Config:
-    """DeepSpeed's sections of the monitors that are on."""
+    """Return DeepSpeed's sections for the enabled monitors."""
     monitor, name = job.spec.monitor, run_name(job.path)
     config: Config = {
         key: {

@@ -1,10 +1,10 @@
-"""Which size must divide by what, on which cuboid of ranks.
+"""Divisibility conditions of sizes on a cuboid of ranks.
 
-Every rank holds pieces of the same size, so each size that is cut divides by the ranks that cut it. This one table is
-what the linter checks, what `dslpar show` prints, and what the layers demand when they are built, no more and no less;
-which activations are cut by what stands in `dslpar.layout.sharding`. A model family composes its own from these.
+All ranks hold pieces of the same size, so a sharded size must divide by the number of ranks that shard it. The linter,
+`dslpar show` and the layers, when they are built, all use exactly this table. `dslpar.layout.sharding` has the axes
+that shard each activation. A model family combines its conditions from these.
 
-Letters: A heads, G heads of keys and values, H residual features, F features of the MLP, a head has H / A of them.
+Letters: A heads, G heads of keys and values, H residual features (H / A per head), F features of the MLP.
 
 =================  ============================================================================  ======
 size               divides by                                                                    rule
@@ -15,13 +15,13 @@ num_heads A        y; y * z if the inner is kept by heads; y * x for Ulysses    
 num_kv_heads G     as num_heads                                                                  TEN206
 hidden_size H      z * q, y * q; y * z if the residual is kept by hidden, or the inner by heads  TEN202
 ..                 A                                                                             TEN205
-..                 so much that the features of G heads divide by y * q, as those of A do        TEN208
+..                 A * y * q / gcd(y * q, G): the features of G heads divide by y * q            TEN208
 ..                 2 * A for rotary positions                                                    TEN209
 ffn_hidden_size F  y * q; y * z if the inner is kept by heads                                    TEN203
 seq_len            y if the residual is kept by sequence; x in mode 'sequence'                   TEN204
 =================  ============================================================================  ======
 
-The vocabulary is padded instead. A, G and H hang together: `dslpar.layout.nearest` gives sizes that are legal together.
+The vocabulary is padded instead. A, G and H depend on each other: `dslpar.layout.nearest` finds legal combinations.
 
     >>> sizes = Attention(hidden_size=50, num_heads=6)
     >>> cuboid = Tensor(y=4, mode="1d")
@@ -40,45 +40,45 @@ from dslpar.layout.sharding import INWARD_WEIGHT, OUTWARD_WEIGHT, inner_cuts, re
 
 
 class Condition(NamedTuple):
-    """One size that must divide by another."""
+    """Condition that one size divides by another."""
 
     key: str
-    """The model's field, or the whole key of another section."""
+    """The model's field, or the full key of another section."""
     value: int
     by: int
     why: str
-    """What `by` is: "y * q = 4"."""
+    """Explanation of `by`, such as "y * q = 4"."""
     code: str
     """The rule that reports it."""
 
     @property
     def holds(self) -> bool:
-        """Whether it divides."""
+        """Whether `value` divides by `by`."""
         return self.value % self.by == 0
 
 
 class Attention(NamedTuple):
-    """Sizes of a transformer's attention; all of them hang together."""
+    """Sizes of a transformer's attention, which depend on each other."""
 
     hidden_size: int
-    """Features of the residual stream, which are those of all heads together."""
+    """Features of the residual stream, which equal the features of all heads together."""
     num_heads: int
     num_kv_heads: int | None = None
-    """None: as many as num_heads."""
+    """None means num_heads."""
     rotary: bool = False
-    """Whether positions turn pairs of a head's features."""
+    """Whether positions are rotary, which needs pairs of features per head."""
 
 
 # The table --------------------------------------------------------------------------------------------------------
 
 
 def least_micro_size(cuboid: Tensor) -> int:
-    """Return the least legal micro_size, of which every legal one is a multiple."""
+    """Return the least legal micro_size; every legal micro_size is a multiple of it."""
     return common(batch(0, cuboid))
 
 
 def batch(micro_size: int, cuboid: Tensor) -> Iterator[Condition]:
-    """What the samples of a micro-batch divide by."""
+    """Yield the conditions of micro_size, the samples per micro-batch."""
     cuts = [
         ("d", "q") if cuboid.split == "batch" else ("q",) if cuboid.q > 1 else (),
         residual_cuts(cuboid).batch,
@@ -89,13 +89,13 @@ def batch(micro_size: int, cuboid: Tensor) -> Iterator[Condition]:
 
 
 def attention(sizes: Attention, cuboid: Tensor) -> Iterator[Condition]:
-    """What heads and residual features divide by."""
+    """Yield the conditions of attention's heads and residual features."""
     yield from heads(sizes, cuboid)
     yield from hidden(sizes, cuboid)
 
 
 def heads(sizes: Attention, cuboid: Tensor) -> Iterator[Condition]:
-    """What attention's heads divide by."""
+    """Yield the conditions of attention's heads."""
     yield head_cut("num_heads", sizes.num_heads, cuboid, "TEN201")
     if sizes.num_kv_heads is not None:
         yield head_cut("num_kv_heads", sizes.num_kv_heads, cuboid, "TEN206")
@@ -104,7 +104,7 @@ def heads(sizes: Attention, cuboid: Tensor) -> Iterator[Condition]:
 
 
 def head_cut(key: str, count: int, cuboid: Tensor, code: str) -> Condition:
-    """A number of heads; those of a tensor rank are shared out once more where ranks exchange tokens for heads."""
+    """Return the condition of a number of heads; Ulysses also divides each tensor rank's heads among its ranks."""
     each = cut(key, count, cuboid, head_axes(cuboid), code)
     if cuboid.ulysses == 1:
         return each
@@ -114,24 +114,25 @@ def head_cut(key: str, count: int, cuboid: Tensor, code: str) -> Condition:
 
 
 def residual_features(size: int, cuboid: Tensor, key: str = "hidden_size") -> Iterator[Condition]:
-    """What the features of the residual stream divide by, where attention cuts as many as inner ones."""
+    """Yield the conditions of residual features in a model whose attention has as many inner features."""
     for axes in residual_axes(cuboid):
         yield cut(key, size, cuboid, axes, "TEN202")
 
 
 def inner_features(size: int, cuboid: Tensor, key: str = "ffn_hidden_size") -> Iterator[Condition]:
-    """What the features between an inward and an outward layer divide by."""
+    """Yield the conditions of the features between an inward and an outward layer."""
     for axes in inner_axes(cuboid):
         yield cut(key, size, cuboid, axes, "TEN203")
 
 
 def hidden(sizes: Attention, cuboid: Tensor) -> Iterator[Condition]:
-    """What the residual's features divide by, as those of heads."""
+    """Yield the conditions of hidden_size, which also counts the features of all heads."""
     size, num_heads, num_kv_heads, rotary = sizes
     yield from residual_features(size, cuboid)
     yield Condition("hidden_size", size, num_heads, f"num_heads = {num_heads}", "TEN205")
     if num_kv_heads is not None:
-        # The weights of q, k and v are blocks of one weight, each cut by itself: H * G / A features divide by y * q.
+        # The weights of q, k and v are blocks of one weight, each sharded by itself, so the H * G / A features of keys
+        # must divide by y * q.
         cut = cuboid.y * cuboid.q
         times = cut // math.gcd(cut, num_kv_heads)
         why = f"num_heads * {times} = {times * num_heads} (features of num_kv_heads by y * q)"
@@ -142,20 +143,20 @@ def hidden(sizes: Attention, cuboid: Tensor) -> Iterator[Condition]:
 
 
 def sequence(seq_len: int, cuboid: Tensor) -> Iterator[Condition]:
-    """What the tokens of a sample divide by."""
+    """Yield the condition of seq_len, the tokens per sample."""
     if axes := residual_cuts(cuboid).sequence:
         yield cut("data.seq_len", seq_len, cuboid, axes, "TEN204")
 
 
 def token_mixing(size: int, cuboid: Tensor, key: str = "hidden_size") -> Iterator[Condition]:
-    """What the residual's features divide by where ranks that cut the sequence share them out, to mix its tokens."""
+    """Yield the condition of residual features that ranks redistribute to mix the tokens of a split sequence."""
     cuts = residual_cuts(cuboid)
     if cuts.sequence:
         yield cut(key, size, cuboid, _cutting(cuboid, cuts.sequence + cuts.features), "TEN140")
 
 
 def patches(num_tokens: int, features: int, cuboid: Tensor) -> Iterator[Condition]:
-    """What the tokens of an image divide by, and the numbers of a patch, which enter as inner activations."""
+    """Yield the conditions of an image's tokens and of a patch's numbers, which are sharded as inner activations."""
     for axes in dict.fromkeys((residual_cuts(cuboid).sequence, inner_cuts(cuboid).sequence)):
         if axes:
             each = cut("image_size", num_tokens, cuboid, axes, "TEN140")
@@ -165,7 +166,7 @@ def patches(num_tokens: int, features: int, cuboid: Tensor) -> Iterator[Conditio
 
 
 def vocabulary(vocab_size: int, cuboid: Tensor) -> Condition:
-    """What the rows of the token table divide by, after padding: y pieces, each in q for the table and z for logits."""
+    """Return the condition of the padded vocabulary: y pieces, each split into q for the table and z for the logits."""
     by_z = cuboid.z if "z" in inner_cuts(cuboid).features else 1
     by = cuboid.y * math.lcm(cuboid.q, by_z)
     padded = -(-vocab_size // by) * by
@@ -175,24 +176,24 @@ def vocabulary(vocab_size: int, cuboid: Tensor) -> Condition:
 
 
 def common(conditions: Iterable[Condition]) -> int:
-    """Return the least size for which all of them hold."""
+    """Return the least size for which all conditions hold."""
     return math.lcm(*(each.by for each in conditions))
 
 
-# What cuts what, by axes ------------------------------------------------------------------------------------------
+# Sharding axes ----------------------------------------------------------------------------------------------------
 
 Axes = tuple[str, ...]
 
 
 def cut(key: str, value: int, cuboid: Tensor, axes: Axes, code: str) -> Condition:
-    """A size that is cut over these axes; d and q together are called x."""
+    """Return the condition of a size that is sharded over these axes; d and q together are called x."""
     named = ("x", *axes[2:]) if axes[:2] == ("d", "q") else axes
     by = ranks(cuboid, axes)
     return Condition(key, value, by, f"{' * '.join(named) or '1'} = {by}", code)
 
 
 def ranks(cuboid: Tensor, axes: Axes) -> int:
-    """Return the ranks of a group over these axes."""
+    """Return the number of ranks in a group over these axes."""
     count = 1
     for axis in axes:
         count *= getattr(cuboid, axis)
@@ -200,35 +201,35 @@ def ranks(cuboid: Tensor, axes: Axes) -> int:
 
 
 def head_axes(cuboid: Tensor) -> Axes:
-    """What attention's heads are cut over, as inner features."""
+    """Return the axes that shard attention's heads, which are inner features."""
     return _cutting(cuboid, inner_cuts(cuboid).features)
 
 
 def inner_axes(cuboid: Tensor) -> list[Axes]:
-    """What inner features are cut over: in weights, and in activations."""
+    """Return the axes that shard inner features: in weights, and in activations if they differ."""
     activations = _cutting(cuboid, inner_cuts(cuboid).features)
     return [INWARD_WEIGHT[0]] + ([activations] if "z" in activations else [])
 
 
 def residual_axes(cuboid: Tensor) -> list[Axes]:
-    """What residual features are cut over: in weights, as features of attention, and in activations."""
+    """Return the axes that shard residual features: in weights, as attention's inner features, and in activations."""
     kept = [("y", "z")] if "y" in residual_cuts(cuboid).features and cuboid.z > 1 else []
     return list(dict.fromkeys([OUTWARD_WEIGHT[0], *inner_axes(cuboid), *kept]))
 
 
 def residual_only_axes(cuboid: Tensor) -> list[Axes]:
-    """What residual features are cut over, whatever attention makes of them: in weights, and in activations."""
+    """Return the axes that shard residual features apart from attention: in weights, and in activations."""
     kept = [residual_cuts(cuboid).features] if residual_cuts(cuboid).features else []
     return list(dict.fromkeys([OUTWARD_WEIGHT[0], *kept]))
 
 
 def _cutting(cuboid: Tensor, axes: Axes) -> Axes:
-    """Without axis z where it has one rank: modes without it need not hear of it."""
+    """Drop axis z if it has one rank, so that messages in modes without z do not mention it."""
     return tuple(axis for axis in axes if axis != "z" or cuboid.z > 1)
 
 
 def head_ranks(cuboid: Tensor) -> int:
-    """Return the ranks that share attention's heads."""
+    """Return the number of ranks that share attention's heads."""
     return ranks(cuboid, head_axes(cuboid)) * cuboid.ulysses
 
 
@@ -236,6 +237,6 @@ def head_ranks(cuboid: Tensor) -> int:
 
 
 def divisors(number: int) -> list[int]:
-    """Return all divisors, in order."""
+    """Return all divisors in ascending order."""
     small = [size for size in range(1, math.isqrt(number) + 1) if number % size == 0]
     return sorted({*small, *(number // size for size in small)})

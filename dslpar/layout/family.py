@@ -1,4 +1,4 @@
-"""What the arithmetic of sizes asks of a model family: the module `layout` in the family's package."""
+"""Interface of a model family to the layout: the module `layout` in the family's package."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ Known = TypeVar("Known", bound=Model)
 
 
 class FamilyLayout(Protocol[Family]):
-    """Sizes, cuts and inferred fields of one family; `model` is its section."""
+    """Conditions, layer weights and inferred fields of one family; `model` is its section."""
 
     def conditions(self, model: Family, cuboid: Tensor, seq_len: int) -> Sequence[Condition]:
-        """What must divide by what; `seq_len` 0: not known."""
+        """Return the divisibility conditions; `seq_len` is 0 if not known."""
         ...
 
     def padding(self, model: Family, cuboid: Tensor) -> Sequence[Condition]:
-        """Sizes that are padded instead, with their padding."""
+        """Return the sizes that are padded instead, with their padding."""
         ...
 
     def pipeline_weights(self, model: Family, method: str, seq_len: int) -> EvenWeights:
-        """What layers weigh by 'cost', 'parameters' or 'type:REGEX'."""
+        """Return the weights of layers by 'cost', 'parameters' or 'type:REGEX'."""
         ...
 
     def class_names(self, model: Family) -> Sequence[str]:
-        """The classes of its layers, each once, in order: what 'type:REGEX' is matched with."""
+        """Return the class names of the layers, each once, in order; 'type:REGEX' matches them."""
         ...
 
     def inferred(self, model: Family, field: str) -> Decision | None:
-        """What a field is that was left out; None where no other field tells."""
+        """Return the value of a field that was left out; None if it does not follow from other fields."""
         ...
 
 
@@ -47,12 +47,12 @@ def layout_of(model: Known) -> FamilyLayout[Known]:
 
 
 def is_chain(model: Model | OtherModel) -> bool:
-    """Whether a pipeline may cut the model, and a step have several micro-batches: its family says where not."""
+    """Return whether the model may run as a pipeline and with several micro-batches per step, by its family."""
     return not isinstance(model, Model) or bool(getattr(layout_of(model), "IS_CHAIN", True))
 
 
 def splits_sequences(model: Model | OtherModel) -> bool:
-    """Whether the model's attention, as far as it is known, can be computed over cut sequences: it is masks alone."""
+    """Return whether attention can run over split sequences: it is known, and nothing but masks changes its scores."""
     if isinstance(model, Model):
         return getattr(model, "num_heads", None) is not None
     config = model.transformers
@@ -66,7 +66,7 @@ def splits_sequences(model: Model | OtherModel) -> bool:
 
 
 def conditions(model: Model | OtherModel, cuboid: Tensor, seq_len: int = 0, micro_size: int = 0) -> list[Condition]:
-    """Return all that must divide in a job, without what divides by 1; sizes of 0 are not known."""
+    """Return all divisibility conditions of a job, except divisions by 1; a size of 0 is not known."""
     found = [*batch(micro_size, cuboid)]
     if isinstance(model, Model):
         found += layout_of(model).conditions(model, cuboid, seq_len)
@@ -76,8 +76,8 @@ def conditions(model: Model | OtherModel, cuboid: Tensor, seq_len: int = 0, micr
 
 
 def transformers_conditions(model: OtherModel, cuboid: Tensor, seq_len: int) -> list[Condition]:
-    """Return what must divide in a model of transformers'; keys are those of `model.config`."""
-    from dslpar.layout import transformers_sizes  # most configs have a model of dslpar's own
+    """Return the divisibility conditions of a transformers model; the keys are those of `model.config`."""
+    from dslpar.layout import transformers_sizes  # imported here: most configs use one of dslpar's own models
 
     return [
         *(
@@ -89,7 +89,7 @@ def transformers_conditions(model: OtherModel, cuboid: Tensor, seq_len: int) -> 
 
 
 def pipeline_weights(model: Model | OtherModel, method: str, seq_len: int) -> Weights | None:
-    """Return what layers weigh by 'cost', 'parameters' or 'type:REGEX'; None: that is known when they are built."""
+    """Return the weights of layers by 'cost', 'parameters' or 'type:REGEX'; None if only built layers have them."""
     if isinstance(model, Model):
         return layout_of(model).pipeline_weights(model, method, seq_len)
     if model.transformers is not None:

@@ -1,4 +1,4 @@
-"""Weights of layers that a config lists (`layers_cfg`): by what their types tell, since nothing of them is built yet.
+"""Weights of layers that a config lists (`layers_cfg`), from their types, since the layers are not built yet.
 
 >>> model = OtherModel(target="Sequential", args={"layers_cfg": [dict(type=t) for t in ("Linear", "ReLU") * 2]})
 >>> weights(model, "cost"), weights(model, "type:relu"), weights(model, "parameters")
@@ -15,10 +15,10 @@ from dslpar.schema.sections import OtherModel
 
 
 def weights(model: OtherModel, method: str) -> list[int] | None:
-    """Return what the layers at each index of the cut weigh.
+    """Return the weight of the layers at each index of the partition.
 
-    By 'cost' those with parameters weigh the same, by 'type:REGEX' those that match; 'parameters' needs the built
-    layers: None.
+    By 'cost', every layer with parameters weighs 1. By 'type:REGEX', every layer that matches weighs 1. By
+    'parameters', the result is None, since that needs the built layers.
     """
     layers, names = model.layers or (), class_names(model)
     if method == "parameters":
@@ -31,7 +31,7 @@ def weights(model: OtherModel, method: str) -> list[int] | None:
 
 
 def without_parameters(model: OtherModel, counts: Sequence[int]) -> list[int]:
-    """Return the stages of a cut none of whose layers has parameters; an author's own classes count as having some.
+    """Return the stages of a partition without parameters; an author's own class counts as having parameters.
 
     >>> model = OtherModel(target="Sequential", args={"layers_cfg": [dict(type=t) for t in ("Linear", "ReLU")]})
     >>> without_parameters(model, (1, 1))
@@ -42,7 +42,7 @@ def without_parameters(model: OtherModel, counts: Sequence[int]) -> list[int]:
 
 
 def are_all_of_torch(model: OtherModel) -> bool:
-    """Whether the config lists the layers, and all are torch.nn's; a name of the author's own may be any class.
+    """Return whether the config lists the layers and all are in torch.nn; an author's own class may be anything.
 
     >>> are_all_of_torch(OtherModel(target="Sequential", args={"layers_cfg": [dict(type="Linear"), dict(type="a.B")]}))
     False
@@ -59,6 +59,6 @@ def class_names(model: OtherModel) -> list[str]:
 
 
 def _num_with_parameters(names: Sequence[str]) -> int:
-    from dslpar.schema.torch_layers import LAYERS  # here: most configs list no layers
+    from dslpar.schema.torch_layers import LAYERS  # imported here: most configs list no layers
 
     return sum(name not in LAYERS or LAYERS[name].parameters for name in names)

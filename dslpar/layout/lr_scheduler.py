@@ -1,7 +1,7 @@
 """Learning rates as a function of the step, counted from 0: a warm-up, then one curve down to the last step.
 
-Of W warm-up steps, step t uses lr * (t + 1) / W, so step W - 1 uses lr itself; from there 'linear' and 'cosine' fall to
-min_lr, which the last step uses; 'constant' stays. The cosine without restarts is SGDR's (arXiv 1608.03983).
+With W warm-up steps, step t uses lr * (t + 1) / W, so step W - 1 uses lr. From there, 'linear' and 'cosine' fall to
+min_lr, which the last step uses, and 'constant' stays at lr. 'cosine' is SGDR's without restarts (arXiv 1608.03983).
 
     >>> rates = [learning_rate(LRScheduler(type="linear", warmup_steps=2), 1.0, 6, t) for t in range(6)]
     >>> rates
@@ -20,11 +20,11 @@ CURVES: Mapping[str, Callable[[float], float]] = {
     "linear": lambda progress: 1.0 - progress,
     "cosine": lambda progress: (1.0 + math.cos(math.pi * progress)) / 2,
 }
-"""Progress after the warm-up, 0 to 1 -> the share of lr - min_lr that is left."""
+"""Functions from the progress after the warm-up, 0 to 1, to the remaining fraction of lr - min_lr."""
 
 
 def learning_rate(scheduler: LRScheduler, lr: float, num_steps: int, step: int) -> float:
-    """Return the learning rate of step `step`, from 0, of `num_steps`; `lr` is its peak."""
+    """Return the learning rate of step `step` (from 0) of `num_steps`; `lr` is the peak."""
     warmup = scheduler.warmup_steps
     if step < warmup:
         return lr * (step + 1) / warmup

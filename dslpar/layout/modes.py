@@ -1,4 +1,4 @@
-"""The modes of tensor parallelism: which cuboid of ranks a size makes, and how activations are kept on it."""
+"""Modes of tensor parallelism: the cuboid of ranks that a size makes, and how activations are stored on it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _squares(tensor: TensorParallel, depth: int = 1) -> Axes | None:
 
 
 def _cube(tensor: TensorParallel) -> Axes | None:
-    # Not int(), which makes 3 of 64 ** (1 / 3) = 3.9999999999999996.
+    # Not int(), since 64 ** (1 / 3) is 3.9999999999999996.
     side = round(tensor.size ** (1 / 3))
     return (1, side, side, side) if side**3 == tensor.size else None
 
@@ -33,15 +33,15 @@ def _shaped(tensor: TensorParallel) -> Axes | None:
 
 
 class TensorMode(NamedTuple):
-    """One mode: the cuboid that its size makes, and how activations are kept on it."""
+    """Mode of tensor parallelism: its cuboid for a size, and how activations are stored on it."""
 
     axes: Callable[[TensorParallel], Axes | None]
-    """(d, q, y, z) of a TensorParallel, None where its size does not fit."""
+    """Function that returns (d, q, y, z) of a TensorParallel, or None if its size does not fit the mode."""
     residual: Residual
     keep: Keep = "x"
     inner: Inner = "heads"
     options: tuple[str, ...] = ()
-    """Keys of parallel.tensor that mean something in this mode, besides size, mode and keep."""
+    """Keys of parallel.tensor that have an effect in this mode, besides size, mode and keep."""
 
 
 _OVERLAP = ("comm_overlap",)
@@ -51,14 +51,14 @@ MODES: Mapping[str, TensorMode] = {
     "2d": TensorMode(_squares, "hidden", options=_OVERLAP),
     "2.5d": TensorMode(lambda tensor: _squares(tensor, tensor.depth or 1), "hidden", options=("depth", *_OVERLAP)),
     "3d": TensorMode(_cube, "batch", "none", "batch", options=("residual", "inner", *_OVERLAP)),
-    # Context parallelism by another name, from before it could stand beside other modes.
+    # Context parallelism under an older name, from when it could not be combined with other modes.
     "sequence": TensorMode(lambda tensor: (tensor.size, 1, 1, 1), "replicated", options=("impl",)),
     "cuboid": TensorMode(_shaped, "hidden", "none", options=("shape", "residual", "inner", *_OVERLAP)),
 }
 
 
 def options_of(tensor: TensorParallel) -> dict[str, Decision]:
-    """Decide how a mode's cuboid keeps activations: as given, else as the mode has it."""
+    """Decide how a mode's cuboid stores activations: as given, else by the mode's defaults."""
     mode, why, keys = MODES[str(tensor.mode)], f"as mode {tensor.mode!r} has it", ("parallel.tensor.mode",)
     of_mode = {"residual": mode.residual, "inner": mode.inner, "keep": mode.keep, "impl": "ring"}
     decided = {name: Decision(value, why, keys) for name, value in of_mode.items()}
@@ -69,14 +69,14 @@ def options_of(tensor: TensorParallel) -> dict[str, Decision]:
 
 
 class Heads(NamedTuple):
-    """What of a model's attention decides how context parallelism splits it."""
+    """Properties of a model's attention that decide how context parallelism splits it."""
 
     num_heads: int | None = None
-    """Of queries; None: not known."""
+    """Number of query heads; None if not known."""
     num_kv_heads: int | None = None
-    """Of keys and values; None: as many as of queries."""
+    """Number of key and value heads; None means as many as query heads."""
     is_causal: bool = False
-    """Whether tokens attend to none that come after them."""
+    """Whether tokens do not attend to later tokens."""
 
 
 UNKNOWN_HEADS = Heads()
@@ -85,7 +85,7 @@ UNKNOWN_HEADS = Heads()
 def cuboid_of(
     tensor: TensorParallel | None, context: ContextParallel | None = None, heads: Heads = UNKNOWN_HEADS
 ) -> Tensor:
-    """Return the cuboid that legal sections request; one rank for None, or for size 1 without a mode."""
+    """Return the cuboid that legal sections request; a single rank for None, or for size 1 without a mode."""
     if context is not None and context.size > 1 and (tensor is None or tensor.size == 1):
         tensor = TensorParallel(size=context.size, mode="sequence", impl=context.impl)
     if tensor is None or tensor.mode is None:
@@ -118,11 +118,11 @@ ON_ITS_AXIS: Mapping[str, str] = {
     "sequence": "is context parallelism by another name",
     "2.5d": "has its depth on the same axis",
 }
-"""Modes that do not go with context parallelism, and why."""
+"""Modes that cannot be combined with context parallelism, and why."""
 
 
 def combines(tensor: TensorParallel | None, context: ContextParallel) -> bool:
-    """Return whether context parallelism goes with a mode."""
+    """Return whether context parallelism can be combined with a tensor mode."""
     return context.size == 1 or tensor is None or tensor.size == 1 or tensor.mode not in ON_ITS_AXIS
 
 
@@ -132,12 +132,12 @@ Sections = tuple[TensorParallel | None, ContextParallel | None]
 def context_forms(
     tensor: TensorParallel | None, context: ContextParallel | None, heads: Heads, per_node: int = 0
 ) -> dict[str, Sections]:
-    """Return the sections for each form of context parallelism on as many ranks: 'ring', 'ulysses', 'hybrid of 4'.
+    """Return sections for each form of context parallelism on the same ranks: 'ring', 'ulysses', 'hybrid of 4'.
 
-    That of the given sections comes first, as it was given. `hybrid` exchanges over the most ranks that heads allow,
-    and over those that share one of nodes of `per_node` devices (0: not known); over all ranks it is ulysses, over one
-    a ring. Whether heads divide as ulysses needs is asked of `dslpar.layout.family.conditions`. Empty without context
-    parallelism.
+    The given form comes first, unchanged. `hybrid` is included with the most exchanging ranks that the heads allow, and
+    with the ranks that share a node of `per_node` devices (0 if not known). Exchanging over all ranks is ulysses, over
+    one rank a ring. `dslpar.layout.family.conditions` checks whether the heads divide as ulysses needs. The result is
+    empty without context parallelism.
     """
     cuboid = cuboid_of(tensor, context, heads)
     size = cuboid.context
@@ -161,18 +161,18 @@ def context_forms(
 
 
 def _form(cuboid: Tensor) -> str:
-    """Return how the ranks of a context are named by what they do."""
+    """Return the name of a cuboid's form of context parallelism."""
     if cuboid.ulysses == 1:
         return "ring"
     return "ulysses" if cuboid.ring == 1 else f"hybrid of {cuboid.ulysses}"
 
 
 def ulysses_size_of(context: ContextParallel | None, cuboid: Tensor, heads: Heads) -> Decision:
-    """Decide over how many neighbouring ranks `hybrid` exchanges heads: the most that the heads of keys allow."""
+    """Decide the number of neighbouring ranks that exchange heads in `hybrid`: the most that the key heads allow."""
     if context is not None and context.ulysses_size is not None:
         return Decision(context.ulysses_size)
     each = [count for count in (heads.num_heads, heads.num_kv_heads) if count is not None]
     shared = math.gcd(*each) // head_ranks(replace(cuboid, ulysses_size=1)) if each else 1
-    shared = max(shared, 1)  # of heads that do not even divide over the tensor ranks, which lint says
+    shared = max(shared, 1)  # 0 if heads do not divide over the tensor ranks, which lint reports
     why = f"the most ranks of {cuboid.d} that {shared} heads of keys, those of a tensor rank, divide over"
     return Decision(math.gcd(cuboid.d, shared), why, ("parallel.context.size",))

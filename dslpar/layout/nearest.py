@@ -1,4 +1,4 @@
-"""The nearest sizes that are legal: of one size the multiples next to it, of attention's sizes all together.
+"""Nearest legal sizes: the neighbouring multiples of one size, or combinations of attention's sizes.
 
 >>> nearest_attention(Attention(hidden_size=50, num_heads=6), Tensor(y=4, mode="1d"))
 [{'num_heads': 4, 'hidden_size': 48}]
@@ -16,31 +16,31 @@ from dslpar.core.named_tuple import NamedTuple
 from dslpar.layout.divisors import Attention, attention, divisors, head_ranks, ranks, residual_axes
 
 LARGEST = 2**31 - 1
-"""No size may be larger."""
+"""The largest size that is allowed."""
 _MOST_TRIED = 64
 _KEYS = ("num_heads", "num_kv_heads", "hidden_size")
 _OF_KV_HEADS = dict.fromkeys(("TEN207", "TEN208"), "num_kv_heads")
-"""Rules about two sizes, by the one that is rather changed."""
+"""Rules about two sizes, with the size that should change."""
 
 
 def neighbours(value: int, legal: Sequence[int]) -> list[int]:
-    """Return the legal sizes next to `value`, below and above; `legal` is in order."""
+    """Return the legal sizes next to `value`, below and above; `legal` must be sorted."""
     at = bisect_left(legal, value)
     return list(legal[max(0, at - 1) : at + 1])
 
 
 def multiples(value: int, by: int) -> list[int]:
-    """Return the multiples of `by` next to `value`, at least `by` and none too large."""
-    above = max(by, -(-value // by) * by)  # no range: Python's have no bisection beyond 2**63
+    """Return the multiples of `by` next to `value`, from `by` up to LARGEST."""
+    above = max(by, -(-value // by) * by)  # not bisected in a range, whose length Python limits to 2**63
     return [size for size in (above - by, above) if by <= size <= LARGEST]
 
 
 def nearest_attention(sizes: Attention, cuboid: Tensor) -> list[dict[str, int]]:
-    """Return choices of num_heads, num_kv_heads and hidden_size that are legal together; each names what it changes.
+    """Return legal choices of num_heads, num_kv_heads and hidden_size; each choice has only the sizes that change.
 
-    As few of them change as can be, where there is a choice those that are wrong. One that changes alone has up to two
-    choices, below and above; several have one: the nearest heads first, then kv heads, then hidden_size. Empty: no
-    sizes are legal.
+    As few sizes change as possible, preferably the illegal ones. A single changed size has up to two choices, below and
+    above. Several changed sizes have one choice: the nearest num_heads, then num_kv_heads, then hidden_size. The result
+    is empty if no sizes are legal.
     """
     own_kv = sizes.num_kv_heads is not None
     requested = _Sizes(sizes.num_heads, sizes.num_kv_heads or sizes.num_heads, sizes.hidden_size)
@@ -76,7 +76,7 @@ class _Sizes(NamedTuple):
 
 
 class _Demand(NamedTuple):
-    """What A, G and H must divide by."""
+    """Divisors that A, G and H must have (the letters of `divisors`)."""
 
     heads_by: int
     hidden_by: int
@@ -84,12 +84,12 @@ class _Demand(NamedTuple):
     head_dim_by: int
 
     def head_dim(self, num_heads: int, num_kv_heads: int) -> int:
-        """Return what a head's features must be a multiple of."""
+        """Return the number that a head's features must be a multiple of."""
         parts = (self.hidden_by, num_heads), (self.kv_features_by, num_kv_heads)
         return math.lcm(self.head_dim_by, *(by // math.gcd(by, count) for by, count in parts))
 
     def met(self, sizes: _Sizes) -> bool:
-        """Whether all divide."""
+        """Return whether all sizes divide."""
         num_heads, num_kv_heads, hidden_size = sizes
         return (
             num_heads % self.heads_by == num_kv_heads % self.heads_by == num_heads % num_kv_heads == 0
@@ -107,15 +107,15 @@ def _demand(sizes: Attention, cuboid: Tensor) -> _Demand:
 
 
 class _Search(NamedTuple):
-    """Legal sizes near the requested ones; `free` are those that may change."""
+    """Search for legal sizes near the requested ones; `free` names the sizes that may change."""
 
     requested: _Sizes
     demand: _Demand
     own_kv: bool
-    """Whether num_kv_heads is a size of its own, and not num_heads."""
+    """Whether num_kv_heads is given, instead of following num_heads."""
 
     def choices(self, free: tuple[str, ...]) -> list[_Sizes]:
-        """Return legal sizes that differ in `free` alone."""
+        """Return legal sizes that differ only in `free`."""
         legal = (sizes for sizes in self.candidates(free) if self.demand.met(sizes))
         if len(free) > 1:
             first = next(legal, None)
@@ -125,7 +125,7 @@ class _Search(NamedTuple):
         return [by_value[value] for value in neighbours(getattr(self.requested, key), sorted(by_value))]
 
     def candidates(self, free: tuple[str, ...]) -> Iterator[_Sizes]:
-        """Yield sizes that may do, the nearest heads first."""
+        """Yield candidate sizes, the nearest heads first."""
         hidden_size = self.requested.hidden_size
         for num_heads in _nearest_first(self.requested.num_heads, self._heads(free)):
             for num_kv_heads in _nearest_first(self.requested.num_kv_heads, self._kv_heads(num_heads, free)):
@@ -151,5 +151,8 @@ class _Search(NamedTuple):
 
 
 def _nearest_first(value: int, sizes: Iterable[int]) -> list[int]:
-    """Return the nearest so many; where sizes are that many, one of these does, or hidden_size changes too."""
+    """Return at most _MOST_TRIED sizes, the nearest first.
+
+    If there are more sizes, one of the nearest is legal, or hidden_size changes too.
+    """
     return sorted(sizes, key=lambda size: abs(size - value))[:_MOST_TRIED]

@@ -1,9 +1,9 @@
-"""From a Spec and a world size to a Job: every inferred value decided, nothing clamped.
+"""Resolution of a Spec and a world size to a Job: every inferred value is decided, and none is clamped.
 
-`resolve` is the story; each function below it decides one part. The linter uses the same functions to find what is
-wrong, and `resolve` runs on a spec that the linter has passed. Where there is something to explain, a function returns
-a `Decision`, the value with its reason. LiBai's `train.dist` and dslpar's `parallel` meet here: above this package
-there is one form.
+`resolve` is the overview. Each function below it decides one part. The linter uses the same functions to find errors,
+and `resolve` runs on a spec that the linter has passed. A function returns a `Decision`, a value with its reason, if
+the value needs an explanation. This package merges LiBai's `train.dist` and dslpar's `parallel`, so that all code above
+it sees only one form.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from dslpar.layout.listed_layers import are_all_of_torch
 from dslpar.layout.modes import Heads, cuboid_of
 from dslpar.layout.schedule import Schedule
 from dslpar.layout.stages import Counts, Weights, automatic, counts_of, ids_of
-from dslpar.schema.sections import Model, OtherModel, PipelineParallel, Spec, TensorParallel
+from dslpar.schema.parallel_forms import pipeline_of, tensor_of
+from dslpar.schema.sections import Model, OtherModel, PipelineParallel, Spec
 
 
 class Stages(NamedTuple):
-    """The cut of layers over stages; ids are None where there is one stage, all where only the built model can tell."""
+    """Partition of layers into stages. The ids are None for one stage; all are None if that needs the built model."""
 
     auto_ids: tuple[int, ...] | None
     actual_ids: tuple[int, ...] | None
@@ -32,24 +33,24 @@ class Stages(NamedTuple):
 
 @frozen
 class Job:
-    """A run, decided to the last value."""
+    """Run with every value decided."""
 
     path: str
-    """The config file."""
+    """Path of the config file."""
     spec: Spec
-    """What the config says."""
+    """Contents of the config."""
     mesh: Mesh
-    """All ranks."""
+    """Mesh of all ranks."""
     stages: Stages
-    """Which layers stand on which stage."""
+    """Layers on each stage."""
     batch: Batch
-    """Samples of a step."""
+    """Batch sizes of a step."""
     seq_len: int
-    """Tokens of a sample; 0 where the model is not known."""
+    """Tokens per sample; 0 if not known."""
     output_dir: str
-    """Where the run writes."""
+    """Folder that the run writes to."""
     trusted: tuple[str, ...] = ()
-    """Packages that the config may have called (`dslpar.core.trust`)."""
+    """Packages that the config may call (`dslpar.core.trust`)."""
 
     @property
     def chunks(self) -> Chunks:
@@ -58,12 +59,12 @@ class Job:
 
     @property
     def schedule(self) -> Schedule:
-        """What each rank of the pipeline computes in a step, and in which order."""
+        """The actions of each rank of the pipeline in a step, in order."""
         return schedule_of(self.spec, self.mesh.pipe, self.batch.accumulation)
 
 
 def resolve(spec: Spec, world_size: int, path: str = "", trusted: tuple[str, ...] = ()) -> Job:
-    """Decide everything; the spec has passed the linter for this world."""
+    """Decide all values of a run. The spec must have passed the linter for this world size."""
     pipeline, cuboid = pipeline_of(spec), cuboid_of(tensor_of(spec), spec.parallel.context, heads_of(spec.model))
     num_stages = pipeline.size if pipeline else 1
     cuboid = with_zero(cuboid, spec.model, spec.zero.stage, num_stages)
@@ -86,35 +87,13 @@ SIZE_KEYS = ("parallel.pipeline.size", "parallel.tensor.size")
 
 
 def data_size_of(world_size: int, num_stages: int, tensor_size: int) -> Decision:
-    """Decide the number of replicas: what the other sizes leave of the world."""
+    """Decide the number of replicas: the world size divided by the other sizes."""
     why = f"{world_size} ranks / (pipeline {num_stages} * tensor {tensor_size})"
     return Decision(world_size // (num_stages * tensor_size), why, SIZE_KEYS)
 
 
-# Sizes, in either form --------------------------------------------------------------------------------------------
-
-
-def pipeline_of(spec: Spec) -> PipelineParallel | None:
-    """Return the PipelineParallel of either form, or None."""
-    if spec.parallel.pipeline is not None:
-        return spec.parallel.pipeline
-    dist = spec.train.dist
-    size, ids = dist.pipeline_parallel_size or 1, dist.custom_pipeline_stage_id
-    if size == 1 and ids is None:
-        return None
-    return PipelineParallel(size=size, stage_ids=ids, method=None if ids else "libai")
-
-
-def tensor_of(spec: Spec) -> TensorParallel | None:
-    """Return the TensorParallel of either form, or None."""
-    if spec.parallel.tensor is not None:
-        return spec.parallel.tensor
-    size = spec.train.dist.tensor_parallel_size or 1
-    return TensorParallel(size=size, mode="1d") if size > 1 else None
-
-
 def heads_of(model: Model | OtherModel) -> Heads:
-    """Return what a model's attention is, as far as its section tells."""
+    """Return the known properties of a model's attention, from its section."""
     if isinstance(model, Model):
         return Heads(getattr(model, "num_heads", None), getattr(model, "num_kv_heads", None), model.is_causal)
     config = model.transformers
@@ -124,10 +103,10 @@ def heads_of(model: Model | OtherModel) -> Heads:
 
 
 def with_zero(cuboid: Tensor, model: Model | OtherModel, stage: int, num_stages: int) -> Tensor:
-    """Return a cuboid over whose d ZeRO shards as well, where it can: ranks of d hold equal weights.
+    """Return the cuboid, with `zero_over_d` if ZeRO can shard over d too, whose ranks hold equal weights.
 
-    Those of experts are apart: each rank of a tensor group has others. A pipeline's grid is DeepSpeed's own, which
-    knows replicas alone.
+    It cannot with experts, since each rank of a tensor group holds different ones. It cannot with a pipeline, since
+    DeepSpeed's own grid has only replicas.
     """
     config = None if isinstance(model, Model) else model.transformers
     has_experts = config is not None and config.size("experts") is not None
@@ -139,7 +118,7 @@ def with_zero(cuboid: Tensor, model: Model | OtherModel, stage: int, num_stages:
 
 
 def auto_counts(model: Model | OtherModel, method: str, chunks: Chunks, seq_len: int) -> Counts | None:
-    """Return the layers on each stage by an automatic method; None where only the built model can tell."""
+    """Return the layers on each stage by an automatic method; None if that needs the built model."""
 
     def weights_by(method: str) -> Weights | None:
         return pipeline_weights(model, method, seq_len)
@@ -148,7 +127,7 @@ def auto_counts(model: Model | OtherModel, method: str, chunks: Chunks, seq_len:
 
 
 def method_of(spec: Spec, pipeline: PipelineParallel) -> Decision:
-    """Decide the automatic method of a cut."""
+    """Decide the automatic method of the partition."""
     if spec.parallel.pipeline is None:
         why = "the pipeline is requested in LiBai's form, which is cut as LiBai does"
         return Decision("libai", why, ("parallel.pipeline.size",))
@@ -158,7 +137,7 @@ def method_of(spec: Spec, pipeline: PipelineParallel) -> Decision:
 
 
 def stages_of(spec: Spec, pipeline: PipelineParallel | None) -> Stages:
-    """Return the automatic cut and the one that is used; what only the built model can tell is None."""
+    """Return the automatic partition and the one that is used; values that need the built model are None."""
     model = spec.model
     if model.num_layers is None:
         return Stages(None, None, None)
@@ -170,18 +149,18 @@ def stages_of(spec: Spec, pipeline: PipelineParallel | None) -> Stages:
 
 
 def stages_from(pipeline: PipelineParallel, chunks: Chunks, auto: Counts | None) -> Stages:
-    """Return the automatic cut, and the one that is used: stage_ids, counts, or the automatic one."""
+    """Return the automatic partition, and the one that is used: by stage_ids, by counts, or the automatic one."""
     counts = pipeline.counts or auto
     if pipeline.stage_ids is not None:
         counts = counts_of(pipeline.stage_ids, chunks)
     return Stages(auto and ids_of(auto, chunks), counts and ids_of(counts, chunks), counts and tuple(counts))
 
 
-# The schedule -----------------------------------------------------------------------------------------------------
+# Schedule ---------------------------------------------------------------------------------------------------------
 
 
 def num_model_chunks_of(spec: Spec) -> Decision:
-    """Decide the stages that each rank of a pipeline holds."""
+    """Decide the number of stages per rank of a pipeline."""
     schedule = spec.schedule
     if schedule is not None and schedule.num_model_chunks is not None:
         return Decision(schedule.num_model_chunks)
@@ -191,7 +170,7 @@ def num_model_chunks_of(spec: Spec) -> Decision:
 
 
 def chunks_of(spec: Spec, pipe: int) -> Chunks:
-    """Return the stages of a pipeline over `pipe` ranks; '1f1b' knows one a rank, and the linter refuses more."""
+    """Return the stages of a pipeline over `pipe` ranks; '1f1b' has one per rank, and the linter refuses more."""
     several = pipe > 1 and spec.schedule is not None and spec.schedule.type != "1f1b"
     return Chunks(pipe, num_model_chunks_of(spec).value if several else 1)
 
@@ -202,41 +181,42 @@ def schedule_of(spec: Spec, pipe: int, num_micro_batches: int) -> Schedule:
 
 
 def splits_backward(spec: Spec) -> bool:
-    """Whether the schedule splits the backward; not where all layers are known to defer nothing."""
+    """Return whether the schedule splits the backward; it does not if no layer can defer weight gradients."""
     return spec.schedule is not None and spec.schedule.type == "zero_bubble" and not defers_nothing(spec)
 
 
 def defers_nothing(spec: Spec) -> bool:
-    """Whether no layer can put off the gradients of its weights, as far as the config tells: with adapters these are
-    frozen.
+    """Return whether it is known from the config that no layer can defer the gradients of its weights.
+
+    That holds for layers of torch.nn, and with adapters (LoRA), since the weights are then frozen.
     """
     return isinstance(spec.model, OtherModel) and (spec.model.lora is not None or are_all_of_torch(spec.model))
 
 
-# What else is inferred --------------------------------------------------------------------------------------------
+# Other inferred values --------------------------------------------------------------------------------------------
 
 
 def offloads(spec: Spec, what: str) -> bool:
-    """Whether ZeRO keeps `what`, "optimizer" or "param", on the CPU."""
+    """Return whether ZeRO offloads `what`, "optimizer" or "param", from the device."""
     device: str | None = spec.zero.extra.get(f"offload_{what}", {}).get("device")
     return device not in (None, "none")
 
 
 def seq_len_of(spec: Spec) -> int:
-    """Return the tokens of a sample; 0 where neither the data nor the model's own keys tell."""
+    """Return the tokens per sample; 0 if neither the data nor the model's own keys set it."""
     if spec.data.seq_len or isinstance(spec.model, Model):
         return spec.data.seq_len or spec.model.longest_sample  # type: ignore[union-attr]
     config = spec.model.transformers
-    # A class's default, of 131,072 tokens or so, is nobody's wish.
+    # Not the class's default of about 131,072 tokens, which no author asked for.
     return (config.longest_sequence if config is not None and config.given("positions") else None) or 0
 
 
 def run_name(path: str) -> str:
-    """Return the config's name: what a run is called where it has no name of its own."""
+    """Return the config's name, which is the default name of a run."""
     return default_output_dir(path).rpartition("/")[2]
 
 
 def default_output_dir(path: str) -> str:
-    """Return outputs/<config name>, below where the run starts; of a run's config.yaml, that run's own folder."""
+    """Return outputs/<config name> in the working folder; for a run's config.yaml, the folder of that run."""
     folder, _, name = path.replace("\\", "/").rpartition("/")
     return folder if folder and name == "config.yaml" else "outputs/" + name.rpartition(".")[0].strip("<>")

@@ -1,4 +1,4 @@
-"""Schedules of a pipeline: what each rank computes, and in which order, as data.
+"""Schedules of a pipeline: the actions of each rank in order, as data.
 
     >>> schedule = Schedule(Chunks(pipe=2), num_micro_batches=2)
     >>> [f"{action.kind}{action.micro}" for action in schedule.order(rank=0)]
@@ -6,9 +6,9 @@
     >>> schedule.bubble(), schedule.held(rank=0)
     (0.5, Held(total=2.0, deferred=0.0))
 
-An action is F, the forward of a micro-batch through a stage; B, its backward; or W. Where the backward is split, B
-gives the gradient of the stage's inputs alone, for which another rank waits, and W those of its weights, for which
-nobody does. One rule gives four schedules:
+An action is F, the forward of a micro-batch through a stage; B, its backward; or W. If the backward is split, B gives
+only the gradient of the stage's inputs, which another rank waits for, and W those of its weights, which no rank waits
+for. One rule gives four schedules:
 
 | type          | chunks | backward | source                                                                 |
 |---------------|--------|----------|------------------------------------------------------------------------|
@@ -17,12 +17,13 @@ nobody does. One rule gives four schedules:
 | `zero_bubble` | 1      | split    | ZB-H1, arXiv 2401.10241                                                |
 | `zero_bubble` | v > 1  | split    | both, as torch.distributed.pipelining's ScheduleInterleavedZeroBubble  |
 
-A rank takes P micro-batches through one of its chunks after the other, then the next P. It begins with some forwards,
-then alternates a forward and a backward, and ends with the backwards that are left. Forwards before the first backward:
-(v-1) P for all chunks but the last, and (P-1-r) for the ranks after it: twice that in the interleaved schedule, where a
-rank would else wait for its neighbour at every chunk. W lags r backwards behind B: the last rank, which begins last,
-defers the most, and does it while the pipeline drains. Letters: P ranks, r a rank, v chunks on each, m micro-batches;
-F, B and W also for how long each takes.
+A rank takes P micro-batches through each of its chunks in turn, then the next P. It begins with some forwards, then
+alternates a forward and a backward, and ends with the remaining backwards. The forwards before the first pair are
+(v-1) P for all chunks but the last, and (P-1-r) for the ranks after it. The interleaved schedule has 2 (P-1-r), since a
+rank would otherwise wait for its neighbour at every chunk. W lags r backwards behind B. The last rank begins last and
+defers the most, and computes its deferred W while the pipeline drains.
+
+Letters: P ranks, r a rank, v chunks per rank, m micro-batches; F, B and W are also the durations of these actions.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ from dslpar.core.named_tuple import NamedTuple
 from dslpar.layout.chunks import Chunks
 
 Kind = Literal["F", "B", "W"]
-"""Forward; backward, of inputs where it is split; backward of weights."""
+"""Forward, backward (of inputs only, if it is split), and backward of weights."""
 
 
 class Action(NamedTuple):
-    """What a rank computes at once: one micro-batch through one stage, one way."""
+    """Computation of one micro-batch through one stage in one direction."""
 
     kind: Kind
     stage: int
@@ -46,34 +47,35 @@ class Action(NamedTuple):
 
 
 Orders = Sequence[Sequence[Action]]
-"""What each rank computes, in order."""
+"""Actions of each rank, in order."""
 
 
 class Held(NamedTuple):
-    """The most activations that a rank holds, in micro-batches of all its chunks."""
+    """Peak number of activations that a rank holds, in micro-batches of all its chunks."""
 
     total: float
-    """From F to the last action that needs them: B, or W where the backward is split."""
+    """Peak of all activations, held from F to the last action that needs them: B, or W if the backward is split."""
     deferred: float
-    """Of those that wait for W, at most; the peak of both need not be at one time."""
+    """Peak of the activations that wait for W; it may be at another time than the peak of `total`."""
 
 
 class Schedule(NamedTuple):
-    """The actions of a step on all ranks of a pipeline.
+    """Actions of a step on all ranks of a pipeline.
 
-    With several chunks the micro-batches of a step must be a multiple of the ranks; those of an evaluation need not.
+    With several chunks, the number of micro-batches per step must be a multiple of the number of ranks. An evaluation
+    may have any number.
     """
 
     chunks: Chunks
     num_micro_batches: int
     split: bool = False
-    """Whether B and W are apart."""
+    """Whether the backward is split into B and W."""
 
     def order(self, rank: int) -> list[Action]:
-        """Return what a rank computes in a step.
+        """Return the actions of a rank in a step.
 
         Raises:
-            ValueError: several chunks, and the micro-batches are not a multiple of the ranks.
+            ValueError: there are several chunks, and the number of micro-batches is not a multiple of the ranks.
         """
         self._check()
         forwards, backwards = list(self._passes(rank)), list(self._passes(rank, backward=True))
@@ -89,30 +91,31 @@ class Schedule(NamedTuple):
         return order
 
     def orders(self) -> list[list[Action]]:
-        """Return what each rank computes in a step."""
+        """Return the actions of each rank in a step."""
         return [self.order(rank) for rank in range(self.chunks.pipe)]
 
     def forward_order(self, rank: int) -> list[Action]:
-        """Return what a rank computes in an evaluation, of any number of micro-batches."""
+        """Return the actions of a rank in an evaluation, with any number of micro-batches."""
         return [Action("F", *each) for each in self._passes(rank)]
 
     def forward_orders(self) -> list[list[Action]]:
-        """Return what each rank computes in an evaluation."""
+        """Return the actions of each rank in an evaluation."""
         return [self.forward_order(rank) for rank in range(self.chunks.pipe)]
 
-    # ---- closed forms, which the tests hold against `dslpar.layout.simulation` ----
+    # ---- closed forms, which the tests compare with `dslpar.layout.simulation` ----
 
     def bubble(self, forward: float = 1.0, backward: float = 1.0, weights: float = 1.0) -> float:
-        """Return idle time over busy time, of stages that are equal and messages that take no time.
+        """Return idle time over busy time, for equal stages and messages that take no time.
 
-        `forward`, `backward` and `weights` are F, B and W of a stage; where the backward is whole, it takes B + W.
-        The last rank waits for P-1 forwards at the beginning; at the end, while P-1 backwards run on the others, it has
-        as many deferred W to do. The first rank has done all forwards that it may when P-1 backwards of the others are
-        still to come before its own first one. The one that waits longer makes the bubble; where F, B and W take
-        equally long, both wait as long.
+        `forward`, `backward` and `weights` are F, B and W of a stage. A whole backward takes B + W. If it is split, the
+        last rank waits for P-1 forwards at the beginning. At the end, while P-1 backwards run on the other ranks, it
+        has as many deferred W to compute. The first rank has run all forwards that it may run when P-1 backwards of the
+        others are still to come before its own first one. The rank that waits longer determines the bubble. If F, B and
+        W take equally long, both wait equally long.
 
         Raises:
-            ValueError: as `order`; or a split backward and fewer micro-batches than ranks, which has no simple form.
+            ValueError: as `order`; or the backward is split and there are fewer micro-batches than ranks, which has no
+                simple form.
         """
         self._check()
         (pipe, num), count = self.chunks, self.num_micro_batches
@@ -124,7 +127,7 @@ class Schedule(NamedTuple):
         return idle / (count * num * (forward + backward + weights))
 
     def held(self, rank: int) -> Held:
-        """Return the most activations that a rank holds.
+        """Return the peak of the activations that a rank holds.
 
         Raises:
             ValueError: as `order`.
@@ -138,7 +141,7 @@ class Schedule(NamedTuple):
     # ---- the rule ----
 
     def _passes(self, rank: int, backward: bool = False) -> Iterator[tuple[int, int]]:
-        """Yield (stage, micro-batch) in the order in which a rank takes them one way."""
+        """Yield (stage, micro-batch) in a rank's order for one direction."""
         held = self.chunks.held_by(rank)
         for begin in range(0, self.num_micro_batches, self.chunks.pipe):
             for stage in reversed(held) if backward else held:
@@ -146,7 +149,7 @@ class Schedule(NamedTuple):
                     yield stage, micro
 
     def _first_forwards(self, rank: int) -> int:
-        """Return the forwards before the first pair of a forward and a backward."""
+        """Return the number of forwards before the first pair of a forward and a backward."""
         pipe, num = self.chunks
         hops = 2 if num > 1 and not self.split else 1
         return min((num - 1) * pipe + hops * (pipe - 1 - rank), self.num_micro_batches * num)
@@ -159,14 +162,14 @@ class Schedule(NamedTuple):
             )
 
 
-# What passes between ranks ----------------------------------------------------------------------------------------
+# Messages between ranks -------------------------------------------------------------------------------------------
 
 Link = tuple[int, int]
 """Sender and receiver, as ranks of the axis "pipe"."""
 
 
 def producer(action: Action, chunks: Chunks) -> Action | None:
-    """Return the action of the neighbouring stage whose result this one takes in, if there is one."""
+    """Return the neighbouring stage's action whose result this action consumes, or None."""
     kind, stage, micro = action
     if kind == "F" and stage > 0:
         return Action("F", stage - 1, micro)
@@ -174,7 +177,7 @@ def producer(action: Action, chunks: Chunks) -> Action | None:
 
 
 def consumer(action: Action, chunks: Chunks) -> Action | None:
-    """Return the action of the neighbouring stage that takes in the result of this one: the inverse of `producer`."""
+    """Return the neighbouring stage's action that consumes this action's result, or None; the inverse of `producer`."""
     kind, stage, micro = action
     if kind == "F" and stage < chunks.last:
         return Action("F", stage + 1, micro)
@@ -182,11 +185,11 @@ def consumer(action: Action, chunks: Chunks) -> Action | None:
 
 
 def messages(orders: Orders, chunks: Chunks) -> dict[Link, list[Action]]:
-    """Return what is sent over each link, in the sender's order, each message by the action that takes it in.
+    """Return the messages over each link in the sender's order, each as the action that consumes it.
 
-    It is the order in which the receiver must receive: all messages have one shape, so one taken for another would go
-    unseen. Over 3 ranks and more, the receiver also uses them in this order; of 2, each link has activations and
-    gradients in it, which are used as the receiver's own order has them.
+    The receiver must receive in this order: all messages have the same shape, so a mix-up would go unnoticed. With 3 or
+    more ranks, the receiver also uses the messages in this order. With 2 ranks, each link carries both activations and
+    gradients, which the receiver uses in the order of its own actions.
 
         >>> messages(Schedule(Chunks(pipe=2), num_micro_batches=1).orders(), Chunks(pipe=2))
         {(0, 1): [Action(kind='F', stage=1, micro=0)], (1, 0): [Action(kind='B', stage=0, micro=0)]}
@@ -201,10 +204,10 @@ def messages(orders: Orders, chunks: Chunks) -> dict[Link, list[Action]]:
 
 
 def direction(link: Link) -> int:
-    """Return which of two process groups a link uses: 0 to a higher rank, 1 to a lower one.
+    """Return which of two process groups a link uses: 0 to a higher rank, 1 to a lower rank.
 
-    With both ways in one group, NCCL would put them on one communicator, where two ranks that send to each other at
-    once, each waiting for the other to receive, never end.
+    With both directions in one group, NCCL would use one communicator. Two ranks that send to each other at the same
+    time would then deadlock, each waiting for the other to receive.
     """
     sender, receiver = link
     return int(sender > receiver)

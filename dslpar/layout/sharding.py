@@ -1,9 +1,9 @@
-"""Which axes of the cuboid cut weights and activations: those of the residual stream, and those inside a layer.
+"""Sharding of weights and activations over the cuboid's axes, in the residual stream and inside layers.
 
-An inward layer leads from the residual to inner features, an outward one back. Axis x (its letters are d and q) splits
-tokens: q samples, d samples too or, in context parallelism, each sequence. y splits inner features, z the features of
-the residual; how the residual is kept over y, and inner activations over z, is the mode's choice. The layers'
-placements, the divisors and the closed forms of memory and traffic all read this.
+An inward layer maps the residual to inner features, and an outward layer maps them back. Axis x, which consists of d
+and q, splits tokens: q splits samples, and d splits samples too or, in context parallelism, each sequence. y splits
+inner features, and z splits the features of the residual. The mode decides how the residual is stored over y, and inner
+activations over z. The layers' placements, the divisors and the closed forms of memory and traffic all use this module.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ Letters = tuple[str, ...]
 
 
 INWARD_WEIGHT: tuple[Letters, Letters] = (("y", "q"), ("z",))
-"""The weight [inner, residual] of a layer from the residual to inner features."""
+"""Axes that shard the weight [inner, residual] of an inward layer."""
 OUTWARD_WEIGHT: tuple[Letters, Letters] = (("z", "q"), ("y",))
-"""The weight [residual, inner] of a layer back to the residual."""
+"""Axes that shard the weight [residual, inner] of an outward layer."""
 
 
 class Cuts(NamedTuple):
-    """Which axes cut each dim of an activation [batch, sequence, features], slowest first."""
+    """Axes that shard each dim of an activation [batch, sequence, features], slowest first."""
 
     batch: Letters
     sequence: Letters
@@ -33,26 +33,26 @@ class Cuts(NamedTuple):
 
     @property
     def tokens(self) -> Letters:
-        """All axes that cut tokens: over these a vector's gradient comes in parts.
+        """All axes that split tokens; the gradient of a vector parameter is partial over these.
 
-        They are in the order in which they cut the one dim of [tokens, features]: d, q, then y or z.
+        They are in the order in which they shard the first dim of [tokens, features]: d, q, then y or z.
         """
         return tuple(letter for letter in TENSOR_AXES if letter in self.batch + self.sequence)
 
     def of(self, num_dims: int) -> tuple[Letters, ...]:
-        """Return the cuts of [batch, sequence, features], or of [tokens, features]."""
+        """Return the axes of each dim of [batch, sequence, features], or of [tokens, features]."""
         return tuple(self) if num_dims == len(self) else (self.tokens, self.features)
 
 
 def samples_are_cut_first(tensor: Tensor, cuts: Cuts) -> bool:
-    """Whether samples that are cut as [batch, ...], and then by what cuts a sequence, are cut as [tokens, ...]."""
+    """Return whether sharding [batch, ...] and then the sequence is the same as sharding [tokens, ...]."""
     ways = (cuts.batch + cuts.sequence, cuts.tokens)
     one, other = ([letter for letter in letters if getattr(tensor, letter) > 1] for letters in ways)
     return one == other
 
 
 def residual_cuts(tensor: Tensor) -> Cuts:
-    """Return how the residual stream is stored; also what crosses a pipeline boundary."""
+    """Return the sharding of the residual stream, which is also that of activations sent between stages."""
     over_y = {tensor.residual: ("y",)}
     batch, sequence = _token_cuts(tensor)
     return Cuts(
@@ -63,7 +63,7 @@ def residual_cuts(tensor: Tensor) -> Cuts:
 
 
 def inner_cuts(tensor: Tensor) -> Cuts:
-    """Return how qkv, the MLP's hidden layer and the logits are stored."""
+    """Return the sharding of qkv, the MLP's hidden layer and the logits."""
     over_z = {tensor.inner: ("z",)}
     batch, sequence = _token_cuts(tensor)
     return Cuts(
@@ -74,23 +74,23 @@ def inner_cuts(tensor: Tensor) -> Cuts:
 
 
 def _token_cuts(tensor: Tensor) -> tuple[Letters, Letters]:
-    """Return what of x cuts the batch, and what each sequence."""
+    """Return the axes of x that split the batch, and the axes that split each sequence."""
     return (("q",), ("d",)) if tensor.split == "sequence" else (("d", "q"), ())
 
 
 def stored_runs(tensor: Tensor, coord: Mapping[str, int], letters: Letters, length: int) -> Runs:
-    """Return which tokens of a sequence of `length` the rank at `coord` stores, where `letters` cut it."""
+    """Return the tokens of a sequence of `length` that the rank at `coord` stores, if the axes `letters` split it."""
     index, count = piece(tensor, coord, letters)
     return runs(length, ring_of(tensor, letters), index, count)
 
 
 def ring_of(tensor: Tensor, letters: Letters) -> int:
-    """Return over how many ranks the tokens of a sequence that `letters` cut stand in zigzag; 1: as they follow."""
+    """Return the number of ranks that store a sequence split by `letters` in zigzag order; 1 for plain order."""
     return tensor.ring if tensor.zigzag and "d" in letters else 1
 
 
 def piece(tensor: Tensor, coord: Mapping[str, int], letters: Letters) -> tuple[int, int]:
-    """Return (index, count): which of how many equal pieces of a dim cut by `letters` the rank at `coord` holds."""
+    """Return (index, count) of the piece that the rank at `coord` holds of a dim split equally by `letters`."""
     index, count = 0, 1
     for letter in letters:
         size = getattr(tensor, letter)

@@ -1,12 +1,12 @@
-"""Simulation of a pipeline's schedule: when each action runs, how long ranks are idle, which activations they hold.
+"""Simulation of a pipeline's schedule: the time of each action, the idle time of ranks, the activations they hold.
 
     >>> schedule = Schedule(Chunks(pipe=4), num_micro_batches=8)
     >>> timeline = simulate(schedule.orders(), schedule.chunks, even_durations(schedule.chunks.stages))
     >>> timeline.makespan, timeline.bubble
     (33.0, 0.375)
 
-It takes any orders, so that schedules with a closed form can be proven, and others be compared with them. Stages may
-differ in how long they take, and messages may take time; messages over one link are assumed not to wait for each other.
+It takes any orders of actions, so that closed forms of schedules can be verified and other schedules compared. Stages
+may take different times, and messages may take time. Messages over one link are assumed not to wait for each other.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ __all__ += ["held", "receives", "simulate"]
 
 
 class DeadlockError(ValueError):
-    """Orders in which ranks wait for each other, or for an action that no rank has."""
+    """The orders make ranks wait for each other, or for an action that no rank has."""
 
 
 class Durations(NamedTuple):
-    """How long each stage takes; an order without W has a whole backward, which takes `backward` and `weights`."""
+    """Durations of each stage's actions. In an order without W, the backward takes `backward` plus `weights`."""
 
     forward: Sequence[float]
     backward: Sequence[float]
     weights: Sequence[float]
 
     def of(self, action: Action, split: bool) -> float:
-        """Return how long an action takes."""
+        """Return the duration of an action."""
         kind, stage, _ = action
         if kind == "F":
             return self.forward[stage]
@@ -44,44 +44,44 @@ class Durations(NamedTuple):
 
 
 def even_durations(stages: int, forward: float = 1.0, backward: float = 1.0, weights: float = 1.0) -> Durations:
-    """Return durations of stages that all take equally long; a matmul's three products do as many operations each."""
+    """Return durations of equal stages. F, B and W are equal by default, as are the three products of a matmul."""
     return Durations([forward] * stages, [backward] * stages, [weights] * stages)
 
 
 class Span(NamedTuple):
-    """When an action runs."""
+    """Start and end of an action."""
 
     start: float
     end: float
 
 
 class Timeline(NamedTuple):
-    """A step on all ranks, from the first action's start at time 0."""
+    """Step on all ranks; the first action starts at time 0."""
 
     orders: Orders
     spans: Mapping[Action, Span]
 
     @property
     def makespan(self) -> float:
-        """The end of the last action."""
+        """Time at which the last action ends."""
         return max((span.end for span in self.spans.values()), default=0.0)
 
     @property
     def busy(self) -> list[float]:
-        """How long each rank computes."""
+        """Time for which each rank computes."""
         return [sum(self.spans[action].end - self.spans[action].start for action in order) for order in self.orders]
 
     @property
     def bubble(self) -> float:
-        """The time for which the busiest rank is idle, over the time for which it computes."""
+        """Idle time of the busiest rank over its computing time."""
         return self.makespan / max(self.busy) - 1.0
 
 
 def simulate(orders: Orders, chunks: Chunks, durations: Durations, message: float = 0.0) -> Timeline:
-    """Run all actions as early as their ranks' orders allow; `message` is the time from one rank to another.
+    """Run all actions as early as their ranks' orders allow; `message` is the time of a message between ranks.
 
     Raises:
-        DeadlockError: the orders cannot be run to their ends.
+        DeadlockError: the orders cannot be completed.
         ValueError: an action is twice in the orders, or on a rank that does not hold its stage.
     """
     _check(orders, chunks)
@@ -90,7 +90,7 @@ def simulate(orders: Orders, chunks: Chunks, durations: Durations, message: floa
     done, free = [0] * len(orders), [0.0] * len(orders)
     waiting: dict[Action, list[int]] = {}
     runnable = list(range(len(orders)))
-    far = message if chunks.pipe > 1 else 0.0  # neighbouring stages are then on two ranks
+    far = message if chunks.pipe > 1 else 0.0  # with one rank, neighbouring stages are on the same rank
     while runnable:
         rank = runnable.pop()
         while done[rank] < len(orders[rank]):
@@ -112,14 +112,14 @@ def simulate(orders: Orders, chunks: Chunks, durations: Durations, message: floa
 
 
 def receives(orders: Orders, chunks: Chunks, rank: int) -> list[list[Action]]:
-    """Return which messages a rank begins to receive before each action of its order, by what takes them in.
+    """Return the messages that a rank begins to receive before each action of its order, each by its consumer.
 
-    Those that are sent until then if all actions take equally long; in the order in which they are sent. So no rank
-    computes beside a message of its own whose other end comes at a later time: each message that was begun, either way,
-    ends whatever the rank does next. It must: where CUDA loads a kernel, at its first use, a rank may wait until all
-    that it has launched has run (CUDA's programming guide, "Lazy Loading"). Of two ranks that each receive ahead what
-    the other is to send later, each would wait for ever; seen on a GPU, in the second backward, which adds gradients by
-    a kernel of its own. Megatron-LM has both ends of a message at one place of the schedule as well, by batches.
+    These are the messages sent until then if all actions take equally long, in the order of sending. So no rank
+    computes during a message whose other end begins later: every message that was begun, in either direction, completes
+    whatever the rank does next. This is required: when CUDA loads a kernel, at its first use, a rank may wait until all
+    its launched work has run (CUDA's programming guide, "Lazy Loading"). Two ranks that each receive early what the
+    other sends later would then wait forever. This happened on a GPU in the second backward, which adds gradients with
+    a separate kernel. Megatron-LM also has both ends of a message at one point of the schedule, in batches.
 
         >>> schedule = Schedule(Chunks(2), 2)
         >>> ahead = receives(schedule.orders(), schedule.chunks, rank=1)
@@ -134,7 +134,8 @@ def receives(orders: Orders, chunks: Chunks, rank: int) -> list[list[Action]]:
         for each in listed
         if (source := producer(each, chunks)) is not None
     ]
-    coming = deque(each for _, each in sorted(sent, key=lambda pair: pair[0]))  # stable: a link's stay in its order
+    # The sort is stable, so the messages of a link stay in order.
+    coming = deque(each for _, each in sorted(sent, key=lambda pair: pair[0]))
     times = deque(sorted(end for end, _ in sent))
     before: list[list[Action]] = []
     for action in orders[rank]:
@@ -146,7 +147,7 @@ def receives(orders: Orders, chunks: Chunks, rank: int) -> list[list[Action]]:
 
 
 def held(order: Sequence[Action], chunks: Chunks) -> Held:
-    """Return the most activations that a rank holds as it runs this order, in micro-batches of all its chunks."""
+    """Return the peak of the activations that a rank holds in this order, in micro-batches of all its chunks."""
     split = any(action.kind == "W" for action in order)
     forward = deferred = most = most_deferred = 0
     for action in order:
@@ -162,7 +163,7 @@ def held(order: Sequence[Action], chunks: Chunks) -> Held:
 
 
 def _needed(action: Action, chunks: Chunks) -> list[Action]:
-    """Return what must have run before an action, on whatever rank."""
+    """Return the actions, of any rank, that must have run before an action."""
     kind, stage, micro = action
     if kind == "W":
         return [Action("B", stage, micro)]

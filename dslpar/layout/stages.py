@@ -1,11 +1,12 @@
-"""The cut of layers over pipeline stages: layers on each stage, stage 0 first, from what each layer weighs.
+"""Partition of layers into pipeline stages: the number of layers per stage, from stage 0 on, by the layers' weights.
 
-The methods are the same for every model; where the weights come from differs: from a family's closed forms
-(`dslpar.layout.family`), from the classes that a config lists (`dslpar.layout.listed_layers`), or from the built layers
-(`dslpar.engine.partition`). `libai` repeats LiBai's automatic assignment (observed by running it), `uniform` is
-DeepSpeed's even cut; 'cost', 'parameters' and 'type:REGEX' are the contiguous cut whose heaviest stage is lightest. No
-stage is ever empty. Where a rank holds several stages (`dslpar.layout.chunks`), it is the heaviest rank that is
-lightest: it computes all of its own. Letters: L layers, P ranks, V stages, P <= V <= L.
+The methods are the same for every model. The weights come from a family's closed forms (`dslpar.layout.family`), from
+the classes that a config lists (`dslpar.layout.listed_layers`), or from the built layers (`dslpar.engine.partition`).
+
+`libai` repeats LiBai's automatic assignment (observed by running it), and `uniform` is DeepSpeed's even partition.
+'cost', 'parameters' and 'type:REGEX' minimize the weight of the heaviest stage among contiguous partitions. If a rank
+holds several stages (`dslpar.layout.chunks`), they minimize the weight of the heaviest rank, since it computes all of
+its stages. No stage is ever empty. Letters: L layers, P ranks, V stages, P <= V <= L.
 
     >>> libai(24, 4), uniform(5, 4), counts_of([0, 0, 1], Chunks(2)), counts_of([0, 1, 1, 0, 1], Chunks(2, 2))
     ((6, 7, 7, 4), (2, 1, 1, 1), (2, 1), (1, 2, 1, 1))
@@ -22,18 +23,18 @@ from dslpar.core.named_tuple import NamedTuple
 from dslpar.layout.chunks import Chunks
 
 Counts = tuple[int, ...]
-"""Layers on each stage."""
+"""Number of layers on each stage."""
 
 
 class EvenWeights(NamedTuple):
-    """What layers weigh that all weigh the same: each of them, and what the first and last stage bear besides."""
+    """Weight of each layer, if all are equal, and the additional weights of the first and last stage."""
 
     first: int
     layer: int
     last: int
 
     def loads(self, counts: Sequence[int]) -> Counts:
-        """Return what each stage of a cut bears.
+        """Return the load of each stage.
 
         >>> EvenWeights(first=1, layer=10, last=4).loads((2, 1))
         (21, 14)
@@ -45,15 +46,15 @@ class EvenWeights(NamedTuple):
 
 
 Weights = EvenWeights | Sequence[int]
-"""Of the layers of a cut: in closed form, or one by one."""
+"""Weights of layers: in closed form, or one by one."""
 
 
 def automatic(
     method: str, num_layers: int, chunks: Chunks, weights_by: Callable[[str], Weights | None]
 ) -> Counts | None:
-    """Cut by a method that config and program may name; None where it needs weights that are not known.
+    """Partition by a method that a config or program may name; None if it needs weights that are not known.
 
-    `weights_by` gives what the layers weigh by 'cost', 'parameters' or 'type:REGEX'.
+    `weights_by` returns the weights of the layers by 'cost', 'parameters' or 'type:REGEX'.
     """
     if method in ("libai", "uniform"):
         return {"libai": libai, "uniform": uniform}[method](num_layers, chunks.stages)
@@ -64,10 +65,10 @@ def automatic(
 
 
 def libai(num_layers: int, num_stages: int) -> Counts:
-    """Cut as LiBai does; it gives the last stage fewer layers where it can, for the head's sake."""
+    """Partition as LiBai does, which gives the last stage fewer layers if it can, because of the head."""
     each, left = divmod(num_layers, num_stages)
     counts = [each] * num_stages
-    # LiBai relieves the last stage only from 4 stages and 8 layers on, where all stages would be equal.
+    # LiBai relieves the last stage only with at least 4 stages and 8 layers, if all stages would be equal.
     if num_stages >= 4 and num_layers >= 8 and not left:
         extra = min(num_stages - 1, each)
         for stage in range(num_stages - extra, num_stages):
@@ -80,15 +81,15 @@ def libai(num_layers: int, num_stages: int) -> Counts:
 
 
 def distribute_layers(num_layers: int, num_stages: int) -> list[int]:
-    """Return the layers on each stage as ColossalAI's policies count them: what is left over goes to the middle.
+    """Return the layers on each stage as in ColossalAI's policies, which give the remainder to the middle stages.
 
-    It is arithmetic alone, for programs that have it; `counts` of a pipeline takes the result.
+    This is for programs that call ColossalAI's function of this name. The result fits `counts` of a pipeline.
 
     >>> distribute_layers(9, 4), distribute_layers(11, 4)
     ([2, 2, 3, 2], [2, 3, 3, 3])
 
     Raises:
-        ValueError: there is no stage, or a number of layers below 0.
+        ValueError: num_stages is below 1, or num_layers is below 0.
     """
     if num_layers < 0 or num_stages < 1:
         raise ValueError(f"{num_layers} layers over {num_stages} stages")
@@ -98,15 +99,15 @@ def distribute_layers(num_layers: int, num_stages: int) -> list[int]:
 
 
 def uniform(num_layers: int, num_stages: int) -> Counts:
-    """Cut as evenly as can be; the first stages take what is left over."""
+    """Partition as evenly as possible; the first stages take the remainder."""
     each, left = divmod(num_layers, num_stages)
     return tuple(each + (stage < left) for stage in range(num_stages))
 
 
 def balanced(weights: EvenWeights, num_layers: int, chunks: Chunks) -> Counts:
-    """Cut so that the heaviest rank is lightest, of those cuts the evenest; then late ranks and stages take more.
+    """Minimize the heaviest rank, then the unevenness of ranks; then prefer more layers on late ranks and stages.
 
-    The stages of a rank are as even as they can be: the others wait for each of them.
+    The stages of a rank are as even as possible, since the other ranks wait for each of them.
 
     >>> balanced(EvenWeights(first=0, layer=2, last=3), 8, Chunks(pipe=2, num=2))
     (2, 2, 3, 1)
@@ -119,9 +120,9 @@ def balanced(weights: EvenWeights, num_layers: int, chunks: Chunks) -> Counts:
 
 
 def _fill(loads: Sequence[int], layer: int, num_layers: int, least: int) -> Counts:
-    """Return the layers of each of some places that bear these loads already, `least` or more.
+    """Distribute layers over places that already have these loads, at least `least` layers to each.
 
-    Since all layers weigh the same, giving each next one to the lightest place is best.
+    Since all layers weigh the same, giving each layer to the lightest place is optimal.
     """
     lightest = [(load + least * layer, least, -place) for place, load in enumerate(loads)]
     heapify(lightest)
@@ -132,11 +133,11 @@ def _fill(loads: Sequence[int], layer: int, num_layers: int, least: int) -> Coun
 
 
 def balanced_listed(weights: Sequence[int], chunks: Chunks) -> Counts:
-    """Cut layers that weigh different things; with one chunk a rank it is `contiguous`.
+    """Partition layers of different weights. With one chunk per rank, the result is `contiguous`.
 
-    With several, that cut is improved as long as the heaviest rank gets lighter by it, or ranks or stages more even: a
-    layer goes to the stage beside its own, or a stage gives one away at its one end and takes one at the other. It need
-    not be the best cut of all, which only a search would find.
+    With several chunks, that partition is improved as long as the heaviest rank gets lighter, or ranks or stages more
+    even. In each step a layer moves to the next stage, or a stage gives away a layer at one end and takes one at the
+    other. The result need not be the best partition, which only a search would find.
 
     >>> contiguous([4, 1, 1, 4, 1, 1], 4), balanced_listed([4, 1, 1, 4, 1, 1], Chunks(pipe=2, num=2))
     ((1, 2, 1, 2), (2, 2, 1, 1))
@@ -154,7 +155,7 @@ def balanced_listed(weights: Sequence[int], chunks: Chunks) -> Counts:
 
 
 def _moved(counts: Sequence[int]) -> Iterator[list[int]]:
-    """Yield the cuts that differ by one layer that a stage gives to the next one, or the one after that, or back."""
+    """Yield the partitions with one layer less on a stage and one more on a stage that is one or two away."""
     for distance in (1, 2):
         for stage in range(len(counts) - distance):
             for giver, taker in ((stage, stage + distance), (stage + distance, stage)):
@@ -166,24 +167,27 @@ def _moved(counts: Sequence[int]) -> Iterator[list[int]]:
 
 
 def _unevenness(sums: Sequence[int], counts: Sequence[int], chunks: Chunks) -> tuple[int, int, int, int]:
-    """Return what a cut is judged by: stages that weigh nothing, the heaviest rank, squares of ranks and of stages."""
+    """Return the sort key of a partition.
+
+    It consists of the number of stages with load 0, the heaviest rank, and the sums of squares of ranks and of stages.
+    """
     loads = [after - before for before, after in pairwise(sums[end] for end in accumulate(counts, initial=0))]
     of_ranks = loads_of_ranks(loads, chunks)
     return loads.count(0), max(of_ranks), sum(load * load for load in of_ranks), sum(load * load for load in loads)
 
 
 def loads_of_ranks(loads: Sequence[int], chunks: Chunks) -> Counts:
-    """Return what each rank bears, from what each stage bears."""
+    """Return the load of each rank from the loads of the stages."""
     return tuple(sum(loads[rank :: chunks.pipe]) for rank in range(chunks.pipe))
 
 
 def contiguous(weights: Sequence[int], num_stages: int) -> Counts:
-    """Cut so that the heaviest stage is lightest; where it can, each stage has a layer that weighs something.
+    """Minimize the weight of the heaviest stage; if possible, each stage has a layer whose weight is not 0.
 
     >>> contiguous([8, 0, 4, 0, 4, 0], 2), contiguous([1, 0, 0, 0], 2)
     ((2, 4), (3, 1))
     """
-    # The least load that suffices, by bisection: filling stages from the left tells whether one does.
+    # Bisect for the least sufficient load; a load suffices if filling stages from the left needs few enough stages.
     low, high = max(weights), sum(weights)
     while low < high:
         middle = (low + high) // 2
@@ -192,7 +196,7 @@ def contiguous(weights: Sequence[int], num_stages: int) -> Counts:
     anchors = heavy if len(heavy) >= num_stages else list(range(len(weights)))
     begin, counts = 0, []
     for stages_after in range(num_stages - 1, 0, -1):
-        last = anchors[len(anchors) - stages_after]  # the stages after this one need a layer each
+        last = anchors[len(anchors) - stages_after]  # each later stage needs a layer
         stop, load = begin, 0
         while stop < last and (load + weights[stop] <= low or stop == begin):
             load, stop = load + weights[stop], stop + 1
@@ -202,7 +206,7 @@ def contiguous(weights: Sequence[int], num_stages: int) -> Counts:
 
 
 def _num_filled(weights: Sequence[int], limit: int) -> int:
-    """Return how many stages are filled, from the left, with at most `limit` each."""
+    """Return the number of stages that are filled from the left with a load of at most `limit` each."""
     filled, load = 1, 0
     for weight in weights:
         if load + weight > limit:
@@ -212,7 +216,7 @@ def _num_filled(weights: Sequence[int], limit: int) -> int:
 
 
 def imbalance(loads: Sequence[int]) -> float:
-    """Return how much more the busiest stage does than the mean one: 0.0 is even, 0.5 half as much again."""
+    """Return the load of the busiest stage over the mean load, minus 1: 0.0 is even, 0.5 is 50 % above the mean."""
     return max(loads) * len(loads) / sum(loads) - 1
 
 
@@ -220,24 +224,24 @@ def imbalance(loads: Sequence[int]) -> float:
 
 
 def is_pattern(text: str) -> bool:
-    """Whether it may follow 'type:': names, `|` between them, `^` `$` and `.` as in regular expressions.
+    """Return whether a text may follow 'type:': names, and `|`, `^`, `$` and `.` as in regular expressions.
 
-    Without groups and repetitions no match takes long.
+    Without groups and repetitions, no match takes long.
     """
     return re.fullmatch(r"[\w|^$.]+", text, re.ASCII) is not None
 
 
 def num_matches(method: str, class_names: Sequence[str]) -> int:
-    """Return how many of these classes 'type:REGEX' matches; as DeepSpeed's 'type:', case does not count."""
+    """Return how many of these classes 'type:REGEX' matches; case is ignored, as in DeepSpeed's 'type:'."""
     pattern = method.removeprefix("type:")
     return sum(re.search(pattern, name, re.IGNORECASE) is not None for name in class_names)
 
 
 def group_layers(layer_idx: Sequence[int | None]) -> list[list[int]]:
-    """Return the positions of the layers at each index of the cut.
+    """Return the positions of the layers at each index of the partition.
 
-    A layer without an index goes with the one before it (at the beginning: after it), -1 with the last index. Where no
-    layer has one, each is an index of its own.
+    A layer without an index has the index of the layer before it, and 0 at the beginning. -1 means the last index. If
+    no layer has an index, each layer has an index of its own.
 
     >>> group_layers([None, 0, 1, None, 1, -1]), group_layers([None, None])
     ([[0, 1], [2, 3, 4, 5]], [[0], [1]])
@@ -253,7 +257,7 @@ def group_layers(layer_idx: Sequence[int | None]) -> list[list[int]]:
 
 
 def in_order(stage_ids: Sequence[int], chunks: Chunks) -> bool:
-    """Whether layers go on from rank to rank, and from some rank to the first one for each further chunk.
+    """Return whether ranks ascend over the layers, starting again at rank 0 at most once per further chunk.
 
     >>> in_order([0, 1, 0, 1], Chunks(2, 2)), in_order([0, 1, 0, 1], Chunks(2)), in_order([1, 2, 1], Chunks(3, 2))
     (True, False, False)
@@ -263,7 +267,7 @@ def in_order(stage_ids: Sequence[int], chunks: Chunks) -> bool:
 
 
 def counts_of(stage_ids: Sequence[int], chunks: Chunks) -> Counts:
-    """Return the layers on each stage, from the rank of each layer: with v chunks, ids begin at 0 again v-1 times."""
+    """Return the layers on each stage from the rank of each layer; with v chunks, ids start again at 0 v-1 times."""
     stages = list(stage_ids)
     if chunks.num > 1:
         begun_again = accumulate((after < before for before, after in pairwise(stages)), initial=0)

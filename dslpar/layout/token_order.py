@@ -1,15 +1,16 @@
-"""In which order ranks that cut a sequence store its tokens, and how much causal attention each then computes.
+"""Order in which ranks store the tokens of a split sequence, and the causal attention that each rank computes.
 
-Cut in equal pieces one after the other, the last of n ranks attends to all tokens and the first to its own: the busiest
-computes (2n - 1)/n of the mean. In zigzag order a rank stores two pieces, one from either end of the sequence, so that
-every rank has the same work (Megatron-LM's context parallelism, and zhuzilin's ring-flash-attention). Here the order is
-data: a rank's tokens are `Run`s of positions, and attention reads off them which blocks there are.
+If a sequence is split into n consecutive pieces, the last rank attends to all tokens and the first only to its own. The
+busiest rank computes (2n - 1)/n of the mean. In zigzag order a rank stores two pieces, one from each end of the
+sequence, so that every rank has the same work (as in Megatron-LM's context parallelism and zhuzilin's
+ring-flash-attention). Here the order is data: a rank's tokens are `Run`s of positions, from which attention derives its
+blocks.
 
     >>> [runs(16, ring=2, index=index, count=2) for index in (0, 1)]
     [(Run(first=0, length=4), Run(first=12, length=4)), (Run(first=4, length=8),)]
 
-Pieces need not be even: of an odd number of tokens a rank's early piece is one longer than its late one, so sequences
-divide by n alone, where Megatron-LM asks for 2n.
+The two pieces need not be equal: with an odd number of tokens per rank, the early piece is one token longer. So
+sequences must divide only by n, while Megatron-LM requires 2n.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dslpar.core.named_tuple import NamedTuple
 
 
 class Run(NamedTuple):
-    """Neighbouring tokens of a sequence."""
+    """Consecutive tokens of a sequence."""
 
     first: int
     """Position of the first token."""
@@ -34,11 +35,11 @@ class Run(NamedTuple):
 
 
 Runs = tuple[Run, ...]
-"""The tokens that a rank stores, in this order; positions ascend."""
+"""Tokens that a rank stores, in this order; positions ascend."""
 
 
 def stored_order(length: int, ring: int) -> list[Run]:
-    """Return a sequence of `length` tokens as `ring` ranks store it in zigzag, rank after rank; of one, as it is."""
+    """Return the runs of a sequence of `length` tokens in zigzag order, rank by rank; one run if `ring` is 1."""
     assert length % ring == 0, f"{length} tokens over {ring} ranks"
     if ring == 1:
         return [Run(0, length)]
@@ -49,14 +50,14 @@ def stored_order(length: int, ring: int) -> list[Run]:
 
 
 def runs(length: int, ring: int, index: int, count: int) -> Runs:
-    """Return the `index`-th of `count` equal parts of a sequence that is stored in zigzag over `ring` ranks."""
+    """Return the `index`-th of `count` equal parts of a sequence in zigzag order over `ring` ranks."""
     assert length % count == 0, f"{length} tokens in {count} parts"
     part = length // count
     return tuple(joined(between(stored_order(length, ring), index * part, (index + 1) * part)))
 
 
 def between(order: Sequence[Run], start: int, stop: int) -> Iterator[Run]:
-    """Yield what stands from place `start` to place `stop` of an order."""
+    """Yield the runs from index `start` to index `stop` of an order."""
     place = 0
     for run in order:
         first, end = max(start - place, 0), min(stop - place, run.length)
@@ -66,7 +67,7 @@ def between(order: Sequence[Run], start: int, stop: int) -> Iterator[Run]:
 
 
 def joined(order: Iterator[Run]) -> Iterator[Run]:
-    """Yield runs with those that follow one another made one."""
+    """Merge runs whose positions are consecutive."""
     whole: Run | None = None
     for run in order:
         if whole is not None and whole.end == run.first:
@@ -80,7 +81,7 @@ def joined(order: Iterator[Run]) -> Iterator[Run]:
 
 
 def place_of(position: int, tokens: Runs) -> int | None:
-    """Return where a rank that stores `tokens` has a position; None where it has not."""
+    """Return the index at which a rank that stores `tokens` has a position; None if it does not store it."""
     place = 0
     for run in tokens:
         if run.first <= position < run.end:
@@ -90,6 +91,6 @@ def place_of(position: int, tokens: Runs) -> int | None:
 
 
 def causal_pairs(queries: Runs) -> int:
-    """Count the keys that a rank's queries attend to, all queries together: the causal work of its attention."""
+    """Return the number of (query, key) pairs of a rank's queries under a causal mask: the work of its attention."""
     # A query at position p attends to p + 1 keys.
     return sum(run.length * (run.first + run.end + 1) // 2 for run in queries)

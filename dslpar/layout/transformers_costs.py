@@ -1,15 +1,14 @@
-"""What layers of a transformers model hold and compute, from its config: sums of products of sizes, as data.
+"""Parameters and multiplications of a transformers model's layers, from its config: sums of products of sizes.
 
-Which terms a model has is in data/transformers.json, found by building it (tools/transformers_tables.py). Sizes are
-those of `transformers_configs.NAMES`, and q and kv, features of all heads of queries, and of keys; patches and pixels
-of vision models; labels of classifiers; any other name is a number of the config.
+The terms of each model are in data/transformers.json, found by building the model (tools/transformers_tables.py). Their
+sizes are those of `transformers_configs.NAMES`; q and kv, the features of all query heads and of all key heads; patches
+and pixels of vision models; and labels of classifiers. Any other name is a number in the config.
 
     >>> model = OtherModel(target="transformers.GPT2LMHeadModel", args={"config": {}})
     >>> num_parameters(model.transformers), pipeline_weights(model.transformers, "parameters", 0).layer
     (124439808, 7087872)
 
-The vocabulary's look-up costs next to nothing; windows of attention are not counted; of experts those that compute a
-token are.
+Looking up embeddings counts as free. Attention windows are ignored. Only the experts that compute a token are counted.
 """
 
 from __future__ import annotations
@@ -34,35 +33,39 @@ _NOT_EVEN = (
     "moe_layer_start_index",
     "num_dense_layers",
 )
-"""Fields by which some blocks have experts, and others have none: what blocks hold is then not known here."""
+"""Fields that give experts to some blocks only; the size of each block is then not known here."""
 _LOOKED_UP = ("vocab", "positions", "patches", "labels")
-"""Rows of tables before the blocks."""
+"""Sizes that count the rows of tables before the blocks."""
 
 
 class UnknownSizeError(Exception):
-    """A size of the model is not a number that is known."""
+    """A size of the model is not a known number."""
 
 
 def num_parameters(config: TransformersConfig | None) -> int | None:
-    """Return the elements of all weights, tied ones once; None: not known."""
+    """Return the elements of all weights, counting tied weights once; None if not known."""
     return _known(config, lambda counted: sum(map(counted.held, counted.parts())) + sum(counted.blocks(counted.held)))
 
 
 def num_multiplied_weights(config: TransformersConfig | None) -> int | None:
-    """Return the weights that each token is multiplied with: those of blocks, of what follows, and of the head."""
+    """Return the number of weights that each token is multiplied with; None if not known.
+
+    These are the weights of patch embeddings, of the blocks, of the layers after the blocks, and of the head.
+    """
     return _known(config, lambda counted: counted.first() + counted.last() + sum(counted.blocks(counted.multiplied)))
 
 
 def score_products(config: TransformersConfig | None, seq_len: int) -> int | None:
-    """Return the multiplications of a token with all others of its sequence, without a mask, in all blocks."""
+    """Return the multiplications of a token with all tokens of its sequence in all blocks, without a mask."""
     return _known(config, lambda counted: sum(counted.blocks(lambda part: counted.scores(part, seq_len))))
 
 
 def pipeline_weights(config: TransformersConfig | None, method: str, seq_len: int) -> Weights | None:
-    """Return what each block weighs, with what the first and the last stage bear besides; None: not known.
+    """Return the weight of each block, and the additional weights of the first and last stage; None if not known.
 
-    By 'cost': multiplications of a token's forward, in a sequence of `seq_len`. By 'parameters': elements that a stage
-    holds; a tied table is held by the first and by the last. By 'type:REGEX': None, known when the layers are built.
+    By 'cost', weights are the multiplications of a token's forward in a sequence of `seq_len`. By 'parameters', they
+    are the elements that a stage holds; both the first and the last stage hold a tied table. By 'type:REGEX', the
+    result is None, since that needs the built layers.
     """
     if method not in ("cost", "parameters"):
         return None
@@ -86,7 +89,7 @@ def pipeline_weights(config: TransformersConfig | None, method: str, seq_len: in
 
 
 def _known(config: TransformersConfig | None, count: Callable[[_Counted], T]) -> T | None:
-    """Count, where the model is in the table and its sizes are numbers; else None."""
+    """Return the count if the model is in the table and its sizes are numbers, else None."""
     defaults = {} if config is None else config.known.get("defaults", {})
     if config is None or config.num_layers is None or "parts" not in config.row:
         return None
@@ -99,18 +102,21 @@ def _known(config: TransformersConfig | None, count: Callable[[_Counted], T]) ->
 
 
 class _Counted:
-    """The parts of one model: "table", "front", "back", "head", lists of blocks, and "LIST.0": more in its first."""
+    """Counts over a model's parts: "table", "front", "back", "head", lists of blocks, and "LIST.0".
+
+    "LIST.0" has the additional terms of the first block of a list.
+    """
 
     def __init__(self, config: TransformersConfig) -> None:
         self.config = config
         self.is_causal = config.is_causal
 
     def parts(self) -> Iterator[str]:
-        """The parts that are no blocks."""
+        """Yield the parts other than blocks."""
         yield from ("table", "front", "back", "head")
 
     def blocks(self, count: Callable[[str], int]) -> list[int]:
-        """Count each block, in the order in which they run."""
+        """Return the count of each block, in the order in which they run."""
         found = []
         for name, counted_by in self.config.row["blocks"].items():
             each = [count(name)] * self.config.values[counted_by]
@@ -119,37 +125,37 @@ class _Counted:
         return found
 
     def held(self, part: str) -> int:
-        """Elements of a part's parameters."""
+        """Return the elements of a part's parameters."""
         return sum(times * self._product(names) for times, names in self._terms(part))
 
     def multiplied(self, part: str) -> int:
-        """Elements of those that are matrices, of experts the active ones."""
+        """Return the elements of a part's matrices, counting only active experts."""
         found = 0
         for times, names in self._terms(part):
-            if "experts" in names and len(names) > 2:  # else it is the router, which every token takes
+            if "experts" in names and len(names) > 2:  # otherwise it is the router, which every token uses
                 names = tuple("active_experts" if name == "experts" else name for name in names)
             found += times * self._product(names) if len(names) > 1 else 0
         return found
 
     def scores(self, part: str, seq_len: int) -> int:
-        """Multiplications of a token with the others: queries with keys, and weights with values."""
+        """Return a token's multiplications with the others: query with keys, and attention weights with values."""
         return 0 if part.endswith(".0") else 2 * seq_len * self._size("q")
 
     def first(self) -> int:
-        """What is multiplied before the blocks: patches of images, not rows of tables."""
+        """Return the multiplied weights before the blocks: patches of images, not rows of tables."""
         terms = [(times, names) for times, names in self._terms("front") if not {*names} & {*_LOOKED_UP}]
         return sum(times * self._product(names) for times, names in terms if len(names) > 1)
 
     def last(self) -> int:
-        """What is multiplied after them, with the head."""
+        """Return the multiplied weights after the blocks, including the head."""
         return self.multiplied("back") + self.head()
 
     def head(self) -> int:
-        """Elements of the head's matrix, tied or not."""
+        """Return the elements of the head's matrix, tied or not."""
         return sum(times * self._product(names) for times, names in _parsed(self.config.row.get("head", "")))
 
     def _terms(self, part: str) -> list[tuple[int, tuple[str, ...]]]:
-        """Return the terms of a part, with those of switches that are not as the config class has them."""
+        """Return the terms of a part, including those of switches that differ from the config class's defaults."""
         row, values, defaults = self.config.row, self.config.values, self.config.known["defaults"]
         texts = [row["parts"].get(part, "")]
         turned = [

@@ -1,4 +1,4 @@
-"""Which data of a config a class of transformers' learns from. No torch.
+"""Types of `data` that transformers' classes can learn from. Does not import torch.
 
 >>> data_types("BertForPreTraining"), data_types("LlamaForCausalLM"), data_types("BertForTokenClassification")
 (('mlm',), ('text', 'tokens', 'chat'), ())
@@ -20,7 +20,7 @@ PROGRAM = "dslpar.initialize(config, train_data=...), a data set of (inputs, lab
 
 
 def inputs_of(job: Job) -> Names:
-    """Return the arguments of the forward that a micro-batch brings, in order; none where they are not known."""
+    """Return the arguments of the forward that a micro-batch provides, in order; empty if not known."""
     model = job.spec.model
     if isinstance(model, Model):
         return DECODER_INPUTS if DECODER_INPUTS[:1] == model.INPUTS else model.INPUTS
@@ -31,7 +31,7 @@ def inputs_of(job: Job) -> Names:
 
 
 def data_types(name: str) -> Names:
-    """Return the types of `data` that a class learns from; none: a program brings the data."""
+    """Return the types of `data` that a class learns from; empty if a program must provide the data."""
     inputs = POLICIES[name].inputs if name in POLICIES else DECODER_INPUTS
     if inputs == DECODER_INPUTS:
         return ("text", "tokens", "chat")
@@ -43,14 +43,14 @@ def data_types(name: str) -> Names:
 
 
 def types_of_model(model: Model | OtherModel) -> Names | None:
-    """Return the types of `data` that a config's model learns from; None: its class is not known."""
+    """Return the types of `data` that a config's model learns from; None if its class is not known."""
     if isinstance(model, Model):
         return model.DATA_TYPES
     return data_types(model.target.rpartition(".")[2]) if model.is_of_transformers else None
 
 
 def mismatch(model: Model | OtherModel, data: Data) -> tuple[str, str] | None:
-    """Return why a model cannot learn from a config's data, and what to write instead; None: it can."""
+    """Return why a model cannot learn from a config's data, and what to write instead; None if it can."""
     return next((found for each in parts_of(data) if (found := _mismatch(model, each)) is not None), None)
 
 
@@ -59,7 +59,7 @@ def _mismatch(model: Model | OtherModel, data: Data) -> tuple[str, str] | None:
     if isinstance(data, HuggingFaceData) and data.text_column is not None:
         kind = "text"
     elif isinstance(data, HuggingFaceData | OtherData):
-        return None  # its columns, or what the class gives, are known when it is read
+        return None  # the columns, or the class's samples, are known only when it is read
     if types is None or kind in types:
         return None
     name = getattr(model, "target", model.__class__.__name__).rpartition(".")[2]
@@ -80,9 +80,9 @@ _DESCRIBED = {
 
 
 def packing_problem(model: Model | OtherModel, seq_len: int) -> str:
-    """Return why a packed conversation would not be as if it were alone in a model of dslpar's or transformers'.
+    """Return why a packed conversation is not computed as if it were alone in its row; empty if it is.
 
-    Empty: it is. That is so where positions are relative, and attention takes documents.
+    It is if positions are relative and attention supports documents.
     """
     if isinstance(model, Model):
         name = model.__class__.__name__
@@ -104,12 +104,12 @@ def packing_problem(model: Model | OtherModel, seq_len: int) -> str:
     return ""
 
 
-_KNOWS_PLACES = frozenset({"BeamForCausalLM"})  # it scales its scores by the place
-"""Classes whose positions are rotary, and not alone."""
+_KNOWS_PLACES = frozenset({"BeamForCausalLM"})  # it scales its scores by position
+"""Classes that use positions in other ways besides rotary ones."""
 
 
 def _ropes(values: Iterable[object]) -> Iterator[Mapping[str, Any]]:
-    """Yield the settings of rotary positions, which some models have by the type of a layer."""
+    """Yield the settings of rotary positions, which some models have per layer type."""
     for value in values:
         if isinstance(value, Mapping):
             yield value
@@ -117,6 +117,6 @@ def _ropes(values: Iterable[object]) -> Iterator[Mapping[str, Any]]:
 
 
 def check_data(job: Job) -> None:
-    """Raise DslparError where a config's data are not what its model is given."""
+    """Raise DslparError if a config's model cannot learn from its data."""
     if (found := mismatch(job.spec.model, job.spec.data)) is not None:
         raise_finding("BAT211", *found, job.path, "data")

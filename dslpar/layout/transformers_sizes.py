@@ -1,7 +1,7 @@
-"""Sizes of a transformers model, from what its config gives, and what they must divide by. No transformers here.
+"""Sizes of a transformers model from its config, and their divisibility. Does not import transformers.
 
-transformers' config classes call the same size by several names, which `dslpar.schema.transformers_configs` knows; what
-is left out has the class's default, as far as the class is known.
+transformers' config classes have several names for the same size, which `dslpar.schema.transformers_configs` knows. A
+missing size has the class's default, if the class is known.
 
     >>> args = {"config": {"n_head": 6, "n_embd": 48}}
     >>> config = OtherModel(target="transformers.GPT2LMHeadModel", args=args).transformers
@@ -26,31 +26,31 @@ if TYPE_CHECKING:
 __all__ = ["DECODER", "OtherModel", "Size", "beyond_masks", "conditions", "inner_features", "sizes_of"]
 
 _ROLES = ("hidden", "heads", "kv_heads", "head_dim", "ffn", "shared_ffn", "experts")
-_LARGEST = 2**31  # no size is as large, nor is what follows from two of them
+_LARGEST = 2**31  # no size, and no product of two sizes, is as large
 DECODER = ("decoder_num_attention_heads", "decoder_hidden_size", "decoder_intermediate_size")
-"""Fields of a decoder that has sizes of its own."""
+"""Fields of a decoder with its own sizes."""
 
 
 class Size(NamedTuple):
-    """A size of a model."""
+    """Size of a model."""
 
     key: str
-    """As the author writes it."""
+    """The key as the author writes it."""
     value: int
 
 
 def sizes_of(config: TransformersConfig | None) -> dict[str, Size]:
-    """Return the sizes that are known, by what `transformers_configs.NAMES` calls them; without a config none."""
+    """Return the known sizes by their names in `transformers_configs.NAMES`; empty without a config."""
     if config is None:
         return {}
     return {role: Size(config.key(role), size) for role in _ROLES if (size := config.size(role)) is not None}
 
 
 def conditions(config: TransformersConfig | None, cuboid: Tensor) -> Iterator[Condition]:
-    """What each size, and the features that it counts, must divide by; keys are those of the config."""
+    """Yield the conditions of each size and of the features that it counts; keys are those of the config."""
     sizes = sizes_of(config)
     if config is not None and "experts" in sizes and not _has_dense_blocks(config):
-        sizes.pop("ffn", None)  # of experts, each of which is whole
+        sizes.pop("ffn", None)  # it is the size of experts, which are not sharded
     for name in ("heads", "kv_heads"):
         if size := sizes.get(name):
             yield divisors.head_cut(size.key, size.value, cuboid, "TEN131")
@@ -66,17 +66,17 @@ def conditions(config: TransformersConfig | None, cuboid: Tensor) -> Iterator[Co
 
 
 def _heads_of_stages(config: TransformersConfig) -> Sequence[int]:
-    """Return the heads of each stage where a known class lists them, as Swin does; else ()."""
+    """Return the heads of each stage if a known class lists them, as Swin does, else ()."""
     heads, depths = config.values.get(config.own_name("heads")), config.values.get("depths")
     if not config.known or not isinstance(heads, (list, tuple)):
         return ()
     if isinstance(depths, (list, tuple)):
-        heads = heads[: len(depths)]  # there are no more stages
+        heads = heads[: len(depths)]  # further entries have no stage
     return heads if all(type(each) is int and each > 0 for each in heads) else ()
 
 
 def _of_stages(config: TransformersConfig, cuboid: Tensor) -> Iterator[Condition]:
-    """Yield the conditions of a model that lists heads by stage; what divides in one stage does in its double."""
+    """Yield the conditions of a model that lists heads by stage; multiples of an earlier stage's heads divide too."""
     heads, width = _heads_of_stages(config), config.number("embed_dim")
     for stage, count in enumerate(heads):
         if not any(count % earlier == 0 for earlier in heads[:stage]):
@@ -93,7 +93,7 @@ def _of_stages(config: TransformersConfig, cuboid: Tensor) -> Iterator[Condition
 
 
 def _of_decoder(config: TransformersConfig, cuboid: Tensor) -> Iterator[Condition]:
-    """Yield the conditions of a decoder that has sizes of its own, as ViTMAE's has."""
+    """Yield the conditions of a decoder with its own sizes, as in ViTMAE."""
     heads, hidden, ffn = (config.number(name) for name in DECODER)
     heads_key, hidden_key, ffn_key = map(config.author_key, DECODER)
     if heads is None or hidden is None:
@@ -108,12 +108,12 @@ def _of_decoder(config: TransformersConfig, cuboid: Tensor) -> Iterator[Conditio
 
 
 def _has_dense_blocks(config: TransformersConfig) -> bool:
-    """Whether some blocks have an MLP in place of experts."""
+    """Return whether some blocks have an MLP instead of experts."""
     return bool(config.values.get("mlp_only_layers")) or (config.number("decoder_sparse_step") or 1) > 1
 
 
 def inner_features(sizes: Mapping[str, Size]) -> Iterator[tuple[Size, int]]:
-    """Yield each size that counts inner features, with how many."""
+    """Yield each size that counts inner features, and the number of these features."""
     for size in filter(None, (sizes.get("ffn"), sizes.get("shared_ffn"))):
         yield size, size.value
     heads, hidden, head_dim = (sizes.get(name) for name in ("heads", "hidden", "head_dim"))
@@ -124,7 +124,7 @@ def inner_features(sizes: Mapping[str, Size]) -> Iterator[tuple[Size, int]]:
 
 
 def beyond_masks(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the keys that make a model's attention more than masks, with what they make it."""
+    """Yield the keys that change attention by more than masks, each with a description of the change."""
     layers = values.get("layer_types")
     if isinstance(layers, (list, tuple)) and "chunked_attention" in layers:
         yield "layer_types", "layers attend within chunks"

@@ -19,10 +19,11 @@ from dslpar.language.load import Config
 from dslpar.layout.batch import Batch, batch_of, requested_batch
 from dslpar.layout.chunks import Chunks
 from dslpar.layout.modes import MODES, UNKNOWN_HEADS, combines, cuboid_of
-from dslpar.layout.resolve import Job, chunks_of, heads_of, pipeline_of, resolve, tensor_of, with_zero
+from dslpar.layout.resolve import Job, chunks_of, heads_of, resolve, with_zero
 from dslpar.linter.problem import Problem, UnknownValueError
 from dslpar.schema import sections
 from dslpar.schema.datasets import BlendData, Data, part_key
+from dslpar.schema.parallel_forms import keys_of, pipeline_of, tensor_of
 from dslpar.schema.sections_reader import Reading
 
 if TYPE_CHECKING:
@@ -340,20 +341,19 @@ class Context:
     @property
     def pipeline_key(self) -> str:
         """The key that gives the number of stages."""
-        return "parallel.pipeline.size" if self.from_parallel("pipeline") else "train.dist.pipeline_parallel_size"
+        return keys_of(self.spec).pipeline
 
     @property
     def tensor_key(self) -> str:
         """The key that gives the size of tensor parallelism; of context parallelism where there is no other."""
         if self.tensor is None and self.from_parallel("context"):
             return "parallel.context.size"
-        return "parallel.tensor.size" if self.from_parallel("tensor") else "train.dist.tensor_parallel_size"
+        return keys_of(self.spec).tensor
 
     @property
     def ids_key(self) -> str:
         """The key that gives the stage of each layer."""
-        both = "parallel.pipeline.stage_ids", "train.dist.custom_pipeline_stage_id"
-        return both[0] if self.from_parallel("pipeline") else both[1]
+        return keys_of(self.spec).stage_ids
 
     @cached_property
     def cuboid(self) -> mesh.Tensor:

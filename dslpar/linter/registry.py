@@ -1,7 +1,7 @@
 """The registry of rules: every family in the order in which its rules run, and the pages of all codes.
 
 A new rule is an entry of the tuple RULES in its family's file; a new family is one more name here. Rules of a model's
-keys are in the folder of the model's family (`dslpar.schema.families`).
+keys are in the folder of the model's family (`dslpar.schema.families`), and those that forecast are the planner's.
 """
 
 from __future__ import annotations
@@ -16,10 +16,8 @@ from dslpar.linter.rules import (
     batch,
     blends,
     comments,
-    context_parallel,
     data,
     deepspeed,
-    fit,
     hosts,
     images,
     keys,
@@ -27,9 +25,7 @@ from dslpar.linter.rules import (
     no_effect,
     offload,
     parallel,
-    performance,
     pipeline,
-    shapes,
     targets,
     tensor,
     transformers,
@@ -39,6 +35,9 @@ from dslpar.schema.families import FAMILIES
 
 if TYPE_CHECKING:
     from dslpar.core.catalog import Page
+
+_PLANNER = import_module("dslpar.planner.rules")
+"""The planner's rules: it stands above, since it lints the layouts that it tries."""
 
 RULES: tuple[Rule, ...] = (
     *language.RULES,
@@ -56,12 +55,10 @@ RULES: tuple[Rule, ...] = (
     *offload.RULES,
     *deepspeed.RULES,
     *hosts.RULES,
-    *performance.RULES,
-    *shapes.RULES,
+    *_PLANNER.LEGAL_BUT_SLOW,
     *(rule for package in FAMILIES.values() for rule in import_module(f"{package}.rules").RULES),
     *no_effect.RULES,
-    *context_parallel.RULES,  # what is legal is forecast
-    *fit.RULES,
+    *_PLANNER.FORECAST,  # of what is legal
     *comments.RULES,  # last: they look at what the others found
 )
 

@@ -1,6 +1,6 @@
-"""Configs of other frameworks, converted to dslpar's, with a report of every key: nothing is dropped in silence.
+"""Conversion of other frameworks' configs to dslpar's, with a report of every key: nothing is dropped silently.
 
-In: a file of ColossalAI's, LiBai's or DeepSpeed's. Out: a dslpar config and a report. One engine (`convert`) runs the
-table of the source, a file below data/ (`table` has its grammar); rows name conversions, which are functions of the
-module of that source. docs/import.md is generated from the tables.
+The input is a file of ColossalAI, LiBai, DeepSpeed, GPT-NeoX or Megatron-LM. The output is a dslpar config and a
+report. One engine (`convert`) applies the source's table, a file in data/ (`table` describes its grammar). Rows name
+conversions, which are functions in the source's module. docs/import.md is generated from the tables.
 """

@@ -1,4 +1,4 @@
-"""Conversions of ColossalAI's legacy configs (rows: data/colossalai.txt); the sizes of its GPTs are titans 0.0.7's."""
+"""Conversions for ColossalAI's legacy configs (rows: data/colossalai.txt), with the GPT sizes of titans 0.0.7."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ _SIZES = {
     "gpt3": (96, 12288, 96),
     "GPT": (12, 768, 12),
 }
-"""Layers, hidden size and heads, by name: titans' functions, and its class with the defaults."""
+"""Layers, hidden size and heads, by the name of titans' function, or of its class `GPT` with its defaults."""
 _THEIRS = ("colossalai.", "titans.", "model_zoo.")
 _OURS = ("GPT", "dslpar.models.GPT")
 
 
 def gpt_fields(target: str) -> Mapping[str, object] | None:
-    """Return the fields of dslpar's GPT for one of titans' functions, or for titans' class itself; None for others."""
+    """Return the fields of dslpar's GPT for a function or the GPT class of titans; None for any other target."""
     package, _, name = target.rpartition(".")
     if name not in _SIZES or (package and not package.startswith(("titans", "model_zoo"))) or target == "GPT":
         return None
@@ -70,13 +70,13 @@ def model_type(value: object, view: View, row: Row) -> Outcome:
 
 
 def model_name(value: object, view: View, row: Row) -> Outcome:
-    """Convert a model that is a name alone."""
+    """Convert a model given only as a name."""
     made = model_type(value, view, row)
     return changed(row.to, made.value, "a name alone is no section") if made.fate == "kept" else made
 
 
 def _or_own(convert: Conversion) -> Conversion:
-    """Decorate a conversion of an argument of titans' GPT; dslpar's and classes of the author's take it as it is."""
+    """Decorate a conversion of an argument of titans' GPT; dslpar's GPT and the author's classes take it unchanged."""
 
     @functools.wraps(convert)
     def checked(value: object, view: View, row: Row) -> object:
@@ -91,26 +91,26 @@ def _or_own(convert: Conversion) -> Conversion:
 
 @_or_own
 def titans(value: object, view: View, row: Row) -> Outcome:
-    """Keep or drop an argument, as the row has it."""
+    """Keep or drop an argument, as the row's fate says."""
     return row.as_is(value, row.why if row.fate == "dropped" else "")
 
 
 @_or_own
 def titans_only(value: object, view: View, row: Row) -> Outcome:
-    """As `only`."""
+    """Apply `only` to an argument of titans' GPT."""
     return only(value, view, row)
 
 
 @_or_own
 def titans_needed(value: object, view: View, row: Row) -> Outcome:
-    """Ask the author; the argument says why."""
+    """Ask the author; the row's argument is the reason."""
     return needed(row.argument, row.to)
 
 
 @_or_own
 @number
 def titans_ratio(value: float, view: View, row: Row) -> Outcome:
-    """Convert a multiple of hidden_size."""
+    """Convert mlp_ratio, a multiple of hidden_size."""
     hidden = view.get("model.hidden_size", (gpt_fields(view.model) or {}).get("hidden_size", 0))
     if type(hidden) is not int:
         return needed(f"mlp_ratio times hidden_size, which is {hidden!r}", row.to)
@@ -119,26 +119,26 @@ def titans_ratio(value: float, view: View, row: Row) -> Outcome:
 
 @_or_own
 def titans_dropout(value: object, view: View, row: Row) -> Outcome:
-    """Merge titans' three probabilities, 0.1 each unless the source says otherwise."""
+    """Merge titans' three dropout probabilities, each 0.1 by default."""
     names = ("dropout", "embedding_dropout", "attention_dropout")
     return one_dropout(value, [view.get(f"model.{name}", 0.1) for name in names], row)
 
 
 @_or_own
 def other_argument(value: object, view: View, row: Row) -> Outcome:
-    """Ask for an argument that is none of titans' GPT's."""
+    """Ask the author about an argument that titans' GPT does not have."""
     return needed("titans' GPT has no such argument")
 
 
 def size(value: object, view: View, row: Row) -> Outcome:
-    """Convert HIDDEN_SIZE and its kin: only a script knows which model they are of."""
+    """Convert HIDDEN_SIZE and similar variables: only the script knows which model they belong to."""
     if not view.model:
         return needed("a size of the model that the script builds: write it into model", row.to)
     return dropped("the sizes of the model count" if _is_gpt(view.model) else "the model's class has it")
 
 
 def sequence(value: object, view: View, row: Row) -> Outcome:
-    """Convert the length of a sample, of a model of texts; a picture's patches are no tokens of the section data."""
+    """Convert the sequence length of a text model; an image's patches are not tokens of the section data."""
     if not _is_gpt(view.model):
         return needed("tokens of a sample, if the model reads text: data.seq_len", row.to)
     return row.as_is(value)
@@ -152,18 +152,18 @@ def _num_stages(view: View) -> Any:
 
 
 def _has_pipeline(view: View) -> bool:
-    """Whether there are several stages, or nobody knows how many."""
+    """Return whether there are several stages, or an unknown number."""
     sizes = (view.values.get("parallel.pipeline.size"), view.values.get("parallel.pipeline"))
     return _num_stages(view) != 1 or UNREAD in sizes
 
 
 def _num_pieces(view: View) -> Any:
-    """Return how many micro-batches a pipeline's schedule makes of a batch; 1 without a pipeline."""
+    """Return the number of micro-batches that the pipeline's schedule makes per batch; 1 without a pipeline."""
     return 1 if _num_stages(view) == 1 else view.any_of("NUM_MICRO_BATCHES", "schedule.num_microbatches") or 1
 
 
 def micro_size(value: object, view: View, row: Row) -> object:
-    """Convert BATCH_SIZE, which is of one data rank; the pipeline's schedule cuts it into NUM_MICRO_BATCHES."""
+    """Convert BATCH_SIZE, the batch per data rank, which the pipeline's schedule splits into NUM_MICRO_BATCHES."""
     pieces = _num_pieces(view)
     if pieces == 1:
         return Outcome("renamed", row.to, value, "samples of one data rank, in both")
@@ -193,7 +193,7 @@ def num_microbatches(value: object, view: View, row: Row) -> Outcome:
 
 
 def num_chunks(value: object, view: View, row: Row) -> Outcome:
-    """Convert the chunks of the model on each rank."""
+    """Convert the number of model chunks per rank."""
     return chunks(value, _has_pipeline(view), row)
 
 
@@ -212,12 +212,12 @@ def schedule_type(value: object, view: View, row: Row) -> Outcome:
 
 
 def unless_given(value: object, view: View, row: Row) -> Outcome:
-    """Keep a variable that stands for a key where the source does not have that key itself."""
+    """Keep a variable that stands for a key, unless the source has the key itself."""
     return dropped(f"{row.to} says it") if view.get(row.to) is not None else row.as_is(value)
 
 
 def by_epoch(value: object, view: View, row: Row) -> Outcome:
-    """Convert a number of epochs: so many times the whole global batches of the data; the argument says it, too."""
+    """Convert epochs to steps: epochs times the data's full global batches, unless the row's argument gives steps."""
     if row.argument and view.get(row.argument) is not None and not _in_epochs(row.argument, view):
         return dropped(f"{row.argument} says it")
     if view.epoch is None:
@@ -231,13 +231,13 @@ def by_epoch(value: object, view: View, row: Row) -> Outcome:
 
 
 def _in_epochs(key: str, view: View) -> bool:
-    """Whether a key of the scheduler is given by a name that counts epochs, and so counts them too."""
+    """Return whether a scheduler's key is set from a variable that counts epochs, and so counts epochs too."""
     names = ("NUM_EPOCHS", "num_epochs", "WARMUP_EPOCHS")
     return any(name in view.used and view.get(name) == view.get(key) for name in names)
 
 
 def of_scheduler(value: object, view: View, row: Row) -> Outcome:
-    """Keep steps of a scheduler, unless they are epochs, of which NUM_EPOCHS and WARMUP_EPOCHS tell."""
+    """Keep steps of a scheduler, unless they are epochs, which NUM_EPOCHS and WARMUP_EPOCHS convert."""
     if _in_epochs(row.pattern, view):
         return dropped("it is counted in epochs here: NUM_EPOCHS and WARMUP_EPOCHS say what becomes of them")
     if row.to == row.pattern and _in_epochs("lr_scheduler.total_steps", view):  # so the warm-up is in epochs too
@@ -279,11 +279,11 @@ def loss_scale(value: object, view: View, row: Row) -> Outcome:
 
 
 _SHARDED = {"zero.stage": 3, "precision.dtype": "fp16"}
-"""What `zero.model_config` implies, whatever stands in it."""
+"""Keys that any `zero.model_config` implies."""
 
 
 def placement(value: object, view: View, row: Row) -> Outcome:
-    """Convert where a sharded model's tensors lie."""
+    """Convert the placement of a sharded model's tensors."""
     if value == "cuda":
         return dropped("on the device, as is leaving it out", _SHARDED)
     if value == "cpu":
@@ -300,20 +300,20 @@ def sharded(value: object, view: View, row: Row) -> Outcome:
 
 
 def offload_pipeline(value: object, view: View, row: Row) -> Outcome:
-    """Convert a switch that is two in DeepSpeed."""
+    """Convert a switch that corresponds to two in DeepSpeed."""
     return changed(row.to, value, row.why, {"zero.offload_optimizer.pipeline_write": value})
 
 
 @number
 def mebibytes_of_fp16(value: float, view: View, row: Row) -> int:
-    """Convert a bucket's size into elements."""
+    """Convert a bucket's size from MiB of fp16 to elements."""
     return int(value * 2**20) // 2
 
 
 # Optimizer, scheduler, handlers -----------------------------------------------------------------------------------
 
 _ADAMS = ("HybridAdam", "CPUAdam", "FusedAdam")
-"""Adams of ColossalAI's own, whose arguments DeepSpeed's have not."""
+"""ColossalAI's own Adams, some of whose arguments DeepSpeed's Adams do not have."""
 _OPTIMIZERS = {
     "HybridAdam": ("AdamW", "HybridAdam decays as AdamW does; where it runs follows from zero.offload_optimizer"),
     "CPUAdam": ("AdamW", "CPUAdam decays as AdamW does; where it runs follows from zero.offload_optimizer"),
@@ -327,7 +327,7 @@ _SCHEDULERS = {name: (ours, f"{name}, by dslpar's name; steps are optimizer step
 
 
 def only_of_their_adam(value: object, view: View, row: Row) -> Outcome:
-    """As `only`, of ColossalAI's own Adams; other optimizers take their arguments as they are."""
+    """Apply `only` to ColossalAI's own Adams; other optimizers take their arguments unchanged."""
     theirs = str(view.get("optimizer.type", "")).rpartition(".")[2] in _ADAMS
     return only(value, view, row) if theirs else Outcome("kept", row.pattern, value)
 
@@ -346,7 +346,7 @@ def lr_scheduler(value: object, view: View, row: Row) -> Outcome:
 
 
 def _class_name(value: object, row: Row, known: Mapping[str, tuple[str, str]]) -> Outcome:
-    """Convert the name of a class: ColossalAI's by the table, torch's by its short name, others as they are."""
+    """Convert a class name: ColossalAI's by the table, torch's to its short name, others unchanged."""
     if not isinstance(value, (str, Reference)) or not str(value):
         return needed(f"{value!r} is the name of no class", row.to)
     package, _, name = str(value).rpartition(".")
@@ -384,7 +384,7 @@ _HOOKS = {
     "TensorboardHook": "monitor.tensorboard",
     "SaveCheckpointHook": "train.save_interval",
 }
-"""What does the work of each of ColossalAI's."""
+"""Replacement of each ColossalAI hook."""
 _OF_A_PROGRAM = "a hook of the author's own: a program gives it to dslpar.fit(hooks=[...]), as a callable"
 
 
@@ -394,7 +394,7 @@ def hooks(value: object, view: View, row: Row) -> Outcome:
     if not items:
         return dropped("an empty list is as none")
     names = [str(item.get("type", "?")).rpartition(".")[2] for item in items]
-    known = [re.sub("^Accuracy.*Hook$", "AccuracyHook", name) for name in names]  # early releases had one a mode
+    known = [re.sub("^Accuracy.*Hook$", "AccuracyHook", name) for name in names]  # early releases had one hook per mode
     why = "; ".join(f"{name}: {_HOOKS.get(known, _OF_A_PROGRAM)}" for name, known in zip(names, known, strict=True))
     also: dict[str, object] = {"monitor.tensorboard": True} if "TensorboardHook" in known else {}
     if "SaveCheckpointHook" not in known:
@@ -407,7 +407,7 @@ def hooks(value: object, view: View, row: Row) -> Outcome:
 
 
 def _save_interval(hook: Mapping[str, Any], view: View) -> int | None:
-    """Return the steps between checkpoints; None where only the data tell."""
+    """Return the steps between checkpoints; None if they depend on the data's size."""
     interval = hook.get("interval", 1)
     if type(interval) is not int or interval < 1:
         return None

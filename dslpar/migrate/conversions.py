@@ -1,4 +1,4 @@
-"""Conversions of values that several sources share; see `dslpar.migrate.table` for how rows name them."""
+"""Conversions of values shared by several sources; `dslpar.migrate.table` explains how rows name them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dslpar.migrate.table import Conversion, Outcome, Row, View, changed, droppe
 
 
 def only(value: object, view: View, row: Row) -> Outcome:
-    """Drop the value that dslpar's way implies ("VALUE else TEXT"); any other one needs the author."""
+    """Drop the value that matches dslpar's behaviour ("VALUE else TEXT"); any other value needs the author."""
     right, _, otherwise = row.argument.partition(" else ")
     return dropped(row.why) if value == ast.literal_eval(right) else needed(otherwise, row.to)
 
@@ -25,7 +25,7 @@ def on(value: object, view: View, row: Row) -> Outcome:
 
 
 def number(convert: Callable[[float, View, Row], object]) -> Conversion:
-    """Decorate a conversion of numbers: of anything else only the author can say what it means."""
+    """Decorate a conversion of numbers; any other value needs the author."""
 
     @functools.wraps(convert)
     def checked(value: object, view: View, row: Row) -> object:
@@ -46,19 +46,19 @@ def exponent(value: float, view: View, row: Row) -> object:
 
 
 def clip(value: object, view: View, row: Row) -> Outcome:
-    """Keep a bound of the gradient's norm; 0 is none."""
+    """Keep a bound of the gradient norm, and drop 0, which means no bound."""
     return dropped("0 is off, as is leaving it out") if value == 0 else row.as_is(value)
 
 
 def one_dropout(value: object, all_of_them: list[object], row: Row) -> Outcome:
-    """Merge several probabilities of dropout into dslpar's one, where they are equal."""
+    """Merge several dropout probabilities into dslpar's single one, if they are equal."""
     if any(item != value for item in all_of_them):
         return needed(f"dslpar has one dropout, and the source several that differ: {all_of_them}", row.to)
     return changed(row.to, value, "one probability for embedding, attention and outputs")
 
 
 def chunks(value: object, has_pipeline: bool, row: Row) -> Outcome:
-    """Convert how many stages each rank of a pipeline holds, which is what the interleaved schedule is about."""
+    """Convert the number of stages per rank of a pipeline; more than one implies the interleaved schedule."""
     if type(value) is not int or value < 1:
         return needed(f"it is {value!r}, and no number of stages", row.to)
     if not has_pipeline:

@@ -1,6 +1,6 @@
-"""The engine of `dslpar import`: finds the row of every leaf key of a source, and makes one entry of the report of it.
+"""Engine of `dslpar import`: finds the row of every leaf key of a source, and makes one report entry per leaf.
 
-A leaf is what is no mapping, an empty mapping, or the class of a LazyCall (`_target_`); a list is one leaf.
+A leaf is a value that is not a mapping, an empty mapping, or the class of a LazyCall (`_target_`). A list is one leaf.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ IMPLIED = "implied by "
 
 
 class Entry(NamedTuple):
-    """What became of one key of the source; an empty key: of none of them."""
+    """Result for one key of the source; the key is empty for a line about no single key."""
 
     key: str
     fate: Fate
@@ -31,44 +31,44 @@ class Entry(NamedTuple):
 
 
 class Import(NamedTuple):
-    """A converted source: every entry, and the values of the file to write."""
+    """Converted source: every entry, and the values of the file to write."""
 
     source: Source
     entries: tuple[Entry, ...]
     values: Mapping[str, Any]
-    """Dotted keys of dslpar's to values."""
+    """Values by dslpar's dotted key."""
 
     @property
     def needs_you(self) -> bool:
-        """Whether something is left for the author."""
+        """Whether an entry needs the author."""
         return any(entry.fate == "needed" for entry in self.entries)
 
 
 class Leaf(NamedTuple):
-    """One key of the source."""
+    """Leaf key of the source."""
 
     key: str
-    """As it is written."""
+    """The key as written."""
     name: str
-    """As the rows have it."""
+    """The key as the rows name it."""
     value: Any
     location: Location
 
 
 def convert(source: Source, model: Mapping[str, object] | None = None, epoch: Epoch | None = None) -> Import:
-    """Convert every key by its row; `model` replaces the source's own, `epoch` turns epochs into steps."""
+    """Convert every key by its row. `model` replaces the source's model, and `epoch` is needed to convert epochs."""
     return Converter(source, model, epoch).run()
 
 
 class Converter:
-    """One conversion; gathers entries and values."""
+    """Conversion of one source, which collects entries and values."""
 
     def __init__(self, source: Source, model: Mapping[str, object] | None, epoch: Epoch | None) -> None:
         self.source, self.model = source, model
         self.table = TABLES[source.name]
         self.known = {row.pattern.partition(".")[0] for row in self.table.rows}
-        """Top-level names that rows are about."""
-        # A mapping that looks empty may hold what could not be evaluated, which is listed by itself.
+        """Top-level names that some row matches."""
+        # A mapping that looks empty may hold unevaluated keys, which are listed separately.
         self.leaves = [
             leaf
             for leaf in leaves_of(source.config.root, self.table)
@@ -82,7 +82,7 @@ class Converter:
         self.entries: list[Entry] = []
         self.values: dict[str, Any] = {}
         self.source_keys: dict[str, str] = {}
-        """Which key of the source gave a value, by dslpar's key."""
+        """The source's key that each value comes from, by dslpar's key."""
         self.implied: list[tuple[str, Any, str, Location]] = []
 
     def run(self) -> Import:
@@ -98,7 +98,7 @@ class Converter:
     # One key -------------------------------------------------------------------------------------------------
 
     def outcome(self, leaf: Leaf) -> Outcome:
-        """Decide what becomes of a leaf."""
+        """Return the outcome of a leaf."""
         first = leaf.name.partition(".")[0]
         if self.model is not None and first == "model":
             return dropped("--model replaces it")
@@ -116,14 +116,14 @@ class Converter:
         return self.table.outcome(row, leaf.value, rest, self.view)
 
     def is_section(self, name: str) -> bool:
-        """Whether rows are about keys below this one, or none is and it is of a section of dslpar's."""
+        """Return whether rows match keys below this one, or it belongs to a dslpar section that no row mentions."""
         first = name.partition(".")[0]
         if first in SECTIONS and first not in self.known:
             return True
         return any(row.pattern.startswith(f"{name}.") for row in self.table.rows)
 
     def row(self, name: str) -> tuple[Row | None, str]:
-        """Find the first row about a key, and what its `**` stands for."""
+        """Find the first row that matches a key, and the rest that its `**` matches."""
         for row in self.table.rows:
             rest = row.rest(name)
             if rest is not None:
@@ -131,7 +131,7 @@ class Converter:
         return None, ""
 
     def unknown(self, leaf: Leaf, first: str) -> Outcome:
-        """Decide what becomes of a key without a row."""
+        """Return the outcome of a key without a row."""
         known = self.known
         if leaf.value is UNREAD and (first in known or first in SECTIONS):
             return _not_evaluated("")
@@ -147,7 +147,7 @@ class Converter:
         return needed(none + (f"; {close}" if close else ""))
 
     def own_name(self, leaf: Leaf, first: str) -> Outcome:
-        """Drop a top-level name of the author's own, unless it resembles one of the framework's."""
+        """Drop a top-level variable of the author, unless its name resembles one of the framework's keys."""
         if leaf.value is UNREAD:
             return dropped("a name of the file's own, not evaluated; a key that is made of it needs you")
         if first in self.view.used:
@@ -158,11 +158,11 @@ class Converter:
         return dropped("a variable of the file's own, which dslpar does not read")
 
     def known_names(self) -> list[str]:
-        """List the keys for which the `**` of rows may stand."""
+        """List the keys that rows with `**` match."""
         return [row.pattern.removesuffix("**") + name for row in self.table.rows for name in row.among]
 
     def settle(self, leaf: Leaf, outcome: Outcome) -> None:
-        """Note an outcome, and its value unless another key has given one."""
+        """Record an outcome, and its value unless another key has set it."""
         if outcome.fate in ("kept", "renamed", "changed") and outcome.to:
             other = self.clash(outcome.to)
             if other and self.values.get(outcome.to, outcome) == outcome.value:
@@ -178,7 +178,7 @@ class Converter:
         self.note(leaf.key, outcome, leaf.location)
 
     def clash(self, to: str) -> str:
-        """Return the key of dslpar's that has a value already and that this one would repeat."""
+        """Return the dslpar key that already has a value and equals, contains or lies below this one; else empty."""
         return next((key for key in self.values if f"{to}.".startswith(f"{key}.") or key.startswith(f"{to}.")), "")
 
     def note(self, key: str, outcome: Outcome, location: Location) -> None:
@@ -186,10 +186,10 @@ class Converter:
         location = _own_location(location, self.source)
         self.entries.append(Entry(key, outcome.fate, outcome.to, outcome.value, outcome.why, location))
 
-    # What no row could read ----------------------------------------------------------------------------------
+    # Unevaluated keys ----------------------------------------------------------------------------------------
 
     def read_unread(self) -> None:
-        """Note keys that could not be evaluated, each with the finding that tells why; then findings about no key."""
+        """Record unevaluated keys, each with the finding that explains it, then the findings about no key."""
         left = [finding for finding in self.source.config.findings if finding.severity == "error"]
         for leaf, around in self.unread:
             outcome = self.outcome(leaf)
@@ -204,10 +204,10 @@ class Converter:
         for finding in left:
             self.note("", needed(f"could not be read: {finding.message}"), finding.location)
 
-    # What the file needs besides -----------------------------------------------------------------------------
+    # Added values --------------------------------------------------------------------------------------------
 
     def read_defaults(self) -> None:
-        """Add what the framework takes where the source is silent, and what every source of it implies."""
+        """Add the framework's defaults for missing keys, and the values that every source of it implies."""
         whole = Location(self.source.path)
         for key, value in self.table.adds.items():
             if not self.clash(key):
@@ -224,9 +224,9 @@ class Converter:
                 self.note("", needed(why, key), whole)
 
     def finish(self) -> None:
-        """Add what values imply, ZeRO under half precision, and the model."""
+        """Add implied values, ZeRO for half precision, and the model."""
         for key, value, because, place in self.implied:
-            # What the source says itself counts more than what one of its values implies.
+            # A value that the source sets itself takes precedence over an implied one.
             if not self.clash(key):
                 self.add(key, value, IMPLIED + because, place)
         whole = Location(self.source.path)
@@ -242,12 +242,12 @@ class Converter:
                 self.note("", needed("the source names no model: write it, or give --model FILE", "model"), whole)
 
     def add(self, key: str, value: object, why: str, location: Location) -> None:
-        """Add a value that no key of the source gives by itself."""
+        """Add a value that no key of the source sets itself."""
         self.values[key], self.source_keys[key] = value, why
         self.note("", Outcome("added", key, value, why), location)
 
 
-# The keys of a source ---------------------------------------------------------------------------------------------
+# Keys of a source -------------------------------------------------------------------------------------------------
 
 
 def leaves_of(root: Node, table: Table) -> Iterator[Leaf]:
@@ -269,18 +269,18 @@ def _leaves(path: str, node: Node) -> Iterator[tuple[str, Any, Location]]:
 
 
 def _name(key: object) -> str:
-    """Write a key as the report has it: an empty one is quoted."""
+    """Return a key as the report shows it: an empty key is quoted."""
     return str(key) or '""'
 
 
 def _unread(source: Source, table: Table) -> list[tuple[Leaf, Location]]:
-    """Return the keys whose value could not be evaluated, and the range of the file around each."""
+    """Return the keys whose value could not be evaluated, each with the range of the file around it."""
     made = []
     named = assigned(source) if source.config.unknown else {}
     for path in sorted(source.config.unknown - {"*"}):  # `import *` has a finding of its own
         node = source.config.root.get(path)
         if node is not None and node.is_mapping and node.value:
-            continue  # what it holds is listed by itself, and a finding says what is not
+            continue  # its known keys are leaves, and a finding explains the others
         name = table.name_of(path.removeprefix(f"{table.wrapper}.") if table.wrapper else path)
         if node is None:
             place, around = named.get(path) or (source.config.key_at(path), source.config.at(path))
@@ -289,7 +289,7 @@ def _unread(source: Source, table: Table) -> list[tuple[Leaf, Location]]:
 
 
 def _model_of(root: Node, wrapper: str) -> str:
-    """Return the class that the model names."""
+    """Return the name of the model's class; empty if there is none."""
     config = root.value.get(wrapper)
     node = root.get("model") or (config.get("model") if config is not None and config.is_mapping else None)
     if node is None:
@@ -311,12 +311,12 @@ def _not_evaluated(to: str) -> Outcome:
 
 
 def refused(source: Source) -> list[Finding]:
-    """Return why a source could not be read at all, at its own path."""
+    """Return the findings of a source that could not be read at all, at its own path."""
     hint = "write JSON: comments, trailing commas and plain keys are read; HJSON without commas or braces is not"
     found = [finding._replace(location=_own_location(finding.location, source)) for finding in source.config.findings]
     return [item._replace(help=hint) for item in found] if source.path.endswith(JSON_ENDINGS) else found
 
 
 def _own_location(location: Location, source: Source) -> Location:
-    """Return a location under the source's own path: .hjson was read under another."""
+    """Return a location with the source's own path, since .hjson files are read under another path."""
     return location._replace(path=source.path) if location.path == source.config.path else location

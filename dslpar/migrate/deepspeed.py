@@ -1,4 +1,4 @@
-"""Conversions of DeepSpeed's JSON, also with Hugging Face's "auto"; the rows are in data/deepspeed.txt."""
+"""Conversions for DeepSpeed's JSON, including Hugging Face's "auto" (rows: data/deepspeed.txt)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ AUTO = "auto"
 
 
 def auto(value: object, view: View, row: Row) -> Outcome:
-    """Keep a value, unless it is "auto": there only the author can say."""
+    """Keep a value, unless it is "auto", which needs the author."""
     if value == AUTO:
         return needed('"auto": Hugging Face\'s Trainer fills it in from its arguments', row.to)
     return row.as_is(value)
@@ -25,12 +25,12 @@ def clip(value: object, view: View, row: Row) -> Outcome:
 
 
 def auto_left_out(value: object, view: View, row: Row) -> Outcome:
-    """Keep a key that may be left out, unless it is "auto"."""
+    """Keep an optional key, and drop it if it is "auto"."""
     return dropped('"auto": left out, so DeepSpeed\'s default holds') if value == AUTO else row.as_is(value)
 
 
 def stage(value: object, view: View, row: Row) -> Outcome:
-    """Convert the stage of ZeRO, which half precision needs."""
+    """Convert the ZeRO stage; half precision needs at least 1."""
     half = any(view.get(f"{name}.enabled") is True for name in ("fp16", "bf16", "bfloat16"))
     if value == 0 and half:
         return changed(row.to, 1, "at stage 0 DeepSpeed's half-precision step is wrong, so it becomes 1")
@@ -38,12 +38,12 @@ def stage(value: object, view: View, row: Row) -> Outcome:
 
 
 def stage_of_switch(value: object, view: View, row: Row) -> Outcome:
-    """Convert the old form of zero_optimization, a switch."""
+    """Convert the old form of zero_optimization, which is a switch."""
     return changed(row.to, 1, "True is stage 1") if value is True else dropped("off")
 
 
 def optimizer(value: object, view: View, row: Row) -> Outcome:
-    """Convert the optimizer's name, which DeepSpeed takes in any case."""
+    """Convert the optimizer's name, which is case-insensitive in DeepSpeed."""
     if not isinstance(value, str) or value == AUTO:
         return auto(value, view, row)
     names = {name.lower(): name for name in ("Adam", "AdamW", "SGD", *OPTIMIZERS)}
@@ -75,7 +75,7 @@ def half_precision(value: object, view: View, row: Row) -> Outcome:
 
 
 def of_half_precision(value: object, view: View, row: Row) -> Outcome:
-    """Keep a key of fp16 or bf16 where that is enabled."""
+    """Keep a key of fp16 or bf16 if that precision is enabled."""
     dtype = row.pattern.partition(".")[0]
     enabled = view.get(f"{dtype}.enabled")
     if enabled == AUTO:
@@ -84,7 +84,7 @@ def of_half_precision(value: object, view: View, row: Row) -> Outcome:
 
 
 def tensor_size(value: object, view: View, row: Row) -> Outcome:
-    """Convert the size of a tensor or context group; the argument is what goes with it."""
+    """Convert the size of a tensor or context group; the row's argument has the keys that it implies."""
     if value == 1:
         return dropped("1: none")
     section = row.to.rpartition(".")[0]
@@ -93,5 +93,5 @@ def tensor_size(value: object, view: View, row: Row) -> Outcome:
 
 
 def offload(value: object, view: View, row: Row) -> object:
-    """Convert a switch into a device."""
+    """Convert a switch to a device."""
     return "cpu" if value else dropped("off")

@@ -1,4 +1,4 @@
-"""Conversions of LiBai's configs; the rows are in data/libai.txt, formulas as of its last release."""
+"""Conversions for LiBai's configs (rows: data/libai.txt), with the formulas of its last release."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LLAMA = {"norm": "rmsnorm", "activation": "swiglu", "positions": "rotary", "bia
 
 
 def gpt_fields(target: str) -> Mapping[str, object] | None:
-    """Return the fields of dslpar's GPT that a class of LiBai's stands for, besides its cfg; None: it is no GPT."""
+    """Return the fields of dslpar's GPT that a LiBai class implies besides its cfg; None if it is not a GPT."""
     package, _, name = target.rpartition(".")
     if target == "dslpar.models.GPT" or (name in _GPTS and package.startswith("libai.")):
         return {}
@@ -38,7 +38,7 @@ def model_class(value: object, view: View, row: Row) -> Outcome:
 
 
 def _of_gpt(convert: Conversion) -> Conversion:
-    """Decorate a conversion of a key of the GPT's; other models are not there."""
+    """Decorate a conversion of a GPT's key; dslpar does not have LiBai's other models."""
 
     @functools.wraps(convert)
     def checked(value: object, view: View, row: Row) -> object:
@@ -59,13 +59,13 @@ def model_size(value: object, view: View, row: Row) -> Outcome:
 
 @_of_gpt
 def only_of_gpt(value: object, view: View, row: Row) -> Outcome:
-    """As `only`, of a key of the GPT's."""
+    """Apply `only` to a key of the GPT."""
     return conversions.only(value, view, row)
 
 
 @_of_gpt
 def dropout(value: object, view: View, row: Row) -> Outcome:
-    """Merge the probabilities that are given."""
+    """Merge the dropout probabilities that the source sets."""
     given = [view.get(f"model.cfg.{name}_prob") for name in _DROPOUTS]
     return one_dropout(value, [item for item in given if item is not None], row)
 
@@ -75,7 +75,7 @@ _DROPOUTS = "embedding_dropout", "attention_dropout", "output_dropout", "hidden_
 
 @_of_gpt
 def scaled_init(value: object, view: View, row: Row) -> Outcome:
-    """Report that output layers are not scaled."""
+    """Report that dslpar does not scale the initial weights of output layers."""
     if not value:
         return dropped("off: all weights by init_std")
     return changed("", None, "dslpar draws every weight with init_std, output layers too")
@@ -83,7 +83,7 @@ def scaled_init(value: object, view: View, row: Row) -> Outcome:
 
 @_of_gpt
 def other_argument(value: object, view: View, row: Row) -> Outcome:
-    """Ask for a key that the GPT does not have."""
+    """Ask the author about a key that dslpar's GPT does not have."""
     return needed("dslpar's GPT has no such key")
 
 
@@ -91,7 +91,7 @@ def other_argument(value: object, view: View, row: Row) -> Outcome:
 
 
 def _steps_of_epochs(view: View) -> int | None:
-    """Return the steps of train_epoch; 0 without it, None where nobody told what an epoch is."""
+    """Return the steps of train_epoch; 0 without train_epoch, None if the size of an epoch is unknown."""
     epochs = view.get("train.train_epoch", 0)
     if not epochs:
         return 0
@@ -105,7 +105,7 @@ def _iterations(view: View) -> Any:
 
 
 def steps(value: object, view: View, row: Row) -> Outcome:
-    """Convert train_iter; LiBai takes the larger of it and train_epoch's steps."""
+    """Convert train_iter; LiBai runs the larger of train_iter and train_epoch's steps."""
     by_epochs = _steps_of_epochs(view)
     if by_epochs is None:
         message = "LiBai takes the larger of train_iter and train_epoch's steps, which depend on the data"
@@ -133,7 +133,7 @@ def epochs(value: object, view: View, row: Row) -> Outcome:
 
 @number
 def warmup(value: float, view: View, row: Row) -> object:
-    """Take the ceiling of ratio * train_iter, as LiBai's trainer does."""
+    """Convert a warm-up ratio to steps: the ceiling of ratio times steps, as in LiBai's trainer."""
     if not value:
         return dropped("no warm-up, as is leaving it out")
     by_epochs, iterations = _steps_of_epochs(view), _iterations(view)
@@ -143,21 +143,21 @@ def warmup(value: float, view: View, row: Row) -> object:
 
 
 def where_enabled(value: object, view: View, row: Row) -> Outcome:
-    """Keep a key that counts where the switch beside it is on."""
+    """Keep a key if the switch `enabled` of its section is on."""
     switch = f"{row.pattern.rpartition('.')[0]}.enabled"
     return row.as_is(value) if view.get(switch) else dropped(f"{switch} is off")
 
 
 @number
 def eval_steps(value: float, view: View, row: Row) -> object:
-    """Convert eval_iter, which LiBai writes as 1e5."""
+    """Convert eval_iter to an int; LiBai's configs write it as 1e5."""
     if not view.get("train.evaluation.enabled", True):
         return dropped("evaluation is off")
     return Outcome("renamed", row.to, value) if type(value) is int else int(value)
 
 
 def evaluator(value: object, view: View, row: Row) -> Outcome:
-    """Say what measures the metrics of LiBai's evaluators."""
+    """Name the command that measures the metrics of LiBai's evaluators."""
     name = str(value).rpartition(".")[2]
     if name == "ClsEvaluator":
         top = view.get("train.evaluation.evaluator.topk", (1, 5))
@@ -189,7 +189,7 @@ def lr_scheduler(value: object, view: View, row: Row) -> Outcome:
 
 @number
 def alpha(value: float, view: View, row: Row) -> object:
-    """Convert the end of WarmupCosineLR, alpha * lr."""
+    """Convert the last learning rate of WarmupCosineLR, which is alpha * lr."""
     if "Cosine" not in str(view.get("train.scheduler._target_", "")):
         return dropped("no key of that scheduler")
     lr = view.get("optim.lr")

@@ -1,4 +1,4 @@
-"""Conversions of Megatron-LM's arguments and of GPT-NeoX's, its descendant (data/megatron.txt, gpt_neox.txt)."""
+"""Conversions for the arguments of Megatron-LM and its fork GPT-NeoX (rows: data/megatron.txt, gpt_neox.txt)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dslpar.migrate.table import Outcome, Row, View, changed, dropped, needed
 
 
 def choice(value: object, view: View, row: Row) -> Outcome:
-    """Convert one of a few values by the row's dict; any other needs the author."""
+    """Convert a value by the row's dict; a value that is not in it needs the author."""
     known = ast.literal_eval(row.argument)
     if not isinstance(value, str) or value not in known:
         return needed(f"dslpar has {', '.join(map(repr, dict.fromkeys(known.values())))}, and not {value!r}", row.to)
@@ -21,7 +21,7 @@ def choice(value: object, view: View, row: Row) -> Outcome:
 
 
 def query_groups(value: object, view: View, row: Row) -> Outcome:
-    """Keep the number of heads of keys and values, where there are groups."""
+    """Keep the number of key and value heads if grouped-query attention is on."""
     return (
         row.as_is(value) if view.get("group_query_attention") else dropped("no group_query_attention: as many as heads")
     )
@@ -29,14 +29,14 @@ def query_groups(value: object, view: View, row: Row) -> Outcome:
 
 @number
 def kv_channels(value: float, view: View, row: Row) -> Outcome:
-    """Drop the width of a head that is the usual one."""
+    """Drop the width of a head if it is hidden_size / num_attention_heads."""
     hidden, heads = view.get("hidden_size"), view.get("num_attention_heads")
     usual = type(hidden) is int and type(heads) is int and value * heads == hidden
     return dropped(row.why) if usual else needed("dslpar's heads have hidden_size / num_heads features")
 
 
 def swiglu(value: object, view: View, row: Row) -> Outcome:
-    """Convert the switch of SwiGLU, whose hidden layer Megatron-LM makes narrower unless it is given."""
+    """Convert the switch of SwiGLU; without ffn_hidden_size, Megatron-LM narrows its hidden layer by a third."""
     made, hidden = on(value, view, row._replace(argument="'swiglu': three weights")), view.get("hidden_size")
     if made.fate == "changed" and type(hidden) is int and view.get("ffn_hidden_size") is None:
         return made._replace(also={"model.ffn_hidden_size": int(4 * hidden * 2 / 3) // 64 * 64})
@@ -44,13 +44,13 @@ def swiglu(value: object, view: View, row: Row) -> Outcome:
 
 
 def dropout(value: object, view: View, row: Row) -> Outcome:
-    """Merge the probabilities of dropout, which are 0.1 where they are not given."""
+    """Merge the dropout probabilities, each 0.1 by default."""
     return one_dropout(value, [view.get(name, 0.1) for name in row.argument.split()], row)
 
 
 @number
 def tensor_size(value: float, view: View, row: Row) -> Outcome:
-    """Convert the size of tensor parallelism; the argument is what goes with it."""
+    """Convert the size of tensor parallelism; the row's argument has the keys that it implies."""
     if value == 1:
         return dropped("1: none")
     also = {f"parallel.tensor.{key}": item for key, item in ast.literal_eval(row.argument).items()}
@@ -64,7 +64,7 @@ def context_parallel(value: float, view: View, row: Row) -> Outcome:
 
 
 def context_type(value: object, view: View, row: Row) -> Outcome:
-    """Convert how context parallelism communicates."""
+    """Convert the communication type of context parallelism."""
     if (view.any_of("context_parallel_size") or 1) == 1:
         return dropped("without context parallelism it has no effect")
     impl = {"p2p": "ring", "a2a": "ulysses", "a2a+p2p": "hybrid"}.get(str(value))
@@ -74,23 +74,23 @@ def context_type(value: object, view: View, row: Row) -> Outcome:
 
 
 def sequence_parallel(value: object, view: View, row: Row) -> Outcome:
-    """Keep the split of the sequence between layers, where there is tensor parallelism."""
+    """Keep sequence parallelism if there is tensor parallelism."""
     size = view.any_of("tensor_model_parallel_size", "model_parallel_size") or 1
     return row.as_is(value) if value is True and size != 1 else dropped("without tensor parallelism it has no effect")
 
 
 def pipeline_size(value: object, view: View, row: Row) -> Outcome:
-    """Keep the number of stages; GPT-NeoX's 0 is none."""
+    """Keep the number of stages; 1, or 0 in GPT-NeoX, means no pipeline."""
     return dropped(f"{value}: none") if value in (0, 1) else row.as_is(value)
 
 
 def virtual_stages(value: object, view: View, row: Row) -> Outcome:
-    """Convert how many virtual stages each rank of a pipeline has."""
+    """Convert the number of virtual stages per rank of a pipeline."""
     return chunks(value, _num_stages(view) != 1, row)
 
 
 def layers_of_virtual_stage(value: object, view: View, row: Row) -> Outcome:
-    """Convert the layers of a virtual stage into how many of these each rank of a pipeline has."""
+    """Convert the layers per virtual stage to the number of virtual stages per rank of a pipeline."""
     layers, num_stages = view.get("num_layers"), _num_stages(view)
     sizes = (value, layers, num_stages)
     known = all(type(size) is int and size > 0 for size in sizes)
@@ -109,13 +109,13 @@ def _num_stages(view: View) -> Any:
 
 
 def betas(value: object, view: View, row: Row) -> Outcome:
-    """Put both betas of Adam into one value."""
+    """Combine both betas of Adam in one value."""
     return changed(row.to, (value, view.get("adam_beta2", 0.999)), "adam_beta1 and adam_beta2")
 
 
 @number
 def warmup(value: float, view: View, row: Row) -> Outcome:
-    """Convert a share of the run into steps; the argument names what it is a share of."""
+    """Convert a fraction of the run to steps; the row's argument names the keys of the total."""
     if view.get("lr_warmup_iters"):
         return dropped("lr_warmup_iters says it")
     total = view.any_of(*row.argument.split())
@@ -127,7 +127,7 @@ def warmup(value: float, view: View, row: Row) -> Outcome:
 
 
 def decay_iters(value: object, view: View, row: Row) -> Outcome:
-    """Drop the length of the schedule, where it is the run's."""
+    """Drop the length of the schedule if it equals the run's; any other length needs the author."""
     steps = view.get("train_iters")
     return only(value, view, row._replace(argument=f"{steps!r} else dslpar's schedules reach min_lr at train.steps"))
 
@@ -138,7 +138,7 @@ def precision(value: object, view: View, row: Row) -> Outcome:
 
 
 def recompute(value: object, view: View, row: Row) -> Outcome:
-    """Convert what is computed again in the backward."""
+    """Convert the granularity of activation recomputation."""
     if value == "selective":
         return dropped("scores of attention are not stored: it is fused")
     if value != "full":
@@ -147,24 +147,24 @@ def recompute(value: object, view: View, row: Row) -> Outcome:
 
 
 def checkpoint_layers(value: object, view: View, row: Row) -> Outcome:
-    """Convert the switch of recomputing, and how many layers go together."""
+    """Convert the switch of activation checkpointing and its number of layers per checkpoint."""
     if value is not True:
         return dropped("off")
     return changed(row.to, view.get("checkpoint_num_layers", 1), "so many layers from each stored input")
 
 
 def switched_on(value: object, view: View, row: Row) -> Outcome:
-    """Keep a value that turns something on; the argument is its switch."""
+    """Keep a value that turns something on; the row's argument is dslpar's switch for it."""
     return changed(row.to, value, f"{row.argument} = True goes with it", {row.argument: True})
 
 
 def negated(value: object, view: View, row: Row) -> Outcome:
-    """Turn a switch around."""
+    """Invert a switch."""
     return changed(row.to, not value, f"the other way round: {row.pattern} = {value!r}")
 
 
 def stage_method(value: object, view: View, row: Row) -> Outcome:
-    """Convert how layers are divided among stages."""
+    """Convert the method that divides layers among stages."""
     if value in ("uniform", "parameters"):
         return row.as_is(value)
     if value == "type:transformer|mlp":
@@ -173,7 +173,7 @@ def stage_method(value: object, view: View, row: Row) -> Outcome:
 
 
 def global_attention(value: object, view: View, row: Row) -> Outcome:
-    """Drop a list of attentions that are all global."""
+    """Drop a list of attention types if all are global."""
     kinds = (
         {kind for group in value if isinstance(group, list) for kind in group[0]}
         if isinstance(value, list)

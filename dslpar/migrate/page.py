@@ -1,4 +1,4 @@
-"""Generate docs/import.md from the tables: `python -m dslpar.migrate.page > docs/import.md`; a test compares them."""
+"""Generate docs/import.md from the tables: `python -m dslpar.migrate.page > docs/import.md`. A test compares them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _section(table: Table) -> str:
 
 
 def _condition(row: Row) -> str:
-    """Describe what a conversion makes of other values."""
+    """Describe which values a row's conversion handles, and what happens to other values."""
     value = f" ({row.argument.partition(' else ')[0]}); " if " else " in row.argument else "; " if row.why else ""
     if row.conversion.startswith("titans"):
         return f"{value}an argument of titans' GPT; of a class of the author's own it stays"

@@ -1,6 +1,6 @@
-"""The sources that `dslpar import` knows: each table in data/ is one.
+"""Registry of the sources that `dslpar import` knows: one per table in data/.
 
-A table may name conversions of its own: functions of the module of the same name beside this one, if there is one.
+A table may name conversions of its own: functions of the module with the table's name in this package, if there is one.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _LISTS = {
         if name.startswith("zero_optimization.") and other in deepspeed_policy.ZERO
     ],
     "top": deepspeed_policy.TOP,
-    "removed": [name for name in deepspeed_policy.REMOVED if name != "amp"],  # which has a row of its own
+    "removed": [name for name in deepspeed_policy.REMOVED if name != "amp"],  # amp has a row of its own
     "unsupported": deepspeed_policy.UNSUPPORTED,
 }
-"""Keys of DeepSpeed's, for rows that name them by `@`."""
+"""Lists of DeepSpeed's keys, for rows that refer to them with `@`."""
 Lists = Mapping[str, Collection[str]]
 _ROW = re.compile(r"(?P<fate>\w+) +(?P<pattern>(?:\{[^}]*\}|\S)+)(?: -> (?P<to>\S+))?(?: \| (?P<why>.*))?")
 
 
 def read_table(name: str, lists: Lists) -> Table:
-    """Read the table of the source `name`; `lists` are names that rows refer to by `@`."""
+    """Read the table of the source `name`; `lists` are the lists that rows refer to with `@`."""
     text = resources.files("dslpar.migrate").joinpath(f"data/{name}.txt").read_text(encoding="utf-8")
     facts = read_head(text)
     includes = read_table(facts["include"], lists) if "include" in facts else None
@@ -68,7 +68,7 @@ def _given(text: str) -> Iterator[tuple[str, object]]:
 
 
 def _rows(text: str, lists: Lists) -> Iterator[Row]:
-    # A row goes on in lines that are indented: the rest of a list in braces, `among`, and the conversion.
+    # Indented lines continue a row: the rest of a list in braces, `among`, `unread` and the conversion.
     for entry in re.split(r"\n+(?! )", text.strip("\n")):
         lines = entry.split("\n")
         first = lines.pop(0)

@@ -1,6 +1,6 @@
-"""The report of an import: every key of the source and its fate, as text and as JSON.
+"""Report of an import: every key of the source and its fate, as text or as JSON.
 
-The text folds keys of one section that share a fate and a reason into one line; JSON has an entry for each.
+The text folds keys of one section with the same fate and reason into one line. JSON has one entry per key.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dslpar.migrate.table import FATES
 
 
 def text(made: Import, out: str | None) -> str:
-    """Write what became of each key, by fate: what needs the author first."""
+    """Return the report as text, grouped by fate; keys that need the author come first."""
     counts = Counter(entry.fate for entry in made.entries)
     summary = ", ".join(f"{counts[fate]} {title}" for fate, title in FATES.items() if counts[fate])
     lines = [
@@ -33,7 +33,7 @@ MAX_LISTED = 12
 
 
 def _folded(entries: Sequence[Entry]) -> Iterator[str]:
-    """Write a line for each key; one line for keys of one section that share a reason."""
+    """Yield one line per key, or one line for several keys of a section with the same reason."""
     groups: dict[object, list[Entry]] = {}
     for entry in entries:
         groups.setdefault(_group(entry), []).append(entry)
@@ -46,7 +46,7 @@ def _folded(entries: Sequence[Entry]) -> Iterator[str]:
 
 
 def _group(entry: Entry) -> object:
-    """Return what keys of one line have in common: a reason, and a section in which they keep their names."""
+    """Return the grouping key of a line: the reason, and the section in which the keys keep their names."""
     (above, _, name), (to_above, _, to_name) = entry.key.rpartition("."), entry.to.rpartition(".")
     keeps_its_name = not entry.to or (above and to_name == name)
     if not (entry.key and keeps_its_name and (above or entry.why)):
@@ -56,7 +56,7 @@ def _group(entry: Entry) -> object:
 
 
 def _all_of(keys: Sequence[str]) -> str:
-    """Write keys as one: `train.{seed, amp.enabled}`, or a list of top-level keys."""
+    """Return several keys as one: `train.{seed, amp.enabled}`, or a list of top-level keys."""
     above = keys[0].split(".")[:-1]
     while above and not all(key.startswith(".".join(above) + ".") for key in keys):
         above.pop()
@@ -67,7 +67,7 @@ def _all_of(keys: Sequence[str]) -> str:
 
 
 def as_json(made: Import, out: str | None, findings: Sequence[Finding]) -> str:
-    """Write one object: the source, the entries in the source's order, and the findings of the result."""
+    """Return one JSON object: the source, the entries in the order of the conversion, and the result's findings."""
     entries = []
     for key, fate, to, value, why, location in made.entries:
         value = _portable(value) if fate in ("kept", "renamed", "changed", "added") else None

@@ -1,11 +1,11 @@
-"""Arguments that a shell script hands to a Python program, as Megatron-LM's scripts do. Nothing is run.
+"""Arguments that a shell script passes to a Python program, as Megatron-LM's scripts do. Nothing is executed.
 
     ARGS="--num-layers 24 --hidden-size $((16 * 64))"
     torchrun pretrain_gpt.py $ARGS --fp16            # --num-layers: 24, --hidden-size: 1024, --fp16: True
 
-Known are assignments (`A=1`, `A+=" 2"`, arrays, `export`), `$A`, `${A}`, `${A[@]}`, `${A:-1}`, arithmetic on whole
-numbers, quotes, comments and here-documents. What only a shell can tell (`$1`, `$(hostname)`, a variable that is set in
-a branch) is unknown, and so is a value made of it. Every character keeps the place where it was written.
+Supported are assignments (`A=1`, `A+=" 2"`, arrays, `export`), `$A`, `${A}`, `${A[@]}`, `${A:-1}`, arithmetic on whole
+numbers, quotes, comments and here-documents. Values that only a shell knows (`$1`, `$(hostname)`, a variable set in a
+branch) are unknown, and so are values made of them. Every character keeps its position in the script.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from dslpar.migrate.shell_expansion import MAX_LENGTH, TooLongError, expanded, s
 from dslpar.migrate.shell_words import UNKNOWN, Text, Word, lines, plain
 
 BRANCHES = {"if": 1, "for": 1, "while": 1, "until": 1, "case": 1, "fi": -1, "done": -1, "esac": -1}
-"""Words that open and close what may run once, often or never."""
+"""Words that open or close a block that may run any number of times, also never."""
 
 
 def load_arguments(text: str, path: str) -> tuple[Config, Mapping[str, Location]]:
-    """Read the arguments of the Python program that a script starts; of several, of the one with the most.
+    """Read the arguments of the Python program that a script starts; of several programs, the one with most arguments.
 
-    Also returns where each name of an argument stands.
+    Also returns the location of each argument's name.
     """
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     start = Location(path)
@@ -67,7 +67,7 @@ def _is_unknown(word: Text) -> bool:
 
 
 def _arguments(words: list[Text]) -> Iterator[tuple[Text, list[Text]]]:
-    """Yield each `--name` behind the program, and the words of its value."""
+    """Yield each `--name` after the program, and the words of its value."""
     programs = [number for number, word in enumerate(words) if plain(word).endswith(".py")]
     name: Text = []
     values: list[Text] = []
@@ -95,7 +95,7 @@ def _place(text: str, path: str, word: Text) -> Location:
 
 
 def _commands(script: str) -> Iterator[list[Text]]:
-    """Yield the words of each command, expanded; assignments are made on the way."""
+    """Yield the expanded words of each command, applying assignments in order."""
     variables: dict[str, list[Text]] = {}
     depth, total = 0, 0
     for words in lines(script):
@@ -128,7 +128,7 @@ def _assigned(word: Word) -> re.Match[str] | None:
 
 
 def _assign(variables: dict[str, list[Text]], match: re.Match[str], word: Word, known: bool) -> int:
-    """Make an assignment; returns the length of the value."""
+    """Make an assignment and return the length of the variable's value. The value is unknown if not `known`."""
     kind, text = word.pieces[0]
     if word.items is not None:
         made = [item for part in word.items for item in expanded(part, variables)]

@@ -1,4 +1,4 @@
-"""Expands words of a shell script as bash does: variables, arrays, arithmetic on whole numbers. Nothing is run."""
+"""Expand words of a shell script as bash does: variables, arrays, arithmetic on whole numbers. Nothing is executed."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping
 from dslpar.migrate.shell_words import UNKNOWN, Text, Word, plain
 
 MAX_LENGTH = 400_000
-"""Characters that all variables and commands may expand to."""
+"""Maximum number of characters of all expanded variables and commands together."""
 
 
 class TooLongError(Exception):
-    """What a script expands to is longer than MAX_LENGTH."""
+    """The expansion of a script is longer than MAX_LENGTH."""
 
 
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?:\[[@*]\])?(?::?-([^}]*))?\}|\(\((.*?)\)\)|(.))", re.DOTALL)
@@ -59,7 +59,7 @@ def text_of(piece: tuple[str, Text], variables: Mapping[str, list[Text]]) -> Tex
 
 
 def _value(found: re.Match[str], place: int, text: Text, variables: Mapping[str, list[Text]]) -> Text:
-    """Return what one `$...` stands for."""
+    """Return the expansion of one `$...`."""
     name, default, sum_ = found[1] or found[2], found[3], found[4]
     if sum_ is not None:
         number = _whole_number(sum_, variables)
@@ -73,7 +73,7 @@ def _value(found: re.Match[str], place: int, text: Text, variables: Mapping[str,
 
 
 def split(text: Text) -> list[Text]:
-    """Split at blanks; of lines that a backslash continues, within quotes too, the backslash is none of the words."""
+    """Split at blanks and backslashes: a continuation backslash, even within quotes, is not part of a word."""
     words: list[Text] = [[]]
     for letter, place in text:
         if letter and letter in " \t\n\\":
@@ -94,7 +94,7 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
 
 
 def _whole_number(text: str, variables: Mapping[str, list[Text]]) -> int | None:
-    """Evaluate arithmetic on whole numbers below 10**18; None where it is anything else."""
+    """Evaluate arithmetic on whole numbers below 10**18; None for any other text."""
 
     def named(found: re.Match[str]) -> str:
         items = variables.get(found[1], [[]])

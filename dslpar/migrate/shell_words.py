@@ -1,4 +1,4 @@
-"""Words of a shell script before anything in them is expanded, each character with its place in the script."""
+"""Words of a shell script before expansion; each character keeps its position in the script."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 Text = list[tuple[str, int]]
-"""Characters, each with its place in the script; UNKNOWN for what is unknown."""
+"""Characters, each with its position in the script; UNKNOWN stands for unknown text."""
 UNKNOWN = ""
 
 
 class Word(NamedTuple):
-    """One word of a command, before anything in it is expanded: pieces, and whether each stands in double quotes."""
+    """Unexpanded word of a command, as pieces by kind of quoting."""
 
     pieces: list[tuple[str, Text]]
-    """Kinds: "text" and "literal" (as they are), "expand" (split at blanks) and "quoted" (expanded in one piece)."""
+    """Kinds: "text" and "literal" (not expanded), "expand" (expanded, split at blanks) and "quoted" (only expanded)."""
     items: list[Word] | None = None
-    """Of an array that is assigned: what stands between its parentheses."""
+    """Words between the parentheses, if the word assigns an array."""
 
 
 def plain(text: Text) -> str:
-    """Return the characters without their places."""
+    """Return the characters without their positions."""
     return "".join(letter for letter, _ in text)
 
 
@@ -43,7 +43,7 @@ class _Reader:
     def __init__(self, script: str) -> None:
         self.script, self.at = script, 0
         self.here: list[str] = []
-        """Ends of here-documents that begin with the next line."""
+        """End markers of the here-documents that begin on the next line."""
 
     def left(self) -> bool:
         return self.at < len(self.script)
@@ -160,7 +160,7 @@ class _Reader:
         return ("expand" if any(letter in "$`" for letter, _ in made) else "text"), made
 
     def _parenthesis(self) -> Text:
-        """Read `$(...)` or `$((...))` as it stands."""
+        """Read `$(...)` or `$((...))` unchanged."""
         start, depth = self.at, 0
         while self.left():
             depth += {"(": 1, ")": -1}.get(self.script[self.at], 0)
@@ -168,6 +168,3 @@ class _Reader:
             if depth == 0 and self.script[self.at - 1] == ")":
                 break
         return [(self.script[at], at) for at in range(start, self.at)]
-
-
-# Expansion --------------------------------------------------------------------------------------------------------

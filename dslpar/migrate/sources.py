@@ -1,7 +1,7 @@
-"""Read a source: recognise its framework, take comments out of JSON, stand in for configs that are missing.
+"""Read a source: recognise its framework, remove comments from JSON, replace missing configs.
 
-What a config imports may be missing (a file of LiBai's outside of its checkout). The name then stands for a mapping
-that holds nothing, so that what this file sets on it is still read; the import is reported.
+A config may import a missing file (as a LiBai config outside of its checkout does). The imported name then stands for
+an empty mapping, so that the keys that the source sets on it are still read. The import is reported.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ SHELL_ENDINGS = (".sh", ".bash", ".slurm", ".sbatch")
 
 
 class Source(NamedTuple):
-    """A config of another framework, evaluated."""
+    """Evaluated config of another framework."""
 
     name: str
-    """A name of the registry, 'dslpar', or empty where nothing tells."""
+    """A name of the registry, 'dslpar', or empty if the framework is unknown."""
     path: str
     config: Config
     missing: tuple[tuple[Location, str], ...] = ()
-    """Imports that could not be read: where, and of what."""
+    """Location and file of each import whose file is missing."""
     places: Mapping[str, Location] = MappingProxyType({})
-    """Where keys stand, of a source that is no Python."""
+    """Locations of the keys, if the source is a shell script."""
 
 
 def read_text(text: str, path: str, name: str = "") -> Source:
-    """Evaluate a source's text; `name` is the framework, recognised if it is empty."""
+    """Evaluate a source's text; `name` is the framework, and is recognised if empty."""
     if path.endswith(JSON_ENDINGS):
         shown = path if path.endswith(YAML_ENDINGS) else f"{path}.json"
         config = check.load_text(without_comments(text), shown)
@@ -50,7 +50,7 @@ def read_text(text: str, path: str, name: str = "") -> Source:
         other = next(name for name, table in TABLES.items() if ".json" in table.framework.endings)
         return Source(name or (OURS if ours else other), path, config)
     if path.endswith(SHELL_ENDINGS):
-        from dslpar.migrate.shell import load_arguments  # it reads scalars as YAML does, whose parser is slow to import
+        from dslpar.migrate.shell import load_arguments  # it uses the YAML parser, which is slow to import
 
         config, places = load_arguments(text, path)
         return Source(name or recognise(config, ""), path, config, places=places)
@@ -59,15 +59,15 @@ def read_text(text: str, path: str, name: str = "") -> Source:
     return Source(name or recognise(config, filled), path, config, missing)
 
 
-# Which framework ----------------------------------------------------------------------------------------------------
+# Framework ----------------------------------------------------------------------------------------------------------
 
 
 def recognise(config: Config, text: str) -> str:
-    """Tell a source by what it imports, then by the names that it sets; empty where neither tells."""
+    """Recognise a source's framework by its imports, then by the names that it sets; empty if unknown."""
     imported = set(frameworks.imported_packages(text, config.path)) if config.path.endswith(".py") else set()
     if OURS in imported:
         return OURS
-    for path, other in config.sources.items():  # a file of LiBai's may import from its neighbours alone
+    for path, other in config.sources.items():  # a LiBai file may import only neighbouring files
         imported |= set(frameworks.imported_packages(other, path)) if path.endswith(".py") else set()
     framework = frameworks.recognise(config.root, config.path, imported - {OURS})
     if framework is not None:
@@ -86,7 +86,7 @@ Places = dict[str, tuple[Location, Location]]
 
 
 def assigned(source: Source) -> Places:
-    """Return the locations of each dotted key that a Python source writes, and of its value or statement."""
+    """Return two locations for each dotted key that a source writes: the key's, and its value's or statement's."""
     config = source.config
     if source.places:
         return {key: (place, place) for key, place in source.places.items()}
@@ -105,7 +105,7 @@ def assigned(source: Source) -> Places:
 
 
 def _below(key: str, value: ast.expr, text: Text) -> Places:
-    """Return the locations of keys that are written in dicts and lists."""
+    """Return the locations of keys within dicts, calls and lists."""
     items: list[tuple[object, ast.AST, ast.expr]] = []
     if isinstance(value, ast.Call):
         items = [(word.arg, word, word.value) for word in value.keywords if word.arg]
@@ -127,22 +127,22 @@ _NOISE = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|#[^\n]*|/\*.*?\*/|\t', re.DOT
 
 
 def without_comments(text: str) -> str:
-    """Replace comments, as DeepSpeed's reader takes them, and tabs by spaces: every location stays valid."""
+    """Replace comments (those that DeepSpeed's reader accepts) and tabs by spaces, so that locations stay valid."""
     return _NOISE.sub(lambda found: found[0] if found[0][0] == '"' else re.sub(r"[^\n]", " ", found[0]), text)
 
 
-# Imports that are not there -----------------------------------------------------------------------------------------
+# Missing imports ----------------------------------------------------------------------------------------------------
 
 
 class Edit(NamedTuple):
-    """New text for one statement."""
+    """Replacement text of a statement."""
 
     place: Location
     text: str
 
 
 def with_stand_ins(text: str, path: str) -> tuple[str, tuple[tuple[Location, str], ...]]:
-    """Put an empty mapping in the place of each config that is missing; also return where, and which file."""
+    """Replace each import of a missing config by empty mappings. Also returns the location and file of each."""
     source = Text(path, text)
     tree = _tree(text, path)
     home = home_of_get_config(tree)
@@ -158,7 +158,10 @@ def with_stand_ins(text: str, path: str) -> tuple[str, tuple[tuple[Location, str
 
 
 def _missing(node: ast.AST, path: str, home: str) -> tuple[str, list[str]]:
-    """Return the missing file that a statement reads, and the names it binds; `home` is the package of get_config."""
+    """Return the missing file that a statement reads, and the names that it binds.
+
+    `home` is the package that get_config is imported from.
+    """
     if isinstance(node, ast.ImportFrom):
         return _missing_import(node, path)
     if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
@@ -201,7 +204,7 @@ def _file_of_get_config(value: ast.AST) -> str:
 
 
 def _skeleton(tree: ast.Module, name: str) -> str:
-    """Write a mapping with all that the file accesses, and no values."""
+    """Return the text of a mapping with the sections of `name` that the file accesses, without values."""
     trie: dict[Any, Any] = {}
     for node in ast.walk(tree):
         parts = _chain(node)
@@ -213,7 +216,7 @@ def _skeleton(tree: ast.Module, name: str) -> str:
 
 
 def _chain(node: ast.AST) -> list[Any]:
-    """Split `a.b[0].c` into its parts; empty for anything else."""
+    """Split an expression such as `a.b[0].c` into its parts; empty for any other expression."""
     parts: list[Any] = []
     while isinstance(node, (ast.Attribute, ast.Subscript)):
         if isinstance(node, ast.Attribute):
@@ -233,9 +236,9 @@ def _display(trie: dict[Any, Any]) -> str:
 
 
 def _edited(source: Text, edits: list[Edit]) -> str:
-    """Replace statements; every other line stays where it is."""
+    """Replace statements without moving any other line."""
     lines = list(source.lines)
-    # From the end on, so that earlier locations stay valid.
+    # From the last to the first, so that earlier locations stay valid.
     for place, text in sorted(edits, reverse=True):
         rest = lines[place.end_line - 1][place.end_column - 1 :]
         lines[place.line - 1] = lines[place.line - 1][: place.column - 1] + text + rest

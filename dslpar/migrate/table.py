@@ -1,4 +1,4 @@
-"""The table of a source: what becomes of each of its keys. One file below data/ holds one source.
+"""Table of a source: the fate of each of its keys. Each file in data/ is one table.
 
     title: LiBai                                                      # facts about the source, up to an empty line
     packages: libai oneflow                                           # see `Framework` and `Table`
@@ -13,8 +13,8 @@
     changed train.scheduler.alpha -> lr_scheduler.min_lr | alpha times optim.lr
             alpha                                                     # the conversion of the value, and its argument
 
-A conversion is a function by its name (`Conversion`): of the module of the source, or of `dslpar.migrate.conversions`,
-which has those that sources share. The first row about a key counts. docs/import.md shows all rows.
+A conversion (`Conversion`) is named by its function, in the source's module or in `dslpar.migrate.conversions`, which
+has the shared ones. The first row that matches a key applies. docs/import.md shows all rows.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ REST = "**"
 
 
 class Unread:
-    """The value of a key that is there, and that the evaluator could not tell."""
+    """Value of a key that exists but could not be evaluated."""
 
     def __repr__(self) -> str:
         return "(not evaluated)"
@@ -50,47 +50,47 @@ UNREAD = Unread()
 
 
 class Epoch(NamedTuple):
-    """What an epoch is: samples of the data, and of one optimizer step."""
+    """Size of an epoch: samples of the data, and samples per optimizer step."""
 
     samples: int
     global_size: int
 
 
 class View(NamedTuple):
-    """What a conversion may look at besides its own value."""
+    """Facts of the source that a conversion may read besides its own value."""
 
     values: Mapping[str, Any]
     """The plain value of every leaf key."""
     used: Collection[str] = ()
     """Top-level names that an expression of the source reads."""
     model: str = ""
-    """The class that the source's model names, in full; empty: none."""
+    """The full class name of the source's model; empty if there is none."""
     epoch: Epoch | None = None
-    """Given by --num-samples, which no source says."""
+    """From --num-samples, since no source contains it."""
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return the value of a key; None says nothing, and what could not be evaluated has no value."""
+        """Return the value of a key; `default` if it is missing, None or not evaluated."""
         value = self.values.get(key)
         return default if value is None or value is UNREAD else value
 
     def any_of(self, *keys: str) -> Any:
-        """Return the first of these values that is there."""
+        """Return the first of these keys' values that `get` finds, or None."""
         return next((self.get(key) for key in keys if self.get(key) is not None), None)
 
 
 class Outcome(NamedTuple):
-    """What became of one value."""
+    """Result of the conversion of one value."""
 
     fate: Fate
     to: str = ""
     value: Any = None
     why: str = ""
     also: Mapping[str, object] = {}
-    """Keys of dslpar's that the value implies besides, unless the source says them."""
+    """Further dslpar keys that the value implies, unless the source sets them."""
 
 
 def dropped(why: str, also: Mapping[str, object] | None = None) -> Outcome:
-    """Make the outcome of a value without counterpart, or that needs none."""
+    """Make the outcome of a value that has or needs no counterpart."""
     return Outcome("dropped", why=why, also=also or {})
 
 
@@ -100,34 +100,34 @@ def dead(why: str) -> Outcome:
 
 
 def needed(why: str, to: str = "") -> Outcome:
-    """Make the outcome of what only the author can say."""
+    """Make the outcome of a value that only the author can decide."""
     return Outcome("needed", to, why=why)
 
 
 def changed(to: str, value: object, why: str, also: Mapping[str, object] | None = None) -> Outcome:
-    """Make the outcome of another value, or another meaning."""
+    """Make the outcome of a value that changes, or changes its meaning."""
     return Outcome("changed", to, value, why, also or {})
 
 
 class Row(NamedTuple):
-    """One row of a source's table."""
+    """Row of a source's table."""
 
     fate: Fate
     pattern: str
-    """A dotted key, or a prefix and `**`."""
+    """A dotted key, or a prefix followed by `**`."""
     to: str = ""
     why: str = ""
     conversion: str = ""
-    """The name of the function that has the outcome; empty: the value stands as it is."""
+    """The name of the function that returns the outcome; if empty, the value is unchanged."""
     argument: str = ""
-    """What the row hands to that function."""
+    """Text that the conversion reads."""
     among: Collection[str] = ()
-    """Names that may stand at the start of the rest; empty: any."""
+    """Names that the rest may start with; if empty, any name."""
     needs_value: bool = True
-    """Whether the key must have been evaluated, and not only be there."""
+    """Whether the key must have been evaluated, not only exist."""
 
     def rest(self, key: str) -> str | None:
-        """Return what `**` stands for in the key; None where the row is not about it."""
+        """Return the part of the key that `**` matches; None if the row does not match the key."""
         if not self.pattern.endswith(REST):
             return "" if key == self.pattern else None
         prefix = self.pattern.removesuffix(REST)
@@ -137,16 +137,16 @@ class Row(NamedTuple):
         return rest if not self.among or rest.partition(".")[0] in self.among else None
 
     def as_is(self, value: object, why: str = "") -> Outcome:
-        """Make the outcome of a value that stands as it is, under the row's key."""
+        """Make the outcome of an unchanged value, with the row's fate and key."""
         return Outcome(self.fate, self.to, value, why)
 
 
 Conversion = Callable[[object, View, Row], object]
-"""From a value, the view and the row: another value for `row.to`, or an Outcome."""
+"""Function of a value, the view and the row that returns another value for `row.to`, or an Outcome."""
 
 
 class Table(NamedTuple):
-    """A source: its rows and what else is known of it."""
+    """Rows of a source, and further facts about its framework."""
 
     framework: Framework
     rows: Sequence[Row]
@@ -154,19 +154,19 @@ class Table(NamedTuple):
     wrapper: str = ""
     """A top-level dict that may hold all sections."""
     own_names: bool = False
-    """Whether top-level names that are in no row are the author's own variables."""
+    """Whether top-level names without a row are the author's own variables."""
     ignores: bool = False
     """Whether the framework ignores top-level keys that it does not know."""
     partial: bool = False
-    """Whether the framework has keys that no row is about."""
+    """Whether the framework has keys without a row."""
     defaults: Mapping[str, object] = {}
-    """Keys and the values that the framework takes where they are absent, and dslpar takes otherwise."""
+    """The framework's defaults, by its keys, that differ from dslpar's."""
     adds: Mapping[str, object] = {}
-    """Keys of dslpar's that every such source implies."""
+    """Values, by dslpar's keys, that every source of the framework implies."""
     wants: Mapping[str, str] = {}
-    """Keys of dslpar's that must be written where the source does not give them, and why."""
+    """Keys of dslpar that the author must write if the source does not set them, and why."""
     includes: Table | None = None
-    """The source whose rows follow its own."""
+    """Another table whose rows follow this one's."""
 
     @property
     def title(self) -> str:
@@ -174,11 +174,11 @@ class Table(NamedTuple):
         return self.framework.title
 
     def name_of(self, key: str) -> str:
-        """Return a key as rows have it."""
+        """Return a key as the rows name it."""
         return self.framework.name_of(key)
 
     def outcome(self, row: Row, value: object, rest: str, view: View) -> Outcome:
-        """Return what becomes of a value by its row."""
+        """Return the outcome of a value by its row."""
         made = self.conversions[row.conversion](value, view, row) if row.conversion else row.as_is(value, row.why)
         if not isinstance(made, Outcome):
             made = changed(row.to, made, row.why)
@@ -186,5 +186,5 @@ class Table(NamedTuple):
 
 
 def filled(to: str, rest: str) -> str:
-    """Put what `**` stands for into dslpar's key."""
+    """Replace `**` in dslpar's key by the matched rest."""
     return to.replace(REST, rest) if rest else to.removesuffix(f".{REST}")

@@ -1,4 +1,4 @@
-"""Write the converted file: sections in the order of the README, a line each where it fits, comments where needed."""
+"""Write the converted file: sections in a fixed order, one line per section if it fits, comments if needed."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ ORDER = (
     "deepspeed",
 )  # fmt: skip
 FIRST = ("type", "size", "stage", "dtype", "device", "enabled")
-"""Keys that stand at the head of their section."""
+"""Keys that come first in their section."""
 SHORT = (bool, int, float, str, Reference)
 Notes = Mapping[str, list[str]]
-"""Comments, by the key of dslpar's that they stand at."""
+"""Comments, by the dslpar key that they belong to."""
 assert set(ORDER) == set(SECTIONS), "a section without a place in the file"
 MARK = "needs you"
 _MODEL_PLACE = (
@@ -40,7 +40,7 @@ def file_of(made: Import) -> str:
     if made.needs_you:
         head.append(f'# What is left to be written is marked "{MARK}".')
     text = "\n".join(head) + "\n\n" + "".join(_section(section, tree, notes) for section in ORDER)
-    return visible_lines(text)  # an escape in place of a character means the same in a string
+    return visible_lines(text)  # invisible characters become escapes, which mean the same in a string
 
 
 def nested(values: Mapping[str, object]) -> dict[str, object]:
@@ -55,7 +55,7 @@ def nested(values: Mapping[str, object]) -> dict[str, object]:
 
 
 def _ordered(value: object) -> object:
-    """Put the leading keys first, in a dict and in those within it."""
+    """Put the keys of FIRST first, in a dict and in the dicts within it."""
     if not isinstance(value, dict):
         return value
     items = sorted(value.items(), key=lambda item: item[0] not in FIRST)
@@ -63,7 +63,7 @@ def _ordered(value: object) -> object:
 
 
 def _notes(entries: Sequence[Entry]) -> dict[str, list[str]]:
-    """Collect comments by the key of dslpar's that they stand at."""
+    """Collect the comments by the dslpar key that they belong to."""
     notes: dict[str, list[str]] = {}
     shared: dict[object, list[Entry]] = {}
     for entry in entries:
@@ -76,7 +76,7 @@ def _notes(entries: Sequence[Entry]) -> dict[str, list[str]]:
     for entry in entries:
         source = f"{entry.key}: " if entry.key else ""
         if entry.fate == "added" and entry.why == f"{IMPLIED}{entry.to.partition('.')[0]}.type":
-            continue  # the fields of a model stand below its type, which has a comment
+            continue  # the fields of a model follow its type, which has a comment
         if entry.fate in ("changed", "added") and entry.to:
             notes.setdefault(entry.to, []).append(source + entry.why)
         elif entry.fate == "needed" and entry.to:
@@ -108,7 +108,7 @@ def _assigned(name: str, value: object, notes: Notes) -> str:
 
 
 def _display(value: Mapping[str, object], path: str, notes: Notes, indent: str) -> str:
-    """Write a dict over several lines, with the comments of its keys; at the end those of keys without a value."""
+    """Write a dict over several lines with its keys' comments; comments of keys without a value come last."""
     inner = indent + "    "
     lines = [_line(f"{path}.{key}", item, notes, inner) for key, item in value.items()]
     for key, texts in notes.items():
@@ -118,7 +118,7 @@ def _display(value: Mapping[str, object], path: str, notes: Notes, indent: str) 
 
 
 def _line(path: str, item: object, notes: Notes, indent: str) -> str:
-    """Write one key and its value, with its comment behind them where it fits."""
+    """Write one key and its value, with its comment on the same line if it fits."""
     name, texts = path.rpartition(".")[2], notes.get(path, [])
     inside = any(note.startswith(f"{path}.") for note in notes)
     if _spreads(item) and (inside or len(source_text(item)) > WIDTH - 40):
@@ -130,12 +130,12 @@ def _line(path: str, item: object, notes: Notes, indent: str) -> str:
 
 
 def _spreads(value: object) -> TypeGuard[dict[str, Any]]:
-    """Whether a value can be written as dict(...) over several lines."""
+    """Return whether a value can be written as dict(...) over several lines."""
     return isinstance(value, dict) and bool(value) and has_plain_names(value)
 
 
 def _has_no_line(key: str, path: str, value: Mapping[str, object]) -> bool:
-    """Whether a comment is about a key of this dict that has no line of its own to stand at."""
+    """Return whether a comment belongs to a key of this dict that has no line of its own."""
     if not key.startswith(f"{path}."):
         return False
     first, _, rest = key.removeprefix(f"{path}.").partition(".")

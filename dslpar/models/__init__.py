@@ -1,7 +1,7 @@
-"""Models over dslpar.layers, as lists of layers; and other people's.
+"""Models as lists of layers: dslpar's own families over dslpar.layers, and adapters for other models.
 
-A folder a family (`gpt`) holds all that dslpar knows of it; its name stands in dslpar.schema.families. Names are
-imported when they are used, since a family's section, layout, costs and rules need no torch.
+Each family has one folder (such as `gpt`), with all that dslpar knows about it, and is registered in
+dslpar.schema.families. Names are imported lazily, since a family's section, layout, costs and rules need no torch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NAMES = {
     "layered": ("LayerSpec", "LayeredModel", "LayeredModule", "build_layer", "build_module", "assemble"),
     "sequential": ("Layers", "ModelFromConfig", "Sequential", "Stage", "SingleModule"),
 }
-"""Public names by their module; families' models have theirs from FAMILIES."""
+"""Public names by module; the families' models come from FAMILIES."""
 
 __all__ = [
     "GPT", "LayerSpec", "LayeredModel", "LayeredModule", "Layers", "MoCo", "ModelFromConfig", "ResMLP", "Sequential",

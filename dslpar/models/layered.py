@@ -1,9 +1,9 @@
-"""A model as a list of layers: a pipeline cuts the list; without one it makes a plain module of the same names.
+"""Model as a list of layers: a pipeline cuts the list, otherwise it becomes one module with the same names.
 
-Between layers travels exactly one floating tensor, of one shape, the stored residual; ids enter the first layer, logits
-leave the last. A layer's name is its global name ("blocks.0"): its parameters are drawn by it, so the weights depend
-neither on the layout nor on the stage that builds them. Tied weights exist once, under the name of the layer that owns
-them; the tied module holds nothing else, since DeepSpeed ties exactly one attribute of a module.
+Layers pass on exactly one floating tensor of one shape, the stored residual. The first layer takes ids, and the last
+layer returns logits. A layer's name is its global name ("blocks.0"). Its parameters are drawn by this name, so weights
+depend neither on the layout nor on the stage that builds them. Tied weights exist once, under the name of the layer
+that owns them. A tied module has no other weights, since DeepSpeed ties exactly one attribute of a module.
 """
 
 from __future__ import annotations
@@ -27,37 +27,37 @@ from dslpar.layers.parameter import initialize_built, stable_hash
 from dslpar.models.recompute import Step, run_layers
 
 Labels = Tensor | tuple[Tensor, Tensor]
-"""Labels [batch, sequence], whole on every rank; or these and the scalar to divide the sum of token losses by."""
+"""Labels [batch, sequence], whole on every rank; or (labels, scalar by which the sum of token losses is divided)."""
 Loss = Callable[[Tensor, Labels], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSpec:
-    """One layer, not built yet."""
+    """Specification of one layer that is not built yet."""
 
     name: str
-    """Its global name: "embedding.tokens", "blocks.0", "norm", "head"."""
+    """Global name: "embedding.tokens", "blocks.0", "norm", "head"."""
     build: Callable[[], nn.Module]
-    """Makes the module. A tied layer's makes the same as its owner's."""
+    """Builds the module. A tied layer has the same `build` as its owner."""
     skips_init: bool = False
-    """Whether `build` neither reads nor writes weights: these are then drawn once, by name, after it."""
+    """Whether `build` neither reads nor writes weights. Then they are drawn only once, by name, after `build`."""
     tied: str | None = None
-    """Name of the layer whose module this one is, used a second time."""
+    """Name of the layer whose module this layer uses again; None: the layer is not tied."""
     forward: Callable[[nn.Module, Any], Any] | None = None
-    """How the module is applied here, to a tensor or a tuple of them; None: it is called."""
+    """Function that applies the module to a tensor or a tuple of tensors; None: the module is called."""
     layer_idx: int | None = None
-    """Its index among the layers that a pipeline cuts, from 0; -1 is the last (as in LiBai). None: it goes with the
-    layer before it, or at the model's beginning with the one after.
+    """Index among the layers that a pipeline cuts, from 0; -1 is the last (as in LiBai). None: it stays with the layer
+    before it or, at the model's beginning, with the layer after it.
     """
     recomputable: bool = False
     """Whether activation checkpointing may run it again in the backward."""
 
     modules: tuple[str, ...] | None = None
-    """Names of the model's modules that it is made of, where that is not its own name."""
+    """Names of the model's modules in this layer; None: the layer's own name."""
 
     @property
     def module_names(self) -> tuple[str, ...]:
-        """Names of the model's modules that it is made of, as their authors know them."""
+        """Names of the model's modules in this layer, as their authors know them."""
         return (self.name,) if self.modules is None else self.modules
 
     @property
@@ -66,15 +66,15 @@ class LayerSpec:
         return self.tied or self.name
 
     def apply(self, module: nn.Module, x: Tensor) -> Tensor:
-        """Return the layer's output, of ids or of the stored activations [batch, sequence, features] before it."""
+        """Return the layer's output for ids or stored activations [batch, sequence, features]."""
         y: Tensor = module(x) if self.forward is None else self.forward(module, x)
         return y
 
     def step(self, module: nn.Module, gather: ParameterGather | None = None, seed: int | None = None) -> Step:
         """Return the layer, built as `module`, as a step of a forward.
 
-        It waits first for what `gather` brings; what it draws, such as masks of dropout, depends on `seed` alone, also
-        where it runs again in the backward.
+        The step first waits for the weights that `gather` gathers. Its random numbers, such as dropout masks, depend on
+        `seed` alone, also in a recomputation.
         """
         if gather is None and seed is None:
             return Step(partial(self.apply, module), self.recomputable)
@@ -90,14 +90,14 @@ class LayerSpec:
 
 
 BuiltLayer = tuple[int, LayerSpec, nn.Module]
-"""A layer's position among all of the model, the layer, and its module."""
+"""(Position among all layers of the model, the layer, its module)."""
 
 
 def forward_steps(layers: Iterable[BuiltLayer], gather: ParameterGather | None, seed: int | None) -> list[Step]:
-    """Return layers as steps of the forward of a micro-batch, whose seed may be None: each draws from one of its own.
+    """Return the layers as steps of a micro-batch's forward; with a `seed`, each layer draws from its own seed.
 
-    So masks are the same in every schedule, partition and recomputation. (A generator that is seeded once a step draws
-    in the order of the schedule.)
+    So dropout masks are the same in every schedule, partition and recomputation. A generator seeded once per step would
+    draw in the order of the schedule.
     """
     return [
         spec.step(module, gather, None if seed is None else stable_hash(seed, position))
@@ -106,67 +106,67 @@ def forward_steps(layers: Iterable[BuiltLayer], gather: ParameterGather | None, 
 
 
 Finish = Callable[[nn.Module], nn.Module]
-"""What is done to a layer as soon as it is initialized: ZeRO 3 shards it before the next one takes memory."""
+"""Hook for a layer that has just been initialized: ZeRO 3 shards it before the next layer takes memory."""
 
 
 class VocabularyHead(NamedTuple):
-    """The head over a vocabulary, which a model's last layers are, and whose loss is cross-entropy."""
+    """A model's last layers, if they are a head over a vocabulary with cross-entropy as the loss."""
 
     layer: str
-    """Name of the first layer of it; those after it take a token's logits by themselves."""
+    """Name of the head's first layer. The layers after it compute each token's logits separately."""
     vocab_size: int
 
 
 class LayeredModel(ABC):
-    """A model that can be cut into pipeline stages."""
+    """Base of models as lists of layers, which can be cut into pipeline stages."""
 
     vocabulary_head: VocabularyHead | None = None
-    """Its head, where it has one and no other output."""
+    """The model's head; None if it has none, or another output too."""
 
     @abstractmethod
     def layers(self, groups: Groups) -> list[LayerSpec]:
-        """Return all layers, in order; an owner stands before the layers tied to it."""
+        """Return all layers in order; an owner comes before the layers tied to it."""
 
     @abstractmethod
     def loss(self, groups: Groups) -> Loss:
-        """Return a function of logits and labels to a scalar that is equal on all ranks of the tensor group."""
+        """Return the loss, a function of (logits, labels) to a scalar that is equal on all ranks of a tensor group."""
 
     built_everywhere = False
-    """Whether every rank of a pipeline has built all modules of `built`, and not those of its stages alone."""
+    """Whether every rank of a pipeline has built all modules of `built`, not only those of its stages."""
 
     def built(self, groups: Groups) -> Mapping[str, nn.Module]:
-        """Return modules that are built already, by their global names; by default none: layers are built by specs."""
+        """Return the modules that are built already, by global name; by default none, since specs build the layers."""
         return {}
 
     def after_step(self, module: nn.Module, progress: float) -> None:
-        """Change what no gradient changes, after a step of the optimizer; `progress` is the share of all steps done.
+        """Change state that has no gradient after an optimizer step; `progress` is the share of all steps done.
 
-        `module` is this rank's part of the model. By default nothing.
+        `module` is this rank's part of the model. By default it does nothing.
         """
         return
 
     @property
     def changes_after_step(self) -> bool:
-        """Whether `after_step` does anything."""
+        """Whether the class overrides `after_step`."""
         return type(self).after_step is not LayeredModel.after_step
 
     def whole_output(self, groups: Groups, output: Any) -> Any:
-        """Return what a program's own criterion is given, of what the last layer gives."""
+        """Convert the last layer's output to the input of a program's own criterion."""
         return output
 
 
 class LayeredModule(nn.Module):
-    """All layers in one module, under their global names: `forward(ids)` gives the stored logits.
+    """All layers in one module, under their global names; `forward(ids)` returns the stored logits.
 
-    `interval` recomputable layers in a row keep only their input (see `recompute`); 0: everything is kept.
+    Every `interval` recomputable layers in a row store only their input (see `recompute`); 0: everything is stored.
     """
 
     parameter_gather: ParameterGather | None = None
-    """What brings the weights of the last step, where a forward begins before all are there."""
+    """Gather of the weights of the last step, if a forward starts before it has finished."""
     micro_batch_seed: int | None = None
-    """What a forward in training mode draws from; None: torch's generator as it stands."""
+    """Seed of a forward in training mode; None: torch's generator is not seeded."""
     offloads_inputs: bool = False
-    """Whether the stored input of recomputed layers waits in the host's memory."""
+    """Whether the stored input of recomputed layers is offloaded to host memory."""
 
     def __init__(self, specs: list[LayerSpec], interval: int = 0) -> None:
         super().__init__()
@@ -176,26 +176,26 @@ class LayeredModule(nn.Module):
                 _add_at(self, spec.name, spec.build())
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, sequence] ids to the logits [batch, sequence, V], as each rank stores them."""
+        """Map ids [batch, sequence] to the stored logits [batch, sequence, V]."""
         layers = ((position, spec, layer) for position, (spec, layer) in enumerate(self.built_layers()))
         seed = self.micro_batch_seed if self.training else None
         steps = forward_steps(layers, self.parameter_gather, seed)
         return run_layers(steps, x, self.interval, self.offloads_inputs)
 
     def built_layers(self) -> list[tuple[LayerSpec, nn.Module]]:
-        """Return the layers in their order, each with its module; a tied one with its owner's."""
+        """Return the layers in order, each with its module; a tied layer has its owner's module."""
         return [(spec, self.get_submodule(spec.owner)) for spec in self.specs]
 
 
 def build_module(model: LayeredModel, groups: Groups, seed: int, interval: int = 0) -> LayeredModule:
-    """Build the whole model as one module: initialized, owners marked."""
+    """Build the whole model as one module, initialize it, and mark owners."""
     return assemble(model.layers(groups), groups, seed, interval)
 
 
 def assemble(
     layers: list[LayerSpec], groups: Groups, seed: int, interval: int = 0, finish: Finish = lambda layer: layer
 ) -> LayeredModule:
-    """Build layers as one module: initialized, owners marked; `finish` is done to each before the next one is built."""
+    """Build layers as one module, initialize them, and mark owners; apply `finish` to each before building the next."""
 
     def build(spec: LayerSpec) -> nn.Module:
         return finish(build_layer(spec, groups, seed))
@@ -204,12 +204,12 @@ def assemble(
 
 
 def build_layer(spec: LayerSpec, groups: Groups, seed: int) -> nn.Module:
-    """Build one layer of a pipeline stage: the same weights as in `build_module`, owners marked.
+    """Build one layer of a pipeline stage, with the same weights as in `build_module`, and mark owners.
 
-    What a module that was built before, or its `build`, has written into its weights stays.
+    It keeps weights that were written before or by `build`.
     """
     with torch.random.fork_rng(devices=[]):
-        # What a layer draws by itself, as torch.nn's do, depends on the run's seed and on its name alone.
+        # So weights that a layer draws itself, as torch.nn's layers do, depend on the run's seed and its name alone.
         _seed_all(stable_hash(seed, spec.owner))
         with skip_init() if spec.skips_init else nullcontext():
             module = spec.build()
@@ -219,7 +219,7 @@ def build_layer(spec: LayerSpec, groups: Groups, seed: int) -> nn.Module:
 
 
 def _seed_all(seed: int) -> None:
-    """Seed as torch.manual_seed does, without a stack recorded for each kind of accelerator that is not there."""
+    """Seed like torch.manual_seed, which would record a stack for each kind of accelerator that is absent."""
     accelerator = getattr(torch, "accelerator", None)  # since torch 2.6
     if accelerator is None or accelerator.is_available():
         torch.manual_seed(seed)
@@ -228,7 +228,7 @@ def _seed_all(seed: int) -> None:
 
 
 def _add_at(root: nn.Module, name: str, module: nn.Module) -> None:
-    """Add `module` at a dotted name, with the empty modules on the way there."""
+    """Add `module` at a dotted name, and make the empty modules on the path."""
     *path, last = name.split(".")
     for part in path:
         if not hasattr(root, part):

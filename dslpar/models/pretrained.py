@@ -1,7 +1,7 @@
-"""Weights of a folder that transformers saved: config.json and safetensors files, in one or with an index.
+"""Read pretrained weights from a folder that transformers saved: config.json and safetensors, with or without an index.
 
-Each rank reads the bytes of its own pieces, and no others: safetensors files are mapped, and sliced by rows and columns
-(`get_slice`). No hub is asked: a folder is a folder.
+Each rank reads only the bytes of its own pieces: safetensors files are memory-mapped, and sliced by rows and columns
+(`get_slice`). Nothing is downloaded from a hub.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ HINT = "name a folder that transformers' save_pretrained wrote, with safe_serial
 
 _OLDER = re.compile(r"(?<=LayerNorm\.)(weight|bias)$")
 _OLDER_NAMES = {"weight": "gamma", "bias": "beta"}
-"""What BERT's files of the first years call them, which transformers still reads."""
+"""LayerNorm's names in early BERT files, which transformers still reads."""
 
 
 class Source(NamedTuple):
-    """A tensor of transformers' own."""
+    """Tensor in the transformers model's state dict."""
 
     name: str
-    """Its name in the model's state dict."""
+    """Name in the state dict."""
     transposed: bool = False
-    """Whether it is [in, out], as in transformers' Conv1D."""
+    """Whether its shape is [in, out], as in transformers' Conv1D."""
 
 
 Sources = Mapping[str, tuple[Source, ...]]
-"""Own parameter's name -> the tensors that it is, one after the other along dim 0."""
+"""Name of dslpar's parameter -> the tensors that form it, concatenated along dim 0."""
 
 
 def merged(sources: tuple[Source, ...], read: Callable[[str], Tensor]) -> Tensor:
-    """Return the full tensor that a parameter is a piece of."""
+    """Return the full tensor of a parameter from its sources."""
     parts = [read(source.name) for source in sources]
     return torch.cat([part.t() if source.transposed else part for part, source in zip(parts, sources, strict=True)])
 
 
 def read_config(path: str) -> dict[str, Any]:
-    """Read the config.json of a folder. Raises: DslparError: there is none, or it is none."""
+    """Read the config.json of a folder. Raises: DslparError: the file is missing or no JSON object."""
     file = Path(path, CONFIG)
     try:
         found = json.loads(file.read_bytes())
@@ -63,10 +63,10 @@ def read_config(path: str) -> dict[str, Any]:
 
 
 class Folder:
-    """The files of a model, by the names of its tensors.
+    """The safetensors files of a model, by tensor name.
 
-    `base_prefix` is what the names of a base model begin with: files may leave it out. `stored` says of which tensors
-    of the files a state is made, where these are not the same.
+    `base_prefix` is the prefix of the base model's names, which files may omit. `stored` returns, for each state that
+    is no tensor of the files, the tensors that form it. (A state is an entry of the model's state dict.)
 
     Raises:
         DslparError: there are no safetensors files, or the index is not readable.
@@ -81,7 +81,7 @@ class Folder:
 
     @cached_property
     def files(self) -> Mapping[str, str]:
-        """Tensor's name -> its file."""
+        """Tensor name -> file."""
         index = self.path / INDEX
         try:
             if index.exists():
@@ -93,15 +93,15 @@ class Folder:
 
     @cached_property
     def stored(self) -> Mapping[str, Sequence[StoredPart]]:
-        """State -> the tensors of the files that it is made of, where it is not one of them."""
+        """State -> the tensors in the files that form it, for states that are no tensor of the files."""
         return self._stored()
 
     def has(self, name: str) -> bool:
-        """Whether the files have a state, or what it is made of."""
+        """Whether the files have a state, or the tensors that form it."""
         return self._known(name) is not None or name in self.stored
 
     def slice(self, name: str) -> Any:
-        """Return a state that is not read yet: as `get_slice` of safetensors does."""
+        """Return a lazy slice of a state, like safetensors' `get_slice`."""
         if self._known(name) is None and name in self.stored:
             return _Joined(self, self.stored[name])
         return self._slice(name)
@@ -117,7 +117,7 @@ class Folder:
             raise DslparError([finding("CKP205", message, HINT, str(self.path))]) from error
 
     def _known(self, name: str) -> str | None:
-        """Return the name of a tensor in the files: a base model's are saved without its prefix, others with it."""
+        """Return a tensor's name in the files, or None. Base models are saved without the prefix, others with it."""
         prefix = f"{self.base_prefix}."
         names = (name, name.removeprefix(prefix), prefix + name)
         older = [_OLDER.sub(lambda match: _OLDER_NAMES[match[1]], each) for each in names]
@@ -130,17 +130,17 @@ class Folder:
 
 
 class StoredPart(NamedTuple):
-    """A tensor of the files, and the box of a state that it is."""
+    """Tensor of the files that fills one box of a state."""
 
     name: str
     starts: tuple[int, ...]
     lengths: tuple[int, ...]
     order: tuple[int, ...]
-    """Its dims in the state's order; a dim of the state that it does not have (an expert's number) is -1."""
+    """The tensor's dims in the state's order; -1 for a dim that only the state has (an expert's number)."""
 
 
 class _Joined:
-    """A state that is made of several tensors, read as if it were one."""
+    """Lazy slice of a state that consists of several tensors."""
 
     def __init__(self, folder: Folder, parts: Sequence[StoredPart]) -> None:
         self.folder, self.parts = folder, parts
@@ -153,12 +153,12 @@ class _Joined:
         return [max(each) for each in zip(*ends, strict=True)]
 
     def __getitem__(self, index: slice | tuple[slice, ...]) -> Tensor:
-        """Read ranges of its first dims."""
+        """Read ranges of the state's first dims."""
         shape = self.get_shape()
         given = index if isinstance(index, tuple) else (index,)
         ranges = [given[dim] if dim < len(given) else slice(None) for dim in range(len(shape))]
         bounds = [each.indices(length)[:2] for each, length in zip(ranges, shape, strict=True)]
-        # Of no rows, in the dtype of the files: a rank may hold padding alone.
+        # Reads no rows: a rank that holds only padding needs the dtype too.
         dtype = self.folder._slice(self.parts[0].name)[0:0].dtype
         out = torch.empty([end - begin for begin, end in bounds], dtype=dtype)
         for part in self.parts:
@@ -172,7 +172,7 @@ class _Joined:
         return out
 
     def _read(self, part: StoredPart, ranges: Sequence[slice]) -> Tensor:
-        """Read a box of a part, in the state's dims."""
+        """Read a box of a part, with the state's dims."""
         own = sorted((dim, at) for at, dim in enumerate(part.order) if dim >= 0)
         read: Tensor = self.folder._slice(part.name)[tuple(ranges[at] for _, at in own)]
         read = read.permute([dim for dim in part.order if dim >= 0])
@@ -184,13 +184,13 @@ def _relative(ranges: Sequence[tuple[int, int]], origin: Sequence[int]) -> list[
 
 
 class PretrainedWeights(NamedTuple):
-    """How a parameter begins: as a folder has it."""
+    """Initial values of a parameter, read from a folder."""
 
     folder: Folder
     sources: tuple[Source, ...]
 
     def piece(self, placement: Placement, coord: Mapping[str, int], seed: int, name: str) -> Tensor:
-        """Read this rank's piece. Raises: DslparError: a tensor is missing, or has another shape."""
+        """Read this rank's piece. Raises: DslparError: a tensor is missing or has the wrong shape."""
         slices = [self.folder.slice(source.name) for source in self.sources]
         lengths = [_shape(of, source)[0] for of, source in zip(slices, self.sources, strict=True)]
         shape = (sum(lengths), *_shape(slices[0], self.sources[0])[1:])
@@ -225,7 +225,7 @@ def _range(placement: Placement, coord: Mapping[str, int], dim: int) -> slice:
 
 
 def _rows(placement: Placement, coord: Mapping[str, int], lengths: list[int]) -> Iterator[tuple[int, int, int]]:
-    """Yield (source, first row, end) of each block's part that the rank at `coord` holds; padding is no row."""
+    """Yield (source, first row, end) of each block's part on the rank at `coord`, without padding rows."""
     index, count = piece(placement.tensor, coord, placement.cuts[0])
     source, offset = 0, 0
     for block in placement.blocks or placement.padded[:1]:

@@ -1,4 +1,4 @@
-"""Models of other people's layers: an nn.Sequential, a list of layers in a config, or a model split by hand.
+"""Models from arbitrary modules: an nn.Sequential, a list of layers in a config, or a model split by hand.
 
     Sequential.of(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)))
     Layers([dict(type="Linear", in_features=8, out_features=16), dict(type="ReLU"), ...])       # a layers_cfg
@@ -6,9 +6,9 @@
     Stage(module)                                    # this rank's stage, whatever the others hold
     Stage(module_0, module_1)                        # its stages, where the schedule has two chunks a rank
 
-What passes from layer to layer is a floating tensor or a tuple of tensors, each floating one with a gradient, of equal
-shape for each micro-batch: what DeepSpeed's pipeline can send. A layer's place in the cut is its index, or
-the `layer_idx` that it has (LiBai's name; -1 is the last).
+Layers pass on a floating tensor or a tuple of tensors, with equal shapes in all micro-batches. Each floating tensor
+needs a gradient. DeepSpeed's pipeline can send no other values. A layer's place in the cut is its index, or its
+`layer_idx` if it has one (LiBai's name; -1 is the last).
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from dslpar.models.layered import Labels, LayeredModel, LayerSpec, Loss
 from dslpar.schema.registry import LAYERS
 
 Entry = Mapping[str, Any]
-"""A layer of a layers_cfg: its `type`, its keyword arguments, and perhaps a `layer_idx`."""
+"""A layer of a layers_cfg: its `type`, its keyword arguments, and optionally a `layer_idx`."""
 
 
 class PlainModel(LayeredModel):
-    """A model whose loss is the cross-entropy over its output's last dim."""
+    """Base of models whose loss is the cross-entropy over the last dim of the output."""
 
     def loss(self, groups: Groups) -> Loss:
         """Return cross-entropy over classes or tokens."""
@@ -45,20 +45,20 @@ class PlainModel(LayeredModel):
 
 
 def cross_entropy(logits: Tensor, labels: Labels) -> Tensor:
-    """Return the sum over counted labels, over their number or over `labels[1]`; a label of -100 is not counted.
+    """Return the sum of the losses of counted labels, divided by their number or by `labels[1]`; -100 is not counted.
 
     `logits` are [batch, classes] with labels [batch], or [batch, sequence, vocabulary] with [batch, sequence].
     """
     labels, denominator = labels if isinstance(labels, tuple) else (labels, (labels != IGNORE_INDEX).sum().clamp(min=1))
-    # A sum over our own denominator: torch's mean of no counted label is nan.
+    # A sum with an explicit denominator, since torch's mean is nan without any counted label.
     flat = upcast(logits.flatten(0, -2))
     return functional.cross_entropy(flat, labels.flatten(), ignore_index=IGNORE_INDEX, reduction="sum") / denominator
 
 
 class Sequential(PlainModel):
-    """Modules that are built already, one after the other; they keep their weights and their names.
+    """Built modules, one after the other; they keep their weights and names.
 
-    Of layers of dslpar.layers, weights that nobody has written are drawn anew, by name.
+    Layers of dslpar.layers are the exception: their unwritten weights are drawn anew, by name.
     """
 
     built_everywhere = True
@@ -68,7 +68,7 @@ class Sequential(PlainModel):
 
     @classmethod
     def of(cls, module: nn.Sequential) -> Sequential:
-        """Take the children of an nn.Sequential; one that stands twice is two layers, which named_children() hides."""
+        """Take the children of an nn.Sequential. A child that occurs twice is two layers; named_children() hides it."""
         return cls([(name, child) for name, child in module._modules.items() if child is not None])
 
     def built(self, groups: Groups) -> Mapping[str, nn.Module]:
@@ -76,7 +76,7 @@ class Sequential(PlainModel):
         return dict(self.modules)
 
     def layers(self, groups: Groups) -> list[LayerSpec]:
-        """Return a layer for each module."""
+        """Return one layer per module."""
         own = [getattr(module, "layer_idx", None) for _, module in self.modules]
         return [
             LayerSpec(name=name, build=partial(_itself, module), layer_idx=layer_idx, recomputable=True)
@@ -85,25 +85,25 @@ class Sequential(PlainModel):
 
 
 class Layers(PlainModel):
-    """Layers as a config lists them, each built on its own stage alone.
+    """Layers from a config's list; each is built only on its own stage.
 
-    A `type` is a name of LAYERS, of torch.nn, or a class's full name; a class that takes `groups` is given them: layers
-    of dslpar.layers may stand here.
+    A `type` is a name in LAYERS or torch.nn, or the full name of a class. A class with a parameter `groups` gets the
+    process groups, so layers of dslpar.layers may be listed too.
     """
 
     layers_cfg: Sequence[Entry]
     path: str = "<program>"
     trusted: tuple[str, ...] = ()
-    """Packages that the layers' arguments may have called (`dslpar.core.trust`)."""
+    """Packages that calls in the layers' arguments may use (`dslpar.core.trust`)."""
 
     def __init__(self, layers_cfg: Sequence[Entry], path: str = "<program>", trusted: tuple[str, ...] = ()) -> None:
         self.layers_cfg, self.path, self.trusted = layers_cfg, path, trusted
 
     def layers(self, groups: Groups) -> list[LayerSpec]:
-        """Return a layer for each entry, named by its index.
+        """Return one layer per entry, named by its index.
 
         Raises:
-            DslparError: an entry names no class, or gives it arguments that it does not take; all of them.
+            DslparError: an entry names no class, or has arguments that the class does not take; lists all such entries.
         """
         findings: list[Finding] = []
         builds = [self._build(index, groups, findings) for index in range(len(self.layers_cfg))]
@@ -128,9 +128,9 @@ class Layers(PlainModel):
 
 
 class ModelFromConfig(Layers):
-    """Base of a model that makes its list of layers itself: `__init__` sets `layers_cfg`, as ColossalAI has it.
+    """Base of a model that makes its list of layers itself: `__init__` sets `layers_cfg`, as in ColossalAI.
 
-    Registered, it is `model = dict(type='Net', width=16)` in a config.
+    Registered like this, a config uses it as `model = dict(type='Net', width=16)`:
 
         @MODELS.register_module
         class Net(ModelFromConfig):
@@ -143,11 +143,11 @@ class ModelFromConfig(Layers):
 
 
 class Stage(PlainModel):
-    """A model split by hand: this rank's stages of it, each a module that is built already.
+    """Model split by hand: this rank's stages, each a built module.
 
-    `schedule.num_model_chunks` says how many they are, by default one. The input of each is the first stage's
-    micro-batch, or what the stage before gave; a tuple is unpacked, but for an nn.Sequential, whose layers take one
-    argument. `dslpar.start` tells a program its stages before it builds:
+    `schedule.num_model_chunks` is the number of stages per rank, by default one. The first stage takes the micro-batch,
+    and each other stage the output of the stage before. A tuple is unpacked, except for an nn.Sequential, whose layers
+    take one argument. `dslpar.start` returns a run that knows its stages before they are built:
 
         run = dslpar.start("interleaved.py")
         first, second = run.stages
@@ -158,13 +158,13 @@ class Stage(PlainModel):
         self.modules = modules
 
     def layers(self, groups: Groups) -> list[LayerSpec]:
-        """Return a layer for each stage: "stages.0", ..."""
+        """Return one layer per stage: "stages.0", ..."""
         chunks = Chunks(groups.mesh.pipe, len(self.modules))
         own = self._by_stage(groups)
         return [
             LayerSpec(
                 name=f"stages.{stage}",
-                build=partial(own.__getitem__, stage),  # of another rank's there is no module here
+                build=partial(own.__getitem__, stage),  # never called for another rank's stage
                 forward=forward_of(own[stage]) if stage in own else None,
                 layer_idx=stage,
             )
@@ -181,14 +181,14 @@ class Stage(PlainModel):
 
 
 class SingleModule(PlainModel):
-    """Any module as a model of one layer, named "model": it cannot be cut."""
+    """Any module as a model of one layer, named "model", which cannot be cut."""
 
     def __init__(self, build: Callable[[], nn.Module], module: nn.Module | None = None) -> None:
         self.build, self.module = build, module
 
     @classmethod
     def of(cls, module: nn.Module) -> SingleModule:
-        """Take a module that is built already."""
+        """Make the model from a built module."""
         return cls(partial(_itself, module), module)
 
     def built(self, groups: Groups) -> Mapping[str, nn.Module]:
@@ -196,22 +196,22 @@ class SingleModule(PlainModel):
         return {} if self.module is None else {"model": self.module}
 
     def layers(self, groups: Groups) -> list[LayerSpec]:
-        """Return the one layer."""
+        """Return the single layer."""
         return [LayerSpec(name="model", build=self.build, forward=_unpacked)]
 
 
 def is_plain_sequential(cls: type) -> bool:
-    """Whether it runs its children one after the other: a subclass with a forward of its own does not."""
+    """Whether the class is an nn.Sequential without a forward of its own."""
     return issubclass(cls, nn.Sequential) and cls.forward is nn.Sequential.forward
 
 
 def forward_of(module: nn.Module) -> Callable[[nn.Module, Any], Any] | None:
-    """Return how a module is applied: None, called with its input; else with the items, where that is a tuple."""
+    """Return a `LayerSpec.forward`: None for an nn.Sequential; for others, one that unpacks a tuple."""
     return None if isinstance(module, nn.Sequential) else _unpacked
 
 
 def layer_indices(own: Sequence[int | None]) -> Sequence[int | None]:
-    """Return each layer's layer_idx: its own where any layer has one, else its index."""
+    """Return each layer's layer_idx: the layers' own if any has one, else their indices."""
     return own if any(index is not None for index in own) else range(len(own))
 
 
@@ -254,7 +254,9 @@ def _arguments(
     if "layer_idx" in parameters and "layer_idx" in entry:
         arguments["layer_idx"] = entry["layer_idx"]  # as LiBai's layers take it
     if "groups" in parameters and parameters["groups"].default is inspect.Parameter.empty:
-        arguments.setdefault("groups", groups)  # of dslpar.layers; torch.nn's `groups` of a convolution is a number
+        # A required `groups` is that of dslpar.layers. The `groups` of torch.nn's convolutions, a number, has a
+        # default.
+        arguments.setdefault("groups", groups)
     check_arguments(cls, arguments, location, key)
     return arguments
 

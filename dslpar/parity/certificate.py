@@ -1,4 +1,4 @@
-"""The result of a proof as JSON, and whether it still speaks of a config. No torch.
+"""Certificates: the result of a proof as JSON, and a check that it still applies to a config. Imports no torch.
 
 certificate.verdict, certificate.as_dict()
 outdated(read(path), config, world_size)       # reasons why it does not speak of this config any more
@@ -27,7 +27,7 @@ _TYPES: Mapping[str, type] = {"verdict": str, "layout": dict, "checks": list, "v
 
 
 class Certificate(NamedTuple):
-    """What was proved, of what, and how."""
+    """The result of a proof, with the layout, the checks and the versions."""
 
     verdict: str
     layout: Mapping[str, Any]
@@ -39,12 +39,12 @@ class Certificate(NamedTuple):
     versions: Mapping[str, str]
     config_sha256: str
     findings: tuple[str, ...] = ()
-    """Why it was refused."""
+    """Why the layout was refused."""
     request: Mapping[str, Any] = {}
-    """What was asked for besides: ranks, steps, full, resume_on."""
+    """Further options of the request: ranks, steps, full, resume_on."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as JSON values."""
+        """Return the certificate as JSON values."""
         return {
             "verdict": self.verdict,
             "layout": dict(self.layout),
@@ -60,11 +60,11 @@ class Certificate(NamedTuple):
 
 
 class CertificateError(ValueError):
-    """A file is no certificate; the text says why."""
+    """A file is not a certificate; the text gives the reason."""
 
 
 def read(path: str | Path) -> dict[str, Any]:
-    """Read a certificate. Raises CertificateError: the file cannot be read, or is none."""
+    """Read a certificate. Raises CertificateError: the file cannot be read, or is not a certificate."""
     try:
         value = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -83,7 +83,7 @@ def read(path: str | Path) -> dict[str, Any]:
 
 
 def digest(config: Config, world_size: int) -> str:
-    """Return the SHA-256 of what a config says, after imports and overrides, and of the world size."""
+    """Return the SHA-256 of a config's content, after imports and overrides, and of the world size."""
     said = json.dumps([config.root.plain(), world_size], sort_keys=True, default=str)
     return hashlib.sha256(said.encode()).hexdigest()
 
@@ -99,7 +99,7 @@ def versions(transformers: bool = False) -> dict[str, str]:
 
 
 def outdated(certificate: Mapping[str, Any], config: Config, world_size: int | None) -> list[str]:
-    """Return why a certificate does not speak of this config, this world and these versions; empty: it does."""
+    """Return why a certificate does not apply to this config, world size and versions; empty: it applies."""
     reasons = []
     if certificate["verdict"] != PROVED:
         reasons.append(f"its verdict is {certificate['verdict']!r}")

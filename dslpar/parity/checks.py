@@ -1,4 +1,4 @@
-"""What is compared, and how far apart it is: losses, norms, every gradient, all weights, and copies.
+"""Compare a layout's run with one process: losses, norms, learning rates, gradients, weights and copies.
 
 checks = compare(reference, ranks, mesh)
 [each for each in checks if not each.holds]
@@ -19,43 +19,45 @@ from dslpar.parity.one_process import FLOOR, Reference, finite
 from dslpar.parity.whole import Pieces
 
 TRANSFORMERS_BOUND = 1e-10
-"""Both sides are float64, which rounds by 1e-16, over sums of some hundred terms, some blocks deep."""
+"""Relative bound against transformers. Both sides are float64, which rounds by 1e-16, over sums of some hundred terms,
+some blocks deep.
+"""
 
 
 class Check(NamedTuple):
-    """The worst of one kind of number."""
+    """The worst deviation of one kind of number."""
 
     name: str
     """'loss', 'norm', 'gradients', 'weights', 'lr', 'copies', or 'transformers'."""
     worst: float
-    """How far it is off, relative: of a tensor by its largest element. NaN counts as infinite."""
+    """Relative deviation; for a tensor, relative to its largest element. NaN counts as infinite."""
     bound: float
-    """How far rounding may put it off."""
+    """The deviation that rounding may cause."""
     at: str
-    """The step, the parameter, or the parameter and two ranks."""
+    """Location: the step, the parameter, or the parameter and two ranks."""
 
     @property
     def holds(self) -> bool:
-        """Whether it is no farther off than rounding puts it."""
+        """True if the deviation is within its bound."""
         return self.worst <= self.bound
 
     @property
     def excess(self) -> float:
-        """How many bounds it is off; infinite where nothing may be off, and something is."""
+        """The deviation in multiples of its bound; infinite if the bound is zero and the deviation is not."""
         if self.worst == 0:
             return 0.0
         return self.worst / self.bound if self.bound else math.inf
 
 
 class Difference(NamedTuple):
-    """How far a tensor is off: relative, its bound likewise, both of the element that is farthest beyond its own."""
+    """Relative deviation of a tensor and its bound, both for the element that exceeds its own bound most."""
 
     off: float
     bound: float
 
     @property
     def excess(self) -> float:
-        """How many bounds it is off."""
+        """The deviation in multiples of its bound."""
         return self.off / self.bound if self.bound else (math.inf if self.off else 0.0)
 
 
@@ -79,14 +81,14 @@ def compare(reference: Reference, ranks: Sequence[RankResult], mesh: Mesh) -> li
 
 
 def worst_of_transformers(reference: Reference) -> Check | None:
-    """Return how far one process is from transformers' own forward; None: that has no part in it."""
+    """Return the deviation of one process from transformers' own forward; None: it was not compared."""
     off = reference.off_transformers
     found = {name: Difference(finite(value), TRANSFORMERS_BOUND) for name, value in off.items()}
     return worst_of("transformers", found) if found else None
 
 
 def worst_of(name: str, found: Mapping[str, Difference]) -> Check:
-    """Return the check of what is farthest beyond its bound."""
+    """Return the check for the difference that exceeds its bound most."""
     at = max(found, key=lambda key: found[key].excess)
     return Check(name, found[at].off, found[at].bound, at)
 
@@ -94,7 +96,7 @@ def worst_of(name: str, found: Mapping[str, Difference]) -> Check:
 def _by_step(
     by_rank: Sequence[Sequence[float]], true: Sequence[float], bounds: Sequence[float]
 ) -> dict[str, Difference]:
-    """Compare the numbers of each step, which all ranks must have."""
+    """Compare one number per step, which all ranks must have."""
     found = {}
     for step, (value, bound) in enumerate(zip(true, bounds, strict=True)):
         off = max(finite(abs(values[step] - value) / max(abs(value), 1e-300)) for values in by_rank)
@@ -103,7 +105,7 @@ def _by_step(
 
 
 def tensors(pieces: Pieces, true: Mapping[str, Tensor], bounds: Mapping[str, float | Tensor]) -> dict[str, Difference]:
-    """Compare every tensor by name; one that only one side has, or not every rank, is infinitely off."""
+    """Compare every tensor by name. The deviation is infinite if one side or some rank lacks the tensor."""
     missing = {*(set(true) ^ set(pieces.names)), *(name for name in pieces.names if pieces.lacking(name))}
     found = {
         name: _difference(pieces.whole(name), true[name], bounds[name]) for name in pieces.names if name not in missing
@@ -119,13 +121,13 @@ def _difference(found: Tensor, true: Tensor, bound: float | Tensor) -> Differenc
         return Difference(math.inf, FLOOR)
     limit = torch.as_tensor(bound, dtype=torch.float64).expand_as(off)
     largest = float(true.abs().max())
-    scale = largest or float(limit.max()) or 1.0  # of a gradient that is zero: its noise
+    scale = largest or float(limit.max()) or 1.0  # a zero gradient is scaled by its bound
     at = int((off / limit.clamp(min=1e-300)).argmax())
     return Difference(float(off.flatten()[at]) / scale, float(limit.flatten()[at]) / scale)
 
 
 def _copies(*pieces: Pieces) -> Check:
-    """Return how far copies of one piece are apart: equal to the bit, but for tied ones of two stages."""
+    """Return the worst deviation between copies; they must be bit-identical, except tied copies of two stages."""
     worst = Check("copies", 0.0, 0.0, "")
     for each in (copies for held in pieces for copies in held.unequal_copies()):
         first, second = each.ranks
@@ -138,7 +140,7 @@ def _copies(*pieces: Pieces) -> Check:
 
 
 def merged(checks: Iterable[Sequence[Check]]) -> list[Check]:
-    """Return of several runs the worst check of each name."""
+    """Return the worst check of each name over several runs."""
     worst: dict[str, Check] = {}
     for each in (check for run in checks for check in run):
         if each.name not in worst or each.excess > worst[each.name].excess:

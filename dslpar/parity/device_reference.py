@@ -1,35 +1,35 @@
-"""The first step of the whole model on one process, by torch alone, and what the run's precision does to it.
+"""Reference for a proof on devices: the first step of the whole model on one process, in plain torch, with bounds.
 
     first = first_step(job, model, batches, ranks=8)
     first.gradients["blocks.0.mlp.up.weight"]       # on the CPU, in float32 or wider
     first.bounds["blocks.0.mlp.up.weight"].norm     # how far a layout in the job's precision may be from it
 
-There is no DeepSpeed here, no process group and no pipeline. Micro-batches run one by one, so that activations are
-those of one, and their gradients are added up; only weights and gradients are held whole.
+It uses no DeepSpeed, no process group and no pipeline. Micro-batches run one by one and their gradients are added up,
+so that only one micro-batch's activations are in memory. Only weights and gradients are held whole.
 
-**Which precision.** The reference need not be exact, but far more exact than what is compared with it. bfloat16 rounds
-by 2^-8 and float16 by 2^-11, float32 by 2^-24: of a job in half precision, float32 is 8,000 to 65,000 times as exact,
-has the tensors half as large as float64, and devices compute it many times as fast. Of a job in fp32 the reference is
-float64. Weights and inputs are rounded to the job's precision first, so that both sides begin with the same numbers.
+**Precision.** The reference need not be exact, only far more exact than the compared run. bfloat16 rounds by 2^-8,
+float16 by 2^-11 and float32 by 2^-24. For a job in half precision, float32 is 8,000 to 65,000 times as exact, its
+tensors are half as large as float64's, and devices compute it many times as fast. For a job in fp32 the reference is
+float64. Weights and inputs are first rounded to the job's precision, so that both sides begin with the same numbers.
 
-**Where.** On this rank's device if weights and gradients take at most six tenths of its free memory; the rest is for
-activations. Else on the CPU, in the same precision, where the host has the room.
+**Device.** The reference runs on this rank's device if weights and gradients take at most six tenths of its free
+memory. The rest is for activations. Otherwise it runs on the CPU, in the same precision, if the host has enough memory.
 
-**Bounds.** How rounding grows with depth depends on the model, so it is measured: the same step runs on one process in
-the job's precision, with sums over micro-batches in fp32, as the engine has them. What it is off by is a draw of what
-rounding does to this model, layer by layer. Another layout rounds at other places, so its error is another draw:
+**Bounds.** The growth of rounding errors with depth depends on the model, so it is measured: the same step runs on one
+process in the job's precision, with fp32 sums over micro-batches, as in the engine. Its error is one draw of the
+model's rounding errors. Another layout rounds at other places, so its error is another draw:
 
-- the largest error of an element of a tensor is at most `FACTOR` times that of the measured draw, as in `one_process`;
-- the 2-norm of a tensor's error is an average over its elements, which two draws share far more closely: `NORM_FACTOR`.
-  A sum that is left out changes all elements of a tensor, each by less than the largest error, and is seen here.
+- The largest error of a tensor's elements is at most `FACTOR` times the measured draw's, as in `one_process`.
+- The 2-norm of a tensor's error averages over its elements, so it varies far less between two draws: `NORM_FACTOR`. A
+  missing sum changes all elements of a tensor, each by less than the largest error, and is detected here.
 
-A layout also rounds what one process does not: a product of ranks is a sum of their rounded parts, and gradients are
-rounded at each hop of a reduction over replicas. That is as many roundings as ranks at most, of random sign, of partial
-sums that grow to the whole: sqrt(ranks / 3) roundings of the whole. `least` is a few times that, for tensors of which
-the measured draw happens to be small.
+A layout also rounds where one process does not: a product over ranks is a sum of their rounded parts, and each hop of a
+reduction over replicas rounds gradients. These are at most as many roundings as ranks, of random sign, of partial sums
+that grow to the whole sum: together sqrt(ranks / 3) roundings of the whole. `least` is a few times that, for tensors
+whose measured draw happens to be small.
 
-The loss is a mean in fp32 of what rounded logits give. It may be off by `FACTOR` times the largest error of a
-micro-batch's loss, and at least one rounding.
+The loss is an fp32 mean computed from rounded logits. Its bound is `FACTOR` times the largest error of a micro-batch's
+loss, and at least one rounding.
 """
 
 from __future__ import annotations
@@ -66,69 +66,69 @@ from dslpar.parity.one_process import (
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 NORM_FACTOR = 4.0
-"""How often the 2-norm of the measured error of a tensor may be exceeded.
+"""Factor by which the 2-norm of a tensor's measured error may be exceeded.
 
-Of a tensor of some hundred elements and more, the norms of two draws are within tenths of each other; twice as many
-roundings make it 1.4 times as large, and parts that nearly cancel in a sum of ranks some more.
+For tensors of some hundred elements or more, the norms of two draws differ by tenths. Twice as many roundings make the
+norm 1.4 times as large. Parts that nearly cancel in a sum over ranks add some more.
 """
 FEW_ELEMENTS = 100
-"""Below, a tensor's norm is no average: `FACTOR` is for it, too."""
+"""Below this size a tensor's norm averages too little: `FACTOR` applies to it, too."""
 SHARE_OF_MEMORY = 0.6
-"""Of the free memory, for weights and gradients."""
+"""Share of the free memory for weights and gradients."""
 _FIRST_SCALE, _LEAST_SCALE = 2.0**16, 1.0
-"""The loss scale of fp16, which is halved until gradients are finite: the same maths, without underflow."""
+"""Range of fp16's loss scale, which is halved until gradients are finite: the same maths, without underflow."""
 
 
 class StepBatches(NamedTuple):
-    """The micro-batches of a step, of all replicas."""
+    """The micro-batches of a step, for all replicas."""
 
     batches: list[MicroBatch]
     all_counted: bool
-    """Whether every label counts, or the loss is a mean over micro-batches whatever labels are."""
+    """True if every label counts, or the loss is a mean over micro-batches regardless of labels."""
 
 
 class Bound(NamedTuple):
-    """How far a gradient may be off, absolute."""
+    """Absolute bounds for a gradient's error."""
 
     element: float
-    """The largest error of an element."""
+    """Bound for the largest error of an element."""
     norm: float
-    """The 2-norm of the error."""
+    """Bound for the 2-norm of the error."""
 
 
 @dataclass
 class FirstStep:
-    """The first step of one process, and how far another layout may be from it."""
+    """The first step on one process, with bounds for other layouts."""
 
     loss: float
     norm: float
     """The 2-norm of all gradients, before clipping, after the job's gradient handlers."""
     gradients: dict[str, Tensor]
-    """By global name, before handlers and clipping; on the CPU."""
+    """Gradients by global name, before handlers and clipping, on the CPU."""
     order: list[str]
     """Names of parameters in the order of the forward."""
     where: str
-    """'float32 on cuda:0'."""
+    """Precision and device, such as 'float32 on cuda:0'."""
     loss_bound: float = 0.0
-    """Relative."""
+    """Relative bound."""
     bounds: dict[str, Bound] = dataclasses.field(default_factory=dict)
 
     @property
     def norm_bound(self) -> float:
-        """Relative: how far the whole gradient's norm may be off where each tensor is as far off as it may be."""
+        """Relative bound for the norm of all gradients, if every tensor's error is at its bound."""
         return math.hypot(*(each.norm for each in self.bounds.values())) / max(self.norm, 1e-300)
 
 
-# ---- how much it takes, before anything is allocated ----
+# ---- memory estimate, before anything is allocated ----
 
 
 def reference_dtype(job: Job) -> torch.dtype:
-    """Return the precision of the reference; the module says why."""
+    """Return the precision of the reference; the module docstring gives the reasons."""
     return torch.float64 if job.spec.precision.dtype == "fp32" else torch.float32
 
 
 def needed_bytes(job: Job, model: LayeredModel) -> int:
-    """Return the bytes of weights and gradients of the whole model, built on torch's "meta" device: nothing is drawn.
+    """Return the bytes of the whole model's weights and gradients, from a build on torch's "meta" device.
 
     Raises:
         DslparError: the model cannot be built.
@@ -141,7 +141,7 @@ def needed_bytes(job: Job, model: LayeredModel) -> int:
 
 
 def places(free_bytes: Callable[[torch.device], int], device: torch.device, needed: int) -> list[torch.device]:
-    """Return where a model that needs so many bytes fits: this rank's device, the CPU, both, or neither."""
+    """Return the devices on which `needed` bytes fit: this rank's device, the CPU, both, or neither."""
     found = dict.fromkeys([device, torch.device("cpu")])
     return [each for each in found if needed <= SHARE_OF_MEMORY * free_bytes(each)]
 
@@ -156,16 +156,16 @@ def first_step(
     device: torch.device,
     progress: Callable[[int, int], None] = lambda done, count: None,
 ) -> FirstStep:
-    """Compute the first step twice, on one process: exactly, and in the job's precision.
+    """Compute the first step twice on one process: in the reference's precision, and in the job's.
 
     Args:
-        job: of the layout; its batch, precision and mesh are what is compared.
+        job: the layout's job, with its batch, precision and mesh.
         batches_of: returns the micro-batches of the first step, on the CPU, for the built model.
-        device: where to compute.
-        progress: told, before each micro-batch, how many of how many are done.
+        device: the device to compute on.
+        progress: called before each micro-batch with the number of finished ones and the total.
 
     Raises:
-        DslparError: the model cannot be built; or all gradients are zero, or something is not finite (PRE234).
+        DslparError: the model cannot be built, all gradients are zero, or a number is not finite (PRE234).
         torch.cuda.OutOfMemoryError: the device has too little memory for activations.
     """
     torch.manual_seed(job.spec.train.seed)
@@ -179,7 +179,7 @@ def first_step(
     if not all_counted:
         batches = with_denominator(batches, getattr(loss_of, "num_labels", 1), groups.axis("data"), job)
     for p in module.parameters():
-        p.data = p.data.to(own)  # as an engine does: its fp32 masters are copies of these
+        p.data = p.data.to(own)  # as in the engine, whose fp32 masters are copies of these
     step = _Step(job, module, loss_of, batches, device, progress)
     found = step.run(exact, own)
     norm = _norm(job, module, found.gradients)
@@ -194,7 +194,7 @@ def first_step(
 
 
 def _check_bounded(job: Job, first: FirstStep) -> None:
-    """Refuse a step of which nothing could differ: without a gradient, or without a bound. Raises DslparError."""
+    """Refuse a step that could not reveal a difference: no gradient, or no finite bound. Raises DslparError."""
     check_any_gradient(job, max((float(g.abs().max()) for g in first.gradients.values()), default=0.0))
     unbounded = [name for name, each in first.bounds.items() if not all(map(math.isfinite, each))]
     if unbounded or not all(map(math.isfinite, (first.loss, first.norm, first.loss_bound))):
@@ -207,12 +207,12 @@ def _check_bounded(job: Job, first: FirstStep) -> None:
 @dataclass
 class _Found:
     losses: list[float]
-    """Of each micro-batch."""
+    """The loss of each micro-batch."""
     gradients: dict[str, Tensor]
 
 
 class _Step:
-    """The forwards and backwards of one step, in any precision."""
+    """Runs the forwards and backwards of one step, in any precision."""
 
     def __init__(
         self,
@@ -227,7 +227,7 @@ class _Step:
         self.device, self.progress, self.done = device, progress, 0
 
     def run(self, dtype: torch.dtype, inputs: torch.dtype, with_scale: bool = False) -> _Found:
-        """Compute in `dtype`, of inputs that are rounded to `inputs` first."""
+        """Compute the step in `dtype`, from inputs that are first rounded to `inputs`."""
         self.module.to(self.device, dtype)
         self.module.train()
         scale = _FIRST_SCALE if with_scale else 1.0
@@ -264,7 +264,7 @@ class _Step:
         return _Found(losses, sums)
 
     def _on_device(self, value: Any, rounded: torch.dtype | None, dtype: torch.dtype | None) -> Any:
-        """Move to the device; floating-point values by way of `rounded`, in `dtype`; None: as they are."""
+        """Move a value to the device; round floating-point values to `rounded`, then cast to `dtype`, if given."""
         if isinstance(value, tuple | list):
             return tuple(self._on_device(each, rounded, dtype) for each in value)
         if value.is_floating_point():
@@ -278,7 +278,7 @@ class _Step:
 
 
 def _labels_in(dtype: torch.dtype) -> torch.dtype | None:
-    """Return the precision of labels that are numbers: an engine leaves them as they are."""
+    """Return the dtype for floating-point labels; None: unchanged, as in the engine."""
     return dtype if dtype is torch.float64 else None
 
 
@@ -292,7 +292,7 @@ def _add(trained: Sequence[tuple[str, nn.Parameter]], sums: dict[str, Tensor], w
 
 
 def _norm(job: Job, module: nn.Module, gradients: dict[str, Tensor]) -> float:
-    """Return the norm of what the job's gradient handlers leave of the gradients."""
+    """Return the norm of the gradients after the job's gradient handlers."""
     classes = handler_classes(job)
     if not classes:
         return norm_of(gradients.values())
@@ -307,7 +307,7 @@ def _norm(job: Job, module: nn.Module, gradients: dict[str, Tensor]) -> float:
 
 
 def norm_of(tensors: Any) -> float:
-    """Return the 2-norm of all elements of tensors, summed in float64."""
+    """Return the 2-norm over all elements of all tensors, summed in float64."""
     return math.sqrt(sum(float(each.double().square().sum()) for each in tensors))
 
 
@@ -315,21 +315,21 @@ def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
-# ---- what rounding may do ----
+# ---- bounds for rounding errors ----
 
 
 def unit_roundoff(dtype: torch.dtype) -> float:
-    """Return the largest relative error of one rounding: 2^-8 of bfloat16, 2^-11 of float16, 2^-24 of float32."""
+    """Return the largest relative error of one rounding: bfloat16 2^-8, float16 2^-11, float32 2^-24."""
     return torch.finfo(dtype).eps / 2
 
 
 def least(dtype: torch.dtype, ranks: int) -> float:
-    """Return the least relative bound: four times the roundings that a sum over the ranks adds; the module says why."""
+    """Return the least relative bound: four times the roundings that a sum over ranks adds (see the module)."""
     return max(FLOOR, 4 * unit_roundoff(dtype) * math.sqrt(1 + ranks / 3))
 
 
 def _bound(first: FirstStep, losses: Sequence[float], rounded: _Found, dtype: torch.dtype, ranks: int) -> None:
-    """Set the bounds by what a run in `dtype` is off by."""
+    """Set the bounds from the errors of a run in `dtype`."""
     floor = least(dtype, ranks)
     largest = max((float(g.abs().max()) for g in first.gradients.values()), default=0.0)
     for name, true in first.gradients.items():

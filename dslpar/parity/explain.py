@@ -1,12 +1,11 @@
-"""What a difference looks like: the first parameter that is off, and what would make its gradient right.
+"""Explain a difference: find the first wrong parameter and a correction that makes its gradient right.
 
     difference = explain(reference, ranks, mesh)
     difference.parameter, difference.ratio, difference.axis, difference.guess
 
-A backward goes from the loss to the inputs, so of all gradients that are off the one nearest to the loss is nearest to
-the mistake. On its pieces, as each rank had them, the mistakes that a layout invites are undone one at a time: a sum or
-a mean over an axis that was left out, one that was done twice, pieces that lie in another order. What makes the
-gradient right, to its rounding, says what is missing.
+A backward goes from the loss to the inputs, so the wrong gradient nearest to the loss is nearest to the mistake.
+Typical mistakes of layouts are undone on its pieces, one at a time: a missing sum or mean over an axis, a repeated one,
+pieces in another order. The correction that makes the gradient right, within rounding, shows the mistake.
 """
 
 from __future__ import annotations
@@ -25,26 +24,27 @@ from dslpar.parity.one_process import FLOOR, Reference
 from dslpar.parity.whole import Pieces
 
 MATCHES = 1e-4
-"""Largest difference, relative, at which a corrected gradient is the true one: a thousand roundings of float32; a guess
-that is wrong is off by tenths."""
+"""Largest relative difference at which a corrected gradient counts as right: a thousand roundings of float32. A wrong
+guess is off by tenths.
+"""
 _WHOLE = 1e-3
 _LARGEST_RATIO = 64
 
 
 class FirstDifference(NamedTuple):
-    """The first parameter whose gradient, or else whose weight, is off."""
+    """The first parameter with a wrong gradient, or else with a wrong weight."""
 
     parameter: str
     ratio: float | None
-    """Norm of what it is over what it should be, where that is a whole number or one over it, and not 1."""
+    """Ratio of its norm to the true norm, if that is a whole number above 1 or the inverse of one; else None."""
     axis: str | None
-    """The axis of the layout along which it goes wrong; several: 'y and data'."""
+    """The layout's axis along which it goes wrong; for several: 'y and data'."""
     guess: str
-    """What it looks like, in words."""
+    """A description of the likely mistake."""
 
 
 class _Hypothesis(NamedTuple):
-    """A correction of the pieces, and what it says if it makes the gradient right."""
+    """A correction of the pieces, and the text of the mistake that it undoes."""
 
     axis: str
     says: str
@@ -52,7 +52,7 @@ class _Hypothesis(NamedTuple):
 
 
 def explain(reference: Reference, ranks: Sequence[RankResult], mesh: Mesh) -> FirstDifference | None:
-    """Return the first difference of a run; None: no gradient and no weight is off."""
+    """Return the first difference of a run; None: no gradient and no weight is wrong."""
     gradients = Pieces(mesh, [each.gradients for each in ranks])
     off = _off(gradients, reference.curve.gradients, reference.gradient_bounds, reference.order)
     if off:
@@ -75,7 +75,7 @@ def explain(reference: Reference, ranks: Sequence[RankResult], mesh: Mesh) -> Fi
 
 
 def _unequal(pieces: Pieces, order: Sequence[str], says: str) -> FirstDifference | None:
-    """Return the first parameter, in the order of the backward, whose copies differ by more than they may."""
+    """Return the first parameter, in backward order, whose copies differ by more than allowed."""
     place = {name: at for at, name in enumerate(order)}
     found = [each for each in pieces.unequal_copies() if each.off > FLOOR or not each.tied]
     if not found:
@@ -88,7 +88,7 @@ def _unequal(pieces: Pieces, order: Sequence[str], says: str) -> FirstDifference
 def _off(
     pieces: Pieces, true: Mapping[str, Tensor], bounds: Mapping[str, float | Tensor], order: Sequence[str]
 ) -> list[str]:
-    """Return the names that are off, in the order of the backward."""
+    """Return the names of wrong tensors, in backward order."""
     found = tensors(pieces, true, bounds)
     wrong = {name for name, each in found.items() if not each.off <= each.bound}
     place = {name: at for at, name in enumerate(order)}
@@ -96,7 +96,7 @@ def _off(
 
 
 def explain_gradient(name: str, gradients: Pieces, true: Tensor, matches: float = MATCHES) -> FirstDifference:
-    """Say what would make a gradient that is off right, up to `matches`, relative: its rounding, and some more."""
+    """Explain a wrong gradient by a correction that makes it right up to `matches` (relative, above its rounding)."""
     found = gradients.whole(name)
     ratio = _ratio(found, true, max(_WHOLE, matches))
     for each in _hypotheses(name, gradients):
@@ -116,7 +116,7 @@ def _times(ratio: float) -> str:
 
 
 def _ratio(found: Tensor, true: Tensor, near: float) -> float | None:
-    """Return the ratio of norms, where it is a whole number or one over it, and the direction is the same."""
+    """Return the ratio of norms if it is near a whole number above 1, or near the inverse of one; else None."""
     norm, wanted = float(found.double().norm()), float(true.norm())
     if not (norm > 0 and wanted > 0):
         return None
@@ -134,11 +134,11 @@ def _matches(found: Tensor, true: Tensor, matches: float) -> bool:
     return bool((found.double() - true).abs().max() <= matches * true.abs().max())
 
 
-# ---- what may be wrong with it ----
+# ---- hypotheses ----
 
 
 def _hypotheses(name: str, gradients: Pieces) -> Iterator[_Hypothesis]:
-    """Yield corrections, the simplest first."""
+    """Yield possible corrections, simplest first."""
     pieces, mesh = gradients.pieces(name), gradients.mesh
     axes = [axis for axis in ("data", *TENSOR_AXES, "pipe") if mesh.sizes[axis] > 1]
     sets = [(axis,) for axis in axes] + list(combinations(axes, 2))
@@ -167,7 +167,7 @@ def _sum(pieces: Mapping[int, Tensor], ranks: Sequence[int]) -> Tensor:
 
 
 def _orders(name: str, gradients: Pieces) -> Iterator[_Hypothesis]:
-    """Yield other orders in which the pieces may lie: an axis backwards, or two cuts of one dim exchanged."""
+    """Yield other orders of the pieces: shifted along an axis, or with two cuts of one dim exchanged."""
     placement, pieces, mesh = gradients.placement(name), gradients.pieces(name), gradients.mesh
     if placement is None:
         return
@@ -185,7 +185,7 @@ def _orders(name: str, gradients: Pieces) -> Iterator[_Hypothesis]:
 
 
 def _moved(pieces: Mapping[int, Tensor], mesh: Mesh, source: object) -> dict[int, Tensor]:
-    """Return each rank's piece taken from the rank at the coordinates that `source` gives."""
+    """Return for each rank the piece of the rank at the coordinates that `source` returns."""
     assert callable(source)
     return {rank: pieces[mesh.rank({**mesh.coord(rank), **source(mesh.coord(rank))})] for rank in pieces}
 

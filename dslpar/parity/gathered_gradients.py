@@ -1,12 +1,12 @@
-"""The gradients of a layout's first step, tensor by tensor against one process: what rank 0 finds, on the job's ranks.
+"""Compare the gradients of a layout's first step with one process, tensor by tensor, on the job's ranks.
 
     comparison = compare_gradients(engine, first)     # first: the reference, on rank 0; all ranks together
     loss = engine.train_batch(data)                   # the gradients are looked at within the step
     found = comparison.result()                       # on rank 0; None where the step was skipped
 
-They are taken where the optimizer would take them: after everything that sums them, before clipping. Then each piece of
-each tensor goes from one of its holders to all ranks. Every other holder compares its own copy with it, and rank 0 puts
-the pieces together by their placements and compares the whole with the reference. So no rank holds more than one tensor
+Gradients are taken where the optimizer would take them: after everything that sums them, before clipping. Then one
+holder of each piece broadcasts it to all ranks. Every other holder compares its own copy with it. Rank 0 merges the
+pieces by their placements and compares the whole tensor with the reference. So no rank holds more than one tensor
 besides its own, whatever the model's size.
 """
 
@@ -33,11 +33,11 @@ from dslpar.parity.layout_ranks import Held, at_optimizer_step, full_gradient
 from dslpar.parity.whole import Pieces, UnequalCopies, unequal
 
 EXPLAINED_BYTES = 1 << 32
-"""The most memory of rank 0 for the pieces that all ranks have of one tensor, to find out what is wrong with it."""
+"""Limit of rank 0's memory for all ranks' pieces of one tensor, which it needs to explain a difference."""
 
 
 class Piece(NamedTuple):
-    """What a rank says of its piece of a gradient."""
+    """Shape and placement of a rank's piece of a gradient."""
 
     shape: tuple[int, ...]
     placement: Placement | None
@@ -45,19 +45,19 @@ class Piece(NamedTuple):
 
 @dataclass
 class Found:
-    """What rank 0 has found."""
+    """Results of the comparison, on rank 0."""
 
     differences: dict[str, Difference] = field(default_factory=dict)
-    """By global name; the worse of the largest element's and the norm's."""
+    """Differences by global name: the worse of the largest element's and the norm's."""
     norm: float = 0.0
-    """Of the gathered gradients."""
+    """Norm of the gathered gradients."""
     copies: UnequalCopies | None = None
-    """The worst copies of one piece that are not equal; None: all are."""
+    """The worst unequal copies of one piece; None: all copies are equal."""
     first: FirstDifference | None = None
 
 
 def compare_gradients(engine: Engine, first: FirstStep | None) -> Comparison:
-    """Have the engine's next steps compare their gradients. `first` is rank 0's, None on the others."""
+    """Have the engine's next steps compare their gradients. `first` is None on ranks other than 0."""
     comparison = Comparison(engine, first)
     at_optimizer_step(engine, comparison.compare)
     return comparison
@@ -73,12 +73,12 @@ class Comparison:
         self.found: Found | None = None
 
     def result(self) -> Found | None:
-        """Return what rank 0 has found of the last step; None where there was none, or this is another rank."""
+        """Return the results of the last step on rank 0; None if it was skipped, and on other ranks."""
         found, self.found = self.found, None
         return found
 
     def compare(self) -> None:
-        """Compare all gradients, within the step of all ranks."""
+        """Compare all gradients, within a step. All ranks together."""
         own = {name: p for name, p in self.engine.named_parameters() if p.requires_grad and self._has_gradient(p)}
         pieces = {name: _piece_of(p) for name, p in own.items()}
         by_rank = collectives.gather_objects(pieces, self.world)
@@ -105,14 +105,14 @@ class Comparison:
         return self.engine.job.spec.zero.stage > 0 or p.grad is not None
 
     def _own_piece(self, p: nn.Parameter) -> Tensor:
-        """Return this rank's piece of a gradient, unscaled, in float32. The ranks that shard it together."""
+        """Return this rank's piece of a gradient, unscaled, in float32. Ranks that shard it must call it together."""
         gradient = full_gradient(p, self.engine.job.spec.zero.stage)
         assert gradient is not None, "a rank names those that it has"
         piece = gradient.detach().to(self.engine.deepspeed.device, torch.float32).reshape(_piece_of(p).shape)
         return piece / self._loss_scale()
 
     def _loss_scale(self) -> float:
-        """Return by what an fp16 engine has multiplied the loss, and with it gradients that are not stepped yet."""
+        """Return the loss scale of an fp16 engine, by which gradients before the step are multiplied; else 1."""
         if self.engine.job.spec.precision.dtype != "fp16":
             return 1.0
         return float(self.engine.deepspeed.optimizer.loss_scale)
@@ -120,7 +120,7 @@ class Comparison:
     def _gather(
         self, name: str, p: nn.Parameter | None, holders: Mapping[int, Piece]
     ) -> tuple[Tensor | None, UnequalCopies | None]:
-        """Return the whole gradient, on rank 0, and how far this rank's copy of its piece is from another's."""
+        """Return the whole gradient (on rank 0), and the deviation of this rank's copy from another rank's copy."""
         rank, device = self.world.index, self.engine.deepspeed.device
         own = None if p is None else self._own_piece(p)
         first, copies = min(holders), None
@@ -144,16 +144,16 @@ class Comparison:
         return placement.merge([pieces[self._place(each, placement)] for each in peers]), copies
 
     def _place(self, rank: int, placement: Placement | None) -> tuple[int, ...]:
-        """Return what tells the rank's piece from others: its coordinates on the axes that cut the tensor."""
+        """Return what identifies a rank's piece: its coordinates on the axes that cut the tensor."""
         copied = {"data", "pipe", *(TENSOR_AXES if placement is None else placement.replicas)}
         return tuple(index for axis, index in self.mesh.coord(rank).items() if axis not in copied)
 
-    # ---- what a difference looks like ----
+    # ---- explanation of a difference ----
 
     def _explained(
         self, found: Found, own: Mapping[str, nn.Parameter], by_rank: Sequence[Mapping[str, Piece]]
     ) -> FirstDifference | None:
-        """Gather the pieces of all ranks of the first tensor that is off, and say what would make it right."""
+        """Gather all ranks' pieces of the first wrong tensor on rank 0, and explain its difference."""
         name, is_trained_alone = collectives.broadcast_object(self._first_that_is_off(found), self.world)
         if not name:
             return None
@@ -179,8 +179,9 @@ class Comparison:
         return explain_gradient(name, Pieces(self.mesh, held), true, matches)
 
     def _first_that_is_off(self, found: Found) -> tuple[str, bool]:
-        """Return the name of the tensor nearest to the loss that is off, empty where none is; and whether one process
-        has a gradient of it. Rank 0 knows.
+        """Return the name of the wrong tensor nearest to the loss, or "", and whether one process has its gradient.
+
+        Only rank 0 knows it.
         """
         if self.first is None:
             return "", False
@@ -197,8 +198,9 @@ def _piece_of(p: Any) -> Piece:
 
 
 def _worse(one: UnequalCopies | None, other: UnequalCopies | None) -> UnequalCopies | None:
-    """Return the copies that are farther apart; of different stages, which sum in other orders, only if there are no
-    others.
+    """Return the copies that are farther apart.
+
+    Tied copies of different stages, which sum in different orders, are returned only if there are no others.
     """
     if one is None or other is None:
         return one or other
@@ -206,8 +208,8 @@ def _worse(one: UnequalCopies | None, other: UnequalCopies | None) -> UnequalCop
 
 
 def _difference(first: FirstStep, name: str, whole: Tensor) -> Difference:
-    """Compare a whole gradient with the reference, by its elements and by its norm; return the worse, relative."""
-    if name not in first.gradients:  # ZeRO has zeros for what no backward reaches
+    """Compare a whole gradient with the reference, by elements and by norm; return the worse relative difference."""
+    if name not in first.gradients:  # ZeRO has zeros for parameters that no backward reaches
         return Difference(math.inf if bool(whole.any()) else 0.0, 0.0)
     true, bound = first.gradients[name].double(), first.bounds[name]
     if whole.shape != true.shape or not bool(torch.isfinite(whole).all()):
@@ -221,5 +223,5 @@ def _difference(first: FirstStep, name: str, whole: Tensor) -> Difference:
 
 
 def _relative(off: float, bound: float, scale: float) -> Difference:
-    scale = scale or bound or 1.0  # of a gradient that is zero: its bound
+    scale = scale or bound or 1.0  # a zero gradient is scaled by its bound
     return Difference(off / scale, bound / scale)

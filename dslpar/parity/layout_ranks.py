@@ -1,11 +1,11 @@
-"""A run under a layout, on ranks that fork from this process: what each rank holds of gradients and weights.
+"""Run a job under its layout on forked ranks, and return each rank's pieces of gradients and weights.
 
     ranks = run_layout(job, samples, steps=3)
     ranks[0].losses, ranks[0].gradients["blocks.0.mlp.up.weight"].piece
 
-Each rank builds the engine that train.py builds, through DeepSpeed, reads its share of the samples by the loader of
-train.py, and trains. Gradients of the first step are taken where the optimizer would take them: after everything that
-sums them, before clipping. Nothing is gathered here: a piece that is wrong is still the piece that its rank had.
+Each rank builds the same DeepSpeed engine as train.py, reads its share of the samples with the same loader, and trains.
+Gradients of the first step are taken where the optimizer would take them: after everything that sums them, before
+clipping. Nothing is gathered here, so that a wrong piece stays as its rank had it.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from dslpar.reporting.logging import prints_to_log
 from dslpar.schema.sections import OtherModel
 
 ModelOf = Callable[[Job, Groups], LayeredModel | None]
-"""What makes a rank's model; None: the job's own."""
+"""Makes a rank's model; a result of None stands for the job's own model."""
 
 
 @dataclass(frozen=True)
 class Held:
-    """What a rank holds of one parameter."""
+    """A rank's piece of one parameter or gradient."""
 
     piece: Tensor
     placement: Placement | None
@@ -52,17 +52,17 @@ class Held:
 
 @dataclass(frozen=True)
 class RankResult:
-    """What one rank gives."""
+    """The results of one rank."""
 
     rank: int
     losses: list[float]
     norms: list[float]
     gradients: dict[str, Held]
-    """Of the first step, of the layers that this rank holds."""
+    """Gradients of the first step, for the layers that this rank holds."""
     weights: dict[str, Held]
-    """After the last step."""
+    """Weights after the last step."""
     lrs: list[float] = field(default_factory=list)
-    """The learning rate that each step has reported."""
+    """The learning rate that each step reported."""
 
 
 def run_layout(
@@ -75,13 +75,13 @@ def run_layout(
     saves: str = "",
     change: Callable[[], None] = lambda: None,
 ) -> list[RankResult]:
-    """Train `steps` steps on the job's ranks. `loads`, `saves`: folders of runs, to resume from and to save in.
+    """Train `steps` steps on the job's ranks. `loads` and `saves` are run folders to resume from and to save in.
 
-    `change` is called on each rank first.
+    `change` is called first on each rank.
 
     Raises:
-        DslparError: the engine cannot be built; it holds the findings of the first rank that raised.
-        RankError: a rank failed otherwise, or all of them wait.
+        DslparError: the engine cannot be built; it has the findings of the first rank that raised.
+        RankError: a rank failed for another reason, or all ranks are stuck.
     """
     import_for_ranks(job)
     arguments = (job, samples, steps, model_of, loads, saves, change)
@@ -93,7 +93,7 @@ def run_layout(
 
 
 def import_for_ranks(job: Job) -> None:
-    """Import, once, what every rank would import for itself: seconds of each rank's life."""
+    """Import once, before the fork, the modules that every rank would import itself, which takes seconds per rank."""
     model = job.spec.model
     names = [
         "torch.fx.experimental.symbolic_shapes",
@@ -119,9 +119,9 @@ def _rank(
     change()
     try:
         groups = Groups(job.mesh, num_chunks=job.chunks.num)
-        with prints_to_log(None):  # what DeepSpeed prints is no part of the result
+        with prints_to_log(None):  # DeepSpeed's output is not part of the result
             model = model_of(job, groups)
-            # A program's own criterion takes the mean over each micro-batch, whatever its labels are.
+            # A program's own criterion takes the mean over each micro-batch, regardless of labels.
             counted = samples.all_counted or getattr(model, "criterion", None) is not None
             job = job if model is None else with_program_chunks(job, model)
             engine = build_engine(job, groups, model=model, all_counted=counted)
@@ -153,7 +153,7 @@ def _held(p: nn.Parameter, piece: Tensor) -> Held:
 
 
 def _take_gradients(engine: Engine, into: dict[str, Held]) -> None:
-    """Keep the gradient of the first step, as DeepSpeed's step finds it."""
+    """Store the gradients of the first step, as DeepSpeed's step finds them."""
 
     def take() -> None:
         if not into:
@@ -165,8 +165,8 @@ def _take_gradients(engine: Engine, into: dict[str, Held]) -> None:
 
 
 def at_optimizer_step(engine: Engine, look: Callable[[], None]) -> None:
-    """Have each step call `look` where gradients are summed, and not yet clipped. All ranks come there together."""
-    # ZeRO 1 and 2 have it whole from when their step asks for its norm, until the norm clips it.
+    """Have each step call `look` after gradients are summed and before they are clipped, on all ranks together."""
+    # ZeRO 1 and 2 have the whole gradient from the moment when their step computes its norm until it is clipped.
     owner, name = (
         (engine.deepspeed.optimizer, "scaled_global_norm")
         if engine.job.spec.zero.stage in (1, 2)
@@ -182,12 +182,12 @@ def at_optimizer_step(engine: Engine, look: Callable[[], None]) -> None:
 
 
 def full_gradient(p: Any, zero_stage: int) -> Tensor | None:
-    """Return the gradient of this rank's piece, whole where ZeRO has sharded it. All replicas together."""
+    """Return the gradient of this rank's piece, gathered if ZeRO has sharded it. All replicas together."""
     if zero_stage == 0:
         return p.grad  # type: ignore[no-any-return]
     if zero_stage == 3:
         return p._z3_optimizer.get_fp32_grad_for_param(p)  # type: ignore[no-any-return]
-    # Not safe_get_full_grad: `p.grad`, which it returns where there is one, is of this replica alone.
+    # Not safe_get_full_grad: it returns `p.grad` if there is one, which is this replica's alone.
     return p.get_full_hp_grad()  # type: ignore[no-any-return]
 
 
@@ -195,7 +195,7 @@ def full_gradient(p: Any, zero_stage: int) -> Tensor | None:
 
 
 def in_folder(job: Job, folder: str) -> Job:
-    """Return the job, writing into `folder`."""
+    """Return the job with `folder` as its output folder."""
     train = dataclasses.replace(job.spec.train, output_dir=folder)
     return dataclasses.replace(job, spec=dataclasses.replace(job.spec, train=train), output_dir=folder)
 

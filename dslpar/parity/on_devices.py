@@ -1,14 +1,14 @@
-"""A proof on the ranks of a launched job, at the real world size and in the real precision: `prove --on-devices`.
+"""Proof on the ranks of a launched job, with its real world size and precision: `prove --on-devices`.
 
     status = run(load, report, small=False, request="...")      # on every rank; rank 0 reports
 
-The ranks meet as those of train.py do, under any launcher or none. Rank 0 computes the first step of the whole model by
-torch alone (`device_reference`), while the others wait, without a time-out and without their devices. Then all build
-the engine that train.py builds, and take the job's own first step on its own data. Within it each gradient is compared
-(`gathered_gradients`).
+The ranks meet as in train.py, under any launcher or none. Rank 0 computes the first step of the whole model in plain
+torch (`device_reference`), while the others wait without a timeout and without using their devices. Then all ranks
+build the same engine as train.py, and take the job's own first step on its own data. Within that step each gradient is
+compared (`gathered_gradients`).
 
-What ends one rank ends all, and all end with one status. A finding of any rank is told to all where they meet; of a
-rank that cannot come there, its guard tells the others' (dslpar/watchdog).
+If one rank ends, all end, with the same status. A finding on any rank is exchanged at the next meeting point. If a rank
+cannot get there, its guard informs the others' guards (dslpar/watchdog).
 """
 
 from __future__ import annotations
@@ -32,13 +32,11 @@ from dslpar.core.visible import visible, visible_lines
 from dslpar.data.loader import Loader
 from dslpar.data.order import Samples, micro_batches
 from dslpar.data.source import Source, all_counted, find_source, make_samples
-from dslpar.distributed import bootstrap, collectives, determinism
-from dslpar.distributed.collectives import Axis
-from dslpar.distributed.consistency import check_consistency, first_findings
-from dslpar.distributed.device_environment import device_environment
+from dslpar.distributed import bootstrap, collectives
+from dslpar.distributed.consistency import first_findings
 from dslpar.distributed.distributed_env import DistributedEnv
-from dslpar.distributed.failed_start import end_after_rank_0, end_before_start
 from dslpar.distributed.groups import Groups
+from dslpar.distributed.rank_session import SLOW_FACTOR, RankExit, RankSession
 from dslpar.engine.build import build_engine
 from dslpar.engine.engine import Engine
 from dslpar.engine.model import model_from_job
@@ -56,114 +54,92 @@ from dslpar.parity.prove import Proof
 from dslpar.parity.samples import draw_samples
 from dslpar.parity.shrink import SmallJob, at_full_size, one_process_job, with_small_model
 from dslpar.reporting import logging, run_dir
-from dslpar.watchdog.rank_monitor import RankMonitor
 
 Value = TypeVar("Value")
 
 MOST_SKIPPED = 20
-"""Steps at most that fp16's loss scale may skip: from 2^16, halved each time after the first two, to 1."""
-FIRST_STEP_FACTOR = 6
-"""How many times as long as a step the first one may take: it may compile. As in training."""
+"""Most steps that fp16's loss scale may skip: from 2^16 to 1, halved each time after the first two."""
 NORM_BOUND = 1e-5
-"""How far the reported norm may be from that of the gathered gradients, relative: both are sums of squares of the same
-numbers, in float32 and in float64; some thousand terms in a row round by 1e-7 each, of random sign."""
+"""Relative bound between the reported norm and the norm of the gathered gradients. Both are sums of squares of the same
+numbers, in float32 and in float64. Some thousand terms in a row round by 1e-7 each, of random sign."""
 ALONE_S = 120.0
-"""How long a rank with a finding waits for the others to come to where all are told. One that waits longer is alone
-with it: the others are in a collective that it will not join, and its guard ends them."""
+"""Seconds that a rank with a finding waits for the others at the meeting point. After that it is alone with the
+finding: the others are in a collective that it will not join, and its guard ends them."""
 _PROGRESS_S = 10.0
 
 
 class Loaded(NamedTuple):
-    """What is to be proved."""
+    """The config and job to prove."""
 
     config: Config
     job: Job
 
 
 Load = Callable[[int], Loaded | None]
-"""Loads and lints the config for a world of so many ranks; None: it is refused, and the findings are printed."""
+"""Loads and lints the config for a world size; None: it is refused, and the findings have been printed."""
 Report = Callable[[Proof, Loaded], None]
 """Prints a proof, on rank 0."""
 
 
 def run(load: Load, report: Report, *, small: bool, request: str) -> int:
-    """Prove the job on these ranks; return the exit status, which is the same on all.
+    """Prove the job on these ranks; return the exit status, which is the same on all ranks.
 
-    `small`: with the model in miniature. `request`: what was asked for, which must be the same on all ranks.
+    `small`: use the model in miniature. `request`: the requested options, which must be the same on all ranks.
     """
-    try:
-        dist_env = bootstrap.read_distributed_env(os.environ)
-    except DslparError as error:
-        logging.print_findings(error.findings)
-        return certificate.STATUS[certificate.REFUSED]
-    monitor = bootstrap.monitor_rank(dist_env, os.environ) if dist_env.world_size > 1 else None
-    with logging.muted_unless_rank_0(dist_env.rank) as muted:
-        loaded, source = _load(load, dist_env, small)
-    if loaded is None:
-        if monitor is not None:
-            monitor.mark_result(certificate.STATUS[certificate.REFUSED])
-            end_before_start(dist_env, os.environ, monitor, muted.getvalue())
-        return certificate.STATUS[certificate.REFUSED]
-    with logging.prints_to_log(None):  # what DeepSpeed prints is no part of the result
-        verdict, proof = _Ranks(dist_env, monitor, loaded, source).prove(small, request)
-    if proof is not None:
-        report(proof, loaded)
-    status = certificate.STATUS[verdict]
-    if not status:
-        bootstrap.teardown_distributed()
-    elif monitor is None:
-        bootstrap.teardown_distributed(together=False)
-    else:
-        monitor.mark_result(status)
-        end_after_rank_0(dist_env, monitor)
-    return status
+    with RankSession(os.environ, watch_one=True) as rank:
+        loaded, source = rank.prepare(lambda dist_env: _load(load, dist_env, small))
+        rank.config = loaded.config
+        with logging.prints_to_log(None):  # DeepSpeed's output is not part of the result
+            verdict, proof = _Ranks(rank, loaded, source).prove(small, request)
+        if proof is not None:
+            report(proof, loaded)
+        if status := certificate.STATUS[verdict]:
+            raise RankExit(status, is_result=True)
+    return rank.status
 
 
-def _load(load: Load, dist_env: DistributedEnv, small: bool) -> tuple[Loaded | None, Source | None]:
-    """Return the job and its data, of which a miniature needs none; print findings."""
+def _load(load: Load, dist_env: DistributedEnv, small: bool) -> tuple[Loaded, Source | None]:
+    """Return the job and its data (a miniature needs none); print findings."""
+    refused = RankExit(certificate.STATUS[certificate.REFUSED], is_result=True)
     loaded = load(dist_env.world_size)
     if loaded is None:
-        return None, None
+        raise refused
     try:
         check_data(loaded.job)
         return loaded, None if small else find_source(loaded.job)
     except DslparError as error:
         logging.print_findings(loaded.config.at_keys(error.findings), loaded.config.sources)
-        return None, None
+        raise refused from error
 
 
 @dataclass
 class _Reference:
-    """What rank 0 has computed, and what the others need of it."""
+    """Rank 0's reference, and the facts about it that other ranks need."""
 
     small: bool
     why_small: str
-    """Why the model is in miniature though nobody asked for that; empty: it is not, or somebody did."""
+    """Why the model is in miniature without a request for it; empty: it is not, or it was requested."""
     samples: Samples | None
-    """What is trained on, where that is not the config's data."""
+    """The samples to train on; None: the config's data."""
     first: FirstStep | None
-    """On rank 0."""
+    """The first step; None on ranks other than 0."""
 
 
 class _Ranks:
     """One rank of a proof; all ranks call its methods together."""
 
-    def __init__(
-        self, dist_env: DistributedEnv, monitor: RankMonitor | None, loaded: Loaded, source: Source | None
-    ) -> None:
-        self.dist_env, self.monitor, self.loaded, self.source = dist_env, monitor, loaded, source
-        self.rank = dist_env.rank
-        self.world = Axis(dist_env.world_size, self.rank, tuple(range(dist_env.world_size)))
+    def __init__(self, session: RankSession, loaded: Loaded, source: Source | None) -> None:
+        self.session, self.loaded, self.source = session, loaded, source
+        self.rank, self.world = session.dist_env.rank, session.world
+        assert session.monitor is not None, "also one process is watched"
+        self.monitor = session.monitor
         self.runs: tuple[SmallJob, ...] = ()
 
     def prove(self, small: bool, request: str) -> tuple[str, Proof | None]:
-        """Return the verdict, on all ranks, and the proof, on rank 0."""
+        """Return the verdict (on all ranks) and the proof (on rank 0)."""
         job = self.loaded.job
-        os.environ.update(device_environment(job, os.environ))
-        self._enter("starting")
-        bootstrap.setup_distributed(self.dist_env, os.environ, self.monitor)
-        bootstrap.extend_timeouts(None)  # the guards find who hangs; nobody else is to end a rank that waits
-        determinism.use_deterministic_algorithms(job)
+        self.session.meet(job)
+        bootstrap.extend_timeouts(None)  # only the guards detect hangs; nothing else may end a waiting rank
         try:
             proof = self._proof(small, request)
         except DslparError as error:  # every rank has the same findings
@@ -175,7 +151,7 @@ class _Ranks:
         job = self.loaded.job
         facts = {f"version of {name}": version for name, version in run_dir.versions().items()}
         text = None if self.source is None else self.source.whole_identity
-        check_consistency(job, self.world, {"command line": request, "text": text, **facts})
+        self.session.agree(job, {"command line": request, "text": text, **facts})
         reference = self._reference(small)
         size = with_small_model(job) if reference.small else at_full_size(job)
         if reference.why_small:
@@ -186,7 +162,7 @@ class _Ranks:
     # ---- one process ----
 
     def _reference(self, small: bool) -> _Reference:
-        """Have rank 0 compute the first step; the others wait."""
+        """Have rank 0 compute the first step while the others wait."""
         self._enter("computing the reference" if self.rank == 0 else "waiting for the reference")
         made = self._together("reference", lambda: self._computed(small) if self.rank == 0 else None)
         first = None if made is None else made.first
@@ -197,10 +173,10 @@ class _Ranks:
         return reference
 
     def _computed(self, small: bool) -> _Reference:
-        """Compute the first step of the whole model, or of its miniature where that is asked for or it does not fit.
+        """Compute the first step of the whole model, or of its miniature if requested or if the whole does not fit.
 
         Raises:
-            DslparError: it cannot be built; or it does not fit, and no miniature is smaller.
+            DslparError: the model cannot be built, or its miniature does not fit either.
         """
         job, why = self.loaded.job, ""
         if not small:
@@ -226,14 +202,14 @@ class _Ranks:
     def _first_step(
         self, size: SmallJob, samples_of: Callable[[nn.Module], Samples], counted: bool | None
     ) -> tuple[FirstStep | None, str]:
-        """Return the first step, computed where it fits; None with the reason, where it fits nowhere.
+        """Return the first step, computed on a device where it fits; None and the reason if it fits nowhere.
 
-        `counted`: whether all labels count; None: the samples tell.
+        `counted`: whether all labels count; None: as the samples report.
         """
         job = size.job
         model = model_from_job(one_process_job(job))
         needed = device_reference.needed_bytes(job, model)
-        device = _device()
+        device = bootstrap.current_device()
         whole = job.batch._replace(accumulation=job.batch.global_size // job.batch.micro_size)
 
         def batches_of(module: nn.Module) -> StepBatches:
@@ -246,7 +222,7 @@ class _Ranks:
             try:
                 progress = _Progress(f"the reference, {place}")
                 return device_reference.first_step(job, model, batches_of, place, progress), ""
-            except torch.cuda.OutOfMemoryError:  # torch 2.4 has it under this name alone
+            except torch.cuda.OutOfMemoryError:  # torch 2.4 has only this name for it
                 said.append(f"its activations do not fit {place}")
             finally:
                 get_accelerator().empty_cache()  # the engine is built next
@@ -261,18 +237,17 @@ class _Ranks:
     # ---- the layout ----
 
     def _step(self, size: SmallJob, reference: _Reference) -> Proof | None:
-        """Take the first step under the layout, and compare."""
+        """Take the first step under the layout, and compare it with the reference."""
         job = size.job
         self._enter("building")
         groups = Groups(job.mesh, num_chunks=job.chunks.num)
-        if self.monitor is not None:
-            self.monitor.page.location = groups.stage_name
+        self.monitor.page.location = groups.stage_name
         counted = all_counted(job) if reference.samples is None else reference.samples.all_counted
         engine = self._together("engine", lambda: build_engine(job, groups, all_counted=counted))
-        bootstrap.extend_timeouts(None)  # of the groups that were made since
+        bootstrap.extend_timeouts(None)  # for groups made since the last call
         loader = self._together("data", lambda: self._loader(engine, reference.samples))
         comparison = compare_gradients(engine, reference.first)
-        self._enter("step", 1, (job.spec.train.step_timeout or 0) * FIRST_STEP_FACTOR)
+        self._enter("step", 1, (job.spec.train.step_timeout or 0) * SLOW_FACTOR)
         for _ in range(MOST_SKIPPED):
             loss = engine.train_batch(iter(()) if loader is None else loader.step(0))
             found = comparison.result()
@@ -285,7 +260,7 @@ class _Ranks:
         return _proof_of(size, reference.first, found, losses)
 
     def _loader(self, engine: Engine, samples: Samples | None) -> Loader | None:
-        """Return this rank's data of the step; None where it reads none."""
+        """Return this rank's loader; None if it reads no data."""
         if not engine.needs_data:
             return None
         samples = self._own_samples(engine.job) if samples is None else samples
@@ -294,14 +269,13 @@ class _Ranks:
     # ---- all ranks ----
 
     def _enter(self, phase: str, step: int = 0, limit_s: float = 0) -> None:
-        if self.monitor is not None:
-            self.monitor.page.enter(phase, step, limit_s)
+        self.monitor.page.enter(phase, step, limit_s)
 
     def _together(self, name: str, act: Callable[[], Value]) -> Value:
-        """Return what `act` gives on this rank.
+        """Call `act` on this rank and return its result.
 
         Raises:
-            DslparError: on every rank, with the findings of one that has raised.
+            DslparError: on every rank, with the findings of one rank that raised.
         """
         findings: Sequence[Finding] = ()
         value: Value | None = None
@@ -318,17 +292,11 @@ class _Ranks:
         return value  # type: ignore[return-value]
 
     def _fail_alone(self, findings: Sequence[Finding]) -> NoReturn:
-        """Have this rank's guard end all ranks, this one too."""
-        assert self.monitor is not None, "a rank without a guard has no peers to wait for"
+        """Have this rank's guard end all ranks, including this one."""
         text = report_text.text(self.loaded.config.at_keys(findings), self.loaded.config.sources)
         sys.stderr.write(visible_lines(f"{self.monitor.location} cannot run, and the others go on:\n{text}"))
         self.monitor.mark_failed("cannot run", text)
         self.monitor.wait_for_end()
-
-
-def _device() -> torch.device:
-    accelerator = get_accelerator()
-    return torch.device("cpu" if accelerator.device_name() == "cpu" else accelerator.current_device_name())
 
 
 def _free_bytes(device: torch.device) -> int:
@@ -342,7 +310,7 @@ def _gib(num_bytes: float) -> str:
 
 
 class _Progress:
-    """Says on the terminal how far the reference has come, where it takes long."""
+    """Prints the progress of a slow reference to stderr."""
 
     def __init__(self, title: str) -> None:
         self.title, self.said_s = title, time.monotonic()
@@ -357,7 +325,7 @@ class _Progress:
 
 
 def _proof_of(size: SmallJob, first: FirstStep, found: Found | None, numbers: Sequence[tuple[float, float]]) -> Proof:
-    """Return the proof of what rank 0 has found; `numbers` are each rank's loss and norm."""
+    """Return the proof from rank 0's results; `numbers` are each rank's loss and norm."""
     checks = [worst_of("loss", {"step 1": _worst_number([loss for loss, _ in numbers], first.loss, first.loss_bound)})]
     if found is None:
         checks.append(Check("gradients", math.inf, 0.0, "not finite: every step was skipped"))
@@ -378,7 +346,7 @@ def _worst_number(values: Sequence[float], true: float, bound: float) -> Differe
 
 
 def _copies(job: Job, found: Found) -> Check:
-    """Return how far copies of one piece are apart: equal to the bit, but for tied ones of two stages."""
+    """Return the worst deviation between copies; they must be bit-identical, except tied copies of two stages."""
     if (worst := found.copies) is None:
         return Check("copies", 0.0, 0.0, "")
     first, second = worst.ranks

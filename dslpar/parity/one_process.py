@@ -1,20 +1,20 @@
-"""The reference: the model on one process, in double precision, by torch alone; and what rounding does to it.
+"""Reference of a proof: the model on one process, in double precision and plain torch, with bounds for rounding.
 
-    reference = train(job, model, steps=3)
+    reference = train(job, model, steps=3, samples_of=draw)
     reference.curve.losses, reference.curve.gradients        # in float64
-    reference.noise                                          # how far the same in float32 is from that
+    reference.loss_bounds, reference.gradient_bounds         # how far another order of sums may be from that
 
-There is no DeepSpeed here, no process group and no pipeline: forward, backward, clipping, and an optimizer of torch's.
-The model is built by the same layers, on a mesh of one rank, where every collective is nothing. Layers themselves are
-compared with torch's, and models of transformers with plain transformers, by tests and by `dslpar policy check`.
+It uses no DeepSpeed, no process group and no pipeline, only a forward, a backward, clipping and a torch optimizer. The
+model is built from the same layers, on a mesh of one rank, where no collective does anything. Tests and
+`dslpar policy check` compare the layers with torch's, and transformers models with plain transformers.
 
-Runs more say how much a sum in another order may change. `DRAWS` are in float32: what they are off by is the rounding
-of this very model, layer by layer. Where all errors follow from a few numbers, as MoCo's do from the similarities of
-its samples, one draw may be small by chance, and with it the errors of all tensors; so in all draws but the first each
-weight is one rounding beside itself. The others are in float64 with gradients that are off by as much as the bound for
-gradients allows: what that does to losses, norms and weights of later steps is what may be claimed of these. So an
-optimizer that divides by the root of a second moment needs no exception: where a gradient is zero but for rounding,
-such as that of a key's bias, its elements move by whole steps here too.
+Further runs measure how much another order of sums may change the results. `DRAWS` of them are in float32, and their
+errors are the rounding errors of this model. In some models all errors follow from a few numbers, such as the
+similarities of samples in MoCo. Then one draw, and with it the errors of all tensors, may be small by chance. So in all
+draws but the first, each weight is changed by one rounding. The other runs are in float64, with gradients changed by as
+much as the gradient bound allows. Their effect on losses, norms and weights of later steps gives the bounds for these.
+So an optimizer that divides by the root of a second moment needs no exception: if a gradient is zero except for
+rounding, such as that of a key's bias, its elements move by whole steps here, too.
 """
 
 from __future__ import annotations
@@ -44,64 +44,64 @@ from dslpar.parity.dropout import disable_dropout
 from dslpar.schema import sections, torch_optimizers
 
 FLOOR = 1e-6
-"""Least bound, relative: a dozen roundings of float32, 6e-8 each."""
+"""Least relative bound: a dozen roundings of float32, 6e-8 each."""
 DRAWS = 3
-"""Runs in float32."""
+"""Number of runs in float32."""
 FACTOR = 8.0
-"""How often the largest rounding of the runs in float32 may be exceeded by another order of the same sums.
+"""Factor by which another order of the same sums may exceed the largest rounding error of the float32 runs.
 
-Errors of two orders are draws of one distribution, of which the largest over a tensor's elements is compared; of a
-tensor of ten elements the largest of two draws differ by a factor of up to about five.
+Errors of two orders are draws from one distribution. The largest error over a tensor's elements is compared. For a
+tensor of ten elements, the largest errors of two draws differ by a factor of up to about five.
 """
 MOST_ROUNDING = 1e-3
-"""Share of the largest gradient that rounding may be, for a mistake to be told from it.
+"""Largest share of the largest gradient that rounding may have, so that a mistake can be distinguished from it.
 
-A missing reduction is a half or so of a gradient, and one sample of a hundred a hundredth.
+A missing reduction changes a gradient by about half, one missing sample of a hundred by a hundredth.
 """
 ZERO = 3e-8
-"""Share of the largest gradient, half a rounding of float32, below which an element is not told from zero."""
+"""Share of the largest gradient below which an element counts as zero: half a rounding of float32."""
 
 
 Shift = Callable[[int, str, Tensor], Tensor]
-"""What is added to a parameter's gradient, by the step from 0, its name and the gradient."""
+"""Returns what to add to a parameter's gradient, given the step from 0, its name and the gradient."""
 
 
 @dataclass
 class Curve:
-    """What a run gives."""
+    """The results of a run."""
 
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
-    """Of each step's gradient, before clipping."""
+    """Norm of each step's gradient, before clipping."""
     lrs: list[float] = field(default_factory=list)
     """The learning rate that each step used."""
     gradients: dict[str, Tensor] = field(default_factory=dict)
-    """Of the first step, before handlers and clipping, by global name."""
+    """Gradients of the first step, before handlers and clipping, by global name."""
     weights: dict[str, Tensor] = field(default_factory=dict)
-    """After the last step."""
+    """Weights after the last step."""
 
 
 @dataclass
 class Reference:
-    """The curve of one process, and how far another order of sums may be from it."""
+    """The curve of one process, and bounds for other orders of sums."""
 
     curve: Curve
     loss_bounds: list[float]
-    """Relative, of each step."""
+    """Relative bound per step."""
     norm_bounds: list[float]
     gradient_bounds: dict[str, float]
-    """Absolute, of each tensor."""
+    """Absolute bound per tensor."""
     weight_bounds: dict[str, Tensor]
-    """Absolute, of each element."""
+    """Absolute bound per element."""
     samples: Samples
     clip: float | None
-    """The largest norm that was used: the config's, or a smaller one, so that clipping acts."""
+    """The largest norm used in clipping: the config's, or a smaller one, so that clipping has an effect."""
     order: list[str]
     """Names of parameters in the order of the forward."""
     not_proven: tuple[str, ...] = ()
-    """What of the built model the comparison does not show."""
+    """Parts of the built model that the comparison does not cover."""
     off_transformers: dict[str, float] = field(default_factory=dict)
-    """How far the first step is from that of transformers' own forward, by its names; empty: it has no part in it."""
+    """Deviations of the first step from transformers' own forward, by transformers' names; empty: not compared."""
 
 
 def train(
@@ -111,12 +111,12 @@ def train(
     samples_of: Callable[[nn.Module], Samples],
     resumed: tuple[int, Job] | None = None,
 ) -> Reference:
-    """Train the model of `job`, whose batch is that of the layout, on this process alone.
+    """Train the model of `job`, which has the layout's batch, on this process alone.
 
     Args:
         samples_of: draws the samples for the built model.
-        resumed: the step from which on another layout runs, and its job: where a model's result depends on who is in a
-            micro-batch, its micro-batches are those of that layout.
+        resumed: the first step under another layout, and that layout's job. If a model's result depends on which
+            samples share a micro-batch, that layout's micro-batches are used from then on.
     """
     torch.manual_seed(job.spec.train.seed)
     groups = Groups(Mesh(), rank=0)
@@ -186,7 +186,7 @@ def _off_transformers(run: _Run, curve: Curve) -> dict[str, float]:
 
 
 def _check_stable(job: Job, curves: Sequence[Curve], bounds: Mapping[str, float], largest: float) -> None:
-    """Refuse a model whose rounding hides what a layout could do wrong, or that has no gradient. Raises DslparError."""
+    """Refuse a model whose rounding would hide mistakes of a layout, or that has no gradient. Raises DslparError."""
     check_any_gradient(job, largest)
     worst = max(bounds, key=bounds.__getitem__, default="")
     numbers = (number for each in curves for number in (*each.losses, *each.norms))
@@ -208,7 +208,7 @@ def check_any_gradient(job: Job, largest: float) -> None:
 
 
 def _clip_that_acts(run: _Run, clip: float | None) -> float | None:
-    """Return a largest norm below that of the first gradient, so that clipping is not nothing in a small model."""
+    """Return a clipping norm below the first gradient's norm, so that clipping has an effect in a small model."""
     if clip is None:
         return None
     norm = run.train(1).norms[0]
@@ -216,20 +216,20 @@ def _clip_that_acts(run: _Run, clip: float | None) -> float | None:
 
 
 def _nudged(name: str, value: Tensor, draw: int) -> Tensor:
-    """Return a weight with each element one rounding of float32 up or down, as drawn."""
+    """Return a weight with each element moved one rounding of float32 up or down, at random."""
     generator = torch.Generator().manual_seed(stable_hash("draw", draw, name))
     return value * (1 + 2.0**-23 * (torch.randint(2, value.shape, generator=generator) * 2 - 1).to(torch.float64))
 
 
 def _shifts(bounds: Mapping[str, float]) -> Iterator[Shift]:
-    """Yield what is added to the gradient of each parameter: its bound, with signs that are fixed before.
+    """Yield four shifts; each adds to a parameter's gradient its bound, with fixed signs.
 
     Adam divides by the size of its own gradients: errors of equal sign in all steps nearly cancel, others do not. So
-    the signs of the first three steps are, over the four shifts, all that there are but for a sign of all: to first
-    order one of them does as much to an element as errors of that size can. Of later steps they are drawn. The signs of
-    elements are equal in the first shift, which moves sums such as the loss most, and drawn in the others.
+    the four shifts have all sign patterns of the first three steps, up to an overall sign. To first order, one of them
+    changes an element as much as errors of that size can. The signs of later steps are random. The signs of elements
+    are equal in the first shift, which moves sums such as the loss most, and random in the others.
 
-    Elements that are zero to the bit, such as those of tokens that no sample has, are so in every order of sums.
+    Elements that are exactly zero, such as those of tokens that no sample has, are zero in every order of sums.
     """
 
     def shift(number: int, step: int, name: str, gradient: Tensor) -> Tensor:
@@ -255,11 +255,12 @@ def _relative_bounds(true: list[float], rounded: list[list[float]], shifted: lis
 
 
 def _weight_bound(true: Tensor, rounded: Sequence[Tensor], shifted: Sequence[Tensor]) -> Tensor:
-    """Return the bound of each element: what shifts of the gradient did to it, and a dozen roundings of the tensor.
+    """Return the bound of each element: the effect of gradient shifts on it, plus a dozen roundings of the tensor.
 
-    Adam's whole steps along gradients that are zero but for rounding are as long in a layout as under a shift, and what
-    follows from their signs as large. Of thousands of elements some are then moved by none of four shifts, and by the
-    layout as their neighbours are: so each may move as far as half of those of its tensor that shifts move at all.
+    If a gradient is zero except for rounding, Adam takes steps of full length along it, in a layout as under a shift,
+    and the effects of their signs are as large. Of thousands of elements, none of the four shifts moves some, although
+    the layout moves them like their neighbours. So each element that a shift moves at all may move at least as far as
+    the median of these elements in its tensor.
     """
     by_shift = torch.stack([(each - true).abs() for each in shifted]).amax(0)
     moved = by_shift > 0
@@ -270,7 +271,7 @@ def _weight_bound(true: Tensor, rounded: Sequence[Tensor], shifted: Sequence[Ten
 
 
 def finite(value: float) -> float:
-    """Return the number; infinity for one that is not a number, which no comparison would find large."""
+    """Return the value, or infinity for NaN, which no comparison would find large."""
     return math.inf if math.isnan(value) else value
 
 
@@ -278,7 +279,7 @@ def finite(value: float) -> float:
 
 
 class _Run:
-    """A run of the built model from its first weights, in one dtype."""
+    """A run of the built model from its initial weights, in one dtype."""
 
     def __init__(
         self,
@@ -301,10 +302,10 @@ class _Run:
         self.handlers = [cls(module, self.optimizer, **args) for cls, args in handler_classes(job)]
         self.trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         self.largest: dict[str, float] = {}
-        """Of each gradient's elements in the first step."""
+        """Largest element of each gradient in the first step."""
 
     def train(self, steps: int, shift: Shift | None = None) -> Curve:
-        """Train; `shift` is what is added to each gradient."""
+        """Train for `steps` steps; `shift` returns what to add to each gradient."""
         curve = Curve()
         self.module.train()
         with self._precision():
@@ -320,7 +321,7 @@ class _Run:
         loss.backward()  # type: ignore[no-untyped-call]
         for name, p in self.trained:
             if p.grad is None:
-                p.grad = torch.zeros_like(p)  # no backward reaches it; DeepSpeed decays it as any other, in all layouts
+                p.grad = torch.zeros_like(p)  # not reached by a backward; DeepSpeed still applies weight decay to it
             if shift is not None:
                 p.grad += self._growth(name, p.grad) * shift(step, name, p.grad)
         if step == 0:
@@ -341,16 +342,16 @@ class _Run:
         curve.norms.append(norm)
 
     def _growth(self, name: str, gradient: Tensor) -> float:
-        """Return how many times as large as in the first step a gradient is, at least 1.
+        """Return the ratio of a gradient's largest element to the first step's, at least 1.
 
-        Bounds are of the first step, and rounding is relative: MoCo's gradients grow threefold within three steps.
+        Bounds come from the first step, and rounding is relative: MoCo's gradients grow threefold in three steps.
         """
         largest = float(gradient.abs().max())
         first = self.largest.setdefault(name, largest)
         return max(1.0, largest / first) if first else 1.0
 
     def batches(self, step: int) -> Iterator[tuple[Any, Any]]:
-        """Yield the global batch at once; by micro-batches, where statistics or a program's criterion are of these."""
+        """Yield the global batch at once, or by micro-batches if batch statistics or a criterion depend on them."""
         batch, seed = self.job.batch, self.job.spec.train.seed
         if self.resumed is not None and step >= self.resumed[0]:
             batch = self.resumed[1].batch
@@ -367,19 +368,19 @@ class _Run:
 
 
 def takes_batch_statistics(module: nn.Module) -> bool:
-    """Whether the model's result depends on which samples are in a micro-batch: torch's batch norms see it alone."""
+    """Return whether the result depends on which samples share a micro-batch, as with torch's batch norms."""
     return any(isinstance(each, _BatchNorm) for each in module.modules())
 
 
 def is_of_transformers(job: Job) -> bool:
-    """Whether the job's model is a class of transformers."""
+    """Return whether the job's model is a transformers class."""
     model = job.spec.model
     return isinstance(model, sections.OtherModel) and model.is_of_transformers
 
 
 @contextmanager
 def float64_of_transformers() -> Iterator[None]:
-    """Keep float64 where transformers' code goes to float32."""
+    """Keep float64 where transformers' code casts to float32."""
     from dslpar.policies.compare import in_float64  # it imports transformers
 
     with in_float64():
@@ -396,7 +397,7 @@ def _in(dtype: torch.dtype, value: Any) -> Any:
 
 
 def optimizer_of(job: Job, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-    """Return torch's optimizer of the job's section, in any dtype: DeepSpeed's are kernels of float32."""
+    """Return a torch optimizer for the job's section, for any dtype: DeepSpeed's kernels are float32 only."""
     section = job.spec.optimizer
     settings: dict[str, Any] = {"lr": section.lr, "weight_decay": section.weight_decay}
     if isinstance(section, sections.SGD):
@@ -418,7 +419,7 @@ def optimizer_of(job: Job, groups: list[dict[str, Any]]) -> torch.optim.Optimize
 def _torch_kin(
     section: sections.OtherOptimizer, groups: list[dict[str, Any]], settings: dict[str, Any]
 ) -> torch.optim.Optimizer:
-    """Return torch's form of one of DeepSpeed's kernels for CPUs."""
+    """Return the torch optimizer that corresponds to one of DeepSpeed's CPU kernels."""
     args = {name: value for name, value in section.args.items() if name in ("betas", "eps", "amsgrad")}
     if "Adagrad" in section.target:
         args.pop("betas", None)

@@ -1,9 +1,9 @@
-"""The first step of a transformers model by transformers' own forward, in float64: no policy, and no layer of ours.
+"""Compare the first step on one process with transformers' own forward, in float64: no policy, no dslpar layers.
 
-    off = deviations(model, module, batches, gradients, loss)     # {"lm_head.weight": 1e-15, ..., "loss": 0.0}
+    off = deviations(model, weights, module, batches, gradients, loss)     # {"lm_head.weight": 1e-15, ..., "loss": 0.0}
 
-What one process computes by our layers is what every layout is compared with. So a mistake of a policy, which all
-layouts share, would be in no difference between them; it is in this one.
+Every layout is compared with one process that uses dslpar's layers. All layouts share a mistake in a policy, so no
+comparison between them would show it. This comparison does.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from dslpar.policies.model import HuggingFaceModel
 from dslpar.policies.weights import parameters_with_sources, parts
 
 ZERO = 1e-13
-"""Share of the largest gradient below which one is zero but for rounding, and measured by the largest."""
+"""Share of the largest gradient below which a gradient counts as zero; its error is then relative to the largest."""
 
 
 def as_plain(model: object) -> HuggingFaceModel | None:
-    """Return the model, if transformers' own class computes the same: not with adapters, which it does not have."""
+    """Return the model if transformers' own class computes the same; None with adapters, which it does not have."""
     return model if isinstance(model, HuggingFaceModel) and model.adapters is None else None
 
 
@@ -37,17 +37,17 @@ def deviations(
     gradients: Mapping[str, Tensor],
     loss: float,
 ) -> dict[str, float]:
-    """Return how far the loss and each gradient of the first step are from transformers' own, relative.
+    """Return the relative deviations of the first step's loss and gradients from transformers' own.
 
     Args:
-        weights: those of `module` at the first step, by our global names.
+        weights: the weights of `module` at the first step, by dslpar's global names.
         batches: the micro-batches of the step.
-        gradients: of our layers on one process, by our global names.
-        loss: likewise.
+        gradients: the gradients of dslpar's layers on one process, by dslpar's global names.
+        loss: the loss of dslpar's layers on one process.
     """
     cls = type(model.model)
     attention = compare.plain_attention(cls, model.config)
-    # Our module was built in float32, as a run's is, and so were its constants.
+    # `module` and its constants were built in float32, as in a run.
     plain = compare.build_plain(cls, model.config, attention, constants=torch.float32)
     shapes = {name: tuple(p.shape) for name, p in plain.named_parameters(remove_duplicate=False)}
     named = [(name, sources) for name, _, sources in parameters_with_sources(module)]
@@ -71,7 +71,7 @@ def deviations(
 
 
 def _loss(plain: Any, model: HuggingFaceModel, x: Any, y: Any) -> Tensor:
-    """Return the mean loss of a micro-batch by transformers' forward."""
+    """Return the mean loss of a micro-batch from transformers' forward."""
     inputs = dict(zip(model.policy.inputs, x if isinstance(x, tuple) else (x,), strict=True))
     output = compare.run_plain(plain, inputs)
     if model.policy.loss:

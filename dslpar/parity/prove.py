@@ -1,11 +1,11 @@
-"""Prove that a job's layout computes what one process computes: the run behind `dslpar prove` and `dslpar.prove`.
+"""Prove that a job's layout computes what one process computes, for `dslpar prove` and `dslpar.prove`.
 
     proof = prove(job, max_ranks=8, steps=3)
     proof.verdict, proof.checks, proof.first_difference
 
-Three steps show what a step can get wrong. The first one's gradients are compared one by one; the second step begins
-with what the first has left of weights and optimizer state; the third with what state has become of state, such as
-moments that were not zero before, and with data beyond the first epoch's beginning.
+Three steps cover the mistakes that a step can make. The gradients of the first step are compared one by one. The second
+step begins with weights and optimizer state that the first one made. The third step begins with state that was updated
+from nonzero state, such as moments. The last step also reads data of two epochs.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from dslpar.parity.small_mesh import axes_of
 from dslpar.parity.small_model import Change
 
 STEPS = 3
-"""Steps that are compared, by default; the module says what each of them shows."""
+"""Default number of compared steps; the module docstring explains what each step covers."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """What a program brings: its model, and the samples that it trains on."""
+    """A program's own model, and the samples that it trains on."""
 
     model_of: ModelOf
     """Makes the model of a job on a rank's groups, or on one process."""
@@ -50,26 +50,26 @@ class Program:
 
 @dataclass(frozen=True)
 class Proof:
-    """What was found."""
+    """The result of a proof."""
 
     verdict: str
     """'proved', 'differs' or 'refused'."""
     runs: tuple[SmallJob, ...]
     """The small jobs that ran."""
     checks: tuple[Check, ...] = ()
-    """The worst of each kind, over all runs."""
+    """The worst check of each kind, over all runs."""
     first_difference: FirstDifference | None = None
     not_proven: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
     """Why the layout was refused."""
     error: str = ""
-    """What ended a rank, where that was no finding."""
+    """The error that ended a rank, if it was not a finding."""
     reference: str = ""
-    """Where one process was computed, and in which precision: 'float32 on cuda:0'; empty: float64, on the CPU."""
+    """Precision and device of the reference, such as 'float32 on cuda:0'; empty: float64 on the CPU."""
 
     @property
     def shrunk(self) -> tuple[str, ...]:
-        """What was made smaller, or otherwise than the config says."""
+        """Values that are smaller than in the config, or otherwise different."""
         return tuple(dict.fromkeys(str(change) for run in self.runs for change in run.changes))
 
 
@@ -86,17 +86,17 @@ def prove(
     """Run the job in miniature under its layout and on one process, and compare.
 
     Args:
-        job: of any world.
-        max_ranks: CPU ranks at most, which are forked from this process.
-        steps: optimizer steps; the gradients of the first are compared.
+        job: a job of any world size.
+        max_ranks: largest number of CPU ranks to fork from this process.
+        steps: number of optimizer steps; the gradients of the first one are compared.
         full: keep the model's sizes.
-        resume_on: another layout of the same run, which goes on from a checkpoint after the first half of the steps.
-        program: what a program brings; None: the model is the config's.
+        resume_on: another layout of the same run, which resumes from a checkpoint after the first half of the steps.
+        program: a program's own model; None: the config's model.
         change: called on each rank under the layout before it builds.
 
     Raises:
-        TooFewRanksError: an axis needs more ranks than `max_ranks`; with `resume_on`, all axes at once.
-        ValueError: too few steps, or `resume_on` is another run.
+        TooFewRanksError: an axis needs more ranks than `max_ranks`; with `resume_on`, all axes together do.
+        ValueError: there are too few steps, or `resume_on` is another run.
         RankError: a rank failed for another reason than a finding.
     """
     if steps < 1 + (resume_on is not None):
@@ -109,7 +109,7 @@ def prove(
 
 
 def _proof(trials: Sequence[_Trial]) -> Proof:
-    """Run the trials; what was found before one is refused stays."""
+    """Run the trials; keep results from before a refused trial."""
     checks, difference, findings = [], None, tuple[Finding, ...]()
     ran: list[_Trial] = []
     for trial in trials:
@@ -133,7 +133,7 @@ def _proof(trials: Sequence[_Trial]) -> Proof:
 
 
 class _Trial:
-    """One small layout against one process."""
+    """A comparison of one small layout with one process."""
 
     def __init__(
         self,
@@ -147,11 +147,11 @@ class _Trial:
         self.reference: Reference | None = None
         self.ranks: list[RankResult] = []
         self.before_resume: list[RankResult] = []
-        """Of the first layout, where a second one goes on."""
+        """Results of the first layout, if a second one resumes it."""
 
     @property
     def runs(self) -> list[SmallJob]:
-        """The small jobs, with all that was changed of them."""
+        """The small jobs, with all changes."""
         jobs = [self.small] if self.resumes is None else [self.small, self.resumes]
         clip = self.small.job.spec.train.clip_grad_norm
         if self.reference is None or self.reference.clip == clip:
@@ -161,12 +161,12 @@ class _Trial:
 
     @property
     def not_proven(self) -> list[str]:
-        """What the comparison does not show."""
+        """Facts that the comparison does not cover."""
         of_model = self.reference.not_proven if self.reference is not None else ()
         return [*self.small.not_proven, *(self.resumes.not_proven if self.resumes else ()), *of_model]
 
     def compare(self) -> list[Check]:
-        """Run both, and return the checks. Raises DslparError: the layout or the model is refused."""
+        """Run one process and the layout, and return the checks. Raises DslparError: layout or model are refused."""
         resumed = None if self.resumes is None else (self.steps // 2, self.resumes.job)
         self.reference = reference_of(self.small.job, self.steps, self.program, resumed)
         job = _clipping_at(self.small.job, self.reference.clip)
@@ -183,7 +183,7 @@ class _Trial:
         )
 
     def _resumed(self, job: Job, other: Job, reference: Reference) -> list[Check]:
-        """Save under one layout after half of the steps, and go on under the other."""
+        """Save under one layout after half of the steps, and resume under the other."""
         half = self.steps // 2
         with tempfile.TemporaryDirectory(prefix="dslpar_prove_") as folder:
             first = self.before_resume = self._run(job, half, saves=folder)
@@ -198,13 +198,13 @@ class _Trial:
             )
             for each in second
         ]
-        # Gradients are those of the first step, which ran under the first layout.
+        # Gradients belong to the first step, which ran under the first layout.
         before = {each.name: each for each in compare(_of_first_steps(reference, half), first, job.mesh)}
         after = {each.name: each for each in compare(_without_gradients(reference), _without(self.ranks), other.mesh)}
         return merged([[each for name, each in before.items() if name != "weights"], list(after.values())])
 
     def explained(self) -> FirstDifference:
-        """Say what the difference looks like, and which axes it needs."""
+        """Explain the difference, and the axes without which it disappears."""
         assert self.reference is not None
         job, policy = self.small.job, worst_of_transformers(self.reference)
         if policy is not None and not policy.holds:
@@ -220,15 +220,16 @@ class _Trial:
         found = explain(self.reference, self.ranks, job.mesh) or _NOTHING_OFF
         needed = self._axes_needed()
         if not needed:
-            # Whatever sum would make it right: no axis is at fault where one rank alone differs from one process.
+            # No axis is at fault if a single rank differs from one process, whatever correction matches.
             return found._replace(axis=None, guess=f"{found.guess}; it needs no axis: it is there on one rank, too")
         only = f"it needs {' and '.join(needed)}: with that of one rank it is gone"
         return found._replace(axis=found.axis or " and ".join(needed), guess=f"{found.guess}; {only}")
 
     def _axes_needed(self) -> tuple[str, ...]:
-        """Return the fewest axes with which something still differs: each of the others is set to one rank in turn.
+        """Return a minimal set of axes with which there still is a difference, by setting each axis to one rank in
+        turn.
 
-        (): something differs on one rank, too.
+        (): there is a difference on one rank, too.
         """
         job = self.small.job
         needed = list(axes_of(job.spec, job.mesh).used)
@@ -239,7 +240,7 @@ class _Trial:
                 trial = _Trial(small, self.steps, self.program, self.change)
                 still_differs = any(not each.holds for each in trial.compare())
             except (DslparError, RankError):
-                continue  # without that axis it does not run
+                continue  # it does not run without that axis
             if still_differs:
                 needed = rest
         return tuple(needed)
@@ -259,7 +260,7 @@ def reference_of(
 ) -> Reference:
     """Train the small job's model on one process, forked from this one. Raises DslparError: it cannot be built.
 
-    `resumed`: the step from which on another job goes on, and that job.
+    `resumed`: the step at which another job resumes, and that job.
     """
     layout_ranks.import_for_ranks(small)
     found = run_on_ranks(1, _reference, small, steps, program, resumed, init=None)[0]
@@ -274,7 +275,7 @@ def _reference(
     try:
         job = one_process_job(small)
         model = _on_one_process(small, job, program) if program else model_from_job(job)
-        # At least a step's; and so many that the last of several steps straddles two epochs.
+        # At least one step's samples, and few enough that the last of several steps straddles two epochs.
         num_samples = max(steps - 1, 1) * small.batch.global_size + 1
         given = program.samples if program else None
 
@@ -287,7 +288,7 @@ def _reference(
 
 
 def _on_one_process(small: Job, job: Job, program: Program) -> LayeredModel:
-    """Build a program's model for one process: of one that is split by hand, all stages, one after the other."""
+    """Build a program's model for one process; for a hand-split model, join all stages in order."""
     mesh = small.mesh
     made = program.model_of(small, Groups.without_processes(mesh)) if mesh.pipe > 1 else None
     inner = made.model if isinstance(made, CustomModel) else made
@@ -310,11 +311,11 @@ def _clipping_at(job: Job, clip: float | None) -> Job:
     return dataclasses.replace(job, spec=dataclasses.replace(job.spec, train=train))
 
 
-# ---- a resume, of which the halves are compared each by itself ----
+# ---- a resume: its halves are compared separately ----
 
 
 def _of_first_steps(reference: Reference, steps: int) -> Reference:
-    """Return the reference of the first steps alone; weights are compared after the last."""
+    """Return the reference of the first `steps` steps; weights are compared only after the last step of all."""
     whole = reference.curve
     curve = dataclasses.replace(whole, losses=whole.losses[:steps], norms=whole.norms[:steps], lrs=whole.lrs[:steps])
     return dataclasses.replace(

@@ -1,11 +1,11 @@
-"""Inputs and labels for any model: random, of different lengths, with a direction for the gradient to take.
+"""Random inputs and labels for any model, with different lengths and a pattern to learn.
 
-    samples = draw_samples(job, model, num_samples=40)
+    samples = draw_samples(job, model, module, num_samples=40)
     inputs, labels = samples.batch(range(4), range(4))
 
-Some tokens are far more frequent than others, as in text: gradients are then more than noise. Where a model reads
-tokens, a part of the labels does not count, another number of them in each sample: a mean over micro-batches in place
-of one over counted tokens is then seen.
+As in text, some tokens are far more frequent than others, so that gradients are more than noise. If a model reads
+tokens, some labels do not count, and their number differs between samples. This reveals a mean over micro-batches in
+place of a mean over counted tokens.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ from dslpar.schema.sections import ImageModel, OtherModel, TokenModel
 _SEED = 7
 _SHARE_IGNORED = 0.2
 _LENGTH = 12
-"""Tokens of a sample where neither data nor model tell."""
+"""Tokens per sample if neither the data nor the model has a length."""
 
 
 class DrawnSamples:
-    """Samples in memory; `data.order.Samples`."""
+    """Samples in memory; implements `data.order.Samples`."""
 
     def __init__(self, inputs: Sequence[Tensor], labels: Sequence[Tensor], all_counted: bool) -> None:
-        """Take inputs, each [num_samples, ...], in the order of the forward's arguments, and labels likewise."""
+        """Take inputs and labels as tensors [num_samples, ...], inputs in the order of the forward's arguments."""
         self.inputs, self.labels, self.all_counted = tuple(inputs), tuple(labels), all_counted
         self.num_samples = len(inputs[0])
 
     def batch(self, samples: Sequence[int], numbers: Sequence[int]) -> tuple[Any, Any]:
-        """Return inputs and labels, a tensor where there is one, else a tuple."""
+        """Return (inputs, labels), each a tensor if there is only one, else a tuple."""
         chosen = list(samples)
         return _one([x[chosen] for x in self.inputs]), _one([x[chosen] for x in self.labels])
 
 
 def draw_samples(job: Job, model: LayeredModel, module: nn.Module, num_samples: int) -> Samples:
-    """Draw samples for the job's model, or read the config's where its class alone knows what it takes.
+    """Draw samples for the job's model, or read the config's data if only the model's class knows its inputs.
 
     `module` is the model, built on one process.
 
     Raises:
-        DslparError: nothing tells what the model takes.
+        DslparError: the model's inputs are unknown.
     """
     section, names = job.spec.model, inputs_of(job)
     generator = torch.Generator().manual_seed(_SEED)
@@ -73,7 +73,7 @@ def draw_samples(job: Job, model: LayeredModel, module: nn.Module, num_samples: 
 
 
 def _read(job: Job, num_samples: int) -> DrawnSamples:
-    """Read the first samples of the config's own data, in the order of its run."""
+    """Read the first samples of the config's own data, in the order of a run."""
     samples = make_samples(job, find_source(job).train, inputs_of(job))
     numbers = range(min(num_samples, samples.num_samples))
     inputs, labels = samples.batch(sample_indices(samples, numbers, job.spec.train.seed), numbers)
@@ -86,7 +86,7 @@ def _read(job: Job, num_samples: int) -> DrawnSamples:
 def _of_transformers(
     job: Job, model: Any, module: nn.Module, num_samples: int, generator: torch.Generator
 ) -> DrawnSamples:
-    """Draw inputs by the policy's names, and a label for each prediction that the built model makes of them."""
+    """Draw inputs by the policy's input names, and a label for each prediction of the built model."""
     config, policy, length = model.config, model.policy, job.seq_len or _LENGTH
     inputs = {name: _input(name, config, num_samples, length, generator) for name in policy.inputs}
     if policy.loss:
@@ -153,9 +153,9 @@ def samples_of_pairs(pairs: Sequence[Any], path: str) -> DrawnSamples:
 
 
 def _tokens(generator: torch.Generator, count: int, length: int, vocab_size: int) -> Tensor:
-    """[count, length] ids, some far more frequent than others; every second place runs through the vocabulary.
+    """Return ids [count, length], some far more frequent than others; every second one runs through the vocabulary.
 
-    So ids at the edges of ranks' pieces of a table occur, too. Those of special tokens, 0 and 1, are rare.
+    So ids at the edges of ranks' pieces of a table occur, too. The special tokens' ids, 0 and 1, are rare.
     """
     chance = torch.rand(count, length, generator=generator)
     ids = ((1 - chance**4) * (vocab_size - 1) + 0.5).long().clamp(max=vocab_size - 1)
@@ -165,7 +165,7 @@ def _tokens(generator: torch.Generator, count: int, length: int, vocab_size: int
 
 
 def _ignoring(labels: Tensor, generator: torch.Generator) -> Tensor:
-    """Return labels of which about a fifth does not count, in some samples more than half, in others none."""
+    """Return labels of which some do not count: none in every fifth sample, up to about two fifths in others."""
     share = torch.rand(len(labels), 1, generator=generator) * 2 * _SHARE_IGNORED
     share[1::5] = 0
     return labels.masked_fill(torch.rand(labels.shape, generator=generator) < share, IGNORE_INDEX)

@@ -1,10 +1,10 @@
-"""A job in miniature: the same layout and model in small, on few ranks, with every change by name.
+"""Shrink a job: the same layout and model in miniature, on few ranks, with a list of all changes.
 
     for small in shrink(job, max_ranks=8, steps=3): ...
 
-What decides the maths stays as it is (`small_mesh`, `small_model`), and so do the schedule, ZeRO's stage, accumulation,
-recomputation, clipping, the optimizer and the form of the learning rate's curve. What cannot stay (the precision, an
-accelerator's features, thousands of steps) is either a change that is listed, or listed as not proven.
+Everything that determines the maths is kept (`small_mesh`, `small_model`), and so are the schedule, ZeRO's stage,
+accumulation, recomputation, clipping, the optimizer and the form of the LR schedule. Settings that cannot be kept (the
+precision, an accelerator's features, thousands of steps) are listed as changes or as not proven.
 """
 
 from __future__ import annotations
@@ -33,18 +33,19 @@ from dslpar.parity.small_mesh import (
 from dslpar.parity.small_model import Change, Sized, small_model, without_dropout
 from dslpar.schema import sections, torch_optimizers
 from dslpar.schema.datasets import ChatData, TextData
+from dslpar.schema.parallel_forms import pipeline_of
 from dslpar.schema.sections import OtherModel, Spec
 
 SEQUENCE = 12
-"""Tokens of a sample, before it grows to what must divide."""
+"""Tokens per sample, before it grows to a length that divides."""
 BUCKET = 3000
-"""Elements of a bucket of ZeRO's: a small model then has several, as a large one has of the default."""
+"""Elements of a ZeRO bucket: a small model then has several, as a large model has with the default."""
 
 
 PERSISTS = 100
-"""Elements below which ZeRO 3 keeps a parameter whole: vectors alone, as DeepSpeed's default does in a large model.
+"""Elements below which ZeRO 3 keeps a parameter whole: only vectors, as with DeepSpeed's default in a large model.
 
-That default would keep all of a small one.
+With that default, a small model would keep all parameters whole.
 """
 
 
@@ -53,15 +54,15 @@ class SmallJob(NamedTuple):
 
     job: Job
     axes: str
-    """Its axes of more than one rank: 'pipe 2, data 2, y 2'."""
+    """Axes of more than one rank: 'pipe 2, data 2, y 2'."""
     changes: tuple[Change, ...]
     not_proven: tuple[str, ...]
 
 
 def shrink(job: Job, *, max_ranks: int, steps: int, full: bool = False) -> list[SmallJob]:
-    """Return the job in as many small worlds as show each pair of its axes.
+    """Return the job in small worlds that together contain each pair of its axes.
 
-    `full` keeps the model's sizes, and shrinks the world and the batch alone.
+    `full` keeps the model's sizes, and shrinks only the world and the batch.
 
     Raises:
         TooFewRanksError: an axis needs more ranks than `max_ranks`.
@@ -71,11 +72,11 @@ def shrink(job: Job, *, max_ranks: int, steps: int, full: bool = False) -> list[
 
 
 def shrink_both(job: Job, other: Job, *, max_ranks: int, steps: int, full: bool = False) -> tuple[SmallJob, SmallJob]:
-    """Return two layouts of one run in miniature, with one model and one global batch: the second resumes the first.
+    """Return two layouts of one run in miniature, with the same model and global batch; the second resumes the first.
 
     Raises:
-        TooFewRanksError: all axes of one of them need more ranks than `max_ranks`.
-        ValueError: the other one is of another run, and not of another layout of this one.
+        TooFewRanksError: all axes of one layout together need more ranks than `max_ranks`.
+        ValueError: `other` is another run, not another layout of this one.
     """
     changed = [name for name in _OF_THE_RUN if _part(job.spec, name) != _part(other.spec, name)]
     if changed:
@@ -101,7 +102,7 @@ _OF_THE_RUN = (
     "train.seed",
     "train.clip_grad_norm",
 )
-"""What a resume on another layout leaves as it is."""
+"""Keys that a resume on another layout must not change."""
 
 
 def _part(spec: Spec, path: str) -> object:
@@ -112,9 +113,9 @@ def _part(spec: Spec, path: str) -> object:
 
 
 def at_full_size(job: Job) -> SmallJob:
-    """Return the job for a proof in its own world: layout, precision, model, data and batch are its own.
+    """Return the job for a proof in its own world, with its own layout, precision, model, data and batch.
 
-    Dropout alone is left out.
+    Only dropout is disabled.
     """
     model = without_dropout(job.spec.model)
     made = job if not model.changes else _resolved_again(job, replace(job.spec, model=model.model))
@@ -122,7 +123,7 @@ def at_full_size(job: Job) -> SmallJob:
 
 
 def with_small_model(job: Job) -> SmallJob:
-    """Return the job with its model and batch in miniature, and its own world, layout and precision."""
+    """Return the job with its model and batch in miniature, but its own world, layout and precision."""
     sizes = axes_of(job.spec, job.mesh).sizes
     worlds = SmallWorlds((sizes,), (), job.mesh.world_size)
     (made,) = _small_jobs([(job, sizes, worlds)], 1, full=False, on_devices=True)
@@ -142,12 +143,12 @@ def _axes_of_job(job: Job) -> str:
 
 
 def _resolved_again(job: Job, spec: Spec) -> Job:
-    """Return the job of another spec in the same world; the partition over stages stays."""
+    """Resolve another spec in the same world; with the same layers, the partition over stages stays the same."""
     return resolve.resolve(spec, job.mesh.world_size, job.path, job.trusted)
 
 
 def one_process_job(small: Job) -> Job:
-    """Return the same run on one process, its batch that of the layout."""
+    """Return the same run on one process, with the layout's global batch."""
     spec = small.spec
     parallel = replace(spec.parallel, pipeline=None, tensor=None, context=None)
     batch = sections.Batch(global_size=small.batch.global_size, accumulation=1)
@@ -156,7 +157,7 @@ def one_process_job(small: Job) -> Job:
 
 
 def with_axes(small: Job, names: Sequence[str]) -> Job:
-    """Return a small job on the named axes alone, the others of one rank; its model and global batch stay."""
+    """Return a small job with only the named axes, the others having one rank; model and global batch stay."""
     axes = axes_of(small.spec, small.mesh)
     sizes = {name: size if name in names else 1 for name, size in axes.sizes.items()}
     spec = parallel_of(small.spec, sizes, small.stages.counts if sizes["pipe"] > 1 else None)
@@ -173,13 +174,13 @@ def _can_shrink(model: Sized) -> bool:
 
 
 Layout = tuple[Job, dict[str, int], SmallWorlds]
-"""A job, the sizes of its axes in a small world, and what that was chosen from."""
+"""A job, the sizes of its axes in a small world, and the small worlds that this one belongs to."""
 
 
 def _small_jobs(layouts: Sequence[Layout], steps: int, full: bool, on_devices: bool = False) -> list[SmallJob]:
-    """Return jobs that have one model, sequence and global batch.
+    """Return small jobs with the same model, sequence length and global batch.
 
-    `on_devices`: they run where the job itself would, in its precision and by its kernels, one step.
+    `on_devices`: they take one step on the job's own devices, in its precision and with its kernels.
     """
     changes, lost = list[Change](), list[str]()
     model, jobs = layouts[0][0].spec.model, [job for job, _, _ in layouts]
@@ -232,7 +233,7 @@ def _small_jobs(layouts: Sequence[Layout], steps: int, full: bool, on_devices: b
 
 
 def _cuboid(spec: Spec) -> Tensor:
-    """Return the cuboid; heads decide which tokens ranks of a ring store, and how many of them exchange heads."""
+    """Return the tensor cuboid; the number of heads decides how context parallelism splits into ring and Ulysses."""
     return cuboid_of(spec.parallel.tensor, spec.parallel.context, resolve.heads_of(spec.model))
 
 
@@ -254,12 +255,12 @@ def _layout_changes(job: Job, small: Job, sizes: Mapping[str, int]) -> list[Chan
 
 
 def _by_hand(job: Job) -> bool:
-    pipeline = resolve.pipeline_of(job.spec)
+    pipeline = pipeline_of(job.spec)
     return pipeline is not None and bool(pipeline.counts or pipeline.stage_ids)
 
 
 def _counts(job: Job, pipe: int) -> tuple[int, ...] | None:
-    """Return layers by stage where the author gave them: uneven if they were, the fullest stage where it was."""
+    """Return layers per stage if the config gives them: uneven if they were, with the fullest stage at its place."""
     if pipe == 1 or not _by_hand(job):
         return None
     given, stages = job.stages.counts or (), pipe * job.chunks.num
@@ -271,7 +272,7 @@ def _counts(job: Job, pipe: int) -> tuple[int, ...] | None:
 
 
 def _kept_counts(job: Job, pipe: int, lost: list[str]) -> tuple[int, ...] | None:
-    """Return the author's layers by stage, of a model that keeps its layers; of fewer stages they cannot stay."""
+    """Return the config's layers per stage, for a model that keeps its layers; with fewer stages they cannot stay."""
     if not _by_hand(job):
         return None
     if pipe == job.mesh.pipe:
@@ -281,24 +282,24 @@ def _kept_counts(job: Job, pipe: int, lost: list[str]) -> tuple[int, ...] | None
 
 
 def _num_layers(model: Sized, stages: int) -> int | None:
-    """Return one layer more than there are stages, so that one of these has two; two at least, none more than given."""
+    """Return one layer more than stages, so that one stage has two; at least two, at most the config's number."""
     num_layers = model.num_layers
     return None if num_layers is None else min(num_layers, max(2, stages + (stages > 1)))
 
 
 def _seq_len(spec: Spec) -> int:
-    """Return a small length that divides over the ranks that cut it, for each piece of a ring in two halves."""
+    """Return a small sequence length that divides over the ranks that cut it; a ring cuts each piece in two halves."""
     cuboid = _cuboid(spec)
     by = divisors.common(divisors.sequence(0, cuboid)) * (2 * cuboid.ring if cuboid.ring > 1 else 1)
     return -(-SEQUENCE // by) * by
 
 
 def _batch(job: Job, spec: Spec, sizes: Mapping[str, int]) -> Batch:
-    """Return twice the least micro-batch, and micro-batches enough for a pipeline to reach its steady state."""
+    """Return twice the least micro-batch, and enough micro-batches for a pipeline to reach its steady state."""
     least = divisors.least_micro_size(_cuboid(spec))
     micro = 2 * least if job.batch.micro_size > 1 or least > 1 else 1
     if not is_chain(spec.model) and job.batch.micro_size >= 4:
-        micro = max(micro, 4 // least * least)  # its loss compares the samples: two are next to none
+        micro = max(micro, 4 // least * least)  # its loss compares samples, and two samples are too few
     accumulation = min(job.batch.accumulation, 2 * sizes["pipe"] if sizes["pipe"] > 1 else 2)
     if sizes["pipe"] > 1 and spec.schedule is not None and spec.schedule.type != "1f1b":
         accumulation = max(1, accumulation // sizes["pipe"]) * sizes["pipe"]
@@ -311,7 +312,7 @@ def _batch(job: Job, spec: Spec, sizes: Mapping[str, int]) -> Batch:
 
 
 def _settings_on_devices(job: Job, spec: Spec, seq_len: int) -> tuple[Spec, list[Change], list[str]]:
-    """Return the spec with small buckets and drawn data; all else is the job's own."""
+    """Return the spec with small buckets and drawn data; everything else is the job's own."""
     changes, lost = list[Change](), list[str]()
     zero = _zero(spec, changes, lost, keeps_disk=True)
     schedule = spec.schedule
@@ -322,7 +323,7 @@ def _settings_on_devices(job: Job, spec: Spec, seq_len: int) -> tuple[Spec, list
 
 
 def _settings(job: Job, spec: Spec, steps: int, seq_len: int) -> tuple[Spec, list[Change], list[str]]:
-    """Return the spec with all that is neither layout nor model made small; changes, and what is not proven."""
+    """Return the spec with the settings besides layout and model in miniature, the changes, and what is not proven."""
     changes, lost = list[Change](), list[str]()
     precision = spec.precision
     if precision.dtype != "fp32":
@@ -378,7 +379,7 @@ def _settings(job: Job, spec: Spec, steps: int, seq_len: int) -> tuple[Spec, lis
 
 
 def _data(spec: Spec, seq_len: int, lost: list[str]) -> Any:
-    """Return the section of data; of what is drawn, its length alone counts."""
+    """Return the data section; if data are drawn, only the sequence length counts."""
     if not _draws_data(spec.model):
         return spec.data
     lost.append(f"the data of {type(spec.data).__name__}: random samples in the order that the run's would have")
@@ -388,12 +389,12 @@ def _data(spec: Spec, seq_len: int, lost: list[str]) -> Any:
 
 
 def _draws_data(model: Sized) -> bool:
-    """Whether random samples stand for the data; what a class of the author's takes is known by its data alone."""
+    """Return whether random samples replace the data; the inputs of a user's class are known only from its data."""
     return not isinstance(model, OtherModel) or model.is_of_transformers or model.layers is not None
 
 
 def _zero(spec: Spec, changes: list[Change], lost: list[str], keeps_disk: bool = False) -> sections.Zero:
-    """Return ZeRO with buckets as small as the model, and what lies on a disk in the host's memory, unless it stays."""
+    """Return ZeRO with small buckets, and with NVMe offload moved to host memory unless `keeps_disk`."""
     extra = dict(spec.zero.extra)
 
     def put(key: str, value: object) -> None:
@@ -418,7 +419,7 @@ def _zero(spec: Spec, changes: list[Change], lost: list[str], keeps_disk: bool =
 
 
 def _optimizer(spec: Spec, changes: list[Change], lost: list[str]) -> Any:
-    """Return the optimizer, or AdamW of the same lr and decay in place of one that has no kernel for CPUs."""
+    """Return the optimizer, or AdamW with the same lr and weight decay if it has no CPU kernel."""
     optimizer = spec.optimizer
     if not isinstance(optimizer, sections.OtherOptimizer):
         return optimizer

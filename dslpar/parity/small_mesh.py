@@ -1,11 +1,10 @@
-"""Small worlds that keep what a layout is made of: its axes, each with as few ranks as show a mistake along it.
+"""Choose small worlds that keep a layout's axes, each with as few ranks as reveal a mistake along it.
 
     worlds = small_worlds(axes_of(spec, mesh), max_ranks=8)
 
-An axis of one rank stays so; every other one has two ranks at least, so that a reduction over it that is left out, or
-done twice, changes numbers. Where the ranks allow it, axes have different sizes: two axes that are taken for each other
-then differ in shape. Where all axes together need more ranks than there are, each pair of axes that fits stands
-together in some world.
+An axis of one rank keeps it. Every other axis has at least two ranks, so that a missing or repeated reduction over it
+changes numbers. If there are enough ranks, axes have different sizes, so that confused axes lead to different shapes.
+If all axes together need more ranks than there are, each pair of axes that fits is together in some world.
 """
 
 from __future__ import annotations
@@ -17,27 +16,27 @@ from itertools import combinations, product
 from dslpar.core.frozen import replace
 from dslpar.core.mesh import Mesh
 from dslpar.core.named_tuple import NamedTuple
-from dslpar.layout.resolve import pipeline_of, tensor_of
+from dslpar.schema.parallel_forms import pipeline_of, tensor_of
 from dslpar.schema.sections import ContextParallel, PipelineParallel, Spec, TensorParallel
 
 SMALL_SIZES = (2, 3, 4)
-"""What an axis may be in a small world, the first preferred."""
+"""Possible sizes of an axis in a small world, in order of preference."""
 
 Sizes = Mapping[str, int]
-"""Ranks of each axis that may be chosen by itself: a square's side is one axis."""
+"""Size of each independent axis: a square's side is one axis."""
 
 
 class Axes(NamedTuple):
-    """The axes of a layout that may be chosen by themselves, and how the tensor mode makes its ranks of them."""
+    """The independent axes of a layout, and how the tensor mode's ranks follow from them."""
 
     sizes: dict[str, int]
-    """Of the layout itself, by name: pipe, data, context, and the mode's own."""
+    """The layout's own sizes, by name: pipe, data, context, and the mode's axes."""
     powers: dict[str, int]
-    """How often an axis counts in the world: a cube's side three times."""
+    """Exponent of an axis in the world size: 3 for a cube's side."""
     ring: str = ""
-    """The axis around which keys and values go, if one does: of two ranks, both directions are the same."""
+    """The axis along which keys and values go around a ring, if any; with two ranks, both directions are the same."""
     hybrid: bool = False
-    """Whether neighbours on that axis exchange heads as well: of two ranks, one of the two would be gone."""
+    """True if neighbours on that axis also exchange heads; with two ranks, the ring or the exchange would vanish."""
 
     def world(self, sizes: Sizes) -> int:
         """Return the number of ranks."""
@@ -50,23 +49,23 @@ class Axes(NamedTuple):
 
 
 class SmallWorlds(NamedTuple):
-    """Worlds to prove a layout in."""
+    """Small worlds in which to prove a layout."""
 
     worlds: tuple[dict[str, int], ...]
     """Sizes of each axis."""
     apart: tuple[tuple[str, str], ...]
-    """Pairs of axes that stand together in none of them, for want of ranks."""
+    """Pairs of axes that are together in no world, since there are too few ranks."""
     ranks_needed: int
-    """The fewest ranks in which all axes stand together."""
+    """The fewest ranks for all axes together."""
 
     @property
     def all_together(self) -> bool:
-        """Whether one world has all axes."""
+        """True if one world has all axes."""
         return len(self.worlds) == 1
 
 
 class TooFewRanksError(ValueError):
-    """An axis needs more ranks than there may be; the text says how many."""
+    """An axis needs more ranks than allowed; the text has the number."""
 
 
 _MODE_AXES: Mapping[str, dict[str, int]] = {
@@ -77,7 +76,7 @@ _MODE_AXES: Mapping[str, dict[str, int]] = {
     "sequence": {"d": 1},
     "cuboid": {"q": 1, "y": 1, "z": 1},
 }
-"""Of each mode the axes that may be chosen, with their powers; a square's and a cube's side is called q."""
+"""The independent axes of each mode, with their powers; a square's and a cube's side is called q."""
 
 
 def axes_of(spec: Spec, mesh: Mesh) -> Axes:
@@ -88,7 +87,7 @@ def axes_of(spec: Spec, mesh: Mesh) -> Axes:
         for name, power in _MODE_AXES[tensor.mode].items():
             sizes[name], powers[name] = getattr(mesh.tensor, name), power
     if spec.parallel.context is not None and spec.parallel.context.size > 1:
-        # Beside a mode, and by itself: then mesh.tensor has the mode "sequence".
+        # With or without a tensor mode; without one, mesh.tensor has the mode "sequence".
         sizes["context"], powers["context"] = spec.parallel.context.size, 1
     along = "context" if "context" in sizes else "d"
     cuboid = mesh.tensor
@@ -96,9 +95,9 @@ def axes_of(spec: Spec, mesh: Mesh) -> Axes:
 
 
 def small_worlds(axes: Axes, max_ranks: int, divide: bool = False) -> SmallWorlds:
-    """Choose worlds of at most `max_ranks`, as few as show each pair of axes that fits.
+    """Choose as few worlds of at most `max_ranks` as contain each pair of axes that fits.
 
-    `divide`: axes of the tensor group divide those of the layout, as where the model's sizes cannot change.
+    `divide`: axes of the tensor group must divide the layout's, for a model whose sizes cannot change.
 
     Raises:
         TooFewRanksError: an axis fits into no world, even alone.
@@ -125,7 +124,7 @@ def small_worlds(axes: Axes, max_ranks: int, divide: bool = False) -> SmallWorld
 
 
 def _choose(axes: Axes, names: tuple[str, ...], max_ranks: int, divide: bool) -> dict[str, int]:
-    """Return sizes of these axes, the others of one rank: as different as can be, then as few ranks as can be."""
+    """Return sizes for these axes (others have one rank): as different as possible, then with the fewest ranks."""
     options = [_options(axes, name, divide) for name in names]
     fits: list[tuple[int, ...]] = [
         sizes for sizes in product(*options) if axes.world(dict(zip(names, sizes, strict=True))) <= max_ranks
@@ -143,11 +142,11 @@ def _choose(axes: Axes, names: tuple[str, ...], max_ranks: int, divide: bool) ->
 
 
 def _options(axes: Axes, name: str, divide: bool) -> list[int]:
-    """Return the sizes that an axis may have in a small world, if it has more than one rank."""
+    """Return the possible sizes in a small world of an axis of more than one rank."""
     size, must_divide = axes.sizes[name], divide and name not in ("pipe", "data")
     smallest: tuple[int, ...] = SMALL_SIZES
     if axes.hybrid and name == axes.ring:
-        smallest = (4, 6)  # two neighbours that exchange heads, and a ring over two or three such pairs
+        smallest = (4, 6)  # pairs of neighbours that exchange heads, and a ring over two or three pairs
     sizes = [each for each in smallest if each <= size and not (must_divide and size % each)]
     return sizes or [size]
 
@@ -156,7 +155,7 @@ def _options(axes: Axes, name: str, divide: bool) -> list[int]:
 
 
 def parallel_of(spec: Spec, sizes: Sizes, counts: tuple[int, ...] | None) -> Spec:
-    """Return the spec with `parallel` of these sizes, in dslpar's own form; `counts` are layers by stage, if given."""
+    """Return the spec with `parallel` of these sizes, in dslpar's own form; `counts`: layers per stage, if given."""
     parallel = spec.parallel
     given = pipeline_of(spec)
     pipeline = None
@@ -204,5 +203,5 @@ def _context(context: ContextParallel, size: int) -> ContextParallel:
 
 
 def names_of_axes(sizes: Sizes) -> Iterator[str]:
-    """Yield 'pipe 2', 'q 2', ...: each axis of more than one rank."""
+    """Yield 'pipe 2', 'q 2', ... for each axis of more than one rank."""
     yield from (f"{name} {size}" for name, size in sizes.items() if size > 1)

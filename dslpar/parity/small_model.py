@@ -1,11 +1,11 @@
-"""Small sizes of a model that divide over a small world as the large ones do over theirs, and what may not shrink.
+"""Choose small sizes of a model that divide over a small world as the large sizes do over theirs.
 
     small = small_model(job.spec.model, [cuboid], num_layers=3, seq_len=12)
 
-Each size begins at a small number that shares few divisors with the others, and grows until every condition of
-`dslpar.layout.family.conditions` holds, which is the table that lint reads. What decides the maths stays: ties, shared
-heads of keys, experts and how many of them a token has, norms, activations, positions, layers of several types. Rates
-of dropout become 0, since masks are drawn by each rank for its own piece.
+Each size begins at a small number that shares few divisors with the others. It grows until every condition of
+`dslpar.layout.family.conditions` holds, which lint also uses. Everything that determines the maths is kept: tied
+weights, shared key heads, experts and their number per token, norms, activations, positions, layers of several types.
+Dropout rates become 0, since each rank draws masks for its own piece.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Sized = Model | OtherModel
 
 
 class Change(NamedTuple):
-    """A key of the config that is another one in the small run."""
+    """A config key whose value differs in the small run."""
 
     key: str
     before: object
@@ -40,9 +40,9 @@ class SmallModel(NamedTuple):
 
     model: Sized
     changes: tuple[Change, ...]
-    """Sizes, and rates of dropout."""
+    """Changed sizes and dropout rates."""
     not_proven: tuple[str, ...]
-    """What of the model the small run cannot show."""
+    """Parts of the model that the small run cannot cover."""
 
 
 def _shown(value: object) -> str:
@@ -51,7 +51,7 @@ def _shown(value: object) -> str:
 
 
 def without_dropout(model: Sized) -> SmallModel:
-    """Return the model at its own size, every rate of dropout 0: masks depend on the replica and the micro-batch."""
+    """Return the model at its own size with dropout rates of 0: masks depend on the replica and the micro-batch."""
     if isinstance(model, Model):
         rates = _dropout_rates({item.name: getattr(model, item.name) for item in fields(type(model))})
         changes = tuple(Change(f"model.{name}", getattr(model, name), 0.0) for name in rates)
@@ -68,11 +68,11 @@ def without_dropout(model: Sized) -> SmallModel:
 
 
 def _dropout_rates(values: Mapping[str, Any]) -> dict[str, float]:
-    """Return 0 for each rate of dropout among the values that is not 0."""
+    """Return 0 for each nonzero dropout rate among the values."""
     return {name: 0.0 for name, value in values.items() if "drop" in name and isinstance(value, float) and value}
 
 
-# ---- families of dslpar's own ----
+# ---- dslpar's own families ----
 
 _FIELDS: Mapping[str, int] = {
     "hidden_size": 24,
@@ -87,15 +87,16 @@ _FIELDS: Mapping[str, int] = {
     "projection_size": 20,
     "projection_hidden_size": 28,
 }
-"""Where each size of a family's section begins to grow from."""
+"""Initial value of each size in a family's section."""
 
 
 def small_model(
     model: Sized, cuboids: Sequence[Tensor], num_layers: int | None, seq_len: int, at_least: int = 1
 ) -> SmallModel:
-    """Return the model in miniature, which divides on all cuboids, with so many layers.
+    """Return the model in miniature, with `num_layers` layers and sizes that divide on all cuboids.
 
-    None: what the config calls its layers is not known; then `at_least` so many blocks, where it lists them.
+    `num_layers` is None if the config's key for it is unknown. Then at least `at_least` blocks are kept, if the config
+    lists them.
     """
     if isinstance(model, OtherModel):
         made = SmallModel(model, (), ())
@@ -143,7 +144,7 @@ def _small_family(model: Model, cuboids: Sequence[Tensor], num_layers: int | Non
 
 
 def _kv_heads(heads: int, kv_heads: int, small_heads: int) -> int:
-    """Return heads of keys that queries share if they did: one if it was one, else half as many as queries have."""
+    """Return a small number of key heads: `small_heads` if queries share none, 1 if it was 1, else half of them."""
     if kv_heads == heads:
         return small_heads
     return 1 if kv_heads == 1 else max(2, small_heads // 2)
@@ -158,9 +159,9 @@ def _grow(
     step: Callable[[str], int],
     field_of: Callable[[str], str],
 ) -> dict[str, Any]:
-    """Return the sizes, each grown until all that it must divide by divides it.
+    """Return the sizes, each grown until all conditions hold.
 
-    Heads of keys grow before heads, and heads before the features that they have, since the latter depend on them.
+    Numbers of heads grow before other sizes, since features depend on them.
     """
     order = ("num_kv_heads", "num_key_value_heads", "num_heads", "num_attention_heads", "n_head")
     grown = dict(sizes)
@@ -174,11 +175,11 @@ def _grow(
 
 
 def _next(size: Any, step: int) -> Any:
-    """Return the next larger size. A list has one number per stage, each twice the one before."""
+    """Return the next larger size. A list has one number per stage, each twice the previous one."""
     return [(size[0] + step) << stage for stage in range(len(size))] if isinstance(size, list) else size + step
 
 
-# ---- models of transformers ----
+# ---- transformers models ----
 
 _ROLES: Mapping[str, int] = {
     "hidden": 24,
@@ -193,7 +194,7 @@ _ROLES: Mapping[str, int] = {
     "patch": 4,
     "channels": 3,
 }
-"""Where sizes begin, by what `transformers_configs.NAMES` calls them."""
+"""Initial sizes, by their names in `transformers_configs.NAMES`."""
 _FIELDS_OF_CONFIGS: Mapping[str, Any] = {
     "depths": [2, 1],
     "hidden_sizes": [8, 16],
@@ -211,7 +212,7 @@ _FIELDS_OF_CONFIGS: Mapping[str, Any] = {
     "first_k_dense_replace": 1,
     "type_vocab_size": 2,
 }
-"""Other fields that count, by their own names; lists have the same meaning as in the published configs."""
+"""Initial values of other relevant fields, by their own names; lists are meant as in the published configs."""
 _IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "sep_token_id", "cls_token_id")
 
 
@@ -252,7 +253,7 @@ def _small_transformers(
             sizes[name] = min(given, value)
     if "depths" in sizes:
         sizes["depths"][0] = max(sizes["depths"][0], at_least)
-    if isinstance(values.get("num_heads"), (list, tuple)):  # of each of Swin's stages
+    if isinstance(values.get("num_heads"), (list, tuple)):  # one number per stage of Swin
         sizes["num_heads"] = [2, 4][: len(sizes.get("depths", [2, 1]))]
     if isinstance(types := values.get("layer_types"), (list, tuple)):
         sizes["layer_types"] = _of_each_type(types, sum(sizes.get(name, 0) for name in lists) or layers)
@@ -268,10 +269,10 @@ def _small_transformers(
         found = [each for cuboid in cuboids for each in family.transformers_conditions(small, cuboid, seq_len)]
         hidden, heads = (sizes.get(config.own_name(role)) for role in ("hidden", "heads"))
         if config.size("head_dim") is None and isinstance(hidden, int) and isinstance(heads, int):
-            # transformers' own condition; twice, since rotary positions turn pairs of a head's features.
+            # transformers' own condition, with a factor of 2, since rotary positions rotate pairs of a head's features.
             found.append(Condition(config.own_name("hidden"), hidden, 2 * heads, "2 * heads", "TEN131"))
         width = sizes.get("embed_dim")
-        if isinstance(heads, list) and isinstance(width, int):  # heads have equally many features in all stages
+        if isinstance(heads, list) and isinstance(width, int):  # heads have the same number of features in all stages
             found.append(Condition("embed_dim", width, 2 * heads[0], "2 * heads", "TEN131"))
         return found
 
@@ -293,18 +294,18 @@ def _small_transformers(
 
 
 def _of_each_type(types: Sequence[Any], count: int) -> list[Any]:
-    """Return the types of so many layers, each that there is as early as can be, in the order of the model."""
+    """Return the types of `count` layers, in the model's order, with each type included if there are enough layers."""
     first = [types.index(kind) for kind in dict.fromkeys(types)]
     rest = [at for at in range(len(types)) if at not in first]
     return [types[at] for at in sorted((first + rest)[:count])]
 
 
 _NOT_OF_THE_MODEL = ("architectures", "transformers_version", "torch_dtype", "dtype", "_name_or_path", "model_type")
-"""What config.json says of the file, and not of the maths."""
+"""Keys of config.json that describe the file, not the model's maths."""
 
 
 def _with_config(model: OtherModel, config: TransformersConfig, sizes: Mapping[str, Any]) -> OtherModel:
-    """Return the model with these fields of its config, which otherwise is what config.json and the author say."""
+    """Return the model with these fields of its config; other fields are as in config.json and the author's config."""
     of_file = config.file.values if config.file else {}
     written = {name: value for name, value in of_file.items() if name not in _NOT_OF_THE_MODEL}
     written |= dict(model.args.get("config") or {})

@@ -1,4 +1,4 @@
-"""The pieces of all ranks, put together by their placements; and whether copies are equal.
+"""Merge the pieces of all ranks by their placements, and compare copies.
 
 pieces = Pieces(mesh, [each.gradients for each in ranks])
 pieces.whole("blocks.0.mlp.up.weight")     # the full tensor, of the first replica
@@ -18,33 +18,33 @@ from dslpar.layers.placement import Placement
 from dslpar.parity.layout_ranks import Held
 
 Change = Callable[[Mapping[int, Tensor]], Mapping[int, Tensor]]
-"""What is done to the pieces of all ranks before they are put together."""
+"""Changes the pieces of all ranks before they are merged."""
 
 
 class UnequalCopies(NamedTuple):
-    """Copies of a parameter's piece that are not the same."""
+    """Copies of a parameter's piece that differ."""
 
     name: str
     off: float
     """Largest difference, relative to the largest element."""
     ranks: tuple[int, int]
     tied: bool
-    """Whether they are of two stages, which sum in orders of their own."""
+    """True if they are on two stages, which sum in different orders."""
 
 
 class Pieces:
-    """What each rank holds of each parameter."""
+    """Each rank's piece of each parameter."""
 
     def __init__(self, mesh: Mesh, by_rank: Sequence[Mapping[str, Held]]) -> None:
         self.mesh, self.by_rank = mesh, by_rank
         self.names = list(dict.fromkeys(name for held in by_rank for name in held))
 
     def holders(self, name: str) -> list[int]:
-        """Return the ranks that hold a piece of it: of one stage, or of each that it is tied to."""
+        """Return the ranks that hold a piece: those of one stage, or of all stages that share a tied weight."""
         return [rank for rank, held in enumerate(self.by_rank) if name in held]
 
     def lacking(self, name: str) -> list[int]:
-        """Return the ranks that should hold a piece and do not: of the stages of those that do, all must."""
+        """Return the ranks that lack a piece: if one rank of a stage holds a piece, all must."""
         holders = self.holders(name)
         stages = {self.mesh.coord(rank)["pipe"] for rank in holders}
         return [
@@ -54,7 +54,7 @@ class Pieces:
         ]
 
     def placement(self, name: str) -> Placement | None:
-        """Return where its pieces lie."""
+        """Return the placement of its pieces."""
         return self.by_rank[self.holders(name)[0]][name].placement
 
     def pieces(self, name: str) -> dict[int, Tensor]:
@@ -62,7 +62,7 @@ class Pieces:
         return {rank: self.by_rank[rank][name].piece for rank in self.holders(name)}
 
     def whole(self, name: str, pieces: Mapping[int, Tensor] | None = None) -> Tensor:
-        """Put the pieces of the first replica and stage together; `pieces` in place of its own."""
+        """Merge the pieces of the first replica and stage; `pieces` replaces the stored ones."""
         pieces = self.pieces(name) if pieces is None else pieces
         placement = self.placement(name)
         first = min(pieces)
@@ -91,7 +91,7 @@ class Pieces:
 
 
 def unequal(name: str, mesh: Mesh, ranks: tuple[int, int], one: Tensor, other: Tensor) -> UnequalCopies | None:
-    """Return how far two ranks' copies of one piece are apart; None: they are equal to the bit."""
+    """Return the deviation between two ranks' copies of a piece; None: they are bit-identical."""
     if torch.equal(one, other):
         return None
     off = float((one - other).abs().max()) / max(float(one.abs().max()), 1e-30)

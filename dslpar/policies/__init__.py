@@ -1,7 +1,7 @@
-"""transformers models as they are, cut by a policy that is data: every tensor mode, over stages.
+"""Policies: run unchanged transformers models in every tensor mode and over pipeline stages.
 
-In comes a class of transformers with its config; out comes a `LayeredModel`, whose layers run transformers' own code on
-this rank's piece. `dslpar.schema.policy` says what a policy is, `derive` makes one of transformers' plans, `apply` puts
-sharded modules in place, `skeleton` runs what stands around the blocks, `attention` opens transformers' doors. Nothing
-of transformers is imported before a config names one of its models.
+The input is a transformers class with its config. The result is a `LayeredModel` whose layers run transformers' own
+code on this rank's piece. `dslpar.schema.policy` defines policies, which are data. `derive` makes a policy from
+transformers' tensor plan, `apply` puts sharded modules in place, `skeleton` runs the code around the blocks, and
+`attention` provides the attention function. transformers is imported only when a config names one of its models.
 """

@@ -1,7 +1,7 @@
-"""Apply a policy to a part of a transformers model: put modules of dslpar's in place of those that hold weights.
+"""Apply a policy to a part of a transformers model: replace modules that hold weights with dslpar's modules.
 
-The rest of transformers' code runs as it stands, on this rank's piece. A module that holds weights and is understood
-neither by the policy nor by a probe is refused, by the name of its first parameter.
+The rest of transformers' code runs unchanged, on this rank's piece. A module with weights that neither the policy nor a
+probe understands is refused; each of its parameters gets a finding.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dslpar.schema.policy import Policy, match
 
 
 class Setting(NamedTuple):
-    """What the parts of a model have in common."""
+    """Settings that all parts of a model share."""
 
     groups: Groups
     policy: Policy
@@ -38,22 +38,22 @@ class Setting(NamedTuple):
     config: Any
     adapters: Adapters | None = None
     attention: str = SDPA
-    """Its attn_implementation."""
+    """The config's attn_implementation."""
 
 
 def apply(part: nn.Module, name: str, cut: Setting) -> nn.Module:
-    """Change a part of a model, whose global name is `name`, and return it; a part that is a leaf is replaced.
+    """Change the part of a model with the global name `name`, and return it; a leaf is replaced.
 
     Raises:
-        DslparError: a parameter that nothing tells how to cut; sizes that do not divide; all of them.
+        DslparError: parameters without a rule to cut them (all of them), or a size that does not divide.
     """
     return _Application(cut).part(part, name)
 
 
 def make_whole(groups: Groups, part: nn.Module, name: str, *, recurse: bool = True) -> None:
-    """Have every rank hold all weights of a part, whose code works on whole activations and stays as it is.
+    """Have every rank hold all weights of a part, whose code stays unchanged and works on whole activations.
 
-    Without `recurse`, those of the module itself alone.
+    With `recurse=False`, only the weights of the module itself.
     """
     for own, module in part.named_modules() if recurse else [("", part)]:
         full = ".".join(filter(None, (name, own)))
@@ -98,7 +98,7 @@ class _Application:
                 object.__setattr__(module, "dslpar_attention", self.cut.attention)
         dropout.take_functions(part, self.groups, self.stream, self.cut.config)
         if list(part.children()):
-            if self.groups.axis("tensor").size > 1:  # on one rank no activation is in pieces, and all drop alike
+            if self.groups.axis("tensor").size > 1:  # on one rank no activation is cut, and all dropouts are alike
                 part.register_forward_pre_hook(self._begin)
             coalesce_vector_gradients(part, self.groups)
         return part
@@ -107,7 +107,7 @@ class _Application:
         self.stream.is_inner = False
 
     def _replacement(self, module: nn.Module, name: str) -> nn.Module | None:
-        """Return what stands for a module; None: it stays."""
+        """Return the replacement of a module; None: the module stays."""
         sources = _sources(module, name)
         policy, groups, hidden = self.cut.policy, self.groups, self.cut.hidden_size
         if name in self.mixtures:
@@ -163,7 +163,7 @@ class _Application:
         return linear
 
     def _is_in_region(self, name: str) -> bool:
-        """Whether a module works on inner activations, whatever their length: a norm there is of a head, or of all."""
+        """Whether a module is inside a region, on inner activations: a norm there is per head, or over all features."""
         parts = name.split(".")
         return any(match(self.cut.policy.regions, ".".join(parts[:end])) for end in range(1, len(parts)))
 
@@ -171,7 +171,7 @@ class _Application:
         return any(name.startswith(f"{mixture}.") for mixture in self.mixtures)
 
     def _role(self, name: str) -> Role | None:
-        """Return what the policy says of a linear; None: nothing."""
+        """Return the role of a linear in the policy; None: it has none."""
         region, _, last = name.rpartition(".")
         pattern = match(self.cut.policy.regions, region)
         given = self.cut.policy.regions[pattern] if pattern else ()
@@ -194,7 +194,7 @@ class _Application:
                 own_attention.fit_arguments(region, self.groups, by_head, num_heads)
 
     def _head_vectors(self, part: nn.Module, name: str) -> None:
-        """Take vectors of heads from the modules that read them, which have them during their forward."""
+        """Take head vectors out of the modules that read them, and lend them during the modules' forward."""
         for own, module in list(part.named_modules()):
             for each, p in list(module.named_parameters(recurse=False)):
                 full = ".".join(filter(None, (name, own, each)))
@@ -208,7 +208,7 @@ class _Application:
     def _entrances(
         self, region: nn.Module, name: str, names: Sequence[str]
     ) -> list[tuple[modules.Entrance, list[modules.Slot]]]:
-        """Make one entrance of the linears to this rank's features, and one of those to latents."""
+        """Make one entrance for the linears to this rank's features, and one for the linears to latents."""
         # A policy may name the linears of all variants of a family: T5's wi, or wi_0 and wi_1.
         has = dict(region.named_modules())
         present = [each for each in names if isinstance(has.get(each), nn.Linear | Conv1D)] or list(names)
@@ -220,7 +220,7 @@ class _Application:
     def _entrance(
         self, region: nn.Module, name: str, names: Sequence[str], cls: type[modules.Entrance]
     ) -> tuple[modules.Entrance, list[modules.Slot]]:
-        """Take the inward linears out of a region: slots in their places, one linear that serves them all."""
+        """Replace the inward linears of a region by slots, and make one entrance that fills them all."""
         linears = [region.get_submodule(each) for each in names]
         lengths: list[int] = []
         shares: list[int] = []
@@ -245,13 +245,13 @@ class _Application:
         return entrance, slots
 
     def _lengths(self, name: str, length: int) -> list[int]:
-        """Return the lengths of the linears that an inward linear's weight is made of."""
+        """Return the output sizes of the linears that are fused in an inward linear's weight."""
         fused = self.cut.policy.fused.get(name.rpartition(".")[2], 1)
         weights = [1] * fused if isinstance(fused, int) else [getattr(self.cut.config, each) for each in fused]
         return [length * weight // sum(weights) for weight in weights]
 
     def _local_attributes(self, part: nn.Module, name: str) -> None:
-        """Divide what counts heads or features, on the module and on a config of its own: never on the user's."""
+        """Divide counts of heads or features, on the module or on its own copy of the config, never on the user's."""
         _, count = placement.piece(
             self.groups.tensor, self.groups.coord, placement.inner_cuts(self.groups.tensor).features
         )

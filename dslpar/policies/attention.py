@@ -1,12 +1,11 @@
-"""The doors through which transformers' own attention runs on pieces: its registries of attention and of masks.
+"""Attention of transformers models on pieces, through transformers' registries of attention and mask functions.
 
-The mask door makes no mask: it returns a recipe of one, since what transformers knows where it would make it (the
-residual, which may be cut along batch and sequence) has not the shape of what attends. The attention door makes it of
-the queries and keys that are there, once a micro-batch. Heads and samples are cut as inner activations are.
+The mask function makes no mask but a recipe for one. At that point transformers knows only the residual, which may be
+cut along batch and sequence, so its shape is not that of attention's inputs. The attention function makes the mask from
+the actual queries and keys, once per micro-batch. Heads and samples are cut like inner activations.
 
-Attention over a split sequence takes recipes that are known by positions (causal or not, a window, padding, documents):
-a bias or a soft cap is refused by name. (transformers' registries are its own way for other kernels: vLLM and TGI come
-in by them.)
+Attention over a split sequence takes only recipes defined by positions (causal or not, a window, padding, documents). A
+bias or a soft cap is refused by name. (vLLM and TGI plug their kernels in through the same registries.)
 """
 
 from __future__ import annotations
@@ -43,31 +42,31 @@ from dslpar.layers.upcast import upcast
 from dslpar.layout.attention_blocks import Pattern
 
 IMPLEMENTATION = "dslpar"
-"""Name of the doors in transformers' registries."""
+"""Name of dslpar's functions in transformers' registries."""
 SDPA, FLASH = "sdpa", "flash_attention_2"
-"""What `attn_implementation` may be: torch's scaled_dot_product_attention, with the kernel that it chooses; or with its
-FlashAttention kernel and no other.
+"""Values of `attn_implementation`: torch's scaled_dot_product_attention with the kernel that torch chooses, or with its
+FlashAttention kernel only.
 """
 
 DOCUMENTS = torch.int32
-"""Type of a mask that says which document a token is of. (Programs give padding as int64, as tokenizers make it.)"""
+"""Dtype of a mask with each token's document number. (Padding from programs is int64, as tokenizers return it.)"""
 _OF_MASKS = ("local_size", "use_vmap")
 _SKIPS = ("allow_is_causal_skip", "allow_is_bidirectional_skip")
-"""Whether it may leave a mask out that torch has by itself."""
+"""Options that allow leaving a mask out if torch's attention applies it by itself."""
 _PLAIN = (causal_mask_function, bidirectional_mask_function)
 _ANYWHERE = {"softcap", "s_aux", "position_bias"}
-"""What it knows besides, where it attends to whole sequences."""
+"""Further arguments that are supported over whole sequences."""
 _KNOWN = {
     *("scaling", "is_causal", "position_ids", "use_cache", "cache_position", "sliding_window"),
     *("output_attentions", "output_router_logits"),
 }
-"""What attention is called with that its mask says as well, or that changes nothing."""
+"""Arguments of attention that its mask covers as well, or that change nothing."""
 _SPLIT = "attention over a split sequence"
 _KNOWN_OF_WHOLE = _KNOWN | _ANYWHERE
 
 
 def implementation_of(config: Any) -> str:
-    """Return which attention a config asks for; it may leave that out. Raises: DslparError: it is another one."""
+    """Return a config's attention, SDPA by default. Raises: DslparError: it is neither SDPA nor FLASH."""
     requested: str | None = config._attn_implementation
     if requested not in (None, SDPA, FLASH):
         message = f"attn_implementation {requested!r}: pieces of a model attend by torch's kernels"
@@ -78,21 +77,21 @@ def implementation_of(config: Any) -> str:
 
 @dataclass
 class Recipe:
-    """What transformers would have made a mask of."""
+    """Arguments from which transformers would have made a mask."""
 
     function: Callable[..., Any]
-    """(batch, head, query, key) -> whether it attends."""
+    """(batch, head, query, key) -> whether the query attends to the key."""
     options: Mapping[str, Any]
     padding: Tensor | None = None
-    """Bool or integers [batch, sequence] of the whole micro-batch; 0 is padding. Of int32: each token's document, from
-    1, beyond which it does not attend.
+    """Bool or integers [batch, sequence] of the whole micro-batch; 0 is padding. Int32 values are document numbers from
+    1; a token attends only within its document.
     """
     made: dict[tuple[object, ...], Tensor | None] = field(default_factory=dict, repr=False)
     padded: Recipe | None = field(default=None, repr=False)
-    """The same for the newest micro-batch, so that its blocks share a mask."""
+    """This recipe with the newest micro-batch's padding, so that its blocks share a mask."""
 
     def with_padding(self, padding: Tensor | None) -> Recipe:
-        """Return the recipe for a micro-batch."""
+        """Return the recipe for a micro-batch with this padding."""
         if padding is None:
             return self
         if self.padded is None or self.padded.padding is not padding:
@@ -100,7 +99,7 @@ class Recipe:
         return self.padded
 
     def mask(self, groups: Groups, q: Tensor, k: Tensor) -> Tensor | None:
-        """Return the mask of queries [batch/x, heads, sequence, D] and keys; None: all, or causal, as the module is."""
+        """Return the mask for queries [batch/x, heads, sequence, D] and keys; None: full or causal, by the module."""
 
         def make() -> Tensor | None:
             lengths: dict[str, Any] = {"batch_size": q.shape[0], "q_length": q.shape[2], "kv_length": k.shape[2]}
@@ -113,9 +112,9 @@ class Recipe:
 
     @cached_property
     def pattern(self) -> Pattern | None:
-        """What it is by positions alone: causal or not, with a window or without; None: something else.
+        """Pattern if the mask depends on positions alone: causal or not, with or without a window; else None.
 
-        A window's function is made anew for each mask, so it is known by what it gives at its edges.
+        transformers makes a new window function for each mask, so it is recognized by its values at the edges.
         """
         if self.function in _PLAIN:
             return Pattern(causal=self.function is causal_mask_function)
@@ -136,7 +135,7 @@ class Recipe:
         return None
 
     def added(self, groups: Groups, x: Tensor) -> Tensor | None:
-        """Return the mask that code adds to scores of inner activations [batch/x, sequence, features]; None: none."""
+        """Return the additive mask for scores of inner activations [batch/x, sequence, features]; None: no mask."""
 
         def make() -> Tensor | None:
             lengths: dict[str, Any] = {"batch_size": x.shape[0], "q_length": x.shape[1], "kv_length": x.shape[1]}
@@ -146,9 +145,10 @@ class Recipe:
         return self._made_once((*x.shape[:2], x.dtype), make)
 
     def _made_once(self, key: tuple[object, ...], make: Callable[[], Tensor | None]) -> Tensor | None:
-        """Return what `make` gives; but in a layer that torch compiles it is made at each call.
+        """Return the result of `make`, cached by `key`; in a layer that torch compiles, call it each time.
 
-        A graph that finds the mask is another than the one that made it: recomputation would not save what it saved.
+        A graph that finds a cached mask differs from the graph that made it, and recomputation would save other
+        tensors.
         """
         if torch.compiler.is_compiling():
             return make()
@@ -157,9 +157,9 @@ class Recipe:
         return self.made[key]
 
     def _of_samples(self, groups: Groups) -> dict[str, Any]:
-        """Return transformers' arguments for a mask of this rank's samples.
+        """Return transformers' mask arguments for this rank's samples.
 
-        Padding beside documents is one of them, number 0, which no token attends to.
+        With documents, padding is document number 0, to which no other token attends.
         """
         if self.padding is None:
             return {"mask_function": self.function, "attention_mask": None}
@@ -179,7 +179,7 @@ def _make_recipe(*, mask_function: Callable[..., Any], attention_mask: Tensor | 
 def _attend(
     module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, dropout: float = 0.0, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    """Attend: queries [batch/x, heads/y, sequence, D], keys and values likewise, to [batch/x, sequence, heads/y, D]."""
+    """Attend: queries, keys and values [batch/x, heads/y, sequence, D] to [batch/x, sequence, heads/y, D]."""
     groups: Groups = module.dslpar_groups  # type: ignore[assignment]
     cuts = placement.inner_cuts(groups.tensor)
     is_cut = groups.axis(*cuts.sequence).size > 1
@@ -223,7 +223,7 @@ def _attend_by_flash(
 
 
 def _refuse_beyond_flash(module: nn.Module, is_cut: bool, kwargs: Mapping[str, Any]) -> None:
-    """Raise DslparError where the FlashAttention kernel would compute something else than the model's attention."""
+    """Raise DslparError if the FlashAttention kernel cannot compute the model's attention."""
     reasons = {
         "in pieces of sequences": is_cut,
         "with a soft cap": kwargs.get("softcap") is not None,
@@ -236,9 +236,9 @@ def _refuse_beyond_flash(module: nn.Module, is_cut: bool, kwargs: Mapping[str, A
 
 @contextmanager
 def _flash_alone(module: nn.Module, q: Tensor, mask: Tensor | None, dropout: float) -> Iterator[None]:
-    """Have torch attend by its FlashAttention kernel, within. Raises: DslparError: that cannot do what is asked."""
+    """Restrict torch to its FlashAttention kernel in this context. Raises: DslparError: no such kernel fits."""
     with warnings.catch_warnings(), sdpa_kernel([SDPBackend.FLASH_ATTENTION]):
-        warnings.simplefilter("ignore")  # torch warns of each kernel that it did not take
+        warnings.simplefilter("ignore")  # torch warns about each kernel that it did not take
         try:
             yield
         except RuntimeError as error:
@@ -254,7 +254,7 @@ def _flash_alone(module: nn.Module, q: Tensor, mask: Tensor | None, dropout: flo
 def _scores(
     module: nn.Module, q: Tensor, k: Tensor, mask: Tensor | None, scaling: float, softcap: float | None
 ) -> Tensor:
-    """Return masked scores [batch/x, heads/y, sequence, sequence], softly kept below `softcap` (Gemma 2)."""
+    """Return masked scores [batch/x, heads/y, sequence, sequence], with Gemma 2's soft cap if `softcap` is given."""
     k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     scores = q @ k.transpose(2, 3) * scaling
     if softcap is not None:
@@ -265,7 +265,7 @@ def _scores(
 
 
 def _weighted(scores: Tensor, v: Tensor, dropout: float, sinks: Tensor | None) -> Tensor:
-    """Return [batch/x, sequence, heads/y, D]; `sinks` [heads/y]: a score that takes weight (GPT-OSS)."""
+    """Return [batch/x, sequence, heads/y, D]; `sinks` [heads/y]: GPT-OSS's extra scores, which absorb weight."""
     length = scores.shape[-1]
     if sinks is not None:
         scores = torch.cat([scores, sinks.view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)], dim=-1)
@@ -305,14 +305,14 @@ def _attend_pieces_of_sequences(
 
 
 def _samples(groups: Groups, padding: Tensor) -> Tensor:
-    """Return the rows of this rank's samples, whole along the sequence."""
+    """Return the rows of this rank's samples, with whole sequences."""
     batch = placement.inner_cuts(groups.tensor).batch
     own = placement.take(padding, 0, groups.tensor, groups.coord, batch)
     return own if own.dtype == DOCUMENTS else own.bool()
 
 
 def _refuse_unless_plain(module: nn.Module, mask: Any, kwargs: Mapping[str, Any]) -> None:
-    """Raise DslparError where ring and ulysses would compute something else than the model's attention."""
+    """Raise DslparError if ring and ulysses cannot compute the model's attention."""
     name = type(module).__name__
     reasons = [f"{key}=" for key, value in kwargs.items() if key not in _KNOWN and value is not None]
     if mask is not None and not (isinstance(mask, Recipe) and mask.pattern is not None):

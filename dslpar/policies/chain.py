@@ -1,11 +1,11 @@
-"""How the layers of a transformers model run: what each takes, what it hands on, what its code is called with.
+"""Forwards of the layers of a transformers model: their inputs, their outputs, and the arguments of their code.
 
-Between layers travels the stored residual. Some models need more: the other activations that a block is called with
-(T5's position bias, what its encoder has left), padding masks, and ids that are looked up later. These go along in a
-tuple, in an order that both sides know; masks as uint8, since not every backend sends bool.
+Layers pass the stored residual on. Some models need more: other activations that blocks are called with (T5's position
+bias, its encoder's output), padding masks, and ids that are looked up later. These travel with the residual in a tuple,
+in an order that sender and receiver know. Masks are sent as uint8, since not every backend sends bool.
 
-That a stage runs the model's own forward, with what came from the stage before put where that forward has it, is
-transformers' modules taken as they are; Megatron-LM and torch.distributed.pipelining cut a forward that they know.
+A stage runs the model's own forward, and puts the values from the stage before into the places where that forward has
+them. So transformers' modules run unchanged. Megatron-LM and torch.distributed.pipelining cut a forward that they know.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from dslpar.policies.stand_ins import ForwardEnded, ShapeStandIn
 from dslpar.schema.policy import DECODER_INPUTS
 
 Value = Tensor | tuple[Tensor, ...]
-"""What goes from layer to layer."""
+"""Value that layers pass on."""
 RESIDUAL = "the residual"
-"""Its name among what goes along; no argument has it."""
+"""Name of the residual in a state; no argument has this name."""
 
 
 class Chain:
-    """The forwards of a model's layers; all are called with the module that the layer has built, and a `Value`."""
+    """Forwards of a model's layers; each takes the module that its layer has built, and a `Value`."""
 
     def __init__(self, of: Skeleton) -> None:
         self.skeleton, self.policy, self.outline = of, of.policy, of.outline
@@ -42,15 +42,15 @@ class Chain:
         self._along = {
             (number, first): self._names_of_block(number, first) for number in lists for first in (True, False)
         }
-        """What a block is given, in order: of each list, its first one and the others."""
+        """(number of a list, whether first block) -> names of the block's inputs, in order."""
         self._after = [self._names(number + 1, ()) for number in lists]
-        """What the last block of each list hands on."""
+        """Names of the values that the last block of each list passes on."""
         self._returned = [self.policy.returned(name) for name in self.policy.blocks]
 
     # ---- layers ----
 
     def look_up(self, number: int, leaf: str, module: nn.Module, value: Value) -> Value:
-        """Look tokens up in piece `number`: of a decoder they become the residual."""
+        """Look tokens up in piece `number`; in a decoder their rows become the residual."""
         piece = self.outline.pieces[number]
         done = [name for name, _ in piece.lookups][: [name for name, _ in piece.lookups].index(leaf)]
         state = self._unpack(value, number, done)
@@ -61,7 +61,7 @@ class Chain:
         return self._pack(state | {leaf: rows}, self._names(number, [*done, leaf]))
 
     def run_piece(self, groups: Groups, number: int, module: nn.Module, value: Value) -> Value:
-        """Run what stands before list `number` of blocks, or after the last."""
+        """Run the piece before list `number` of blocks, or after the last list."""
         piece = self.outline.pieces[number]
         state = self._unpack(value, number, [name for name, _ in piece.lookups])
         entered, extra = self._run(groups, number, module, state)
@@ -83,13 +83,13 @@ class Chain:
         output = module(x, **arguments)
         x, *returned = output if isinstance(output, tuple) else (output,)
         handed_on = zip(self._returned[number], returned, strict=False)
-        # A stage sends contiguous memory alone; later blocks hand on what they were given.
+        # A stage sends only contiguous memory. Later blocks pass on the values that they were given.
         state |= {RESIDUAL: x} | {name: each.contiguous() for name, each in handed_on if name}
         is_last = block == len(self.skeleton.lists[self.policy.blocks[number]]) - 1
         return self._pack(state, self._after[number] if is_last else self._along[number, False])
 
     def apply_head(self, groups: Groups, module: nn.Module, value: Value) -> Value:
-        """Make logits of the residual, beside what else there is."""
+        """Compute logits from the residual; pass other values on."""
         x, *others = value if isinstance(value, tuple) else (value,)
         if "back" in self.policy.whole:
             x = to_residual(groups, x)
@@ -97,7 +97,7 @@ class Chain:
         return (logits, *others) if others else logits
 
     def run_logits(self, module: nn.Module, logits: Tensor) -> Tensor:
-        """Do what the model does to its head's logits."""
+        """Run the model's code on its head's logits."""
         block, head = self._first_block(module, -1), self._head(module)
         head.output = logits
         y: Tensor = self.skeleton.run(module, logits, logits.shape[1]).logits
@@ -115,7 +115,7 @@ class Chain:
     def _run(
         self, groups: Groups | None, number: int, module: nn.Module, state: Mapping[str, Tensor]
     ) -> tuple[Any, dict[str, Tensor]]:
-        """Return what enters the blocks, or the head, and what else the piece gives."""
+        """Return the value that enters the blocks or the head, and the piece's other values by name."""
         piece, part = self.outline.pieces[number], cast("Any", module)
         is_cut = groups is not None and groups.axis("tensor").size > 1
         to_make_whole = groups if is_cut and piece.place in self.policy.whole else None
@@ -143,7 +143,7 @@ class Chain:
         return entered, extra | beside
 
     def _run_decoder(self, groups: Groups | None, number: int, module: nn.Module, state: Mapping[str, Tensor]) -> Any:
-        """Run a piece of a decoder, whose ids were looked up: its forward begins with the residual."""
+        """Run a piece of a decoder: its ids were looked up, so its forward begins with the residual."""
         x = state[RESIDUAL]
         if number:
             return self.skeleton.run(module, x, x.shape[1])
@@ -152,13 +152,13 @@ class Chain:
         return self.skeleton.run(module, x, whole_length(groups, x), **made_of_mask)
 
     def _run_on_inputs(self, number: int, module: nn.Module, state: Mapping[str, Tensor]) -> Any:
-        """Run a piece of another model on the inputs that are still there, and on zeros for the others."""
+        """Run a piece of another model on the inputs that the state still has, and on zeros for the others."""
         for leaf, _ in self.outline.pieces[number].lookups:
             cast("Any", module.get_submodule(leaf)).output = state[leaf]
         given = {name: each for name, each in state.items() if name in self.policy.inputs and "mask" not in name}
         x = state.get(RESIDUAL)
         length = next(iter(given.values())).shape[-1] if x is None else x.shape[1]
-        if number and self.outline.along:  # which is of the micro-batch, and so must the inputs be that are gone
+        if number and self.outline.along:  # it has the micro-batch's size, so the dropped inputs need it too
             first = state[self.outline.along[0]]
             for name in self.policy.inputs:
                 zeros = self.skeleton.zeros(name, length).to(first.device)
@@ -167,9 +167,9 @@ class Chain:
         return self.skeleton.run(module, None, length, device, **given)
 
     def _pass_along(self, module: nn.Module, state: Mapping[str, Tensor], beside: dict[str, Tensor]) -> list[Any]:
-        """Have stand-ins of modules before the blocks return what these did; note in `beside` what real ones return.
+        """Have stand-ins before the blocks return the state's values, and record in `beside` what real modules return.
 
-        Return the hooks that note it, to be removed.
+        Return the recording hooks, which must be removed.
         """
         hooks = []
         for leaf in self.outline.pieces[0].leaves:
@@ -201,20 +201,20 @@ class Chain:
     def _first_block(self, module: nn.Module, number: int) -> Any:
         return module.get_submodule(f"{self.policy.blocks[number]}.0")
 
-    # ---- what goes along ----
+    # ---- values beside the residual ----
 
     def _unpack(self, value: Value, number: int, done: Sequence[str]) -> dict[str, Tensor]:
-        """Name what a layer of piece `number` is given, after the tables `done` were looked up."""
+        """Return the inputs of a layer of piece `number` by name, after the tables `done` were looked up."""
         given = value if isinstance(value, tuple) else (value,)
         return dict(zip(self._names(number, done), map(_sendable, given), strict=False))
 
     def _pack(self, state: Mapping[str, Tensor], names: Sequence[str]) -> Value:
-        """Return what goes on under these names; inputs that the batch does not have are left out."""
+        """Return the values with these names, to pass on; inputs that the batch does not have are left out."""
         values = tuple(state[name] for name in names if name in state or name not in self.policy.inputs)
         return values if len(values) > 1 else values[0]
 
     def _names(self, number: int, done: Sequence[str]) -> list[str]:
-        """Return what a layer of piece `number` is given, in order; at first, all that the batch has."""
+        """Return the names of the inputs of a layer of piece `number`, in order; the first gets the whole batch."""
         if number == 0:
             return [RESIDUAL, *self._needed(1, 0)] if self.is_decoder and done else [*done, *self.policy.inputs]
         return [RESIDUAL, *done, *self.outline.along, *self._needed(number, number)]
@@ -225,7 +225,7 @@ class Chain:
         return [RESIDUAL, *carried, *self._needed(number + 1, number)]
 
     def _needed(self, piece: int, blocks: int) -> list[str]:
-        """Return the inputs that are still read from this piece, and from this list of blocks, on."""
+        """Return the inputs that pieces from `piece` on, or lists from `blocks` on, still read."""
         ids = {of for each in self.outline.pieces[piece:] for _, of in each.lookups}
         masks = {name for each in self.outline.masks[blocks:] for name in each.values()}
         return [name for name in self.policy.inputs if name in ids | masks]
@@ -236,6 +236,6 @@ def _sendable(value: Tensor) -> Tensor:
 
 
 def _differentiable(value: Tensor) -> Tensor:
-    """Return what a pipeline can send in training: DeepSpeed asks for a gradient of each float, also of a constant."""
+    """Make a value sendable in training: DeepSpeed's pipeline wants a gradient of each float, even of a constant."""
     needs_none = value.requires_grad or not value.is_floating_point() or not torch.is_grad_enabled()
     return value if needs_none else value.detach().requires_grad_()

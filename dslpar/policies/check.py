@@ -1,8 +1,8 @@
-"""Whether a policy changes the maths: a model in miniature in every tensor mode, on CPU ranks, against transformers.
+"""Check that a policy does not change results: compare a tiny model in every tensor mode with transformers, on CPUs.
 
     for row in check(Subject(LlamaForCausalLM, shrunk(LlamaConfig()))): ...
 
-Each mode has ranks of its own, forked and joined over gloo. A mode is exact, refused with its reason, or wrong.
+Each mode runs on its own forked ranks, connected by gloo. A mode is exact, refused with a reason, or wrong.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dslpar.policies.model import HuggingFaceModel
 from dslpar.schema.sections import TensorParallel
 
 CLOSE = 1e-12
-"""Sums of some hundred terms of order 1, a few blocks deep, in another order: a thousand roundings of float64."""
+"""Tolerance, a thousand float64 roundings: sums of some hundred terms of order 1 in another order, in a few blocks."""
 MODES: Mapping[str, TensorParallel | None] = {
     "one process": None,
     "1d 2": TensorParallel(size=2, mode="1d"),
@@ -57,25 +57,25 @@ _SMALL: Mapping[str, float] = {
     "pad_token_id": 0,
     "initializer_range": 0.2,
 }
-"""What a config is shrunk to; 70 rows need padding in every mode."""
+"""Values that a config is shrunk to; a vocabulary of 70 rows needs padding in every mode."""
 
 
 class Row(NamedTuple):
-    """What a mode has shown."""
+    """Result of one mode."""
 
     mode: str
     outcome: str
     """exact, refused, or wrong."""
     worst: float = 0.0
-    """How far the farthest tensor is off, relative to its largest element."""
+    """Largest error of a tensor, relative to its largest element."""
     tensor: str = ""
-    """Which one; where the mode is refused, or has failed, why."""
+    """Tensor with the largest error; the reason if the mode is refused or has failed."""
     dropout: str = ""
-    """Why dropout is refused, where the mode itself is not."""
+    """Reason why dropout is refused, if the mode itself is not."""
 
 
 def shrunk(config: Any, changes: Mapping[str, Any] | None = None) -> Any:
-    """Return the config in miniature, with `changes`: of the same family, and with its switches as they are."""
+    """Return a tiny config of the same family with the same switches, with `changes` and without dropout."""
     small = copy.deepcopy(config)
     for name, value in _SMALL.items():
         own = getattr(config, "attribute_map", {}).get(name, name)
@@ -93,7 +93,7 @@ def shrunk(config: Any, changes: Mapping[str, Any] | None = None) -> Any:
 
 
 def dropping(config: Any) -> Any:
-    """Return the config with dropout on, wherever it has a rate for it."""
+    """Return the config with every dropout rate set, except layerdrop."""
     made = copy.deepcopy(config)
     for name, value in vars(config).items():
         if "drop" in name and "layerdrop" not in name and isinstance(value, float):
@@ -102,10 +102,10 @@ def dropping(config: Any) -> Any:
 
 
 def check(subject: Subject, modes: Mapping[str, TensorParallel | None] = MODES) -> Iterator[Row]:
-    """Yield what each mode has shown, with padded samples; then with dropout on, whether copies stay equal.
+    """Yield the result of each mode with padded samples, and whether copies stay equal with dropout on.
 
     Raises:
-        DslparError: the model has no policy, or is not understood in any mode.
+        DslparError: the model has no policy, or no mode can run it.
     """
     policy = HuggingFaceModel(*subject).policy
     torch.set_num_threads(1)  # ranks fork
@@ -133,7 +133,7 @@ def _row(name: str, tensor: mesh.Tensor, job: tuple[Any, ...]) -> Row:
 
 
 def _on_rank(tensor: mesh.Tensor, job: tuple[Any, ...]) -> tuple[dict[str, float], list[str] | str] | str:
-    """Compute and compare on one rank; return how far each tensor is off, or why the mode is refused."""
+    """Compute and compare on one rank; return (errors by tensor, `_dropout`), or why the mode is refused."""
     subject, weights, given, reference = job
     try:
         off = compare.worst(compare.by_policy(subject, weights, tensor, given), reference)

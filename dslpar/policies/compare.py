@@ -1,6 +1,6 @@
-"""A model by policy against plain transformers: logits, loss and every gradient, in float64.
+"""Compare a model run by a policy with plain transformers: logits, loss and every gradient, in float64.
 
-A loss that is close proves nothing: with a reduction missing, the first step's is still exact. So every gradient is
+A close loss proves nothing: even if a reduction is missing, the loss of the first step is exact. So every gradient is
 compared, with samples of different lengths, and with weights that are neither zeros nor ones.
 """
 
@@ -32,19 +32,20 @@ _ZERO = 1e-13
 
 
 class Batch(NamedTuple):
-    """What a forward is given, and labels."""
+    """Inputs of a forward, and labels."""
 
     inputs: Mapping[str, Tensor]
-    """By the arguments of the model's forward, whole."""
+    """Full inputs, by argument of the model's forward."""
     labels: tuple[Tensor, ...]
-    """One for each of the model's outputs."""
+    """One tensor per output of the model."""
 
 
 def make_inputs(
     config: Any, names: Sequence[str] = DECODER_INPUTS, *, padded: bool = True, batch: int = BATCH
 ) -> dict[str, Tensor]:
-    """Make samples of different lengths, padded on the right; not `padded`: those before the first mask, or masks of
-    all ones.
+    """Make samples of different lengths, padded on the right.
+
+    `padded=False`: only the inputs before the first mask, or for an encoder-decoder model masks of all ones.
     """
     generator = torch.Generator().manual_seed(7)
     found = {}
@@ -70,7 +71,7 @@ def make_inputs(
 
 
 def _make_labels(inputs: Mapping[str, Tensor], logits: Tensor) -> Tensor:
-    """Make a class for each sample, or for each token that is not padding."""
+    """Make a label for each sample, or for each token that is not padding."""
     generator = torch.Generator().manual_seed(8)
     labels = torch.randint(0, logits.shape[-1], logits.shape[:-1], generator=generator)
     masks = [value for name, value in inputs.items() if "mask" in name]
@@ -78,7 +79,7 @@ def _make_labels(inputs: Mapping[str, Tensor], logits: Tensor) -> Tensor:
 
 
 class Subject(NamedTuple):
-    """A class of transformers', its config, and its policy as `HuggingFaceModel` takes it."""
+    """A transformers class, its config, and its policy as `HuggingFaceModel` takes it."""
 
     cls: Any
     config: Any
@@ -86,32 +87,32 @@ class Subject(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What a model makes of a batch."""
+    """Result of a model on a batch."""
 
     outputs: tuple[Tensor, ...]
-    """Its logits, whole."""
+    """Full logits and other outputs."""
     loss: Tensor
     gradients: dict[str, Tensor]
-    """By transformers' own names."""
+    """Gradients by transformers' names."""
 
 
 def plain(cls: Any, config: Any, attention: str = "sdpa") -> tuple[Any, dict[str, Tensor]]:
-    """Build the model as transformers has it, in float64; return it with its weights."""
+    """Build the plain transformers model in float64; return it with its weights."""
     torch.manual_seed(3)
     model = build_plain(cls, config, attention)
     with torch.no_grad():
-        for p in model.parameters():  # else norms are ones and biases zeros
+        for p in model.parameters():  # without this, gains are ones and biases zeros
             p += 0.1 * torch.randn_like(p)
     return model, {name: value.detach().clone() for name, value in model.state_dict().items()}
 
 
 def build_plain(cls: Any, config: Any, attention: str = "sdpa", constants: torch.dtype = torch.float64) -> Any:
-    """Build the model as transformers has it, in float64, with the weights that transformers draws.
+    """Build the plain transformers model in float64, with the weights that transformers draws.
 
-    Its constants, such as the factor of Gemma's embedding, are rounded to `constants`.
+    Constants, such as the factor of Gemma's embedding, are rounded to the dtype `constants`.
     """
     config = copy.deepcopy(config)
-    config._experts_implementation = "eager"  # the fused products know no float64
+    config._experts_implementation = "eager"  # the fused products do not support float64
     before = torch.get_default_dtype()
     torch.set_default_dtype(constants)
     try:
@@ -120,19 +121,19 @@ def build_plain(cls: Any, config: Any, attention: str = "sdpa", constants: torch
         torch.set_default_dtype(before)
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
-            if "inv_freq" in name:  # which transformers keeps in float32
+            if "inv_freq" in name:  # transformers keeps it in float32
                 module._buffers[name] = buffer.float()
     return model
 
 
 def plain_attention(cls: Any, config: Any) -> str:
-    """Return the attention of transformers' that computes all that a config asks for."""
+    """Return the transformers attention that supports everything in a config."""
     eager = getattr(config, "attn_logit_softcapping", None) or not cls._supports_sdpa
     return "eager" if eager else "sdpa"
 
 
 def reference(model: Any, inputs: Mapping[str, Tensor], policy: Policy | None = None) -> tuple[Batch, Result]:
-    """Compute the result by plain transformers, and labels for what it gives; `policy` may name a loss of its own."""
+    """Compute the result with plain transformers, and make labels; `policy` may name the model's own loss."""
     output = run_plain(model, inputs)
     along = [name for names in policy.returns.values() for name in names] if policy else []
     logits = tuple(value for name, value in output.items() if "logits" in name)
@@ -153,7 +154,7 @@ def reference(model: Any, inputs: Mapping[str, Tensor], policy: Policy | None = 
 
 
 def run_plain(model: Any, inputs: Mapping[str, Tensor]) -> Any:
-    """Run transformers' own forward in float64, by the names of its arguments."""
+    """Run transformers' own forward in float64; `inputs` by argument name."""
     settings = {"use_cache": False} if "use_cache" in inspect.signature(type(model).forward).parameters else {}
     with in_float64():
         return model(**{name: value.long() if "mask" in name else value for name, value in inputs.items()}, **settings)
@@ -161,7 +162,7 @@ def run_plain(model: Any, inputs: Mapping[str, Tensor]) -> Any:
 
 @contextmanager
 def in_float64() -> Iterator[None]:
-    """Keep float64 as it is, within, where transformers' code goes to float32 to be safe: in norms and softmax."""
+    """Keep float64 in this context where transformers' code casts to float32 for safety: in norms and softmax."""
     to, softmax = Tensor.to, functional.softmax
     methods: dict[str, Any] = {"float": Tensor.float, "type": Tensor.type, "softmax": Tensor.softmax}
 
@@ -199,7 +200,7 @@ def in_float64() -> Iterator[None]:
 def by_policy(
     subject: Subject | HuggingFaceModel, weights: Mapping[str, Tensor], tensor: mesh.Tensor, given: Batch
 ) -> Result:
-    """Compute the result on this rank of `tensor`, and gather all of it. Leaves the default dtype at float64."""
+    """Compute the result on this rank of `tensor`, and gather it. Leaves the default dtype at float64."""
     torch.set_default_dtype(torch.float64)
     groups = Groups(mesh.Mesh(tensor=tensor))
     model = subject if isinstance(subject, HuggingFaceModel) else HuggingFaceModel(*subject)
@@ -227,9 +228,9 @@ def by_policy(
 
 
 def differing_copies(subject: Subject, tensor: mesh.Tensor, given: Batch) -> list[str]:
-    """Return the parameters whose copies on ranks of `tensor` get other gradients, to the bit. Collective.
+    """Return the parameters whose copies on ranks of `tensor` get gradients that differ in any bit. Collective.
 
-    With dropout on, which no loss shows: copies that drop otherwise drift apart.
+    Meant for configs with dropout: copies with different masks drift apart, which no loss shows.
     """
     torch.set_default_dtype(torch.float64)
     groups = Groups(mesh.Mesh(tensor=tensor))
@@ -262,9 +263,10 @@ def _whole_logits(model: HuggingFaceModel, groups: Groups, logits: Tensor, given
 
 
 def worst(one: Result, other: Result) -> dict[str, float]:
-    """Return max|a - b| / max|b| of the logits, the loss and every gradient; one that is not there is infinite.
+    """Return max|a - b| / max|b| of the logits, the loss and every gradient; infinity for a missing gradient.
 
-    A gradient that is zero but for rounding (that of a key's bias: softmax does not see it) is measured by the largest.
+    A gradient that is zero up to rounding, such as a key bias's (softmax cancels it), is divided by the largest
+    gradient instead.
     """
     largest = max(float(each.abs().max()) for each in other.gradients.values())
     pairs = {"loss": (one.loss, other.loss)}

@@ -1,4 +1,4 @@
-"""What a config says of a transformers model: its own config, and the policy."""
+"""Config and policy of a transformers model: build the transformers config, and check it against the policy."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from dslpar.schema.transformers_policies import DERIVED
 
 
 def lists_of_blocks(model: Any, patterns: Sequence[str]) -> tuple[str, ...]:
-    """Return the lists of blocks that the patterns stand for, in the model's order."""
+    """Return the names of the lists of blocks that match the patterns, each pattern's in the model's order."""
     names = [name for name, _ in model.named_modules()]
     return tuple(name for pattern in patterns for name in names if match((pattern,), name)) or tuple(patterns)
 
 
 def config_of(cls: Any, config: Any, pretrained: str | None) -> Any:
-    """Return a config of its own: the one that is given, over that of the folder.
+    """Return a new config object: `config`, which overrides the config of the folder `pretrained`.
 
     Raises:
-        DslparError: there is neither, or the folder's is not readable.
+        DslparError: both are missing, `config` beside a folder is not a dict, or the folder's config is unreadable.
     """
     if pretrained is not None:
         read_config(pretrained)
@@ -39,7 +39,7 @@ def config_of(cls: Any, config: Any, pretrained: str | None) -> Any:
 
 
 def check_settings(name: str, config: Any, policy: Policy) -> None:
-    """Raise DslparError, with every setting of the config that the policy does not know."""
+    """Raise DslparError, with every setting of the config for which the policy is not made."""
     wrong = {each: value for each, value in policy.requires.items() if getattr(config, each, value) != value}
     if wrong:
         raise DslparError(
@@ -56,7 +56,7 @@ def check_settings(name: str, config: Any, policy: Policy) -> None:
 
 
 def check_table(model: Any, policy: Policy) -> None:
-    """Raise DslparError where the table of tokens is narrower than the residual: linears between are of no policy."""
+    """Raise DslparError if the token table is not as wide as the residual: no policy covers linears between them."""
     if "input_ids" not in policy.inputs:
         return
     table, hidden = model.get_input_embeddings(), getattr(model.config, "hidden_size", None)
@@ -68,9 +68,9 @@ def check_table(model: Any, policy: Policy) -> None:
 
 
 def proven_policy(model: Any) -> Policy:
-    """Return the policy of a class whose plan has been proven to tell it. Raises: DslparError: it has not."""
+    """Return the policy derived from transformers' plan. Raises: DslparError: it is not proven for this class."""
     name = type(model).__name__
-    found = derive(model)  # first, since it may say what is not understood
+    found = derive(model)  # first, since its findings are more specific
     if name not in DERIVED:
         message = f"{name}: the policy that transformers' plan tells is not proven for this class"
         raise_finding("TEN234", message, "policy='derived' takes it as it is; or write one", key="model.policy")

@@ -1,7 +1,7 @@
-"""Values that only a module's constructor knows: buffers, and parameters that `_init_weights` leaves as they are.
+"""Values that only a module's constructor sets: buffers, and parameters that `_init_weights` does not change.
 
-Models are built on torch's meta device, where constructors give no values. transformers makes most of them again
-(`_init_weights`); for the rest, the model is built once more, and the constructor of the one class in question runs on
+Models are built on torch's meta device, where constructors produce no values. transformers sets most values again in
+`_init_weights`. For the others the model is built once more, and only the constructors of the class in question run on
 the CPU.
 """
 
@@ -20,9 +20,10 @@ from dslpar.policies.probe import on_cpu
 
 @torch.no_grad()
 def fill_buffers(model: Any, part: nn.Module, prefix: str = "") -> None:
-    """Give buffers that are on the meta device their values.
+    """Set the values of buffers on the meta device.
 
-    `prefix` is the part's name in the model. A buffer that is nobody's stays where it is: torch refuses to compute.
+    `prefix` is the part's name in the model. A buffer whose value nobody sets stays on meta, and torch refuses to
+    compute with it.
     """
     for name, module in part.named_modules():
         on_meta = {own: buffer for own, buffer in module.named_buffers(recurse=False) if buffer.is_meta}
@@ -38,14 +39,14 @@ def fill_buffers(model: Any, part: nn.Module, prefix: str = "") -> None:
 
 
 def unfilled(tensor: Tensor) -> Tensor:
-    """Return such a tensor on the CPU, by which is seen whether somebody fills it."""
+    """Return a CPU tensor of the same shape and dtype with marker values, which show whether code fills it."""
     dtype = tensor.dtype
     value = torch.nan if dtype.is_floating_point else 0 if dtype is torch.bool else torch.iinfo(dtype).min
     return torch.full_like(tensor, value, device="cpu")
 
 
 def is_filled(tensor: Tensor) -> bool:
-    """Whether nothing in it is as `unfilled` had it; of truth values nobody knows."""
+    """Whether no marker of `unfilled` is left; False for bool tensors, which have no marker."""
     if tensor.dtype is torch.bool:
         return False
     left = tensor.isnan() if tensor.is_floating_point() else tensor == torch.iinfo(tensor.dtype).min
@@ -53,10 +54,10 @@ def is_filled(tensor: Tensor) -> bool:
 
 
 def constructed(model: Any, name: str, own: str, otherwise: Tensor) -> Tensor:
-    """Return the tensor `own` of the model's leaf `name` as its constructor makes it; `otherwise`, if that fails."""
+    """Return the tensor `own` of the model's leaf `name` with its constructor's values, or else `otherwise`."""
     try:
         leaf = model.get_submodule(name)
-    except AttributeError:  # a part's own module, which the model has not
+    except AttributeError:  # a module of the part that the model does not have
         return otherwise
     cls: Any = type(leaf)
     if list(leaf.children()) or cls.__module__.startswith("torch."):
@@ -67,6 +68,6 @@ def constructed(model: Any, name: str, own: str, otherwise: Tensor) -> Tensor:
 
 @lru_cache(maxsize=4)
 def _with_values(model: Any, cls: Any) -> Any:
-    """Build the model again: modules of one class on the CPU, all else on the meta device."""
+    """Build the model again, with modules of `cls` on the CPU and all others on the meta device."""
     with patch.object(cls, "__init__", on_cpu(cls.__init__)), torch.device("meta"):
         return type(model)._from_config(copy.deepcopy(model.config))

@@ -1,10 +1,10 @@
-"""A policy from transformers' own tensor plan (`base_model_tp_plan`), for the models that have one.
+"""Derive a policy from transformers' tensor plan (`base_model_tp_plan`), for models that have one.
 
-The plan says which linears are column- and row-parallel, which is Megatron-LM's half of a policy: regions are the
-modules around a "colwise" linear, and its argument is the first one of their forward. Where a plan gathers what a
-linear makes ("colwise_gather_output"), it says that something is between it and the row-parallel one; what, is seen in
-the model: several linears in one weight, or a norm over all features. Words that are not understood, and models without
-a plan, are refused here: a policy must be written.
+The plan lists column- and row-parallel linears, which is Megatron-LM's half of a policy. Regions are the modules around
+a "colwise" linear, and a region's argument is its forward's first argument. If the plan gathers a linear's output
+("colwise_gather_output"), something is between that linear and the row-parallel one. The model shows what: several
+linears fused in one weight, or a norm over all features. Unknown words in a plan, and models without a plan, are
+refused: their policy must be written.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from dslpar.schema.policy import WITHOUT_AUXILIARY_LOSS, Names, Policy, match
 _INWARD = {"colwise", "colwise_gather_output", "packed_colwise"}
 _OUTWARD = {"rowwise", "rowwise_split_input"}
 _AROUND = {"embedding_rowwise", "colwise_gather_output", "colwise_rep", "rowwise_rep"}
-"""Of the table and the head, which are found as the model's own."""
+"""Words for the table and the head, which are found through the model instead."""
 _COUNTS = re.compile(r"\bself\.((?:config\.)?(?:num|n)_(?:\w+_)?heads)\b")
-"""Attributes that code of attention may read: how many heads there are, of which a rank has its part."""
+"""Attributes that attention code may read: numbers of heads, of which a rank has its share."""
 
 
 class _Usual(NamedTuple):
-    """Names of linears that say what they are, in all of transformers' code."""
+    """Names of linears that have the same meaning in all of transformers' code."""
 
     needed: Names
     outward: str
@@ -58,10 +58,10 @@ _USUAL = (
 
 
 def derive(model: Any) -> Policy:
-    """Return the policy of a model that is on the meta device.
+    """Return the policy of a model on the meta device.
 
     Raises:
-        DslparError: there is no plan, or it says what is not understood; all of it.
+        DslparError: the model has no plan, or the plan has unknown entries (all of them).
     """
     found = _Derivation(model)
     if found.problems:
@@ -71,7 +71,7 @@ def derive(model: Any) -> Policy:
 
 
 class _Derivation:
-    """What a plan says, word for word."""
+    """Entries of a plan, sorted by their meaning."""
 
     def __init__(self, model: Any) -> None:
         self.model, self.config = model, model.config
@@ -102,7 +102,7 @@ class _Derivation:
             self.problems.append("no list of blocks holds its regions")
 
     def _read(self, pattern: str, word: str, found: list[nn.Module]) -> None:
-        """Take one line of the plan."""
+        """Read one entry of the plan."""
         is_linear = all(isinstance(module, nn.Linear | Conv1D) for module in found)
         region = pattern.rpartition(".")[0]
         if word in _INWARD and is_linear and any(_features(module)[1] != self.hidden for module in found):
@@ -113,7 +113,7 @@ class _Derivation:
             self._inward(pattern)
             self.latent.append(pattern)
         elif word == "local_params" and any(each.startswith(f"{pattern}.") for each in self.head_vectors):
-            pass  # how the plan's other words are carried out
+            pass  # only tells how the plan's other words are implemented
         elif word in _OUTWARD and is_linear:
             self.outward.append(pattern)
         elif word == "replicated_with_grad_allreduce":
@@ -130,7 +130,7 @@ class _Derivation:
         self.regions.setdefault(region, {}).setdefault(argument, []).append(last)
 
     def _left_out(self) -> None:
-        """Add regions of the usual names that the plan leaves whole: those that transformers' own cannot cut there."""
+        """Add regions with the usual names that the plan leaves whole, because transformers itself cannot cut them."""
         by_region: dict[str, dict[str, nn.Module]] = {}
         for name, module in self.named.items():
             if isinstance(module, nn.Linear):
@@ -154,11 +154,11 @@ class _Derivation:
                     self.outward.append(pattern)
 
     def _names(self, region: str) -> list[str]:
-        """Return the region's inward linears."""
+        """Return the names of the region's inward linears."""
         return [name for names in self.regions.get(region, {}).values() for name in names]
 
     def policy(self) -> Policy:
-        """Return the policy, with what is seen in the model."""
+        """Return the policy: the plan's entries, completed from the model."""
         return Policy(
             blocks=self._blocks(),
             regions={
@@ -182,12 +182,12 @@ class _Derivation:
         return next(module for name, module in self.named.items() if match([pattern], name))
 
     def _around(self, pattern: str) -> Any:
-        """Return the module that holds the first one of a pattern: of a region that some blocks have, such a one's."""
+        """Return the module that holds the first match of a pattern, since only some blocks may have the region."""
         around: nn.Module = self.named[next(name for name in self.named if match([pattern], name)).rpartition(".")[0]]
         return around
 
     def _routers(self, experts: str) -> list[str]:
-        """Return the names, beside the experts, of modules that hold one weight, with a row for each expert."""
+        """Return the names of the experts' sibling modules with a single weight that has a row per expert."""
         rows, beside = self._first(experts).num_experts, self._around(experts).named_children()
         shapes = {own: [tuple(p.shape) for p in module.parameters()] for own, module in beside}
         return [own for own, found in shapes.items() if len(found) == 1 and found[0][:1] == (rows,)]
@@ -207,7 +207,7 @@ class _Derivation:
                 yield pattern, module
 
     def _inner_norms(self) -> Iterator[str]:
-        """Yield norms over all features that one of their region's linears makes."""
+        """Yield norms over all output features of one of their region's linears."""
         for region in self.regions:
             made = {_features(self._first(f"{region}.{name}"))[0] for name in self._names(region)}
             for pattern, module in self._leaves(region):
@@ -215,14 +215,14 @@ class _Derivation:
                     yield pattern
 
     def _scalars(self) -> Iterator[str]:
-        """Yield activations with weights, each a single number (xIELU)."""
+        """Yield activations whose weights are single numbers (xIELU)."""
         for region in self.regions:
             for pattern, module in self._leaves(region):
                 if all(p.numel() == 1 for p in module.parameters(recurse=False)):
                     yield pattern
 
     def _latent_norms(self) -> Iterator[str]:
-        """Yield norms of regions with a latent, of which no linear makes all features."""
+        """Yield norms in regions with a latent."""
         regions = {pattern.rpartition(".")[0] for pattern in self.latent}
         for region in regions:
             for pattern, module in self._leaves(region):
@@ -230,7 +230,7 @@ class _Derivation:
                     yield pattern
 
     def _fused(self) -> dict[str, int | Names]:
-        """Return the linears whose weight is several: more features than their region's outward linear reads."""
+        """Return the linears with several fused weights: they make more features than the outward linear reads."""
         fused: dict[str, int | Names] = {}
         for region in self.regions:
             names = self._names(region)
@@ -240,7 +240,7 @@ class _Derivation:
             made, read = _features(self._first(f"{region}.{names[0]}"))[0], _features(ends[0])[1]
             plan = self.model.tp_plan
             if plan[f"{region}.{names[0]}"] == "colwise":
-                continue  # its rows are in an order that may be cut: GPT-NeoX's, head by head
+                continue  # its rows can be cut in their order: head by head in GPT-NeoX
             if self._attends(region):
                 heads, keys = (getattr(self.config, f"num_{each}_heads", 0) for each in ("attention", "key_value"))
                 if keys and made * heads == read * (heads + 2 * keys):
@@ -253,7 +253,7 @@ class _Derivation:
         return "ALL_ATTENTION_FUNCTIONS" in inspect.getsource(type(self._first(region)).forward)
 
     def _local(self) -> dict[str, Names]:
-        """Return what the code of regions that attend reads, and counts heads."""
+        """Return the attributes with numbers of heads that the code of attention regions reads, by region."""
         local: dict[str, Names] = {}
         for region in self.regions:
             if self._attends(region):

@@ -1,9 +1,9 @@
-"""Dropout of pieces: equal masks on ranks that hold equal copies, others on other pieces.
+"""Dropout on pieces: equal masks on ranks that hold equal copies, different masks on different pieces.
 
-A mask depends on which activation is dropped: one within a region is cut otherwise than the residual. A `Stream` says
-which it is now: entrances of regions and outward linears set it. Dropout comes as a module, which is replaced, or as a
-call of torch's function: while such code runs, a mode (torch's own way to see calls of its functions, which its
-DTensor and profilers come in by) takes the call.
+A mask depends on the kind of activation, since inner activations of a region are cut differently than the residual. A
+`Stream` tracks the present kind: entrances of regions and outward linears set it. Dropout is either a module, which is
+replaced, or a call of torch's function, which a TorchFunctionMode intercepts while such code runs (torch's own hook for
+calls of its functions, which DTensor and profilers use).
 """
 
 from __future__ import annotations
@@ -26,44 +26,44 @@ from dslpar.layers.dropout import shard_rng
 
 _CALL = re.compile(r"\b(functional|F)\.dropout\b")
 _ATTENTION = re.compile(r"^def eager_attention_forward\b.*?(?=^\S(?<!\)))", re.MULTILINE | re.DOTALL)
-"""transformers' attention in plain torch, which never runs here: attention goes through dslpar's door."""
+"""transformers' eager attention, which never runs here: attention goes to dslpar's function."""
 
 
 class Stream:
-    """Which activations the code that runs now works on."""
+    """Kind of activation that the running code works on: inner, or the residual."""
 
     def __init__(self) -> None:
         self.is_inner = False
 
 
 def drop(groups: Groups, stream: Stream, x: Tensor, p: float) -> Tensor:
-    """Drop elements of this rank's piece of an activation with probability `p`; any shape to the same."""
+    """Drop elements of this rank's piece of an activation with probability `p`; the shape stays."""
     cuts = placement.inner_cuts if stream.is_inner else placement.residual_cuts
     with shard_rng(groups, cuts(groups.tensor), x.device):
-        return torch.dropout(x, p, train=True)  # what functional.dropout calls, past the mode below
+        return torch.dropout(x, p, train=True)  # functional.dropout calls it too; the mode below does not intercept it
 
 
 class StreamDropout(nn.Module):
-    """In place of nn.Dropout."""
+    """Replacement of nn.Dropout."""
 
     def __init__(self, groups: Groups, p: float, stream: Stream) -> None:
         super().__init__()
         self.groups, self.p, self.stream = groups, p, stream
 
     def forward(self, x: Tensor) -> Tensor:
-        """Any shape to the same."""
+        """Drop elements; the shape stays."""
         return drop(self.groups, self.stream, x, self.p) if self.training and self.p > 0 else x
 
 
 class SampleDropout(nn.Module):
-    """Around a module that drops whole samples (stochastic depth): each is dropped, or not, in all of its pieces."""
+    """Wrapper of a module that drops whole samples (stochastic depth): all pieces of a sample drop alike."""
 
     def __init__(self, groups: Groups, module: nn.Module, stream: Stream) -> None:
         super().__init__()
         self.groups, self.module, self.stream = groups, module, stream
 
     def forward(self, x: Tensor) -> Tensor:
-        """Any shape [batch/x, ...] to the same."""
+        """Drop samples of [batch/x, ...]; the shape stays."""
         cuts = (placement.inner_cuts if self.stream.is_inner else placement.residual_cuts)(self.groups.tensor)
         with shard_rng(self.groups, placement.Cuts(cuts.batch, (), ()), x.device):
             y: Tensor = self.module(x)
@@ -71,7 +71,7 @@ class SampleDropout(nn.Module):
 
 
 def drops_samples(module: nn.Module) -> bool:
-    """Whether a module drops whole samples: tried, where it says how often it drops and holds nothing."""
+    """Whether a module drops whole samples; it is called to find out if it has a `drop_prob` and no parameters."""
     p = getattr(module, "drop_prob", None)
     if not isinstance(p, float) or not 0 < p < 1 or any(module.children()) or any(True for _ in module.parameters()):
         return False
@@ -84,14 +84,14 @@ def drops_samples(module: nn.Module) -> bool:
 
 
 class FunctionalDropout(TorchFunctionMode):
-    """While it is on, torch.nn.functional.dropout drops as `StreamDropout` does."""
+    """Mode in which torch.nn.functional.dropout drops like `StreamDropout`."""
 
     def __init__(self, groups: Groups, stream: Stream) -> None:
         super().__init__()
         self.groups, self.stream = groups, stream
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call torch's function, or ours in the place of one."""
+        """Call torch's function, or `drop` in place of functional.dropout."""
         kwargs = kwargs or {}
         return self._dropout(*args, **kwargs) if func is functional.dropout else func(*args, **kwargs)
 
@@ -103,9 +103,9 @@ class FunctionalDropout(TorchFunctionMode):
 
 
 def take_functions(part: nn.Module, groups: Groups, stream: Stream, config: Any) -> None:
-    """Have the part's forward run with the mode on, where its code may drop by torch's function.
+    """Have the part's forward run in `FunctionalDropout` if its code may call torch's dropout function.
 
-    A mode costs a Python call for each function of torch: where nothing drops, and on one rank, there is none.
+    A mode costs a Python call per torch function, so none is used if all dropout rates are 0, or on a single rank.
     """
     settings: Mapping[str, Any] = vars(config)
     drops = any("drop" in key and isinstance(value, float) and value > 0 for key, value in settings.items())
@@ -123,7 +123,7 @@ def take_functions(part: nn.Module, groups: Groups, stream: Stream, config: Any)
 
 @cache
 def _may_call(cls: Any) -> bool:
-    """Whether the files that a class comes from call torch's function: the class itself, or a function beside it."""
+    """Whether the files that define a class and its bases call torch's dropout function."""
     files = {each.__module__ for each in cls.__mro__ if each.__module__.partition(".")[0] not in ("torch", "builtins")}
     return any(_file_calls(name) for name in files if not name.startswith("dslpar."))
 

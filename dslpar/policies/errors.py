@@ -1,7 +1,7 @@
-"""Errors of transformers' code that runs on less than it was written for, as findings that name it.
+"""Report errors of transformers' code that runs on a piece of a model as findings that name the code.
 
-A part of a model that is cut may be code that nobody has looked at: it fails with a shape, or an attribute, of which
-its user knows nothing. What the machine has to say (memory, a network) is left as it is.
+A cut part of a model may run code that nobody has tested in this way. It fails with a shape or an attribute that means
+nothing to the user. Errors of the machine (memory, network) are left unchanged.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MACHINE = re.compile(r"out of memory|gloo|nccl|cuda|hip|xpu|timed out|connectio
 
 
 class as_findings(ContextDecorator):  # a class: a generator would cost more at every layer's call
-    """Raise, for an error of code within, a finding that says of what: `what` fails, with the error's first line."""
+    """Turn an error of the code within into a finding: "`what` fails", with the error's first line."""
 
     def __init__(self, what: str) -> None:
         self.what = what
@@ -26,7 +26,7 @@ class as_findings(ContextDecorator):  # a class: a generator would cost more at 
         pass
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        # Subclasses of RuntimeError are of memory and networks; shapes are RuntimeErrors themselves.
+        # Wrong shapes raise RuntimeError itself; its subclasses are errors of memory and networks.
         is_shape = type(error) is RuntimeError and not _MACHINE.search(str(error))
         if isinstance(error, DslparError) or not (isinstance(error, _CODE) or is_shape):
             return

@@ -1,4 +1,4 @@
-"""Mixtures of experts on pieces: tokens are gathered, each rank has its share of the experts, results are summed.
+"""Mixtures of experts on cut models: gather tokens, run this rank's share of the experts, sum the results.
 
 Letters: B samples, S sequence, H residual features, E experts, F features of an expert; T ranks of the tensor group.
 
@@ -8,17 +8,19 @@ Letters: B samples, S sequence, H residual features, E experts, F features of an
     [B, S, H] --experts of this rank--> this rank's terms of the sum [B, S, H] --reduce--> residual, as stored
 
 The forward around router and experts is transformers' own, on whole tokens, and so are the experts' loops and kernels
-(its `ExpertsInterface`): an expert of another rank gets the index that transformers' own expert parallelism skips. What
-is computed on every rank alike (the router) has a gradient in parts, one for each rank's terms; the gather's backward
-sums those of the tokens.
+(its `ExpertsInterface`). An expert of another rank gets the index that transformers' own expert parallelism skips. The
+router is computed alike on every rank, so its gradient comes in parts, one for each rank's terms. The gather's backward
+sums the gradients of the tokens.
 
-Experts are cut by their number over the whole group, `ceil(E / T)` a rank, in every mode (but see `sharing_axes`). The
-number need not divide: places that are left over are rows of zeros, as those of a padded vocabulary, and get no token.
+Experts are divided by number over the whole group, `ceil(E / T)` per rank, in every mode (but see `sharing_axes`). E
+need not be divisible by T: leftover places are rows of zeros, like those of a padded vocabulary, and get no tokens.
 Cutting each expert's F features instead (Megatron-LM's expert tensor parallelism, and transformers' own tensor plan)
-would balance ranks to the token, but makes thin products of small experts, where F is some hundred; and files hold
-experts one by one, so a rank reads whole tensors. Sent are `2 f(T) B S H` elements forward, and as many backward,
-f(n) = (n - 1) / n, whatever the number of experts a token; each rank keeps the gathered tokens. An all-to-all (GShard,
-arXiv 2006.16668) sends fewer where a token visits few of many ranks, in counts that change each step.
+would balance ranks to the token. But it makes thin products of small experts, with F of some hundred. Files also store
+experts one by one, so a rank reads whole tensors.
+
+Each mixture sends `2 f(T) B S H` elements in forward and as many in backward, f(n) = (n - 1) / n, for any number of
+experts per token. Each rank keeps the gathered tokens. An all-to-all (GShard, arXiv 2006.16668) sends fewer if a token
+visits few of many ranks, but in counts that change each step.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ _PROJECTIONS = ("gate_up_proj", "down_proj")
 def gather_tokens(groups: Groups, x: Tensor) -> Tensor:
     """Gather the stored residual to [B, S, H] on every rank; backward: the sum of all ranks' gradients.
 
-    Only of the ranks that share out the experts: of others' tokens others take care.
+    It gathers only over the axes of `sharing_axes`; ranks along other axes process their own tokens.
     """
     cuts, sharing = placement.residual_cuts(groups.tensor), sharing_axes(groups)
     for dim, letters in enumerate(cuts):
@@ -70,15 +72,15 @@ def _copies(cuts: placement.Cuts, sharing: placement.Letters) -> placement.Lette
 
 
 def sharing_axes(groups: Groups) -> placement.Letters:
-    """Return the axes that share out the experts: all of a tensor group, but d where ZeRO shards equal weights over it.
+    """Return the axes that divide the experts: all tensor axes, except d if ZeRO shards equal weights over it.
 
-    A config that tells of experts has no such d (`layout.resolve.with_zero`); a model may have them all the same.
+    A config that declares experts has no such d (`layout.resolve.with_zero`), but other models may have experts too.
     """
     return groups.tensor.summed_by_layers(TENSOR_AXES)
 
 
 def _placed(groups: Groups, shape: tuple[int, ...], dim: int, padded_rows: int | None = None) -> Placement:
-    """Place a weight whose `dim` is cut by all that share out the experts."""
+    """Place a weight whose `dim` is cut over the axes that divide the experts."""
     sharing = sharing_axes(groups)
     cuts = tuple(sharing if each == dim else () for each in range(len(shape)))
     partial = tuple(letter for letter in TENSOR_AXES if letter not in sharing)
@@ -86,7 +88,7 @@ def _placed(groups: Groups, shape: tuple[int, ...], dim: int, padded_rows: int |
 
 
 def surround(mixture: nn.Module, groups: Groups) -> None:
-    """Have a mixture's forward run on whole tokens, and give this rank's piece of the sum of all ranks' terms."""
+    """Have a mixture's forward run on whole tokens, and return this rank's piece of the sum over all ranks."""
 
     def gather(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         return gather_tokens(groups, args[0]), *args[1:]
@@ -99,10 +101,10 @@ def surround(mixture: nn.Module, groups: Groups) -> None:
 
 
 class Experts(Layer):
-    """The experts that this rank holds of a mixture's, in transformers' own three-dimensional parameters.
+    """This rank's share of a mixture's experts, in transformers' three-dimensional parameters.
 
     Raises:
-        DslparError: the module holds other parameters than those of gated experts [E, 2 F, H] and [E, H, F].
+        DslparError: the parameters are not those of gated experts, [E, 2 F, H] and [E, H, F].
     """
 
     def __init__(self, groups: Groups, module: nn.Module, name: str) -> None:
@@ -121,20 +123,20 @@ class Experts(Layer):
             rows = padded if padded != num_experts else None
             self.register_parameter(each, parameter(_placed(groups, shape, 0, rows), ZEROS))
         own.num_experts, own._is_expert_parallel = self.share_of_experts, count > 1
-        self.module = [own]  # in a list: its parameters are not this model's
+        self.module = [own]  # in a list, so that its parameters are not registered here
         self.sources = {each: (Source(f"{name}.{each}"),) for each in shapes}
 
     def forward(self, x: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """[tokens, H], and [tokens, k] of all experts, to this rank's terms of the sum [tokens, H]."""
+        """Map x [tokens, H], with [tokens, k] choices of all experts, to this rank's terms of the sum [tokens, H]."""
         here = (top_k_index >= self.first) & (top_k_index < self.first + self.share_of_experts)
         if not bool(here.any()):
-            # No expert is called, and yet each rank's backward must give all gradients: zeros, of what is empty.
+            # No expert is called, but each rank's backward must return all gradients: zeros, from empty slices.
             empty = (x[:0], top_k_weights[:0], *(p[:0] for p in self.parameters()))
             return x.new_zeros(x.shape) + torch.stack([each.sum() for each in empty]).sum()
         own = self.module[0]
         if x.dtype is torch.float64 and own.config._experts_implementation != "eager":
             own.config = copy.copy(own.config)
-            own.config._experts_implementation = "eager"  # the fused products know no float64
+            own.config._experts_implementation = "eager"  # the fused products do not support float64
         index = (top_k_index - self.first).masked_fill(~here, self.share_of_experts)
         args = (x, index, top_k_weights.masked_fill(~here, 0))
         y: Tensor = call_with(own, dict(self.named_parameters()), *args)
@@ -142,10 +144,10 @@ class Experts(Layer):
 
 
 class SharedExpertLinear(Layer):
-    """A linear of an expert that all tokens visit: its F features cut over the whole group, and nothing is sent.
+    """A linear of an expert that all tokens visit: its F features are cut over the whole group, without communication.
 
     Raises:
-        DslparError: F does not divide; a linear back to the residual has a bias, which each rank would add.
+        DslparError: F does not divide, or the linear has a bias.
     """
 
     def __init__(self, groups: Groups, linear: nn.Linear, name: str, role: Role) -> None:
@@ -158,5 +160,5 @@ class SharedExpertLinear(Layer):
         self.sources = {"weight": (Source(f"{name}.weight"),)}
 
     def forward(self, x: Tensor) -> Tensor:
-        """[tokens, H] to [tokens, F/T]; outward: back, to this rank's terms of the sum."""
+        """Map [tokens, H] to [tokens, F/T], or an outward linear back to this rank's terms of the sum [tokens, H]."""
         return functional.linear(x, self.weight)

@@ -1,4 +1,4 @@
-"""Initial weights of transformers' own, module by module, for any piece of them."""
+"""Initial weights as transformers draws them, module by module, for any piece."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from dslpar.policies.constructed import constructed, is_filled, unfilled
 
 
 class TransformersInit(NamedTuple):
-    """How a parameter begins: as its model's `_init_weights` has it."""
+    """Initialization of a parameter by its model's `_init_weights`."""
 
     model: Any
-    """On the meta device; a PreTrainedModel."""
+    """PreTrainedModel on the meta device."""
     sources: tuple[Source, ...]
 
     def piece(self, placement: Placement, coord: Mapping[str, int], seed: int, name: str) -> Tensor:
-        """Draw the sources one after the other, whole, float32 on the CPU; return the piece of the rank at `coord`."""
+        """Draw the full sources one by one in float32 on the CPU; return the piece of the rank at `coord`."""
 
         def draw(name: str) -> Tensor:
             owner, _, own = name.rpartition(".")
@@ -36,9 +36,10 @@ class TransformersInit(NamedTuple):
 
 @torch.no_grad()
 def _drawn(model: Any, name: str, seed: int) -> nn.Module:
-    """Return the module `name` of the model, alone in memory, as `_init_weights` of it and of those around it leave it.
+    """Return the module `name` with values from `_init_weights` of itself and of the modules around it.
 
-    GPT-2 draws its outward projections anew when it comes to the attention around them.
+    No other module is in memory. The modules around it matter, since GPT-2 draws its outward projections again when it
+    initializes the attention around them.
     """
     parent_name, _, last = name.rpartition(".")
     parent = model.get_submodule(parent_name)
@@ -50,7 +51,7 @@ def _drawn(model: Any, name: str, seed: int) -> nn.Module:
     setattr(parent, last, leaf)
     try:
         with torch.random.fork_rng(devices=[]):
-            # Not torch.manual_seed, which would seed an accelerator's generators too: nothing here is drawn on one.
+            # Not torch.manual_seed, which would also seed the accelerator's generators; all draws are on the CPU.
             torch.default_generator.manual_seed(stable_hash(seed, name))
             for length in range(len(path), -1, -1):
                 model._init_weights(model.get_submodule(".".join(path[:length])))
@@ -60,10 +61,10 @@ def _drawn(model: Any, name: str, seed: int) -> nn.Module:
 
 
 def _made(model: Any, owner: str, own: str) -> Tensor:
-    """Return a parameter of which `_init_weights` knows nothing, as its constructor makes it.
+    """Return a parameter that `_init_weights` does not set, with the values of its constructor.
 
     Raises:
-        DslparError: that is not known either.
+        DslparError: the constructor's values cannot be computed either.
     """
     found = constructed(model, owner, own, model.get_submodule(owner).get_parameter(own))
     if found.is_meta:

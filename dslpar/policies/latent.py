@@ -1,9 +1,9 @@
-"""Latent attention's linears (DeepSeek-V2, arXiv 2405.04434): residual to a short latent, latent to heads.
+"""Linears of latent attention (DeepSeek-V2, arXiv 2405.04434): residual to a short latent, latent to heads.
 
-A latent is of all heads: each rank has it whole, and goes on from it with heads of its own. So its gradient, on each
-rank, is that of these heads alone: what the entrance has gathered, its backward sums. A norm of the latent computes the
-same on every rank, and its gain's gradient is summed likewise: `modules.PerHead`. (transformers' plan has each rank
-compute the whole latent, "mla_kv_a_proj"; here it is computed once, and gathered.)
+A latent serves all heads: each rank has it whole, and computes its own heads from it. So its gradient on each rank is
+that of these heads alone. The backward of the entrance's gather sums these gradients. A norm of the latent computes the
+same on every rank, and the gradient of its gain is summed likewise (`modules.per_head`). (In transformers' plan each
+rank computes the whole latent, "mla_kv_a_proj". Here it is computed once and gathered.)
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from dslpar.policies.modules import Entrance, Slot, Sources
 
 
 class LatentEntrance(Entrance):
-    """Inward linears of a region whose features every rank needs whole."""
+    """Inward linears of a region whose output every rank needs whole."""
 
     def fill(self, x: Tensor, slots: Sequence[Slot]) -> Tensor:
-        """Compute all from the stored residual [batch/x, sequence, H/z], whole, and fill the slots."""
+        """Compute all outputs from the stored residual [batch/x, sequence, H/z], gather them, and fill the slots."""
         letters = placement.inner_cuts(self.groups.tensor).features
         parts = []
         for part, slot in zip(torch.split(self(x), self.local, dim=-1), slots, strict=True):
@@ -38,7 +38,7 @@ class LatentEntrance(Entrance):
 
 
 class FromLatent(Layer):
-    """A linear of a region from a latent to this rank's heads: [.., L] to [.., F/y]."""
+    """A region's linear from a latent to this rank's heads: [.., L] to [.., F/y]."""
 
     def __init__(self, groups: Groups, in_features: int, out_features: int, *, bias: bool, sources: Sources) -> None:
         super().__init__(groups)
@@ -49,7 +49,7 @@ class FromLatent(Layer):
         self.sources = sources
 
     def forward(self, x: Tensor, shared: Shared | None = None) -> Tensor:
-        """[.., L] to [.., F/y]; the gradient of `x` is of these features alone."""
+        """Map [.., L] to [.., F/y]; the gradient of `x` is of these features alone."""
         shared = self.share() if shared is None else shared
         weight = self.stand_in(self.weight, shared)
         assert weight is not None

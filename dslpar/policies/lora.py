@@ -1,9 +1,9 @@
-"""Low-rank adapters (LoRA) in a transformers model: which linears get one, what is frozen, and peft's names for it all.
+"""Low-rank adapters (LoRA) in a transformers model: choose linears, freeze other weights, and name all as peft does.
 
     model = HuggingFaceModel(LlamaForCausalLM, LlamaConfig(...), lora={"r": 8, "target_modules": ["q_proj", "v_proj"]})
 
-The keys are peft's LoraConfig's, and so are the meaning of names, how A and B begin, and what the tensors are called in
-a file: who has used peft knows them. How an adapter is cut is in `dslpar.layers.lora`.
+Keys, the matching of names, the initial A and B, and tensor names in files are those of peft's LoraConfig.
+`dslpar.layers.lora` describes how an adapter is cut.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dslpar.schema.sections import LoRA
 
 
 def as_lora(value: LoRA | Mapping[str, Any] | None) -> LoRA | None:
-    """Return the section that a program gives as a dict. Raises: DslparError: a key that it does not have."""
+    """Return the section; programs may pass it as a dict. Raises: DslparError: an unknown key."""
     if value is None or isinstance(value, LoRA):
         return value
     names = [each.name for each in fields(LoRA)]
@@ -35,15 +35,15 @@ def as_lora(value: LoRA | Mapping[str, Any] | None) -> LoRA | None:
 
 
 def ends_with(name: str, ends: Iterable[str]) -> bool:
-    """Whether a module's name is one of these, or ends with one after a dot: as peft's target_modules."""
+    """Whether a module's name is one of `ends`, or ends with one after a dot, as in peft's target_modules."""
     return any(name == end or name.endswith(f".{end}") for end in ends)
 
 
 class Adapters:
-    """Which modules of a model are adapted, and which are trained whole.
+    """Modules of a model that get adapters (`targets`), and modules that are trained whole (`saved`).
 
     Raises:
-        DslparError: a name that no module has, or one that cannot be adapted; all of them.
+        DslparError: names that no module has, modules that cannot be adapted, or a tied table in `saved`; all of them.
     """
 
     def __init__(self, lora: LoRA, model: nn.Module, policy: Policy, *, is_tied: bool) -> None:
@@ -75,7 +75,10 @@ class Adapters:
             raise DslparError(problems)
 
     def adapt(self, linear: Linear, module: str, name: str = "", blocks: slice = slice(None)) -> None:
-        """Give a linear the adapter of transformers' `module`, where that has one; what it is a block of is `name`."""
+        """Add the adapter of transformers' `module`, if it has one, to a linear.
+
+        `blocks` are the module's blocks of a fused linear, and `name` is the prefix of the adapter's parameters.
+        """
         if module in self.targets:
             lora = self.lora
             adapter = linear.add_adapter(
@@ -84,7 +87,7 @@ class Adapters:
             linear.adapted = {**getattr(linear, "adapted", {}), adapter: module}  # type: ignore[assignment]
 
     def freeze(self, part: nn.Module) -> None:
-        """Have nothing of a part be trained but adapters, and what the section names besides."""
+        """Freeze a part, except for adapters, `modules_to_save`, and biases if `bias` is "all"."""
         for owner in part.modules():
             own = {name for adapter in getattr(owner, "adapters", ()) for name in adapter.matrices}
             sources = getattr(owner, "sources", {})
@@ -93,11 +96,11 @@ class Adapters:
                 p.requires_grad_(name in own or whole or (self.lora.bias == "all" and name == "bias"))
 
     def peft_config(self, model: Any, base: str | None) -> dict[str, Any]:
-        """Return the values of an adapter_config.json for the folder `base`; keys that are not there have defaults."""
+        """Return the values of an adapter_config.json for the base model's folder `base`; other keys have defaults."""
         lora, transposed = self.lora, {isinstance(model.get_submodule(name), Conv1D) for name in self.targets}
         others = {name for name, _ in model.named_modules()} - self.targets
         names: Iterable[str] = lora.target_modules
-        if isinstance(names, str):  # the ends of names where these mean the same modules, as peft does
+        if isinstance(names, str):  # as peft does: ends of names, if they match the same modules
             names = {name.rpartition(".")[2] for name in self.targets}
             names = self.targets if any(ends_with(name, names) for name in others) else names
         return {
@@ -117,7 +120,7 @@ class Adapters:
 
 
 def parameters_with_peft_names(module: nn.Module) -> Iterator[tuple[str, nn.Parameter, str]]:
-    """Yield (global name, parameter, its name in the model of transformers' with adapters) of all A and B."""
+    """Yield (global name, parameter, its name in the transformers model with adapters) of all A and B."""
     for name, owner in module.named_modules():
         adapted: Mapping[Adapter, str] = getattr(owner, "adapted", {})
         for adapter, of in adapted.items():
@@ -126,7 +129,7 @@ def parameters_with_peft_names(module: nn.Module) -> Iterator[tuple[str, nn.Para
 
 
 def _in_regions(model: nn.Module, policy: Policy) -> Iterator[str]:
-    """Yield the names of linears that an adapter can stand beside: those that the policy names, none of an expert's."""
+    """Yield the names of linears that can have an adapter: those that the policy names, outside of experts."""
     names = [name for name, _ in model.named_modules()]
     mixtures = tuple(f"{name.rpartition('.')[0]}." for name in names if match(policy.experts, name))
     for name in names:

@@ -1,4 +1,4 @@
-"""Losses of transformers' models: of logits as they are stored, of further outputs, and those of a forward itself."""
+"""Losses of transformers models: of stored logits, of further outputs, and losses that a forward computes itself."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ __all__ = ["ModelLoss", "OwnLoss", "vocabulary_loss", "whole_loss"]
 
 
 class ModelLoss:
-    """The loss of a model's outputs: of the first one's logits, and of each further output, whole."""
+    """Sum of the losses of a model's outputs: of the first logits, and of each further output, which is full."""
 
     def __init__(self, of_first: Loss, num_labels: int) -> None:
         self.of_first, self.num_labels = of_first, num_labels
-        """How many tensors the labels of a micro-batch are."""
+        """Number of label tensors of a micro-batch."""
 
     def __call__(self, output: Any, labels: Any) -> Tensor:
-        """Return the sum of the losses; `labels` as each of them takes them, and what to divide the first one's by."""
+        """Return the sum of the losses. `labels`: one tensor per loss, and optionally the first loss's denominator."""
         if self.num_labels == 1:
             return self.of_first(output, labels)
         given, denominator = labels[: self.num_labels], labels[self.num_labels :]
@@ -42,9 +42,9 @@ def vocabulary_loss(groups: Groups, vocab_size: int, logits: Tensor, labels: Lab
 
 
 class OwnLoss:
-    """The loss that a model's own forward gives, such as of pixels where patches were masked.
+    """Loss that a model's own forward computes, such as over the pixels of masked patches.
 
-    The forward runs once more, around children that give the outputs that there are.
+    The forward runs once more, around stand-in children that return the outputs computed before.
     """
 
     def __init__(self, model: Any, argument: str, outputs: Sequence[str]) -> None:
@@ -54,7 +54,7 @@ class OwnLoss:
         self.shell._modules = self.children
 
     def __call__(self, output: Any, labels: Any) -> Tensor:
-        """Return the loss of a micro-batch, whole on each rank; `labels` as the forward's argument."""
+        """Return the loss of a micro-batch, full on each rank; `labels` is passed as the forward's argument."""
         given = dict(zip(self.outputs, output if isinstance(output, tuple) else (output,), strict=True))
         for child in self.children.values():
             child.given = given
@@ -66,14 +66,14 @@ class OwnLoss:
 
 
 class _Given(nn.Module):
-    """In place of a child: gives `given`, by attributes; None for others."""
+    """Stand-in for a child: returns `given` as attributes; other attributes are None."""
 
     def __init__(self) -> None:
         super().__init__()
         self.given: Mapping[str, Tensor] = {}
 
     def forward(self, *_: Any, **__: Any) -> Any:
-        """Return them, whatever it is called with."""
+        """Return the outputs, for any arguments."""
         return _Outputs(**self.given)
 
 

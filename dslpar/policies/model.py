@@ -1,12 +1,12 @@
-"""A transformers model as a list of layers, for every tensor mode, over stages: `type='transformers.LlamaForCausalLM'`.
+"""Turn a transformers model into layers for any tensor mode and stages: `type='transformers.LlamaForCausalLM'`.
 
     model = HuggingFaceModel(LlamaForCausalLM, LlamaConfig(...))
     module = build_module(model, groups, seed=1234)
     loss = model.loss(groups)(module(ids), labels)
 
-The layers are the token table, what stands before the blocks, the blocks, what stands after them, the head and what is
-done to its logits; names within a block are transformers' own. Initial weights are transformers' own, too: drawn
-module by module from a generator seeded by the module's name, so they depend on no layout.
+The layers are the token table, the code before the blocks, the blocks, the code after them, the head, and the code on
+its logits. Names within a block are transformers' own. Initial weights follow transformers too. Each module draws them
+from a generator seeded by its name, so they do not depend on the layout.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ from dslpar.schema.sections import LoRA
 from dslpar.schema.transformers_policies import POLICIES
 
 _REGISTRY = "ALL_ATTENTION_FUNCTIONS"
-"""transformers' name for it in the files of models whose attention goes through it."""
+"""Name of transformers' attention registry in the modules of models that use it."""
 
 
 class HuggingFaceModel(LayeredModel):
-    """A model of transformers', its code as it is.
+    """A transformers model whose code runs unchanged.
 
-    `config` is an object, or a dict of its class's arguments. `pretrained` is a folder that transformers saved: its
-    weights are those that training begins with, its config.json holds but for what `config` says. `policy` is a
-    `Policy`, its fields as a dict, the name of a class that has one, or "derived": what transformers' plan tells,
-    proven or not. None: that of `cls`. With `lora` (a section, or its keys) adapters are trained, and nothing else.
+    `config` is a config object, or a dict of its class's arguments. `pretrained` is a folder that transformers saved.
+    Training begins with its weights, and `config` overrides its config.json. `policy` is a `Policy`, a dict of its
+    fields, the name of a class that has one, or "derived" (from transformers' plan, proven or not); None: the policy of
+    `cls`. With `lora` (a section, or a dict of its keys) only adapters are trained.
 
     Raises:
-        DslparError: something of the model is not understood; a policy, or a rule, is needed.
+        DslparError: a part of the model is not understood, and needs a policy or a rule.
     """
 
     def __init__(
@@ -104,23 +104,23 @@ class HuggingFaceModel(LayeredModel):
             held = {
                 f"{name}.{own}" for name in uncalled for own, _ in self.model.get_submodule(name).named_parameters()
             }
-            # BERT's bias, which its head has only where its weight is the table's.
+            # BERT's bias, which its head has only if its weight is tied to the table's.
             is_untied = not held.isdisjoint((getattr(self.model, "_tied_weights_keys", None) or {}).values())
             hint = "tie_word_embeddings=True" if is_untied else "train it without that part"
             raise DslparError([finding("TEN234", message, hint, key="model.config" if is_untied else "model.type")])
 
     @property
     def vocab_size(self) -> int:
-        """Columns of the logits, before padding; without a vocabulary, classes."""
+        """Columns of the logits before padding; the number of classes without a vocabulary."""
         if not self.skeleton.head:
             return int(self.config.num_labels)
         return int(self.model.get_submodule(self.skeleton.head).weight.shape[0])
 
     def layers(self, groups: Groups) -> list[LayerSpec]:
-        """Return tables, pieces, blocks, head and logits, as they run; pieces that would do nothing are left out.
+        """Return tables, pieces, blocks, head and logits in running order, without pieces that do nothing.
 
         Raises:
-            DslparError: the model does not go with the tensor mode.
+            DslparError: the model does not support the tensor mode.
         """
         self._check_mode(groups)
         skeleton, chain, blocks = self.skeleton, self.chain, self.policy.blocks
@@ -130,7 +130,7 @@ class HuggingFaceModel(LayeredModel):
             hidden, shared = skeleton.hidden_size(number), (self.config, self.adapters, self.attention)
             setting = Setting(groups, self.policy, hidden, *shared)
             for leaf, _ in piece.lookups:
-                # The first table of tokens owns the weight, under the name that transformers saves it by.
+                # The first token table owns the weight, under its name in transformers' files.
                 name, tied = (leaf, skeleton.table) if specs else (skeleton.table, None)
                 run = partial(chain.look_up, number, leaf)
                 specs.append(LayerSpec(name=name, build=partial(self._table, groups), tied=tied, forward=run))
@@ -148,7 +148,7 @@ class HuggingFaceModel(LayeredModel):
                         build=partial(self._block, setting, name),
                         forward=partial(chain.run_block, groups, number, block),
                         layer_idx=index,
-                        recomputable=bool(self.policy.regions),  # batch norm would count a micro-batch twice
+                        recomputable=bool(self.policy.regions),  # batch norms would count micro-batches twice
                     )
                 )
                 index += 1
@@ -172,17 +172,18 @@ class HuggingFaceModel(LayeredModel):
 
     @property
     def vocabulary_head(self) -> VocabularyHead | None:  # type: ignore[override]
-        """The head of a decoder whose logits are its one output."""
+        """Head of a decoder whose only output is its logits; None: another model."""
         skeleton = self.skeleton
         if not skeleton.head or skeleton.outline.outputs or self.policy.loss or self.policy.inputs != DECODER_INPUTS:
             return None
         return VocabularyHead(skeleton.head, self.vocab_size)
 
     def loss(self, groups: Groups) -> Loss:
-        """Return cross-entropy: the sum over counted labels, by their number.
+        """Return the loss: cross-entropy, averaged over counted labels, or the model's own if the policy names one.
 
-        Of logits over a vocabulary [batch, sequence, V] as they are stored, of others whole, [batch, classes] or
-        [batch, sequence, classes]. A model with two outputs takes two labels, and gives the sum of two losses.
+        Logits over a vocabulary [batch, sequence, V] are taken as ranks store them. Other logits, [batch, classes] or
+        [batch, sequence, classes], are full. A model with two outputs takes two labels and returns the sum of two
+        losses.
         """
         outputs = self.skeleton.outline.outputs
         if self.policy.loss:
@@ -191,7 +192,7 @@ class HuggingFaceModel(LayeredModel):
         return ModelLoss(of_first, len(outputs) + bool(self.skeleton.head))
 
     def whole_output(self, groups: Groups, output: Any) -> Any:
-        """Return the logits, whole on every rank, under the names that transformers gives them."""
+        """Return the full logits on every rank, under transformers' names."""
         first, *others = output if isinstance(output, tuple) else (output,)
         if self.skeleton.head:
             first = from_inner(groups, first)[..., : self.vocab_size]
@@ -199,7 +200,7 @@ class HuggingFaceModel(LayeredModel):
         return ModelOutput(zip(names, (first, *others), strict=True))  # type: ignore[no-untyped-call]
 
     def _check_mode(self, groups: Groups) -> None:
-        """Raise DslparError where the model does not go with the tensor mode."""
+        """Raise DslparError if the model does not support the tensor mode."""
         name, tensor = type(self.model).__name__, groups.tensor
         sizes = [
             placement.piece(tensor, groups.coord, cuts(tensor).sequence)[1]
@@ -234,7 +235,7 @@ class HuggingFaceModel(LayeredModel):
         )
 
     def _logit_bias(self, groups: Groups) -> nn.Module:
-        """Build the bias of a head whose weight is the table's, by the name that transformers saves it under."""
+        """Build the bias of a head whose weight is tied to the table, under its name in transformers' files."""
         bias = self.model.get_submodule(self.skeleton.head).bias
         name = next(name for name, p in self.model.named_parameters() if p is bias)
         return self._with_init(tables.LogitBias(groups, len(bias), {"bias": (modules.Source(name),)}))
@@ -249,7 +250,7 @@ class HuggingFaceModel(LayeredModel):
         return self._with_init(part)
 
     def _piece(self, setting: Setting, piece: Piece) -> nn.Module:
-        """Build what stands around lists of blocks: its own modules cut, or whole, and stand-ins for the rest."""
+        """Build a piece around lists of blocks: its own modules, cut or whole, and stand-ins for the rest."""
         part = self.skeleton.part((*piece.leaves, *piece.around))
         self._fill_buffers(part)
         is_whole = piece.place in self.policy.whole
@@ -267,7 +268,7 @@ class HuggingFaceModel(LayeredModel):
         return self._with_init(part)
 
     def _fill_buffers(self, part: nn.Module, prefix: str = "") -> None:
-        """Give buffers their values: those that transformers saves with the weights (a router's bias), the folder's."""
+        """Fill buffers; those that transformers saves with weights (a router's bias) come from the folder, if any."""
         fill_buffers(self.model, part, prefix)
         for name, module in part.named_modules() if self.folder else ():
             for own, buffer in list(module.named_buffers(recurse=False)):
@@ -276,7 +277,7 @@ class HuggingFaceModel(LayeredModel):
                     module._buffers[own] = self.folder.slice(full)[...].to(buffer.dtype)
 
     def _with_init(self, part: nn.Module) -> nn.Module:
-        """Have the part's parameters begin as the folder has them, or as transformers draws them."""
+        """Set how the part's parameters begin: with the folder's weights, or as transformers draws them."""
         for module in part.modules():
             sources: modules.Sources = getattr(module, "sources", {})
             for name, of in sources.items():
@@ -291,7 +292,7 @@ class HuggingFaceModel(LayeredModel):
 
     @probe.on_cpu
     def _changes_nothing(self, run: Any) -> bool:
-        """Whether a piece without weights does nothing: tried on random numbers."""
+        """Whether a piece without weights is the identity, tested on random numbers."""
         if not self.chain.is_decoder:
             return bool(run == self.chain.run_logits)
         x = torch.randn(1, 4, self.skeleton.hidden_size(0), generator=torch.Generator().manual_seed(0))
@@ -299,7 +300,7 @@ class HuggingFaceModel(LayeredModel):
 
 
 def _with_findings(spec: LayerSpec) -> LayerSpec:
-    """Have errors of its code say which layer it is."""
+    """Name the layer in errors of its code."""
     assert spec.forward is not None
     build = as_findings(f"{spec.name}: to put pieces in place")(spec.build)
     forward = as_findings(f"{spec.name}, on its piece,")(spec.forward)

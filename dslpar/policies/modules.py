@@ -1,6 +1,6 @@
-"""What stands in place of transformers' own modules: the same mathematics on this rank's piece.
+"""Replacements of transformers' modules: the same mathematics on this rank's piece.
 
-Letters as in dslpar.layers: H residual features, F inner features, y and x what cuts them and tokens.
+Letters are as in dslpar.layers: H residual features, F inner features; y cuts inner features, and x cuts tokens.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from dslpar.policies.probe import Norm
 
 
 def call_with(module: nn.Module, values: Mapping[str, Tensor], *args: Any, **kwargs: Any) -> Any:
-    """Call a module, which reads `values` in place of its own parameters and buffers of these names.
+    """Call a module with `values` in place of its own parameters and buffers of these names.
 
-    torch.func.functional_call does so for whole trees of modules, and looks for tied ones at each call.
+    torch.func.functional_call does this for whole trees of modules, and searches for tied weights at each call.
     """
-    attributes = vars(module)  # which Python reads before it asks torch for a parameter
+    attributes = vars(module)  # Python looks here before it asks torch for a parameter
     attributes.update(values)
     try:
         return module(*args, **kwargs)
@@ -39,23 +39,23 @@ def call_with(module: nn.Module, values: Mapping[str, Tensor], *args: Any, **kwa
 
 
 class Slot(nn.Module):
-    """Where transformers' code calls an inward linear: hands out what the region's entrance has computed."""
+    """Replacement of an inward linear that returns the output computed by the region's entrance."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.ready: list[Tensor] = []  # a list: each new attribute of a module is looked up among its parameters
+        self.ready: list[Tensor] = []  # a list, since torch checks each attribute that is set
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return this rank's features [batch/x, sequence, F/y], once; `x` is the region's own input, and not read."""
+        """Return this rank's features [batch/x, sequence, F/y], once; `x`, the region's input, is not read."""
         assert self.ready, "a region's forward has called one of its linears twice, or not through its own entrance"
         return self.ready.pop()
 
 
 class Entrance(Linear):
-    """All inward linears of a region that read the same input, as one product: one gather, one message.
+    """All inward linears of a region that read the same input, in one product with one gather.
 
-    `lengths` are their features, `shares` to how many of these each slot is entitled, `biased` which of these have a
-    bias: SwinV2's key has none.
+    `lengths`: output features of each linear. `shares`: number of these linears per slot. `biased`: whether each has a
+    bias, which SwinV2's key does not.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Entrance(Linear):
         self.local = [sum(next(rest) for _ in range(share)) for share in shares]
 
     def stand_in(self, p: nn.Parameter | None, shared: Shared) -> Tensor | None:
-        """Return what is computed with in place of a parameter: of the bias, with zeros for linears without one."""
+        """Return the stand-in of a parameter; the bias's has zeros for linears without a bias."""
         found = super().stand_in(p, shared)
         if found is None or p is not self.bias or all(self.biased):
             return found
@@ -93,9 +93,9 @@ class Entrance(Linear):
         )
 
     def fill(self, x: Tensor, slots: Sequence[Slot]) -> Tensor:
-        """Compute all from the stored residual [batch/x, sequence, H/z] and fill the slots; return the first part."""
+        """Compute all outputs from the stored residual [batch/x, sequence, H/z], fill the slots; return the first."""
         y = self(x)
-        # One part is not split: the backward would copy its gradient.
+        # A single part is not split: the backward of a split would copy its gradient.
         parts = y.split_with_sizes(self.local, -1) if len(slots) > 1 else (y,)
         for slot, part in zip(slots, parts, strict=True):
             slot.ready[:] = (part,)
@@ -103,7 +103,7 @@ class Entrance(Linear):
 
 
 class Outward(Linear):
-    """The linear that ends a region: inner [batch/x, sequence, F/y] to the stored residual."""
+    """Linear that ends a region: inner [batch/x, sequence, F/y] to the stored residual."""
 
     def __init__(
         self, groups: Groups, in_features: int, out_features: int, *, bias: bool, sources: Sources, stream: Stream
@@ -112,13 +112,13 @@ class Outward(Linear):
         self.sources, self.stream = sources, stream
 
     def forward(self, x: Tensor, shared: Shared | None = None) -> Tensor:
-        """[batch/x, sequence, F/y] to [batch/x, sequence, H/z]."""
+        """Map [batch/x, sequence, F/y] to [batch/x, sequence, H/z]."""
         self.stream.is_inner = False
         return super().forward(x, shared)
 
 
 class Inward(Linear):
-    """An inward linear that a block's own forward calls: a region begins with it, and no module is around it."""
+    """An inward linear that a block's own forward calls: its region has no module around it."""
 
     def __init__(
         self, groups: Groups, in_features: int, lengths: Sequence[int], *, bias: bool, sources: Sources, stream: Stream
@@ -128,7 +128,7 @@ class Inward(Linear):
         self.sources, self.stream = sources, stream
 
     def forward(self, x: Tensor, shared: Shared | None = None) -> Tensor:
-        """Return [batch/x, sequence, F/y] of [batch/x, sequence, H/z]; also of tokens in one dim."""
+        """Map [batch/x, sequence, H/z] to [batch/x, sequence, F/y]; batch and sequence may also be one dim."""
         self.stream.is_inner = True
         return super().forward(x, shared)
 
@@ -146,20 +146,20 @@ def make_norm(groups: Groups, hidden_size: int, norm: Norm, sources: Sources) ->
 
 
 class PlainNorm(nn.Module):
-    """A norm over the stored residual, [..., H/z] to the same, without a gain."""
+    """A norm over the stored residual without a gain."""
 
     def __init__(self, groups: Groups, norm: Norm) -> None:
         super().__init__()
         self.norm, self.axis = norm, groups.axis(*placement.residual_cuts(groups.tensor).features)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., H/z] to the same."""
+        """Normalize [..., H/z]; the shape stays."""
         gain = x.new_ones(x.shape[-1])
         return normalize(x, gain, None, axis=self.axis, eps=self.norm.eps, centred=self.norm.centred)
 
 
 class InnerNorm(Layer):
-    """A norm over the features of a region: [.., F/y] to the same, its statistics over all F."""
+    """A norm over a region's features, with statistics over all F."""
 
     def __init__(self, groups: Groups, features: int, norm: Norm, sources: Sources) -> None:
         super().__init__(groups)
@@ -170,7 +170,7 @@ class InnerNorm(Layer):
         self.axis = groups.axis(*placement.inner_cuts(groups.tensor).features)
 
     def forward(self, x: Tensor, shared: Shared | None = None) -> Tensor:
-        """[.., F/y] to the same."""
+        """Normalize [.., F/y]; the shape stays."""
         shared = self.share() if shared is None else shared
         weight, bias = self.stand_in(self.weight, shared), self.stand_in(self.bias, shared)
         assert weight is not None
@@ -184,7 +184,7 @@ def _with_sources(made: nn.Module, sources: Sources) -> nn.Module:
 
 
 class _OnePlus(Layer):
-    """A norm whose gain is 1 + weight: Gemma's."""
+    """A norm with gain 1 + weight, as in Gemma."""
 
     def __init__(self, norm: LayerNorm | RMSNorm, sources: Sources) -> None:
         super().__init__(norm.groups)
@@ -201,14 +201,14 @@ class _OnePlus(Layer):
 
 
 class Uncut(Layer):
-    """A module of transformers' own, called as it is, with parameters that are whole on every rank.
+    """A transformers module that runs unchanged, with full parameters on every rank.
 
-    `partial`: the axes whose ranks each see a part of what it is called with, or of what becomes of its output.
+    `partial`: the axes whose ranks each have a part of its input, or use a part of its output.
     """
 
     def __init__(self, groups: Groups, module: nn.Module, name: str, partial: Sequence[str]) -> None:
         super().__init__(groups)
-        self.module = [module]  # in a list: its parameters are not this model's
+        self.module = [module]  # in a list, so that its parameters are not registered here
         for own, p in module.named_parameters(recurse=False):
             uncut = Placement(groups.tensor, tuple(p.shape), ((),) * p.dim(), partial=tuple(partial))
             self.register_parameter(own, parameter(uncut, ZEROS))
@@ -217,7 +217,7 @@ class Uncut(Layer):
         self.sources = {own: (Source(f"{name}.{own}"),) for own, _ in module.named_parameters(recurse=False)}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the module makes of its arguments."""
+        """Call the module on its arguments."""
         shared = self.share()
         given = {name: shared.get(p, p) for name, p in self.named_parameters(recurse=False)}
         given |= dict(self.named_buffers(recurse=False))
@@ -225,14 +225,14 @@ class Uncut(Layer):
 
 
 def per_head(groups: Groups, module: nn.Module, name: str) -> Uncut:
-    """Make a module on [.., heads/y, D], with vectors that every head shares."""
+    """Make a module for [.., heads/y, D] whose vectors all heads share."""
     cuts = placement.inner_cuts(groups.tensor)
     letters = [each for each in TENSOR_AXES if each in (*cuts.tokens, *cuts.features)]
     return Uncut(groups, module, name, letters)
 
 
 class HeadVector(Layer):
-    """A number for each head, [heads/y, ...], which the code around reads as its attribute `name`."""
+    """Values per head, [heads/y, ...], which the module around reads as its attribute `name`."""
 
     def __init__(self, groups: Groups, name: str, shape: tuple[int, ...], source: str) -> None:
         super().__init__(groups)
@@ -243,11 +243,11 @@ class HeadVector(Layer):
         self.sources = {"vector": (Source(source),)}
 
     def lend(self, around: nn.Module, *_: object) -> None:
-        """Hook before the forward of the module around: give it what it reads."""
+        """Set the attribute: a hook before the forward of the module around."""
         object.__setattr__(around, self.name, self.stand_in(self.vector, self.share()))
 
     def take_back(self, around: nn.Module, *_: object) -> None:
-        """Hook after it: else the graph would live on."""
+        """Clear the attribute: a hook after the forward, since the graph would live on."""
         object.__setattr__(around, self.name, None)
 
 
@@ -255,7 +255,7 @@ Hook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, .
 
 
 def entering(entrances: Mapping[str, Sequence[tuple[Entrance, Sequence[Slot]]]], stream: Stream) -> Hook:
-    """Return the pre-hook of a region: it replaces the arguments by what their linears make of them."""
+    """Return the pre-hook of a region, which replaces arguments by the output of their linears."""
     first = next(iter(entrances))
 
     def filled(argument: str, x: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""Attention whose code makes its scores itself, and does not go through transformers' interface: Bloom's.
+"""Attention that computes its scores in its own code, without transformers' attention interface, as in Bloom.
 
-It runs as it is, on this rank's samples and heads. What it is called with besides the residual is made to fit them: a
-recipe of a mask becomes a mask to add, and numbers for each sample and head (alibi, arXiv 2108.12409) become those of
-this rank. It must attend to whole sequences: mode 'sequence' is refused.
+The code runs unchanged, on this rank's samples and heads. Its arguments besides the residual are fitted to them: a mask
+recipe becomes an additive mask, and values per sample and head (alibi, arXiv 2108.12409) are cut to this rank's. The
+code must attend to whole sequences, so mode 'sequence' is refused.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from dslpar.policies.attention import Recipe
 
 
 def fit_arguments(region: nn.Module, groups: Groups, by_head: Sequence[str], num_heads: int) -> None:
-    """Have a region's arguments fit its pieces; those `by_head` are [samples * heads, ...], of all samples or of one.
+    """Fit a region's arguments to its pieces; those in `by_head` are [samples * heads, ...], for all samples or one.
 
-    It comes after the region's entrance: its first argument then has the pieces' shape.
+    Call it after the region's entrance was registered: the first argument then has the local shape.
     """
     cuts = placement.inner_cuts(groups.tensor)
 

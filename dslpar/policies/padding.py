@@ -1,8 +1,8 @@
-"""What a model's own forward, around its blocks, makes of the padding mask: positions (OPT), alibi (Bloom).
+"""Find what a model's forward computes from the padding mask around its blocks: positions (OPT), alibi (Bloom).
 
-Most models hand the mask on to attention alone, and there a recipe is made of it. Those that compute with it are found
-by trying: the forward is run on stand-ins with and without a mask, and what tables and blocks are called with, besides
-the residual, is compared.
+Most models only pass the mask on to attention, which makes a recipe of it. Models that compute with the mask are found
+by running the forward on stand-ins, with and without a mask. The arguments of tables and blocks, besides the residual,
+are then compared.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ _LENGTH = 6
 
 
 class MaskUse(NamedTuple):
-    """What a forward computes with the padding mask; attention aside."""
+    """Use of the padding mask in a forward, apart from attention."""
 
     anything: bool
-    """It must be run with the micro-batch's mask."""
+    """Whether the forward computes with the mask, so that it must run with the micro-batch's mask."""
     positions: bool
-    """Positions are among it: none may be given."""
+    """Whether it computes positions from the mask, so that no positions may be passed."""
 
 
 @on_cpu
 def mask_use(found: Skeleton) -> MaskUse:
-    """Try what the model's forward makes of a mask.
+    """Find the use of the mask in the model's forward by running it.
 
     Raises:
-        DslparError: it makes positions of the mask, and of how long the residual is, which may be cut.
+        DslparError: it computes positions from the mask and from the length of the residual, which may be cut.
     """
     arange = torch.arange(_LENGTH)[None]
     mask = (arange > 1) & (arange < _LENGTH - 1)
@@ -52,7 +52,7 @@ def mask_use(found: Skeleton) -> MaskUse:
 
 @torch.no_grad()
 def _seen(found: Skeleton, positions: Tensor | None, mask: Tensor | None, length: int = _LENGTH) -> list[Tensor]:
-    """Return the tensors that blocks and tables are called with, besides the residual."""
+    """Return the tensor arguments of blocks and tables, besides the residual."""
     part = found.part(()).eval()
     seen: list[Tensor] = []
 

@@ -1,8 +1,8 @@
-"""A transformers model with parts taken out: what stands around its blocks runs as transformers wrote it.
+"""Parts of a transformers model: run the code around its blocks unchanged, with stand-ins for everything else.
 
-A pipeline cuts a model's lists of blocks, but a model is more than its blocks: scaled embeddings, position tables,
-masks, poolers, soft caps on logits stand in the `forward` around them. So no such forward is rewritten here: a part
-runs the model's own, with stand-ins for all but what is its own.
+A pipeline cuts a model's lists of blocks, but a model is more than its blocks. Scaled embeddings, position tables,
+masks, poolers and soft caps on logits are in the `forward` around them. No such forward is rewritten here: a part runs
+the model's own forward, with stand-ins for all modules that are not its own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dslpar.schema.policy import DECODER_INPUTS, Policy, match
 
 
 class Parts:
-    """A model on the meta device without its blocks, which is copied for each part of the chain."""
+    """A model on the meta device; each part of the chain is a copy of it without its blocks."""
 
     def __init__(self, model: Any, policy: Policy) -> None:
         self.model, self.policy, self.blocks = model, policy, policy.blocks
@@ -33,7 +33,7 @@ class Parts:
         self._settings: Mapping[str, Any] = {"use_cache": False} if _may_cache(model) else {}
 
     def _find_vocabulary(self) -> tuple[str, str]:
-        """Return the names of the table of tokens and of the head; "" for what the model does not have."""
+        """Return the names of the token table and the head; "" if the model has none."""
         model = self.model
         if not any("ids" in name for name in self.policy.inputs):
             return "", ""
@@ -48,14 +48,14 @@ class Parts:
 
     @property
     def is_tied(self) -> bool:
-        """Whether the head's weight is the table's."""
+        """Whether the head's weight is tied to the table's."""
         if not (self.table and self.head):
             return False
         table, head = (self.model.get_submodule(name).weight for name in (self.table, self.head))
         return table is head
 
     def hidden_size(self, index: int) -> int:
-        """Features of the residual stream of a list of blocks; of the last one, for the piece after it."""
+        """Return the features of the residual stream in list `index` of blocks; beyond the end, in the last list."""
         name = self.blocks[min(index, len(self.blocks) - 1)]
         if self.table:
             return int(self.model.get_submodule(self.table).weight.shape[1])
@@ -67,9 +67,9 @@ class Parts:
         return 0
 
     def part(self, own: Sequence[str], num_blocks: int = 1) -> nn.Module:
-        """Return a copy of the model with stand-ins for all but the modules `own`; `num_blocks`: in each list.
+        """Return a copy of the model with stand-ins for all modules except `own`.
 
-        Its `stand_ins` lists them.
+        `num_blocks`: block stand-ins per list. The copy's `stand_ins` lists its stand-ins.
         """
         model = copy.deepcopy(self.bare)
         for name in self.blocks:
@@ -84,7 +84,7 @@ class Parts:
                 made = LeafStandIn(module, name, self.made_up(name)) if self.table else ShapeStandIn(module, name)
                 model.set_submodule(name, made)
         for name, module in model.named_modules():
-            # Around blocks, or the head: it must be called, with zeros for what it adds by itself.
+            # A module around blocks or the head must be called, so its own parameters become zeros.
             for each, p in (
                 list(module.named_parameters(recurse=False)) if name not in own and self.is_around(name) else ()
             ):
@@ -104,11 +104,11 @@ class Parts:
         /,
         **given: Tensor | None,
     ) -> Any:
-        """Run a part; return what its forward gives.
+        """Run a part; return the output of its forward.
 
-        `x` is the residual [batch, sequence, H] of a decoder, of whose whole sequence (or chunk, beside a cache) there
-        are `length` tokens. Other models are run on their inputs: what is not `given` is zeros, on `device` where
-        nothing that is given has one.
+        `x` is a decoder's residual [batch, sequence, H]. Its whole sequence (or chunk, with a cache) has `length`
+        tokens. Other models run on their inputs: those that are not `given` are zeros, on `device`, or by default on
+        the device of the given ones.
         """
         device = device or next((value.device for value in (x, *given.values()) if value is not None), None)
         settings = self._settings
@@ -121,7 +121,7 @@ class Parts:
         return part(**given, **settings)
 
     def zeros(self, name: str, length: int) -> Tensor:
-        """Return an input [1, ...] that says nothing: ids, an image, or what is drawn for its patches."""
+        """Return an input [1, ...] of zeros: ids, an image, or the noise of its patches."""
         if name == "pixel_values":
             return torch.zeros(1, self.model.config.num_channels, *self._image)
         if name == "noise":
@@ -131,14 +131,14 @@ class Parts:
 
     @property
     def _image(self) -> tuple[int, int]:
-        """Height and width of an image; ResNet, which takes any, is tried on small ones."""
+        """Height and width of an image; ResNet takes any size, and is tried on small ones."""
         size = getattr(self.model.config, "image_size", 64)
         return tuple(size) if isinstance(size, list | tuple) else (size, size)
 
     def leaves(self, model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-        """Yield what stand-ins take the place of: modules without children, and those with weights of their own.
+        """Yield the modules that stand-ins replace: modules without children, or with weights of their own.
 
-        One with lists of blocks, or the head, within is not one: these must be called.
+        A module that contains lists of blocks or the head is not one of them, since it must be called.
         """
         for own, module in model.named_children():
             name = f"{prefix}{own}"
@@ -148,25 +148,25 @@ class Parts:
                 yield name, module
 
     def is_around(self, name: str) -> bool:
-        """Return whether lists of blocks, or the head, are within a module."""
+        """Return whether a module contains lists of blocks or the head."""
         return not name or any(each.startswith(f"{name}.") for each in (*self.blocks, self.head))
 
     def made_up(self, leaf: str) -> int | None:
-        """Return the features of what the stand-in of a table of tokens makes up; None: it makes nothing up."""
+        """Return the features that the stand-in of a token table makes up; None: `leaf` is no token table."""
         module = self.bare.get_submodule(leaf)
         is_table = leaf != self.head and _shares(module, self.bare.get_submodule(self.table))
         return self.hidden_size(0) if is_table else None
 
 
 def _shares(module: nn.Module, table: nn.Module) -> bool:
-    """Whether a module is a table itself, or has its weight."""
+    """Whether a module is the table itself, or shares its weight."""
     return any(p is table.weight for p in module.parameters(recurse=False))
 
 
 def _may_cache(model: Any) -> bool:
-    """Return whether a model's forward, or the one within that it hands its other arguments to, keeps keys and values.
+    """Return whether a model's forward, or the inner one that it passes arguments on to, can cache keys and values.
 
-    A cache that blocks were called with once would grow from step to step.
+    A cache in the recorded arguments of blocks would grow from step to step.
     """
     own, inner = (inspect.signature(type(each).forward).parameters for each in (model, model.base_model))
     hands_on = any(each.kind is each.VAR_KEYWORD for each in own.values())
@@ -174,7 +174,7 @@ def _may_cache(model: Any) -> bool:
 
 
 def _without(model: nn.Module, blocks: Sequence[str]) -> nn.Module:
-    """Return a copy of the model, its lists of blocks empty; the model itself is as before."""
+    """Return a copy of the model with empty lists of blocks; the model itself stays unchanged."""
     lists = {name: model.get_submodule(name) for name in blocks}
     for name in blocks:
         model.set_submodule(name, nn.ModuleList())

@@ -1,7 +1,8 @@
-"""What modules of transformers' do, found by trying them: norms, and factors of tables.
+"""Probe transformers modules by calling them: recognize norms, and the factors of tables.
 
-Never by class or name: dozens of files subclass nn.LayerNorm and nn.Embedding, or give their RMSNorm a gain of
-1 + weight. A module is called with random weights and input, in float64, and its output compared with what it may be.
+Classes and names are not reliable: dozens of files subclass nn.LayerNorm and nn.Embedding, or give their RMSNorm a gain
+of 1 + weight. So a module is called with random weights and input in float64, and its output is compared with each
+candidate's.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 _EPS = ("eps", "variance_epsilon", "epsilon")
-"""Names under which transformers' norms keep what they add to the variance."""
+"""Attributes in which transformers' norms store the epsilon that they add to the variance."""
 _USUAL_EPS = (1e-5, 1e-6, 1e-8, 1e-12, torch.finfo(torch.float32).eps)
 _CLOSE = 1e-5
-"""Norms compute in float32 inside, whatever they are given."""
+"""Tolerance: norms compute in float32 inside, for inputs of any dtype."""
 
 
 P = ParamSpec("P")
@@ -26,7 +27,7 @@ R = TypeVar("R")
 
 
 def on_cpu(function: Callable[P, R]) -> Callable[P, R]:
-    """Have what a function makes be on the CPU, also where a model is built on the meta device to be measured."""
+    """Have a function create tensors on the CPU, even while a model is built on the meta device."""
 
     @wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -40,18 +41,18 @@ class Norm(NamedTuple):
     """A norm over the last dim."""
 
     centred: bool
-    """LayerNorm; else RMSNorm."""
+    """True: LayerNorm; False: RMSNorm."""
     one_plus: bool
-    """Whether its gain is 1 + weight."""
+    """Whether the gain is 1 + weight."""
     eps: float
     bias: bool
     weight: bool = True
-    """Whether it has a gain: OLMo's norms have none."""
+    """Whether the norm has a gain; OLMo's norms have none."""
 
 
 @on_cpu
 def norm_of(module: nn.Module, hidden_size: int) -> Norm | None:
-    """Return which norm over `hidden_size` features a module is; None: none that is known."""
+    """Return the norm over `hidden_size` features that a module is; None: it is no known norm."""
     own = dict(module.named_parameters(recurse=False))
     shapes = {name: tuple(p.shape) for name, p in own.items()}
     legal = [dict.fromkeys(names, (hidden_size,)) for names in ((), ("weight",), ("weight", "bias"))]
@@ -64,7 +65,7 @@ def norm_of(module: nn.Module, hidden_size: int) -> Norm | None:
     if y is None or y.shape != x.shape or torch.equal(y, x):
         return None
     for eps in _epsilons(module):
-        tiny = x * eps**0.5  # of which the spread is no larger than eps
+        tiny = x * eps**0.5  # its variance is about as small as eps
         found = _fit(x, y, given, eps)
         of_tiny = _call(module, given, tiny) if found else None
         if of_tiny is not None and _fit(tiny, of_tiny, given, eps) == found:
@@ -73,13 +74,13 @@ def norm_of(module: nn.Module, hidden_size: int) -> Norm | None:
 
 
 def _epsilons(module: nn.Module) -> Sequence[float]:
-    """Return what a norm may add to the variance: what it keeps under a known name, else a usual constant."""
+    """Return candidates for a norm's epsilon: the value of a known attribute, or else the usual constants."""
     kept = [float(value) for name in _EPS if isinstance(value := getattr(module, name, None), float)]
     return kept[:1] or _USUAL_EPS
 
 
 def _fit(x: Tensor, y: Tensor, given: Mapping[str, Tensor], eps: float) -> Norm | None:
-    """Return the norm that makes `y` of `x` with these parameters."""
+    """Return the norm that maps `x` to `y` with these parameters; None: no known norm does."""
     length = x.shape[-1:]
     weight, bias = given.get("weight"), given.get("bias")
     for one_plus in (False, True) if weight is not None else (False,):
@@ -95,7 +96,7 @@ def _fit(x: Tensor, y: Tensor, given: Mapping[str, Tensor], eps: float) -> Norm 
 
 @on_cpu
 def factor_of(table: nn.Embedding) -> float | None:
-    """Return what a table's rows are multiplied with when they are looked up; None: it does something else."""
+    """Return the factor of a table's rows at lookup; None: the table does something else."""
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(8, table.embedding_dim, generator=generator, dtype=torch.float64)
     rows = torch.cat([rows, rows.new_zeros(max(0, (table.padding_idx or 0) + 1 - len(rows)), table.embedding_dim)])
@@ -109,9 +110,9 @@ def factor_of(table: nn.Embedding) -> float | None:
 
 @torch.no_grad()
 def _call(module: nn.Module, given: dict[str, Tensor], x: Tensor) -> Tensor | None:
-    """Call a module, whose own parameters may be on the meta device, with these; None: it fails, or gives no tensor."""
+    """Call a module with these parameters in place of its own; None: it fails, or returns no tensor."""
     try:
         y = torch.func.functional_call(module, given, (x,))
-    except (RuntimeError, TypeError, ValueError, AttributeError, IndexError):  # of code that is not a norm's
+    except (RuntimeError, TypeError, ValueError, AttributeError, IndexError):  # raised by code that is no norm or table
         return None
     return y.double() if isinstance(y, Tensor) else None

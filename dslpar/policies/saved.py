@@ -1,12 +1,12 @@
-"""What transformers' `save_pretrained` writes of a model that has no weights yet: names, order, files, configs.
+"""Files of transformers' `save_pretrained`, computed for a model without weights: names, order, files, configs.
 
     saved = Saved(model)                               # a PreTrainedModel on the meta device
     for name, view in saved.views.items(): ...         # a tensor of the files, and which part of which state it is
 
-transformers itself decides: its code for tied weights, and for models whose files hold other tensors than the modules
-do (experts one by one, where a module has them in one), runs here on tensors without data. What a file's tensor is made
-of follows from the view that it is left with. transformers needs the whole model in memory to save it; so, one tensor
-of it is enough, and with the same views a rank reads its own piece of such files.
+transformers' own code decides. Its code for tied weights runs here on tensors without data. So does its code for models
+whose files hold other tensors than the modules (single experts, if a module has them in one tensor). The resulting view
+shows the part of a state that a tensor of the files is. transformers needs the whole model in memory to save it. With
+views, one tensor in memory is enough, and a rank can read its own piece of such files.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from dslpar.models.pretrained import StoredPart
 
 
 class View(NamedTuple):
-    """A part of a state: of each of its dims a range; the dims may then be exchanged, and those of length 1 dropped."""
+    """A part of a state: a range of each dim. Dims may then be permuted, and dims of length 1 dropped."""
 
     state: str
-    """Its name in the model's state dict."""
+    """Name in the model's state dict."""
     starts: tuple[int, ...]
     lengths: tuple[int, ...]
     shape: tuple[int, ...]
-    """Of the tensor in the file."""
+    """Shape of the tensor in the file."""
     dims: tuple[int, ...]
-    """For each dim of the file's tensor the state's dim that it runs along."""
+    """State's dim for each dim of the file's tensor."""
 
     def of_part(self, part: Tensor) -> Tensor:
-        """Return the file's tensor of the part [lengths] that this view takes of the state."""
+        """Return the file's tensor from the state's part, of shape `lengths`."""
         strides = part.contiguous().stride()
         return part.contiguous().as_strided(self.shape, [strides[dim] for dim in self.dims])
 
 
 class Saved:
-    """What is saved of a model, which is on the meta device.
+    """Tensors that transformers saves for a model on the meta device.
 
     Raises:
-        DslparError: one of its tensors in a file is made of several, or is no part of one.
+        DslparError: a tensor of the files is not a part of exactly one weight.
     """
 
     def __init__(self, model: Any) -> None:
@@ -54,7 +54,7 @@ class Saved:
 
     @cached_property
     def states(self) -> Mapping[str, Tensor]:
-        """The model's states that are saved, by name: of tied ones the one that transformers keeps."""
+        """Saved states by name; of tied states, the one that transformers keeps."""
         from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
         states = dict(self.model.state_dict())
@@ -64,7 +64,7 @@ class Saved:
         return kept
 
     def aliases(self, state: str) -> list[str]:
-        """Return all names of a state: it is first, and those that are tied to it follow."""
+        """Return all names of a state: `state` itself, followed by the names tied to it."""
         owner = self.model.get_parameter_or_buffer(state)
         return [state, *(name for name, other in self._named if other is owner and name != state)]
 
@@ -75,7 +75,7 @@ class Saved:
 
     @cached_property
     def views(self) -> Mapping[str, View]:
-        """The tensors of the files, in transformers' order."""
+        """Views by name of the tensors in the files, in transformers' order."""
         from transformers.core_model_loading import revert_weight_conversion
 
         storages = {tensor.untyped_storage()._cdata: (name, tensor) for name, tensor in self.states.items()}
@@ -94,7 +94,7 @@ class Saved:
         return views
 
     def stored(self) -> Mapping[str, Sequence[StoredPart]]:
-        """Return of which tensors of the files each state is made, by all of its names."""
+        """Return the tensors of the files that make up each state, by all of the state's names."""
         found: dict[str, list[StoredPart]] = {}
         for name, view in self.views.items():
             order = tuple(view.dims.index(dim) if dim in view.dims else -1 for dim in range(len(view.starts)))
@@ -103,7 +103,7 @@ class Saved:
         return found
 
     def files(self, dtypes: Mapping[str, torch.dtype], max_bytes: int) -> tuple[Mapping[str, list[str]], Any]:
-        """Return names of tensors by file, and the index's values; None: there is one file, which needs none."""
+        """Return tensor names by file, and the values of the index; None: a single file needs no index."""
         from huggingface_hub import split_torch_state_dict_into_shards
 
         empty = {name: torch.empty(view.shape, dtype=dtypes[name], device="meta") for name, view in self.views.items()}
@@ -116,7 +116,7 @@ class Saved:
         return split.filename_to_tensors, {"metadata": metadata, "weight_map": split.tensor_to_filename}
 
     def write_configs(self, folder: Path, dtype: torch.dtype, pretrained: Path | None) -> None:
-        """Write config.json and, of a model that generates, generation_config.json: as the pretrained folder has it."""
+        """Write config.json; for a model that generates also generation_config.json (the pretrained folder's)."""
         model = self.model
         model.config.dtype = str(dtype).removeprefix("torch.")
         model.config.architectures = [type(model).__name__]
@@ -129,14 +129,14 @@ class Saved:
 
 
 class _Views(TorchFunctionMode):
-    """Have `contiguous()` copy nothing, so that what a conversion takes of a tensor stays a view of it."""
+    """Have `contiguous()` copy nothing, so that the results of a conversion stay views of its inputs."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return args[0] if func is Tensor.contiguous else func(*args, **(kwargs or {}))
 
 
 def _view(name: str, state: Tensor, saved: Tensor) -> View | None:
-    """Return which part of a state shares its storage with `saved`; None: no range of each dim is that."""
+    """Return the part of a state that `saved` is a view of; None: it is not one range per dim."""
     starts, offset = [], saved.storage_offset()
     for stride in state.stride():
         starts.append(offset // stride)
@@ -147,7 +147,7 @@ def _view(name: str, state: Tensor, saved: Tensor) -> View | None:
         fitting = [dim for dim in free if starts[dim] + length <= state.shape[dim]]
         if not fitting:
             return None
-        # Of dims of length 1 any will do; else the first that is long enough.
+        # Dims of length 1 are interchangeable; otherwise take the first dim that is long enough.
         dim = next((dim for dim in fitting if (state.shape[dim] > 1) == (length > 1)), fitting[0])
         dims.append(dim)
         lengths[dim] = length

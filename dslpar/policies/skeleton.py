@@ -1,11 +1,11 @@
-"""How a transformers model's forward runs: what stands before, between and after its lists of blocks.
+"""Skeleton of a transformers model's forward: the pieces of code before, between and after its lists of blocks.
 
-These pieces run the model's own forward, with stand-ins for all but themselves: the stand-in of a block gives what has
-left the list before, or records what would enter the list after, and what its blocks are called with besides their
-input. Which modules belong to which piece is found by running the whole on stand-ins once.
+Each piece runs the model's own forward, with stand-ins for all other modules. The stand-in of a block returns the
+output of the list before the piece. Or it records the input of the list after it, and the other arguments of its
+blocks. One run of the whole forward on stand-ins shows which modules belong to which piece.
 
-transformers has no training pipeline, and its `pp_plan` names modules alone; tracing (torch.distributed.pipelining)
-needs a graph without breaks. Neither knows what is done between modules.
+transformers has no training pipeline, and its `pp_plan` names only modules. Tracing (torch.distributed.pipelining)
+needs a graph without breaks. Neither covers the code between modules.
 """
 
 from __future__ import annotations
@@ -27,57 +27,57 @@ from dslpar.schema.policy import DECODER_INPUTS, Policy
 
 
 class Piece(NamedTuple):
-    """What stands before a list of blocks, or after the last one."""
+    """Code before a list of blocks, or after the last list."""
 
     place: str
     """front, between, or back."""
     leaves: Sequence[str]
-    """Modules of its own, in the order in which they run; without tables of tokens, the head and rotary ones."""
+    """Modules of the piece, in running order; without token tables, the head and rotary modules."""
     lookups: Sequence[tuple[str, str]] = ()
-    """Tables of tokens that are looked up there, each with the input that it is given."""
+    """(token table, its input) for each lookup in the piece."""
     around: Sequence[str] = ()
-    """Modules around lists of blocks whose own parameters are used there: ViTMAE's decoder, with its mask token."""
+    """Modules around lists of blocks whose own parameters the piece uses: ViTMAE's decoder, with its mask token."""
 
 
 class Outline(NamedTuple):
-    """How a forward runs."""
+    """Structure of a forward."""
 
     pieces: Sequence[Piece]
-    """One before each list of blocks, and one after the last."""
+    """One piece before each list of blocks, and one after the last list."""
     carried: Sequence[Sequence[str]]
-    """Of each list: arguments of its blocks, besides their input, that are activations."""
+    """Per list: arguments of its blocks, besides their input, that are activations."""
     masks: Sequence[Mapping[str, str]]
-    """Of each list: arguments of its blocks that are masks -> the input that says which tokens are padding."""
+    """Per list: arguments of its blocks that are masks -> the input that marks padding."""
     uncalled: Sequence[str]
-    """What a forward never calls, and holds weights."""
+    """Modules with weights that the forward never calls."""
     outputs: Sequence[str]
-    """Names of the logits that the model gives besides its head's."""
+    """Names of the model's outputs besides the head's logits."""
     head_output: str
     """Name of the head's logits."""
     along: Sequence[str]
-    """What the first piece gives besides the residual, by the policy's names; it goes along to the end."""
+    """Values that the first piece returns besides the residual, by the policy's names; they travel to the end."""
 
 
 class _Trial(NamedTuple):
-    """What a run of the whole forward on stand-ins showed."""
+    """Records of a run of the whole forward on stand-ins."""
 
     model: Any
     order: Sequence[str | int]
-    """What was called, in order: names of stand-ins, and the number of a list of blocks for its first block."""
+    """Calls in order: names of stand-ins, and for a list's first block the list's number."""
     stand_ins: Sequence[LeafStandIn]
     firsts: Sequence[Any]
-    """The first block of each list."""
+    """First block of each list."""
     inputs: Mapping[str, Tensor]
     output: Mapping[str, Any]
 
     @property
     def entered(self) -> list[int]:
-        """Where in the order each list of blocks begins."""
+        """Positions in `order` at which the lists of blocks begin."""
         return [self.order.index(number) for number in range(len(self.firsts))]
 
 
 class Skeleton(Parts):
-    """A model's parts, and how its forward runs."""
+    """A model's parts, and the outline of its forward."""
 
     def __init__(self, model: Any, policy: Policy) -> None:
         super().__init__(model, policy)
@@ -105,11 +105,11 @@ class Skeleton(Parts):
 
     @property
     def is_decoder(self) -> bool:
-        """Whether a micro-batch brings a decoder's inputs."""
+        """Whether the model's inputs are those of a decoder."""
         return self.policy.inputs == DECODER_INPUTS
 
     def _trial(self) -> _Trial:
-        """Run the whole forward once, on stand-ins and on masks and ids that can be told apart."""
+        """Run the whole forward once on stand-ins, with distinguishable masks and inputs."""
         model: Any = self.part(())
         order: list[str | int] = []
         stand_ins = [module for module in model.modules() if isinstance(module, LeafStandIn)]
@@ -129,7 +129,7 @@ class Skeleton(Parts):
         return _Trial(model, order, stand_ins, firsts, inputs, output)
 
     def _check_order(self, trial: _Trial) -> None:
-        """Raise DslparError where lists of blocks do not run once each, in the policy's order."""
+        """Raise DslparError unless each list of blocks runs once, in the policy's order."""
         lists = range(len(self.blocks))
         if any(trial.order.count(number) != 1 for number in lists):
             message = f"{type(self.model).__name__}: its forward does not call each of its blocks once"
@@ -152,15 +152,15 @@ class Skeleton(Parts):
         return pieces
 
     def _logits(self, trial: _Trial) -> tuple[str, list[str]]:
-        """Return the name of the head's logits, and the names of others."""
+        """Return the name of the head's logits, and the names of other logits."""
         names = [name for name in trial.output if "logits" in name]
         head = trial.model.get_submodule(self.head).input if self.head else None
-        # What a decoder does to its logits makes others of them.
+        # A decoder's code may change its logits: then no output is the head's own tensor.
         of_head = next((name for name in names if trial.output[name] is head), "logits") if self.head else ""
         return of_head, [name for name in names if name != of_head]
 
     def _around(self, model: nn.Module, end: Any) -> list[str]:
-        """Return the modules around lists of blocks of whose own parameters the end of a piece is made."""
+        """Return the modules around lists of blocks whose own parameters the piece's result `end` depends on."""
         shared = set(self.bare.get_submodule(self.head).parameters()) if self.head else set()
         owners: dict[Tensor, str] = {}
         for name, module in self.bare.named_modules():
@@ -176,7 +176,7 @@ class Skeleton(Parts):
         return list(dict.fromkeys(used))
 
     def _check_leaves(self, model: nn.Module, pieces: Sequence[Piece]) -> None:
-        """Raise DslparError where a module with weights belongs to two pieces, or a buffer is left without values."""
+        """Raise DslparError if a module with weights belongs to two pieces, or a buffer has no values."""
         problems = [
             f"{name} is a buffer, and its value is made where the model is constructed"
             for name, buffer in model.named_buffers()
@@ -197,7 +197,7 @@ class Skeleton(Parts):
         return [name for name in self.policy.inputs if "mask" in name]
 
     def _lookups(self, trial: _Trial) -> list[tuple[str, str, int]]:
-        """Return (leaf, input, piece) of each table of tokens that the forward looks up, in order."""
+        """Return (leaf, input, piece) of each token table that the forward looks up, in order."""
         if not self.table:
             return []
         found = []
@@ -224,11 +224,11 @@ class Skeleton(Parts):
 
 
 LENGTH = 8
-"""Tokens of a sequence on which a forward is tried: more than there are masks."""
+"""Tokens of the sequence in a trial run: more than there are masks."""
 
 
 def _marked_mask(number: int) -> Tensor:
-    """Return a padding mask that no other input has."""
+    """Return a padding mask that differs from every other input's."""
     mask = torch.ones(1, LENGTH, dtype=torch.bool)
     mask[0, number] = False
     return mask
@@ -239,7 +239,7 @@ def _carried(call: Mapping[str, Any]) -> list[str]:
 
 
 def _masks(call: Mapping[str, Any], inputs: Sequence[str], is_decoder: bool) -> dict[str, str]:
-    """Return which arguments are masks, each with the input that marks its padding."""
+    """Return the arguments that are masks, each with the input that marks its padding."""
     found = {}
     for name, value in call.items():
         if isinstance(value, Recipe) and is_decoder:

@@ -1,4 +1,4 @@
-"""Modules that stand where a part of a transformers model was taken out, while its own forward runs around them."""
+"""Stand-ins for modules that were taken out of a transformers model, whose own forward runs around them."""
 
 from __future__ import annotations
 
@@ -13,42 +13,42 @@ from torch import Tensor, nn
 
 
 class StandIn(nn.Module):
-    """A module with nothing of torch's in it: what it has recorded, or is to give, changes in every forward."""
+    """A module without torch's attribute handling: its recorded and planned values change in every forward."""
 
-    # torch would look each attribute up among parameters, buffers, and modules.
+    # torch's `__setattr__` would look each attribute up among parameters, buffers, and modules.
     __setattr__ = object.__setattr__  # type: ignore[assignment]
 
 
-class ForwardEnded(Exception):  # noqa: N818  # nothing went wrong
-    """What ends a forward where nothing that comes after is wanted."""
+class ForwardEnded(Exception):  # noqa: N818  # not an error
+    """Raised to end a forward whose remaining results are not needed."""
 
 
 class BlockStandIn(StandIn):
-    """In place of a block: records its call, and gives `output`, or its input where that is None.
+    """Stand-in for a block: records the block's call, and returns `output`, or the input if `output` is None.
 
-    What it has recorded, or is to give, is taken away by whoever ran the forward: else a graph would live on.
+    Whoever ran the forward must call `clear`, because recorded values would keep a graph alive.
     """
 
     def __init__(self, block: nn.Module, returned: int = 0, *, changes_shape: bool = False) -> None:
         super().__init__()
-        for name, value in vars(block).items():  # loops read such as `layer.attention_type`
+        for name, value in vars(block).items():  # loops read attributes such as `layer.attention_type`
             if not name.startswith("_") and isinstance(value, (str, int, float, bool)):
                 setattr(self, name, value)
         self.arguments = tuple(inspect.signature(type(block).forward).parameters)[1:]
         self.shapes = Shapes(copy.deepcopy(block)) if changes_shape else None
         self.returned = returned
-        """How many values a block returns after the residual."""
+        """Number of values that a block returns after the residual."""
         self.input: Tensor | None = None
         self.call: Mapping[str, Any] = {}
         self.output: Tensor | None = None
         self.gave: Tensor | None = None
         self.begins_graph = False
-        """Whether what it gives has a graph of its own: what comes after depends on nothing before."""
+        """Whether its output begins a new graph, so that later values do not depend on earlier ones."""
         self.ends_forward = False
-        """Whether nothing after it is wanted: then it raises ForwardEnded."""
+        """Whether it raises ForwardEnded, since nothing after it is needed."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the output; in a tuple, if blocks return more than it."""
+        """Return the output, in a tuple if blocks return further values."""
         call = dict(zip(self.arguments, args, strict=False)) | kwargs
         self.input = call.pop(self.arguments[0])
         self.call = call
@@ -63,31 +63,31 @@ class BlockStandIn(StandIn):
         return (y, *[None] * self.returned) if self.returned else y
 
     def clear(self) -> None:
-        """Forget what was recorded, and what was to be given."""
+        """Forget the recorded call and the output."""
         self.input, self.call, self.output, self.gave = None, {}, None, None
 
 
 class LeafStandIn(StandIn):
-    """In place of a module that holds weights, or buffers: passes its input on; of ids, a zero that adds nothing.
+    """Stand-in for a module without children or with own weights: returns its input, or for a table a zero to add.
 
-    `made_up`: it is a table of tokens, or the whole front of a model, whose output has so many features.
+    `made_up`: features of the output, for a token table or the whole front of a model.
     """
 
     def __init__(self, module: nn.Module, name: str, made_up: int | None = None) -> None:
         super().__init__()
         self.name = name
         self.calls: list[Any] | None = None
-        """Where its name is noted when it is called."""
+        """List to which it appends its name when it is called."""
         self.gives_nothing = isinstance(module, nn.Embedding)
         self.made_up = made_up
         self.is_rotary = is_rotary(module)
         self.keeps_input = False
         self.input: Tensor | None = None
         self.output: Tensor | None = None
-        self.original = (module,)  # in a tuple: its weights are not this model's
+        self.original = (module,)  # in a tuple, so that its weights are not registered here
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor | None:
-        """Return `output` where one is set."""
+        """Return `output` if it is set, or else a made-up value."""
         if self.calls is not None:
             self.calls.append(self.name)
         x: Tensor = args[0] if args else next(iter(kwargs.values()))
@@ -102,7 +102,7 @@ class LeafStandIn(StandIn):
         return torch.zeros(1, 1, 1, device=x.device) if self.gives_nothing else x
 
     def __getattr__(self, name: str) -> Any:
-        """Return what else the model's code reads from the module, such as a weight's dtype."""
+        """Return other attributes that the model's code reads from the original module."""
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -112,24 +112,24 @@ class LeafStandIn(StandIn):
             return getattr(original[0], name)
 
     def clear(self) -> None:
-        """Forget what was recorded, and what was to be given."""
+        """Forget the recorded input and the output."""
         self.input, self.output = None, None
 
 
 class ShapeStandIn(LeafStandIn):
-    """In place of a module of a model without a table of tokens: zeros of the shapes that the module would give.
+    """Stand-in in a model without a token table: returns zeros of the shapes that the module would return.
 
-    Images become grids, patches and channels: no shape passes through.
+    Images become grids, patches and channels, so the input's shape is not the output's.
     """
 
     def __init__(self, module: nn.Module, name: str) -> None:
         super().__init__(module, name)
         self.shapes = Shapes(module)
         self.returned: Mapping[int, Tensor] = {}
-        """What it is to return, by the place in its tuple."""
+        """Values to return, by position in the returned tuple."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return zeros, in tuples as the module returns them; `returned` in their places."""
+        """Return zeros, in tuples as the module returns them, with `returned` in their positions."""
         if self.calls is not None:
             self.calls.append(self.name)
         given = [*args, *kwargs.values()]
@@ -138,20 +138,20 @@ class ShapeStandIn(LeafStandIn):
         return tuple(self.returned.get(place, each) for place, each in enumerate(y)) if self.returned else y
 
     def clear(self) -> None:
-        """Forget what was recorded, and what was to be given."""
+        """Forget the recorded input and all values to return."""
         super().clear()
         self.returned = {}
 
 
 class Shapes:
-    """The shapes that a module gives, found by calling it, on the meta device, once for those that it is given."""
+    """Output shapes of a module, found by calling it on the meta device, once per set of input shapes."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module.eval()  # in training, dropout would draw from the run's generator
         self.known: dict[Any, Any] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return zeros, in tuples as the module returns them, of the dtype of what it is given."""
+        """Return zeros, in tuples as the module returns them; floats have the dtype of the first float argument."""
         given = [*args, *kwargs.values()]
         key = tuple(tuple(each.shape) if isinstance(each, Tensor) else each for each in given)
         if key not in self.known:
@@ -164,7 +164,7 @@ class Shapes:
 
 
 def _mapped(change: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """Return the value with its tensors changed, in tuples and dicts."""
+    """Return the value with `change` applied to its tensors, in nested tuples and dicts."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, tuple):

@@ -1,4 +1,4 @@
-"""Tables and heads in place of transformers' own: of tokens, of positions, of what each head adds, and of logits."""
+"""Sharded replacements of transformers' tables and heads: tokens, positions, biases per head, and logits."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from dslpar.policies.modules import call_with
 
 
 class Table(Embedding):
-    """A table of tokens, whose rows may be scaled when they are looked up (Gemma's), and its use as a tied head."""
+    """A token table, with rows scaled by `factor` at lookup (Gemma), which can also be the tied head."""
 
     def __init__(self, groups: Groups, table: nn.Embedding, factor: float, sources: Sources) -> None:
         super().__init__(groups, table.num_embeddings, table.embedding_dim, padding_idx=table.padding_idx)
         self.factor, self.sources = factor, sources
 
     def forward(self, x: Tensor) -> Tensor:
-        """Look up ids [batch, sequence], or multiply the stored residual, as head."""
+        """Look up ids [batch, sequence], or as head compute logits from the stored residual."""
         y = super().forward(x)
         return y if x.is_floating_point() or self.factor == 1 else y * self.factor
 
@@ -36,7 +36,7 @@ class OutputHead(Head):
 
 
 class LogitBias(Layer):
-    """A bias (V,) of logits, whose head is the table of tokens and so has none of its own."""
+    """A bias (V,) of logits, for a head that is the token table, which has no bias."""
 
     def __init__(self, groups: Groups, vocab_size: int, sources: Sources) -> None:
         super().__init__(groups)
@@ -44,17 +44,17 @@ class LogitBias(Layer):
         self.sources = sources
 
     def forward(self, x: Tensor) -> Tensor:
-        """Stored logits to the same."""
+        """Add the bias to stored logits; the shape stays."""
         bias = self.stand_in(self.bias, self.share())
         assert bias is not None
         return x + bias
 
 
 class HeadTable(Layer):
-    """A module with a table (rows, heads) of what each head adds to its scores: its code runs on this rank's heads.
+    """A module with a table (rows, heads) of biases that heads add to their scores; it runs on this rank's heads.
 
-    T5's is looked up by ids; Swin's has the index of its windows itself. SwinV2's is the linear (heads, features) that
-    ends an MLP of positions.
+    T5's table is looked up by ids. Swin's module has the index of its windows itself. SwinV2's table is the last linear
+    (heads, features) of an MLP over positions.
     """
 
     def __init__(self, groups: Groups, module: nn.Module, sources: Sources) -> None:
@@ -69,7 +69,7 @@ class HeadTable(Layer):
         self.module = module
 
     def forward(self, *args: Any) -> Tensor:
-        """What the module makes of its arguments, [..., heads/y] where it gives [..., heads]."""
+        """Call the module on its arguments; return [..., heads/y] instead of [..., heads]."""
         table = self.stand_in(self.get_parameter(self.own), self.share())
         assert table is not None
         y: Tensor = call_with(self.module, {self.own: table}, *args)
@@ -77,16 +77,16 @@ class HeadTable(Layer):
 
 
 class Rows(Layer):
-    """A small table whose rows are added to the residual: positions, token types. transformers' own code looks up."""
+    """A small table whose rows are added to the residual: positions, token types. transformers' code looks rows up."""
 
     def __init__(self, groups: Groups, table: nn.Embedding, sources: Sources) -> None:
         super().__init__(groups)
         self.weight = parameter(placement.position_table(groups.tensor, *table.weight.shape), ZEROS)
-        self.table = [table]  # in a list: its weight is not this model's
+        self.table = [table]  # in a list, so that its weight is not registered here
         self.sources = sources
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Ids [batch or 1, sequence], whole on every rank, to rows as the residual is stored."""
+        """Look up ids [batch or 1, sequence], full on every rank; return rows cut like the stored residual."""
         weight = self.stand_in(self.weight, self.share())
         assert weight is not None
         rows: Tensor = call_with(self.table[0], {"weight": weight}, *args, **kwargs)

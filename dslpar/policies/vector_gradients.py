@@ -1,9 +1,8 @@
-"""Gradients of a part's vectors (biases, gains, tables of positions), summed over tensor ranks in one all-reduce where
-each backward sums them.
+"""Sum the gradients of a part's vectors (biases, gains, position tables) over tensor ranks in one all-reduce.
 
-Blocks of dslpar's hand stand-ins for their vectors to the layers within them. transformers' code knows of none: so the
-layers of a part ask for them, the first one in a forward makes those of all, and they are let go when it ends. That
-many small reductions are one is DDP's idea of buckets (arXiv 2006.15704).
+dslpar's own blocks pass stand-ins for their vectors to the layers within them. transformers' code has no such
+stand-ins, so the layers of a part request them. The first request in a forward makes the stand-ins of the whole part,
+and they are dropped when the forward ends. Many small reductions become one, as with DDP's buckets (arXiv 2006.15704).
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from dslpar.layers.parameter import Layer, Shared, Vectors
 
 
 class VectorsInForward(Vectors):
-    """The vectors of a part, whose stand-ins are the same while its forward runs."""
+    """Vectors of a part, with the same stand-ins throughout a forward."""
 
     def __init__(self, part: nn.Module, groups: Groups) -> None:
         super().__init__(part, groups)
@@ -28,18 +27,18 @@ class VectorsInForward(Vectors):
         return self._shared
 
     def clear(self, *_: object) -> None:
-        """Let the stand-ins go, and the graph with them."""
+        """Drop the stand-ins, and the graph with them."""
         self._shared = None
 
 
 def coalesce_vector_gradients(part: nn.Module, groups: Groups) -> None:
     """Have the layers of a part share the stand-ins for their vectors in each forward."""
     if groups.axis("tensor").size == 1:
-        return  # every gradient is whole
+        return  # every gradient is complete
     vectors = VectorsInForward(part, groups)
     part.vectors = vectors  # type: ignore[assignment]
     for layer in part.modules():
         if isinstance(layer, Layer):
             layer.vectors = vectors
-    part.register_forward_pre_hook(vectors.clear)  # also after one that has failed
+    part.register_forward_pre_hook(vectors.clear)  # clears after a failed forward too
     part.register_forward_hook(vectors.clear)

@@ -1,4 +1,4 @@
-"""Weights of transformers' own, by their names, into the pieces that this rank holds."""
+"""Load transformers' weights by name into this rank's pieces, and locate them in full parameters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dslpar.models.pretrained import Source, Sources, merged
 
 
 def parameters_with_sources(module: nn.Module) -> Iterator[tuple[str, nn.Parameter, tuple[Source, ...]]]:
-    """Yield (global name, parameter, the tensors of transformers' that it is) of all that policies have put there."""
+    """Yield (global name, parameter, its transformers tensors) of all parameters that policies have made."""
     for name, owner in module.named_modules():
         sources: Sources = getattr(owner, "sources", {})
         for own, of in sources.items():
@@ -25,7 +25,7 @@ def parameters_with_sources(module: nn.Module) -> Iterator[tuple[str, nn.Paramet
 
 @torch.no_grad()
 def load(module: nn.Module, read: Callable[[str], Tensor], groups: Groups) -> None:
-    """Fill a module's parameters; `read` gives a full tensor of the model by transformers' name."""
+    """Fill a module's parameters; `read` returns a full tensor by transformers' name."""
     for _, p, sources in parameters_with_sources(module):
         placement = placement_of(p)
         assert placement is not None
@@ -33,19 +33,19 @@ def load(module: nn.Module, read: Callable[[str], Tensor], groups: Groups) -> No
 
 
 class Part(NamedTuple):
-    """Where a tensor of transformers' is in a full parameter."""
+    """Place of a transformers tensor in a full parameter."""
 
     parameter: str
-    """Its global name."""
+    """Global name of the parameter."""
     shape: tuple[int, ...]
-    """The parameter's, full."""
+    """Full shape of the parameter."""
     row: int = 0
-    """The first of its rows that are this tensor's."""
+    """First row of the tensor in the parameter."""
     transposed: bool = False
     """Whether the tensor is [in, out], and the parameter [out, in]."""
 
     def read(self, full: Callable[[str], Tensor], shape: Sequence[int]) -> Tensor:
-        """Take the tensor, which has this shape, out of the parameter, which `full` gives by its name."""
+        """Return the tensor of shape `shape` from the parameter; `full` returns a parameter by name."""
         rows = full(self.parameter)
         if shape:
             rows = rows[self.row : self.row + (shape[-1] if self.transposed else shape[0])]
@@ -53,9 +53,9 @@ class Part(NamedTuple):
 
 
 def parts(named: Iterable[tuple[str, tuple[Source, ...]]], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Part]:
-    """Return where each tensor is, by transformers' names: what `merged` has put together.
+    """Return the place of each transformers tensor by name; the inverse of `merged`.
 
-    `named` are parameters by global name, with their sources; `shapes` those of transformers' tensors.
+    `named`: (global name, sources) of parameters; `shapes`: shapes of transformers' tensors by name.
     """
     found: dict[str, Part] = {}
     for name, sources in named:

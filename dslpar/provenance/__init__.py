@@ -1,5 +1,5 @@
-"""Where values come from: the reference of all keys, each value of a config with its reason, how two configs differ.
+"""Provenance of values: the reference of all keys, each value of a config with its reason, differences of two configs.
 
-In: a checked config, with a world size or without. Out: records and text for `dslpar config`, `dslpar diff` and
-docs/config.md.
+The input is a checked config, with or without a world size. The output is records and text for `dslpar config`,
+`dslpar diff` and docs/config.md.
 """

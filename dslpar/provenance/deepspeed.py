@@ -1,8 +1,8 @@
-"""Each value of DeepSpeed's dict: the key of dslpar's that it came from, dslpar's own choice, or DeepSpeed's default.
+"""Origin of each value in DeepSpeed's config: a dslpar key, dslpar's own choice, or DeepSpeed's default.
 
-The dict itself is made by `dslpar.layout.deepspeed_config`, which has the reasons of its own choices; which key of
-dslpar's decides which of DeepSpeed's is declared with the keys (`dslpar.schema.keys`). A key that is not in the dict
-has DeepSpeed's own default, of the list that is generated from DeepSpeed.
+`dslpar.layout.deepspeed_config` makes the dict, and has the reasons for dslpar's own choices. `dslpar.schema.keys`
+declares which dslpar key sets which DeepSpeed key. A key that is not in the dict has DeepSpeed's own default, from a
+list that is generated from DeepSpeed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _OFF = "None: clipping is off, which DeepSpeed must be told (its default is 1.0)
 
 
 def deepspeed_values(subject: Subject, values: Mapping[str, Value]) -> dict[str, Value]:
-    """Return the values of DeepSpeed's dict by key; `values` are those of the config.
+    """Return the values of DeepSpeed's dict by key; `values` are the config's values.
 
     Raises:
         UnknownValueError: lint finds an error, so there is no dict.
@@ -44,7 +44,7 @@ def flat(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]
 def _value(subject: Subject, values: Mapping[str, Value], path: str, value: Any) -> Value:
     key = f"{PREFIX}{path}"
     if key in values:
-        return values[key]  # raw
+        return values[key]  # from the raw `deepspeed` section
     sources, why = origin_of(path, values)
     if not sources:
         return Value(key, value, "default", why, help=_describe(path))
@@ -56,10 +56,10 @@ def _value(subject: Subject, values: Mapping[str, Value], path: str, value: Any)
 
 
 def origin_of(path: str, values: Mapping[str, Value]) -> tuple[tuple[str, ...], str]:
-    """Return the keys that a key of the dict comes from, and why where dslpar chooses the value.
+    """Return the keys that a DeepSpeed key follows from, and the reason if dslpar chooses the value.
 
     Raises:
-        KeyError: dslpar never sets it.
+        KeyError: dslpar never sets the key.
     """
     ours, above = deepspeed_keys(), path
     while above not in ours and "." in above:
@@ -71,7 +71,7 @@ def origin_of(path: str, values: Mapping[str, Value]) -> tuple[tuple[str, ...], 
     return tuple(source for source in choice.sources if source in values), choice.why
 
 
-# What dslpar does not set -----------------------------------------------------------------------------------------
+# Keys that dslpar does not set ------------------------------------------------------------------------------------
 
 
 def default_of(path: str) -> Value | None:
@@ -84,12 +84,12 @@ def default_of(path: str) -> Value | None:
 
 
 def all_keys() -> list[str]:
-    """List every key of DeepSpeed's, dotted."""
+    """List every DeepSpeed key as a dotted path."""
     return [f"{section}.{name}" if section else name for section, names in KEYS.items() for name in names]
 
 
 def _describe(path: str) -> str:
-    """Describe DeepSpeed's type and default of a key."""
+    """Describe the type and default of a DeepSpeed key."""
     row = known(path)
     if row is None or row[0] == "section":
         return ""
@@ -97,7 +97,7 @@ def _describe(path: str) -> str:
 
 
 def dict_or_unknown(subject: Subject, values: Mapping[str, Value]) -> dict[str, Value]:
-    """Return `deepspeed_values`, or nothing where there is no dict."""
+    """Return `deepspeed_values`, or an empty dict if lint finds an error."""
     try:
         return deepspeed_values(subject, values)
     except UnknownValueError:

@@ -1,8 +1,8 @@
-"""Compare two configs when all is decided: what was written differently, and what follows from it.
+"""Compare two resolved configs: differences in what was written, and in what follows from it.
 
-Two forms of the same job (LiBai's and `parallel`, a shorthand and a dict, a name and a number) do not differ: values
-are compared, not texts. What only says how a value is to be found (the method of a cut whose stages are the same) is
-form too, and so is what follows from a file's name alone.
+Two forms of the same job (LiBai's keys and `parallel`, a shorthand and a dict, a name and a number) do not differ,
+since values are compared, not texts. A key that only determines how a value is found is form too (for example the
+partition method, if the stages are the same). So is a value that follows from the config's file name alone.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ Values = Mapping[str, Value]
 
 
 class Difference(NamedTuple):
-    """One key on both sides; None where a side does not have it."""
+    """One key on both sides; None for a side without it."""
 
     key: str
     group: Group
-    """`form`: what runs is the same."""
+    """`form` if both sides run the same."""
     left: Value | None
     right: Value | None
 
 
 def compare(left: Subject, right: Subject) -> list[Difference]:
-    """Return all differences: those of the configs in the spec's order, then those of DeepSpeed's dict."""
+    """Return all differences of the configs and DeepSpeed's dicts, sorted by section, then by position."""
     sides = values_of(left), values_of(right)
     with_theirs = [{**sides[0], **dict_or_unknown(left, sides[0])}, {**sides[1], **dict_or_unknown(right, sides[1])}]
     found = []
@@ -46,18 +46,18 @@ def compare(left: Subject, right: Subject) -> list[Difference]:
 
 
 def not_compared(left: Subject, right: Subject) -> list[str]:
-    """Return the keys that are known on neither side."""
+    """Return the keys whose values are unknown on both sides."""
     sides = [{key for key, value in values_of(subject).items() if value.how == "unknown"} for subject in (left, right)]
     return sorted(sides[0] & sides[1])
 
 
 def of_what_runs(found: list[Difference]) -> list[Difference]:
-    """Return those that are more than form."""
+    """Return the differences that are more than form."""
     return [each for each in found if each.group != "form"]
 
 
 def _keys(left: Values, right: Values) -> list[str]:
-    """Return the keys of both sides, in an order that does not depend on the sides; `parallel` repeats LiBai's form."""
+    """Return the keys of both sides, in an order that is symmetric in them; `parallel` stands for `train.dist`."""
     places = [{key: index for index, key in enumerate(values)} for values in (left, right)]
     last = len(left) + len(right)
     first = {key: min(place.get(key, last) for place in places) for key in {**left, **right}}
@@ -70,10 +70,10 @@ Side = tuple[Subject, Value | None]
 
 
 def _group(key: str, one: Side, other: Side, sides: tuple[Values, Values]) -> Group | None:
-    """Return how the two sides differ; None where they do not."""
+    """Return how the two sides differ; None if they do not."""
     spelt = [value.source_key if value is not None else "" for _, value in (one, other)]
     a, b = _plain(*one), _plain(*other)
-    # True == 1 in Python, and not in a config.
+    # True == 1 in Python, but not in a config.
     if a == b and isinstance(a, bool) == isinstance(b, bool):
         return "form" if spelt[0] != spelt[1] else None
     if _is_form(key, any(spelt), *sides):
@@ -82,7 +82,7 @@ def _group(key: str, one: Side, other: Side, sides: tuple[Values, Values]) -> Gr
 
 
 def _plain(subject: Subject, value: Value | None) -> object:
-    """Return what is compared: lists and tuples are equal, files are absolute."""
+    """Normalize a value for comparison: tuples become lists, and file paths become absolute."""
     if value is None or value.value is None:
         return None
     if value.key == "data.files":
@@ -96,26 +96,26 @@ def _listed(value: object) -> object:
     return {key: _listed(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
-# What is only form ------------------------------------------------------------------------------------------------
+# Differences of form ----------------------------------------------------------------------------------------------
 
 _EFFECT: Mapping[str, str] = {
     "parallel.pipeline.method": "parallel.pipeline.stage_ids",
     "parallel.tensor.sequence": "parallel.tensor.residual",
     "schedule.num_microbatches": "batch.accumulation",
 }
-"""Keys that only serve to find another's value, and that other."""
+"""Keys that only determine another key's value, by the key that they determine."""
 _OF_NO_SCHEDULE: Mapping[str, object] = {"schedule.type": "1f1b", "schedule.num_model_chunks": 1}
-"""What runs where the section `schedule` is left out."""
+"""Values that apply if the section `schedule` is left out."""
 
 
 def _is_form(key: str, spelt: bool, left: Values, right: Values) -> bool:
-    """Whether what runs is the same in spite of the difference."""
+    """Return whether both sides run the same in spite of the difference."""
     if key in _EFFECT:
         one, other = left.get(_EFFECT[key]), right.get(_EFFECT[key])
         return one is not None and other is not None and one.value is not None and one.value == other.value
     if key.startswith("parallel.tensor."):
         return all(values["parallel.tensor.size"].value == 1 for values in (left, right))
-    if key.startswith("monitor."):  # of a monitor that writes on neither side
+    if key.startswith("monitor."):  # no effect if the monitor is off on both sides
         enabled = [values.get(".".join([*key.split(".")[:2], "enabled"])) for values in (left, right)]
         if not any(switch is not None and switch.value for switch in enabled):
             return True
@@ -128,7 +128,7 @@ def _is_form(key: str, spelt: bool, left: Values, right: Values) -> bool:
 
 
 def _without_echo(found: list[Difference]) -> Iterator[Difference]:
-    """Keep of DeepSpeed's dict only what is written, or follows from a difference in what runs."""
+    """Drop keys of DeepSpeed's dict, unless they are written or follow from a difference that is more than form."""
     differ = {each.key for each in found if each.group != "form"}
     for each in found:
         values = [side for side in (each.left, each.right) if side is not None]

@@ -1,8 +1,8 @@
-"""What follows from what: for each key that nobody wrote, the decision about it, with its reason.
+"""Decisions about the keys that a config leaves out, with their reasons.
 
-The rules and the reasons are those of `dslpar.layout.resolve` and of the model's family; here stands which of them
-decides a key, and what is known of a config. A key without a function, or whose function has nothing to say, has its
-default.
+The rules and reasons are in `dslpar.layout.resolve` and in the model's family. This module maps each key to its rule,
+and reports values that are not known for a config. A key has its default if it has no function here, or its function
+returns None.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ def _ulysses_size(subject: Subject) -> Decision | None:
     return modes.ulysses_size_of(spec.parallel.context, cuboid, resolve.heads_of(spec.model))
 
 
-# The cut over stages ----------------------------------------------------------------------------------------------
+# Partition into stages --------------------------------------------------------------------------------------------
 
 
 def _stages(subject: Subject) -> resolve.Stages:
-    """Return the cut. Raises UnknownValueError where a mistake or an unbuilt model stands before it."""
+    """Return the partition. Raises UnknownValueError if an error or an unbuilt model prevents it."""
     parts = ("model", "parallel", "train.dist", "data.seq_len")
     if any(finding.key.startswith(parts) for finding in subject.findings if finding.severity == "error"):
         raise UnknownValueError("stages")
@@ -86,7 +86,7 @@ def _method(subject: Subject) -> Decision | None:
 
 
 def _layers_key(model: sections.Model | sections.OtherModel) -> str:
-    """Return the key that says how many layers there are."""
+    """Return the key that sets the number of layers."""
     if isinstance(model, sections.Model):
         return "model.num_layers"
     config = model.transformers
@@ -94,7 +94,7 @@ def _layers_key(model: sections.Model | sections.OtherModel) -> str:
 
 
 def _cut(name: str, recomputed: str = "") -> Decide:
-    """Decide one of the forms of the cut; `recomputed`: what it is in LiBai's form, where it is written in any case."""
+    """Make the decision of one form of the partition; `recomputed` is the reason for a key of LiBai's form."""
 
     def decide(subject: Subject) -> Decision | None:
         if subject.cx.stages == 1:
@@ -128,7 +128,7 @@ def _of_batch(decide: Callable[[sections.Batch, batch.KnownSizes], Decision]) ->
         if "parallel.data.size" in found.sources:
             whole, micro, accumulation = subject.cx.batch
             if micro * accumulation * subject.cx.data_size != whole:
-                raise UnknownValueError("batch")  # BAT101 has the word
+                raise UnknownValueError("batch")  # BAT101 reports it
         return found
 
     return decided
@@ -142,7 +142,7 @@ def _num_microbatches(subject: Subject) -> Decision | None:
 
 
 def of_model(subject: Subject, key: str) -> Decision | None:
-    """Return a field of the model that follows from its others, as its family decides."""
+    """Return the decision of the model's family about a field that follows from the others."""
     section, _, field = key.rpartition(".")
     if section != "model" or not isinstance(subject.reading.spec.model, sections.Model):
         return None
@@ -185,11 +185,11 @@ def _seq_len(subject: Subject) -> Decision | None:
 
 
 DECISIONS: Mapping[str, Decide] = {
-    # By way of the context's data size, which is unknown where the world is no multiple of the other sizes.
+    # Uses the context's data size, which is unknown if the world is not a multiple of the other sizes.
     "parallel.data.size": lambda subject: resolve.data_size_of(
         subject.cx.data_size * subject.cx.stages * subject.cx.cuboid.size, subject.cx.stages, subject.cx.cuboid.size
     ),
-    # Asked of the context, not just 1: where `train.dist` could not be read, nobody knows.
+    # From the context instead of just 1, since it is unknown if `train.dist` could not be read.
     "parallel.pipeline.size": lambda subject: Decision(
         subject.cx.stages, "there is no pipeline: one stage", how="default"
     ),
@@ -232,16 +232,16 @@ RECOMPUTED: Mapping[str, Decide] = {
     "train.dist.auto_pipeline_stage_id": _cut("auto_ids"),
     "train.dist.actual_pipeline_stage_id": _cut("actual_ids", "the cut that runs, recomputed on load"),
 }
-"""Keys that dslpar writes for information, and does not read."""
+"""Keys that dslpar writes for information but does not read."""
 OF_THE_NAME = ("train.output_dir", "monitor.")
-"""What may follow from the config's name alone."""
+"""Keys whose values may follow from the config's file name alone."""
 
 
-# What else is true of a value that was written ---------------------------------------------------------------------
+# Notes on written values -------------------------------------------------------------------------------------------
 
 
 def notes(subject: Subject, key: str) -> tuple[str, ...]:
-    """Return what becomes of a written value where it runs."""
+    """Return notes on how a written value is used at run time: its padding, or the cuboid of a tensor size."""
     if key.startswith("model.") and isinstance(model := subject.cx.spec.model, sections.Model):
         for size in layout_of(model).padding(model, subject.cx.cuboid):
             if key == f"model.{size.key}" and size.value != getattr(model, size.key):

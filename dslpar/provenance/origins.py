@@ -1,7 +1,7 @@
-"""Where a value was written, and how it came to its key.
+"""Origins of values: where a value was written, and the imports that lead from there to its key.
 
-A value keeps the location where it was written, its key the one where it was given that value. Between the two, names
-and imports hand it on: the evaluator does not record each step, but the files tell which of them imports which.
+A value keeps the location where it was written. Its key keeps the location where it was assigned that value. Names and
+imports connect the two. The evaluator does not record each step, so the imports are read from the files.
 
     >>> from dslpar.linter.check import load_text
     >>> config = load_text("n = 4\\nbatch = dict(micro_size=n)", "cfg.py", ["train.steps=5"])
@@ -27,21 +27,21 @@ _NOTHING_BETWEEN = re.compile(r"""[\]'"\s]*(?:[-+*/%|&]|//|\*\*)?[=:]\s*\(*\s*""
 
 
 class Step(NamedTuple):
-    """One place on a value's way, and what happens there."""
+    """One location on a value's way to its key, and what happens there."""
 
     what: str
     location: Location
 
 
 def steps_of(config: Config, source_key: str) -> list[Step]:
-    """Return the steps of a written value, from where it was written to the file that runs."""
+    """Return the steps of a written value, from where it was written to the config that was loaded."""
     value, key = config.at(source_key), config.key_at(source_key)
     if value.path == COMMAND_LINE:
         return [Step("on the command line", value)]
     steps = [Step("written", value)]
     if not _beside(config, value, key):
         imports = _imports(config, value.path) if key.path != value.path else []
-        # Up to the file that gives it to the key: the rest of the way is that of the key.
+        # Up to the file that assigns it to the key: the remaining imports are those of the key.
         ends = next((index for index, step in enumerate(imports, 1) if step.location.path == key.path), 0)
         steps += imports[:ends]
         steps.append(Step(f"given to {source_key.rpartition('.')[2]} by a name or an expression", key))
@@ -49,7 +49,7 @@ def steps_of(config: Config, source_key: str) -> list[Step]:
 
 
 def _beside(config: Config, value: Location, key: Location) -> bool:
-    """Whether the value stands where its key does, with at most `=` or `:` between."""
+    """Return whether the value is written next to its key, with only an assignment or `:` between."""
     if key == value:
         return True
     if (key.path, key.end_line) != (value.path, value.line) or key.end_column > value.column:
@@ -63,7 +63,7 @@ def _beside(config: Config, value: Location, key: Location) -> bool:
 
 
 def _imports(config: Config, path: str) -> list[Step]:
-    """Return the imports between the file at `path` and the one that runs, the nearest first."""
+    """Return the imports between the file at `path` and the loaded config, starting with the import of `path`."""
     ways: dict[str, list[Step]] = {config.path: []}
     queue = [config.path]
     for importer in queue:
@@ -75,7 +75,7 @@ def _imports(config: Config, path: str) -> list[Step]:
 
 
 def _imported(config: Config, importer: str) -> Iterator[tuple[str, Location]]:
-    """Yield the files that a file imports, by the paths that the config knows them by, and where."""
+    """Yield the path, as the config has it, and the location of each file that a file imports."""
     by_real_path = {os.path.realpath(path): path for path in config.sources}
     for path, place in _named(config.sources.get(importer, ""), importer):
         known = by_real_path.get(os.path.realpath(path))
@@ -90,7 +90,7 @@ def _named(text: str, importer: str) -> Iterator[tuple[str, Location]]:
     try:
         tree = parse(source)
     except ConfigError:
-        return  # a finding says so
+        return  # the evaluator reports it
     home = home_of_get_config(tree) or OURS
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (stem := _stem(node, importer)) is not None:
@@ -101,7 +101,7 @@ def _named(text: str, importer: str) -> Iterator[tuple[str, Location]]:
 
 
 def _stem(node: ast.ImportFrom, importer: str) -> str | None:
-    """Return the path that an import of a config names, without its ending; None for an import of a package."""
+    """Return the path, without extension, that an import of a config names; None for an import of a package."""
     if node.level:
         return find_module(node.module or "", node.level, importer)
     return find_absolute(node.module or "", importer)
@@ -111,7 +111,7 @@ def _found(name: str, importer: str, home: str) -> list[str]:
     try:
         return [find_config(name, importer, home)]
     except ConfigError:
-        return []  # a finding says so
+        return []  # the evaluator reports it
 
 
 def _asked_for(node: ast.AST) -> str | None:

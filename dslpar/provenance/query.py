@@ -1,7 +1,7 @@
-"""Find the values of a key as a person writes it.
+"""Look up the values of a key under any of its names.
 
-A section stands for all keys in it. LiBai's and ColossalAI's names of a key lead to dslpar's, and dslpar's to theirs;
-`deepspeed.` leads to DeepSpeed's dict. A key that a config could have and this one does not is shown with its default.
+A section stands for all keys in it. LiBai's and ColossalAI's names of a key find dslpar's, and the reverse.
+`deepspeed.` finds keys of DeepSpeed's dict. A valid key that this config does not have is shown with its default.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ ZERO = "zero."
 
 
 class Answers:
-    """The values of one config, found by any of their names."""
+    """Values of one config, found by any of their names."""
 
     def __init__(self, subject: Subject, values: Mapping[str, Value]) -> None:
         self.subject, self.values = subject, values
         self.deepspeed = deepspeed.dict_or_unknown(subject, values)
 
     def of(self, query: str) -> list[Value]:
-        """Return the values that a key stands for; none for an unknown key."""
+        """Return the values of a key or section; empty for an unknown key."""
         for key in self._names(query):
             for table in (self.values, self.deepspeed):
                 found = _at_or_below(table, key)
-                # `deepspeed` is a section of the config, too: of its keys the dict that runs has the word, below.
+                # `deepspeed` is also a section of the config. Its keys are looked up below, in the dict that runs.
                 if found and not key.startswith("deepspeed"):
                     return found
             found = self._of_deepspeed(key) if key.startswith("deepspeed") else self._not_in_this_config(key)
@@ -38,7 +38,7 @@ class Answers:
         return []
 
     def _names(self, query: str) -> Iterable[str]:
-        """Yield the names of the key, the config's own first."""
+        """Yield the names of the key, the given one first."""
         yield query
         by_source_key = {value.source_key: key for key, value in self.values.items() if value.source_key}
         plain = query.replace(".cfg.", ".").replace(".kwargs.", ".")
@@ -46,7 +46,7 @@ class Answers:
         yield from (name for name in names if name)
 
     def _of_deepspeed(self, key: str) -> list[Value]:
-        """Return values of DeepSpeed's dict, all or a part, or DeepSpeed's own default."""
+        """Return values of DeepSpeed's dict, or DeepSpeed's own default of a key."""
         found = _at_or_below(self.deepspeed, key) or _at_or_below(self.values, key)
         if found:
             return found
@@ -59,7 +59,7 @@ class Answers:
         return [value]
 
     def _not_in_this_config(self, key: str) -> list[Value]:
-        """Return the default of a key that this config does not have, and another could."""
+        """Return the default of a key that this config does not have but another config could."""
         if key.startswith(ZERO) and (value := deepspeed.default_of(f"zero_optimization.{key.removeprefix(ZERO)}")):
             return [value._replace(key=key)]
         found = [row for row in below(key) if row.key == key]
@@ -70,7 +70,7 @@ class Answers:
         return [_not_here(row, type_) for row in found[:1]]
 
     def hint(self, query: str) -> str:
-        """Return "did you mean ...?", or where the keys are listed."""
+        """Return "did you mean ...?", or the command that lists the keys."""
         if query.startswith(deepspeed.PREFIX):
             known = [f"{deepspeed.PREFIX}{path}" for path in deepspeed.all_keys()]
         else:

@@ -1,8 +1,8 @@
-"""The reference of config keys: type, default, help and other names of each.
+"""Reference of config keys: the type, default, help and other names of each key.
 
-The rows follow from the fields of `dslpar.schema.sections`: the help is the text beneath a field, read from the source
-by `ast`. What torch and DeepSpeed name comes from the tables of dslpar.schema. `dslpar config --reference` and
-docs/config.md are this list.
+The rows are made from the fields of `dslpar.schema.sections`. The help is the string below a field, which `ast` reads
+from the source. Keys of torch and DeepSpeed come from the tables of dslpar.schema. `dslpar config --reference` and
+docs/config.md show this list.
 
     >>> row = next(row for row in rows() if row.key == "model.num_layers")
     >>> row.type, row.default, row.aliases
@@ -28,32 +28,32 @@ from dslpar.schema.types import TYPES
 
 
 class Row(NamedTuple):
-    """One key."""
+    """Reference entry of one key."""
 
     key: str
-    """Dotted; `*` stands for any name."""
+    """The dotted key; `*` stands for any name."""
     type: str
     default: str
-    """As a config would write it; 'required' where there is none, empty where it is not dslpar's."""
+    """The default as written in a config; 'required' if there is none, empty if it is not dslpar's."""
     help: str
     aliases: tuple[str, ...] = ()
     """Other keys that mean the same."""
     of: str = ""
-    """The type of the section that has it: `type='AdamW'`; empty where every type has it, or there is one."""
+    """The section type that has the key: `type='AdamW'`; empty if all types have it or there is only one."""
     field: str = ""
-    """The field of the spec: 'GPT.num_layers'; empty for a key of torch's or DeepSpeed's."""
+    """The field of the spec, such as 'GPT.num_layers'; empty for a key of torch or DeepSpeed."""
 
 
 NAMES: Mapping[type, str] = {
     cls: name for table in (families.sections(), datasets.DATASETS, sections.OPTIMIZERS) for name, cls in table.items()
 }
-"""The type by which a class of the spec goes."""
+"""The `type` that selects each class of the spec."""
 
 
 @cache
 def helps(module: str) -> Mapping[str, Mapping[str, str]]:
-    """Class of a module -> field -> the text beneath it; the class's own docstring goes by the empty name."""
-    # Python keeps no text beneath a field, so it is read from the source.
+    """Return the string below each field, by class and field; the empty name has the class's own docstring."""
+    # Python does not keep the string below a field, so it is read from the source.
     tree = ast.parse(inspect.getsource(sys.modules[module]))
     return {node.name: dict(_texts(node)) for node in tree.body if isinstance(node, ast.ClassDef)}
 
@@ -67,7 +67,7 @@ def _texts(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
 
 
 def help_of(cls: type, name: str) -> str:
-    """Return the help of a field, which a parent may have; of the class, for the empty name."""
+    """Return the help of a field, from the class or a base class; the class's own help for the empty name."""
     found = (helps(each.__module__).get(each.__name__, {}).get(name) for each in cls.__mro__ if each is not object)
     return next((text for text in found if text), "")
 
@@ -98,7 +98,7 @@ _DEFAULT_TYPES: Mapping[str, str] = {"optimizer": "'AdamW'", "data": "'text'"}
 
 
 def _of(cls: type, classes: tuple[type, ...]) -> str:
-    """Name the type of a section that has a key, where there are several."""
+    """Name the section type that has a key; empty if there is only one type."""
     if len(classes) == 1:
         return ""
     if cls is sections.LRScheduler:
@@ -107,7 +107,7 @@ def _of(cls: type, classes: tuple[type, ...]) -> str:
 
 
 def _fields(cls: type, section: str, of: str = "") -> Iterator[Row]:
-    """Yield the rows of a class's fields, and of the classes below it."""
+    """Yield the rows of a class's fields and of its nested classes."""
     for field in fields(cls):
         key, below = f"{section}.{WRITTEN_AS.get(field.name, field.name)}", classes_of(field)
         takes = _section_type(field) if below else type_of(field).description
@@ -134,7 +134,7 @@ def _default(field: Field) -> str:
     return "{}" if field.type == "Dict" else "dict()"
 
 
-# What torch and DeepSpeed name ------------------------------------------------------------------------------------
+# Keys of torch and DeepSpeed --------------------------------------------------------------------------------------
 
 
 def _zero_rows() -> Iterator[Row]:
@@ -182,7 +182,7 @@ def _scheduler_rows() -> Iterator[Row]:
 def _class_rows(
     section: str, name: str, dotted: str, refused: str, args: Mapping[str, str], defaults: Mapping[str, str]
 ) -> Iterator[Row]:
-    """Yield the rows of a class of torch's or DeepSpeed's, and of its arguments."""
+    """Yield the rows of a torch or DeepSpeed class and of its arguments."""
     of = f"type={name!r}"
     yield Row(f"{section}.type", repr(name), "", f"Refused: {refused}." if refused else f"{dotted}.", of=of)
     for arg, type_ in args.items():
@@ -202,16 +202,16 @@ _EXTRA: Mapping[str, Callable[[], Iterator[Row]]] = {
 }
 
 
-# Looking up -------------------------------------------------------------------------------------------------------
+# Lookup -----------------------------------------------------------------------------------------------------------
 
 
 def below(key: str) -> list[Row]:
-    """Return the rows of a key and of all below it, by any of its names; all for the empty key."""
+    """Return the rows of a key, given by any of its names, and of all keys below it; all rows for the empty key."""
     key = other_names().get(key, key)
     return [row for row in rows() if not key or row.key == key or row.key.startswith(f"{key}.")]
 
 
 @cache
 def other_names() -> Mapping[str, str]:
-    """Return alias -> key."""
+    """Return the key of each alias."""
     return {alias: row.key for row in rows() for alias in row.aliases}

@@ -13,7 +13,7 @@ Rows = Sequence[Row]
 
 
 def as_text(rows: Rows) -> str:
-    """Write a key, what it takes and its default, and its help below."""
+    """Return each key with its type and default, and its help on the next line."""
     return "\n".join(line for row in rows for line in _lines(row)) + "\n"
 
 
@@ -26,12 +26,12 @@ def _lines(row: Row) -> Iterator[str]:
 
 
 def as_json(rows: Rows) -> str:
-    """Write a list of records."""
+    """Return a JSON list of records."""
     return json_text([row._asdict() | {"aliases": list(row.aliases)} for row in rows])
 
 
 def as_markdown(rows: Rows) -> str:
-    """Write a heading and a table a section; types of torch's and DeepSpeed's in a table of their own."""
+    """Return a heading and a table per section; keys of torch and DeepSpeed have tables of their own."""
     parts = [_section(name, list(members)) for name, members in groupby(rows, lambda row: row.key.partition(".")[0])]
     return "\n".join(parts)
 
@@ -64,7 +64,7 @@ def _table(rows: Rows) -> list[str]:
 
 
 def _theirs(name: str, rows: Rows) -> list[str]:
-    """Write the keys of torch's and DeepSpeed's; of classes by name, one line a class."""
+    """Return the tables of torch's and DeepSpeed's keys; optimizers and schedulers have one line per class."""
     if not rows:
         return []
     if name not in ("optimizer", "lr_scheduler"):
@@ -89,5 +89,5 @@ def cell(text: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """Escape what Markdown would take for its own signs; what stands between backquotes stays."""
+    """Escape `*` and `<` for Markdown, except between backquotes."""
     return re.sub(r"(`[^`]*`)|([*<])", lambda found: found[1] or f"\\{found[2]}", text)

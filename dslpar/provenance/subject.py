@@ -1,4 +1,4 @@
-"""The config that is explained: what was read of it, with and without its overrides, for a world if there is one."""
+"""Config to explain: its contents with and without overrides, and its Job if the world size is known."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Subject:
-    """A config, its world and its findings; `cx` has what is known of it, and raises UnknownValueError for the rest."""
+    """Config, world size and findings; `cx` has its known values, and raises UnknownValueError for the others."""
 
     def __init__(self, config: Config, world_size: int | None = None, cluster: Cluster | None = None) -> None:
         self.config = config
@@ -27,12 +27,12 @@ class Subject:
 
     @property
     def world_size(self) -> int | None:
-        """Ranks, by their number or by the hostfile."""
+        """Number of ranks, given directly or by the hostfile."""
         return self.cx.world_size
 
     @property
     def reading(self) -> Reading:
-        """The spec, and where each key was written."""
+        """The spec, and the location of each written key."""
         return self.cx.reading
 
     @property
@@ -42,7 +42,7 @@ class Subject:
 
     @cached_property
     def before(self) -> tuple[Config, Reading] | None:
-        """The config without its overrides; None where it has none."""
+        """The config without its overrides; None if there are no overrides."""
         if COMMAND_LINE not in self.config.sources:
             return None
         config = check.load_text(self.config.sources[self.config.path], self.config.path)
@@ -50,7 +50,7 @@ class Subject:
 
     @property
     def job(self) -> Job:
-        """The Job of this world.
+        """The Job of this world size.
 
         Raises:
             UnknownValueError: there is no world size, or lint finds an error.
@@ -61,7 +61,7 @@ class Subject:
 
     @property
     def job_of_some_world(self) -> Job:
-        """The Job of this world; where none is said, of the smallest, for what does not depend on it.
+        """The Job of this world size, or of the smallest one if it is not given, for values that do not depend on it.
 
         Raises:
             UnknownValueError: lint finds an error.

@@ -16,7 +16,7 @@ _WIDTH = 40
 
 
 def shown(value: object, width: int = 0) -> str:
-    """Write a value as a config would; shorten it to `width` characters, if there is a width."""
+    """Return a value as written in a config, shortened to `width` characters unless `width` is 0."""
     text = repr(value.name if isinstance(value, Reference) else value)
     return text if not width or len(text) <= width else text[: width - 3] + "..."
 
@@ -25,7 +25,7 @@ def shown(value: object, width: int = 0) -> str:
 
 
 def listing(subject: Subject, values: Mapping[str, Value]) -> str:
-    """List the values, a line each: key, value, how it came to be, and from where."""
+    """List the values, one per line: key, value, how it was determined, and its origin."""
     world = f"{subject.world_size} ranks" if subject.world_size else "no world size"
     texts = ("?" if value.how == "unknown" else shown(value.value, _WIDTH) for value in values.values())
     cells = [(visible(key), visible(text)) for key, text in zip(values, texts, strict=True)]
@@ -41,7 +41,7 @@ def _joined(lines: Iterable[str]) -> str:
 
 
 def _reason(value: Value) -> str:
-    """Say in one line where it was written, or what it follows from."""
+    """Return in one line where a value was written, or what it follows from."""
     parts = [_location(value)] if value.steps else []
     parts += [value.why] if value.why and value.why != "the default" else []
     if value.over is not None:
@@ -50,7 +50,7 @@ def _reason(value: Value) -> str:
 
 
 def _location(value: Value) -> str:
-    """Return its location, with the name that it has there."""
+    """Return the location of a value, with the key that is written there if it is another name."""
     location = str(value.location)
     return location if value.source_key == value.key else f"{location} ({value.source_key})"
 
@@ -59,7 +59,7 @@ def _location(value: Value) -> str:
 
 
 def explanation(subject: Subject, value: Value, values: Mapping[str, Value]) -> str:
-    """Explain a value: its reason, the values that it follows from, and the help of its key."""
+    """Explain a value: its reason, the values that it follows from, and its key's help."""
     known = "is not known" if value.how == "unknown" else f"= {shown(value.value)} ({value.how})"
     lines = [f"{value.key} {known}", *(f"  {line}" for line in _why(subject, value, values))]
     lines += [f"  {note}" for note in value.notes]
@@ -83,7 +83,7 @@ def _why(subject: Subject, value: Value, values: Mapping[str, Value]) -> Iterato
 
 
 def _line(subject: Subject, location: Location) -> Iterator[str]:
-    """Quote the line of a location, from the text that was read."""
+    """Yield the source line of a location, if it is not blank."""
     lines = subject.config.sources.get(location.path, "").split("\n")
     if location.line <= len(lines) and lines[location.line - 1].strip():
         yield f"  {location.line:5} | {lines[location.line - 1][:160].rstrip().expandtabs(4)}"
@@ -120,7 +120,7 @@ def difference(paths: tuple[str, str], found: Sequence[Difference]) -> str:
 
 
 def _difference(each: Difference) -> Iterator[str]:
-    """Write a key and its two sides; where they are the same, the locations alone."""
+    """Yield a key and its two sides; if the values are equal, yield only the two origins."""
     left, right = each.left, each.right
     if each.group == "form" and left is not None and right is not None and left.value == right.value:
         yield f"  {each.key} = {shown(left.value, _WIDTH)}: {_origin(left)} and {_origin(right)}"
@@ -163,13 +163,13 @@ def record(value: Value) -> dict[str, Any]:
 
 
 def values_json(subject: Subject, values: Iterable[Value]) -> str:
-    """Write values as JSON."""
+    """Return values as JSON."""
     made = {"config": subject.config.path, "world_size": subject.world_size, "values": list(map(record, values))}
     return json_text(made)
 
 
 def differences_json(paths: tuple[str, str], world_size: int | None, found: Sequence[Difference]) -> str:
-    """Write differences as JSON."""
+    """Return differences as JSON."""
     records = [
         {"key": each.key, "group": each.group}
         | {side: value and record(value) for side, value in (("left", each.left), ("right", each.right))}

@@ -1,4 +1,4 @@
-"""Each value of a config, by its key, with its reason: written, overridden, inferred, or a default.
+"""Values of a config by key, each with its reason: written, overridden, inferred, or a default.
 
 >>> from dslpar.linter.check import load_text
 >>> model = "model = dict(type='GPT', num_layers=2, hidden_size=8, num_heads=2, vocab_size=256, max_seq_len=16)"
@@ -16,7 +16,6 @@ from typing import Any, Literal, NamedTuple
 from dslpar.core.errors import COMMAND_LINE, Location
 from dslpar.language.load import Config
 from dslpar.layout.decision import Decision
-from dslpar.layout.resolve import pipeline_of, tensor_of
 from dslpar.linter.problem import UnknownValueError
 from dslpar.provenance.inferred import DECISIONS, RECOMPUTED, notes, of_model
 from dslpar.provenance.origins import Step, steps_of
@@ -24,32 +23,33 @@ from dslpar.provenance.reference import NAMES, below, help_of
 from dslpar.provenance.subject import Subject
 from dslpar.schema import sections
 from dslpar.schema.keys import other_forms, shorthands
+from dslpar.schema.parallel_forms import pipeline_of, tensor_of
 
 How = Literal["written", "overridden", "inferred", "default", "unknown"]
 
 
 class Value(NamedTuple):
-    """A value and its reason."""
+    """Value of a key, with its reason."""
 
     key: str
     value: Any
     how: How
     why: str = ""
     source_key: str = ""
-    """The key as the author wrote it, an alias perhaps; empty where nobody did."""
+    """The key as the author wrote it, perhaps an alias; empty if it was not written."""
     steps: tuple[Step, ...] = ()
-    """Where it was written, and the ways by which it came."""
+    """The place where it was written, then the assignment and the imports that lead to the loaded config."""
     over: tuple[Any, Location] | None = None
-    """What the file says, and where, of a value that the command line overrides."""
+    """The file's value, and its location, if the command line overrides it."""
     sources: tuple[str, ...] = ()
     """The keys that it follows from."""
     notes: tuple[str, ...] = ()
     help: str = ""
-    """What the key is."""
+    """The help of the key."""
 
     @property
     def location(self) -> Location | None:
-        """Where it was written."""
+        """The location where it was written."""
         return self.steps[0].location if self.steps else None
 
 
@@ -81,14 +81,14 @@ def _section(subject: Subject, key: str, section: Any) -> Iterator[Value]:
             yield _leaf(subject, f"{key}.type", value, help_text)
         elif field.name in ("extra", "args"):
             yield from _nested(subject, key, value, help_text)
-        elif path in _AXES:  # in either form; where there is none, its size is one
+        elif path in _AXES:  # given as `parallel` or `train.dist`; if neither, its size is one
             cls, axis_of = _AXES[path]
             axis = axis_of(subject.reading.spec)
             no_axis = [_leaf(subject, f"{path}.size", 1, help_of(cls, "size"))] if axis is None else []
             yield from no_axis or _section(subject, path, axis)
         elif path == "train.dist" and path not in subject.reading.written:
-            continue  # LiBai's form, which nobody wrote here
-        elif field.name == "dataset":  # of a blend's part, whose keys they are
+            continue  # LiBai's form, not used in this config
+        elif field.name == "dataset":  # part of a blend: the data set's keys belong to the part
             yield from _section(subject, key, value)
         elif is_dataclass(value):
             yield from _section(subject, path, value)
@@ -100,13 +100,13 @@ def _section(subject: Subject, key: str, section: Any) -> Iterator[Value]:
 
 
 def _nested(subject: Subject, key: str, table: Mapping[str, Any], help_text: str) -> Iterator[Value]:
-    """Yield the items of a mapping, and of mappings in it."""
+    """Yield the values of a mapping and of its nested mappings."""
     for name, value in table.items():
         path = f"{key}.{name}"
         if isinstance(value, Mapping) and value:
             yield from _nested(subject, path, value, help_text)
             continue
-        # A key of DeepSpeed's has a help of its own, if the reference has a row for it; else its section's.
+        # A DeepSpeed key has its own help if the reference has a row for it, else its section's help.
         row = next((row for row in below(path) if row.key == path), None)
         has_default = row is not None and row.default not in ("", "required")
         default = f" Its default there: {row.default}." if row is not None and has_default else ""
@@ -131,7 +131,7 @@ def _leaf(subject: Subject, key: str, value: Any, help_text: str) -> Value:
         return Value(key, None, "unknown", why, source_key, steps)
     if key in RECOMPUTED or not source_key:
         return _unwritten(subject, key, value, help_text)._replace(over=over)
-    if value is None and (node := subject.config.root.get(source_key)) is not None:  # another form says it
+    if value is None and (node := subject.config.root.get(source_key)) is not None:  # set by another form of the key
         value = node.plain()
     how: How = "overridden" if steps and steps[0].location.path == COMMAND_LINE else "written"
     over = over if how == "overridden" else None
@@ -145,7 +145,7 @@ def _unwritten(subject: Subject, key: str, value: Any, help_text: str) -> Value:
     except UnknownValueError:
         return Value(key, None, "unknown", _unknown(subject), help=help_text)
     if found is None:
-        # A field's help says what leaving it out means.
+        # A field's help states what leaving it out means.
         _, says, reason = help_text.replace("Left out:", "left out:").partition("left out:")
         found = Decision(value, f"left out: {reason.strip().rstrip('.')}" if says else "the default", (), "default")
     value, how, why, sources = found.value, found.how, found.why, found.sources
@@ -167,11 +167,11 @@ def _notes(subject: Subject, key: str) -> tuple[str, ...]:
         return ()
 
 
-# Who wrote it -----------------------------------------------------------------------------------------------------
+# Written keys -----------------------------------------------------------------------------------------------------
 
 
 def source_key_of(subject: Subject, key: str) -> str:
-    """Return the key as it is written, under this name or another form's; empty if it is not written."""
+    """Return the key as written, under this name or that of another form; empty if it is not written."""
     return _source_key(subject.config, subject.reading.written, subject.reading.spec, key)
 
 
@@ -185,17 +185,17 @@ def _source_key(config: Config, written: Mapping[str, str], spec_: sections.Spec
     node, above = config.root.get(key), config.root.get(section)
     if shorthands().get(section) == name and section in written and above is not None and not above.is_mapping:
         return written[section]
-    if name == "type":  # its own key, or the section's where a LazyCall makes it
+    if name == "type":  # written as its own key, or by the section's LazyCall
         if above is None or (above.target is None and above.get("type") is None):
             return ""
         return key if above.target is None else section
-    # The reader notes where keys of the spec are written; those of other classes' arguments it does not know.
+    # The reader records where keys of the spec are written, but not the arguments of other classes.
     of_spec = not key.startswith(("model.", "optimizer.", "gradient_handler", "deepspeed"))
     return key if node is not None and node.value is not None and not of_spec else ""
 
 
 def _decides(spec_: sections.Spec, key: str, other: str) -> bool:
-    """Whether the other form decides: LiBai's does not by a size of 1, nor where `parallel` has the axis."""
+    """Return whether the other form decides. LiBai's does not if its size is 1 or `parallel` has the axis."""
     if not other.startswith("train.dist."):
         return spec_.batch.accumulation is None
     value = getattr(spec_.train.dist, other.rpartition(".")[2])
@@ -212,7 +212,7 @@ def _steps(subject: Subject, source_key: str) -> tuple[Step, ...]:
 
 
 def _before(subject: Subject, key: str) -> tuple[Any, Location] | None:
-    """Return what the file says, where the command line says something else or removes it."""
+    """Return the file's value and location if the command line changes or removes it, else None."""
     if subject.before is None:
         return None
     config, reading = subject.before

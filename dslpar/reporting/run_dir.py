@@ -31,7 +31,7 @@ from dslpar.core.visible import visible, visible_lines
 from dslpar.language import yaml_io
 from dslpar.language.load import Config
 from dslpar.layout.resolve import Job
-from dslpar.reporting import show
+from dslpar.reporting.layout_record import layout_record, schedule_record
 from dslpar.schema import sections as schema_sections
 from dslpar.schema.datasets import with_absolute_paths
 
@@ -226,14 +226,14 @@ def config_yaml(job: Job, config: Config, more: Mapping[str, object] = MappingPr
 
 def resolved_values(job: Job) -> dict[str, object]:
     """Return what dslpar resolved, and the versions that it ran with, for information."""
-    record: Any = show.as_record(job)
+    record: Any = layout_record(job)
     return {
         "world_size": record["world_size"],
         "parallel": record["parallel"],
         "batch": record["batch"],
         "auto_pipeline_stage_id": record["stages"]["auto_pipeline_stage_id"],
         "actual_pipeline_stage_id": record["stages"]["actual_pipeline_stage_id"],
-        "schedule": record["schedule"],
+        "schedule": schedule_record(job) if job.mesh.pipe > 1 else None,
         "versions": versions(),
     }
 

@@ -1,4 +1,4 @@
-"""`python -m dslpar.training --config FILE`: what launchers start on every rank."""
+"""Entry point of `python -m dslpar.training --config FILE`, which launchers start on every rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line of train.py, and of a program of one's own that takes the same flags. No torch.
+"""Command line of train.py and of user programs that take the same flags. Imports no torch.
 
     parser = argparse.ArgumentParser()
     parser.add_argument("--images", default="images")
@@ -7,7 +7,7 @@
     ...
     dslpar.fit(run, engine, train_data, resume=args.resume, eval_only=args.eval_only, dry_run=args.dry_run)
 
-That a framework adds its flags to a program's own parser is DeepSpeed's (`deepspeed.add_config_arguments`).
+Like `deepspeed.add_config_arguments`, `arguments` adds the framework's flags to the program's own parser.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FLAGS = {
     "nothing",
 }
 _NOTHING_SAVED = "train.save_interval=0"
-"""An evaluation beside a run that trains does not wait for that run's folder."""
+"""Set for --eval-only and --dry-run, so that they do not wait for the folder lock of a run that trains."""
 
 
 def make_parser(program: str, description: str) -> argparse.ArgumentParser:
@@ -38,15 +38,15 @@ def make_parser(program: str, description: str) -> argparse.ArgumentParser:
 def arguments(
     parser: argparse.ArgumentParser | None = None, argv: Sequence[str] | None = None, *, config: str | None = None
 ) -> argparse.Namespace:
-    """Parse a program's command line, with train.py's flags beside the program's own.
+    """Parse a program's command line: train.py's flags and the program's own.
 
-    parser: the program's; its flags may stand anywhere among dslpar's. Left out: it has none.
-    argv: the command line; left out: this process's.
-    config: the file where --config is left out; None: it must be given.
+    parser: the program's parser; its flags may stand anywhere among dslpar's. Default: no flags of its own.
+    argv: the command line; default: this process's.
+    config: the default for --config; None: --config is required.
 
     Returns:
-        What the parser parses, and `config`, `overrides` and `trust`, for `dslpar.start`; `resume`, `eval_only` and
-        `dry_run`, for `dslpar.fit`.
+        The parser's namespace, with `config`, `overrides` and `trust` for `dslpar.start`, and `resume`, `eval_only` and
+        `dry_run` for `dslpar.fit`.
     """
     parser = parser or ArgumentParser()
     _add_arguments(parser, config)
@@ -57,7 +57,7 @@ def arguments(
 
 
 def _add_arguments(parser: argparse.ArgumentParser, config: str | None) -> None:
-    """Add the flags; `config`: the file by default."""
+    """Add dslpar's flags; `config` is the default for --config."""
     help = "the config" + (f"; default: {config}" if config else "")
     names = ("--config", "--config-file")
     parser.add_argument(*names, dest="config", required=config is None, default=config, metavar="FILE", help=help)

@@ -1,6 +1,6 @@
-"""How a run ends that cannot go on: findings of numbers that are not finite, and of a folder that takes no more.
+"""Findings that end a run: non-finite numbers, a full disk, a deleted run folder.
 
-All ranks raise the same finding at the same step: each of these is made after the ranks have agreed.
+All ranks raise the same finding at the same step, because they have agreed on it before.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MAX_SKIPPED = 3
 def max_skipped(job: Job) -> int:
     """Return how many steps in a row may be skipped.
 
-    With fp16's dynamic loss scale that is as many as the scale takes to fall to its smallest.
+    With fp16's dynamic loss scale, it is the number of steps in which the scale falls to its minimum.
     """
     if job.spec.train.max_skipped is not None:
         return job.spec.train.max_skipped
@@ -30,11 +30,11 @@ def max_skipped(job: Job) -> int:
 
 
 def not_finite(engine: Engine, data: StepData, consumed: int, how: str) -> DslparError:
-    """Return the finding of the step after `consumed` samples; it names the first value that is not finite."""
+    """Return the finding for the step after `consumed` samples; it names the first non-finite value."""
     step = consumed // engine.job.batch.global_size + 1
     if engine.is_between_steps:
         first = nonfinite.find_first_nonfinite(engine, data.step(consumed))
-    else:  # another forward would need the step to be over, on all ranks
+    else:  # another forward is possible only between steps, on all ranks
         first = f"not looked for, in the middle of a step; {engine.rank_description}"
     message = f"the loss or the gradient is not finite {how}, the last time in step {step}; first of all: {first}"
     hint = "a smaller lr, train.clip_grad_norm=1.0, precision='bf16' or 'fp32'; --resume from before it diverged"
@@ -42,7 +42,7 @@ def not_finite(engine: Engine, data: StepData, consumed: int, how: str) -> Dslpa
 
 
 def disk_full(engine: Engine, error: OSError | None) -> DslparError:
-    """Return the finding of a rank that cannot write; `error` is known on that rank alone."""
+    """Return the finding for a rank that cannot write; `error` is known only on that rank."""
     job = engine.job
     where = f": {engine.rank_description}: {error}" if error else f" in step {engine.steps_done}"
     message = f"cannot write to {job.output_dir}{where}"
@@ -51,7 +51,7 @@ def disk_full(engine: Engine, error: OSError | None) -> DslparError:
 
 
 def run_folder_gone(engine: Engine, last_checkpoint: str) -> DslparError:
-    """Return the finding of a run folder that was deleted or moved; `last_checkpoint`: of the last step, if any."""
+    """Return the finding for a deleted or moved run folder; `last_checkpoint`: the last step's checkpoint, or ""."""
     folder, step = engine.job.output_dir, engine.steps_done
     message = f"{folder} was deleted or moved while the run wrote to it, and with it metrics and earlier checkpoints"
     saved = f"; step {step} is saved in {last_checkpoint}" if last_checkpoint else "; nothing is saved"

@@ -12,25 +12,22 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dslpar.core.catalog import raise_finding
 from dslpar.core.errors import DslparError
 from dslpar.data.loader import StepData
 from dslpar.linter.report import text as report_text
-from dslpar.reporting import logging, run_dir
+from dslpar.reporting import logging
 from dslpar.reporting.logging import log
 from dslpar.training.events import Hook
-from dslpar.training.loop import Record, Trainer
-from dslpar.training.metrics import log_job
+from dslpar.training.loop import Record
 from dslpar.training.program import ProgramEngine
+from dslpar.training.request import Request, claim_run_folder
 from dslpar.training.run import Run
+from dslpar.training.run_loop import log_no_checkpoint, run_loop
 from dslpar.training.session import any_rank
 from dslpar.training.step_data import IterableData, step_data
-
-if TYPE_CHECKING:
-    from dslpar.checkpoint import Checkpoint
 
 
 def fit(
@@ -70,68 +67,24 @@ def fit(
         raise_finding("BAT206", "fit() with the engine of another run", hint, run.job.path)
     if not engine.is_between_steps:
         raise_finding("BAT206", "fit() in the middle of a step", "call it after step()", run.job.path)
-    session, trains = engine.session, not (eval_only or dry_run)
-    if trains:
-        session.lock_folder(engine.job)  # before it is looked at what is there
-    stored = engine.resumed_from
-    loads = (resume or eval_only) and stored is None and engine.steps_done == 0
-    if loads:
-        stored = session.find_checkpoint(engine.job)
-        if stored is None and eval_only:
-            message = f"eval_only, and no checkpoint in {engine.job.output_dir}"
-            hint = "train first, or name the folder of a run, train.output_dir=..."
-            raise_finding("CKP206", message, hint, run.config.at("train.output_dir"), "train.output_dir")
-    folder = _claim_folder(engine, stored) if trains else None
-    with _in_loop(engine), logging.log_to_run_folder(folder, engine.groups.rank), _logged_findings(engine):
-        log_job(engine.job, engine)
-        if loads and stored is not None:
-            session.load(engine, stored, folder)
-            engine.resumed_from = stored
-        elif resume and stored is None:
-            log.info("nothing to resume in %s: starting at step %d", engine.job.output_dir, engine.steps_done)
-        if dry_run:
-            return {}
+    session, request = engine.session, Request(resume, eval_only, dry_run)
+    loads = request.loads_checkpoint and session.loaded is None and engine.steps_done == 0
+    stored, folder = claim_run_folder(session, engine.job, request, loads=loads)
+
+    def make_data() -> tuple[StepData, StepData | None]:
         train, held_out = step_data(train_data, engine), _eval_data(engine, eval_data)
-        if eval_only:
-            return _evaluate(engine, train, held_out)
-        if loads and stored is not None and isinstance(train, IterableData) and engine.needs_data:
+        if loads and stored is not None and request.trains and isinstance(train, IterableData) and engine.needs_data:
             log.info("passing over %d steps of the data, which are not dslpar's to order", engine.steps_done)
             train.skip(engine.steps_done)
-        return _train(Trainer(engine, train, held_out, folder, session, hooks))
+        return train, held_out
 
-
-def _train(trainer: Trainer) -> Record:
-    """Train to the end, or leave where the run was told to stop."""
-    engine, steps = trainer.engine, trainer.job.spec.train.steps
-    if engine.steps_done >= steps:
-        log.info("step %d is done, and train.steps is %d: complete", engine.steps_done, steps)
-        return {}
-    if trainer.folder is not None:
-        run_dir.truncate_metrics(trainer.folder, engine.steps_done)
-    record = trainer.train()
-    if trainer.stopped and engine.steps_done < steps:
-        saved = trainer.last_checkpoint
-        log.info("told to stop: %s", f"step {engine.steps_done} is saved in {saved}" if saved else "not saved")
-        raise SystemExit(trainer.session.mark_stopped(engine.steps_done, saved))
-    return record
-
-
-def _evaluate(engine: ProgramEngine, train: StepData, held_out: StepData | None) -> Record:
-    if held_out is None:
-        hint = "give dslpar.fit(eval_data=...)"
-        raise_finding("CKP206", "eval_only, and there is nothing to evaluate on", hint, engine.job.path)
-    return Trainer(engine, train, held_out, None, engine.session).evaluate_alone()
-
-
-def _claim_folder(engine: ProgramEngine, stored: Checkpoint | None) -> Path | None:
-    """Have the run folder be this run's; return it on rank 0. A second `fit` of a program goes on in it."""
-    session, job = engine.session, engine.job
-    if not session.is_prepared:
-        if stored is not None:
-            session.prune(job, stored)
-        if stored is None or stored.step < job.spec.train.steps:  # a run that is complete stays as it is
-            session.prepare_folder(job, stored)
-    return Path(job.output_dir) if engine.groups.rank == 0 else None
+    with _in_loop(engine), logging.log_to_run_folder(folder, engine.groups.rank), _logged_findings(engine):
+        if resume and stored is None:
+            log_no_checkpoint(engine.job.output_dir, engine.steps_done)
+        outcome = run_loop(engine, session, request, stored if loads else None, folder, make_data, hooks)
+    if outcome.status:
+        raise SystemExit(outcome.status)
+    return outcome.record
 
 
 def _eval_data(engine: ProgramEngine, data: Any) -> StepData | None:

@@ -1,10 +1,10 @@
 """The training loop: micro-batches in; metrics, monitors, checkpoints and events out.
 
-train.py and `dslpar.fit` both run it, over data and an engine that each has made its own way.
+train.py and `dslpar.fit` both run it, each with its own data and engine.
 
-A checkpoint that comes due is copied, and written by a thread while steps go on (`train.async_save`). Each step tells,
-with its other flags, whether a rank still writes; after the first in which none does, all ranks publish it together.
-What ends a run in order waits for that: the last step's checkpoint, a stop, and numbers that are not finite.
+With `train.async_save`, a due checkpoint is copied, and a thread writes it while training continues. One of each step's
+flags reports whether any rank is still writing. After the first step in which no rank is, all ranks publish the
+checkpoint together. An orderly end waits for that: the last step's checkpoint, a stop, and non-finite numbers.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ from dslpar.training.session import NO_LIMIT, SLOW_FACTOR, Session, any_rank
 from dslpar.training.step_data import PartData
 
 _SCALE_EXHAUSTED = "loss scale already at minimum"
-"""What DeepSpeed raises when a gradient overflows even then."""
+"""Text of DeepSpeed's error when a gradient overflows at the minimum loss scale."""
 
 Record = dict[str, int | float]
 """A line of metrics.jsonl."""
 
 
 class Trainer:
-    """The steps of a run, from where the engine stands.
+    """Takes the steps of a run, from the engine's current step.
 
-    All ranks call its methods together. `eval_data`: None where the run has none, on all ranks alike. `folder` is the
-    run folder on rank 0, which writes there; None on other ranks. `hooks` are told what happens, on every rank.
+    All ranks call its methods together. `eval_data` is None, on all ranks, if the run has none. `folder` is the run
+    folder on rank 0, which writes there, and None on other ranks. `hooks` receive events on every rank.
     """
 
     def __init__(
@@ -70,26 +70,26 @@ class Trainer:
         self.job, self.engine, self.folder, self.session, self.hooks = engine.job, engine, folder, session, hooks
         self.train_data, self.eval_data = train_data, eval_data
         self.stopped = False
-        """Whether the run was told to stop, and has."""
+        """True if the run has stopped because it was told to."""
         self.last_checkpoint = ""
-        """The checkpoint of the last step done, if there is one."""
+        """Checkpoint of the last completed step, or "" if there is none."""
         self._pending: tuple[Record, PendingSave] | None = None
-        """The checkpoint that is being written, with its step's line of metrics.jsonl: the same on all ranks."""
+        """The checkpoint that is being written, with its step's line of metrics.jsonl."""
         self._write_error: OSError | None = None
         self._folder_gone = False
-        """Whether the run folder was deleted or moved: rank 0 finds it, and `_heed` lets all ranks know."""
+        """True if the run folder was deleted or moved: rank 0 notices, and `_heed` informs all ranks."""
         self._difference: Difference | None = None
-        """What the last comparison of replicas has found, where it was concluded since the step before."""
+        """Result of the comparison of replicas that was concluded since the previous step, if any."""
         self._noted_step: int | None = None
-        """The step after which replicas differed, until a line of metrics.jsonl has it."""
+        """The step after which replicas differed, until a line of metrics.jsonl reports it."""
         self._num_skipped = 0
-        """Steps in a row, up to the last, without a finite loss and gradient."""
+        """Number of consecutive steps, up to the last, without a finite loss and gradient."""
         self._first_step = engine.steps_done + 1
         self._began_s = math.nan
-        """When the second of these steps began: the first one, which may compile, tells nothing of the others."""
+        """Start time of the second step of this start; the first step may compile and is not representative."""
         self._device = device_name(engine)
         size = engine.job.batch.global_size
-        # A program's own data may draw from torch's generator, and a thread of it would draw between a step's dropouts.
+        # A program's own data may draw from torch's generator. A prefetch thread would draw between a step's dropouts.
         end = self.job.spec.train.steps * size if isinstance(train_data, PartData) else 0
         on_cpu = engine.deepspeed.device.type == "cpu"
         self._prefetcher = Prefetcher(train_data.step, size, end=end, pin=None if on_cpu else pin)
@@ -97,15 +97,15 @@ class Trainer:
     # ---- train, evaluate, save ----
 
     def train(self) -> Record:
-        """Take all steps that are left, or stop after the step in which a rank was told to.
+        """Take all remaining steps, or stop after the step in which a rank was told to stop.
 
-        Evaluates before the first step and after the last too, if the config asks for evaluation.
+        If the config asks for evaluation, it also evaluates before the first and after the last step.
 
         Returns:
-            The last step's line of metrics.jsonl; empty where no step was left.
+            The last step's line of metrics.jsonl; empty if no step was left.
 
         Raises:
-            DslparError: on every rank, if one cannot write, the run folder is gone, the loss or the gradient is no
+            DslparError: on every rank, if a rank cannot write, the run folder is gone, the loss or the gradient is no
                 longer finite, or replicas differ.
         """
         train, engine = self.job.spec.train, self.engine
@@ -121,7 +121,7 @@ class Trainer:
             stack.callback(self._prefetcher.close)
             stack.callback(setattr, engine.host_reads, "local_flags", engine.host_reads.local_flags)
             engine.host_reads.local_flags = self._local_flags
-            stack.callback(self.session.abandon_save)  # only what ends a rank by itself leaves one unpublished
+            stack.callback(self.session.abandon_save)  # one is left only if this rank alone fails
             self.stopped = self._sync_ranks()  # SIGTERM may have come while the engine was built
             while engine.steps_done < train.steps and not self.stopped:
                 record = self.train_step()
@@ -131,12 +131,12 @@ class Trainer:
                 self._after_step(record)
                 self.stopped = self._heed(engine.host_reads.any_rank)
                 self._publish_if_written(engine.host_reads.any_rank)
-                # After the last step and every save_interval steps; also when told to stop; never if that is 0.
+                # Save after the last step, every save_interval steps and when told to stop; never if it is 0.
                 if train.save_interval != 0 and (self.stopped or self._is_due(train.save_interval)):
                     self.save_checkpoint(metrics, record)
                 self._check_finite(record)
                 bar.update()
-            self._sync_ranks()  # of what has happened after the last step
+            self._sync_ranks()  # to learn of events after the last step
         monitors.close(engine.deepspeed.monitor)
         if self._folder_gone:
             raise failures.run_folder_gone(engine, self.last_checkpoint)
@@ -147,7 +147,7 @@ class Trainer:
         return record
 
     def train_step(self) -> Record:
-        """Take a step, and evaluate if that is due; return its line in metrics.jsonl."""
+        """Take a step, and evaluate if due; return its line of metrics.jsonl."""
         engine, job = self.engine, self.job
         scale = loss_scale(job, engine)  # before the step, which may change it
         step = engine.steps_done + 1
@@ -157,7 +157,7 @@ class Trainer:
         try:
             loss = engine.train_batch(self._prefetcher.step(consumed))
         except Exception as error:
-            if _SCALE_EXHAUSTED not in str(error):  # DeepSpeed has no class for it
+            if _SCALE_EXHAUSTED not in str(error):  # DeepSpeed has no exception class for it
                 raise
             self._publish_before_end()
             raise failures.not_finite(engine, self.train_data, consumed, "at the smallest loss scale") from None
@@ -180,7 +180,7 @@ class Trainer:
         return record
 
     def evaluate(self) -> float:
-        """Return the loss over `eval_steps` global batches of held-out data, the same ones each time."""
+        """Return the mean loss over `eval_steps` global batches of held-out data, the same batches each time."""
         assert self.eval_data is not None
         steps, losses = self.job.spec.train.eval_steps, []
         for step in range(steps):
@@ -189,7 +189,7 @@ class Trainer:
         return sum(losses) / steps
 
     def evaluate_alone(self) -> Record:
-        """Evaluate, and do nothing else: the held-out loss goes to the log and to eval.jsonl; return its line there."""
+        """Only evaluate: write the held-out loss to the log and to eval.jsonl; return its line of eval.jsonl."""
         job, engine = self.job, self.engine
         loss = self.evaluate()
         unit, seen = unit_of(job), job.spec.train.eval_steps * job.batch.global_size * sample_size(job)
@@ -201,9 +201,9 @@ class Trainer:
         return record
 
     def save_checkpoint(self, metrics: TextIO | None, record: Record) -> None:
-        """Save a checkpoint, or begin to; the lines of its steps in metrics.jsonl are on disk before.
+        """Save a checkpoint, or start saving it; its steps' lines of metrics.jsonl are flushed to disk first.
 
-        Where no step follows, it is saved when this returns, from where the tensors are.
+        If no step follows, tensors are saved without a copy, and the checkpoint is complete on return.
         """
         train, step = self.job.spec.train, self.engine.steps_done
         self.session.enter("saving", step, SLOW_FACTOR)
@@ -212,7 +212,7 @@ class Trainer:
                 os.fsync(metrics.fileno())
             except OSError as error:
                 self._write_error = error
-        self._sync_ranks()  # a disk that is full on one rank ends all before any of them begins a checkpoint
+        self._sync_ranks()  # a full disk on one rank ends all ranks before any of them starts a checkpoint
         self._note_difference(self.session.conclude_comparison(self.engine))
         self._heed_difference()
         self._publish()
@@ -225,15 +225,15 @@ class Trainer:
         self._notify("save", record, saved)
 
     def _publish_if_written(self, flags: Sequence[bool]) -> None:
-        """Publish the checkpoint that is being written, if by the flags of the step no rank still writes."""
+        """Publish the pending checkpoint if, by the step's flags, no rank is still writing it."""
         *_, still_written = flags
-        # A program's hook may have called engine.save(), which publishes it first: then it is only told of.
+        # A hook may have called engine.save(), which publishes the pending one first. Then only hooks are notified.
         if self._pending is not None and (not still_written or self._pending[1].saved is not None):
-            self._sync_ranks()  # of what has happened after the flags were read
+            self._sync_ranks()  # to learn of events after the flags were read
             self._publish()
 
     def _publish(self) -> None:
-        """Publish the checkpoint that is being written, if one is, and tell hooks; waits for all ranks to write it."""
+        """Wait until all ranks have written the pending checkpoint, if any; publish it and notify hooks."""
         if self._pending is None:
             return
         (record, pending), self._pending = self._pending, None
@@ -244,7 +244,7 @@ class Trainer:
         self._notify("save", record, pending.saved)
 
     def _publish_before_end(self) -> None:
-        """Publish it before all ranks raise what ends the run; that this fails too is said, and not raised."""
+        """Publish the pending checkpoint before all ranks raise the error that ends the run; only log a failure."""
         try:
             self._publish()
         except DslparError as error:
@@ -255,12 +255,12 @@ class Trainer:
         return None if self.eval_data is None else self.job.spec.train.eval_interval
 
     def _is_due(self, interval: int | None) -> bool:
-        """Return whether the step that is done is one of every `interval`, or the last."""
+        """Return whether the completed step is a multiple of `interval` or the run's last."""
         done = self.engine.steps_done
         return done == self.job.spec.train.steps or (interval is not None and done % interval == 0)
 
     def _after_step(self, record: Record) -> None:
-        """Tell hooks of a step, and after the first one of this start, how much memory it took."""
+        """Notify hooks of a step; after the first step of this start, log the memory it took."""
         if self.engine.steps_done == self._first_step:
             self._began_s = time.perf_counter()
             log_memory(self.engine, "after the first step")
@@ -269,7 +269,7 @@ class Trainer:
             self._notify("eval", record)
 
     def _notify(self, name: Literal["step", "eval", "save", "end"], record: Record, saved: Path | None = None) -> None:
-        """Tell each hook; what it raises is raised here, and reported to have come from that hook."""
+        """Call each hook. An exception from a hook propagates, and the session reports which hook was running."""
         metrics: Mapping[str, Any] = MappingProxyType(record)
         event = Event(name=name, step=int(record["step"]), metrics=metrics, engine=self.engine, checkpoint=saved)
         for hook in self.hooks:
@@ -279,19 +279,19 @@ class Trainer:
     # ---- ranks together ----
 
     def _local_flags(self) -> tuple[bool, bool, bool, bool]:
-        """What this rank has to tell: it was told to stop, it could not write, the folder is gone, it still writes."""
+        """Return this rank's flags: told to stop, could not write, folder gone, still writing a checkpoint."""
         session = self.session
         return session.stop_requested, self._write_error is not None, self._folder_gone, session.is_writing
 
     def _sync_ranks(self) -> bool:
-        """Return whether any rank was told to stop by now, or the run folder is gone; as `_heed`."""
+        """Exchange flags now, outside of a step; return as `_heed` whether to stop."""
         return self._heed(any_rank(self.engine, *self._local_flags()))
 
     def _heed(self, flags: Sequence[bool]) -> bool:
-        """Return whether to stop, by the flags of all ranks: a step tells them what each knew before it waited for it.
+        """Return whether to stop, from all ranks' flags; a step's flags are as of when each rank began to wait for it.
 
         Raises:
-            DslparError: on every rank, if one could not write.
+            DslparError: on every rank, if a rank could not write.
         """
         told, write_failed, folder_gone, _ = flags
         self._folder_gone |= folder_gone
@@ -306,13 +306,13 @@ class Trainer:
             self._noted_step = difference.step
 
     def _heed_difference(self) -> None:
-        """Heed what a comparison of replicas has found by this step.
+        """Act on the result of a comparison of replicas that is known by this step.
 
         Raises:
-            DslparError: on every rank, if they differ and that ends the run.
+            DslparError: on every rank, if replicas differ and the config ends the run then.
         """
         if self._difference is not None and self.job.spec.train.on_replica_difference == "stop":
-            self._publish_before_end()  # so that it is marked, too
+            self._publish_before_end()  # so that this checkpoint is marked, too
         self.session.heed_difference(self.engine, self._difference)
 
     # ---- metrics ----
@@ -325,7 +325,7 @@ class Trainer:
                 truncate_csv(path, self.engine.steps_done)
 
     def _write(self, metrics: TextIO, record: Record) -> None:
-        """Write and log a step's line; an error is kept for the flags: all ranks know of it before one ends."""
+        """Write and log a step's line. An error is kept for the flags: all ranks learn of it before one ends."""
         try:
             write_record(metrics, record)
             self._folder_gone = not is_in_place(metrics)
@@ -337,7 +337,7 @@ class Trainer:
             self._write_error = error
 
     def _check_finite(self, record: Mapping[str, float]) -> None:
-        """End the run when too many steps in a row have given no finite loss and gradient."""
+        """End the run when too many consecutive steps had no finite loss and gradient."""
         finite = math.isfinite(record["loss"]) and math.isfinite(record["grad_norm"])
         self._num_skipped = 0 if finite else self._num_skipped + 1
         if self._num_skipped > failures.max_skipped(self.job):
@@ -349,7 +349,7 @@ class Trainer:
 
 @contextlib.contextmanager
 def _open_to_append(path: Path) -> Iterator[TextIO]:
-    """Open a file to append to; an error of closing it is known by then, as one of writing, and is not raised again."""
+    """Open a file to append to. An error on close is ignored: the write that caused it has already reported it."""
     file = open(path, "a", encoding="utf-8")  # noqa: SIM115
     try:
         yield file

@@ -21,150 +21,104 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from dslpar.core.catalog import raise_finding
 from dslpar.core.errors import DslparError
-from dslpar.distributed import bootstrap, determinism
-from dslpar.distributed.device_environment import device_environment
 from dslpar.distributed.distributed_env import DistributedEnv
-from dslpar.distributed.failed_start import end_after_rank_0, end_before_start
+from dslpar.distributed.rank_session import RankExit, RankSession
 from dslpar.launch.agent import JOB
 from dslpar.layout.resolve import Job
 from dslpar.linter import check
-from dslpar.linter.report import text as report_text
 from dslpar.reporting import logging, monitors, run_dir
-from dslpar.reporting.logging import log
 from dslpar.training.arguments import make_parser
+from dslpar.training.request import Request, claim_run_folder
 
 if TYPE_CHECKING:
     from dslpar.checkpoint import Checkpoint
     from dslpar.data.source import Source
     from dslpar.language.load import Config
     from dslpar.training.session import Session
-    from dslpar.watchdog.rank_monitor import RankMonitor
 
 
-class Request(NamedTuple):
-    """What the command line requests: a job, its data, the config it came from, and how much of it to do."""
+class Loaded(NamedTuple):
+    """What the command line asks for: a job, its data, the config it came from, and how much of it to do."""
 
     job: Job
     source: Source
     config: Config
-    arguments: argparse.Namespace
-
-    @property
-    def trains(self) -> bool:
-        """Whether steps are taken, and files written."""
-        return not (self.arguments.eval_only or self.arguments.dry_run)
-
-    @property
-    def loads_checkpoint(self) -> bool:
-        """Whether a checkpoint is loaded, if there is one."""
-        return bool(self.arguments.resume or self.arguments.eval_only)
-
-    def is_complete(self, stored: Checkpoint | None) -> bool:
-        """Whether the run that saved this checkpoint had taken all steps."""
-        return self.trains and stored is not None and stored.step >= self.job.spec.train.steps
+    request: Request
+    flags: str
+    """The command line's flags, which must be the same on all ranks."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one rank; return its exit status."""
-    try:
-        dist_env = bootstrap.read_distributed_env(os.environ)
-    except DslparError as error:
-        logging.print_findings(error.findings)
-        return 1
-    rank_monitor = bootstrap.monitor_rank(dist_env, os.environ)
-    with logging.muted_unless_rank_0(dist_env.rank) as muted:
-        status, request = load_and_lint(sys.argv[1:] if argv is None else argv, dist_env, linted=JOB in os.environ)
-    if request is not None:
-        return run_rank(request, dist_env, rank_monitor)
-    if status:
-        end_before_start(dist_env, os.environ, rank_monitor, muted.getvalue())
-    return status
+    words = sys.argv[1:] if argv is None else argv
+
+    def load(dist_env: DistributedEnv) -> Loaded:
+        status, loaded = load_and_lint(words, dist_env, linted=JOB in os.environ)
+        if loaded is None:
+            raise RankExit(status)
+        return loaded
+
+    with RankSession(os.environ, watch_one=True) as rank:
+        loaded = rank.prepare(load)
+        rank.config = loaded.config
+        rank.status = _run(loaded, rank)
+    return rank.status
 
 
-def run_rank(request: Request, dist_env: DistributedEnv, rank_monitor: RankMonitor) -> int:
-    """Do what was requested, together with the other ranks; return the exit status."""
-    job = request.job
-    os.environ.update(monitors.environment(job) | device_environment(job, os.environ))
+def _run(loaded: Loaded, rank: RankSession) -> int:
+    """Meet the other ranks, claim the run folder, and do what is requested; return the exit status."""
+    job, source, request = loaded.job, loaded.source, loaded.request
+    assert rank.monitor is not None, "train.py's ranks are watched"
     if request.trains:  # before the ranks meet: a scheduler may end a job whose ranks still wait for each other
-        rank_monitor.stop_on_signal(job.spec.train.term_grace, job.spec.train.requeue_status)
-    rank_monitor.page.enter("starting")
-    bootstrap.setup_distributed(dist_env, os.environ, rank_monitor)
-    determinism.use_deterministic_algorithms(job)
-    from dslpar.distributed.collectives import Axis
+        rank.monitor.stop_on_signal(job.spec.train.term_grace, job.spec.train.requeue_status)
+    rank.meet(job, monitors.environment(job))
     from dslpar.training.session import Session
 
-    world = Axis(dist_env.world_size, dist_env.rank, tuple(range(dist_env.world_size)))
-    session = Session(job, request.config, world, rank_monitor, request.source.identity)
+    session = Session(job, loaded.config, rank.world, rank.monitor, source.identity)
     session.extend_timeouts()
-    try:
-        stored, folder = claim_run_folder(request, session)
-    except DslparError as error:
-        if dist_env.rank == 0:
-            logging.print_findings(session.at_keys(error.findings), request.config.sources)
-        session.enter_ending()
-        return end_after_rank_0(dist_env, rank_monitor)
-    with logging.log_to_run_folder(folder, dist_env.rank):
-        try:
-            status = _run(request, stored, folder, session)
-        except DslparError as error:  # what only the machine could know; every rank has the same findings
-            log.error(report_text.text(session.at_keys(error.findings), request.config.sources).rstrip())
-            session.enter_ending()
-            return end_after_rank_0(dist_env, rank_monitor)
-        session.enter_ending()
-        bootstrap.teardown_distributed()
-    return status
+    versions = {f"version of {name}": version for name, version in run_dir.versions().items()}
+    rank.agree(job, {"text": source.whole_identity, "command line": loaded.flags, **versions})
+    # From here on every rank has read the config, which may be in the folder that is now changed.
+    stored, folder = claim_run_folder(session, job, request, loads=request.loads_checkpoint)
+    with rank.log_to_run_folder(folder):
+        return _train(loaded, session, stored, folder)
 
 
-def _run(request: Request, stored: Checkpoint | None, folder: Path | None, session: Session) -> int:
-    """Build the engine, load the checkpoint, and train, evaluate or stop there; return the exit status."""
+def _train(loaded: Loaded, session: Session, stored: Checkpoint | None, folder: Path | None) -> int:
+    """Build the engine, and train, evaluate or stop there; return the exit status."""
     from dslpar.data.source import all_counted
     from dslpar.distributed.groups import Groups
     from dslpar.engine.build import build_engine
-    from dslpar.training.loop import Trainer
-    from dslpar.training.metrics import log_job
+    from dslpar.training.run_loop import log_complete, log_no_checkpoint, run_loop
     from dslpar.training.session import NO_LIMIT
     from dslpar.training.step_data import PartData
 
-    job, source = request.job, request.source
-    if stored is not None and request.is_complete(stored):
-        log.info("%s is of step %d, and train.steps is %d: complete", stored.path, stored.step, job.spec.train.steps)
+    job, source, request = loaded.job, loaded.source, loaded.request
+    if stored is not None and request.is_complete(job, stored):
+        log_complete(stored.step, job.spec.train.steps)
         return 0
     if request.loads_checkpoint and stored is None:
-        log.info("nothing to resume in %s: starting at step 0", job.output_dir)
+        log_no_checkpoint(job.output_dir, 0)
     with logging.prints_to_log(folder):
         groups = Groups(job.mesh, num_chunks=job.chunks.num)
         session.locate(groups)
         session.enter("building", times=NO_LIMIT)
         engine = build_engine(job, groups, all_counted=all_counted(job))
         session.extend_timeouts()  # of the groups that were made since
-    log_job(job, engine)
-    if stored is not None:
-        session.load(engine, stored, folder)
-    if request.arguments.dry_run:
-        return 0
-    train_data, held_out = (PartData(engine, part, session.world) for part in (source.train, source.held_out))
-    eval_data = held_out if job.spec.train.eval_interval is not None else None
-    trainer = Trainer(engine, train_data, eval_data, folder, session)
-    if request.arguments.eval_only:
-        trainer.evaluate_alone()
-        return 0
-    if folder is not None:
-        run_dir.truncate_metrics(folder, engine.steps_done)
-    trainer.train()
-    if not trainer.stopped or engine.steps_done == job.spec.train.steps:
-        return 0
-    saved = trainer.last_checkpoint
-    log.info("told to stop: %s", f"step {engine.steps_done} is saved in {saved}" if saved else "not saved")
-    return session.mark_stopped(engine.steps_done, saved)
+
+    def make_data() -> tuple[PartData, PartData | None]:
+        train_data, held_out = (PartData(engine, part, session.world) for part in (source.train, source.held_out))
+        return train_data, held_out if job.spec.train.eval_interval is not None else None
+
+    return run_loop(engine, session, request, stored, folder, make_data).status
 
 
 # ---- before torch is imported ----
 
 
-def load_and_lint(argv: Sequence[str], dist_env: DistributedEnv, linted: bool = False) -> tuple[int, Request | None]:
-    """Find all that is wrong before a process group exists, and print it; return the exit status with the request.
+def load_and_lint(argv: Sequence[str], dist_env: DistributedEnv, linted: bool = False) -> tuple[int, Loaded | None]:
+    """Find all that is wrong before a process group exists, and print it; return the exit status with what is loaded.
 
     `linted`: `dslpar launch` started this rank, and has printed what lint only warns of.
     """
@@ -184,10 +138,12 @@ def load_and_lint(argv: Sequence[str], dist_env: DistributedEnv, linted: bool = 
         if dist_env.rank == 0:
             monitors.check_packages(job)
         check_data(job)
-        request = Request(job, find_source(job), config, arguments)
+        request = Request(arguments.resume, arguments.eval_only, arguments.dry_run)
+        flags = {name: value for name, value in vars(arguments).items() if isinstance(value, bool)}
+        loaded = Loaded(job, find_source(job), config, request, repr(flags))
         unused = run_dir.unused_checkpoint(job, config, loads=request.loads_checkpoint)
         logging.print_findings([*unused], config.sources)
-        return 0, request
+        return 0, loaded
     except DslparError as error:
         if config is None:
             logging.print_findings(error.findings)
@@ -206,36 +162,3 @@ def _requested_job(job: Job, arguments: argparse.Namespace) -> Job:
         train = dataclasses.replace(job.spec.train, eval_interval=job.spec.train.steps)
         job = dataclasses.replace(job, spec=dataclasses.replace(job.spec, train=train))
     return job
-
-
-# ---- ranks together, before anything is built ----
-
-
-def claim_run_folder(request: Request, session: Session) -> tuple[Checkpoint | None, Path | None]:
-    """Check that all ranks run the same; lock the run folder, find the checkpoint to load, and prepare the folder.
-
-    Returns:
-        The checkpoint, if one is to be loaded; and the folder to write to, on rank 0 of a run that trains.
-    """
-    from dslpar.distributed.consistency import check_consistency
-
-    job, source = request.job, request.source
-    flags = {name: value for name, value in vars(request.arguments).items() if isinstance(value, bool)}
-    facts = {"text": source.whole_identity, "command line": repr(flags)}
-    facts |= {f"version of {name}": version for name, version in run_dir.versions().items()}
-    check_consistency(job, session.world, facts)
-    # From here on every rank has read the config, which may be in the folder that is now changed.
-    if request.trains:
-        session.lock_folder(job)  # before it is looked at what is there
-    stored = session.find_checkpoint(job) if request.loads_checkpoint else None
-    if stored is None and request.arguments.eval_only:
-        message = f"--eval-only, and no checkpoint in {job.output_dir}"
-        hint = "train first, or name the folder of a run, train.output_dir=..."
-        key = "train.output_dir"
-        raise_finding("CKP206", message, hint, job.path, key)
-    if stored is not None and request.trains:
-        session.prune(job, stored)
-    if not request.trains or request.is_complete(stored):
-        return stored, None
-    session.prepare_folder(job, stored)
-    return stored, None if session.world.index else Path(job.output_dir)

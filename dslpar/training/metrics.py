@@ -1,6 +1,7 @@
-"""Numbers of a run for metrics.jsonl and the log: sizes, parameters, memory, throughput, MFU, loss scale, time left.
+"""Run metrics for metrics.jsonl and the log: sizes, parameters, memory, throughput, MFU, loss scale, time left.
 
-A line a step with the time that is left is detectron2's and LiBai's log; parameters and memory before it, torchtitan's.
+The log has one line per step with the remaining time, as in detectron2 and LiBai. Parameters and memory come before it,
+as in torchtitan.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ import psutil
 import torch
 from deepspeed.accelerator import get_accelerator
 
+from dslpar.costs import flops
+from dslpar.costs.family_costs import costs_of
 from dslpar.distributed import collectives
 from dslpar.engine.engine import Engine
-from dslpar.forecast import flops
-from dslpar.forecast.family_costs import costs_of
 from dslpar.layout.resolve import Job
 from dslpar.reporting.logging import log
 from dslpar.schema import sections
@@ -23,7 +24,7 @@ from dslpar.schema.datasets import is_images
 
 
 def throughput(job: Job, device: str, tokens_per_s: float) -> dict[str, float]:
-    """Return each device's `tflops_per_s`, by the count of `mfu_causal`, and the MFUs; unknown ones are left out."""
+    """Return `tflops_per_s` per device, counted as for `mfu_causal`, and the MFUs; unknown values are left out."""
     model = job.spec.model
     if not isinstance(model, sections.Model):
         return {}
@@ -35,56 +36,56 @@ def throughput(job: Job, device: str, tokens_per_s: float) -> dict[str, float]:
 
 
 def unit_of(job: Job) -> str:
-    """Return what is counted of a job's data: of a program's own, whose length the config does not say, samples."""
+    """Return the unit of a job's data: "images", "tokens", or "samples" if the config has no sequence length."""
     if is_images(job.spec.data):
         return "images"
     return "tokens" if job.seq_len else "samples"
 
 
 def sample_size(job: Job) -> int:
-    """Return how many of these a sample is."""
+    """Return the number of units per sample."""
     return job.seq_len if unit_of(job) == "tokens" else 1
 
 
 def progress(job: Job, consumed_samples: int, step_s: float) -> dict[str, float]:
-    """Return how far the run is, and how fast: `tokens`, `step_s` and `tokens_per_s`; of images, `images_per_s`."""
+    """Return progress and speed: `tokens`, `step_s` and `tokens_per_s`, or the same for images or samples."""
     unit, size = unit_of(job), sample_size(job)
     done, in_step = consumed_samples * size, job.batch.global_size * size
     return {unit: done, "step_s": step_s, f"{unit}_per_s": in_step / step_s}
 
 
 class ParameterCounts(NamedTuple):
-    """How many parameters there are, padding included."""
+    """Numbers of parameters, including padding."""
 
     total: int
-    """Distinct ones of the whole model."""
+    """Distinct parameters of the whole model."""
     trained: int
-    """Those of them that are not frozen."""
+    """Distinct parameters that are not frozen."""
     local: int
-    """On this rank."""
+    """Parameters on this rank."""
 
 
 def num_parameters(engine: Engine) -> ParameterCounts:
-    """Count the parameters of the whole model, and of this rank. All ranks together."""
+    """Count the parameters of the whole model and of this rank. All ranks together."""
     parameters: list[Any] = list(engine.module.parameters())
     sizes = [getattr(p, "ds_numel", None) or p.numel() for p in parameters]  # ZeRO 3 leaves an empty tensor
     owned = [(size, p) for size, p in zip(sizes, parameters, strict=True) if p.tensor_model_parallel]
     counts = [sum(size for size, _ in owned), sum(size for size, p in owned if p.requires_grad)]
-    # Over the ranks that step one copy of the weights: others hold copies of the same parameters.
+    # Summed over the ranks that hold one copy of the weights. Other ranks hold copies of the same parameters.
     summed = collectives.all_reduce(torch.tensor(counts, device=engine.deepspeed.device), engine.groups.weight_axis)
     total, trained = summed.tolist()
     return ParameterCounts(total, trained, sum(sizes))
 
 
 def device_name(engine: Engine) -> str:
-    """Return the name by which the driver knows this rank's device; "cpu" for a CPU."""
+    """Return the driver's name of this rank's CUDA device; the device type, such as "cpu", for other devices."""
     device = engine.deepspeed.device
-    # DeepSpeed's accelerators do not tell; of torch's modules of other devices not all do.
+    # DeepSpeed's accelerators do not report a name, and neither do all of torch's modules for other devices.
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def loss_scale(job: Job, engine: Engine) -> dict[str, float]:
-    """Return the scale that the next step's loss is multiplied by, with fp16 alone."""
+    """Return the loss scale of the next step; empty unless the dtype is fp16."""
     return {"loss_scale": float(engine.deepspeed.optimizer.loss_scale)} if job.spec.precision.dtype == "fp16" else {}
 
 
@@ -92,7 +93,7 @@ def loss_scale(job: Job, engine: Engine) -> dict[str, float]:
 
 
 def log_job(job: Job, engine: Engine) -> None:
-    """Log what runs: its layout, batch, ZeRO stage and precision, parameters and memory. All ranks together."""
+    """Log the run's layout, batch, ZeRO stage, precision, parameters and memory. All ranks together."""
     mesh, cuboid, batch = job.mesh, job.mesh.tensor, job.batch
     mode = f" ({cuboid.mode})" if cuboid.mode else ""
     each = f" ({job.chunks.num} stages each)" if job.chunks.num > 1 else ""
@@ -115,7 +116,7 @@ def log_job(job: Job, engine: Engine) -> None:
 
 
 def log_memory(engine: Engine, when: str) -> None:
-    """Log the memory of rank 0, and the most of any rank. All ranks together."""
+    """Log the memory of rank 0 and the maximum over ranks. All ranks together."""
     found = collectives.gather_objects(_memory_bytes(engine), engine.groups.axis("pipe", "data", "tensor"))
     most = max(found)
     elsewhere = f"; the most is {most / 2**30:.2f} GiB, on rank {found.index(most)}" if most > found[0] else ""
@@ -124,7 +125,7 @@ def log_memory(engine: Engine, when: str) -> None:
 
 
 def _memory_bytes(engine: Engine) -> int:
-    """Return the peak of what this rank has allocated on its device; on a CPU what its process has resident."""
+    """Return this rank's peak allocation on its device; on a CPU, its process's resident set size."""
     device = engine.deepspeed.device
     if device.type == "cpu":
         return int(psutil.Process().memory_info().rss)
@@ -132,7 +133,7 @@ def _memory_bytes(engine: Engine) -> int:
 
 
 def log_step(job: Job, record: Mapping[str, float], left_s: float) -> None:
-    """Log a step's line of metrics.jsonl, and the time that is left."""
+    """Log a step's line of metrics.jsonl and the remaining time."""
     train, unit = job.spec.train, unit_of(job)
     held_out = f"  held-out {record['eval_loss']:.4f}" if "eval_loss" in record else ""
     log.info(
@@ -143,9 +144,9 @@ def log_step(job: Job, record: Mapping[str, float], left_s: float) -> None:
 
 
 def seconds_left(job: Job, record: Mapping[str, float], elapsed_s: float, first_step: int) -> float:
-    """Return how long the rest of the run takes, at the pace of this start's steps: all but its first one.
+    """Return the remaining time of the run, at the pace of this start's steps without the first one.
 
-    elapsed_s: since that one was done; evaluations, checkpoints and hooks are in it, as they will be in the rest.
+    elapsed_s: seconds since the first step ended, including evaluations, checkpoints and hooks, as in the rest.
     """
     step = int(record["step"])
     pace_s = elapsed_s / (step - first_step) if step > first_step else record["step_s"]
@@ -153,7 +154,7 @@ def seconds_left(job: Job, record: Mapping[str, float], elapsed_s: float, first_
 
 
 def duration(seconds: float) -> str:
-    """Return a duration as clocks show it.
+    """Format a duration like a clock.
 
     >>> duration(59.6), duration(4000), duration(200_000)
     ('0:01:00', '1:06:40', '2d 7:33:20')

@@ -1,4 +1,4 @@
-"""The engine of a program of one's own: it saves and resumes, stops when told to, and is watched, as train.py is.
+"""Engine for a user's own training loop: it saves, resumes, stops when told to and is watched, as in train.py.
 
     engine, train_data, *_ = dslpar.initialize("config.py", model=model, train_data=images)
     engine.resume()                                  # from the newest checkpoint; where there is none, from step 0
@@ -6,14 +6,16 @@
         for x, y in train_data: ...; engine.step()   # SIGTERM: saves after the step, and the next one ends the program
         engine.save()
 
-`execute_pipeline`, `no_sync` and `sync_grads` are for programs of ColossalAI's (its discussion 4050 has the design):
+`execute_pipeline`, `no_sync` and `sync_grads` are for programs written for ColossalAI (its discussion 4050 has the
+design):
 
     result = engine.execute_pipeline(data_iter, criterion=criterion)     # dict(loss=..., outputs=...); no step yet
     engine.step()
 
-A call of the engine may take `train.step_timeout`, and what is slow by nature six times as long; what the program does
-between calls is not bounded. That an engine saves and loads itself is DeepSpeed's interface (`save_checkpoint`); that
-SIGTERM saves at the end of a step and ends by an exception is how PyTorch Lightning stops on Slurm's signals.
+A call of the engine may take `train.step_timeout` seconds, and slow calls (such as the first step, saving, evaluation)
+six times as long. Time between calls is not limited. As in DeepSpeed (`save_checkpoint`), the engine saves and loads
+itself. As in PyTorch Lightning on Slurm's signals, SIGTERM saves at the end of a step and an exception then ends the
+program.
 """
 
 from __future__ import annotations
@@ -27,7 +29,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dslpar.checkpoint import Checkpoint
 from dslpar.core.catalog import raise_finding
 from dslpar.core.visible import visible
 from dslpar.distributed.groups import Groups
@@ -45,18 +46,18 @@ from dslpar.reporting.run_dir import CHECKPOINTS, CONFIG, SOURCES
 from dslpar.training.session import SLOW_FACTOR, Session
 
 OWN_OPTIMIZER = object()
-"""Stands for the engine's own optimizer where a program names none."""
+"""Default of `optimizer` arguments: the engine's own optimizer."""
 _WRITTEN = (CONFIG, SOURCES, CHECKPOINTS)
-"""What a program's run writes by itself; all else in the folder is the program's own."""
+"""Names in the run folder that dslpar writes; everything else there belongs to the program."""
 
 
 class ProgramEngine(Engine):
-    """An engine that a program drives, in its session. All ranks must call its methods together."""
+    """An engine that a program drives, with a session. All ranks must call its methods together."""
 
     stopped: bool
-    """Whether the run was told to stop, by SIGTERM or SIGUSR1 to any rank, and its last step is saved.
+    """True if SIGTERM or SIGUSR1 to any rank told the run to stop, and its last step is saved.
 
-    What would begin the next step raises SystemExit(train.requeue_status).
+    A call that would begin the next step then raises SystemExit(train.requeue_status).
     """
 
     def __init__(
@@ -75,45 +76,42 @@ class ProgramEngine(Engine):
         self.session, self.stopped = session, False
         host_reads.local_flags = self._local_flags
         self.in_loop = False
-        """Whether `dslpar.fit` runs: its loop bounds the calls, and stops after a step, by itself."""
-        self.resumed_from: Checkpoint | None = None
-        """The checkpoint that the run goes on from; None: it has begun at step 0."""
+        """True if `dslpar.fit` is running. Its loop sets timeouts and stops after a step by itself."""
         self._first_step = 1
 
     # ---- checkpoints ----
 
     def save(self) -> Path:
-        """Save the run as it stands, below train.output_dir; return the checkpoint's folder.
+        """Save a checkpoint below train.output_dir; return its folder.
 
-        It holds weights, the optimizer's state, the LR scheduler, the position in the data and random states, and any
-        layout resumes it. The folder is there when this returns: that steps go on while a checkpoint is written
-        (train.async_save) takes a loop that publishes it at a later step, `dslpar.fit`. A second call after the same
-        step returns the first one's. Checkpoints of an earlier run, which this one has not resumed, are moved to
-        `earlier/` first.
+        The checkpoint holds weights, optimizer state, LR scheduler, position in the data and random states, and any
+        layout can resume it. It is complete on return. Writing it while training continues (train.async_save) needs a
+        loop that publishes it at a later step: `dslpar.fit`. A second call after the same step returns the same folder.
+        Checkpoints of an earlier run that this run has not resumed are first moved to `earlier/`.
 
         Raises:
-            DslparError: on every rank: in the middle of a step, another run writes there, or a rank cannot.
+            DslparError: on every rank, if a step is in progress, another run writes there, or a rank cannot write.
         """
         if not self.is_between_steps:
             raise_finding("BAT206", "save() in the middle of a step", "call it after step()", self.job.path)
-        self.session.lock_folder(self.job)  # which may wait for the run before this one to end
+        self.session.lock_folder(self.job)  # may wait for the previous run to end
         with self.session.inside("saving", self.steps_done, SLOW_FACTOR):
             if not self.session.is_prepared:
-                self.session.prepare_folder(self.job, self.resumed_from, _WRITTEN)
+                self.session.prepare_folder(self.job, self.session.loaded, _WRITTEN)
             self.session.heed_difference(self, self.session.conclude_comparison(self))
             return self.session.save(self)
 
     def resume(self) -> Path | None:
-        """Go on from the checkpoint that checkpoint.resume_from names: by default the newest in train.output_dir.
+        """Resume from the checkpoint that checkpoint.resume_from names, by default the newest in train.output_dir.
 
-        Call it before the first step. Weights, the optimizer, the LR scheduler, `steps_done` and the loaders' position
-        are then those of the run that saved, whatever its layout; in the same layout, to the bit.
+        Call it before the first step. It restores weights, optimizer, LR scheduler, `steps_done` and the loaders'
+        position from a run in any layout. In the same layout the run continues bit-identically.
 
         Returns:
             The checkpoint's folder; None: there is none, and the run starts at step 0.
 
         Raises:
-            DslparError: on every rank: the checkpoint is corrupted, or of another model, text, seed or batch.
+            DslparError: on every rank, if the checkpoint is corrupted, or has another model, text, seed or batch.
         """
         if self.steps_done or not self.is_between_steps:
             where = "in the middle of a step" if not self.is_between_steps else f"after step {self.steps_done}"
@@ -124,7 +122,7 @@ class ProgramEngine(Engine):
             if stored is None:
                 return None
             self.session.load(self, stored)
-        self.resumed_from, self._first_step = stored, self.steps_done + 1
+        self._first_step = self.steps_done + 1
         return Path(stored.path)
 
     # ---- whole batches, and the stages of the pipeline, under ColossalAI's names ----
@@ -138,25 +136,25 @@ class ProgramEngine(Engine):
         return_loss: bool = True,
         return_outputs: bool = True,
     ) -> dict[str, Any]:
-        """Run the next batch forward and backward, with a pipeline or without; `step()` must follow.
+        """Run the next batch forward and backward, with or without a pipeline; `step()` must follow.
 
-        Forward alone, in evaluation mode, where torch has no gradients on (`torch.no_grad`), after `engine.eval()`, and
-        with `optimizer=None`.
+        With `optimizer=None`, under `torch.no_grad` or after `engine.eval()`, it runs only the forward, in evaluation
+        mode.
 
         data_iter: yields micro-batches (inputs, labels), or batches of accumulation * micro_size samples, which are
-            split; None where a stage needs no data.
-        criterion: (output, label) to the mean over the micro-batch, as `dslpar.initialize` takes it; None: the
-            engine's own. The label is what stands beside the inputs.
-        model, optimizer: the engine's own, which need not be named.
+            split; None if this rank's stage needs no data.
+        criterion: maps (output, label) to the micro-batch's mean loss, as in `dslpar.initialize`; None: the engine's
+            own. The label is the second item of each micro-batch.
+        model, optimizer: the engine's own, which may be left out.
 
         Returns:
-            "loss": the mean over the global batch, a scalar without a graph, on every rank: a program that decides by
-            it decides the same everywhere. "outputs": what a criterion is given, of all of this replica's micro-batches
-            along the first dim, on the last stage; None on the others. Each is None where it is not asked for.
+            "loss": the mean over the global batch, a scalar without a graph. It is the same on every rank, so that a
+            program's decisions on it are, too. "outputs": the model's outputs for all of this replica's micro-batches,
+            concatenated along the first dim, on the last stage; None on other stages. Each is None if not requested.
 
         Raises:
             DslparError: another model or optimizer, a criterion with parameters, or wrong data.
-            StopIteration: there are no more data.
+            StopIteration: there is no more data.
         """
         self._check_own(model, optimizer)
         check_criterion(criterion, self.job.path)
@@ -169,9 +167,9 @@ class ProgramEngine(Engine):
         return {"loss": loss, "outputs": result.output}
 
     def _check_own(self, model: object, optimizer: Any) -> None:
-        """Refuse a model or an optimizer that is not the engine's: another one's step would train nothing."""
+        """Refuse a model or an optimizer that is not the engine's: a step of another one would train nothing."""
         models = (None, self, self.deepspeed.module, self.deepspeed)
-        # The groups of settings are what a program's optimizer and DeepSpeed's around it have in common.
+        # A program's optimizer and DeepSpeed's wrapper around it share their parameter groups.
         groups = getattr(optimizer, "param_groups", [None])
         is_own = optimizer is None or optimizer is OWN_OPTIMIZER
         is_own = is_own or groups[0] is self.deepspeed.optimizer.param_groups[0]
@@ -187,17 +185,18 @@ class ProgramEngine(Engine):
         return PipelineStageManager(self.groups)
 
     def get_held_layers(self, stage: int | None = None) -> list[str]:
-        """Return the names of the modules of all chunks of a stage, by default this rank's, in the order they run.
+        """Return the module names of all chunks of a stage, by default this rank's, in the order they run.
 
-        Here, and in `get_shared_params`, a stage is what it is to `stage_manager`: a rank's place in the pipeline.
+        Here and in `get_shared_params`, a stage is a rank's place in the pipeline, as in `stage_manager`.
         """
         stage = self.stage_manager.stage if stage is None else stage
         return held_layers(self.deepspeed.module.specs, self.job.stages.counts or (), self.job.chunks, stage)
 
     def get_shared_params(self) -> list[dict[int, str]]:
-        """Return, of each weight that several stages hold, its name on each: [{0: "embed.weight", 3: "head.weight"}].
+        """Return, for each weight that several stages hold, its names: [{0: "embed.weight", 3: "head.weight"}].
 
-        Names and not tensors, since no rank has another stage's. Their gradients are summed before each step.
+        These are names, not tensors, since no rank has another stage's tensors. Their gradients are summed before each
+        step.
         """
         return shared_params(self.deepspeed.module.specs, self.job.stages.counts or (), self.job.chunks)
 
@@ -211,14 +210,14 @@ class ProgramEngine(Engine):
             self.session.heed_difference(self, self.session.compare_replicas(self))
 
     def _stop_if_told(self) -> None:
-        """Save, if any rank was told to stop before it waited for the step's numbers."""
+        """Save and mark the run stopped if any rank's stop flag was set when the step's numbers were read."""
         if self.in_loop or self.stopped:
             return
         if any(self.host_reads.any_rank):
             saved = str(self.save()) if self.session.train.save_interval != 0 else ""
             self.session.mark_stopped(self.steps_done, saved)
             self.stopped = True
-            if self.groups.rank == 0:  # not to a log: a program may have none
+            if self.groups.rank == 0:  # printed, since a program may have no log
                 how = f"saved in {saved}" if saved else "not saved"
                 print(visible(f"told to stop: step {self.steps_done} is {how}"), file=sys.stderr, flush=True)
 
@@ -229,7 +228,7 @@ class ProgramEngine(Engine):
     # ---- the engine's calls, in their bounds ----
 
     def train_batch(self, micro_batches: Iterable[MicroBatch]) -> float:
-        """As Engine's; ends the program where it was told to stop."""
+        """Call Engine.train_batch; end the program if it was told to stop."""
         self._leave_if_stopped()
         with self._step_phase():
             return super().train_batch(micro_batches)
@@ -237,7 +236,7 @@ class ProgramEngine(Engine):
     def forward_backward(
         self, micro_batches: Iterable[MicroBatch], keep_outputs: bool = False, criterion: LossFn | None = None
     ) -> Output:
-        """As Engine's; ends the program where it was told to stop."""
+        """Call Engine.forward_backward; end the program if it was told to stop."""
         self._leave_if_stopped()
         with self._step_phase():
             return super().forward_backward(micro_batches, keep_outputs, criterion)
@@ -245,17 +244,17 @@ class ProgramEngine(Engine):
     def forward(
         self, micro_batches: Iterable[MicroBatch], keep_outputs: bool = False, criterion: LossFn | None = None
     ) -> Output:
-        """As Engine's."""
+        """Call Engine.forward."""
         with nullcontext() if self.in_loop else self.session.inside("evaluating", self.steps_done, SLOW_FACTOR):
             return super().forward(micro_batches, keep_outputs, criterion)
 
     def sync_grads(self) -> None:
-        """As Engine's."""
+        """Call Engine.sync_grads."""
         with self._step_phase():
             super().sync_grads()
 
     def __call__(self, *inputs: Any) -> Any:
-        """As Engine's; ends the program where it was told to stop, and a step would begin."""
+        """Call the Engine; end the program if it was told to stop and a step would begin."""
         if not self.deepspeed.module.training:
             return super().__call__(*inputs)
         if self.is_between_steps:
@@ -264,12 +263,12 @@ class ProgramEngine(Engine):
             return super().__call__(*inputs)
 
     def backward(self, loss: Tensor) -> None:
-        """As Engine's."""
+        """Call Engine.backward."""
         with self._step_phase():
             super().backward(loss)
 
     def step(self) -> None:
-        """As Engine's; at the end of a step all ranks agree on whether one of them was told to stop, and save."""
+        """Call Engine.step. At the end of a step, save on all ranks if any rank was told to stop."""
         with self._step_phase():
             super().step()
             if self.is_between_steps:

@@ -1,26 +1,25 @@
-"""Compare what must be equal on several ranks, to the bit, every `train.check_replicas` steps.
+"""Compare replicated state across ranks, bit for bit, every `train.check_replicas` steps.
 
     check = ReplicaCheck(engine)
     difference = check.after_step()     # after each step, on all ranks together; None: nothing is known to differ
     difference = check.finish()         # of a comparison that was begun and not read yet, such as before a save
 
-A bit that flips in a device's memory, a kernel that loses an update, a module that draws other numbers on one rank of
-a tensor group: none of these raises, and the loss may look well for thousands of steps. Copies of one state show them,
-since each is computed by another device.
+Some faults raise no error, and the loss may look fine for thousands of steps: a bit that flips in device memory, a
+kernel that loses an update, a module that draws different numbers on one rank of a tensor group. Copies of the same
+state reveal them, since a different device computes each copy.
 
-1. After a step that is due, each rank hashes its copies where they are (`engine.tensor_hash`). It adds up the hashes of
-   all that is equal over the same axes to one digest: a few 64-bit numbers a rank, whatever the size of the model.
-2. One all-gather over all ranks, which nobody waits for, brings the digests together. The device compares each with
-   that of the first of the ranks that hold copies.
-3. The verdict is read a step later, with the loss and the norm (`HostReads`): the host waits for nothing more.
-4. Where it says that copies differ, the ranks concerned send the hashes of that step, with names.
+1. After a due step, each rank hashes its copies on their device (`engine.tensor_hash`). It adds up the hashes of all
+   state that is equal over the same axes to one digest. A rank has a few 64-bit digests, regardless of model size.
+2. One asynchronous all-gather over all ranks collects the digests. The device compares each with the digest of the
+   first rank that holds a copy.
+3. The verdict is read one step later, together with the loss and the norm (`HostReads`), without another host wait.
+4. If copies differ, the ranks concerned send that step's hashes, with names.
 
-The hashes of the step that was due are kept for that, since a later step may hide a fault: ZeRO 1 and 2 gather all
-weights anew.
+The hashes of the due step are kept for that, since a later step may hide a fault: ZeRO 1 and 2 gather all weights anew.
 
-The idea is Megatron-LM's (`--check-weight-hash-across-dp-replicas-interval`), which hashes weights on the host, over
-data alone, and waits for it. DeepSpeed and torchtitan compare no values of tensors across ranks. A digest that is sent
-first, and details only where it differs, is a Merkle tree of two levels.
+The idea is Megatron-LM's (`--check-weight-hash-across-dp-replicas-interval`), which hashes weights on the host,
+compares over data only, and waits for it. DeepSpeed and torchtitan do not compare tensor values across ranks. Sending a
+digest first, and details only if it differs, is a Merkle tree of two levels.
 """
 
 from __future__ import annotations
@@ -50,23 +49,23 @@ class Difference(NamedTuple):
     """The first copies that differ, by name; the same on every rank."""
 
     step: int
-    """The step after which they were hashed."""
+    """The step after which the copies were hashed."""
     last_equal_step: int | None
-    """The step of the last comparison that found no difference; None: there was none since this start of the run."""
+    """The step of the last comparison without a difference; None: there was none since this start of the run."""
     title: str
-    """'weight blocks.0.norm.weight'."""
+    """Kind and name, such as 'weight blocks.0.norm.weight'."""
     ranks: tuple[int, ...]
     """All ranks that hold a copy."""
     unlike: tuple[int, ...]
-    """Those whose copy is not that of the majority; (): there is no majority."""
+    """Ranks whose copy is not the majority's; (): there is no majority."""
     hosts: tuple[str, ...]
-    """The host of each of `unlike`, or else of each of `ranks`."""
+    """The host of each rank in `unlike`; if that is empty, of each rank in `ranks`."""
     others: tuple[str, ...]
-    """Titles of what else differs, by name."""
+    """Titles of other state that differs."""
 
     @property
     def message(self) -> str:
-        """Describe it in a sentence."""
+        """Describe the difference in a sentence."""
         accused = self.unlike or self.ranks
         who = " and ".join(f"rank {rank} on {host}" for rank, host in zip(accused, self.hosts, strict=True))
         if self.unlike:
@@ -81,7 +80,7 @@ class Difference(NamedTuple):
         return f"{self.title} is not the same on all ranks after step {self.step}: {how}; {before}"
 
     def finding(self, job: Job, marked: Sequence[str]) -> Finding:
-        """Return the finding of it; `marked`: names of the checkpoints that were saved since copies were equal."""
+        """Return the difference as a finding; `marked`: names of checkpoints saved since copies were last equal."""
         details = [f"{title} differs too" for title in self.others[:_MAX_LISTED]]
         more = len(self.others) - _MAX_LISTED
         details += [f"and {more} more differ"] if more > 0 else []
@@ -91,12 +90,12 @@ class Difference(NamedTuple):
 
 
 class _Begun(NamedTuple):
-    """A comparison whose verdict is not read yet."""
+    """A comparison whose verdict has not been read yet."""
 
     step: int
     items: tuple[_Key, ...]
     hashes: Tensor
-    """int64 [items], as they were at that step."""
+    """int64 [items], as of that step."""
     digests: Pending
     """int64 [ranks, kinds of copies]."""
 
@@ -110,9 +109,9 @@ class _Key(NamedTuple):
 
 
 class ReplicaCheck:
-    """The comparisons of a run; all ranks make it and call its methods together.
+    """Compares the replicas of a run. All ranks construct it and call its methods together.
 
-    Nothing is compared, and nothing sent, where `train.check_replicas` is None or the world is one rank.
+    It compares and sends nothing if `train.check_replicas` is None or the world is one rank.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -120,19 +119,19 @@ class ReplicaCheck:
         self.interval = engine.job.spec.train.check_replicas if self._world.size > 1 else None
         """Steps between comparisons; None: there are none."""
         self.last_equal_step: int | None = None
-        """The step of the last comparison that found no difference; None: there was none yet."""
+        """The step of the last comparison without a difference; None: there was none yet."""
         self._begun: _Begun | None = None
         self._kinds: list[Copies] = []
-        """Every kind of copies that a rank has: the same list on all of them, made at the first comparison."""
+        """All kinds of copies that any rank has: the same list on all ranks, made at the first comparison."""
         self._first = torch.empty(0)
-        """int64 [ranks, kinds]: the first of the ranks that hold copies with each rank."""
+        """int64 [ranks, kinds]: for each rank, the first rank that holds the same copies."""
         self._weights: tuple[tuple[_Key, ...], Tensor] = (), torch.empty(0)
-        """Items, and the weights of their hashes in the digests, int64 [kinds, items]."""
+        """Items, and their hashes' weights in the digests, int64 [kinds, items]."""
 
     def after_step(self) -> Difference | None:
-        """Return what the comparison before this step has found, and begin another one if that is due.
+        """Return the result of the comparison begun before this step; begin another one if due.
 
-        Of the last step, what its own has found: a checkpoint may follow, and no other step.
+        After the run's last step, its own comparison is concluded at once: a checkpoint may follow, but no other step.
         """
         if self.interval is None:
             return None
@@ -145,7 +144,7 @@ class ReplicaCheck:
         return difference or (self.finish() if is_last else None)
 
     def finish(self) -> Difference | None:
-        """Wait for the verdict that is not read yet, if there is one, and return what it says."""
+        """Wait for a verdict that has not been read yet, if any, and return the difference."""
         if self._begun is None:
             return None
         self._engine.host_reads.check = None
@@ -170,12 +169,12 @@ class ReplicaCheck:
         parts = [tensor_hashes(on_device)] if on_device else []
         if on_host:
             hashes = torch.tensor(on_host, dtype=torch.int64)
-            # From pinned memory: of any other the host would wait for the copy.
+            # From pinned memory: the host would wait for a copy from any other.
             parts.append(hashes if device.type == "cpu" else hashes.pin_memory().to(device, non_blocking=True))
         return tuple(_Key(item.name, item.kind, item.copies) for item in state), torch.cat(parts)
 
     def _find_kinds(self, items: Sequence[_Key]) -> None:
-        """Have all ranks tell each other which kinds of copies they have."""
+        """Gather all ranks' kinds of copies."""
         every = collectives.gather_objects({item.copies for item in items}, self._world)
         self._kinds = sorted(set[Copies]().union(*every))
         mesh = self._engine.groups.mesh
@@ -185,7 +184,7 @@ class ReplicaCheck:
         self._first = torch.tensor(first, dtype=torch.int64).to(self._engine.deepspeed.device)
 
     def _digest_weights(self, items: tuple[_Key, ...]) -> Tensor:
-        """Return an odd weight for each item in the row of its kind, and 0 in others: kept, as items seldom change."""
+        """Return an odd weight for each item in its kind's row, and 0 in other rows; cached, as items seldom change."""
         if self._weights[0] != items:
             weights = torch.zeros(len(self._kinds), len(items), dtype=torch.int64)
             for column, item in enumerate(items):
@@ -194,7 +193,7 @@ class ReplicaCheck:
         return self._weights[1]
 
     def _differs(self, begun: _Begun) -> Tensor:
-        """Return whether any copies differ, on the device: the same on every rank."""
+        """Return whether any copies differ, as a device tensor that is equal on every rank."""
         digests = begun.digests.wait().view(self._first.shape)
         return (digests.gather(0, self._first) != digests).any()
 
@@ -209,7 +208,7 @@ class ReplicaCheck:
         return None
 
     def _find(self, begun: _Begun) -> Difference:
-        """Return the first copies that differ, from the hashes of those ranks whose digests do."""
+        """Return the first copies that differ, from the hashes of the ranks whose digests differ."""
         reports = collectives.gather_objects((socket.gethostname(), self._report(begun)), self._world)
         found: dict[_Copy, dict[int, int]] = {}
         for rank, (_, hashes) in enumerate(reports):
@@ -245,7 +244,7 @@ class ReplicaCheck:
 
 
 class _Copy(NamedTuple):
-    """Something that several ranks hold a copy of, in the order in which it is looked for."""
+    """A piece of state that several ranks hold a copy of; sorts by name, kind and ranks."""
 
     name: str
     kind: str
@@ -265,13 +264,13 @@ def _hash_on_host(item: Item) -> int:
 
 
 def _first_of(coord: Mapping[str, int], copies: Copies) -> dict[str, int]:
-    """Return where the first of the ranks stands that hold copies with the rank at `coord`."""
+    """Return the coordinates of the first rank that holds the same copies as the rank at `coord`."""
     first = {**coord, **dict.fromkeys(copies.axes, 0)}
     return first | {"pipe": copies.stages[0]} if coord["pipe"] in copies.stages else first
 
 
 def _minority(hashes: Sequence[int | None], ranks: Sequence[int]) -> tuple[int, ...]:
-    """Return the ranks whose hash is not that of more than half of all; (): no hash is."""
+    """Return the ranks whose hash differs from the majority's; (): no hash has more than half of the ranks."""
     ((most, count),) = Counter(hashes).most_common(1)
     if 2 * count <= len(ranks):
         return ()

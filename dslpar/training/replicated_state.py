@@ -1,4 +1,4 @@
-"""Which state of a run is equal on which ranks: by placements, ZeRO's stage, ties, and who sums which gradients.
+"""Replicated state of a run: list this rank's state that other ranks hold equal copies of.
 
     for item in replicated_state(engine):
         item.title, item.copies, item.value    # 'weight blocks.0.norm.weight', Copies(("data", "y")), a tensor
@@ -17,14 +17,14 @@ torch's generators, micro-batch seed   the tensor group
 buffers of torch's SyncBatchNorm       data
 =====================================  ========================================================================
 
-Ranks of one ZeRO group get one average of the gradients, so their copies are equal to the bit. Ranks that only share a
-tensor group, or a tie, average over replicas in groups of their own: each sum of two terms is the same in any order,
-and with more it is the same where these stand at the same place of the same bucket, over gloo. So with more than two
-replicas tied copies are left out, and on accelerators all trained copies over tensor axes: there NCCL chooses the order
-of a sum for each group. What is sharded, or cut over all axes, has no copy to compare with. Other buffers are not known
-to be equal: BatchNorm's are of a replica's own samples, and of the features that a rank has.
+Ranks of one ZeRO group get the same average of the gradients, so their copies are bit-identical. Ranks that only share
+a tensor group, or a tied weight, average over replicas in separate groups. A sum of two terms is the same in any order.
+A sum of more terms is the same over gloo, if they have the same place in the same bucket. Over NCCL it need not be,
+since NCCL chooses the order per group. So with more than two replicas, tied copies are left out, and on accelerators
+also all trained copies over tensor axes. State that is sharded, or cut over all axes, has no copy to compare with.
+Other buffers are not known to be equal: BatchNorm's depend on a replica's samples and a rank's features.
 
-Megatron-LM compares parameters over data alone (`--check-weight-hash-across-dp-replicas-interval`), for that reason.
+For that reason Megatron-LM compares parameters over data only (`--check-weight-hash-across-dp-replicas-interval`).
 """
 
 from __future__ import annotations
@@ -48,33 +48,33 @@ _AXES = ("pipe", "data", *TENSOR_AXES)
 
 
 class Copies(NamedTuple):
-    """Ranks that hold equal copies of something: those that differ from each other on these axes alone."""
+    """Ranks that hold equal copies of some state: the ranks that differ only on these axes."""
 
     axes: tuple[str, ...]
-    """In the order of `_AXES`; axes of one rank are left out."""
+    """Axes in the order of `_AXES`; axes of size 1 are left out."""
     stages: tuple[int, ...] = ()
-    """Of a tied weight: the ranks of the axis "pipe" that hold it."""
+    """For a tied weight, the "pipe" ranks that hold it."""
 
 
 class Item(NamedTuple):
-    """One piece of state on this rank, of which other ranks hold a copy."""
+    """A piece of this rank's state that other ranks hold a copy of."""
 
     kind: str
     """'weight', 'master weight', 'exp_avg', ..."""
     name: str
-    """The parameter's global name, or what else it is of; with the range of a shard."""
+    """The parameter's global name, with the range for a shard; or a description of other state."""
     copies: Copies
     value: Tensor | int
     """A tensor, or the hash of plain values, below 2^63."""
 
     @property
     def title(self) -> str:
-        """'weight blocks.0.norm.weight'."""
+        """Kind and name, such as 'weight blocks.0.norm.weight'."""
         return f"{self.kind} {self.name}"
 
 
 def replicated_state(engine: Engine) -> Iterator[Item]:
-    """Yield all state of this rank that other ranks hold copies of, between two steps. No collective.
+    """Yield all state of this rank that other ranks hold copies of. Call it between two steps; not collective.
 
     Ranks that hold copies of each other yield the same kinds and names.
     """
@@ -97,11 +97,11 @@ def _all_state(engine: Engine) -> Iterator[Item]:
         yield from _parameter_state(shard, copies)
 
 
-# ---- parameters, and what the optimizer keeps of them ----
+# ---- parameters and their optimizer state ----
 
 
 class _ParameterCopies:
-    """Who holds copies of a parameter, on this rank's engine."""
+    """Computes which ranks hold copies of a parameter."""
 
     def __init__(self, engine: Engine) -> None:
         mesh, replicas = engine.groups.mesh, engine.groups.zero_axis.size
@@ -118,7 +118,7 @@ class _ParameterCopies:
         }
 
     def of(self, p: nn.Parameter, sharded: bool) -> Copies:
-        """Return who holds what this rank has of a parameter; `sharded`: each rank of the ZeRO group another part."""
+        """Return the ranks that hold this rank's part of a parameter; `sharded`: ZeRO ranks hold different parts."""
         placement = placement_of(p)
         axes = list(TENSOR_AXES if placement is None else placement.replicas)
         if p.requires_grad and not self._over_tensor:
@@ -135,7 +135,7 @@ def _parameter_state(shard: ParameterShard, copies: _ParameterCopies) -> Iterato
     part = f"{shard.name}[{shard.start}:{shard.stop}]" if is_sharded else shard.name
     whole, own = copies.of(p, sharded=False), copies.of(p, sharded=is_sharded)
     if hasattr(p, "ds_tensor"):  # ZeRO 3
-        if shard.start < shard.stop:  # the last shard ends with padding, which nobody has set
+        if shard.start < shard.stop:  # the last shard ends with padding, which is not initialized
             yield Item("weight", part, own, p.ds_tensor.view(-1)[: shard.stop - shard.start])
         if getattr(p, "ds_persist", False) and p.numel() == p.ds_numel:  # type: ignore[attr-defined]
             yield Item("gathered weight", shard.name, whole, p)
@@ -147,7 +147,7 @@ def _parameter_state(shard: ParameterShard, copies: _ParameterCopies) -> Iterato
         yield Item("master weight", part, own, shard.weight)
     for key, state in shard.states.items():
         yield Item(key, part, own, state)
-    if not is_sharded:  # with ZeRO these are of a flat tensor, and so of many parameters
+    if not is_sharded:  # with ZeRO they belong to a flat tensor of many parameters
         for key, value in (shard.scalars | shard.irregular).items():
             yield Item(key, part, own, value if isinstance(value, Tensor) else stable_hash(value))
 
@@ -160,7 +160,7 @@ def _plain_state(engine: Engine) -> Iterator[Item]:
     values = train_state.collect(engine)
     for name, value in (values["counts"] | values["scale"]).items():
         yield Item("counter" if name in values["counts"] else "loss scaler's", name, everywhere, stable_hash(value))
-    # Stages may have other groups of parameters.
+    # Stages may have different parameter groups.
     yield Item("LR scheduler's", "state", of_stage, stable_hash(values["schedule"]))
     optimizer = engine.deepspeed.optimizer
     for number, group in enumerate(optimizer.param_groups):
@@ -175,7 +175,7 @@ def _plain_state(engine: Engine) -> Iterator[Item]:
 
 
 def _flat_masters(optimizer: Any) -> list[Tensor]:
-    """Return the tensors that ZeRO's optimizer steps on this rank: as many on every rank of a stage."""
+    """Return the tensors that ZeRO's optimizer steps on this rank; their number is the same on all ranks of a stage."""
     for attribute in ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups", "fp32_groups_flat_partition"):
         if hasattr(optimizer, attribute):
             return list(getattr(optimizer, attribute))
@@ -183,7 +183,7 @@ def _flat_masters(optimizer: Any) -> list[Tensor]:
 
 
 def _random_state(engine: Engine) -> Iterator[Item]:
-    """Masks of dropout are drawn by torch's generator of the CPU, which a tensor group must have in the same state."""
+    """Yield random states. Dropout masks come from torch's CPU generator, which must be equal in a tensor group."""
     device, tensor_group = engine.deepspeed.device, Copies(TENSOR_AXES)
     yield Item("random state", "of torch, CPU", tensor_group, torch.get_rng_state())
     if device.type != "cpu":

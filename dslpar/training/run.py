@@ -1,4 +1,4 @@
-"""A job on its ranks, before there is a model: what a program asks for its place, and for tensors of its own."""
+"""`Run`: a started job before its model exists, with this rank's place and helpers for a program's own tensors."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from dslpar.core.catalog import raise_finding
 from dslpar.distributed.groups import Groups
 from dslpar.distributed.stage_manager import PipelineStageManager
 from dslpar.language.load import Config
-from dslpar.layout.resolve import Job, pipeline_of
+from dslpar.layout.resolve import Job
 from dslpar.layout.stages import ids_of
+from dslpar.schema.parallel_forms import pipeline_of
 from dslpar.watchdog.rank_monitor import RankMonitor
 
 if TYPE_CHECKING:
@@ -24,32 +25,32 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A job on its ranks, before there is a model; `start` returns it, and `initialize` takes it."""
+    """A started job whose model is not built yet; `start` returns it, and `initialize` takes it."""
 
     config: Config
-    """What the author wrote."""
+    """The config as written."""
     job: Job
-    """What will run; without layers where the program passes the model."""
+    """The resolved job; without layers if the program passes the model."""
     groups: Groups
     """This rank's process groups."""
     monitor: RankMonitor | None = dataclasses.field(default=None, repr=False, compare=False)
-    """What watches this rank; None: the program has set up torch.distributed, or handles errors, in its own way."""
+    """Watches this rank; None: the program has set up torch.distributed itself, or handles errors itself."""
 
     @property
     def stage(self) -> int:
-        """This rank's place in the pipeline: its stage, where each rank has one."""
+        """This rank's place in the pipeline; with one stage per rank, its stage."""
         return self.groups.coord["pipe"]
 
     @property
     def num_stages(self) -> int:
-        """The number of these places; it is the number of stages, where each rank has one."""
+        """Number of places in the pipeline; with one stage per rank, the number of stages."""
         return self.groups.mesh.pipe
 
     @property
     def stages(self) -> range:
-        """The stages that this rank holds, in the order of the forward: with schedule.num_model_chunks several.
+        """The stages that this rank holds, in forward order; several with schedule.num_model_chunks.
 
-        Of a pipeline over 2 ranks with 2 chunks each, the first rank holds stages 0 and 2, the second one 1 and 3.
+        In a pipeline over 2 ranks with 2 chunks each, the first rank holds stages 0 and 2, the second one 1 and 3.
         """
         return self.job.chunks.held_by(self.stage)
 
@@ -59,10 +60,10 @@ class Run:
         return PipelineStageManager(self.groups)
 
     def get_layer_stage_id(self, layer_idx: int) -> int:
-        """Return the place in the pipeline (`stage`) of a layer by its index; -1 is the last one (LiBai's name).
+        """Return a layer's place in the pipeline (`stage`) by its index; -1 is the last layer (LiBai's name).
 
         Raises:
-            DslparError: there is no such layer, or it is not known yet how layers are partitioned.
+            DslparError: there is no such layer, or the partition of layers is not known yet.
         """
         pipeline = pipeline_of(self.job.spec)
         ids: tuple[int, ...] | dict[int, int] | None = self.job.stages.actual_ids
@@ -81,26 +82,27 @@ class Run:
             message = f"there is no layer {layer_idx}: the model has {len(ids)}"
             raise_finding("PIP208", message, f"from 0 to {len(ids) - 1}, or -1 for the last", self.job.path)
 
-    # For tensors of one's own. dslpar.layers.dtensor is imported here: DTensor takes half as long to import as torch.
+    # Helpers for a program's own tensors. They import dslpar.layers.dtensor lazily: importing DTensor takes half as
+    # long as importing torch.
 
     def device_mesh(self, *names: str) -> DeviceMesh:
-        """Return torch's DeviceMesh over our axes, a dim each: "pipe", "data", "tensor", "x", "d", "q", "y", "z".
+        """Return a torch DeviceMesh with one dim per axis: "pipe", "data", "tensor", "x", "d", "q", "y", "z".
 
         Raises:
-            DslparError: an axis that does not exist, or two that overlap.
+            DslparError: an axis does not exist, or two axes overlap.
         """
         from dslpar.layers import dtensor
 
         return dtensor.device_mesh(self.groups, *names)
 
     def get_layer_placement(self, layer_idx: int) -> DeviceMesh:
-        """Return the ranks that hold the layer, as a mesh of (data, tensor) (LiBai's name).
+        """Return the ranks that hold a layer, as a mesh of (data, tensor) (LiBai's name).
 
         Every rank may call it. A rank elsewhere in the pipeline is not in the mesh (`get_coordinate()` is None), and
-        holds nothing of what is distributed over it.
+        holds no part of tensors distributed over it.
 
         Raises:
-            DslparError: there is no such layer, or it is not known yet how layers are partitioned.
+            DslparError: there is no such layer, or the partition of layers is not known yet.
         """
         from dslpar.layers import dtensor
 
@@ -110,7 +112,7 @@ class Run:
         """Return a tensor's placements over data and over tensor: split(dim), broadcast, partial_sum (LiBai's name).
 
         Raises:
-            DslparError: not two placements.
+            DslparError: there are not two placements.
         """
         from dslpar.layers import dtensor
 

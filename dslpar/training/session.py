@@ -27,6 +27,7 @@ from dslpar.core.errors import DslparError, Finding
 from dslpar.distributed import bootstrap, collectives
 from dslpar.distributed.collectives import Axis
 from dslpar.distributed.groups import Groups
+from dslpar.distributed.rank_session import SLOW_FACTOR as SLOW_FACTOR
 from dslpar.engine.engine import Engine
 from dslpar.language.load import Config
 from dslpar.layout.resolve import Job
@@ -38,9 +39,6 @@ from dslpar.watchdog.rank_monitor import RankMonitor
 
 Value = TypeVar("Value")
 
-SLOW_FACTOR = 6
-"""What may take so many times as long as a step: the first one (which may compile), an evaluation, the checkpoint's
-verification, loading and saving, and leaving."""
 NO_LIMIT = 0
 
 
@@ -57,6 +55,8 @@ class Session:
         self.train = job.spec.train
         self.is_prepared = False
         """Whether the folder is this run's: what another has left there is archived."""
+        self.loaded: Checkpoint | None = None
+        """The checkpoint that the run goes on from; None: it has begun at step 0."""
         self._locked = False
         self._saved_step, self._saved = -1, Path()
         self._check: ReplicaCheck | None = None
@@ -98,7 +98,7 @@ class Session:
     def enter_ending(self) -> None:
         """Tell this rank's guard that it leaves: process groups are destroyed, monitors close, threads are joined."""
         if self.monitor is not None:
-            self.enter("ending", self.monitor.page.progress().step, SLOW_FACTOR)
+            self.monitor.enter_ending(SLOW_FACTOR * (self.train.step_timeout or 0))
 
     def extend_timeouts(self) -> None:
         """Have torch wait longer than anything here may take, so that the guards are the ones to report a hang."""
@@ -184,6 +184,7 @@ class Session:
         self.enter("loading", times=SLOW_FACTOR)
         with logging.prints_to_log(folder):
             checkpoint.load(engine, stored)
+        self.loaded = stored
         log.info("%s is loaded: step %d, sample %d", stored.path, engine.steps_done, engine.consumed_samples)
         for line in checkpoint.changes(stored, engine.job):  # of the layout, and of keys that have an effect
             log.info("%s", line)

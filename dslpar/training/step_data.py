@@ -1,10 +1,10 @@
-"""Where a step's micro-batches come from: the config's data, a program's loader, or an iterable of its own.
+"""Data by steps: micro-batches from the config's data, a program's loader, or a program's own iterable.
 
     data = step_data(loader, engine)                 # whatever dslpar.initialize has returned
     engine.train_batch(data.step(engine.consumed_samples))
 
-That the position is a number of samples, and not a state of an iterator, is Megatron-LM's (`consumed_samples`): any
-layout goes on from it.
+As in Megatron-LM (`consumed_samples`), the position is a number of samples and not an iterator's state, so that any
+layout can resume from it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dslpar.layout.transformers_data_types import inputs_of
 
 
 class PartData:
-    """A part of the config's data: read when its first step is asked for, by the ranks that need it."""
+    """A part of the config's data. Ranks that need it open it when they request its first step."""
 
     def __init__(self, engine: Engine, part: Part, world: Axis) -> None:
         self.engine, self.part, self.world = engine, part, world
@@ -38,7 +38,7 @@ class PartData:
 
     @cached_property
     def _loader(self) -> Loader | None:
-        """All ranks together, since what is wrong is told on all."""
+        """Open the data. All ranks together, since an error on one rank is raised on all."""
         loader: Loader | None = None
         findings: Sequence[Finding] = ()
         engine = self.engine
@@ -54,9 +54,10 @@ class PartData:
 
 
 class IterableData:
-    """A program's own iterable of micro-batches, or of whole batches, which are split; at its end it begins again.
+    """A program's own iterable of micro-batches, or of whole batches, which are split. It restarts at its end.
 
-    Steps come in the iterable's own order. The last one is kept: a step that was not finite is looked at again.
+    Steps come in the iterable's own order. The last step is kept, since a non-finite step is run again to find the
+    cause.
     """
 
     def __init__(self, batches: Iterable[Any], job: Job) -> None:
@@ -65,7 +66,7 @@ class IterableData:
         self._last: tuple[int, list[MicroBatch]] = (-1, [])
 
     def step(self, consumed: int) -> Iterator[MicroBatch]:
-        """Return the micro-batches of the next step; from the iterable's beginning where nothing is consumed yet."""
+        """Return the next step's micro-batches; start at the iterable's beginning if nothing is consumed yet."""
         if consumed != self._last[0]:
             if consumed == 0:
                 self._iterator = iter(self.batches)
@@ -73,7 +74,7 @@ class IterableData:
         return iter(self._last[1])
 
     def skip(self, steps: int) -> None:
-        """Pass over the steps that a resumed run has taken, as a fresh run would have taken them."""
+        """Skip the steps that a resumed run has already taken, by reading them as a fresh run does."""
         self._iterator = iter(self.batches)
         for step in range(steps):
             self._take(step)
@@ -91,7 +92,7 @@ class IterableData:
 
 
 class NoData:
-    """The data of a rank that reads none."""
+    """Data of a rank that reads none."""
 
     def step(self, consumed: int) -> Iterator[MicroBatch]:
         """Return no micro-batches."""
@@ -99,9 +100,9 @@ class NoData:
 
 
 def step_data(data: Any, engine: Engine) -> StepData:
-    """Return what `dslpar.initialize` takes or returns as data, by steps; None: this rank has none.
+    """Return by steps any data that `dslpar.initialize` takes or returns; `data` is None on a rank without data.
 
-    A map-style data set is read in the order of `dslpar.data.order`.
+    A map-style dataset is read in the order of `dslpar.data.order`.
     """
     if data is None:
         return NoData()

@@ -1,6 +1,7 @@
-"""How a job that fails ends: a guard process beside each rank, the hub that they report to, and who failed first.
+"""Watchdog: end a failing job within seconds, and report which rank failed first and why.
 
-In: the ranks' status pages, marks and signals. Out: the end of all ranks within seconds of the first failure, and a
-report that names its rank, host, stage, step and cause. Nothing here imports torch, and what a guard loads only the
-standard library: it starts in milliseconds.
+A guard process runs beside each rank. All guards report to a hub, which is rank 0's guard. They read the ranks' status
+pages, marks and signals. After the first failure they end all ranks, and report the failed rank's host, stage, step and
+cause. Nothing here imports torch. Modules that a guard loads import only the standard library, so that a guard starts
+in milliseconds.
 """

@@ -1,14 +1,14 @@
-"""Authentication of guards: both sides of a connection prove that they know the job's secret, and neither sends it.
+"""Authentication of guards: both sides of a connection prove that they know the job's secret, without sending it.
 
-    server    dslpar NONCE                      as soon as somebody has connected
+    server    dslpar NONCE                      as soon as a client has connected
     client    RANK NONCE PROOF                  within STRANGER_S
     server    PROOF                             or it closes the connection; messages follow (protocol.py)
 
-A challenge-response as in `multiprocessing.connection`, on raw bytes: of a stranger no JSON is parsed, and no more than
-STRANGER_BYTES are read. A proof is an HMAC-SHA256 over the nonces of both sides, the client's rank, the service that it
-asks for and who speaks, so that a proof which was overheard is worth nothing: at no other connection, for no other rank
-or service, nor sent back to its author. What follows is neither encrypted nor signed, as all traffic of
-torch.distributed is not: who can change packets between the hosts is not kept out.
+This is a challenge-response as in `multiprocessing.connection`, on raw bytes. From a client that is not authenticated,
+at most STRANGER_BYTES are read and no JSON is parsed. A proof is an HMAC-SHA256 over both sides' nonces, the client's
+rank, the service that it requests, and the speaker. So an overheard proof is worthless on any other connection, for
+another rank or service, and when it is sent back to its author. Later messages are neither encrypted nor signed, like
+all torch.distributed traffic: an attacker who can change packets between the hosts is not kept out.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 STRANGER_BYTES = 1024
-"""How much is read of a peer before it is authenticated."""
+"""The most bytes that are read from a peer before it is authenticated."""
 STRANGER_S = 2.0
-"""How long it may take for that."""
+"""Time for a peer to authenticate."""
 _GREETING = re.compile(rb"dslpar ([0-9a-f]{32})")
 _ANSWER = re.compile(rb"(\d{1,9}) ([0-9a-f]{32}) ([0-9a-f]{64})")
 
@@ -35,31 +35,31 @@ class Key(NamedTuple):
     """`hub` or `launch`."""
 
     def proof(self, speaker: str, server_nonce: str, client_nonce: str, rank: int) -> str:
-        """Return what shows that `speaker`, client or server, knows the secret."""
+        """Return the proof that `speaker`, client or server, knows the secret."""
         text = f"{self.service} {speaker} {server_nonce} {client_nonce} {rank}"
         return hmac.new(self.secret.encode(), text.encode(), "sha256").hexdigest()
 
 
 class Answer(NamedTuple):
-    """What a client answers to a server's greeting."""
+    """A client's answer to a server's greeting."""
 
     line: bytes
     proof: bytes
-    """What the server must then send to prove itself."""
+    """The proof that the server must then send."""
 
 
 def new_secret() -> str:
-    """Return a secret for a job. Not by the module secrets, which loads five times as much into each guard."""
+    """Return a new secret for a job. The module `secrets` would load five times as much into each guard."""
     return os.urandom(16).hex()
 
 
 def greeting(nonce: str) -> bytes:
-    """Return the line with which a server greets whoever connects."""
+    """Return the line with which a server greets each client."""
     return b"dslpar %s\n" % nonce.encode()
 
 
 def answer(key: Key, rank: int, line: bytes) -> Answer | None:
-    """Return a client's answer to a server's greeting; None: it is none."""
+    """Return a client's answer to a server's greeting; None if the greeting is invalid, or without a secret."""
     if not key.secret or not (match := _GREETING.fullmatch(line)):
         return None
     server_nonce, nonce = match[1].decode(), new_secret()
@@ -68,7 +68,7 @@ def answer(key: Key, rank: int, line: bytes) -> Answer | None:
 
 
 def verify(key: Key, nonce: str, line: bytes) -> tuple[int, bytes] | None:
-    """Return the client's rank, and the line that proves the server to it; None: it does not know the secret."""
+    """Return the client's rank, and the line with the server's proof; None if the client's proof is invalid."""
     if not key.secret or not (match := _ANSWER.fullmatch(line)):
         return None
     rank, client_nonce = int(match[1]), match[2].decode()
@@ -82,7 +82,7 @@ def verify(key: Key, nonce: str, line: bytes) -> tuple[int, bytes] | None:
 
 
 def write_secret(path: Path, secret: str) -> None:
-    """Write a secret to a new file that its owner alone may read: command lines are for all users of a host to see.
+    """Write a secret to a new file that only its owner may read: every user of a host can see command lines.
 
     Raises:
         OSError: the file exists, or cannot be written.
@@ -92,7 +92,7 @@ def write_secret(path: Path, secret: str) -> None:
 
 
 def read_secret(path: str) -> str:
-    """Return the secret in a file; empty where there is none to be read."""
+    """Return the secret in a file; empty if it cannot be read."""
     try:
         return Path(path).read_text(encoding="ascii")
     except (OSError, ValueError):

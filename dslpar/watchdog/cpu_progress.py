@@ -1,12 +1,12 @@
-"""Whether processes make progress, by the CPU time that they use: a busy machine slows them down and stops none.
+"""CPU progress: detect stuck processes by their CPU time. A busy machine slows processes, but does not stop them.
 
     progress = Progress(idle_s=60)
     while running:
         if progress.is_due() and progress.is_stuck(processor_use(pids)):
             ...                     # for a minute, none of them has had anything to compute
 
-Processes that wait for each other use next to no CPU time. Seconds in which one was kept from running do not count: it
-was ready to run, waited for a disk, or was stopped.
+Processes that wait for each other use almost no CPU time. Seconds in which a process could not run (it was ready to
+run, waited for a disk, or was stopped) do not count.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from dslpar.watchdog import processes
 IDLE_SHARE = 0.02
 """CPU time of a rank, as a share of the elapsed time, below which it counts as idle.
 
-Measured with torch 2.13 on 2 cores: each of 2, 4 or 8 ranks in a dead lock uses 0.0026-0.0065, because the thread of
-gloo's device wakes a hundred times a second; after DeepSpeed's first step no more. A rank that has something to compute
-gets more than that even beside 50 busy processes on a core, and is seen to be ready to run.
+Measured with torch 2.13 on 2 cores: each of 2, 4 or 8 deadlocked ranks uses 0.0026-0.0065, because the thread of gloo's
+device wakes a hundred times per second; after DeepSpeed's first step no more. A rank with something to compute gets
+more than that even beside 50 busy processes on a core, and is seen to be ready to run.
 """
 _LEAST_IDLE_S = 0.05
-"""The kernel counts CPU time in ticks of 10 ms, user and system time apart."""
+"""The smallest allowance: the kernel counts CPU time in ticks of 10 ms, separately for user and system time."""
 
 
 class Use(NamedTuple):
-    """What a process and its children have used of a processor."""
+    """CPU time of a process and its children, and whether one of them was kept from running."""
 
     cpu_s: float
     held_back: bool
-    """Ready to run, waiting for a disk, or stopped: no CPU time then is no sign of a dead lock."""
+    """Ready to run, waiting for a disk, or stopped: then idleness is no sign of a deadlock."""
 
 
 class Progress:
-    """Finds out whether processes are stuck, from samples of their CPU time."""
+    """Detects stuck processes from samples of their CPU time."""
 
     def __init__(self, idle_s: float, interval_s: float | None = None) -> None:
         self.idle_s = idle_s
@@ -49,17 +49,17 @@ class Progress:
         self._base: dict[int, float] = {}
 
     def is_due(self) -> bool:
-        """Whether it is time for the next sample."""
+        """Return whether it is time for the next sample."""
         return time.monotonic() - self._sampled >= self.interval_s
 
     def is_stuck(self, used: Mapping[int, Use]) -> bool:
-        """Take a sample, by process id, and return whether none has progressed for `idle_s`."""
+        """Add a sample, by process id, and return whether no process has progressed for `idle_s`."""
         now = time.monotonic()
-        # A long gap means that this process, too, was held back.
+        # A long gap means that this process was held back, too.
         elapsed_s = min(now - self._sampled, 2 * self.interval_s)
         self._sampled = now
         for pid, use in used.items():
-            # It falls where a child leaves for another parent.
+            # It falls when a child moves to another parent.
             self._base[pid] = min(self._base.get(pid, 0.0), use.cpu_s)
         if any(use.cpu_s - self._base[pid] > self.allowance_s for pid, use in used.items()):
             self._base = {pid: use.cpu_s for pid, use in used.items()}
@@ -70,7 +70,7 @@ class Progress:
 
 
 def processor_use(pids: Iterable[int]) -> dict[int, Use]:
-    """Return what each process and its children have used so far; a process that has ended is left out."""
+    """Return the use so far of each process and its children; processes that have ended are left out."""
     if not os.path.isdir("/proc"):
         return {pid: use for pid in pids if (use := _by_psutil(pid))}
     table = _table()
@@ -79,7 +79,7 @@ def processor_use(pids: Iterable[int]) -> dict[int, Use]:
 
 
 def use_of_each(pid: int) -> dict[int, Use]:
-    """Return what a process and each one below it has used so far: of many that wait, each uses a little."""
+    """Return the use so far of a process and of each of its descendants, separately: each waiting one uses a little."""
     if not os.path.isdir("/proc"):
         return processor_use([pid])
     table = _table()
@@ -91,7 +91,7 @@ def _table() -> dict[int, list[str]]:
 
 
 def _tree(table: Mapping[int, list[str]], root: int) -> list[int]:
-    """Return a process and all below it."""
+    """Return a process and its descendants."""
     children: dict[int, list[int]] = {}
     for pid, fields in table.items():
         children.setdefault(int(fields[1]), []).append(pid)
@@ -104,14 +104,14 @@ def _tree(table: Mapping[int, list[str]], root: int) -> list[int]:
 def _use(rows: Iterable[list[str]]) -> Use:
     cpu_s, held_back = 0.0, False
     for fields in rows:
-        # utime, stime, cutime, cstime: the last two are of children that have ended.
+        # utime, stime, cutime, cstime: the last two belong to children that have ended.
         cpu_s += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
         held_back |= fields[0] in "RDTt"
     return Use(cpu_s, held_back)
 
 
 def _by_psutil(pid: int) -> Use | None:
-    """Without /proc: of the process alone."""
+    """Return the use of the process alone, on a system without /proc."""
     import psutil  # guards start without site-packages
 
     try:

@@ -1,11 +1,11 @@
-"""Which rank failed first: from the marks that ranks and their guards leave (marks.py), and from their processes.
+"""First failure: find the rank that failed first, from the ranks' marks (marks.py) and processes.
 
 watch = JobWatch(folder)                # the folder that DSLPAR_REPORTS names, or that a Receiver fills
 watch.poll()                            # often, while the launcher runs: whether a rank has failed
 failure = watch.first_failure(None)     # at the end: the first, or None
 
-An abort is weak evidence, since NCCL's watchdog ends ranks so that have lost a peer: any other cause goes first, and
-`poll` tells of an abort alone when guards have had the time to find a better one.
+An abort is weak evidence, since NCCL's watchdog aborts ranks that have lost a peer. Any other cause goes first, and
+`poll` reports an abort only after guards have had time to find a better cause.
 """
 
 from __future__ import annotations
@@ -35,19 +35,20 @@ class Failure(NamedTuple):
     who: Rank
     time_s: float
     how: str
-    """What happened: failed first, crashed first, was the first to end, by SIGKILL, ..."""
+    """The kind of failure: failed first, crashed first, was the first to end, by SIGKILL, ..."""
     note: str = ""
     trace: str = ""
     signal: int = 0
-    """That ended it, if it is known."""
+    """The signal that ended it, if known."""
     at: str = ""
     """Its stage and step, as far as they are known."""
     weak: bool = False
-    """Whether it may be the consequence of something else: of an abort, or of what followed one."""
+    """Whether it may be the consequence of another failure: it is an abort, or followed one."""
 
     def describe(self, when: str) -> str:
-        """Say who, where in the run and how; then the traceback, if there is one. `when`: as far as the job has come,
-        for a rank of which no step is known.
+        """Describe the rank, its stage and step, and its end; then the traceback, if there is one.
+
+        `when`: the job's progress, for a rank whose step is unknown.
         """
         note = f" ({self.note})" if self.note else ""
         who = f"{join_location(self.who, self.at)}, {self.how}" if self.at else f"{self.who} {self.how}{when}"
@@ -57,37 +58,38 @@ class Failure(NamedTuple):
 
 
 class _End(NamedTuple):
-    """How a process was seen to have ended."""
+    """The observed end of a process."""
 
     time_s: float
     status: int | None
-    """Its wait status, where that was still to be had."""
+    """Its wait status, if it could still be read."""
     after_abort: bool
-    """Whether an abort was known before, for which launchers kill the other ranks."""
+    """Whether an abort was known before, after which launchers kill the other ranks."""
 
 
 class JobWatch:
-    """Watches the marks of a job's ranks, and their processes, which show that one is gone without a mark.
+    """Watches a job's marks, and its ranks' processes, which show when a rank is gone without a mark.
 
-    What has been read is remembered: a cleaner of /tmp may delete the folder of a job that runs for weeks, which is
-    then made anew for the marks to come. `local`: whether the ranks are processes of this host; of others, their guards
-    tell.
+    Marks stay known once they are read: a cleaner of /tmp may delete the folder of a job that runs for weeks. The
+    folder is then made again for new marks. `local`: whether the ranks are processes of this host. The guards of other
+    ranks report their ends.
     """
 
     def __init__(self, folder: Path, *, local: bool = True) -> None:
         self.folder, self.local = folder, local
         self._marks: dict[str, Mark] = {}
-        """By file name."""
+        """Marks by file name."""
         self._passed_over: set[str] = set()
-        """Files that are no marks."""
+        """Names of files that are invalid marks."""
         self._gone: dict[int, _End] = {}
-        """By rank."""
+        """Ended processes by rank."""
         self._weak_since_s = 0.0
-        """When the first weak failure was seen, by the clock of this host; 0: there was none."""
+        """Time of the first weak failure that was seen, by this host's monotonic clock; 0: none."""
 
     def poll(self) -> bool:
-        """Note which processes are gone; whether a rank has failed, other than by losing a peer. A weak failure is one
-        only when it was held back for long enough.
+        """Note which processes are gone. Return whether a rank has failed, except by losing a peer.
+
+        A weak failure counts only after it was held back for long enough.
         """
         for who in self.started() if self.local else ():
             if who.rank not in self._gone and (status := _wait_status(who.pid)) is not None:
@@ -100,37 +102,38 @@ class JobWatch:
         return any(not failure.weak or not self.held_back_s() for failure in causes)
 
     def held_back_s(self) -> float:
-        """Return for how long a weak failure that was seen is still held back; 0 where there is none."""
+        """Return how long a weak failure that was seen is still held back; 0 without one."""
         since_s = time.monotonic() - self._weak_since_s
         return max(0.0, HELD_BACK_S - since_s) if self._weak_since_s else 0.0
 
     def started(self) -> list[Rank]:
-        """Return the ranks that have left a mark at their start."""
+        """Return the ranks that have written their mark `born`."""
         self._read_marks()
         return [mark for _, mark in sorted(self._marks.items()) if isinstance(mark, Rank)]
 
     def all_ended(self, ranks: range) -> bool:
-        """Whether every one of these ranks came to its end in order."""
+        """Return whether all of these ranks ended in order."""
         self._read_marks()
         return all(f"{rank}.ended" in self._marks for rank in ranks)
 
     def stopped(self) -> Stopped | None:
-        """Return how ranks ended that were told to: the one that knows most; None if none was."""
+        """Return the most informative mark of the ranks that stopped on request; None if no rank did."""
         self._read_marks()
         ends = [mark for mark in self._marks.values() if isinstance(mark, Stopped)]
         return max(ends, key=lambda end: (end.saved != "", not end.overdue, end.step), default=None)
 
     def result(self) -> Result | None:
-        """Return what ranks found that came to their end in order, where that is no success; None: nothing such."""
+        """Return the result of ranks that ended in order but without success; None if there is no such mark."""
         self._read_marks()
         return next((mark for mark in self._marks.values() if isinstance(mark, Result)), None)
 
     def first_failure(self, launcher_signal: int | None, before_s: float = float("inf")) -> Failure | None:
-        """Return the first failure, None if no rank failed. Weak ones count where there are no others, and consequences
-        where there are no causes.
+        """Return the first failure; None if no rank failed.
 
-        `launcher_signal`: the signal in the launcher's own exit status, for a rank whose own status is not known.
-        `before_s`: the time of a signal to end, since the epoch: what fails later is a consequence of that.
+        Weak failures count only if there are no others, and consequences only if there are no causes.
+
+        `launcher_signal`: the signal in the launcher's exit status, for a rank whose own status is unknown. `before_s`:
+        the time of a signal to end the job, since the epoch. Later failures are consequences of that signal.
         """
         self._read_marks()
         failures = self._causes(launcher_signal) or self._consequences()
@@ -149,7 +152,7 @@ class JobWatch:
         return first._replace(note=verdicts.held_note(held_s))
 
     def _read_marks(self) -> None:
-        """Read what is new. One listing, since a job may have 1,000 ranks."""
+        """Read new marks. One listing of the folder per call, since a job may have 1,000 ranks."""
         try:
             names = os.listdir(self.folder)
         except FileNotFoundError:
@@ -191,7 +194,7 @@ class JobWatch:
                 yield Failure(who, time_s, verdicts.describe_abort(stack), "", stack, signal.SIGABRT, at, weak)
             elif verdicts.FATAL in stack:
                 yield Failure(who, time_s, "crashed first", trace=stack, at=at)
-            elif not stack and not left and status not in STOPS:  # by those somebody has ended it
+            elif not stack and not left and status not in STOPS:  # STOPS: somebody has ended it on purpose
                 weak = weak and after_abort and verdicts.is_kill(status)
                 yield _silent_failure(Failure(who, time_s, "ended", at=at, weak=weak), status, launcher_signal)
 
@@ -205,9 +208,9 @@ class JobWatch:
 
 
 def _wait_status(pid: int) -> int | None:
-    """Return the wait status of a process that has ended, -1 where somebody has taken it; None: it lives.
+    """Return the wait status of a process that has ended, -1 if its parent has read it already; None if it lives.
 
-    psutil tells nothing of the status of a process that is not this one's child.
+    psutil has no status of a process that is not this one's child.
     """
     fields = stat(pid)
     if not fields or fields[0] == "X":
@@ -216,8 +219,9 @@ def _wait_status(pid: int) -> int | None:
 
 
 def _silent_failure(failure: Failure, status: int | None, launcher_signal: int | None) -> Failure:
-    """Complete the failure of a rank that left no mark: by a signal that nothing can catch, or by leaving without the
-    interpreter.
+    """Complete the failure of a rank that left no mark.
+
+    Either a signal that nothing can catch ended it, or it left past the interpreter (os._exit).
     """
     number = (launcher_signal or 0) if status is None else status & 0x7F
     if status is not None and not number:

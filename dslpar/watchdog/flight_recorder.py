@@ -1,15 +1,15 @@
-"""Flight record: which collectives a rank has enqueued and not seen end, as torch's flight recorder has them.
+"""Flight record: the collectives that a rank has enqueued and that have not ended, from torch's flight recorder.
 
     text = record()                 # in the rank, by a thread that does not hang: lines for people, and for `parse`
-    parse(text)                     # in a guard: of each process group, how far the rank has come
+    parse(text)                     # in a guard: the rank's progress in each process group
 
-torch records the last collectives of NCCL and of gloo by itself (TORCH_FR_BUFFER_SIZE says how many; 0: none), by
-process group and number. Its own `torchfrtrace` compares the records of all ranks after they were dumped to files; here
-they are compared while the job hangs. What was taken from it: a rank that has enqueued less than its peers of a group
-is who they wait for. Sends between two ranks are left out, and a ring holds the last ones of all groups together: of a
-rank without a group in its record nothing is known.
+torch records the last collectives of NCCL and gloo by process group and number (TORCH_FR_BUFFER_SIZE of them; 0: none).
+torch's `torchfrtrace` compares all ranks' records after they were dumped to files. Here they are compared while the job
+hangs, by the same rule: a rank that has enqueued fewer collectives than its peers in a group is the one they wait for.
+Sends between two ranks are left out. One ring buffer holds the last collectives of all groups together, so nothing is
+known of a group that is missing from a rank's record.
 
-It imports the standard library alone: guards load it.
+This module imports only the standard library, because guards load it.
 """
 
 from __future__ import annotations
@@ -22,39 +22,39 @@ from typing import Any, NamedTuple
 
 HEADER = "Collectives, by torch's flight recorder:"
 _DUMPS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
-"""NCCL's recorder, and that of gloo and whatever else is on a CPU: two of them, which a job over NCCL may both have."""
+"""torch has one recorder for NCCL, and one for gloo and other CPU backends. A job over NCCL may have both."""
 _LINE = re.compile(r"^  (\S+) \(group (\S+)\): (\d+) enqueued, (\d+) done(?:; waits in (.*))?$", re.MULTILINE)
 
 
 class GroupRecord(NamedTuple):
-    """What a rank has done in one process group. Collectives are counted from 1, on all ranks of a group alike."""
+    """A rank's progress in one process group. All ranks of a group count its collectives alike, from 1."""
 
     name: str
-    """What the group is for: tensor, data, ...; or torch's own word."""
+    """The group's purpose (tensor, data, ...), or torch's own name."""
     enqueued: int
     done: int
-    """All up to this number have ended."""
+    """Every collective up to this number has ended."""
     waits_in: str
-    """The first that has not ended: all_reduce of [3, 4] Float; empty: none."""
+    """The first collective that has not ended, such as "all_reduce of [3, 4] Float"; empty: none."""
 
     @property
     def operation(self) -> str:
-        """The name of that one."""
+        """The name of the collective that the rank waits in."""
         return self.waits_in.partition(" ")[0]
 
 
 def record() -> str:
-    """Return this process's record; empty where torch has none. It imports nothing: a lock may be held."""
+    """Return this process's record; empty if torch has none. It imports nothing, since the import lock may be held."""
     c10d = sys.modules.get("torch._C._distributed_c10d")
     dumps = [getattr(c10d, name) for name in _DUMPS if hasattr(c10d, name)]
     return format_entries([entry for dump in dumps for entry in json.loads(dump(True, False)).get("entries", ())])
 
 
 def format_entries(entries: Any) -> str:
-    """Return the record of a dump's entries, a line a process group; empty where there are none."""
+    """Format a dump's entries, one line per process group; empty without entries."""
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for entry in entries:
-        if not entry["is_p2p"]:  # numbered by pairs of ranks
+        if not entry["is_p2p"]:  # a send, which is numbered per pair of ranks
             groups.setdefault(" ".join(entry["process_group"]), []).append(entry)
     lines = [_line(group) for _, group in sorted(groups.items())]
     return "\n".join([HEADER, *lines]) + "\n\n" if lines else ""
@@ -75,12 +75,12 @@ def _line(entries: list[Mapping[str, Any]]) -> str:
 
 
 def split(text: str) -> tuple[str, str]:
-    """Return the record with which a rank's text begins, empty where there is none, and its stacks."""
+    """Split a rank's text into its flight record, which may be empty, and its stacks."""
     record, blank, stacks = text.partition("\n\n")
     return (record + blank, stacks) if text.startswith(HEADER) else ("", text)
 
 
 def parse(text: str) -> dict[str, GroupRecord]:
-    """Return what `record` wrote, by torch's names of the groups, which are the same on all their ranks."""
+    """Parse the text of `record`, by torch's group names, which are the same on all ranks of a group."""
     found = _LINE.findall(split(text)[0])
     return {group: GroupRecord(name, int(last), int(done), waits) for name, group, last, done, waits in found}

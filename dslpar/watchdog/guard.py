@@ -1,21 +1,23 @@
-"""The guard of a rank: a small process beside it, which sees what a rank that hangs or is gone cannot say.
+"""Guard: a small process beside each rank, which watches the rank and reports when it hangs or dies.
 
-A rank starts it (rank_monitor.py) before torch is there; it is a child of the rank, holds no memory to speak of, and
-leaves with it. What a thread of the rank could not do, it does: beat while the rank holds Python's lock for minutes,
-ask for the rank's stacks while it hangs in C, tell that it was killed and by which signal, and end it in any case.
+The rank starts its guard (rank_monitor.py) before the ranks meet, and outside of a user's program before it imports
+torch. The guard is a child of the rank, uses little memory, and exits after it. It does what a thread of the rank could
+not: send beats while the rank holds Python's lock for minutes, collect its stacks while it hangs in C, report that it
+was killed and by which signal, and end it in any case.
 
-Rank 0's guard is the hub of the job: the others connect to it once the ranks have met, and beat once a second.
+Rank 0's guard is the job's hub. The others connect to it once the ranks have met, and send one beat per second.
 
-    a rank failed, or is gone       its guard tells the hub, the hub all others: each ends its rank at once
-    a rank has aborted              NCCL's watchdog does so to a rank that has lost a peer, and the cause is elsewhere:
-                                    its guard ends the job HELD_BACK_S later, unless a better cause is told before
-    a host is gone                  the hub has heard nothing from there for SILENCE_S; over there, they of the hub;
-                                    launchers that wait for it are ended too (orphans.py)
-    no step within the time-out     the hub asks all guards for the stacks of their ranks, and says who holds them up
-    SIGTERM                         is seen here at once (`signal.set_wakeup_fd`); past the grace the rank is ended
+    a rank fails or is gone         its guard reports to the hub, and the hub to all others: each ends its rank at once
+    a rank aborts                   the cause may be elsewhere, since NCCL's watchdog aborts a rank that lost a peer:
+                                    its guard ends the job HELD_BACK_S later, unless a better cause is reported before
+    a host is gone                  the hub gets no message from it for SILENCE_S, and its guards none from the hub;
+                                    launchers that wait for the host are ended too (orphans.py)
+    no step within the time-out     the hub asks all guards for their ranks' stacks, and names the blocking rank
+    SIGTERM                         the guard sees it at once (`signal.set_wakeup_fd`); after the grace period it ends
+                                    the rank
 
-It is a state machine: what an event does depends on what is known of the job. Beside the states, two clocks run against
-the rank alone (rank_process.py). This table is TRANSITIONS below: the action, and the next state where it is another.
+The guard is a state machine: an event's action depends on the state of the job. Besides, two deadlines apply to the
+rank alone (rank_process.py). This table shows TRANSITIONS below: the action, and the next state if that is another one.
 
     event             WATCHING                      COLLECTING              HOLDING           ENDING                GONE
     JOB_FAILED        pass_on -> ENDING             pass_on -> ENDING       pass_on -> GONE   -                     -
@@ -36,9 +38,9 @@ the rank alone (rank_process.py). This table is TRANSITIONS below: the action, a
     STOP_ORDERED      signal_rank                   signal_rank             -                 signal_rank           -
     LAUNCH_LOST       end_orphan                    end_orphan              -                 end_orphan            -
 
-A guard that was itself held up (a machine that swaps, a virtual one that moves) takes that time off before it accuses
-anybody. That hang detection belongs in a process of its own is how NVIDIA's resiliency extension has it; stacks of all
-ranks, and who is not in the collective that the others wait in, is what PyTorch's flight recorder is read for.
+A guard that was itself held up (its machine swapped, or its virtual machine was moved) subtracts that time before it
+blames a rank. NVIDIA's resiliency extension, too, detects hangs in a process of its own. The analysis of all ranks'
+stacks, which looks for the rank missing from the collective that the others wait in, follows PyTorch's flight recorder.
 """
 
 from __future__ import annotations
@@ -66,67 +68,67 @@ from dslpar.watchdog.status_page import TOO_LATE, Ending, Progress, join_locatio
 from dslpar.watchdog.verdicts import Failure
 
 SETTINGS = "DSLPAR_GUARD"
-"""The variable that tells a guard what it guards: command lines are for all to see, and tokens are not."""
+"""The environment variable with a guard's settings. It holds the secret, and command lines are public."""
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE)
-"""Signals to the group of a rank, which are not for its guard."""
+"""Signals that a guard ignores: they are sent to its rank's process group, and meant for the rank."""
 _POLL_S = 0.1
 _EARLY_S = 0.25
-"""After which a rank that has come to another part of its work beats again."""
+"""Time after which a beat may follow another if the rank has entered another phase."""
 _PAUSE_S = 2.0
-"""A pause of our own that is not held against others."""
+"""A longer gap between two turns of the loop counts as a pause of this guard, and is forgiven."""
 _LAUNCHERS_S = 2.0
-"""How long launchers have to end by themselves when a host and our rank are gone."""
+"""Time for launchers to end by themselves when a host and our rank are gone."""
 _COLLECT_S = 3.0
-"""In which ranks must have shown their stacks."""
+"""Time for all ranks to show their stacks."""
 
 
 class State(Enum):
-    """What the guard knows of the job."""
+    """State of the job, as far as the guard knows it."""
 
     WATCHING = auto()
     """Nothing is wrong."""
     COLLECTING = auto()
-    """A rank is stuck; all guards are asked for stacks. The hub alone, or a guard that never met it."""
+    """A rank is stuck, and all guards are asked for stacks. Only the hub, or a guard without a hub, enters it."""
     HOLDING = auto()
-    """The rank is gone, and most likely for a cause that is elsewhere: that is waited for."""
+    """The rank is gone, most likely for a cause elsewhere, and the guard waits for that cause."""
     ENDING = auto()
-    """The job has failed; the rank has been told to end."""
+    """The job has failed, and the rank was ordered to end."""
     GONE = auto()
-    """The rank is gone, and the guard leaves."""
+    """The rank is gone, and the guard exits."""
 
 
 class Event(Enum):
-    """What happens to a guard."""
+    """Events that a guard reacts to."""
 
     JOB_FAILED = auto()
-    """This rank has failed; or another has, says its guard, to the hub."""
+    """This rank has failed; or, in the hub, another rank's guard reports that its rank has."""
     JOB_ENDS = auto()
-    """The hub says so."""
+    """The hub orders the end of the job."""
     RANK_GONE = auto()
     RANK_ABORTED = auto()
-    """The rank is gone, by an abort; or it was killed after another's."""
+    """The rank is gone by an abort, or was killed after another rank's abort."""
     PEER_ABORTED = auto()
-    """Another rank has aborted, says its guard to the hub, and the hub to all."""
+    """Another rank has aborted. Its guard reports that to the hub, and the hub to all guards."""
     HOLD_OVER = auto()
-    """No better cause than the abort was told in time, or nobody is left to tell one."""
+    """No better cause than the abort was reported in time, or all other guards have left."""
     HOST_SILENT = auto()
-    """The hub has heard nothing from a host, or another guard nothing from the hub."""
+    """No message came from a host (in the hub), or from the hub (in another guard), for too long."""
     HUB_UNREACHABLE = auto()
-    """The hub could never be connected to."""
+    """No connection to the hub was ever made."""
     RANK_STUCK = auto()
-    """This rank stays in one place longer than it may."""
+    """This rank has exceeded its phase's time limit."""
     STACKS_WANTED = auto()
-    """Some rank is stuck, and this guard is to find out why."""
+    """Some rank is stuck, and this guard must find out why."""
     STACKS_COLLECTED = auto()
-    """All guards have shown the stacks of their ranks, or time is up."""
+    """All guards have sent their ranks' stacks, or time is up."""
     SHOW_STACKS = auto()
     """The hub asks for the stacks of this rank."""
     SIGTERM_RECEIVED = auto()
-    """The rank was told to stop, and stops in order."""
+    """The rank got SIGTERM, which it handles by stopping in order."""
     GRACE_OVER = auto()
-    """It has not stopped in time."""
+    """The rank has not stopped within its grace period."""
     KILL_DUE = auto()
-    """It was to end by its own hand, and has not."""
+    """The rank was ordered to end by itself, and has not."""
     STOP_ORDERED = auto()
     """`dslpar launch` has a signal for the rank."""
     LAUNCH_LOST = auto()
@@ -134,7 +136,7 @@ class Event(Enum):
 
 
 class Guard:
-    """One rank's. A class, since it holds what has happened so far."""
+    """One rank's guard. A class, since it holds state: what has happened so far."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings, self.rank = settings, RankProcess(settings)
@@ -143,27 +145,27 @@ class Guard:
         self.poller = Poller()
         self.hub = Hub(self.poller, self._greet, self._handle_peer, self._log) if settings.rank == 0 else None
         self.link = HubLink(self.poller, settings.secret, settings.rank, self._handle_hub)
-        """To the hub, where this is not the hub itself."""
+        """Link to the hub; not used by the hub itself."""
         self.launch = LaunchLink(self.poller, settings.launch, settings.secret, settings.rank, self._handle_launch)
-        """To `dslpar launch`, where that is on another host."""
+        """Link to `dslpar launch`, if that is on another host."""
         self.host_lost = False
-        """Whether a host is gone, and launchers may wait for it for ever."""
+        """Whether a host is gone, so that launchers may wait for it forever."""
         self.launchers: Sequence[orphans.Process] = ()
         self._beat_s, self._beat_progress = 0.0, Progress()
         self._collecting_since_s, self._stuck = 0.0, ""
         self._pidfd = -1
-        """Of the rank; -1: there is none on an old kernel, and _tick looks."""
+        """The rank's pidfd; -1 on an old kernel without one, where _tick checks instead."""
         self._end_noticed = False
         self._held: Verdict | None = None
-        """What is held back, and since when."""
+        """The verdict that is held back; `_held_since_s` is the time since when."""
         self._held_since_s = 0.0
         self._stops: set[int] = set()
-        """Signals that `dslpar launch` has ordered."""
+        """Numbers of the signals that `dslpar launch` has sent for the rank."""
 
     # ---- the loop ----
 
     def run(self) -> None:
-        """Watch until the rank is gone and what is to be said is said."""
+        """Watch until the rank is gone and everything is reported."""
         self._open()
         while self.state is not State.GONE:
             self.poller.poll(_POLL_S)
@@ -171,27 +173,28 @@ class Guard:
         self._leave()
 
     def handle(self, event: Event, *details: object) -> None:
-        """Take the event's action in this state, then go to the next. An action may itself cause an event."""
-        self.now = time.monotonic()  # what is heard just after a pause of ours must not set clocks that have run out
+        """Run the event's action in this state, then enter the next state. An action may itself cause an event."""
+        self.now = time.monotonic()  # an old value, after a pause of ours, would set deadlines that are over already
         transition = TRANSITIONS[event].get(self.state)
         if transition is not None:
             transition.action(self, *details)
             self.state = transition.next or self.state
 
     def _open(self) -> None:
-        self.launchers = orphans.launchers_of(self.settings.pid)  # while the rank lives: nobody knows later
+        # Now, while the rank lives: its ancestors cannot be found later.
+        self.launchers = orphans.launchers_of(self.settings.pid)
         with contextlib.suppress(OSError, AttributeError):  # an old kernel; then _tick notices
             self._pidfd = os.pidfd_open(self.settings.pid)
             self.poller.watch(self._pidfd, self._notice_end)
         self.poller.watch(self.settings.signals, self._read_signals)
-        if self.rank.page.ending:  # an earlier guard was killed in the middle of it
+        if self.rank.page.ending:  # an earlier guard was killed while it ended the rank
             self.rank.end(self.rank.page.ending, self.now)
         if self.hub is not None and self.settings.world_size > 1:
             self.rank.page.port = self._listen(self.hub)
         self.launch.connect()
 
     def _listen(self, hub: Hub) -> int:
-        """Open the hub's server, at the port of an earlier guard of this rank, where the others look for it."""
+        """Open the hub's server, if possible at an earlier guard's port, where the other guards look for it."""
         settings = self.settings
         listen = partial(hub.listen, settings.secret, settings.world_size, loopback=settings.loopback)
         try:
@@ -200,7 +203,7 @@ class Guard:
             return listen()
 
     def _tick(self) -> None:
-        """Do what time brings."""
+        """Check everything that depends on time."""
         self.now = time.monotonic()
         paused_s, self._ticked_s = self.now - self._ticked_s, self.now
         if paused_s > _PAUSE_S:
@@ -227,35 +230,35 @@ class Guard:
             self.handle(Event.HOLD_OVER)
 
     def _notice_end(self) -> None:
-        """Find out how the rank has ended, once and at once: its wait status is there until its parent takes it."""
+        """Find out, once, how the rank has ended. Do so at once: its wait status is lost when its parent reads it."""
         if self._end_noticed:
             return
         self._end_noticed = True
-        self.poller.unwatch(self._pidfd)  # it could be read from now on for ever
+        self.poller.unwatch(self._pidfd)  # a pidfd stays readable forever once its process has ended
         verdict = self._judge_death()
         self.handle(Event.RANK_ABORTED if verdict is not None and verdict.weak else Event.RANK_GONE, verdict)
 
     def _judge_death(self) -> Verdict | None:
-        """Return the verdict about a rank that is gone; None: it ended in order, as it was to, or has said why."""
+        """Return the verdict about a rank that is gone; None if it ended in order, was ended, or reported an error."""
         rank, status = self.rank, self.rank.wait_status()
-        self._relay_marks()  # its last mark may have come since the last tick, and says how it ended
+        self._relay_marks()  # its last mark may be newer than the last tick, and shows how it ended
         told = rank.page.ending or self.state is State.ENDING or rank.has_marked("error") or status in STOPS
         exited, stack = rank.has_marked("ended"), rank.read("stack")
-        stopping = status is None and stack and verdicts.FATAL not in stack  # it was at SIGTERM that it wrote it
+        stopping = status is None and stack and verdicts.FATAL not in stack  # then SIGTERM made it write the stack
         if told or stopping or rank.ended_in_order():
             return None
         at, after_abort = rank.page.progress().describe(), rank.page.abort_seen
         return verdicts.of_death(rank.who, at, status, stack, exited=exited, after_abort=after_abort)
 
     def _is_hold_over(self) -> bool:
-        """Whether what is held back was held for long enough, or all others have left."""
+        """Return whether the verdict was held back for long enough, or all other guards have left."""
         peers = self.hub.peers.values() if self.hub else ()
         all_left = len(peers) == self.settings.world_size - 1 and all(peer.left for peer in peers)
         return self.now - self._held_since_s > HELD_BACK_S or self.link.left or all_left
 
     def _forgive(self, paused_s: float) -> None:
-        """Whoever was silent while we slept may have spoken; and our rank may have slept as well."""
-        if self.link.received_s:  # 0: it was not met yet, and may take its time
+        """Subtract our own pause from all waiting times: others may have sent messages, and our rank have paused."""
+        if self.link.received_s:  # 0: the hub was not met yet
             self.link.received_s = min(self.now, self.link.received_s + paused_s)
         self.link.wanted_s += paused_s if self.link.wanted_s else 0
         self._held_since_s = min(self.now, self._held_since_s + paused_s)
@@ -264,7 +267,7 @@ class Guard:
             peer.received_s = min(self.now, peer.received_s + paused_s)
 
     def _relay_marks(self) -> None:
-        """Bring the rank's new marks to `dslpar launch`, if it is elsewhere; a failure is an event as well."""
+        """Send the rank's new marks to `dslpar launch` on another host. A mark of a failure is also an event."""
         for name, text in self.rank.new_marks():
             self.launch.send_mark(f"{self.settings.rank}.{name}", text)
             mark = marks.parse(name, text)
@@ -272,7 +275,7 @@ class Guard:
                 self.handle(Event.JOB_FAILED, Failure())
 
     def _read_signals(self) -> None:
-        """Read the numbers of signals that have come to the rank."""
+        """Read the numbers of the signals that the rank received."""
         numbers = os.read(self.settings.signals, 64)
         if not numbers:
             self.poller.unwatch(self.settings.signals)
@@ -281,7 +284,7 @@ class Guard:
                 self.handle(Event.SIGTERM_RECEIVED)
 
     def _beat(self) -> None:
-        """Say where the rank is, once a second, and sooner when it comes to another part of its work."""
+        """Send the rank's progress once per second, and sooner when it enters another phase."""
         progress = self.rank.page.progress()
         moved = progress[:2] != self._beat_progress[:2]
         if self.now - self._beat_s < (_EARLY_S if moved else BEAT_S):
@@ -299,8 +302,8 @@ class Guard:
 
     def _look_for_silence(self) -> None:
         own = self.rank.page.progress()
-        # For an abort mpirun kills the other ranks, and their guards with them: their hosts are not gone, and the abort
-        # is to be told first.
+        # After an abort mpirun kills the other ranks and their guards. Their hosts are not gone, and the abort must be
+        # reported first.
         closed_s = SILENCE_S + (HELD_BACK_S if self.rank.page.abort_seen else 0)
         if self.hub is not None:
             if host := self.hub.silent_host(self.now, closed_s):
@@ -315,7 +318,7 @@ class Guard:
             self.handle(Event.HOST_SILENT, verdicts.of_silent_hub(self.rank.who, name, host, at))
 
     def _has_all_stacks(self) -> bool:
-        """Whether all have shown their stacks, or time is up."""
+        """Return whether all guards have sent their ranks' stacks, or time is up."""
         peers = self.hub.peers.values() if self.hub else ()
         waiting = any(peer.stacks is None and not peer.left for peer in peers)
         return not waiting or self.now - self._collecting_since_s >= _COLLECT_S
@@ -326,12 +329,12 @@ class Guard:
         return self.rank.page.progress()[:3]
 
     def _greet(self) -> Message:
-        """What the hub answers a guard's hello."""
+        """Return the hub's answer to a guard's hello."""
         end = {"end": True, "host_lost": self.host_lost} if self.state is State.ENDING else {}
         return {**self._hello(), **end}
 
     def _hello(self) -> Message:
-        """What a guard says first: who it is, and that a rank has aborted, of which the other may not have heard."""
+        """Return a guard's first message: its name and progress, and an abort that the other side may not know of."""
         aborted = {"aborted": True} if self.rank.page.abort_seen else {}
         return {"who": str(self.rank.who), "host": self.settings.host, "at": self._at(), **aborted}
 
@@ -354,22 +357,22 @@ class Guard:
             self.rank.page.rank_0_left = True
 
     def _handle_launch(self, message: Message) -> None:
-        if "stop" in message and message["stop"] not in self._stops:  # told again where the connection was lost
+        if "stop" in message and message["stop"] not in self._stops:  # sent again after a lost connection
             self._stops.add(message["stop"])
             self.handle(Event.STOP_ORDERED, message["stop"])
 
     def _connect_to_hub(self) -> None:
-        """Connect once the rank has said where the hub is."""
+        """Connect as soon as the rank's status page has the hub's address."""
         if self.hub is None:
             self.link.connect(self.rank.page.hub, self._hello(), self.now)
 
     # ---- actions ----
 
     def pass_on(self, failure: Failure) -> None:
-        """Tell the hub, which tells all others; the hub itself, or a guard that never met it, ends the job."""
-        self.link.tried_s = 0.0  # at once, though it may have been tried just now
-        self._connect_to_hub()  # if it has not yet
-        self.link.complete(SILENCE_S)  # of a hub that is there, and busy
+        """Report a failure to the hub, which ends the job. The hub itself, or a guard without one, ends it directly."""
+        self.link.tried_s = 0.0  # connect at once, even if the last attempt was just now
+        self._connect_to_hub()
+        self.link.complete(SILENCE_S)  # the hub may be there, but busy
         if self.link.connection is None:
             self.end_job(failure)
         else:
@@ -378,7 +381,7 @@ class Guard:
             self.rank.end(Ending.JOB_FAILED, self.now)
 
     def end_job(self, failure: Failure) -> None:
-        """Say why, and end all ranks that this guard can tell."""
+        """Publish the cause, and end all ranks that this guard can reach."""
         self.host_lost = failure.host_lost
         self._publish(failure)
         if self.hub is not None:
@@ -386,30 +389,28 @@ class Guard:
         self.rank.end(Ending.JOB_FAILED, self.now)
 
     def _publish(self, failure: Failure) -> None:
-        """A verdict is told once, by the guard that found it: to `dslpar launch`, or else on the terminal."""
+        """Report a verdict once, by the guard that found it: to `dslpar launch`, or else on the terminal."""
         if (verdict := failure.verdict) is None:
             return
         self._mark(verdict)
         out_of_reach = self.settings.launch and self.launch.connection is None
-        if not self.settings.supervised or out_of_reach:  # nobody else says it
+        if not self.settings.supervised or out_of_reach:  # nobody else reports it
             _write(verdict.message(verdicts.held_note(failure.held_s) if verdict.weak else ""))
 
     def _mark(self, verdict: Verdict) -> None:
-        """Leave the mark of a verdict, here and at `dslpar launch`."""
+        """Write the mark of a verdict, here and at `dslpar launch`."""
         name, text = f"{verdict.who.rank}.verdict", json.dumps(verdict)
         self.launch.send_mark(name, text)
         with contextlib.suppress(OSError):
             marks.write(self.rank.folder, name, text)
 
     def end_rank(self, host_lost: bool) -> None:
-        """End the rank, since the hub says that the job ends."""
+        """End the rank, because the hub has ordered the end of the job."""
         self.host_lost = host_lost
         self.rank.end(Ending.JOB_FAILED, self.now)
 
     def report_death(self, verdict: Verdict | None) -> None:
-        """Fail the job, unless the rank ended in order or as was to be expected; say of one that was OVERDUE that it
-        stopped.
-        """
+        """Fail the job if there is a verdict on the rank's death. Report an overdue rank as stopped."""
         rank, progress = self.rank, self.rank.page.progress()
         if rank.page.ending is Ending.OVERDUE and not rank.ended_in_order():
             text = json.dumps(Stopped(progress.step, "", rank.page.status, overdue=True))
@@ -420,7 +421,7 @@ class Guard:
             self.handle(Event.JOB_FAILED, Failure(verdict))
 
     def hold_back(self, verdict: Verdict) -> None:
-        """Wait for a better cause. `dslpar launch` knows at once, and waits as well: this guard may be killed."""
+        """Wait for a better cause. `dslpar launch` gets the verdict now, and waits too: this guard may be killed."""
         self._held, self._held_since_s = verdict, self.now
         self._mark(verdict)
         if self.link.connection is not None:
@@ -428,39 +429,41 @@ class Guard:
         self.note_abort()
 
     def note_abort(self) -> None:
-        """Remember that some rank has aborted, and have all guards do so. Ranks that lose it as a peer wait longer for
-        their end; one that a launcher kills for it is not to blame, and none is said to hang that only waits for it.
+        """Remember that some rank has aborted, and make all guards remember it.
+
+        Ranks that lose the aborted rank as a peer then wait longer to be ended. A rank that a launcher kills after the
+        abort is not blamed, and a rank that waits for the aborted one is not reported as hanging.
         """
         if self.hub is not None and not self.rank.page.abort_seen:
             self.hub.broadcast({"aborted": True})
         self.rank.page.abort_seen = True
 
     def end_held(self) -> None:
-        """End the job for what was held back: no better cause was told."""
+        """End the job with the verdict that was held back, because no better cause was reported."""
         self.pass_on(Failure(self._held, held_s=self.now - self._held_since_s))
 
     def warn(self) -> None:
-        """Not a reason to end a job: training may go by another network, or by ports that are open."""
+        """Warn that the hub is unreachable. The job goes on: training may use another network, or other ports."""
         if not self.link.unreachable:
             self.link.unreachable = True
             hub = self.rank.page.hub.rpartition(":")[0]
             self._log(f"cannot reach the guard of rank 0 at {hub}: faults elsewhere are not told here")
 
     def report_stuck(self, reason: str) -> None:
-        """Tell the hub that the rank is stuck; without one, or when rank 0 has left in order, find out alone."""
+        """Report the stuck rank to the hub. Without a hub, or when rank 0 has left in order, analyse the hang here."""
         if self.link.connection is None or self.link.left:
             self.handle(Event.STACKS_WANTED, reason)
         else:
             self.link.connection.send({"stuck": reason})
 
     def collect_stacks(self, reason: str) -> None:
-        """Ask all guards for the stacks of their ranks."""
+        """Ask all guards for their ranks' stacks."""
         self._collecting_since_s, self._stuck = self.now, reason
         if self.hub is not None:
             self.hub.broadcast({"show": True})
 
     def blame(self) -> None:
-        """Say who holds the others up, and end the job."""
+        """Name the rank that holds the others up, and end the job."""
         who, progress = self.rank.who, self.rank.page.progress()
         ranks = [RankStacks(who.rank, str(who), progress.describe(), progress.step, self.rank.stacks())]
         for peer in self.hub.peers.values() if self.hub else ():
@@ -475,12 +478,12 @@ class Guard:
         self.end_job(Failure(verdicts.of_rank(Rank(blocking.rank, who.world_size, host, 0), how, blocking.at, text)))
 
     def show_stacks(self) -> None:
-        """Send the hub the stacks of the rank."""
+        """Send the rank's stacks to the hub."""
         if self.link.connection is not None:
             self.link.connection.send({"stacks": messages.cut(self.rank.stacks()), "at": self._at()})
 
     def start_grace(self) -> None:
-        """Start the clock of a rank that is to stop."""
+        """Start the grace period of a rank that got SIGTERM."""
         self.rank.start_grace(self.now)
 
     def end_overdue(self) -> None:
@@ -488,15 +491,15 @@ class Guard:
         self.rank.end_overdue(self.now)
 
     def kill_rank(self) -> None:
-        """Kill a rank that does not end by its own hand."""
+        """Kill a rank that does not end by itself."""
         self.rank.kill(self.now)
 
     def signal_rank(self, number: int) -> None:
-        """Send the rank a signal of `dslpar launch`."""
+        """Send the rank a signal that `dslpar launch` ordered."""
         self.rank.send_signal(number)
 
     def end_orphan(self) -> None:
-        """End a rank that nobody supervises: in order, where it can, and once."""
+        """End a rank that nobody supervises any more: by SIGTERM if the rank handles it, and only once."""
         self._log("ends because `dslpar launch` is gone")
         if not self.rank.page.grace_s:
             self.rank.end(Ending.ORPHANED, self.now)
@@ -517,8 +520,10 @@ class Guard:
             connection.finish()
         if self.settings.private:
             shutil.rmtree(self.rank.folder, ignore_errors=True)
-        if self.host_lost and self.launchers and not os.fork():  # DeepSpeed's launcher waits for us before it ends
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # OpenMPI's for the end of what its ranks say
+        # In a new process, since DeepSpeed's launcher waits for this one to end, and without the ranks' stderr, since
+        # OpenMPI's launcher waits until that is closed.
+        if self.host_lost and self.launchers and not os.fork():
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
             orphans.end(self.launchers, _LAUNCHERS_S)
 
 
@@ -528,11 +533,11 @@ def _write(text: str) -> None:
 
 
 class Transition(NamedTuple):
-    """What an event does in a state."""
+    """An event's action in a state."""
 
     action: Callable[..., None]
     next: State | None = None
-    """None: the same."""
+    """None: the state stays."""
 
 
 _Row = dict[State, Transition]
@@ -565,11 +570,11 @@ TRANSITIONS: Mapping[Event, _Row] = {
     Event.STOP_ORDERED: _in(_ALIVE, Guard.signal_rank),
     Event.LAUNCH_LOST: _in(_ALIVE, Guard.end_orphan),
 }
-"""What each event does; in a state that is not in its row, nothing. The table of the module's docstring."""
+"""Each event's action per state, as in the module's docstring. In a state that its row lacks it does nothing."""
 
 
 def main() -> None:
-    """Run the guard that the environment asks for."""
+    """Run a guard with the settings in the environment."""
     for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)
     protocol.raise_file_limit()

@@ -1,9 +1,9 @@
-"""Hang analysis: which of the ranks that wait for each other holds the others up.
+"""Hang analysis: find the rank that blocks a hanging job.
 
-By where their stacks are: a rank that is in no collective, while others are. With NCCL a rank does not wait in its
-collective but later, where it reads a result from the device: it is not to blame either. Flight records, where torch
-keeps them (flight_recorder.py), tell for which of several such ranks the others wait; and of ranks that all wait,
-whether they do so in a circle, or in different collectives.
+Stacks show it: the blocking rank is in no collective while others are. With NCCL a rank does not wait in its collective
+but later, when it reads a result from the device, so such a rank is not to blame either. If several ranks are in no
+collective, torch's flight records (flight_recorder.py) show for which of them the others wait. If all ranks wait, the
+records show whether they wait in a circle or in different collectives.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from dslpar.watchdog.status_page import join_location
 NO_STACK = "(no stack: the process is stopped, or deep in the kernel)"
 _COLLECTIVE = re.compile(r"torch/distributed/|deepspeed/comm/|dslpar/distributed/collectives\.py")
 _READ = re.compile(r"\.(item|tolist|cpu|numpy|synchronize)\(")
-"""What waits for the device, in the source line of a frame: C functions have no frames of their own."""
+"""Calls that wait for the device, matched in a frame's source line, since C functions have no frames of their own."""
 _AUTOGRAD = "torch/autograd/graph.py"
-"""Where the main thread is during a backward, which runs in a thread of its own on a GPU."""
+"""The main thread's innermost file during a backward pass, which runs in a thread of its own on a GPU."""
 _THREAD = re.compile(r"(?:[Cc]urrent t|T)hread 0x[0-9a-f]+")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')
 
 
 class RankStacks(NamedTuple):
-    """A rank, where it is in its run, and what it has shown: the stacks of its threads, and its flight record."""
+    """A rank's name and progress, its flight record, and the stacks of its threads."""
 
     rank: int
     who: str
@@ -39,23 +39,23 @@ class RankStacks(NamedTuple):
 
     @property
     def frames(self) -> str:
-        """The stacks alone."""
+        """The stacks without the flight record."""
         return flight_recorder.split(self.stacks)[1]
 
     @property
     def waits(self) -> bool:
-        """Whether it waits in a call of torch.distributed, in any thread, or for the device."""
+        """Return whether the rank waits in a call of torch.distributed, in any thread, or for the device."""
         return bool(_COLLECTIVE.search(self.frames)) or self.reads_device
 
     @property
     def reads_device(self) -> bool:
-        """Whether the line that it is in waits for the device; as far as this host has the same source."""
+        """Return whether its current source line waits for the device. False if this host lacks the source file."""
         frame = _innermost_frame(self.frames)
         return frame is not None and bool(_READ.search(_source_line(frame[1], int(frame[2]))))
 
 
 class _Wait(NamedTuple):
-    """A rank that waits in a collective, and the peers that have not come to it."""
+    """A rank that waits in a collective, and the peers that have not reached it."""
 
     rank: int
     group: str
@@ -64,10 +64,11 @@ class _Wait(NamedTuple):
 
 
 def find_blocking_rank(ranks: Sequence[RankStacks]) -> tuple[RankStacks, str]:
-    """Return the rank that holds the others up, and what shows it.
+    """Return the rank that holds the others up, and the evidence.
 
-    A rank is to blame where its stack shows that it does not wait; of several, one that its peers wait for by their
-    records. Where all wait, records tell of circles, and of ranks in another collective than their peers.
+    A rank is to blame if its stack shows that it does not wait. Of several such ranks, one is chosen that its peers
+    wait for by their flight records. If all ranks wait, the records show circles, or a rank in another collective than
+    its peers.
     """
     waits = _waits(ranks)
     last_step = max(rank.step for rank in ranks)
@@ -100,16 +101,16 @@ def _what_others_do(first: RankStacks, ranks: Sequence[RankStacks], waits: Seque
     waiting = sum(rank.waits for rank in ranks) - reading
     said = [f"{waiting} of {len(ranks)} ranks wait in a collective"] if waiting else []
     said += [f"{reading} of {len(ranks)} ranks wait for the device"] if reading else []
-    if not said:  # as NCCL has it too: a rank whose queue of kernels is full waits wherever it is
+    if not said:  # with NCCL: a rank whose kernel queue is full waits at any line
         usual, number = Counter(_place(rank.frames) for rank in ranks).most_common(1)[0]
         said = [f"{number} of {len(ranks)} ranks are {usual}"]
     return f"while {' and '.join(said)}"
 
 
 def _waits(ranks: Sequence[RankStacks]) -> list[_Wait]:
-    """Return who waits in which collective, by flight records, and for whom.
+    """Return which ranks wait in which collectives, and for which peers, by their flight records.
 
-    Ranks of a group number its collectives alike, so a rank that has enqueued fewer has not come to the others' yet.
+    All ranks of a group number its collectives alike, so a rank that has enqueued fewer has not reached its peers' yet.
     """
     records = {rank.rank: flight_recorder.parse(rank.stacks) for rank in ranks}
     return [
@@ -121,12 +122,12 @@ def _waits(ranks: Sequence[RankStacks]) -> list[_Wait]:
 
 
 def _missing(records: dict[int, dict[str, GroupRecord]], group: str, number: int) -> list[int]:
-    """Return the ranks that have used a group, and have not enqueued its collective of that number."""
+    """Return the ranks that have used a group, and have not yet enqueued its collective with this number."""
     return [rank for rank, groups in records.items() if group in groups and groups[group].enqueued < number]
 
 
 def _of_circle(ranks: Sequence[RankStacks], waits: Sequence[_Wait]) -> tuple[RankStacks, str] | None:
-    """Return the first of ranks that wait for each other in a circle: their collectives are in no common order."""
+    """Return the first rank of a circle of waiting ranks, whose collectives are in no common order."""
     held_up = {wait.rank: wait for wait in reversed(waits) if wait.missing}
     for number in held_up:
         path = [number]
@@ -142,7 +143,7 @@ def _of_circle(ranks: Sequence[RankStacks], waits: Sequence[_Wait]) -> tuple[Ran
 
 
 def _of_mismatch(ranks: Sequence[RankStacks], waits: Sequence[_Wait]) -> tuple[RankStacks, str] | None:
-    """Return a rank that is in another kind of collective than its peers, under the same number of the same group."""
+    """Return a rank that is in another kind of collective than its peers, at the same number in the same group."""
     for wait in waits:
         same = [other for other in waits if (other.group, other.record.done) == (wait.group, wait.record.done)]
         kinds = Counter(other.record.operation for other in same)
@@ -160,9 +161,10 @@ def _in(wait: _Wait) -> str:
 
 
 def format_stacks(first: RankStacks, ranks: Sequence[RankStacks]) -> str:
-    """Return the stacks of all ranks, beginning with `first`; equal ones once, below the names of all who have them.
+    """Format all ranks' stacks, beginning with `first`. Equal stacks appear once, below the names of all their ranks.
 
-    Of ranks with equal stacks, the flight record of the first: group by group they differ in torch's names at least.
+    Ranks with equal stacks show only the first one's flight record, since records differ at least in torch's group
+    names.
     """
     same: dict[str, list[RankStacks]] = {_THREAD.sub("Thread", first.frames): [first]}
     for rank in ranks:
@@ -175,15 +177,16 @@ def format_stacks(first: RankStacks, ranks: Sequence[RankStacks]) -> str:
 
 
 def _place(stacks: str) -> str:
-    """Return where a rank is."""
+    """Describe the innermost frame of a rank's stacks."""
     frame = _innermost_frame(stacks)
     return f"in {frame[3]} ({frame[1]}, line {frame[2]})" if frame else "stopped, or deep in the kernel"
 
 
 def _innermost_frame(stacks: str) -> re.Match[str] | None:
-    """Return the innermost frame of the main thread, which faulthandler shows last; in a backward, of the backward's.
+    """Return the innermost frame of the main thread, or in a backward pass, of the thread that runs it.
 
-    That is a thread which C++ has begun: those of Python begin in threading.py.
+    faulthandler shows the main thread last. C++ starts the backward's thread, while Python's threads start in
+    threading.py.
     """
     threads = [text for text in _THREAD.split(stacks) if text]
     frames = [list(_FRAME.finditer(text)) for text in threads] or [[]]
@@ -195,7 +198,7 @@ def _innermost_frame(stacks: str) -> re.Match[str] | None:
 
 
 def _source_line(path: str, number: int) -> str:
-    """Return a line of source; empty where this host has no such file."""
+    """Return a source line; empty if this host has no such file."""
     try:
         lines = Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
     except (OSError, ValueError):

@@ -1,17 +1,17 @@
-"""Marks: the files that a rank and its guard leave in a folder, by which `dslpar launch` learns how each rank ended.
+"""Marks: files that a rank and its guard write to a folder, from which `dslpar launch` learns how each rank ended.
 
     3.born     JSON of Rank: rank, world_size, host, pid
-    3.board    where the rank is in its run (status_page.py)
-    3.stack    what the C level of Python wrote at a deadly signal: empty after SIGKILL, which nothing can catch
-    3.stacks   the stacks of all threads, written when its guard asks for them
-    3.flight   the rank's flight record (flight_recorder.py), written when its guard asks for it
-    3.error    JSON of Report
-    3.verdict  JSON of Verdict: what a guard found out about this rank
-    3.stopped  JSON of Stopped: it ended because it was told to
-    3.result   JSON of Result: it did all that it was to do, and what it found is told by its exit status
-    3.ended    the rank came to its end in order
+    3.board    the rank's status page (status_page.py)
+    3.stack    the stack that Python's C level wrote at a fatal signal: empty after SIGKILL, which nothing can catch
+    3.stacks   the stacks of all threads, written when the guard asks for them
+    3.flight   the rank's flight record (flight_recorder.py), written when the guard asks for it
+    3.error    JSON of Report: the rank failed
+    3.verdict  JSON of Verdict: a guard's finding about this rank
+    3.stopped  JSON of Stopped: the rank ended on request
+    3.result   JSON of Result: the rank completed its work, and its exit status has the result
+    3.ended    the rank ended in order
 
-It imports the standard library alone: guards load it, and start in milliseconds.
+This module imports only the standard library, because guards load it and start in milliseconds.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MAX_NUMBER = 1 << 62
 
 
 class Rank(NamedTuple):
-    """A rank, and where it runs."""
+    """A rank, with its host and process id."""
 
     rank: int
     world_size: int
@@ -45,7 +45,7 @@ class Rank(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What a rank that failed says about it."""
+    """A failed rank's own report."""
 
     who: Rank
     kind: Kind
@@ -54,12 +54,12 @@ class Report(NamedTuple):
     error: str
     """The exception, in one line."""
     text: str
-    """Its traceback, and what helps where that is known."""
+    """Its traceback, and advice for known errors."""
     at: str = ""
     """Its stage and step."""
 
     def message(self) -> str:
-        """What goes to the terminal: a cause in full, anything else in one line; nothing, where others say it."""
+        """Return the text for the terminal: a cause in full, other kinds in one line, `told` not at all."""
         location = f"[{join_location(self.who, self.at)}]"
         if self.kind == "cause":
             return f"{location} {self.text}"
@@ -73,7 +73,7 @@ class Report(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What a guard found out about a rank that could not say it: killed, hanging, or gone with its host."""
+    """A guard's finding about a rank that cannot report: killed, hanging, or lost with its host."""
 
     who: Rank
     time_s: float
@@ -82,45 +82,45 @@ class Verdict(NamedTuple):
     at: str
     """Its stage and step, as far as they are known."""
     signal: int = 0
-    """That ended it, if it is known."""
+    """The signal that ended it, if known."""
     weak: bool = False
-    """Whether this may be the consequence of what is told later, as an abort may: another cause goes first."""
+    """Whether this may be the consequence of a failure reported later, as an abort may. Other causes go first."""
 
     def message(self, note: str = "") -> str:
-        """What goes to the terminal. `note`: what is added to how it ended."""
+        """Return the text for the terminal. `note`: an addition to `how`."""
         how = visible(f"[{join_location(self.who, self.at)}] {self.how}" + (f" ({note})" if note else ""))
         return how + (f":\n{self.text}\n" if self.text else "\n")
 
 
 class Stopped(NamedTuple):
-    """How a rank ended that was told to."""
+    """The end of a rank that was requested to stop."""
 
     step: int
-    """The last one that was done."""
+    """The last completed step."""
     saved: str
-    """The checkpoint that holds it; empty: there is none."""
+    """The checkpoint of that step; empty: none."""
     status: int
     """Its exit status."""
     overdue: bool = False
-    """Whether it had to be ended."""
+    """Whether the rank did not stop in time, and was ended."""
 
 
 class Result(NamedTuple):
-    """What a rank that came to its end in order found, where that is no success: no rank has failed."""
+    """A result other than success of a rank that ended in order. No rank has failed."""
 
     status: int
     """Its exit status, which launchers may not pass on."""
 
 
 class Ended(NamedTuple):
-    """That a rank came to its end in order; no more is said of it."""
+    """The end in order of a rank, without details."""
 
 
 Mark = Rank | Report | Verdict | Stopped | Result | Ended
 
 
 def parse(kind: str, text: str) -> Mark | None:
-    """Return what a mark says, whatever its text holds; None: it is no mark of that kind."""
+    """Parse a mark's text; None if it is not a valid mark of this kind."""
     if kind == "ended":
         return Ended()
     try:
@@ -130,7 +130,7 @@ def parse(kind: str, text: str) -> Mark | None:
 
 
 def rank_of(mark: Mark) -> int | None:
-    """Return the rank that a mark is about; None: it does not say."""
+    """Return the rank that a mark is about; None if the mark does not contain one."""
     if isinstance(mark, Rank):
         return mark.rank
     return mark.who.rank if isinstance(mark, Report | Verdict) else None
@@ -166,10 +166,10 @@ def _result(fields: object) -> Result:
 
 
 def _typed(fields: object, *types: type) -> list[Any]:
-    """Return a list's items, if they are of these types: numbers finite and not below 0.
+    """Return a list's items after checking their types. Numbers must be finite and at least 0.
 
     Raises:
-        ValueError: they are not, or there are more or fewer.
+        ValueError: it is no list of that many items, or an item has another type or range.
     """
     if not isinstance(fields, list) or len(fields) != len(types):
         raise ValueError(fields)
@@ -190,14 +190,14 @@ _PARSERS: Mapping[str, Callable[[object], Mark]] = {
 }
 
 KINDS = (*_PARSERS, "ended")
-"""The marks that are read: their names' endings."""
+"""The kinds of marks that are read, which are their file name suffixes."""
 
 
 def write(folder: Path, name: str, text: str) -> None:
-    """Write a mark atomically: a reader sees all of it or none.
+    """Write a mark atomically: a reader sees all of it or nothing.
 
     Raises:
-        OSError: the folder is gone, say.
+        OSError: it cannot be written, for example because the folder is gone.
     """
     part = folder / f"{name}.part"
     part.write_text(text, encoding="utf-8")
@@ -205,7 +205,7 @@ def write(folder: Path, name: str, text: str) -> None:
 
 
 def lock_folder(folder: Path) -> int:
-    """Lock a folder, which systemd's cleaner of /tmp then spares; until the descriptor that is returned is closed."""
+    """Lock a folder until the returned descriptor is closed. systemd's cleaner of /tmp spares locked folders."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     with contextlib.suppress(OSError):  # a file system without locks
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -213,6 +213,6 @@ def lock_folder(folder: Path) -> int:
 
 
 def read(folder: Path, name: str) -> str:
-    """Return a mark's text; empty where there is none."""
+    """Return a mark's text; empty if there is none."""
     path = folder / name
     return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""

@@ -1,12 +1,13 @@
-"""Messages of guards: their fields and the types of these; what is anything else is no message.
+"""Guards' messages: their fields, and the checks of their values. Anything else is an invalid message.
 
     guard to hub        who, host, at, aborted | at | failed | aborted | stuck (reason) | stacks, at | bye
     hub to guard        who, host, at, aborted | at | end, host_lost | aborted | show | bye
     guard to launch     at | mark (name), text
     launch to guard     stop (signal)
 
-`at` is the beat: location, phase and step of the sender's rank. A message is a line of JSON. Whoever sends one has
-proved to belong to the job (authentication.py); it is checked all the same, so that no line can end who reads it.
+A message is one line of JSON. `at` is the beat: location, phase and step of the sender's rank. The sender has proved
+that it belongs to the job (authentication.py). Its messages are checked all the same, so that no line can crash its
+reader.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from typing import Any
 Message = Mapping[str, Any]
 Check = Callable[[object], bool]
 Fields = Mapping[str, Check]
-"""Each field that a message may have, with the check of its value."""
+"""The fields that a message may have, each with the check of its value."""
 
 MAX_TEXT = 1 << 16
-"""Characters of a traceback, or of stacks. In a mark, JSON within JSON, each takes 14 bytes at most."""
+"""The most characters of a traceback or of stacks. In a mark (JSON within JSON) each takes at most 14 bytes."""
 MAX_BYTES = 1 << 20
-"""Of a message: a mark with a text of this length fits."""
+"""The longest message: a mark with a text of MAX_TEXT characters fits."""
 LEFT_OUT = "\n(the rest is left out)\n"
 _MAX_NAME = 1024
 _MAX_STEP = 1 << 62
@@ -33,27 +34,27 @@ _MARK = re.compile(r"\d{1,9}\.(born|error|ended|result|stopped|verdict)")
 
 
 def cut(text: str) -> str:
-    """Return a text without what is too long for a message."""
+    """Shorten a text that is too long for a message."""
     return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - len(LEFT_OUT)] + LEFT_OUT
 
 
 def is_text(value: object) -> bool:
-    """Whether a value is a text of any number of lines."""
+    """Return whether a value is a text of any number of lines."""
     return isinstance(value, str) and len(value) <= MAX_TEXT
 
 
 def is_name(value: object) -> bool:
-    """Whether a value is a short text of one line, without control characters."""
+    """Return whether a value is a short text of one line, without control characters."""
     return isinstance(value, str) and len(value) <= _MAX_NAME and value.isprintable()
 
 
 def is_flag(value: object) -> bool:
-    """Whether a value is a bool."""
+    """Return whether a value is a bool."""
     return isinstance(value, bool)
 
 
 def is_step(value: object) -> bool:
-    """Whether a value is a number of a step."""
+    """Return whether a value is a step number."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MAX_STEP
 
 
@@ -82,12 +83,12 @@ FROM_LAUNCH: Fields = {"stop": _is_stop}
 
 
 def encode(message: Message) -> bytes:
-    """Return a message as the line that is sent; lone surrogates, as in names of files, as JSON's own escapes."""
+    """Encode a message as one line. Lone surrogates, as in file names, become JSON's own escapes."""
     return json.dumps(message, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
 
 
 def decode(line: bytes, fields: Fields) -> Message | None:
-    """Return the message of a line, whatever the line holds; None: it is none."""
+    """Return the message that a line holds; None if the line is invalid."""
     try:
         message = json.loads(line.decode())
     except (ValueError, RecursionError, MemoryError):

@@ -1,12 +1,12 @@
-"""Orphaned launchers: those that wait for a host that is gone. Nobody else ends them, so the guard of a rank does.
+"""Orphaned launchers: end launchers that wait for a host that is gone. Nobody else does, so a rank's guard does it.
 
-    launchers = launchers_of(pid)       # while the rank lives: nobody knows later whose child it was
+    launchers = launchers_of(pid)       # while the rank lives: its ancestors cannot be found later
     end(launchers, patience_s=2.5)      # when it is gone: they may end by themselves until then
 
-OpenMPI's daemons wait for each other's dead connections as long as TCP does, a quarter of an hour and more, and its own
-keepalive makes `mpirun` end with 0. Only ancestors of the rank are ended, only what serves this one job, each known by
-when it began as well as by its number, which the system may have given to another process since; and with a launcher
-the ssh processes that it started, which wait for the same host.
+OpenMPI's daemons keep dead connections to each other as long as TCP does, a quarter of an hour or more. OpenMPI's own
+keepalive would make `mpirun` end with status 0. Only ancestors of the rank that serve this one job are ended, together
+with the ssh processes that they started, which wait for the same host. Each process is identified by its start time as
+well as its number, because the system may have reused the number since.
 """
 
 from __future__ import annotations
@@ -23,38 +23,38 @@ from dslpar.watchdog.processes import command_line, launchers_above, parent, pid
 
 _REMOTE_SHELLS = frozenset(("ssh", "rsh"))
 _BEGAN = 19
-"""The field of `stat` that tells when a process began, in ticks since boot."""
+"""Index of the field of `stat` with a process's start time, in ticks since boot."""
 _NUM_SIGTERMS, _SIGTERM_S = 3, 0.2
 """`mpirun` forwards the first SIGTERM, warns at the second, and ends with status 1 at the third."""
 
 
 class Process(NamedTuple):
-    """A process that was there at some time."""
+    """A process, identified by its number and start time."""
 
     pid: int
     began: str
 
     @property
     def is_there(self) -> bool:
-        """Whether it still runs: it, and not another one of its number."""
+        """Return whether this very process still runs, and not another one with its number."""
         fields = stat(self.pid)
         return bool(fields) and fields[_BEGAN] == self.began and fields[0] not in "ZX"
 
     def send(self, number: int) -> None:
-        """A signal, if it is there and ours to signal."""
+        """Send a signal if the process still runs and we may signal it."""
         if self.is_there:
             with contextlib.suppress(OSError):
                 os.kill(self.pid, number)
 
 
 def launchers_of(pid: int) -> list[Process]:
-    """Return the launchers above a rank that serve its job alone, the nearest first."""
+    """Return the launchers above a rank that serve only its job, the nearest first."""
     above = [above for _, above in launchers_above(pid) if ends_with_job(command_line(above))]
     return [Process(pid, fields[_BEGAN]) for pid in above if (fields := stat(pid))]
 
 
 def ends_with_job(argv: Sequence[str]) -> bool:
-    """Whether a command line is of a launcher that ends with its job.
+    """Return whether a command line belongs to a launcher process that ends with its job.
 
     >>> ends_with_job(["prted", "--prtemca", "ess_base_nspace", "prterun-node0-130@0"]), ends_with_job(["prted"])
     (True, False)
@@ -65,10 +65,10 @@ def ends_with_job(argv: Sequence[str]) -> bool:
 
 
 def end(launchers: Sequence[Process], patience_s: float) -> None:
-    """Wait for them so long; then tell them to end, and then kill them."""
+    """Wait up to `patience_s` for launchers to end; then send them SIGTERM, and then kill them."""
     _wait(launchers, patience_s)
     left = [launcher for launcher in launchers if launcher.is_there]
-    # Their ssh processes, found while they are their children: a launcher that is killed leaves them to init.
+    # Find their ssh processes while they are still their children: when a launcher is killed, init inherits them.
     above = {launcher.pid for launcher in left}
     remote = [
         pid for pid in (pids() if left else ()) if parent(pid) in above and program(command_line(pid)) in _REMOTE_SHELLS

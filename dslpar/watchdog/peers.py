@@ -1,5 +1,6 @@
-"""The guards of a job among themselves: rank 0's is the hub, to which all others connect once their ranks have met; and
-their way to `dslpar launch`, where that is on another host.
+"""Links between a job's guards, and from each guard to `dslpar launch` on another host.
+
+Rank 0's guard is the hub. All other guards connect to it once their ranks have met.
 """
 
 from __future__ import annotations
@@ -17,15 +18,17 @@ from dslpar.watchdog.server import Server
 from dslpar.watchdog.status_page import Progress
 
 SILENCE_S = 6.0
-"""After which a host is taken for gone; beats come once a second."""
+"""Time without a message after which a host counts as gone. Guards send a beat every BEAT_S."""
 BEAT_S = 1.0
 HELD_BACK_S = SILENCE_S + BEAT_S
-"""How long an abort is held back, since NCCL's watchdog aborts a rank whose peer is lost. It does so after the loss;
-SILENCE_S after its last beat a host is told to be gone. One beat more is for messages under way.
+"""Time for which an abort is held back: NCCL's watchdog aborts ranks that lost a peer, so the cause may be elsewhere.
+
+The abort comes after the loss, and a lost host is reported SILENCE_S after its last beat. One more beat is for messages
+under way.
 """
 _HUB = re.compile(r"(.+):(\d{1,5}):([0-9a-f]*)")
 HUB, LAUNCH = "hub", "launch"
-"""The services that a secret is good for."""
+"""The services that a secret gives access to."""
 
 
 class Peer:
@@ -34,14 +37,15 @@ class Peer:
     def __init__(self, connection: Connection, rank: int, host: str, now: float) -> None:
         self.connection, self.rank, self.host, self.received_s = connection, rank, host, now
         self.is_connected = True
-        """Whether the connection is there; it may also be silent."""
+        """Whether the connection exists. It may still be silent."""
         self.progress, self.left = Progress(), False
         self.stacks: str | None = None
 
 
 class Hub:
-    """Rank 0's side. `greet`: the message that answers a guard's first; `handle`: what a guard's message asks for;
-    `log`: a line for people.
+    """The hub's side of the links to all other guards.
+
+    `greet` makes the answer to a guard's first message. `handle` is called with each message. `log` prints a line.
     """
 
     def __init__(
@@ -54,7 +58,7 @@ class Hub:
         self.peers: dict[int, Peer] = {}
         self.server: Server | None = None
         self._told: set[int] = set()
-        """Ranks of whose guards it was said that they do not send messages."""
+        """Ranks whose guards were already reported for invalid messages."""
         self._poller, self._greet, self._handle, self._log = poller, greet, handle, log
 
     def listen(self, secret: str, world_size: int, *, loopback: bool, port: int = 0) -> int:
@@ -70,9 +74,9 @@ class Hub:
             peer.connection.send(message)
 
     def silent_host(self, now: float, closed_s: float = SILENCE_S) -> str:
-        """Return the host of the peer that has been silent for longest, if that is too long; else empty.
+        """Return the host of the peer that has been silent the longest, if that is too long; otherwise empty.
 
-        `closed_s`: how long one may be silent whose connection is closed: it is gone, and its host is not.
+        `closed_s`: how long a peer with a closed connection may be silent. Its guard is gone, but its host is not.
         """
         peers = [peer for peer in self.peers.values() if not peer.left]
         late = [peer for peer in peers if now - peer.received_s > (SILENCE_S if peer.is_connected else closed_s)]
@@ -83,14 +87,14 @@ class Hub:
 
     def _join(self, connection: Connection) -> None:
         if (peer := self.peers.get(connection.rank)) is not None:
-            peer.received_s = time.monotonic()  # it has just proved who it is, and may lose the connection at once
+            peer.received_s = time.monotonic()  # it has just proved its identity, and may lose the connection at once
         self._poller.watch(connection, partial(self._receive, connection))
 
     def _receive(self, connection: Connection) -> None:
         for message in connection.receive():
             peer = self.peers.get(connection.rank)
             if peer is None or peer.connection is not connection:
-                if "host" not in message:  # the first message says who it is
+                if "host" not in message:  # the first message must carry its name and host
                     connection.open, connection.sent_nonsense = False, True
                     break
                 peer = self.peers[connection.rank] = Peer(
@@ -102,7 +106,7 @@ class Hub:
             peer.left |= message.get("bye", False)
             peer.stacks = message.get("stacks", peer.stacks)
             self._handle(message)
-        if not connection.open:  # it may come again; if not, its silence tells
+        if not connection.open:  # it may connect again; if not, its silence is noticed
             self._poller.drop(connection)
             if (peer := self.peers.get(connection.rank)) is not None and peer.connection is connection:
                 peer.is_connected = False
@@ -112,16 +116,16 @@ class Hub:
 
 
 class HubLink:
-    """The other ranks' side: the connection to rank 0's guard, made again where it is lost."""
+    """The other guards' side: the connection to the hub, made again when it is lost."""
 
     def __init__(self, poller: Poller, secret: str, rank: int, handle: Callable[[Message], None]) -> None:
         self.connection: Connection | None = None
         self.received_s = 0.0
-        """0: never."""
+        """Time of the last message; 0: none yet."""
         self.tried_s = self.wanted_s = 0.0
-        """When it was last tried to connect, and first."""
+        """Times of the last and of the first attempt to connect."""
         self.unreachable = False
-        """Whether it was given up, but for a try now and then."""
+        """Whether the hub counts as unreachable: then attempts come every SILENCE_S instead of every BEAT_S."""
         self.left = False
         self.progress, self.name, self.host = Progress(), "", ""
         self._poller, self._secret, self._rank, self._handle = poller, secret, rank, handle
@@ -129,8 +133,9 @@ class HubLink:
         self._hello: Message = {}
 
     def connect(self, hub: str, hello: Message, now: float) -> None:
-        """Begin to connect to `hub`, address:port:secret, if that is needed and was not tried just now. Without a
-        secret there, it is the one that `dslpar launch` has given to the job.
+        """Begin to connect to `hub` (address:port:secret), if that is needed and was not tried just now.
+
+        If `hub` has no secret, the job's secret from `dslpar launch` is used.
         """
         is_open = self.connection is not None and self.connection.open
         pause_s = SILENCE_S if self.unreachable else BEAT_S
@@ -138,7 +143,7 @@ class HubLink:
             return
         self.give_up()
         self.tried_s, self.wanted_s = now, self.wanted_s or now
-        if (match := _HUB.fullmatch(hub)) is None:  # anybody who reaches torch's store may have written it
+        if (match := _HUB.fullmatch(hub)) is None:  # anybody who can reach torch's store may have written it
             return
         key, fields = Key(match[3] or self._secret, HUB), messages.FROM_HUB
         self._hello = hello
@@ -147,36 +152,36 @@ class HubLink:
             self._poller.watch(handshake, lambda: self._join(handshake.step()))
 
     def complete(self, timeout_s: float) -> None:
-        """Wait so long until a connection that has begun is there."""
+        """Wait up to `timeout_s` for a connection that has begun."""
         if self._handshake is not None:
             self._join(self._handshake.complete(timeout_s))
 
     def give_up(self) -> None:
-        """Let go of a connection that has begun."""
+        """Drop a handshake that has begun."""
         if self._handshake is not None:
             self._poller.drop(self._handshake)
         self._handshake = None
 
     def _join(self, connection: Connection | None) -> None:
-        """Go on where a step of the handshake has led: to a connection, to nothing, or to the next step."""
+        """Handle a handshake step's result: use the connection, drop a failed handshake, or wait for the next step."""
         if connection is not None and self._handshake is not None:
             self._poller.unwatch(self._handshake)
             self._handshake, self.connection = None, connection
-            self.received_s = time.monotonic()  # the hub's proof: it lives, whatever becomes of the connection
+            self.received_s = time.monotonic()  # the proof shows that the hub lives, whatever happens to the connection
             self._poller.watch(connection, partial(self._receive, connection))
             connection.send(self._hello)
-            self._receive(connection)  # what came with the server's proof
+            self._receive(connection)  # messages that arrived with the server's proof
         elif self._handshake is not None and self._handshake.failed:
             self.give_up()
 
     def is_silent(self, now: float, closed_s: float = SILENCE_S) -> bool:
-        """Whether the hub was met, has not left, and says nothing any more. `closed_s`: as in `Hub.silent_host`."""
+        """Return whether a hub that was met, and has not left, is silent. `closed_s`: as in `Hub.silent_host`."""
         is_open = self.connection is not None and self.connection.open
         patience_s = SILENCE_S if is_open else closed_s
         return bool(self.received_s) and not self.left and now - self.received_s > patience_s
 
     def was_never_met(self, now: float) -> bool:
-        """Whether the hub could not be reached for as long, ever."""
+        """Return whether the hub has been unreachable since the first attempt, for more than SILENCE_S."""
         return not self.received_s and bool(self.wanted_s) and now - self.wanted_s > SILENCE_S
 
     def _receive(self, connection: Connection) -> None:
@@ -191,9 +196,10 @@ class HubLink:
 
 
 class LaunchLink:
-    """The connection to `dslpar launch` at `destination`, addresses:port; empty: there is none. Where none of the
-    addresses answers at first, a firewall stands between, and it is given up. Where it is lost later, and cannot be
-    made again in time, `dslpar launch` is gone.
+    """The connection to `dslpar launch` at `destination` (addresses:port; empty: no such process).
+
+    If no address answers at first, a firewall probably blocks it, and the link is given up. If the connection is lost
+    later and cannot be made again in time, `dslpar launch` is gone.
     """
 
     def __init__(
@@ -201,15 +207,15 @@ class LaunchLink:
     ) -> None:
         addresses, _, port = destination.rpartition(":")
         self.connection: Connection | None = None
-        """None: never met, or given up."""
+        """None: never connected, or given up."""
         self._addresses, self._port = list(filter(None, addresses.split(","))), int(port or 0)
         self._lost_s = self._tried_s = 0.0
         self._marks: dict[str, str] = {}
-        """What was sent: sent again where the connection was lost, and some of it perhaps with it."""
+        """Marks that were sent, by name. A new connection gets them again, since the old one may have lost some."""
         self._poller, self._key, self._rank, self._handle = poller, Key(secret, LAUNCH), rank, handle
 
     def connect(self) -> None:
-        """Connect at the first address that answers, which is the only one from then on."""
+        """Connect to the first address that answers, and use only that one from then on."""
         for address in self._addresses:
             connection = protocol.connect(
                 address, self._port, self._key, rank=self._rank, fields=messages.FROM_LAUNCH, timeout_s=2 * BEAT_S
@@ -223,13 +229,13 @@ class LaunchLink:
                 return
 
     def send_mark(self, name: str, text: str) -> None:
-        """Bring a mark, if there is anybody."""
+        """Send a mark if there is a connection, and keep it for a later one."""
         self._marks[name] = text
         if self.connection is not None:
             self.connection.send({"mark": name, "text": text})
 
     def is_lost(self, now: float) -> bool:
-        """Whether the connection is gone for good, once; until then it is tried to make it again."""
+        """Return True once when the connection is gone for good; until then, try to make it again."""
         if not self._is_closed():
             return False
         if now - self._tried_s > BEAT_S / 2:

@@ -1,7 +1,7 @@
-"""Processes by /proc: who started whom, what a command line runs, how one has ended.
+"""Processes, read from /proc: ancestors and descendants, the program of a command line, and the exit status.
 
-A reader of our own beside psutil, because guards start without site-packages, in milliseconds, once for each rank; and
-because psutil tells the exit status of no process but a child.
+This module does not use psutil for two reasons. Guards, one per rank, start in milliseconds without site-packages. And
+psutil has the exit status of child processes only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PROGRAMS = frozenset(("dslpar", "dslpar.cli", *(name for one in LAUNCHERS.value
 
 
 def launchers_above(pid: int) -> list[tuple[int, int]]:
-    """Return (process, its parent) from `pid` up to the highest launcher above it; none without a launcher."""
+    """Return pairs (process, its parent) from `pid` up to the highest launcher above it; none without a launcher."""
     chain: list[tuple[int, int]] = []
     known = 0
     while (above := parent(pid)) > 1:
@@ -35,9 +35,9 @@ def pids() -> list[int]:
 
 
 def descendants(root: int) -> list[int]:
-    """Return the living processes below `root`, in sessions of their own too (torchrun's ranks).
+    """Return the living processes below `root`, also those in sessions of their own (torchrun's ranks).
 
-    Not psutil's `children`: where /proc hides other users' processes (hidepid=1) it raises AccessDenied.
+    psutil's `children` raises AccessDenied if /proc hides other users' processes (hidepid=1).
     """
     children: dict[int, list[int]] = {}
     for pid in pids():
@@ -51,7 +51,7 @@ def descendants(root: int) -> list[int]:
 
 
 def program(argv: Sequence[str]) -> str:
-    """Return what a command line runs, whatever the interpreter.
+    """Return the program or module that a command line runs, without its Python interpreter.
 
     >>> program(["/usr/bin/python3", "-u", "-m", "deepspeed.launcher.launch", "--world_info=e30"])
     'deepspeed.launcher.launch'
@@ -70,14 +70,14 @@ def program(argv: Sequence[str]) -> str:
 
 
 def command_line(pid: int) -> list[str]:
-    """Return a process's command line; empty where it is gone."""
+    """Return a process's command line; empty if the process is gone."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8", errors="replace").split("\0")[:-1]
     return []
 
 
 def parent(pid: int) -> int:
-    """Return a process's parent; 0 where it is gone, or where there is no /proc."""
+    """Return a process's parent; 0 if the process is gone, or without /proc."""
     fields = stat(pid)
     return int(fields[1]) if fields else 0
 
@@ -85,6 +85,7 @@ def parent(pid: int) -> int:
 def stat(pid: int) -> list[str]:
     """Return the fields of /proc/PID/stat from the third on: state, parent, ...; the last is a zombie's wait status."""
     with contextlib.suppress(OSError):
-        # After the last bracket: the program's name stands in brackets before, and may itself hold some, and spaces.
+        # After the last bracket: before it stands the program's name in brackets, which may contain brackets and
+        # spaces.
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     return []

@@ -1,11 +1,11 @@
-"""Connections between guards, and from them to `dslpar launch`: lines over TCP, without ever waiting.
+"""Guards' connections to each other and to `dslpar launch`: lines over non-blocking TCP.
 
     connection = connect("10.0.0.1", 4711, Key(secret, "hub"), rank=3, fields=FROM_HUB, timeout_s=1)
     connection.send({"bye": True})
     for message in connection.receive(): ...
 
-Only as much is taken of a connection at a time as is read in milliseconds, so that none keeps the others waiting. What
-cannot be sent now is sent later, at `flush`.
+Each read takes at most _READ_BYTES, so that one connection cannot keep the others waiting. Bytes that cannot be sent
+now are sent at a later `flush`.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
     from _typeshed import FileDescriptorLike
 
 _READ_BYTES = 1 << 16
-"""Taken of a connection at a time."""
+"""The most bytes that one call reads from a connection."""
 _UNSENT_BYTES = 2 * messages.MAX_BYTES
-"""How much may wait for a peer that reads nothing."""
+"""The most unsent bytes that may wait for a peer that reads nothing."""
 NONSENSE = "what came is not a message of ours"
 _MAX_FILES = 1 << 16
 
 
 class Connection:
-    """An authenticated TCP connection to `rank`'s guard, or from it. It is `open` until the other side has closed it,
-    or something went wrong.
+    """An authenticated TCP connection to or from `rank`'s guard.
 
-    `fields`: of the messages that may come. `received`: what has come already.
+    It is `open` until the other side closes it or an error occurs. `fields`: the fields that incoming messages may
+    have. `received`: bytes that have arrived already.
     """
 
     def __init__(self, connection: socket.socket, rank: int, fields: Fields, received: bytes = b"") -> None:
@@ -46,21 +46,21 @@ class Connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket, self.rank, self.open, self.received_s = connection, rank, True, time.monotonic()
         self.sent_nonsense = False
-        """Whether it was closed for a line that is no message."""
+        """Whether it was closed because of an invalid message."""
         self._fields = fields
         self._incoming, self._outgoing = bytearray(received), bytearray()
 
     def fileno(self) -> int:
-        """For selectors."""
+        """Return the socket's descriptor, for selectors."""
         return self.socket.fileno()
 
     def send(self, message: Message) -> None:
-        """Send a message, as far as the other side takes it now."""
+        """Queue a message, and send as much as the other side accepts now."""
         self._outgoing += messages.encode(message)
         self.flush()
 
     def flush(self) -> None:
-        """Send what is left of earlier messages, as far as the other side takes it now."""
+        """Send as much of the queued messages as the other side accepts now."""
         try:
             while self.open and self._outgoing:
                 del self._outgoing[: self.socket.send(self._outgoing)]
@@ -70,7 +70,7 @@ class Connection:
             self.open = False
 
     def receive(self) -> list[Message]:
-        """Return messages that have come, though perhaps not all; a line that is none closes the connection."""
+        """Return messages that have arrived, perhaps not all of them. An invalid line closes the connection."""
         try:
             data = self.socket.recv(_READ_BYTES) if self.open else b""
             self.open = bool(data)
@@ -93,7 +93,7 @@ class Connection:
         return found
 
     def finish(self, timeout_s: float = 1.0) -> None:
-        """Wait until all is sent, and close."""
+        """Wait until all queued messages are sent, at most `timeout_s`; then close."""
         deadline = time.monotonic() + timeout_s
         while self.open and self._outgoing and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -108,13 +108,13 @@ class Connection:
 
 
 class Poller:
-    """Calls back when there is something to read: one thread serves all connections."""
+    """Calls callbacks when there is something to read: one thread serves all connections."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
 
     def watch(self, file: FileDescriptorLike, callback: Callable[[], None]) -> None:
-        """Call `callback` whenever a file, or connection, can be read; in place of an earlier callback of its."""
+        """Call `callback` whenever a file or connection can be read. It replaces an earlier callback."""
         try:
             self._selector.register(file, selectors.EVENT_READ, callback)
         except KeyError:
@@ -125,12 +125,12 @@ class Poller:
             self._selector.unregister(file)
 
     def drop(self, connection: Connection | Handshake | socket.socket) -> None:
-        """Close a connection, and watch it no longer."""
+        """Close a connection and stop watching it."""
         self.unwatch(connection)
         connection.close()
 
     def poll(self, timeout_s: float) -> None:
-        """Wait so long for something to read, and make the calls; none for what an earlier call has dropped."""
+        """Wait up to `timeout_s` for something to read; call the callbacks of files that no earlier one dropped."""
         for key, _ in self._selector.select(timeout_s):
             if self._selector.get_map().get(key.fd) is key:
                 key.data()
@@ -140,7 +140,7 @@ class Poller:
 
 
 def raise_file_limit() -> None:
-    """Let this process have a connection to each rank of a large job: the usual limit is 1,024 files."""
+    """Raise the limit of open files, usually 1,024, so that each rank of a large job can connect."""
     limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MAX_FILES if most == resource.RLIM_INFINITY else min(_MAX_FILES, most)
     if limit != resource.RLIM_INFINITY and limit < wanted:
@@ -148,22 +148,22 @@ def raise_file_limit() -> None:
 
 
 class Handshake:
-    """The client's side of an authentication, a step at a time: a server on a busy host may take seconds."""
+    """The client's side of an authentication, one step per call: a server on a busy host may take seconds."""
 
     def __init__(self, connection: socket.socket, key: Key, rank: int, fields: Fields) -> None:
         connection.setblocking(False)
         self.socket, self._key, self._rank, self._fields = connection, key, rank, fields
         self.failed = False
-        """Whether it came to nothing: the other side is somebody else, or is gone."""
+        """Whether the authentication failed: the other side does not belong to the job, or is gone."""
         self._answer: Answer | None = None
         self._received = b""
 
     def fileno(self) -> int:
-        """For selectors."""
+        """Return the socket's descriptor, for selectors."""
         return self.socket.fileno()
 
     def step(self) -> Connection | None:
-        """Take what has come; return the connection when both sides are authenticated."""
+        """Process the bytes that have arrived. Return the connection when both sides are authenticated."""
         try:
             data = self.socket.recv(STRANGER_BYTES)
             self._received += data
@@ -182,7 +182,7 @@ class Handshake:
         return None
 
     def complete(self, timeout_s: float) -> Connection | None:
-        """Take all steps, waiting; None where that takes longer, or fails."""
+        """Wait for all steps and return the connection; None if they fail or take longer than `timeout_s`."""
         deadline, poll = time.monotonic() + timeout_s, select.poll()
         poll.register(self, select.POLLIN)
         while not self.failed and (left_s := deadline - time.monotonic()) > 0:
@@ -191,7 +191,7 @@ class Handshake:
         return None
 
     def close(self) -> None:
-        """Give it up."""
+        """Close the socket, and give the handshake up."""
         self.socket.close()
 
     def _connection(self) -> Connection:
@@ -199,15 +199,15 @@ class Handshake:
 
 
 def dial(address: str, port: int, key: Key, *, rank: int, fields: Fields, timeout_s: float) -> Handshake | None:
-    """Connect; None where that fails. The handshake that begins then is for the caller to complete."""
+    """Connect and return the handshake, which the caller completes; None if connecting fails."""
     try:
         return Handshake(socket.create_connection((address, port), timeout_s), key, rank, fields)
-    except (OSError, OverflowError, UnicodeError):  # the latter two: no such port, no such name
+    except (OSError, OverflowError, UnicodeError):  # OverflowError: no such port; UnicodeError: no such name
         return None
 
 
 def connect(address: str, port: int, key: Key, *, rank: int, fields: Fields, timeout_s: float) -> Connection | None:
-    """Connect, and complete the handshake, each within `timeout_s`; None where that fails."""
+    """Connect and complete the handshake, each within `timeout_s`; None if one of them fails."""
     handshake = dial(address, port, key, rank=rank, fields=fields, timeout_s=timeout_s)
     connection = handshake.complete(timeout_s) if handshake else None
     if handshake and connection is None:

@@ -1,14 +1,15 @@
-"""Rank monitor: how a rank ends, and what it leaves to tell who was first.
+"""Rank monitor: end a rank that fails or is orphaned, and leave marks that show which rank failed first.
 
-A rank (`monitor_rank`, called by `bootstrap`) ends at once at an exception that nobody catches. When the launcher that
-started it is gone it ends too: in order, with a checkpoint, where it handles SIGTERM so. It tells causes from
-consequences (reports.py): a rank that fails because a peer is gone says nothing while it is ended, so that the first
-rank's traceback stays in sight. Beside it runs its guard (guard.py), for all that a rank cannot do or say when it hangs
-or is killed. Should the guard be killed, another one takes its place.
+`bootstrap` calls `monitor_rank`. From then on an uncaught exception ends the rank at once. The rank also ends when its
+launcher is gone: in order, with a checkpoint, if it handles SIGTERM that way. Causes are told from consequences
+(reports.py): a rank that fails because a peer is gone stays silent while it is ended, so that the first rank's
+traceback stays visible. The rank's guard (guard.py) does what a rank cannot do when it hangs or is killed. If the guard
+is killed, another one replaces it.
 
-Each rank leaves its marks (marks.py) in a folder: the one that DSLPAR_REPORTS names (`dslpar launch` sets it, for a job
-on its own host), or one of its own, from which its guard takes them to where DSLPAR_REPORTS says (receiver.py).
-torchrun's TORCHELASTIC_ERROR_FILE is written too, by causes alone, in its JSON format.
+Each rank writes its marks (marks.py) to a folder. For a job on one host `dslpar launch` names that folder in
+DSLPAR_REPORTS. Otherwise the folder is the rank's own, and its guard sends the marks to the receiver that
+DSLPAR_REPORTS names, if it names one (receiver.py). A cause is also written to torchrun's TORCHELASTIC_ERROR_FILE, in
+its JSON format.
 """
 
 from __future__ import annotations
@@ -40,23 +41,23 @@ from dslpar.watchdog.status_page import Ending, StatusPage, join_location
 REPORTS = "DSLPAR_REPORTS"
 
 _PATIENCE_S = 5.0
-"""How long a rank that lost a peer waits to be ended. Launchers look once a second, at the longest."""
+"""Time for which a rank that lost a peer waits to be ended. Launchers check at least once per second."""
 _STOPPING_PATIENCE_S = 3.0
-"""The same after SIGTERM, which may be torchrun's answer to the rank that was first: its guard's word is on its way."""
+"""The same after SIGTERM, which torchrun may have sent after the first failure: the guard's order is under way."""
 _ABORT_PATIENCE_S = HELD_BACK_S + 2.0
-"""The same where a rank has aborted, which guards hold back."""
+"""The same after a rank has aborted, since guards hold aborts back."""
 _JOB_FAILED_PATIENCE_S = 1.0
-"""How long a rank stays that is to end for another's failure: the launcher sees the first one's status first."""
+"""Delay of a rank that ends for another's failure, so that the launcher sees the failed rank's status first."""
 _POLL_S = 0.2
 _LAUNCHER_CHECK_S = 1.0
 _GUARD_S = 30.0
-"""How long a guard may take to start, on a machine that is busy."""
+"""Time for a guard to start on a busy machine."""
 _MAX_GUARDS = 4
-"""How many guards a rank may have, one after the other."""
+"""The most guards that a rank starts, one after the other."""
 
 
 class RankMonitor:
-    """How this rank is to end. A class, since it holds state: the rank's marks, its status page, whether to stop.
+    """Controls this rank's end. A class, since it holds state: the rank's marks, its status page, whether to stop.
 
     `loopback`: whether ranks meet at a loopback address.
     """
@@ -67,16 +68,16 @@ class RankMonitor:
         self.who = who
         self.shares_folder = remote is None and bool(destination) and Path(destination).is_dir()
         self.folder = Path(destination) if self.shares_folder else Path(tempfile.mkdtemp(prefix="dslpar_rank_"))
-        marks.lock_folder(self.folder)  # for as long as we live
+        marks.lock_folder(self.folder)  # as long as this process lives
         self.page = StatusPage(self.path("board"), make=True)
         self.stop_requested = False
-        """Whether this rank was told to stop."""
+        """Whether this rank was requested to stop."""
         self._elastic = environ.get("TORCHELASTIC_ERROR_FILE")
         launch, secret = remote or ("", "")
         self.shares_secret = bool(secret)
         """Whether `dslpar launch` has given the job's ranks a secret."""
         self.secret = secret or authentication.new_secret()
-        """By which guards know each other."""
+        """The secret by which the job's guards know each other."""
         self._register()
         self._signal_pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         supervised = self.shares_folder or bool(launch)
@@ -89,35 +90,35 @@ class RankMonitor:
 
     @property
     def location(self) -> str:
-        """rank 2 of 4 on host1, stage 1 (pipe 1, data 0, tensor 0), step 12: where this rank is."""
+        """This rank's name and progress: rank 2 of 4 on host1, stage 1 (pipe 1, data 0, tensor 0), step 12."""
         return join_location(self.who, self.page.progress().describe())
 
     def path(self, name: str) -> Path:
-        """Return the path of a mark of this rank."""
+        """Return the path of one of this rank's marks."""
         return self.folder / f"{self.who.rank}.{name}"
 
     def mark(self, name: str, text: str = "") -> None:
-        """Leave a mark. A shared folder that is gone is a launcher that is gone: nobody would read it."""
+        """Write a mark. If the shared folder is gone, so is the launcher that would read the mark."""
         with contextlib.suppress(OSError):
             if not self.shares_folder:
                 self.folder.mkdir(mode=0o700, exist_ok=True)
             marks.write(self.folder, f"{self.who.rank}.{name}", text)
 
     def _register(self) -> None:
-        """Leave the marks of a living rank; Python's C level writes stacks at signals, without Python's lock."""
-        stack: TextIO = open(self.path("stack"), "w", encoding="utf-8")  # noqa: SIM115  # for as long as we live
+        """Write the marks of a living rank. At signals Python's C level writes stacks, without Python's lock."""
+        stack: TextIO = open(self.path("stack"), "w", encoding="utf-8")  # noqa: SIM115  # open as long as this process
         stacks: TextIO = open(self.path("stacks"), "w", encoding="utf-8")  # noqa: SIM115
         faulthandler.enable(stack)
-        faulthandler.register(signal.SIGTERM, stack, all_threads=False, chain=True)  # chain: it ends us, as ever
+        faulthandler.register(signal.SIGTERM, stack, all_threads=False, chain=True)  # chain: then it ends us, as ever
         faulthandler.register(STACKS, stacks, all_threads=True)
         self.mark("born", json.dumps(self.who))
         atexit.register(self.mark, "ended")
 
     def _start_guard(self) -> subprocess.Popen[bytes]:
-        # Without site-packages: what they load at start (-S skips it) would delay and enlarge a process for each rank.
+        # Without site-packages (-S): what they load at start would delay and enlarge one process per rank.
         code = f"import sys; sys.path.append({str(Path(__file__).parents[2])!r}); from dslpar.watchdog import guard; "
         code += "guard.main()"
-        with _blocked(guard.IGNORED):  # what the guard ignores must not end it before it says so
+        with _blocked(guard.IGNORED):  # they must not end the guard before it ignores them
             return subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", code],
                 env={**self._environ, guard.SETTINGS: json.dumps(self._settings._asdict())},
@@ -127,7 +128,7 @@ class RankMonitor:
             )
 
     def _replace_guard(self) -> None:
-        """Start another guard if this rank's is gone: the out-of-memory killer takes one as well as a rank."""
+        """Start another guard if this rank's guard is gone: the out-of-memory killer may kill guards, too."""
         if self._guard is None or (status := self._guard.poll()) is None or self.page.ending:
             return
         how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"has ended with status {status}"
@@ -140,38 +141,39 @@ class RankMonitor:
             self._guard = None
 
     def guard_port(self) -> int:
-        """Return the port at which the guard of rank 0 listens; 0: it does not."""
+        """Return the port at which this guard, rank 0's, listens; 0 if it does not start in time."""
         deadline = time.monotonic() + _GUARD_S
         while not self.page.port and time.monotonic() < deadline:
             time.sleep(0.01)
         return self.page.port
 
-    # ---- told to stop ----
+    # ---- requests to stop ----
 
     @property
     def stops_on_signal(self) -> bool:
-        """Whether `stop_on_signal` was called."""
+        """Return whether `stop_on_signal` was called."""
         return bool(self.page.grace_s)
 
     @property
     def can_stop_on_signal(self) -> bool:
-        """Whether SIGTERM and SIGUSR1 are nobody else's: a program's own handlers stay as they are."""
+        """Return whether SIGTERM and SIGUSR1 may be handled here. A program's own handlers are kept."""
         in_main_thread = threading.current_thread() is threading.main_thread()
         free = all(signal.getsignal(number) is signal.SIG_DFL for number in STOPS)
         return self.stops_on_signal or (in_main_thread and free)
 
     def stop_on_signal(self, grace_s: float, status: int) -> None:
-        """Have SIGTERM and SIGUSR1 set `stop_requested` from now on; `grace_s` after SIGTERM the rank is ended.
+        """Make SIGTERM and SIGUSR1 set `stop_requested` from now on. `grace_s` after SIGTERM the rank is ended.
 
         `status`: the exit status of a rank that stopped.
         """
         self.page.set_grace(grace_s, status)
-        signal.set_wakeup_fd(self._signal_pipe[1], warn_on_full_buffer=False)  # the guard knows at once, whatever we do
+        # The guard sees a signal at once, whatever this process does.
+        signal.set_wakeup_fd(self._signal_pipe[1], warn_on_full_buffer=False)
 
         def request_stop(number: int, frame: FrameType | None) -> None:
             self.stop_requested = True
 
-        def restore_defaults() -> None:  # in a process that forks from this one: its signals are its own
+        def restore_defaults() -> None:  # a forked process handles its own signals
             signal.set_wakeup_fd(-1)
             for number in STOPS:
                 signal.signal(number, signal.SIG_DFL)
@@ -180,17 +182,21 @@ class RankMonitor:
             signal.signal(number, request_stop)
         os.register_at_fork(after_in_child=restore_defaults)
 
+    def enter_ending(self, limit_s: float) -> None:
+        """Note that this rank leaves: process groups are destroyed, monitors close, threads are joined."""
+        self.page.enter("ending", self.page.progress().step, limit_s)
+
     def mark_stopped(self, step: int, saved: str) -> int:
-        """Leave the mark of a rank that ends because it was told to; return its exit status."""
+        """Write the mark of a rank that ends on request; return its exit status."""
         self.mark("stopped", json.dumps(Stopped(step, saved, self.page.status)))
         return self.page.status
 
     def mark_result(self, status: int) -> None:
-        """Leave the mark of a rank that ends in order with this exit status: launchers may tell of another one."""
+        """Write the mark of a rank that ends in order with this exit status: launchers may not pass it on."""
         self.mark("result", json.dumps(Result(status)))
 
     def mark_failed(self, error: str, text: str) -> None:
-        """Leave the mark of a rank that has said why it fails: its guard then ends the others, and this one."""
+        """Write the mark of a rank that has reported why it fails. Its guard then ends all ranks, this one included."""
         report = Report(self.who, "cause", time.time(), error, text, self.page.progress().describe())
         self.mark("error", json.dumps(report))
 
@@ -200,7 +206,7 @@ class RankMonitor:
             time.sleep(_POLL_S)
 
     def wait_for_rank_0(self, timeout_s: float) -> None:
-        """Wait until rank 0 has left, as its guard tells ours; at most so long."""
+        """Wait until rank 0 has left, as its guard reports to this rank's; at most `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while not self.page.rank_0_left and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -208,7 +214,7 @@ class RankMonitor:
     # ---- the end ----
 
     def exit_with(self, report: Report, status: int = 1) -> NoReturn:
-        """Exit at once: without atexit hooks and destructors, some of which wait for peers that wait for us."""
+        """Exit at once, without atexit hooks and destructors: some of them wait for peers that wait for this rank."""
         if report.kind != "overdue":
             self.mark("error", json.dumps(report))
         if report.kind == "cause" and self._elastic:
@@ -221,10 +227,10 @@ class RankMonitor:
         os._exit(status)
 
     def _wait_to_be_ended(self) -> None:
-        """Wait for `watch` to end this process, since a peer is lost: as long as guards may take to tell why."""
+        """Wait for `watch` to end this process after the loss of a peer, as long as guards may take to report why."""
         began = time.monotonic()
         patience_s = _STOPPING_PATIENCE_S if self.stop_requested else _PATIENCE_S
-        # An abort may be heard of a moment after the peer is lost.
+        # The report of an abort may arrive a moment after the peer is lost.
         while time.monotonic() - began < (_ABORT_PATIENCE_S if self.page.abort_seen else patience_s):
             time.sleep(_POLL_S)
 
@@ -232,21 +238,22 @@ class RankMonitor:
         return Report(self.who, kind, time.time(), "", "", self.page.progress().describe())
 
     def _end_as_told(self, reason: Ending) -> NoReturn:
-        """End for the reason that the guard gives."""
+        """End for the reason that the guard has written to the page."""
         if reason is Ending.OVERDUE:
-            if self.path("stopped").exists():  # it had stopped in order, and was slow to leave
+            if self.path("stopped").exists():  # it had stopped in order, and exited slowly
                 os._exit(self.page.status)
             self.mark("stopped", json.dumps(Stopped(self.page.progress().step, "", self.page.status, overdue=True)))
             self.exit_with(self._report("overdue"), self.page.status)
         if reason is Ending.JOB_FAILED:
             time.sleep(_JOB_FAILED_PATIENCE_S)
-        if self.path("error").exists():  # it fails, and only waits to be ended
+        if self.path("error").exists():  # it has failed, and waits to be ended
             os._exit(1)
         self.exit_with(self._report("told"))
 
     def watch(self) -> NoReturn:
-        """End this rank when its guard says so, or when a launcher above it is gone: SIGKILL of `mpirun`, or SIGTERM to
-        `deepspeed` alone, would leave ranks that train on with nobody to end them.
+        """End this rank when its guard orders it, or when a launcher above it is gone.
+
+        Without this, SIGKILL to `mpirun`, or SIGTERM to `deepspeed` alone, would leave ranks that train on forever.
         """
         ancestors = launchers_above(os.getpid())
         checked_s = -_LAUNCHER_CHECK_S
@@ -264,37 +271,39 @@ class RankMonitor:
         self._end_as_told(reason)
 
     def _end_orphan(self) -> None:
-        """Stop as if told to, which the launcher most often was and did not pass on; at once where SIGTERM is not
-        handled. The guard's clock starts as well.
+        """Stop as if SIGTERM had come: most often the launcher got one and did not pass it on.
+
+        The guard's grace period starts as well. A rank that does not handle SIGTERM exits at once.
         """
         report = self._report("orphan")
         if not self.page.grace_s:
             self.exit_with(report)
         if not self.stop_requested:
-            _write(report.message())  # first: the main thread may stop, and with it the process, at once
+            _write(report.message())  # first: setting `stop_requested` may end the process at once
             self.stop_requested = True
             with contextlib.suppress(OSError):
                 os.write(self._signal_pipe[1], bytes([signal.SIGTERM]))
 
 
 def monitor_rank(who: Rank, environ: Mapping[str, str], *, loopback: bool = True) -> RankMonitor:
-    """From now on, have an exception that nobody catches end the process at once, and with it the job."""
+    """Start monitoring this rank: from now on an uncaught exception ends the process at once, and with it the job."""
     monitor = RankMonitor(who, environ, loopback=loopback)
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> NoReturn:
         with contextlib.suppress(OSError):
-            sys.stdout.flush()  # os._exit, by which this rank ends, flushes nothing
+            sys.stdout.flush()  # this rank ends by os._exit, which flushes nothing
         report = reports.make_report(who, monitor.page.progress().describe(), error, trace)
         monitor.exit_with(report, 130 if report.kind == "interrupt" else 1)
 
     sys.excepthook = hook
-    with _blocked(STOPS):  # the main thread's: this one could take them before Python knows it, and write no stack
+    # Signals go to the main thread: this one might take one before Python knows the thread, and write no stack.
+    with _blocked(STOPS):
         threading.Thread(target=monitor.watch, name="watch", daemon=True).start()
     return monitor
 
 
 def _flight_record() -> str:
-    """Return the rank's flight record; what torch raises must not take the thread along that ends this rank."""
+    """Return the rank's flight record. An error in torch must not end this thread, which ends the rank."""
     try:
         return flight_recorder.record()
     except Exception as error:  # noqa: BLE001
@@ -312,6 +321,6 @@ def _blocked(numbers: Iterable[int]) -> Iterator[None]:
 
 
 def _write(text: str) -> None:
-    """Not by sys.stderr: torch.distributed puts a buffer in its place while a hook runs, to print it afterwards."""
+    """Write to file descriptor 2: torch.distributed replaces sys.stderr by a buffer while an excepthook runs."""
     with contextlib.suppress(OSError):  # a launcher that is gone has closed the pipe
         os.write(2, visible_lines(text).encode())

@@ -1,13 +1,12 @@
-"""Receiver: where the guards of ranks on other hosts bring their marks, into a folder here, as ranks of this host leave
-them.
+"""Receiver: collect the marks of ranks on other hosts from their guards, into a folder on this host.
 
 with Receiver(folder, range(8), ("10.0.0.1",), Path("/shared/run/.secret")) as receiver:
     receiver.variable                   # DSLPAR_REPORTS: tcp://10.0.0.1:4711/shared/run/.secret
     receiver.poll()                     # often: takes what has come
     receiver.send_stop(signal.SIGTERM)  # every guard sends it to its rank
 
-Ranks read the job's secret from that file, which their user alone may read: a variable passes through launchers, ssh
-and shells, whose arguments every user of a host sees. The file is there as long as the receiver is.
+Ranks read the job's secret from that file, which only their user may read. An environment variable would pass through
+launchers, ssh and shells, whose arguments every user of a host can see. The file exists as long as the receiver does.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ from dslpar.watchdog.server import Server
 
 _VARIABLE = re.compile(r"tcp://([^/]+:\d{1,5})(/.*)")
 _SILENCE_S = 4.0
-"""After which a guard counts no more; they beat once a second."""
+"""Time without a message after which a guard no longer counts as connected. Guards send one beat per second."""
 
 
 class Receiver:
-    """A server without a thread of its own, in use until the end of a `with`.
+    """A server without a thread of its own, and a context manager.
 
-    `ranks`: whose guards may connect. `addresses`: at which they find it. `loopback`: whether all are on this host.
-    `secret_file`: written here, on a file system that all hosts share.
+    `ranks`: the ranks whose guards may connect. `addresses`: the addresses at which they find this server. `loopback`:
+    whether all ranks are on this host. `secret_file`: the file to write, on a file system that all hosts share.
 
     Raises:
         OSError: the secret cannot be written.
@@ -49,9 +48,9 @@ class Receiver:
     ) -> None:
         self.folder, self.addresses = folder, addresses
         self.met: set[int] = set()
-        """Ranks whose guards have connected; of others, behind a firewall, nothing is known."""
+        """Ranks whose guards have connected. Nothing is known of others, for example behind a firewall."""
         self._told: set[int] = set()
-        """Ranks of whose guards it was said that they do not send messages."""
+        """Ranks whose guards were already reported for invalid messages."""
         self._secret_file = secret_file.absolute()
         secret = authentication.new_secret()
         authentication.write_secret(self._secret_file, secret)
@@ -63,7 +62,7 @@ class Receiver:
 
     @property
     def variable(self) -> str:
-        """What DSLPAR_REPORTS is to be on every host."""
+        """The value of DSLPAR_REPORTS for every host."""
         return f"tcp://{','.join(self.addresses)}:{self._server.port}{quote(str(self._secret_file))}"
 
     def __enter__(self) -> Receiver:
@@ -76,7 +75,7 @@ class Receiver:
             self._secret_file.unlink()
 
     def poll(self, timeout_s: float = 0.0) -> None:
-        """Take what has come, and comes within that time: the guards of a large job all come at once."""
+        """Process what has arrived, and what arrives within `timeout_s`: a large job's guards all connect at once."""
         deadline = time.monotonic() + timeout_s
         while True:
             self._poller.poll(max(0.0, deadline - time.monotonic()))
@@ -87,14 +86,14 @@ class Receiver:
             connection.flush()
 
     def send_stop(self, number: int) -> None:
-        """Have every guard send its rank a signal, also those that connect later."""
+        """Make every guard send its rank a signal, also guards that connect later."""
         self._stop_signal = number
         for connection in self._server.connections.values():
             connection.send({"stop": number})
 
     @property
     def connected(self) -> int:
-        """Count the guards that are there now; one whose host is gone never says good-bye."""
+        """Count the guards that are connected and not silent. One whose host is gone never closes its connection."""
         here = [connection for connection in self._server.connections.values() if connection.open]
         return sum(time.monotonic() - connection.received_s < _SILENCE_S for connection in here)
 
@@ -116,19 +115,19 @@ class Receiver:
                 _log(f"closes the connection to the guard of rank {connection.rank}: {protocol.NONSENSE}")
 
     def _keep(self, rank: int, name: str, text: str) -> bool:
-        """Write a mark to the folder; return False if it is none that this rank's guard may leave."""
+        """Write a mark to the folder; return False if it is invalid, or not this rank's guard's to send."""
         number, _, kind = name.partition(".")
         mark = marks.parse(kind, text)
-        own = int(number) == rank or kind == "verdict"  # a guard may find out about another's rank
+        own = int(number) == rank or kind == "verdict"  # a guard may have a verdict about another rank
         if mark is None or not own or marks.rank_of(mark) not in (int(number), None):
             return False
-        with contextlib.suppress(OSError):  # the folder is gone: a cleaner's work
+        with contextlib.suppress(OSError):  # a cleaner has deleted the folder
             marks.write(self.folder, f"{int(number)}.{kind}", text)
         return True
 
 
 def read_variable(text: str) -> tuple[str, str] | None:
-    """Return addresses:port, and the secret, of a receiver's variable; None: it is another one, a folder.
+    """Return addresses:port and the secret from a receiver's variable; None if it is a folder's path.
 
     >>> read_variable("tcp://10.0.0.1,10.1.0.1:4711/no/such/file")
     ('10.0.0.1,10.1.0.1:4711', '')

@@ -1,4 +1,4 @@
-"""The report of a rank that fails: causes told from consequences, and what helps where that is known."""
+"""Reports of failing ranks: tell causes from consequences, and add advice for known errors."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _MAX_LINE = 500
 def make_report(who: Rank, at: str, error: BaseException, trace: TracebackType | None) -> Report:
     """Report an exception that nobody caught."""
     kind: Kind = "consequence" if is_lost_peer(error) else "cause"
-    if isinstance(error, KeyboardInterrupt):  # it may have come while a peer went, for the same reason
+    if isinstance(error, KeyboardInterrupt):  # even if a peer was lost meanwhile, by the same interrupt
         kind = "interrupt"
     line = f"{type(error).__name__}: {error}".strip().partition("\n")[0][:_MAX_LINE]
     if isinstance(error, DslparError):
-        whole = f"{error}\n{_place(error, trace)}"  # it says all but which line of a program it is about
+        whole = f"{error}\n{_place(error, trace)}"  # the finding has everything except the line of the user's program
     else:
         whole = "".join(traceback.format_exception(type(error), error, trace))
     text = messages.cut(whole)
@@ -33,9 +33,10 @@ def make_report(who: Rank, at: str, error: BaseException, trace: TracebackType |
 
 
 def _place(error: DslparError, trace: TracebackType | None) -> str:
-    """Return the frames of a finding's traceback that are the user's own: neither dslpar's nor an installed package's.
+    """Return the user's own frames of a finding's traceback: neither dslpar's nor an installed package's.
 
-    Of one that was raised from another finding, those of the first; from an error of another kind, that in full.
+    If the finding was raised from other findings, these are the first one's frames. If that was raised from an error of
+    another kind, the error's traceback follows in full.
     """
     cause = error.__cause__
     while isinstance(cause, DslparError):
@@ -61,10 +62,10 @@ _GLOO = re.compile(r"\[[^\]]*gloo/|Gloo ")
 
 
 def is_lost_peer(error: BaseException) -> bool:
-    """Whether torch.distributed raised an error because a peer went away; what it was raised from counts as well.
+    """Return whether torch.distributed raised this error, or one that it was raised from, because a peer is gone.
 
-    By the text, since gloo's errors are plain RuntimeErrors; and by who raised it, since a data set on a network may
-    say the same.
+    The text decides, since gloo's errors are plain RuntimeErrors. The origin must be torch.distributed too, since a
+    data set on a network may raise errors with the same text.
     """
     seen: set[int] = set()
     link: BaseException | None = error
@@ -77,13 +78,13 @@ def is_lost_peer(error: BaseException) -> bool:
 
 
 def _is_of_distributed(error: BaseException) -> bool:
-    """Whether it is one of torch.distributed's own errors (DistBackendError, DistNetworkError, ...), or gloo's."""
+    """Return whether it is an error of torch.distributed (DistBackendError, DistNetworkError, ...) or of gloo."""
     names = {kind.__name__ for kind in type(error).__mro__ if kind.__module__.startswith("torch")}
     return "DistError" in names or (type(error) is RuntimeError and bool(_GLOO.search(str(error))))
 
 
 def elastic(report: Report) -> str:
-    """Return the report in the JSON that torchrun reads to name the root cause, and prints."""
+    """Return the report in the JSON format from which torchrun finds the root cause, and which it prints."""
     text = visible_lines(report.text)
     extra = {"py_callstack": text, "timestamp": str(int(report.time_s))}
     return json.dumps({"message": {"message": text, "extraInfo": extra}})
@@ -115,7 +116,7 @@ _NO_ROOM = (28, 122)
 
 
 def advice(error: BaseException) -> str:
-    """What to change, for errors whose traceback does not say it; else nothing."""
+    """Return advice for errors whose traceback does not show what to change; otherwise an empty string."""
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _NO_MEMORY.search(str(error))):
         return _MEMORY
     if isinstance(error, RuntimeError) and _INDEX.search(str(error)):

@@ -1,11 +1,11 @@
-"""Where guards connect: the hub's server, and that of `dslpar launch`.
+"""Server for guards' connections, used by the hub and by `dslpar launch`.
 
     server = Server(poller, Key(secret, "hub"), range(1, 8), TO_HUB, on_join, on_stranger, loopback=False)
     poller.poll(0.1); server.expire()               # again and again
     server.connections[3].send({"show": True})      # to rank 3's guard, once it has joined
 
-Whoever connects is authenticated first (authentication.py), and is a stranger until then: of those there are few, the
-oldest makes room for the newest, and each has little time. Then a connection is a rank's, and a rank has one.
+Each client is authenticated first (authentication.py), and is a stranger until then. The number of strangers is
+limited: the oldest makes room for the newest, and each has at most STRANGER_S. After that each rank has one connection.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from dslpar.watchdog.messages import Fields
 from dslpar.watchdog.protocol import Connection, Poller
 
 _MAX_STRANGERS = 64
-"""Beside the ranks of a job, which may all come at once."""
+"""The most strangers in addition to a job's ranks, which may all connect at once."""
 _MAX_ACCEPTED = 16
-"""Connections that are accepted at a time."""
+"""The most connections that one call accepts."""
 
 
 class _Stranger:
-    """Somebody who has connected, and is not authenticated yet."""
+    """A client that is not authenticated yet."""
 
     def __init__(self, connection: socket.socket, address: str, now: float) -> None:
         self.socket, self.address, self.since_s = connection, address, now
@@ -37,8 +37,10 @@ class _Stranger:
 
 
 class Server:
-    """Where guards connect. `ranks`: those that may. `on_join` is called with each new connection, `on_stranger` with
-    the address of the first that said something, and did not know the secret.
+    """Accepts and authenticates guards' connections.
+
+    `ranks`: the ranks whose guards may connect. `on_join` is called with each new connection. `on_stranger` is called
+    once, with the address of the first client that sent a wrong answer.
     """
 
     def __init__(
@@ -54,11 +56,11 @@ class Server:
         port: int = 0,
     ) -> None:
         self.connections: dict[int, Connection] = {}
-        """By rank; also those that are no longer open."""
+        """Connections by rank, including closed ones."""
         self._poller, self._key, self._ranks, self._fields = poller, key, ranks, fields
         self._on_join, self._on_stranger = on_join, on_stranger
         self._strangers: dict[socket.socket, _Stranger] = {}
-        """The oldest first."""
+        """Strangers, the oldest first."""
         self._told_stranger = False
         self._socket = _listen(port, loopback=loopback)
         self._poller.watch(self._socket, self._accept)
@@ -89,7 +91,7 @@ class Server:
                 file, address = self._socket.accept()
             except BlockingIOError:
                 return
-            except OSError:  # no file is left, say: until the next `expire`, nobody else is accepted
+            except OSError:  # out of file descriptors, for example: accept no others until the next `expire`
                 self._dismiss_oldest()
                 self._poller.unwatch(self._socket)
                 return
@@ -106,7 +108,7 @@ class Server:
             file.send(authentication.greeting(stranger.nonce))
 
     def _hear(self, stranger: _Stranger) -> None:
-        """Take what a stranger says, up to the end of a line."""
+        """Read a stranger's answer, up to the end of a line."""
         try:
             data = stranger.socket.recv(STRANGER_BYTES - len(stranger.said))
         except OSError:
@@ -130,7 +132,7 @@ class Server:
         self._poller.unwatch(stranger.socket)
         with contextlib.suppress(OSError):
             stranger.socket.send(proof)
-        if (old := self.connections.get(rank)) is not None:  # it has lost its connection, and is here again
+        if (old := self.connections.get(rank)) is not None:  # the guard lost its connection, and has connected again
             self._poller.drop(old)
         self.connections[rank] = connection = Connection(stranger.socket, rank, self._fields)
         self._on_join(connection)
@@ -145,7 +147,7 @@ class Server:
 
 
 def _listen(port: int, *, loopback: bool) -> socket.socket:
-    """Open a server at a port (0: one that the system chooses), on this host alone or on all its addresses."""
+    """Open a server at a port (0: the system chooses one), at the loopback address or at all addresses of this host."""
     backlog = 1024  # all guards of a large job connect within a second: the default queue holds 128
     local = ("127.0.0.1", port)
     server = socket.create_server(local, backlog=backlog) if loopback else network.listen(port, backlog=backlog)

@@ -1,10 +1,10 @@
-"""Status page: where a rank is in its run, in a page of memory that it shares with its guard.
+"""Status page: a rank's progress, in a page of memory that it shares with its guard.
 
     page = StatusPage(path, make=True)                      # in the rank
     page.enter("step", step=12, limit_s=600.0)              # a few stores; no system call, no lock
-    StatusPage(path).progress()                             # in the guard: where the rank is, and since when
+    StatusPage(path).progress()                             # in the guard: the rank's phase and step, and since when
 
-Times are of the host's monotonic clock, in seconds. It imports the standard library alone: guards load it.
+Times are seconds of the host's monotonic clock. This module imports only the standard library, because guards load it.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from dslpar.core.visible import visible
 T = TypeVar("T")
 _SIZE = mmap.PAGESIZE
 _MOST_STAGES = 4
-"""Of a rank, that a report lists."""
+"""The most stages of a rank that a report lists."""
 
 
 class Ending(IntEnum):
-    """Why a guard ends its rank."""
+    """Reasons for which a guard ends its rank."""
 
     NO = 0
     JOB_FAILED = 1
-    """Some rank has failed, and the job with it."""
+    """Some rank has failed, and with it the job."""
     OVERDUE = 2
     """It did not stop in time after SIGTERM."""
     ORPHANED = 3
@@ -38,11 +38,11 @@ class Ending(IntEnum):
 
 
 TOO_LATE = "was told to end, and is ended now: what it was doing took too long"
-"""The message about a rank that was OVERDUE, by itself or by its guard."""
+"""The message about a rank that was OVERDUE, from the rank itself or from its guard."""
 
 
 def join_location(who: object, *where: str) -> str:
-    """Return who and where, as every report has it; what is not known yet is left out.
+    """Join a rank's name and location for a report. Empty parts are left out.
 
     >>> join_location("rank 2 of 4 on host1", "stage 1 (pipe 1, data 0, tensor 0)", "step 12")
     'rank 2 of 4 on host1, stage 1 (pipe 1, data 0, tensor 0), step 12'
@@ -56,7 +56,7 @@ def rank_name(rank: int, world_size: int, host: str) -> str:
 
 
 def stages_name(stages: Sequence[int]) -> str:
-    """Return "stage 1", or what several are called.
+    """Return "stage 1", or the name of several stages.
 
     >>> stages_name([1]), stages_name([1, 5, 9]), stages_name(range(1, 33, 4))
     ('stage 1', 'stages 1, 5 and 9', 'stages 1, 5, ..., 29')
@@ -68,25 +68,25 @@ def stages_name(stages: Sequence[int]) -> str:
 
 
 def place_name(stages: Sequence[int], pipe: int, data: int, tensor: int) -> str:
-    """Return "stage 1 (pipe 1, data 0, tensor 0)", of a rank that holds several, "stages 1 and 5 (pipe 1, ...)"."""
+    """Return "stage 1 (pipe 1, data 0, tensor 0)"; for a rank with several stages "stages 1 and 5 (pipe 1, ...)"."""
     return f"{stages_name(stages)} (pipe {pipe}, data {data}, tensor {tensor})"
 
 
 class Progress(NamedTuple):
-    """Where a rank is in its run."""
+    """A rank's progress in its run."""
 
     location: str = ""
-    """stage 1 (pipe 1, data 0, tensor 1); empty until the mesh is made."""
+    """Such as "stage 1 (pipe 1, data 0, tensor 1)"; empty until the mesh is made."""
     phase: str = ""
-    """building, loading, step, evaluating, saving, ...; empty before all of them."""
+    """One of building, loading, step, evaluating, saving, ...; empty before the first one."""
     step: int = 0
-    """The one under way, or the last one done where there is none."""
+    """The current step, or else the last completed one."""
     since_s: float = 0.0
-    """When it came there."""
+    """Time at which the rank entered the phase."""
     limit_s: float = 0.0
-    """How long it may stay there; 0: as long as it likes."""
+    """Time limit for the phase; 0: none."""
     num_entries: int = 0
-    """How many phases it has entered so far: tells one place from another."""
+    """Number of phases entered so far. It identifies the current one."""
 
     def describe(self) -> str:
         """Return "stage 1 (pipe 1, data 0, tensor 1), step 12"."""
@@ -96,7 +96,7 @@ class Progress(NamedTuple):
 
 
 class _Field(Generic[T]):
-    """A field of the page, read and written as an attribute: how it is packed, where, and what it is read as."""
+    """A field of the page, read and written as an attribute: its struct format, its offset, and its type."""
 
     def __init__(self, packed: str, offset: int, read_as: Callable[..., T]) -> None:
         self.packed, self.offset, self.read_as = packed, offset, read_as
@@ -114,30 +114,31 @@ def _text(stored: bytes) -> str:
 
 
 class StatusPage:
-    """One rank's page. Its guard writes `ending`, `port`, `rank_0_left`, `flight_record_wanted`, `abort_seen`; the rank
-    the rest.
+    """One rank's page.
 
-    `file`: its path, or a descriptor of the open file, which stays open.
+    The guard writes `ending`, `port`, `rank_0_left`, `flight_record_wanted` and `abort_seen`. The rank writes the other
+    fields, and clears `flight_record_wanted`. `file`: the page's path, or a descriptor of the open file, which stays
+    open.
     """
 
-    # Numbers lie at multiples of their size, so that one store writes them: the other process sees the old or the new.
+    # Numbers lie at multiples of their size, so that one store writes each: readers see the old or the new value.
     num_entries = _Field("<Q", 0, int)
     step = _Field("<q", 8, int)
     since_s = _Field("<d", 16, float)
     limit_s = _Field("<d", 24, float)
     grace_s = _Field("<d", 32, float)
-    """How long the rank may take to end after SIGTERM; 0: it does not handle it."""
+    """Time for the rank to end after SIGTERM; 0: it does not handle SIGTERM."""
     ending = _Field("<I", 40, Ending)
-    """Why the rank is to end at once."""
+    """Reason for which the rank must end at once."""
     port = _Field("<I", 44, int)
-    """Where the guard listens; 0 before it does."""
+    """The port at which the guard listens; 0 before it does."""
     status = _Field("<I", 48, int)
-    """The exit status of a rank that was told to end, and has."""
+    """The exit status of a rank that has stopped on request."""
     rank_0_left = _Field("<I", 52, bool)
     flight_record_wanted = _Field("<I", 56, bool)
-    """Whether the guard has asked for it; the rank takes it back when it has begun to write."""
+    """Whether the guard has asked for the flight record. The rank clears it before it writes the record."""
     abort_seen = _Field("<I", 60, bool)
-    """Whether some rank has aborted, and guards wait for a better cause before they end the job."""
+    """Whether some rank has aborted, so that guards wait for a better cause before they end the job."""
     phase = _Field("64s", 64, _text)
     location = _Field("192s", 128, _text)
     """The rank's stages and coordinates in the mesh."""
@@ -152,19 +153,19 @@ class StatusPage:
 
     def enter(self, phase: str, step: int = 0, limit_s: float | None = None) -> None:
         """Enter another phase, or step, of the run."""
-        self.since_s = time.monotonic()  # first: a long stay without a limit must not count against the next one
+        self.since_s = time.monotonic()  # first: a long phase without a limit must not count against the next one
         self.limit_s = limit_s or 0.0
         self.step = step
         self.phase = phase
-        self.num_entries += 1  # last: who sees it changed reads all of the above again
+        self.num_entries += 1  # last: a reader that sees it change reads all of the above again
 
     def set_grace(self, grace_s: float, status: int) -> None:
-        """Declare that SIGTERM ends the rank in order: after at most `grace_s`, with that status."""
-        self.status = status  # first: `grace_s` is what tells the guard that there is one
+        """Declare that SIGTERM ends the rank in order, within `grace_s` and with this exit status."""
+        self.status = status  # first: a `grace_s` above 0 makes the guard use it
         self.grace_s = grace_s
 
     def progress(self) -> Progress:
-        """Return where the rank is; read again if it enters another phase meanwhile."""
+        """Return the rank's progress; read it again if the rank enters another phase meanwhile."""
         while True:
             entries = self.num_entries
             seen = Progress(self.location, self.phase, self.step, self.since_s, self.limit_s, entries)

@@ -1,4 +1,4 @@
-"""What guards say about ranks that cannot say it: killed, gone with their host, or silent."""
+"""Verdicts: guards' findings about ranks that cannot report: killed, lost with their host, or silent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dslpar.watchdog.peers import SILENCE_S, Peer
 from dslpar.watchdog.status_page import Progress
 
 FATAL = "Fatal Python error"
-"""How faulthandler begins when Python crashes."""
+"""The first words that faulthandler writes when Python crashes."""
 _ABORTED = f"{FATAL}: Aborted"
 _MAX_NAMES = 8
 
@@ -22,27 +22,28 @@ class Failure(NamedTuple):
     """Why the job ends."""
 
     verdict: Verdict | None = None
-    """None: the rank itself has told."""
+    """None: the rank itself has reported the failure."""
     host_lost: bool = False
-    """Whether a host is gone, so that launchers may wait for it for ever."""
+    """Whether a host is gone, so that launchers may wait for it forever."""
     held_s: float = 0.0
-    """How long a weak verdict was held back."""
+    """Time for which a weak verdict was held back."""
 
 
 def of_rank(rank: Rank, how: str, at: str, text: str = "", number: int = 0) -> Verdict:
-    """Make a verdict, now. `number`: the signal that ended the rank."""
+    """Return a verdict about a rank, dated now. `number`: the signal that ended the rank."""
     return Verdict(rank._replace(pid=0), time.time(), how, messages.cut(text), at, number)
 
 
 def of_death(
     rank: Rank, at: str, status: int | None, stack: str, *, exited: bool, after_abort: bool = False
 ) -> Verdict:
-    """Make the verdict about a rank that is gone, and left no error.
+    """Return the verdict about a rank that is gone without reporting an error.
 
-    `status`: its wait status, where it was still to be had. `exited`: by sys.exit, so that Python's exit hooks ran.
-    `after_abort`: another rank had aborted, for which launchers kill the rest.
+    `status`: its wait status, if it could still be read. `exited`: it left by sys.exit, so that Python's exit hooks
+    ran. `after_abort`: another rank had aborted before, for which launchers kill the others.
     """
-    weak = rank.world_size > 1 and not exited  # of one rank, and of one that left, nobody else knows the cause
+    # Not weak in a job of one rank, or if the rank left by sys.exit: then the cause cannot be elsewhere.
+    weak = rank.world_size > 1 and not exited
     if weak and is_abort(status, stack):
         how = describe_abort(stack)
     elif weak and after_abort and is_kill(status) and FATAL not in stack:
@@ -69,34 +70,34 @@ def _describe_death(status: int | None, stack: str, *, exited: bool) -> str:
 
 
 def is_abort(status: int | None, stack: str) -> bool:
-    """Whether a rank ended by SIGABRT: its wait status, where it is known, or its stack says so."""
+    """Return whether a rank ended by SIGABRT, by its stack or by its wait status if that is known."""
     return _ABORTED in stack or (status is not None and status & 0x7F == signal.SIGABRT)
 
 
 def is_kill(status: int | None) -> bool:
-    """Whether a rank may have been killed: it was, or its wait status is not known."""
+    """Return whether a rank was killed by SIGKILL, or may have been because its wait status is unknown."""
     return status is None or status & 0x7F == signal.SIGKILL
 
 
 def describe_abort(stack: str) -> str:
-    """Say that a rank has aborted, and why that is weak evidence."""
+    """Describe a rank's abort, and why it is weak evidence."""
     how = "crashed first" if FATAL in stack else "was the first to end"
     return f"{how}, by SIGABRT, which is also how NCCL's watchdog ends a rank that has lost a peer"
 
 
 def held_note(held_s: float) -> str:
-    """Say how long a weak verdict was held back."""
+    """Describe how long a weak verdict was held back."""
     return f"no better cause was known {held_s:.0f} s later"
 
 
 def of_silent_hub(own: Rank, name: str, host: str, at: str) -> Failure:
-    """Make the verdict about rank 0, of whose guard the guard of rank `own` has heard nothing."""
+    """Return the verdict about rank 0, whose guard has gone silent for the guard of rank `own`."""
     how = f"is silent for {SILENCE_S:.0f} s, and with it the host {host}: gone, or cut off from {own.host}"
     return Failure(of_rank(Rank(0, own.world_size, name.rpartition(" on ")[2], 0), how, at), host != own.host)
 
 
 def of_silent_host(own: Rank, host: str, peers: Sequence[Peer], own_progress: Progress, now: float) -> Failure:
-    """Make the verdict about the ranks of a host of which rank 0's guard has heard nothing."""
+    """Return the verdict about the ranks of a host that has gone silent for rank 0's guard."""
     on_host = sorted((peer for peer in peers if peer.host == host), key=lambda peer: peer.rank)
     late = [peer for peer in on_host if now - peer.received_s > SILENCE_S / 2]
     first, whole = late[0], len(late) == len(on_host) and host != own.host
@@ -113,7 +114,7 @@ def of_silent_host(own: Rank, host: str, peers: Sequence[Peer], own_progress: Pr
 
 
 def other_silent_hosts(own_host: str, host: str, peers: Sequence[Peer], now: float) -> str:
-    """Name the other hosts that are as silent; where it is all of several, the fault may be with our own."""
+    """Name the other hosts that are silent too. If every other host is, our own may be the one cut off."""
     expected = {peer.host for peer in peers if not peer.left} - {own_host, host}
     heard = {peer.host for peer in peers if now - peer.received_s <= SILENCE_S / 2}
     if not (silent := sorted(expected - heard)):
@@ -123,8 +124,10 @@ def other_silent_hosts(own_host: str, host: str, peers: Sequence[Peer], now: flo
 
 
 def last_seen(progress: Progress, own: Progress) -> str:
-    """Say where a silent rank is: no more than a step from our own, since all end a step together. The step that it was
-    last heard in may be long ago, where steps are short.
+    """Describe where a silent rank is.
+
+    All ranks end a step together, so it is at most one step from our own. The step that it last reported may be much
+    older if steps are short, so the later of the two steps is used.
     """
     return (progress if progress.step >= own.step else own._replace(location=progress.location)).describe()
 

@@ -2,7 +2,7 @@
 
     with counting(groups) as sent:
         loss(module(ids), labels).backward()
-    sent.elements.of("y")                               # Traffic, as dslpar.forecast.traffic has it
+    sent.elements.of("y")                               # Traffic, as dslpar.costs.traffic has it
     sent.calls[("all_reduce", "y")]
 
 Every operation that goes through torch's dispatcher is seen, whoever calls it: dslpar's own, DeepSpeed's, DTensor's, in
@@ -44,8 +44,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dslpar.core.mesh import Mesh
+from dslpar.costs.ring import Key, Number, Traffic
 from dslpar.distributed.groups import Groups
-from dslpar.forecast.ring import Key, Number, Traffic
 
 try:
     from torch.distributed.tensor import DTensor

@@ -148,7 +148,7 @@ def again(folder: Path, *words: str) -> tuple[Finished, set[Path]]:
 def test_a_complete_run_says_so(trained: Path) -> None:
     done, touched = again(trained, "--resume", "train.steps=5")
     assert done.status == 0
-    assert "step_000005 is of step 5, and train.steps is 5: complete" in done.output
+    assert "step 5 is done, and train.steps is 5: complete" in done.output
     assert touched == set()
 
 

@@ -18,6 +18,7 @@ DOORS = {
     "dslpar/schema/classes.py": "what a config may call a family",
     "dslpar/schema/data_reader.py": "what a config may call a type of data",
     "dslpar/linter/targets.py": "what a config may call a family",
+    "dslpar/linter/registry.py": "packages above that bring rules of their own",
     "dslpar/migrate/libai.py": "what a config of LiBai becomes",
     "dslpar/migrate/colossalai.py": "what a config of ColossalAI becomes",
     "dslpar/core/trust.py": "packages whose classes a config may call",
@@ -26,6 +27,22 @@ DOORS = {
     "dslpar/watchdog/processes.py": "what `python -m` runs above a rank",
 }
 """Files that may name modules which stand above them, or anywhere; and what these names are."""
+ENVIRONMENT = {
+    "dslpar/training/main.py": "a rank of train.py starts",
+    "dslpar/api.py": "a rank of a program starts",
+    "dslpar/inference/ranks.py": "a rank of `dslpar generate` or `eval` starts",
+    "dslpar/parity/on_devices.py": "a rank of `dslpar prove --on-devices` starts",
+    "dslpar/distributed/measure.py": "a rank of `dslpar measure` starts",
+    "dslpar/distributed/forked_ranks.py": "it sets the variables of the ranks that it forks",
+    "dslpar/compat/colossalai.py": "launch() of ColossalAI gives a rank's place, which its start reads",
+    "dslpar/watchdog/guard.py": "a guard's process starts",
+    "dslpar/launch/supervise.py": "what a launcher inherits",
+    "dslpar/launch/preflight.py": "what a check of a host inherits",
+    "dslpar/data/tokenize.py": "it sets a variable of Hugging Face's tokenizers",
+    "dslpar/distributed/gloo_device.py": "torch reads the same variables whenever it makes a group",
+    "dslpar/distributed/symmetric_memory.py": "torch reads the same variable whenever ranks meet",
+}
+"""Files, but for commands, that name the process's environment; and why. All else takes it as an argument."""
 _CONTRACT = (ROOT / ".importlinter").read_text().partition("[importlinter:contract:packages]")[2].partition("\n\n")[0]
 ORDER = {name: number for number, name in enumerate(re.findall(r"\w+", _CONTRACT.partition("layers =")[2]))}
 """Packages from the top down; of two that stand side by side neither names the other."""
@@ -87,3 +104,22 @@ def test_import_linter_looks_at_what_type_checkers_import() -> None:
         parser.read_string((ROOT / name).read_text())
         assert parser["importlinter"].getboolean("exclude_type_checking_imports") is excluded
     assert "lint-imports --config .importlinter-torch" in (ROOT / "Makefile").read_text()
+
+
+def names_environment(path: Path) -> bool:
+    """Whether a file's code, and not its prose, has `os.environ` or `os.getenv`."""
+    tree = ast.parse(path.read_text())
+    return any(
+        isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv") and _is_os(node)
+        for node in ast.walk(tree)
+    )
+
+
+def _is_os(node: ast.Attribute) -> bool:
+    return isinstance(node.value, ast.Name) and node.value.id == "os"
+
+
+def test_the_environment_is_read_where_processes_start() -> None:
+    files = [path for top in ("dslpar", "layers") for path in sorted((ROOT / top).rglob("*.py"))]
+    found = {str(path.relative_to(ROOT)) for path in files if names_environment(path)}
+    assert found - {str(path.relative_to(ROOT)) for path in (ROOT / "dslpar/cli").glob("*.py")} == set(ENVIRONMENT)

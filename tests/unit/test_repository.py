@@ -243,18 +243,21 @@ def test_the_readme_is_short() -> None:
     assert (ROOT / "README.md").read_text().count("\n") <= 150
 
 
-def test_architecture_lists_every_mend_of_deepspeed() -> None:
-    """Each has its number, and a test that fails when DeepSpeed no longer needs it."""
+def test_every_mend_of_deepspeed_has_a_record_and_a_test() -> None:
+    """docs/architecture.md shows the records; a test fails when DeepSpeed no longer needs the mend."""
+    from dslpar.engine.mends import AFTER, BEFORE, MENDS
+
     patches = [ast.parse(path.read_text()) for path in (ROOT / "dslpar/distributed/deepspeed_patches").glob("*.py")]
     functions = [node for module in patches for node in module.body if isinstance(node, ast.FunctionDef)]
-    numbers = {node.name: re.match(r"M\d+(?=\. )", ast.get_docstring(node) or "") for node in functions}
-    there = {(name, number[0]) for name, number in numbers.items() if number}
-    rows = re.findall(r"(?m)^\| (M\d+) \| `(\w+)` \|.*\| (\S+) \|$", (ROOT / "docs/architecture.md").read_text())
-    assert {(function, number) for number, function, _ in rows} == there
-    assert len(rows) > 5
-    for number, _, file in rows:
-        text = (ROOT / "tests/distributed" / file).read_text()
-        assert f"def test_{number.lower()}_" in text or f"{number}:" in text or f"{number})" in text, (number, file)
+    numbers = {node.name: re.match(r"M(\d+)(?=\. )", ast.get_docstring(node) or "") for node in functions}
+    there = {(name, int(number[1])) for name, number in numbers.items() if number}
+    assert {(mend.function, mend.number) for mend in MENDS} == there
+    assert len(MENDS) == len(there) > 5
+    for mend in MENDS:
+        text, number = (ROOT / "tests/distributed" / mend.test).read_text(), f"M{mend.number}"
+        assert f"def test_{number.lower()}_" in text or f"{number}:" in text or f"{number})" in text, mend
+        for place in () if mend.where in (BEFORE, AFTER) else mend.where.split(", "):
+            assert f"deepspeed_patches.{mend.function}(" in (ROOT / "dslpar" / place).read_text(), mend
 
 
 def test_every_test_is_in_one_part_of_prove() -> None:

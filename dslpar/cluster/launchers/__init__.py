@@ -1,9 +1,9 @@
-"""The launchers, a module each: where a rank stands, which processes are its own, its command lines.
+"""Launchers, one module each: a rank's environment variables, the launcher's processes, and its command lines.
 
-To add one: a module here with a `LAUNCHER` (dslpar/cluster/launcher.py), and its line in docs/hosts.md. The module has
-the name that --launcher takes; nothing else lists it.
+To add one, add a module here with a `LAUNCHER` (dslpar/cluster/launcher.py), and a line in docs/hosts.md. The module's
+name is the value of --launcher; nothing else lists it.
 
-The variables are those of the launchers' manuals, and those that DeepSpeed 0.19, OpenMPI 5 and MPICH 5 do set.
+The variables come from the launchers' manuals, and from what DeepSpeed 0.19, OpenMPI 5 and MPICH 5 really set.
 
     >>> launched_by({"PMI_RANK": "3", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1"})
     'MPICH'
@@ -19,10 +19,10 @@ from dslpar.cluster.launcher import Launcher, RankVariables
 
 
 def _load() -> Mapping[str, Launcher]:
-    """Import the modules of this folder; by os, since pkgutil would cost a guard's start as much as all of them."""
+    """Import the modules of this folder. Importing pkgutil for that would take a guard as long as all of them."""
     files = sorted(file for file in os.listdir(__path__[0]) if file.endswith(".py") and file != "__init__.py")
     found = {name: import_module(f"{__name__}.{name}").LAUNCHER for name in (file[:-3] for file in files)}
-    # Where variables are looked for, who starts ranks inside an allocation comes before who made it.
+    # Schedulers come last: a launcher that starts ranks inside an allocation has precedence over its scheduler.
     return dict(sorted(found.items(), key=lambda item: bool(item[1].scheduler)))
 
 
@@ -31,8 +31,10 @@ VARIABLES: tuple[RankVariables, ...] = tuple(dict.fromkeys(launcher.variables fo
 
 
 def launched_by(environ: Mapping[str, str]) -> str:
-    """The launcher that has started this process as one of several; empty: none, or it is a terminal's shell
-    (`srun --pty`), or a host's only process, as Kubernetes numbers hosts by RANK and WORLD_SIZE alone.
+    """Return the launcher that started this process as one of several; empty if there is none.
+
+    It is also empty in a terminal's shell (`srun --pty`), and if only RANK and WORLD_SIZE are set: Kubernetes numbers
+    hosts so, each with a single process.
     """
     for variables in VARIABLES:
         if variables.are_set(environ) and int(environ[variables.world_size]) > 1:

@@ -1,4 +1,4 @@
-"""DeepSpeed's launcher: on this host by itself, on others over pdsh, or host by host with its own --no_ssh."""
+"""DeepSpeed's launcher: runs on this host alone, on others over pdsh, or host by host with its own --no_ssh."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from dslpar.core.errors import Finding
 
 JOB_HOSTFILE = "/job/hostfile"
-"""DeepSpeed reads it where it exists, whether told to or not."""
+"""DeepSpeed always reads this file if it exists."""
 _NOT_FOR_PDSH = r"[^\w@%+=:,./~-]|%[hnu%]"
-"""What a shell, or pdsh, reads as something else."""
+"""Characters that a shell or pdsh would interpret."""
 
 
 def _commands(context: Context) -> Iterator[Command]:
@@ -48,7 +48,7 @@ def _commands_without_ssh(context: Context) -> Iterator[Command]:
 
 
 def _host_flags(context: Context) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return flags that name the hosts, and a hostfile in DeepSpeed's syntax where the user's is in another.
+    """Return flags that name the hosts, and a hostfile in DeepSpeed's syntax if the user's is in another one.
 
     Without --master_addr DeepSpeed runs `ssh HOST hostname -I`, even if HOST is this one.
     """
@@ -59,16 +59,16 @@ def _host_flags(context: Context) -> tuple[tuple[str, ...], dict[str, str]]:
         own = cluster.readable_by_deepspeed
         file = ("--hostfile", cluster.path if own else f"{FILES}/hostfile")
         include = ("--include", filter.as_deepspeed(cluster.hosts)) if cluster.filtered else ()
-        # DeepSpeed takes a single host for this one, whatever its name, unless forced.
+        # DeepSpeed treats a single host as this one, whatever its name, unless forced.
         single = ("--force_multi",) if context.remote and len(context.hosts) == 1 else ()
         local = () if context.remote else ("--no_ssh_check",)
-        # --include is checked against the slots of the file: as many as the highest selected device asks for.
+        # DeepSpeed checks --include against the file's slots, so each host has enough for its highest selected device.
         enough = [host._replace(slots=max(host.devices) + 1) if host.devices else host for host in cluster.hosts]
         flags = (*file, *include, *single, *local, "--master_addr", context.master_addr)
         return flags, ({} if own else {"hostfile": hostfile.format_hosts(enough)})
     no_hostfile = ("--hostfile", os.devnull) if os.path.isfile(JOB_HOSTFILE) else ()
     if facts.accelerators and facts.visible_devices:
-        # --num_gpus, and slots of a hostfile, would take the first devices of the host, whichever are visible.
+        # --num_gpus and a hostfile's slots would take the host's first devices, whichever are visible.
         devices = ",".join(facts.visible_devices[: context.request.world_size])
         return (*no_hostfile, "--include", f"localhost:{devices}"), {}
     if cluster is not None and cluster.readable_by_deepspeed:
@@ -77,10 +77,10 @@ def _host_flags(context: Context) -> tuple[tuple[str, ...], dict[str, str]]:
 
 
 def _environment_file(context: Context) -> str:
-    """Return the text of a .deepspeed_env: the user's own lines first, which have the last word on what they name.
+    """Return the text of a .deepspeed_env: the user's own lines first, which override ours.
 
-    DeepSpeed reads no comments and no blank lines. It puts a value into double quotes where a shell would need them,
-    and escapes nothing in it; pdsh replaces %h, %n, %u and %%.
+    DeepSpeed cannot read comments or blank lines. It puts a value into double quotes if a shell needs them, but escapes
+    nothing in it. pdsh replaces %h, %n, %u and %%.
     """
     users = [line for line in _users_lines(context) if line.strip() and not line.lstrip().startswith("#")]
     names = {line.partition("=")[0].strip() for line in users}
@@ -90,7 +90,7 @@ def _environment_file(context: Context) -> str:
 
 
 def _users_lines(context: Context) -> Iterator[str]:
-    """Read the files that DeepSpeed would read: at home, then in this folder."""
+    """Yield the lines of the files that DeepSpeed would read: in the home folder, then in this one."""
     name = context.facts.environ.get("DS_ENV_FILE", ".deepspeed_env")
     for path in dict.fromkeys(Path(folder, name) for folder in (os.path.expanduser("~"), ".")):
         if path.is_file():
@@ -98,15 +98,16 @@ def _users_lines(context: Context) -> Iterator[str]:
 
 
 def _quote_for_pdsh(word: str) -> str:
-    """Quote an argument that DeepSpeed hands to pdsh, pdsh to ssh, and ssh to a shell, each as it likes.
+    """Quote an argument for its way from DeepSpeed to pdsh, ssh and a shell, each with rules of its own.
 
-    DeepSpeed puts words with spaces into double quotes, and escapes those in it; pdsh replaces %h, %n, %u and %%.
+    DeepSpeed puts words with spaces into double quotes, and escapes double quotes in them. pdsh replaces %h, %n, %u and
+    %%.
     """
     quoted = re.sub(r"([\\$`])", r"\\\1", word) if " " in word else shlex.quote(word)
     return quoted.replace("%", "%%")
 
 
-# ---- what it would misread ----
+# ---- requests that it would misread ----
 
 
 def _findings(context: Context) -> Iterator[Finding]:
@@ -126,7 +127,7 @@ def _findings(context: Context) -> Iterator[Finding]:
                     message = f"this {name} is {path}, and DeepSpeed hands {unsafe[0]!r} to pdsh and a shell unquoted"
                     yield finding("HST222", message, "another path, or --launcher torchrun")
     elif facts.accelerators:
-        # --include takes numbers alone
+        # --include accepts only numbers
         for name in [name for name in facts.visible_devices or () if not name.isdecimal()][:1]:
             message = f"CUDA_VISIBLE_DEVICES holds {name}, and DeepSpeed's launcher takes only device numbers"
             yield finding("HST208", message, "--launcher torchrun, or the devices' numbers")
@@ -136,7 +137,7 @@ LAUNCHER = Launcher(
     title="deepspeed",
     variables=TORCH_VARIABLES,
     processes=("deepspeed", "deepspeed.pt", "ds", "deepspeed.launcher.runner", "deepspeed.launcher.launch"),
-    ends_with_job={"deepspeed.launcher.launch": ""},  # the runner ends with what it runs
+    ends_with_job={"deepspeed.launcher.launch": ""},  # the runner ends with the launcher that it runs
     program="deepspeed",
     install="pip install deepspeed",
     commands=_commands,

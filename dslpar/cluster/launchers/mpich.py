@@ -1,4 +1,4 @@
-"""MPICH's mpirun, which is Hydra."""
+"""MPICH's mpirun (Hydra)."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def _commands(context: Context) -> Iterator[Command]:
-    """Ranks take MASTER_ADDR from Slurm's node list, and the port, unless one is given, from the job's number."""
+    """Make srun's command. Ranks take MASTER_ADDR from Slurm's node list, and the port, if not given, from the job."""
     from dslpar.cluster import nodelist
 
     request = context.request
@@ -23,7 +23,7 @@ def _commands(context: Context) -> Iterator[Command]:
     flags += ["--kill-on-bad-exit=1", "--export=ALL"]
     if context.remote:
         flags += ["--nodelist", nodelist.compress([host.name for host in context.hosts])]
-    # Since 22.05 srun takes the job's --cpus-per-task from its own command line alone; without, a rank gets one core.
+    # Since 22.05 srun reads --cpus-per-task only from its own command line; without it, a rank gets one core.
     if cores := context.facts.environ.get("SLURM_CPUS_PER_TASK"):
         flags += ["--cpus-per-task", cores]
     threads = {"OMP_NUM_THREADS": context.environ["OMP_NUM_THREADS"]}
@@ -41,7 +41,7 @@ def _findings(context: Context) -> Iterator[Finding]:
 
 LAUNCHER = Launcher(
     title="Slurm",
-    # Of a step that srun started; in a batch script by itself, Slurm's variables are those of one process.
+    # The variables of a step that srun started: in the batch script itself, Slurm's variables describe one process.
     variables=RankVariables(
         "SLURM_PROCID",
         "SLURM_STEP_NUM_TASKS",
@@ -49,7 +49,7 @@ LAUNCHER = Launcher(
         ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE"),
         job=("SLURM_JOB_ID", "SLURM_STEP_ID"),  # a job may have several steps on one host at once
     ),
-    processes=(),  # above a rank stands slurmstepd, which ends the step by itself
+    processes=(),  # a rank's parent is slurmstepd, which ends the step by itself
     program="srun",
     install="srun comes with Slurm: start this on a node of the cluster",
     commands=_commands,

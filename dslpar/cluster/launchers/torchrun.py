@@ -1,4 +1,4 @@
-"""torchrun: one process a host, over ssh where that is another."""
+"""torchrun: one process per host, over ssh on other hosts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _commands(context: Context) -> Iterator[Command]:
 
 
 def _commands_without_ssh(context: Context) -> Iterator[Command]:
-    # By its module, since another host's PATH may hold another torchrun.
+    # As a module, since another host's PATH may have another torchrun.
     request, python = context.request, context.facts.programs["python"]
     start = (python, "-m", "torch.distributed.run", "--nproc_per_node", str(context.slots))
     meet = ("--master_addr", context.master_addr, "--master_port", context.master_port)

@@ -1,11 +1,11 @@
-"""The catalogue of findings that only a run can make: what a machine has, what a class is, how ranks were started.
+"""Catalogue of findings that only a run can make: about a machine, a class, or how ranks were started.
 
-A finding is raised by its code alone; name, severity and page stand in the file `CODE.md` beside this one, which is
-read when the finding is made or explained, never at start-up. To add one, write its file and raise it::
+A finding is raised by its code. Its name, severity and page are in the file `CODE.md` in this folder, which is read
+when the finding is made or explained, never at start-up. To add a finding, write its file and raise it::
 
     raise_finding("CKP211", "another run writes to 'outputs/gpt'", "name another folder", config.at(key), key)
 
-Codes count from 201 on (TEN110: a layer that belongs to another mode); those of rules are in `dslpar.linter.rules`.
+Codes start at 201, except TEN110 and TEN111. The codes of lint rules are in `dslpar.linter.rules`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dslpar.core.errors import WORLD, DslparError, Finding, Location, Severity
 
 
 class Page(NamedTuple):
-    """One finding of a run, and what `dslpar explain` prints about it."""
+    """Catalogue entry of a finding, with the page that `dslpar explain` prints."""
 
     code: str
     name: str
@@ -25,7 +25,7 @@ class Page(NamedTuple):
     page: str
 
     def text(self) -> str:
-        """The page, with the same headings as a rule's."""
+        """Return the page, which has the same headings as a rule's page."""
         return self.page
 
 
@@ -39,8 +39,8 @@ def finding(
 ) -> Finding:
     """Make the finding `code`; its name and severity come from the catalogue.
 
-    `location` may be just the path of a file, or WORLD for what no file says. `key` is the config key it is about;
-    `details` are lines below the message.
+    `location` may be only the path of a file, or WORLD if no file is concerned. `key` is the config key that the
+    finding is about. `details` are lines below the message.
     """
     page = read_page(code)
     place = Location(location) if isinstance(location, str) else location
@@ -58,13 +58,13 @@ def raise_finding(
     """Raise `finding(...)` as an error.
 
     Raises:
-        DslparError: always. It hides the exception being handled, if any: the message says what the user has to know.
+        DslparError: always. It hides an exception that is being handled: the message has all that the user must know.
     """
     raise DslparError([finding(code, message, hint, location, key, details)]) from None
 
 
 def split_page(text: str) -> tuple[str, dict[str, str]]:
-    """Split a page, of the catalogue or of a rule, into its summary and the text below each heading, dedented."""
+    """Split a page of the catalogue or of a rule into its summary and the dedented text below each heading."""
     import re
     from textwrap import dedent
 
@@ -75,14 +75,14 @@ def split_page(text: str) -> tuple[str, dict[str, str]]:
 
 
 def read_page(code: str) -> Page:
-    """Read the page of a code. Raises FileNotFoundError where the catalogue has none."""
+    """Read the page of a code. Raises FileNotFoundError if the catalogue has no such code."""
     from importlib.resources import files
 
     return _parse((files(__name__) / f"{code}.md").read_text(encoding="utf-8"))
 
 
 def read_pages() -> list[Page]:
-    """Read all pages, in the order of their codes."""
+    """Read all pages in the order of their codes."""
     from importlib.resources import files
 
     names = sorted(file.name for file in files(__name__).iterdir() if file.name.endswith(".md"))
@@ -90,7 +90,7 @@ def read_pages() -> list[Page]:
 
 
 def _parse(text: str) -> Page:
-    """The first line is `# CODE name (severity)`; the page follows below an empty line."""
+    """Parse a file whose first line is `# CODE name (severity)`; the page follows after an empty line."""
     heading, _, page = text.partition("\n\n")
     code, name, in_brackets = heading.removeprefix("# ").split()
     severity: Severity = next(word for word in get_args(Severity) if in_brackets == f"({word})")

@@ -1,4 +1,4 @@
-"""The gradient's norm: of every rank of a replica, at every stage of ZeRO, read by the host once a step."""
+"""Gradient norm in DeepSpeed: on every rank of a replica, at every ZeRO stage, read by the host once per step."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 
 ReadNorms = Callable[[Sequence[Tensor]], list[Tensor]]
-"""Copies scalars to the host, in one wait for the device."""
+"""Copies scalars to the host, with a single wait for the device."""
 
 
 def reduce_norms_of_all_groups(ds_engine: DeepSpeedEngine, model_axis: Axis) -> None:
-    """M7. Have every rank of a replica (`model_axis`) reduce as many norms: of parameter groups it lacks, empty ones.
+    """M7. Have every rank of a replica (`model_axis`) reduce equally many norms, with empty groups for missing ones.
 
-    ZeRO 1 reduces the norm of each parameter group by itself over the replica: a stage with fewer groups, such as one
-    of matrices alone, leaves the others waiting.
+    ZeRO 1 reduces the norm of each parameter group separately over the replica. If a stage has fewer groups, such as a
+    stage of matrices only, the other stages hang.
     """
     zero = ds_engine.optimizer
     if model_axis.size == 1 or not hasattr(zero, "scaled_global_norm") or not hasattr(zero, "params_in_partition"):
@@ -38,7 +38,7 @@ def reduce_norms_of_all_groups(ds_engine: DeepSpeedEngine, model_axis: Axis) -> 
         return
     scaled_global_norm = zero.scaled_global_norm
 
-    # DeepSpeed's step loops over the same lists: empty groups may be there only while norms are computed.
+    # DeepSpeed's step loops over the same lists, so empty groups may exist only while norms are computed.
     def with_empty_groups(**kwargs: object) -> object:
         for group in range(own, most):
             zero.bit16_groups.append([])
@@ -55,23 +55,23 @@ def reduce_norms_of_all_groups(ds_engine: DeepSpeedEngine, model_axis: Axis) -> 
 
 
 def compute_norm_without_zero(ds_engine: DeepSpeedEngine, model_axis: Axis, read: ReadNorms) -> None:
-    """M11. Compute the gradient norm where DeepSpeed's is None: without ZeRO in fp32, over one replica (`model_axis`).
+    """M11. Compute the gradient norm over one replica (`model_axis`) in fp32 without ZeRO, where DeepSpeed has None.
 
     It is computed when `_take_model_step` begins: after gradients are averaged over data, before they are clipped. A
-    step whose gradient is not finite is skipped there too, as ZeRO skips it: else the stage would change the run. The
-    same norm clips the gradients, where DeepSpeed would reduce it once more.
+    step whose gradient is not finite is skipped, as in ZeRO. Otherwise the ZeRO stage would change the run. The same
+    norm clips the gradients, whereas DeepSpeed would reduce it again.
     """
     take_model_step = ds_engine._take_model_step
 
     def clip() -> None:
-        coefficient = ds_engine.gradient_clipping() / (ds_engine._global_grad_norm + 1e-6)  # as torch and ZeRO have it
+        coefficient = ds_engine.gradient_clipping() / (ds_engine._global_grad_norm + 1e-6)  # as in torch and ZeRO
         if coefficient < 1:
             torch._foreach_mul_([p.grad for p in ds_engine.module.parameters() if p.grad is not None], coefficient)
 
     def with_norm(lr_kwargs: object) -> None:
         (square,) = read([owned_square_norm(ds_engine.module, model_axis)])
         ds_engine._global_grad_norm = math.sqrt(square)
-        ds_engine.optimizer.overflow = not math.isfinite(ds_engine._global_grad_norm)  # which _take_model_step reads
+        ds_engine.optimizer.overflow = not math.isfinite(ds_engine._global_grad_norm)  # read by _take_model_step
         with _no_step(ds_engine.optimizer) if ds_engine.optimizer.overflow else nullcontext():
             take_model_step(lr_kwargs)
 
@@ -80,7 +80,7 @@ def compute_norm_without_zero(ds_engine: DeepSpeedEngine, model_axis: Axis, read
 
 @contextmanager
 def _no_step(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Make the optimizer's step do nothing within the context."""
+    """Disable the optimizer's step within the context."""
     step = optimizer.step
     optimizer.step = lambda *_: None  # type: ignore[method-assign, assignment]
     try:
@@ -90,9 +90,10 @@ def _no_step(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 
 
 def owned_square_norm(module: nn.Module, model_axis: Axis) -> Tensor:
-    """Return the squared 2-norm of all gradients of a replica, each element counted once, by the rank that owns it.
+    """Return the squared 2-norm of a replica's gradients; the rank that owns an element counts it, once.
 
-    `p.tensor_model_parallel` marks what this rank owns. In float64, so that the order of parts does not show.
+    `p.tensor_model_parallel` marks the parameters that this rank owns. The sum is in float64, so that the order of its
+    parts has no visible effect.
     """
     owned = [p.grad for p in module.parameters() if p.grad is not None and p.tensor_model_parallel]  # type: ignore[attr-defined]
     device = next(module.parameters()).device
@@ -102,13 +103,13 @@ def owned_square_norm(module: nn.Module, model_axis: Axis) -> Tensor:
 
 
 def read_norms_once(ds_engine: DeepSpeedEngine, data_axis: Axis, model_axis: Axis, read: ReadNorms) -> None:
-    """M12. Have ZeRO know its gradient's norms on the host by one call of `read`, and an overflow by them.
+    """M12. Have ZeRO read its gradient norms on the host in one call of `read`, and detect overflows from them.
 
-    It scans all gradients for what is not finite, waits for the answer, computes the norms, and waits for them each
-    time it compares one: on an accelerator each wait leaves the device without work. With the optimizer on the CPU it
-    also reads a norm for each parameter. A gradient that is not finite has no finite norm, and ZeRO skips a step for
-    that as well wherever it looks for overflows: in fp16, in fp32, and in bf16 with `check_grad_overflow`. Copies that
-    another rank of the replica counts, few and small, are looked at here.
+    ZeRO scans all gradients for non-finite values, waits for the result, computes the norms, and waits again for each
+    norm that it compares. On an accelerator, each wait leaves the device idle. With the optimizer on the CPU, ZeRO also
+    reads one norm per parameter. A non-finite gradient has a non-finite norm, and ZeRO also skips a step for that
+    wherever it checks for overflows: in fp16, in fp32, and in bf16 with `check_grad_overflow`. The few small copies
+    that another rank of the replica counts are checked here, too.
     """
     zero = ds_engine.optimizer
     if hasattr(zero, "scaled_global_norm"):  # ZeRO 1 and 2
@@ -130,24 +131,24 @@ def read_norms_once(ds_engine: DeepSpeedEngine, data_axis: Axis, model_axis: Axi
 
 
 _COUNTED = SimpleNamespace(model_parallel=True)
-"""Stands for a parameter that this rank counts."""
+"""Placeholder for a parameter that this rank counts."""
 
 
 def _norm_of_parts(zero: Any, axis: Axis, gradients: Iterable[Tensor], params: Iterable[Any]) -> Tensor:
-    """Return ZeRO 1 and 2's norm of a group, to the bit as DeepSpeed's, which begins some kernels a parameter."""
+    """Return ZeRO 1 and 2's norm of a group, bit-identical to DeepSpeed's, which launches kernels per parameter."""
     # Padding may follow the gradients of DeepSpeed's own reduction.
     total = _sum_of_squares(gradients, params, zero.model_parallel_rank == 0, zero.device, strict=False).float()
     total = collectives.all_reduce(total, axis)
     zero._model_parallel_all_reduce(tensor=total, op=torch.distributed.ReduceOp.SUM)
     norm = total.sqrt()
-    # As DeepSpeed marks it, but without a constant that the host copies to the device, and waits for.
+    # DeepSpeed's mark for it, but without a constant that the host copies to the device and waits for.
     return norm.masked_fill(~torch.isfinite(norm), -1.0)
 
 
 def _norm_of_shards(gradients: Iterable[Tensor], params: Iterable[Any], axes: Sequence[Axis]) -> Tensor:
-    """Return ZeRO 3's norm of a group, in float64 as DeepSpeed's, without the constant that it copies to the device.
+    """Return ZeRO 3's norm of a group, in float64 as in DeepSpeed, without the constant that it copies to the device.
 
-    `axes`: of the ranks that have the other shards, and of a replica.
+    `axes`: the axis of the ranks with the other shards, and the axis of a replica.
     """
     gradients = list(gradients)
     total = _sum_of_squares(gradients, params, axes[-1].index == 0, gradients[0].device, strict=True)
@@ -159,10 +160,10 @@ def _norm_of_shards(gradients: Iterable[Tensor], params: Iterable[Any], axes: Se
 def _sum_of_squares(
     gradients: Iterable[Tensor], params: Iterable[Any], counts_copies: bool, device: torch.device, *, strict: bool
 ) -> Tensor:
-    """Return the sum of squares of what this rank counts, in float64; nan where a gradient is not finite.
+    """Return the sum of squares of the gradients that this rank counts, in float64; nan if a gradient is not finite.
 
-    That includes those that another rank of the replica counts: they are that rank's too, but where a kernel adds up in
-    no fixed order, fp16 may overflow on one of them alone.
+    The check for nan includes gradients that another rank of the replica counts. That rank has the same gradients, but
+    if a kernel sums in no fixed order, fp16 may overflow on only one of the ranks.
     """
     from deepspeed.runtime.utils import is_model_parallel_parameter
 
@@ -178,16 +179,17 @@ def _sum_of_squares(
 
 
 def _norms(tensors: list[Tensor]) -> Tensor:
-    """Return the norm of each tensor, in float64: on an accelerator by few kernels."""
+    """Return the norm of each tensor in float64, with few kernels on an accelerator."""
     norms = torch._foreach_norm(tensors, 2, dtype=torch.float64)
     return torch.stack(norms)
 
 
 def _sum_norms_on_device(zero: Any, device: torch.device) -> None:
-    """Have the norms of an offloaded optimizer's gradients, one a parameter, add up where they were computed.
+    """Sum an offloaded optimizer's gradient norms, one per parameter, on the device where they were computed.
 
-    DeepSpeed reads each one and adds them up in the host's float64. The norm of a norm is the norm, so here the
-    function that adds up the others takes them too: in float64 as well, whose order of adding cannot show in fp32.
+    DeepSpeed reads each norm and sums them in float64 on the host. The norm of a norm is the norm itself, so here the
+    function that sums other norms takes them, too. It also uses float64, so that the order of the sum has no visible
+    effect in fp32.
     """
     complete = zero.complete_grad_norm_calculation_for_cpu_offload
     nothing = torch.zeros((), dtype=torch.float64, device=device)
@@ -195,8 +197,8 @@ def _sum_norms_on_device(zero: Any, device: torch.device) -> None:
     def without_reads(params: Sequence[Any]) -> object:
         norms = [zero.norm_for_param_grads.get(zero.get_param_id(p)) for p in params]
         if None in norms and not getattr(zero, "ignore_unused_parameters", True):
-            return complete(params)  # which says what is wrong
-        # A rank may have no part of a group: the zero is on the device, DeepSpeed's own were not.
+            return complete(params)  # which reports the error
+        # A rank may have no part of a group. Its zero must be on the device, unlike DeepSpeed's own.
         return zero.get_grad_norm_direct(
             [nothing if norm is None else norm for norm in norms] or [nothing], params or [_COUNTED]
         )

@@ -1,4 +1,4 @@
-"""Which optimizer DeepSpeed takes, and what its state goes by."""
+"""Optimizers in DeepSpeed: the choice of the ZeRO optimizer, and its state."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 def shard_gradients_of_bf16() -> None:
     """M6. Give ZeRO 1 in bf16 with fp32 accumulation the optimizer that fp16 and ZeRO 2 get.
 
-    DeepSpeed chooses BF16_Optimizer, which all-reduces whole gradients (3 (N-1)/N parameters a step, where 2 (N-1)/N
-    do), and raises "stack expects a non-empty TensorList" on a rank that owns no parameter.
+    DeepSpeed chooses BF16_Optimizer, which all-reduces whole gradients (3 (N-1)/N parameters per step, where 2 (N-1)/N
+    suffice), and raises "stack expects a non-empty TensorList" on a rank that owns no parameter.
     """
     from deepspeed.runtime.engine import BFLOAT16, ZERO_OPTIMIZATION, DeepSpeedEngine
 
@@ -35,8 +35,8 @@ def shard_gradients_of_bf16() -> None:
 def drop_overflowed_gradients(ds_engine: DeepSpeedEngine) -> None:
     """M8. Reset the fp32 gradient buffers of an offloaded optimizer when a step overflows.
 
-    With the optimizer on the CPU, ZeRO 1 and 2 accumulate half-precision gradients in these buffers, and leave them as
-    they are after an overflow: infinite for ever, so that every later step is skipped too.
+    With the optimizer on the CPU, ZeRO 1 and 2 accumulate half-precision gradients in these buffers and do not reset
+    them after an overflow. They stay infinite forever, so that every later step is skipped, too.
     """
     zero = ds_engine.optimizer
     if not getattr(zero, "cpu_offload", False) or not hasattr(zero, "reset_cpu_buffers"):
@@ -51,17 +51,17 @@ def drop_overflowed_gradients(ds_engine: DeepSpeedEngine) -> None:
 
 
 def without_eager_state(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """M10. Return an Adagrad whose state is made at its first step; other optimizers as they are.
+    """M10. Return an Adagrad whose state is made at its first step; return other optimizers unchanged.
 
-    ZeRO makes an instance of torch's Adagrad anew over its shards, since its state exists from the beginning: in one
-    group of default settings, of which the learning-rate scheduler knows nothing. This one, with the same groups, it
-    leaves alone.
+    The state of torch's Adagrad exists from the beginning, so ZeRO recreates the optimizer over its shards. The new one
+    has a single group of default settings, which the LR scheduler does not know. ZeRO leaves the returned optimizer,
+    with its original groups, alone.
     """
     return _LazyAdagrad(optimizer) if isinstance(optimizer, torch.optim.Adagrad) else optimizer
 
 
 class _LazyAdagrad(torch.optim.Optimizer):
-    """torch's Adagrad, but no instance of its class; state is made at the first step."""
+    """torch's Adagrad, but not an instance of its class, with state that is made at the first step."""
 
     step = torch.optim.Adagrad.step
 
@@ -78,24 +78,25 @@ class _LazyAdagrad(torch.optim.Optimizer):
 
 
 def sum_over_sequence(ds_engine: DeepSpeedEngine) -> None:
-    """M21. Have ZeRO 3 sum gradients over what DeepSpeed calls sequence parallel, and average them over data alone.
+    """M21. Have ZeRO 3 sum gradients over DeepSpeed's sequence parallel ranks, and average them over data only.
 
-    ZeRO 1 and 2 do. ZeRO 3 does where it reduces in one buffer, and where it scatters it averages over all ranks.
+    ZeRO 1 and 2 do so. ZeRO 3 does so if it reduces in one buffer. If it reduce-scatters, it averages over all ranks.
     """
     zero = ds_engine.optimizer
     ranks = getattr(zero, "sequence_parallel_size", 1)
     if ds_engine.zero_optimization_stage() != 3 or ranks == 1:
         return
-    zero.sequence_parallel_size = 1  # here is said what is divided by, in both ways
+    zero.sequence_parallel_size = 1  # the function below gives the divisor in both cases
     zero._gradient_averaging_world_size = lambda params, size: size // ranks
 
 
 def correct_bias_exactly(ds_engine: DeepSpeedEngine) -> None:
-    """M20. Have a step of DeepSpeedCPUAdam depend on its number, and not on those that came before it in this run.
+    """M20. Have a step of DeepSpeedCPUAdam depend only on its number, not on earlier steps of this process.
 
-    It multiplies the betas' powers in fp32 from step to step, and begins by `pow` in a run that goes on after a
-    checkpoint. Here its own correction is off, and is in what it is given instead, computed in float64:
-    p -= lr / c1 * m / (sqrt(v) / c2 + eps) is p -= (lr c2 / c1) * m / (sqrt(v) + c2 eps). AdamW's decay is lr's too.
+    DeepSpeedCPUAdam multiplies the betas' powers in fp32 from step to step, but starts with `pow` after a resume. Here
+    its own bias correction is off. Its arguments contain the correction instead, computed in float64:
+    p -= lr / c1 * m / (sqrt(v) / c2 + eps) is p -= (lr c2 / c1) * m / (sqrt(v) + c2 eps). AdamW's decay is adjusted
+    because it is multiplied by lr, too.
     """
     optimizer: Any = ds_engine.basic_optimizer
     op = getattr(optimizer, "ds_opt_adam", None)
@@ -106,7 +107,7 @@ def correct_bias_exactly(ds_engine: DeepSpeedEngine) -> None:
         number: int, step: Any, lr: float, beta1: float, beta2: float, eps: float, decay: float, *rest: Any
     ) -> None:
         corrects, *tensors = rest
-        # The betas as the op has them: 1 - 0.999 in fp32 is 1e-5 off, and must be so here.
+        # The betas as in the op: 1 - 0.999 in fp32 is off by 1e-5, and must be here, too.
         first, second = torch.tensor([beta1, beta2], dtype=torch.float32).tolist()
         c1, c2 = (1 - first ** int(step), math.sqrt(1 - second ** int(step))) if corrects else (1.0, 1.0)
         decay *= c1 / c2 if optimizer.adam_w_mode else 1.0

@@ -1,4 +1,4 @@
-"""Gradients that are added up and reduced while a backward runs, and weights that are gathered under a forward."""
+"""Overlap in DeepSpeed: reduce gradients during a backward, and gather weights during a forward."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 def overlap_reduction(ds_engine: DeepSpeedEngine, data_axis: Axis, late: Collection[int] = ()) -> None:
     """M14. Have ZeRO 1 and 2 reduce each bucket of gradients while the backward computes the next ones.
 
-    DeepSpeed waits for each reduction, and ZeRO 1 begins the first one when the last backward is over. Its own
-    `overlap_comm` does so in a pipeline too, and else synchronizes the device for each data rank's part of a bucket
-    (stage_1_and_2.py, `allreduce_and_copy`). Call this where `layout.deepspeed_config.overlaps_reduction` says so.
-    `late`: ids of parameters whose gradients are not complete when ZeRO 1's last backward is over; tied weights' never
-    are. Between that and the step, DeepSpeed's `safe_get_full_grad` has nothing to read.
+    DeepSpeed waits for each reduction, and ZeRO 1 begins the first one after the last backward. DeepSpeed's own
+    `overlap_comm` also does so in a pipeline. Otherwise it synchronizes the device for each data rank's part of a
+    bucket (stage_1_and_2.py, `allreduce_and_copy`). Call this if `layout.deepspeed_config.overlaps_reduction` returns
+    True. `late`: ids of parameters whose gradients are not complete after ZeRO 1's last backward; tied weights' never
+    are. Between that backward and the step, DeepSpeed's `safe_get_full_grad` has nothing to read.
     """
     zero = ds_engine.optimizer
     tied: list[tuple[Any, Any]] = getattr(ds_engine.module, "get_tied_weights_and_groups", list)()
     not_complete = {id(p) for p, _ in tied} | set(late)
     axis = replace(data_axis, group=zero.dp_process_group)
-    zero.overlap_comm = False  # in place of its own
-    # Gradients of fp32 models too are summed up in one flat tensor, which is what the step takes.
+    zero.overlap_comm = False  # replaced by the reduction below
+    # Gradients of fp32 models are also summed in one flat tensor, which the step takes.
     zero._use_compact_grad_partition_buffer = lambda group: True
     reduction: GradientBuffer | GradientReduction
     if zero.partition_gradients:
@@ -52,7 +52,8 @@ def overlap_reduction(ds_engine: DeepSpeedEngine, data_axis: Axis, late: Collect
 
     def after_reduction(*args: object) -> object:
         reduction.finish()
-        # After each step DeepSpeed makes all weights views of their flat ones again, which they are: "just to be safe".
+        # After each step DeepSpeed makes all weights views of the flat tensor again, "just to be safe". They already
+        # are.
         with _replaced(zero, "_update_model_bit16_weights", lambda group: None):
             return step(*args)
 
@@ -62,11 +63,11 @@ def overlap_reduction(ds_engine: DeepSpeedEngine, data_axis: Axis, late: Collect
 def _replace_gradient_hooks(
     ds_engine: DeepSpeedEngine, accumulate: Callable[[Any], None], on_gradient: Callable[[Any], None]
 ) -> None:
-    """Have a parameter's hook do what is ours alone.
+    """Replace DeepSpeed's gradient hooks with `on_gradient` alone.
 
-    DeepSpeed's count how many gradients a backward makes, so that a call of `loss.backward()` ends a micro-batch as
-    engine.backward does. It takes half as long as the gradients' sums; and a criterion's own call of autograd would end
-    a step, whose gradients are not there yet.
+    DeepSpeed's hooks count the gradients of a backward, so that `loss.backward()` ends a micro-batch like
+    engine.backward. That takes half as long as summing the gradients. Also, a criterion's own autograd call would end a
+    step before its gradients are there.
     """
     zero = ds_engine.optimizer
     for hook in zero._grad_acc_hooks:
@@ -76,15 +77,15 @@ def _replace_gradient_hooks(
     zero.unregister_grad_acc_post_hooks()
     zero.register_grad_acc_post_hook(lambda: None if ds_engine._running_engine_backward else zero.exit_backward())
     zero._fill_param_grad_accum_attribute = accumulate
-    zero.fill_grad_accum_attribute = lambda: None  # of all parameters after each backward: their hooks have done it
+    zero.fill_grad_accum_attribute = lambda: None  # for all parameters after each backward: done by their hooks
 
 
 def accumulate_without_copies(ds_engine: DeepSpeedEngine) -> None:
-    """M15. Have ZeRO 1 in half precision add a micro-batch's gradients to those in fp32 as they are.
+    """M15. Have ZeRO 1 in half precision add a micro-batch's gradients to the fp32 sums without copying them first.
 
-    DeepSpeed makes a copy of each in fp32 first: 18 bytes read and written for a parameter, where 10 do. A sum in fp32
-    takes a bf16 or fp16 number without rounding, so both are one. Where a product has added to the sum itself
-    (`layers.gradient_accumulation_fusion`) there is no gradient, and nothing to do.
+    DeepSpeed first copies each gradient to fp32: 18 bytes are read and written per parameter, where 10 suffice. bf16
+    and fp16 numbers are exact in fp32, so the results are equal. If a matrix product has added to the sum itself
+    (`layers.gradient_accumulation_fusion`), there is no gradient and nothing to do.
     """
     zero = ds_engine.optimizer
     if not getattr(zero, "use_grad_accum_attribute", False):
@@ -105,9 +106,9 @@ def accumulate_without_copies(ds_engine: DeepSpeedEngine) -> None:
 def overlap_param_gather(ds_engine: DeepSpeedEngine, data_axis: Axis, layers: Sequence[nn.Module]) -> None:
     """M16. Have ZeRO 1 and 2 gather each bucket of weights while the forward computes the layers before it.
 
-    DeepSpeed gathers whole parameter groups, and its step waits for them. `layers` are the modules that the forward
-    waits for by `ds_engine.module.parameter_gather`, in their order. Weights that anything else reads may be those of
-    the step before: `parameter_gather` lists who waits.
+    DeepSpeed gathers whole parameter groups, and its step waits for them. `layers` are the modules, in order, that wait
+    in the forward through `ds_engine.module.parameter_gather`. Any other reader may see the previous step's weights:
+    the module `parameter_gather` lists which readers wait.
     """
     zero, module = ds_engine.optimizer, ds_engine.module
     axis = replace(data_axis, group=zero.dp_process_group)
@@ -116,7 +117,7 @@ def overlap_param_gather(ds_engine: DeepSpeedEngine, data_axis: Axis, layers: Se
     step = zero.step
 
     def with_gather(*args: object) -> object:
-        gather.finish()  # it writes into what this rank sends; a layer that no forward has run has not waited
+        gather.finish()  # the step writes into tensors being sent; a layer that did not run has not waited
         with _replaced(stage_1_and_2, "all_gather_dp_groups", gather.start):
             return step(*args)
 
@@ -127,17 +128,17 @@ def overlap_param_gather(ds_engine: DeepSpeedEngine, data_axis: Axis, layers: Se
     for part in module.modules():
         part.register_state_dict_pre_hook(lambda *_: gather.finish())
     for layer in layers:
-        if layer._compiled_call_impl is None:  # else torch would trace it; a program's own call of a layer is rare
+        if layer._compiled_call_impl is None:  # torch would trace a hook; programs rarely call layers
             layer.register_forward_pre_hook(lambda layer, _: gather.wait_for(layer))
     module.parameter_gather = gather
 
 
 def reduce_by_stages(ds_engine: DeepSpeedEngine, data_axis: Axis, late: Collection[int] = ()) -> StageReduction | None:
-    """M17. Return what reduces a stage's gradients while a rank's other stages go on, without ZeRO; None: nothing can.
+    """M17. Return a StageReduction, which reduces a stage's gradients while other stages run, without ZeRO.
 
-    DeepSpeed then leaves out what was begun, and its reduction ends with a wait for it. Nothing can in bf16, whose
-    gradients DeepSpeed keeps in one flat fp32 tensor over all stages, nor where it scales gradients before it sums.
-    `late` as in `overlap_reduction`.
+    DeepSpeed's own reduction then skips gradients whose reduction has begun, and ends with a wait for them. The result
+    is None if this is not possible: in bf16, whose gradients DeepSpeed keeps in one flat fp32 tensor over all stages,
+    and if DeepSpeed scales gradients before it sums them. `late` is as in `overlap_reduction`.
     """
     scales = not ds_engine.postscale_gradients() or ds_engine.gradient_predivide_factor() != 1.0
     if ds_engine.zero_optimization() or ds_engine.using_bf16_optimizer or scales or data_axis.size == 1:
@@ -149,7 +150,7 @@ def reduce_by_stages(ds_engine: DeepSpeedEngine, data_axis: Axis, late: Collecti
     def reduce_rest(grads: object = None, elements_per_buffer: int = 500_000_000) -> None:
         reduced = [p for p in ds_engine.module.parameters() if id(p) in reduction.begun]
         for p in reduced:
-            p.requires_grad_(False)  # DeepSpeed passes by what is frozen
+            p.requires_grad_(False)  # DeepSpeed skips frozen parameters
         try:
             reduce_all(grads, elements_per_buffer)
         finally:
@@ -162,9 +163,9 @@ def reduce_by_stages(ds_engine: DeepSpeedEngine, data_axis: Axis, late: Collecti
 
 
 def call_before_reduction(ds_engine: DeepSpeedEngine, first: Callable[[], None]) -> None:
-    """M18. Call `first` once a step, between its last backward and the reduction of whole gradients over replicas.
+    """M18. Call `first` once per step, between its last backward and the reduction of gradients over replicas.
 
-    At ZeRO 0 and 1, and after `overlap_reduction`. DeepSpeed has no such place: only hooks of single gradients.
+    For ZeRO 0 and 1; call this after `overlap_reduction`. DeepSpeed has no such hook, only hooks of single gradients.
     """
     zero = ds_engine.zero_optimization()
     owner, name = (ds_engine.optimizer, "reduce_gradients") if zero else (ds_engine, "buffered_allreduce_fallback")
@@ -183,7 +184,7 @@ def _replaced(owner: object, name: str, value: object) -> Iterator[None]:
 
 
 def _after(first: Callable[[], None], then: Callable[..., object]) -> Callable[..., object]:
-    """Return a function that calls `first`, and is `then`."""
+    """Return a function that calls `first`, then `then`."""
 
     def both(*args: object, **kwargs: object) -> object:
         first()

@@ -1,4 +1,4 @@
-"""Parameters that more than one module reads, or more than one stage holds."""
+"""Shared parameters in DeepSpeed: read by more than one module, or held by more than one stage."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import nn
 def disown_tied_copies(module: nn.Module) -> None:
     """M4. Mark the tied copies of a pipeline as owned by another stage, so that norms count each weight once.
 
-    DeepSpeed marks them by `ds_pipe_replicated`, which it does not read without ZeRO. Call this after a PipelineModule
-    is built, and before `deepspeed.initialize`.
+    DeepSpeed marks them with `ds_pipe_replicated`, which it does not read without ZeRO. Call this after a
+    PipelineModule is built and before `deepspeed.initialize`.
     """
     for p in module.parameters():
         if getattr(p, "ds_pipe_replicated", False):
@@ -21,22 +21,22 @@ def disown_tied_copies(module: nn.Module) -> None:
 
 
 def tied_gradients(weights: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """M5. Show DeepSpeed the accumulated gradients of tied weights: (weight, group) pairs, as it sums them over stages.
+    """M5. Return (weight, group) pairs in which DeepSpeed finds the accumulated gradients of tied weights.
 
-    A pipeline sums `.grad` of tied weights over their stages before gradients are averaged over data. Where ZeRO 1
+    A pipeline sums `.grad` of tied weights over their stages before gradients are averaged over data. If ZeRO 1
     accumulates half-precision gradients in fp32, they are in `.grad_accum` by then and `.grad` is None: nothing would
-    be summed, without an error. There, a stand-in shows the accumulated gradient as its `.grad`.
+    be summed, without an error. In that case a stand-in has the accumulated gradient as its `.grad`.
     """
     sums = [(getattr(weight, "grad_accum", None), weight, group) for weight, group in weights]
     return [(weight if summed is None else SimpleNamespace(grad=summed), group) for summed, weight, group in sums]
 
 
 def register_external_parameters(external: Iterable[tuple[nn.Module, nn.Parameter]]) -> None:
-    """M9. Tell ZeRO 3 of each (module, parameter of another module that its forward reads), once the engine is built.
+    """M9. Register each (module, parameter of another module that its forward reads) with ZeRO 3, on a built engine.
 
-    ZeRO 3 finds such a parameter out when it is first empty in that forward. After a checkpoint was loaded, small
-    parameters are not empty: they are never registered, are emptied all the same, and activation checkpointing then
-    reads nothing.
+    ZeRO 3 detects such a parameter when it is first empty in that forward. After a checkpoint was loaded, small
+    parameters are not empty and are never registered. They are emptied later all the same, and activation checkpointing
+    then reads an empty parameter.
     """
     from deepspeed.runtime.zero.partition_parameters import register_external_parameter
 

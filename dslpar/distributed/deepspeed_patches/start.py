@@ -1,4 +1,4 @@
-"""What must be so before an engine is built: of collectives, precision, and ops that are compiled."""
+"""Settings of DeepSpeed before an engine is built: collectives, precision, compiled ops."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from torch import nn
 def skip_shm_op() -> None:
     """M1. Keep DeepSpeed from compiling its shared-memory op on a CPU: 30 s, for an all-reduce that ignores its group.
 
-    No environment variable turns it off. To set its entry of `deepspeed.ops.__compatible_ops__` would have every op
-    probed first: 0.15 s and a run of the C compiler for each rank.
+    No environment variable turns it off. Setting its entry in `deepspeed.ops.__compatible_ops__` would first probe
+    every op: 0.15 s and a run of the C compiler per rank.
     """
     backend: Any = import_module("deepspeed.comm.torch")  # as an attribute of deepspeed.comm it is torch itself
     backend.build_shm_op = lambda: None
 
 
 def ignore_deprecated_names() -> None:
-    """M2. Silence the warnings of torch 2.13 about two collectives that DeepSpeed calls by their old names."""
+    """M2. Silence torch 2.13's warnings about two collectives that DeepSpeed calls by their old names."""
     for name in ("all_gather_into_tensor", "reduce_scatter_tensor"):
         warnings.filterwarnings("ignore", f"`torch.distributed.{name}` is deprecated", FutureWarning)
 
 
 def allow_fp16_on_cpus() -> None:
-    """M3. Have DeepSpeed accept fp16 on every CPU where torch computes it, slowly or not: so it runs, and is tested.
+    """M3. Have DeepSpeed accept fp16 on every CPU on which torch computes it, fast or slow, so that it can be tested.
 
-    DeepSpeed accepts it only where oneDNN has fast instructions for it.
+    DeepSpeed accepts it only if oneDNN has fast instructions for it.
     """
     from deepspeed.accelerator import get_accelerator
 
@@ -43,7 +43,7 @@ def allow_fp16_on_cpus() -> None:
 
 
 def _cpu_computes(dtype: torch.dtype) -> bool:
-    """Return whether this torch has matrix products, norms and gradients of a dtype on a CPU."""
+    """Return whether this torch computes matrix products, norms and gradients in a dtype on the CPU."""
     x = torch.ones(2, 2, dtype=dtype, requires_grad=True)
     try:
         torch.autograd.grad(nn.functional.softmax(nn.functional.layer_norm(x @ x, (2,)), -1).sum(), x)
@@ -53,10 +53,10 @@ def _cpu_computes(dtype: torch.dtype) -> bool:
 
 
 def build_ops_alone() -> None:
-    """M19. Have DeepSpeed compile its ops one rank of a host after another; remove the lock of a start that was killed.
+    """M19. Have DeepSpeed compile its ops on one rank per host at a time; remove the lock that a killed start left.
 
-    torch's own lock is a file that its owner removes. Of one that was killed while it compiled the file stays, and
-    every later start waits for it without a word. The kernel gives this lock back by itself.
+    torch's own lock is a file that its owner removes. If the owner is killed while it compiles, the file stays, and
+    every later start silently waits for it. The kernel releases the lock used here by itself.
     """
     from deepspeed.ops.op_builder.builder import OpBuilder
 

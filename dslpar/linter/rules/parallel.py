@@ -9,6 +9,7 @@ from math import prod
 from dslpar.linter.context import Context
 from dslpar.linter.problem import Problem, UnknownValueError
 from dslpar.linter.rule import rule
+from dslpar.schema.parallel_forms import stated_replicas
 
 
 @rule("PAR101", "world-not-a-multiple")
@@ -38,12 +39,8 @@ def too_few_ranks(cx: Context) -> Iterator[Problem]:
 @rule("PAR103", "data-size-differs")
 def data_size_differs(cx: Context) -> Iterator[Problem]:
     """The data size is not world / (pipeline * tensor)."""
-    libai = cx.spec.train.dist.data_parallel_size
-    for key, size in (
-        ("parallel.data.size", cx.spec.parallel.data.size),
-        ("train.dist.data_parallel_size", None if libai == 1 else libai),
-    ):
-        if size is not None and size != cx.data_size:
+    for key, size in stated_replicas(cx.spec).items():
+        if size != cx.data_size:
             ranks = cx.stages * cx.tensor_size
             message = f"data is {cx.world} / {ranks} = {cx.data_size}, not {size}"
             yield cx.problem(key, message, f"write {cx.data_size}, or leave it out, or start {size * ranks} ranks")

@@ -1,5 +1,6 @@
-"""The GPT family: GPT-2, and by its fields Llama.
+"""GPT family: GPT-2 by default, Llama if its fields say so.
 
-`section` is what a config says of it, `layout` what divides by what and what a pipeline weighs, `costs` what it sends,
-holds and computes, `rules` the lint rules of its fields, `model` its layers. Only `model` imports torch.
+`section` has the config keys, `layout` the divisibility conditions and the weights of pipeline cuts, `costs` the
+communication, memory and compute, `rules` the lint rules of its fields, and `model` the layers. Only `model` imports
+torch.
 """

@@ -1,4 +1,4 @@
-"""What a GPT sends, holds and computes: the closed forms of its layers, added up.
+"""Communication, memory and compute of a GPT: the sums of its layers' closed forms.
 
 >>> gpt2 = GPT(num_layers=12, hidden_size=768, num_heads=12, vocab_size=50257, max_seq_len=1024)
 >>> num_multiplied_weights(gpt2)
@@ -12,20 +12,21 @@ from __future__ import annotations
 from functools import lru_cache
 
 from dslpar.core.mesh import Tensor
-from dslpar.forecast import flops, memory, traffic, work
-from dslpar.forecast.adapters import AdapterSizes
-from dslpar.forecast.flops import Flops
-from dslpar.forecast.memory import LayerMemory
-from dslpar.forecast.model_costs import Costs, ModelCosts
-from dslpar.forecast.ring import LayerTraffic, Number
+from dslpar.costs import flops, memory, traffic, work
+from dslpar.costs.adapters import AdapterSizes
+from dslpar.costs.flops import Flops
+from dslpar.costs.memory import LayerMemory
+from dslpar.costs.model_costs import Costs, ModelCosts
+from dslpar.costs.ring import LayerTraffic, Number
 from dslpar.models.gpt.layout import block_weights
 from dslpar.models.gpt.section import GPT
 
 
 def layer_traffic(model: GPT, cuboid: Tensor, tokens: Number, adapters: AdapterSizes | None = None) -> LayerTraffic:
-    """Return what a rank sends for a transformer block: two norms, attention, MLP.
+    """Return the traffic per rank of a transformer block: two norms, attention, MLP.
 
-    With `adapters` these are trained, and the block's own weights are frozen; so below.
+    With `adapters` only these are trained, and the block's own weights are frozen. The same holds for all functions
+    below.
     """
     norm = _norm(model, cuboid, tokens, adapters).traffic
     attention, mlp = (of(model, cuboid, tokens, adapters) for of in (_attention_traffic, _mlp_traffic))
@@ -33,7 +34,7 @@ def layer_traffic(model: GPT, cuboid: Tensor, tokens: Number, adapters: AdapterS
 
 
 def model_traffic(model: GPT, cuboid: Tensor, tokens: Number) -> LayerTraffic:
-    """Return what a rank sends for the whole model and its loss: one micro-batch of `tokens`, all on one stage."""
+    """Return the traffic per rank of the whole model and its loss for a micro-batch of `tokens`, all on one stage."""
     hidden, vocab = model.hidden_size, model.vocab_size
     learned = model.positions == "learned"
     return (
@@ -47,9 +48,9 @@ def model_traffic(model: GPT, cuboid: Tensor, tokens: Number) -> LayerTraffic:
 
 
 def layer_memory(model: GPT, cuboid: Tensor, tokens: Number, adapters: AdapterSizes | None = None) -> LayerMemory:
-    """Return what a rank holds of a block without dropout and rotary positions.
+    """Return the memory per rank of a block without dropout and rotary positions.
 
-    With gelu, and where all is whole, that is 16 s b h elements (sequence s, samples b, hidden size h).
+    With gelu and without any sharding, that is 16 s b h elements (sequence s, samples b, hidden size h).
     """
     norm = _norm(model, cuboid, tokens, adapters).memory
     attention, mlp = (of(model, cuboid, tokens, adapters) for of in (_attention_memory, _mlp_memory))
@@ -57,7 +58,7 @@ def layer_memory(model: GPT, cuboid: Tensor, tokens: Number, adapters: AdapterSi
 
 
 def _norm(model: GPT, cuboid: Tensor, tokens: Number, adapters: AdapterSizes | None) -> Costs:
-    """Count a norm; work has the sum of the residual stream before it."""
+    """Return the costs of a norm; `work` includes the residual addition before it."""
     hidden, kind, bias, frozen = model.hidden_size, model.norm, model.bias, adapters is not None
     return Costs(
         work=work.norm(cuboid, tokens, hidden) + work.residual_add(cuboid, tokens, hidden),
@@ -88,14 +89,14 @@ def _mlp_memory(model: GPT, cuboid: Tensor, tokens: Number, adapters: AdapterSiz
 
 @lru_cache(maxsize=256)
 def _weights_of_parts(model: GPT, cuboid: Tensor, adapters: AdapterSizes | None) -> LayerTraffic:
-    """Return what norm and MLP send of no tokens at all; a search asks for it with each micro-batch."""
+    """Return the traffic of norm and MLP for 0 tokens. Cached, since a search needs it for each micro-batch."""
     return _norm(model, cuboid, 0, adapters).traffic + _mlp_traffic(model, cuboid, 0, adapters)
 
 
 def model_costs(
     model: GPT, cuboid: Tensor, tokens: Number, seq_len: int, adapters: AdapterSizes | None = None
 ) -> ModelCosts:
-    """Return what blocks, tables, and head with loss cost a rank for a micro-batch of `tokens`."""
+    """Return the costs per rank of blocks, tables, and head with loss for a micro-batch of `tokens`."""
     hidden, vocab, rotary = model.hidden_size, model.vocab_size, model.positions == "rotary"
     positions = model.max_seq_len if model.positions == "learned" else 0
     no_table = adapters is not None and not adapters.trains_table
@@ -143,12 +144,12 @@ def model_costs(
 
 
 def flops_per_token(model: GPT, seq_len: int) -> Flops:
-    """Return the FLOPs of a token in a sequence of `seq_len`, averaged over it."""
-    # The products of attention: q with k, and the weights with v.
+    """Return the FLOPs per token, averaged over a sequence of `seq_len`."""
+    # Attention has two products: q with k, and the attention weights with v.
     score_products = 2 * model.num_layers * model.hidden_size * seq_len
     return flops.per_token(num_multiplied_weights(model), score_products)
 
 
 def num_multiplied_weights(model: GPT) -> int:
-    """Return the weights that each token is multiplied with: attention's, the MLP's, and the head, tied or not."""
+    """Return the number of weights that each token is multiplied with: attention, MLP, and the head, tied or not."""
     return model.num_layers * block_weights(model) + model.hidden_size * model.vocab_size

@@ -1,4 +1,4 @@
-"""Which model of transformers' a GPT is the same as: its class, its config, the names of its weights. No torch.
+"""The transformers model that equals a GPT: its class, its config, the names of its weights. Needs no torch.
 
 >>> model = GPT(num_layers=2, hidden_size=8, num_heads=2, vocab_size=64, max_seq_len=16, activation="gelu_tanh")
 >>> class_of(model), config_of(model)["activation_function"], tensors_of(model, "blocks.1.mlp.up.weight")
@@ -6,8 +6,9 @@
 >>> fields_of({"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12})["hidden_size"]
 768
 
-The same mathematics, weight by weight: what another class's config says that a GPT has no field for is refused. (Such
-tables are what Megatron-LM's and LiBai's converters are made of; here one serves export, import and a run's start.)
+Both models compute the same, weight by weight. A config.json with an option that a GPT has no field for is refused.
+(The converters of Megatron-LM and LiBai consist of such tables. Here one table serves export, import and a run's
+start.)
 """
 
 from __future__ import annotations
@@ -21,28 +22,28 @@ from dslpar.models.gpt.section import GPT
 Config = Mapping[str, Any]
 
 _GELUS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
-"""transformers' name of an activation -> ours; the last two are the same."""
+"""transformers' name of an activation -> dslpar's name; the last two are the same function."""
 
 
 class _Kind(NamedTuple):
-    """A class of transformers'."""
+    """A transformers class, and how it maps to a GPT."""
 
     needs: Mapping[str, tuple[object, ...]]
-    """Field of a GPT -> the values with which it is the same."""
+    """Field of a GPT -> the values for which it equals this class."""
     config: Callable[[GPT], dict[str, Any]]
     fields: Callable[[Config], dict[str, Any]]
     refused: Callable[[Config], Iterator[str]]
-    """What a config says that no GPT computes."""
+    """Yields the options of a config that no GPT supports."""
     blocks: str
-    """What stands before a block's number."""
+    """Prefix of a block's number in the names of weights."""
     names: Mapping[str, tuple[str, ...]]
-    """Our module -> theirs, whose weights are one after the other in ours; those of a block by names within it."""
+    """dslpar's module -> transformers' modules whose weights it concatenates; names in a block are relative to it."""
     transposed: tuple[str, ...] = ()
-    """Modules whose weights are [in, out]."""
+    """dslpar's modules whose weights have the shape [in, out] in transformers."""
 
 
 def class_of(model: GPT) -> str:
-    """Return the class that a GPT is the same as. Raises: DslparError: it is neither, and by which fields."""
+    """Return the class that equals a GPT. Raises: DslparError: no class does; lists the fields that differ."""
     wrong = {name: list(_misfits(model, kind)) for name, kind in _KINDS.items()}
     fitting = [name for name, problems in wrong.items() if not problems]
     if not fitting:
@@ -63,13 +64,13 @@ def _misfits(model: GPT, kind: _Kind) -> Iterator[str]:
 
 
 def config_of(model: GPT) -> dict[str, Any]:
-    """Return the arguments of that class's config. Its ids of special tokens are not known here: there are none."""
+    """Return the arguments of that class' config. Ids of special tokens are None, since a GPT does not know them."""
     found = _KINDS[class_of(model)].config(model)
     return found | {"tie_word_embeddings": model.tie_embeddings, "initializer_range": model.init_std}
 
 
 def tensors_of(model: GPT, parameter: str) -> tuple[tuple[str, bool], ...]:
-    """Return the tensors of transformers' that a parameter is, in order: (name, whether it is [in, out])."""
+    """Return the transformers tensors that form a parameter, in order: (name, whether it is [in, out])."""
     kind = _KINDS[class_of(model)]
     module, _, own = parameter.rpartition(".")
     before = ""
@@ -81,15 +82,15 @@ def tensors_of(model: GPT, parameter: str) -> tuple[tuple[str, bool], ...]:
 
 
 def base_prefix(model: GPT) -> str:
-    """Return what transformers puts before the names of the model without its head: "transformer", or "model"."""
+    """Return transformers' prefix for names of the model without its head: "transformer" or "model"."""
     return _KINDS[class_of(model)].blocks.partition(".")[0]
 
 
 def fields_of(config: Config, path: str = "config.json") -> dict[str, Any]:
-    """Return the fields of the GPT that a config.json describes; dropout and the deviation of initial weights apart.
+    """Return the fields of the GPT that a config.json describes, without dropout and `init_std`.
 
     Raises:
-        DslparError: it is of another kind of model, or of one that no GPT computes; all reasons.
+        DslparError: the config is of another model type, or has options that no GPT supports; lists all reasons.
     """
     kind = next((kind for name, kind in _KINDS.items() if config.get("model_type") == _MODEL_TYPES[name]), None)
     if kind is None:
@@ -102,7 +103,7 @@ def fields_of(config: Config, path: str = "config.json") -> dict[str, Any]:
 
 
 def check_fits(model: GPT, config: Config, path: str) -> None:
-    """Check that a GPT is the model of a config.json. Raises: DslparError: with every field that differs."""
+    """Check that a GPT is the model of a config.json. Raises: DslparError: fields differ; lists all of them."""
     found, differ = fields_of(config, path), differences(model, config, path)
     if differ:
         details = [f"model.{name} is {of!r}, there {value!r}" for name, (of, value) in differ.items()]
@@ -112,14 +113,14 @@ def check_fits(model: GPT, config: Config, path: str) -> None:
 
 
 def differences(model: GPT, config: Config, path: str = "config.json") -> dict[str, tuple[object, object]]:
-    """Return {field: (the GPT's, that of a config.json)} where they differ. Raises: DslparError: as `fields_of`."""
+    """Return {field: (GPT's value, config.json's value)} for differing fields. Raises: DslparError: as `fields_of`."""
     found = fields_of(config, path)
-    # What is left out here, and follows from other fields there too, differs with these alone.
+    # Not the fields left out here whose value in config.json follows from other fields: they differ only if those do.
     follows = {"num_kv_heads": found["num_heads"], "ffn_hidden_size": 4 * found["hidden_size"]}
     found = {name: value for name, value in found.items() if getattr(model, name) is not None or follows[name] != value}
     own = {"num_kv_heads": model.kv_heads, "ffn_hidden_size": model.ffn_size}
     pairs = {name: (own.get(name, getattr(model, name)), value) for name, value in found.items()}
-    # Rotary positions have no table: a run may have shorter sequences, or longer ones.
+    # Rotary positions have no table, so a run may have shorter or longer sequences.
     free = "max_seq_len" if model.positions == "rotary" else ""
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1] and name != free}
 
@@ -195,7 +196,7 @@ def _llama_config(model: GPT) -> dict[str, Any]:
 
 
 def _rope(config: Config) -> Config:
-    """Return the settings of the rotary positions; before transformers 5 they stood in two keys."""
+    """Return the settings of rotary positions; before transformers 5 they were in two keys."""
     older = {"rope_theta": config.get("rope_theta", 10000.0), **(config.get("rope_scaling") or {})}
     return config.get("rope_parameters") or older
 

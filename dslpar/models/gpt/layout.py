@@ -1,4 +1,4 @@
-"""Sizes of a GPT: what must divide by what, what its layers weigh in a pipeline, and what follows from other fields."""
+"""Sizes of a GPT: divisibility conditions, weights of pipeline cuts, and fields that follow from others."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from dslpar.models.gpt.section import GPT
 
 
 def attention_sizes(model: GPT) -> Attention:
-    """Return the sizes that hang together in attention."""
+    """Return the sizes of attention, whose conditions depend on one another."""
     return Attention(model.hidden_size, model.num_heads, model.num_kv_heads, model.positions == "rotary")
 
 
 def conditions(model: GPT, cuboid: Tensor, seq_len: int) -> list[Condition]:
-    """Return what must divide by what; `seq_len` 0: not known."""
+    """Return the divisibility conditions; `seq_len` 0: unknown."""
     return [
         *divisors.attention(attention_sizes(model), cuboid),
         *divisors.inner_features(model.ffn_size, cuboid),
@@ -27,7 +27,7 @@ def conditions(model: GPT, cuboid: Tensor, seq_len: int) -> list[Condition]:
 
 
 def padding(model: GPT, cuboid: Tensor) -> list[Condition]:
-    """Return the vocabulary with its padding."""
+    """Return the condition on the vocabulary, which padding meets."""
     return [divisors.vocabulary(model.vocab_size, cuboid)]
 
 
@@ -35,11 +35,11 @@ def padding(model: GPT, cuboid: Tensor) -> list[Condition]:
 
 
 def pipeline_weights(model: GPT, method: str, seq_len: int) -> EvenWeights:
-    """Return what each block weighs, and what tables, norm and head add to the first and the last stage.
+    """Return the weight of each block, and of tables, norm and head on the first and last stage, for pipeline cuts.
 
-    By 'cost': multiplications of a token's forward, in a sequence of `seq_len`; the embedding is a look-up and costs
-    next to nothing. By 'parameters': elements that a stage holds; a tied table is held by the first and by the last.
-    By 'type:REGEX': 1 for each layer whose class matches.
+    'cost': multiplications in a token's forward, in a sequence of `seq_len`; an embedding lookup counts 0.
+    'parameters': elements that a stage holds; both the first and the last stage hold a tied table. 'type:REGEX': 1 for
+    each layer whose class matches.
 
         >>> model = GPT(num_layers=3, hidden_size=4, num_heads=1, vocab_size=10, max_seq_len=2)
         >>> pipeline_weights(model, "cost", 2).loads((2, 1))
@@ -48,7 +48,7 @@ def pipeline_weights(model: GPT, method: str, seq_len: int) -> EvenWeights:
     hidden = model.hidden_size
     table = hidden * model.vocab_size
     if method == "cost":
-        # Of the causal scores a half is computed, for each of two products.
+        # Half of the causal scores are computed, in each of two products.
         return EvenWeights(first=0, layer=block_weights(model) + seq_len * hidden, last=table)
     if method == "parameters":
         positions = hidden * model.max_seq_len if model.positions == "learned" else 0
@@ -58,33 +58,33 @@ def pipeline_weights(model: GPT, method: str, seq_len: int) -> EvenWeights:
 
 
 def class_names(model: GPT) -> Sequence[str]:
-    """Return the classes of the layers in order; the third is that of all blocks."""
+    """Return the class names of the layers in order; the third is the class of all blocks."""
     positions = "PositionEmbedding" if model.positions == "learned" else "Dropout"
     norm = "LayerNorm" if model.norm == "layernorm" else "RMSNorm"
     return "Embedding", positions, "Block", norm, "Head"
 
 
 def block_weights(model: GPT) -> int:
-    """Return the elements of a block's matrices: attention's four (less of keys and values), the MLP's two or three."""
+    """Return the elements of a block's matrices: q, k, v and output of attention, two or three of the MLP."""
     hidden, ffn = model.hidden_size, model.ffn_size
     qkv, up = hidden + 2 * kv_features(model), (2 if model.activation == "swiglu" else 1) * ffn
     return hidden * (qkv + hidden) + hidden * (up + ffn)
 
 
 def block_parameters(model: GPT) -> int:
-    """Return all elements of a block: its matrices, their biases if they have any, two norms."""
+    """Return all elements of a block: its matrices, their biases if there are any, two norms."""
     hidden, up = model.hidden_size, (2 if model.activation == "swiglu" else 1) * model.ffn_size
     biases = hidden + 2 * kv_features(model) + hidden + up + hidden if model.bias else 0
     return block_weights(model) + biases + 2 * norm_parameters(model)
 
 
 def kv_features(model: GPT) -> int:
-    """Return the features of all keys, or of all values, of a token."""
+    """Return the features of all key heads, or of all value heads, per token."""
     return model.kv_heads * model.hidden_size // model.num_heads
 
 
 def norm_parameters(model: GPT) -> int:
-    """Return the parameters of a norm: RMSNorm has no bias."""
+    """Return the number of parameters of a norm; RMSNorm has no bias."""
     return model.hidden_size * (2 if model.bias and model.norm == "layernorm" else 1)
 
 
@@ -92,7 +92,7 @@ def norm_parameters(model: GPT) -> int:
 
 
 def inferred(model: GPT, field: str) -> Decision | None:
-    """Return what a field is that was left out; None where no other field tells."""
+    """Return the value of a field that was left out; None if it does not follow from other fields."""
     if field == "num_kv_heads":
         return Decision(model.num_heads, "left out: each head has keys and values of its own", ("model.num_heads",))
     if field == "ffn_hidden_size":

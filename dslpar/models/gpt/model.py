@@ -1,12 +1,12 @@
-"""GPT-2, or by its fields Llama: tables, pre-norm blocks, norm, head; as a list of layers over dslpar.layers.
+"""GPT-2 or Llama, depending on the fields: embeddings, pre-norm blocks, norm and head as a list of layers.
 
     model = GPT(num_layers=8, hidden_size=256, num_heads=8, vocab_size=256, max_seq_len=128)
     module = build_module(model, groups, seed=1234)
     loss = model.loss(groups)(module(ids), labels)
 
-Initial weights are N(0, init_std), those of projections that add to the residual N(0, init_std / sqrt(2 num_layers)),
-as in GPT-2; biases zero. The blocks read as in nanoGPT. Llama's form (arXiv 2302.13971) is norm="rmsnorm",
-activation="swiglu", positions="rotary", bias=False, tie_embeddings=False, later with num_kv_heads.
+As in GPT-2, initial weights are N(0, init_std), those of projections that add to the residual are N(0, init_std /
+sqrt(2 num_layers)), and biases are zero. The blocks are those of nanoGPT. Llama (arXiv 2302.13971) has norm="rmsnorm",
+activation="swiglu", positions="rotary", bias=False, tie_embeddings=False, and in later versions num_kv_heads.
 """
 
 from __future__ import annotations
@@ -42,24 +42,24 @@ from dslpar.models.pretrained import CONFIG, Folder, PretrainedWeights, Source, 
 
 
 class GPT(section.GPT, LayeredModel):
-    """A decoder-only transformer; its fields are `dslpar.models.gpt.section.GPT`'s."""
+    """Decoder-only transformer; its fields are those of `dslpar.models.gpt.section.GPT`."""
 
     def layers(self, groups: Groups) -> list[LayerSpec]:
         """Return embedding.tokens, embedding.positions (rotary: embedding.dropout), blocks.0 ..., norm, head.
 
         Raises:
-            DslparError: `pretrained` is no folder of such a model.
+            DslparError: `pretrained` is not the folder of such a model.
         """
         init = normal(self.init_std)
         tokens = partial(Embedding, groups, self.vocab_size, self.hidden_size, init=init)
-        # Beside a tied table nothing else can stand in its layer: DeepSpeed ties exactly one attribute of a module.
+        # A tied table's layer can have nothing else, since DeepSpeed ties exactly one attribute of a module.
         if self.positions == "rotary":
             after_tokens = LayerSpec(name="embedding.dropout", build=partial(Dropout, groups, self.dropout))
         else:
             after_tokens = LayerSpec(name="embedding.positions", build=partial(_Positions, groups, self))
         block = partial(self._block, groups)
         if self.tie_embeddings:
-            # The table and the head are the same shard, so a tied head is the embedding used a second time.
+            # Table and head are the same shard, so a tied head is the embedding used a second time.
             head = LayerSpec(name="head", build=tokens, tied="embedding.tokens")
         else:
             head = LayerSpec(name="head", build=partial(Head, groups, self.hidden_size, self.vocab_size, init=init))
@@ -82,13 +82,14 @@ class GPT(section.GPT, LayeredModel):
 
     @property
     def vocabulary_head(self) -> VocabularyHead:  # type: ignore[override]
-        """The head: its own weight, or the token table's."""
+        """The head, which has its own weight or the token table's."""
         return VocabularyHead("head", self.vocab_size)
 
     def loss(self, groups: Groups) -> Loss:
-        """Return cross-entropy of stored logits [batch, sequence, V]: the sum over counted tokens, over their number.
+        """Return the mean cross-entropy over counted tokens as a function of (logits [batch, sequence, V], labels).
 
-        Labels are whole on every rank; `labels[1]`, where given, is what the sum is divided by.
+        Labels are whole on every rank. If `labels[1]` is given, the sum is divided by it instead of the number of
+        tokens.
         """
 
         def loss(logits: Tensor, labels: Labels) -> Tensor:
@@ -112,7 +113,7 @@ class GPT(section.GPT, LayeredModel):
         )
 
     def _pretrained(self, folder: Folder, name: str, build: Callable[[], nn.Module]) -> nn.Module:
-        """Build a layer whose parameters begin as the folder has them."""
+        """Build a layer whose parameters are initialized from the folder."""
         layer = build()
         for path, module in layer.named_modules():
             for own, _ in module.named_parameters(recurse=False):
@@ -136,7 +137,7 @@ class GPT(section.GPT, LayeredModel):
 
 
 Value = Tensor | tuple[Tensor, Tensor]
-"""What goes from layer to layer: ids, then the residual; with it the documents of packed samples (see `Attention`)."""
+"""Values between layers: ids, then the residual; for packed samples with the documents' mask (see `Attention`)."""
 
 
 def _run_before_blocks(module: nn.Module, value: Value) -> Value:
@@ -169,7 +170,7 @@ _FORWARDS: Mapping[str, Callable[[nn.Module, Any], Any]] = {
 
 
 class _Positions(PositionEmbedding):
-    """The position table, and the dropout after both embeddings: [batch, sequence, H] as stored to the same."""
+    """Position table and the dropout after both embeddings, on the stored residual [batch, sequence, H]."""
 
     def __init__(self, groups: Groups, model: section.GPT) -> None:
         super().__init__(groups, model.max_seq_len, model.hidden_size, init=normal(model.init_std))

@@ -1,6 +1,6 @@
-"""Lint rules of GPT's fields: what its sizes must be multiples of, the vocabulary, positions.
+"""Lint rules of GPT's fields: multiples of its sizes, the vocabulary, positions.
 
-`dslpar.layout.divisors` is the table of the divisors.
+`dslpar.layout.divisors` has the table of divisors.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dslpar.models.gpt.section import GPT
 from dslpar.schema.datasets import TextData
 
 _MOST_PADDING = 0.05
-"""The largest share of padded rows without a warning."""
+"""Largest share of padding rows without a warning."""
 
 
 def _gpt(cx: Context) -> GPT:
@@ -90,7 +90,7 @@ def kv_features_do_not_divide(cx: Context) -> Iterator[Problem]:
 
 @rule("TEN209", "odd-head")
 def odd_head(cx: Context) -> Iterator[Problem]:
-    """Rotary positions with an odd number of features a head."""
+    """Rotary positions are combined with an odd number of features per head."""
     hidden, heads = _gpt(cx).hidden_size, _gpt(cx).num_heads
     if _gpt(cx).positions == "rotary" and hidden % heads == 0 and hidden // heads % 2:
         message = f"a head has {hidden // heads} features, and rotary positions rotate pairs of them"
@@ -98,7 +98,7 @@ def odd_head(cx: Context) -> Iterator[Problem]:
 
 
 def _attention(cx: Context, code: str, field: str) -> Iterator[Problem]:
-    """Report the broken conditions of a code, of those that heads and hidden_size must meet."""
+    """Report the conditions on heads and hidden_size that have this code and do not hold."""
     broken = _broken(divisors.attention(attention_sizes(_gpt(cx)), cx.cuboid), code)
     if broken:
         yield cx.problem(f"model.{field}", _message(cx, f"model.{field}", broken), _nearest_legal(cx))
@@ -114,10 +114,10 @@ def _message(cx: Context, key: str, broken: list[Condition]) -> str:
 
 
 def _nearest_legal(cx: Context) -> str:
-    """Suggest sizes that are legal together: all rules about heads and hidden_size suggest the same."""
+    """Suggest sizes that are legal together. All rules about heads and hidden_size suggest the same sizes."""
     try:
         cuboid = cx.cuboid
-    except UnknownValueError:  # another rule reports it; one rank has the fewest conditions
+    except UnknownValueError:  # another rule reports it; assume one rank, which has the fewest conditions
         cuboid = Tensor()
     from dslpar.layout.nearest import describe, nearest_attention
 
@@ -134,7 +134,7 @@ def _name(cx: Context, key: str) -> str:
 
 @rule("DEAD119", "vocabulary-beyond-bytes", "warning")
 def vocabulary_beyond_bytes(cx: Context) -> Iterator[Problem]:
-    """Most of the vocabulary is of tokens that byte-level text never has."""
+    """Most rows of the vocabulary are for tokens that never occur in byte-level text."""
     vocabulary = _gpt(cx).vocab_size
     is_bytes = isinstance(cx.spec.data, TextData) and cx.spec.data.tokenizer is None
     if cx.given("data") and is_bytes and vocabulary > 2 * BYTES:
@@ -160,7 +160,7 @@ def padded_vocabulary(cx: Context) -> Iterator[Problem]:
 
 @rule("DEAD108", "wavelength-without-rotary", "warning")
 def wavelength_without_rotary(cx: Context) -> Iterator[Problem]:
-    """rope_theta without rotary positions."""
+    """rope_theta is set without rotary positions."""
     if cx.given("model.rope_theta") and _gpt(cx).positions != "rotary":
         message = f"rope_theta has no effect with positions={_gpt(cx).positions!r}"
         yield cx.problem("model.rope_theta", message, "positions='rotary', or leave it out")
@@ -171,9 +171,9 @@ def wavelength_without_rotary(cx: Context) -> Iterator[Problem]:
 
 @rule("CKP103", "pretrained-of-another-gpt")
 def pretrained_of_another_gpt(cx: Context) -> Iterator[Problem]:
-    """The folder of a GPT's pretrained weights is not usable, or of a model with other sizes."""
+    """The folder of a GPT's pretrained weights is unusable, or belongs to a model with other sizes."""
     folder = _gpt(cx).pretrained
-    if folder is None or not os.path.isdir(folder):  # it may be on the job's hosts alone
+    if folder is None or not os.path.isdir(folder):  # a missing folder may exist only on the job's hosts
         return
     import json
 

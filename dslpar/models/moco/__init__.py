@@ -1,4 +1,5 @@
-"""The MoCo family (v3; Chen, Xie and He, arXiv 2104.02057): a vision transformer that learns from images alone.
+"""MoCo v3 family (Chen, Xie and He, arXiv 2104.02057): a vision transformer that learns from unlabelled images.
 
-The modules are those of every family; `encoder` has the two encoders' layers. Only `model` and `encoder` import torch.
+It has the same modules as every family, and `encoder` with the layers of its two encoders. Only `model` and `encoder`
+import torch.
 """

@@ -1,18 +1,18 @@
-"""What a MoCo sends, holds and computes: two views through an encoder, and forward alone through its momentum copy.
+"""Communication, memory and compute of a MoCo: two views through an encoder, and its momentum copy (forward only).
 
-What the loss and BatchNorm send over data replicas is not counted here, as no model's gradients are: keys of
-projection_size numbers a sample, and statistics of the heads' features.
+Traffic over data replicas is not counted here, as for every model's gradients. For a MoCo it also has the loss's keys,
+projection_size numbers per sample, and BatchNorm's statistics of the heads' features.
 """
 
 from __future__ import annotations
 
 from dslpar.core.mesh import Tensor
-from dslpar.forecast import memory, traffic, work
-from dslpar.forecast.flops import Flops
-from dslpar.forecast.memory import LayerMemory, Saved
-from dslpar.forecast.model_costs import Costs, ModelCosts
-from dslpar.forecast.ring import LayerTraffic, Number, ratio
-from dslpar.forecast.work import Work
+from dslpar.costs import memory, traffic, work
+from dslpar.costs.flops import Flops
+from dslpar.costs.memory import LayerMemory, Saved
+from dslpar.costs.model_costs import Costs, ModelCosts
+from dslpar.costs.ring import LayerTraffic, Number, ratio
+from dslpar.costs.work import Work
 from dslpar.models.moco.layout import block_weights, head_weights, projector_weights
 from dslpar.models.moco.section import MoCo
 
@@ -20,13 +20,13 @@ _VIEWS = 2
 
 
 def layer_traffic(model: MoCo, cuboid: Tensor, tokens: Number) -> LayerTraffic:
-    """Return what a rank sends for a block of both encoders: of both views, tokens counted of one."""
+    """Return the traffic per rank of a block of both encoders for both views; `tokens` are those of one view."""
     trained = _block(model, cuboid, tokens)
     return (trained + LayerTraffic(forward=trained.forward)) * _VIEWS
 
 
 def model_traffic(model: MoCo, cuboid: Tensor, tokens: Number) -> LayerTraffic:
-    """Return what a rank sends within its tensor group: one micro-batch, `tokens` of one view."""
+    """Return the traffic per rank within the tensor group for one micro-batch; `tokens` are those of one view."""
     samples, hidden = ratio(tokens, model.longest_sample), model.hidden_size
     inner, size = model.projection_hidden_size, model.projection_size
     patches = traffic.linear(
@@ -69,7 +69,7 @@ def _block(model: MoCo, cuboid: Tensor, tokens: Number) -> LayerTraffic:
 
 
 def layer_memory(model: MoCo, cuboid: Tensor, tokens: Number) -> LayerMemory:
-    """Return what a rank holds of a block: its weights twice, and what two views save in the trained encoder."""
+    """Return the memory per rank of a block: its weights twice, and what two views save in the trained encoder."""
     hidden = model.hidden_size
     norm = memory.norm(cuboid, tokens, hidden)
     attention = memory.attention(cuboid, tokens, hidden, model.num_heads)
@@ -78,9 +78,9 @@ def layer_memory(model: MoCo, cuboid: Tensor, tokens: Number) -> LayerMemory:
 
 
 def model_costs(model: MoCo, cuboid: Tensor, tokens: Number, seq_len: int) -> ModelCosts:
-    """Return what patches, blocks of both encoders, and heads cost a rank for a micro-batch: `tokens` of one view.
+    """Return the costs per rank of patches, blocks and heads of both encoders; `tokens` are those of one view.
 
-    The momentum encoder computes a forward more: a third of what a trained block does, counted as further products.
+    The momentum encoder adds a forward: a third of a trained block's work, counted as further products.
     """
     hidden, samples = model.hidden_size, ratio(tokens, model.longest_sample)
     patches = work.linear(cuboid, tokens, model.patch_features, hidden, role="outward")
@@ -136,16 +136,16 @@ def _heads_work(model: MoCo, cuboid: Tensor, samples: Number) -> Work:
 
 
 def flops_per_token(model: MoCo, seq_len: int) -> Flops:
-    """Return the FLOPs of a token of one view, those of the other and of the momentum encoder among them.
+    """Return the FLOPs per token of one view, including the other view and the momentum encoder.
 
-    Forward and backward take three times a forward, and the momentum encoder one more: eight products of a weight, two
-    FLOPs each. Attention has no causal mask: nothing is halved.
+    Forward and backward take three times a forward, and the momentum encoder one more. For two views that is eight
+    products per weight, of two FLOPs each. Attention has no causal mask, so nothing is halved.
     """
     tokens = model.longest_sample
     blocks = model.num_layers * block_weights(model)
     heads = (3 * head_weights(model) + projector_weights(model)) // tokens
     patches = model.patch_features * model.hidden_size * model.num_patches // tokens
-    # The frozen projection of patches is computed forward alone, in both encoders.
+    # The frozen projection of patches runs only forward, in both encoders.
     products = 2 * _VIEWS * (4 * blocks + heads + 2 * patches)
     scores = 2 * _VIEWS * 4 * model.num_layers * 2 * model.hidden_size * tokens
     return Flops(mfu_causal=products + scores, mfu_6n=products)

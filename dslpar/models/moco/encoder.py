@@ -1,9 +1,9 @@
-"""The encoder of MoCo v3: a vision transformer with fixed positions and a fixed projection of patches, and its heads.
+"""Encoder of MoCo v3: a vision transformer with fixed positions and a fixed projection of patches, and its heads.
 
-Positions are sines and cosines of both sides of the grid, the class token's are zero; the random projection of patches
-is never trained, which is what makes contrastive learning of vision transformers stable (arXiv 2104.02057, section 4).
-Heads are pairs of an inward and an outward linear, so that they are cut as all other weights are; between them stands
-BatchNorm over the batch of all replicas.
+Positions are sines and cosines along both sides of the grid, and zero for the class token. The random projection of
+patches is never trained, which makes contrastive learning of vision transformers stable (arXiv 2104.02057, section 4).
+Heads alternate inward and outward linears, so that they are cut like all other weights. A BatchNorm over the batch of
+all replicas follows each linear.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from dslpar.models.moco.section import MoCo
 
 
 class Encoder(Layer):
-    """A vision transformer and the projection of its class token."""
+    """Vision transformer with a projection of its class token."""
 
     def __init__(self, groups: Groups, model: MoCo) -> None:
         super().__init__(groups)
@@ -64,7 +64,7 @@ class Encoder(Layer):
             fixed.requires_grad_(False)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Whole images [batch, channels, height, width] to [batch/x, D/y], stored as inner activations of tokens."""
+        """Map whole images [batch, channels, height, width] to [batch/x, D/y], stored like inner [tokens, features]."""
         x = self.positions(self.patches(images))
         for block in self.blocks:
             x = block(x)
@@ -73,7 +73,7 @@ class Encoder(Layer):
 
 
 class Projector(Layer):
-    """Three linears with BatchNorm: of hidden_size, through twice projection_hidden_size, to projection_size."""
+    """Three linears with BatchNorm: hidden_size to projection_hidden_size (twice) to projection_size."""
 
     def __init__(self, groups: Groups, model: MoCo) -> None:
         super().__init__(groups)
@@ -86,7 +86,7 @@ class Projector(Layer):
         self.norm3 = BatchNorm(groups, model.projection_size, after="inward", affine=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch/x, H/z], stored as [tokens, H] is, to [batch/x, D/y]."""
+        """Map [batch/x, H/z], stored like [tokens, H], to [batch/x, D/y]."""
         shared = self.share()
         x = functional.relu(self.norm1(self.linear1(x, shared), shared))
         x = functional.relu(self.norm2(self.linear2(x, shared), shared))
@@ -94,7 +94,7 @@ class Projector(Layer):
 
 
 class Predictor(Layer):
-    """Two linears with BatchNorm: of projection_size, through projection_hidden_size, to projection_size again."""
+    """Two linears with BatchNorm: projection_size to projection_hidden_size to projection_size."""
 
     def __init__(self, groups: Groups, model: MoCo) -> None:
         super().__init__(groups)
@@ -107,20 +107,20 @@ class Predictor(Layer):
             linear.set_init("weight", XavierUniform())
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch/x, D/y] to the same."""
+        """Map [batch/x, D/y] to the same shape."""
         shared = self.share()
         x = functional.relu(self.norm1(self.linear1(x, shared), shared))
         return self.norm2(self.linear2(x, shared), shared)
 
 
 class SinCos(NamedTuple):
-    """Positions of the patches of a square grid, after a row of zeros for the class token."""
+    """Sine-cosine positions of the patches of a square grid, after a row of zeros for the class token."""
 
     side: int
-    """Patches of a side."""
+    """Number of patches per side."""
 
     def piece(self, placement: At, coord: Mapping[str, int], seed: int, name: str) -> Tensor:
-        """Compute the table (1 + patches, H) whole, and cut the piece of the rank at `coord`."""
+        """Compute the whole table (1 + patches, H), and cut the piece of the rank at `coord`."""
         quarter = placement.shape[1] // 4
         frequencies = 10000.0 ** -(torch.arange(quarter, dtype=torch.float64) / quarter)
         places = torch.arange(self.side, dtype=torch.float64)
@@ -132,10 +132,10 @@ class SinCos(NamedTuple):
 
 
 class XavierUniform(NamedTuple):
-    """Draw from U(-a, a), a = sqrt(6 / (inputs + outputs)); each of several blocks (q, k, v) as a matrix of its own."""
+    """Draw from U(-a, a), a = sqrt(6 / (inputs + outputs)). Each block (q, k, v) counts as a matrix of its own."""
 
     def piece(self, placement: At, coord: Mapping[str, int], seed: int, name: str) -> Tensor:
-        """Draw the matrix (outputs, inputs) whole, float32 on the CPU, and cut the piece of the rank at `coord`."""
+        """Draw the whole matrix (outputs, inputs), float32 on the CPU, and cut the piece of the rank at `coord`."""
         outputs, inputs = placement.shape
         bound = math.sqrt(6 / (inputs + outputs // max(1, len(placement.blocks))))
         generator = torch.Generator("cpu").manual_seed(stable_hash(seed, name))
@@ -144,10 +144,10 @@ class XavierUniform(NamedTuple):
 
 
 class AsEncoder(NamedTuple):
-    """Draw a weight of the momentum encoder as the same one of the trained encoder."""
+    """Draw a weight of the momentum encoder with the values of the trained encoder's weight."""
 
     init: Drawing
 
     def piece(self, placement: At, coord: Mapping[str, int], seed: int, name: str) -> Tensor:
-        """Draw the piece under the other's name."""
+        """Draw the piece under the name of the trained encoder's weight."""
         return self.init.piece(placement, coord, seed, name.replace("momentum_encoder.", "encoder."))

@@ -1,4 +1,4 @@
-"""Sizes of a MoCo: what must divide by what. It is no chain of layers, so no pipeline cuts it."""
+"""Sizes of a MoCo and their divisibility conditions. A MoCo is no chain of layers, so no pipeline cuts it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from dslpar.layout.stages import EvenWeights, num_matches
 from dslpar.models.moco.section import MoCo
 
 IS_CHAIN = False
-"""No pipeline cuts it, and a step is one micro-batch, whose samples are all compared."""
+"""Whether a pipeline can cut it. A MoCo's step is also a single micro-batch, whose samples are all compared."""
 
 
 def conditions(model: MoCo, cuboid: Tensor, seq_len: int) -> list[Condition]:
-    """Return what must divide by what."""
+    """Return the divisibility conditions."""
     sides = Condition("hidden_size", model.hidden_size, 4, "4 (sine and cosine of two sides' positions)", "TEN140")
     return [
         *divisors.attention(Attention(model.hidden_size, model.num_heads), cuboid),
@@ -30,19 +30,19 @@ def conditions(model: MoCo, cuboid: Tensor, seq_len: int) -> list[Condition]:
 
 
 def samples(cuboid: Tensor) -> Condition:
-    """Return what a micro-batch's samples divide by beyond any model's: the heads cut them by all that cuts tokens."""
+    """Return MoCo's condition on a micro-batch's samples: the heads cut them over all axes that cut tokens."""
     cuts = residual_cuts(cuboid).tokens, inner_cuts(cuboid).tokens
     axes = max(cuts, key=lambda letters: divisors.ranks(cuboid, letters))
     return divisors.cut("batch.micro_size", 0, cuboid, axes, "BAT221")
 
 
 def padding(model: MoCo, cuboid: Tensor) -> list[Condition]:
-    """Return nothing: there is no vocabulary."""
+    """Return an empty list, since there is no vocabulary to pad."""
     return []
 
 
 def pipeline_weights(model: MoCo, method: str, seq_len: int) -> EvenWeights:
-    """Return what each block weighs, and patches and heads besides, though a rule refuses to cut them."""
+    """Return the weights of blocks, patches and heads for a pipeline cut. (A rule refuses pipelines of a MoCo.)"""
     if method.startswith("type:"):
         return EvenWeights(*(num_matches(method, [name]) for name in class_names(model)))
     hidden, tokens = model.hidden_size, model.longest_sample
@@ -54,7 +54,7 @@ def pipeline_weights(model: MoCo, method: str, seq_len: int) -> EvenWeights:
 
 
 def class_names(model: MoCo) -> Sequence[str]:
-    """Return the classes of its parts in order; the second is that of all blocks."""
+    """Return the class names of the model's parts in order; the second is the class of all blocks."""
     return "PatchEmbedding", "Block", "Projector"
 
 
@@ -80,7 +80,7 @@ def head_weights(model: MoCo) -> int:
 
 
 def inferred(model: MoCo, field: str) -> Decision | None:
-    """Return what a field is that was left out; None where no other field tells."""
+    """Return the value of a field that was left out; None if it does not follow from other fields."""
     if field == "ffn_hidden_size":
         return Decision(4 * model.hidden_size, f"4 * hidden_size {model.hidden_size}", ("model.hidden_size",))
     return None

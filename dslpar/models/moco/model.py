@@ -1,4 +1,4 @@
-"""MoCo v3 (Chen, Xie and He, arXiv 2104.02057): two views of an image, an encoder, its momentum copy, a contrast.
+"""MoCo v3 (Chen, Xie and He, arXiv 2104.02057): contrastive learning with an encoder and its momentum copy.
 
     model = MoCo(num_layers=12, hidden_size=384, num_heads=12, image_size=224, patch_size=16)
     module = build_module(model, groups, seed=1234)
@@ -6,9 +6,9 @@
     loss.backward(); optimizer.step()
     model.after_step(module, progress=steps_done / all_steps)       # an engine does this
 
-Queries, of the encoder and a prediction head, are told among the keys of the momentum encoder: those of all samples of
-all data replicas, so that the loss does not depend on the layout; nor do BatchNorm's statistics. What would change both
-is accumulation: a step is one micro-batch a replica, which lint checks.
+Queries come from the encoder and a prediction head, keys from the momentum encoder. The loss classifies each query
+among the keys of all samples of all data replicas, so neither the loss nor BatchNorm's statistics depend on the layout.
+Gradient accumulation would change both, so a step is one micro-batch per replica, which lint checks.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from dslpar.models.moco.encoder import AsEncoder, Encoder, Predictor
 
 Views = tuple[Tensor, Tensor]
 Compared = tuple[Tensor, Tensor, Tensor, Tensor]
-"""Queries of both views, and keys of both: [batch, D] each."""
+"""Queries of both views and keys of both views, [batch, D] each."""
 
 
 class MoCo(section.MoCo, LayeredModel):
     """MoCo v3 over a vision transformer; its fields are `dslpar.models.moco.section.MoCo`'s."""
 
     def layers(self, groups: Groups) -> list[LayerSpec]:
-        """Return the one layer, "moco": two views [batch, channels, height, width] to queries and keys."""
+        """Return the single layer, "moco": two views [batch, channels, height, width] to queries and keys."""
         return [LayerSpec(name="moco", build=partial(MomentumContrast, groups, self), layer_idx=0, skips_init=True)]
 
     def loss(self, groups: Groups) -> Loss:
-        """Return the contrastive loss of queries and keys, the mean over the micro-batch; labels are not looked at."""
+        """Return the contrastive loss of queries and keys, a mean over the micro-batch; labels are ignored."""
 
         def loss(compared: Compared, labels: Labels) -> Tensor:
             query1, query2, key1, key2 = (functional.normalize(upcast(x), dim=1) for x in compared)
@@ -54,11 +54,11 @@ class MoCo(section.MoCo, LayeredModel):
         data = groups.axis("data")
         keys = collectives.all_gather(key.detach(), data, 0)
         own = torch.arange(len(query), device=query.device) + data.index * len(query)
-        # Times 2 T, as its authors have it: gradients are then of one size for any temperature.
+        # Times 2 T as in the authors' code, so that the size of gradients does not depend on the temperature.
         return functional.cross_entropy(query @ keys.t() / self.temperature, own) * (2 * self.temperature)
 
     def after_step(self, module: nn.Module, progress: float) -> None:
-        """Move the momentum encoder towards the encoder; `progress` from 0 to 1 is the share of all steps done."""
+        """Move the momentum encoder towards the encoder; `progress`, from 0 to 1, is the share of all steps done."""
         kept = 1 - (1 - self.momentum) * (1 + math.cos(math.pi * progress)) / 2
         contrast = module.get_submodule("moco")
         assert isinstance(contrast, MomentumContrast)
@@ -66,7 +66,7 @@ class MoCo(section.MoCo, LayeredModel):
 
 
 class MomentumContrast(Layer):
-    """The encoder with its prediction head, and the momentum encoder, which no gradient reaches."""
+    """Encoder with its prediction head, and the momentum encoder, which gets no gradient."""
 
     def __init__(self, groups: Groups, model: section.MoCo) -> None:
         super().__init__(groups)
@@ -77,7 +77,7 @@ class MomentumContrast(Layer):
                 module.set_init(name, AsEncoder(p.init))  # type: ignore[operator,attr-defined]
 
     def forward(self, views: Views) -> Compared:
-        """Two views [batch, channels, height, width] to queries of both and keys of both, [batch, D], whole."""
+        """Map two views [batch, channels, height, width] to the whole queries and keys of both, [batch, D] each."""
         queries = [from_inner(self.groups, self.predictor(self.encoder(view))) for view in views]
         with torch.no_grad():
             keys = [from_inner(self.groups, self.momentum_encoder(view)) for view in views]
@@ -85,16 +85,16 @@ class MomentumContrast(Layer):
 
     @torch.no_grad()
     def update_momentum_encoder(self, kept: float) -> None:
-        """Keep this share of each of its weights, and take the rest from the encoder's."""
+        """Set each weight of the momentum encoder to `kept` times itself plus 1 - `kept` times the encoder's weight."""
         for p, own in zip(self.momentum_encoder.parameters(), self.encoder.parameters(), strict=True):
             for slow, fast in zip(_held(p), _held(own), strict=True):
                 slow.mul_(kept).add_(fast.to(slow.dtype), alpha=1 - kept)
 
 
 def _held(p: nn.Parameter) -> Iterator[Tensor]:
-    """Yield what this rank holds of a parameter, once: ZeRO 3's shard of it, and the whole where it stays gathered.
+    """Yield the memory of a parameter on this rank, each once: ZeRO 3's shard, and the whole tensor if it is gathered.
 
-    Alone in its group, a rank has gathered the shard itself.
+    On a rank that is alone in its group, the gathered tensor shares the shard's memory.
     """
     shard = getattr(p, "ds_tensor", None)
     if shard is not None:

@@ -1,4 +1,4 @@
-"""The section of a config that describes a MoCo v3: its keys, their help, and LiBai's names for them."""
+"""Config section of a MoCo v3: its keys, their help, and LiBai's names for them."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from dslpar.schema.types import Fraction, PositiveFloat, PositiveInt
 
 @section
 class MoCo(ImageModel):
-    """Contrastive learning: of two views of an image, each is to be told by the other among those of a global batch."""
+    """Contrastive learning: match the two views of each image among the views of a global batch."""
 
     DATA_TYPES: ClassVar[tuple[str, ...]] = ()  # a program makes two views of an image
     INPUTS: ClassVar[tuple[str, ...]] = ("view", "other_view")
     TOKENS_BESIDE_PATCHES: ClassVar[int] = 1  # the class token
 
     num_heads: PositiveInt = key(resume="refused", synonyms="n_head num_attention_heads")
-    """Attention heads; hidden_size must be a multiple."""
+    """Number of attention heads; hidden_size must be a multiple of it."""
     ffn_hidden_size: PositiveInt | None = key(default=None, resume="refused", synonyms="mlp_ratio intermediate_size")
-    """Features of the MLPs' hidden layers; left out: 4 * hidden_size."""
+    """Features of the MLPs' hidden layers; default: 4 * hidden_size."""
     projection_size: PositiveInt = key(default=256, resume="refused", synonyms="dim moco_dim")
-    """Features in which views are compared."""
+    """Features of the vectors by which views are compared."""
     projection_hidden_size: PositiveInt = key(default=4096, resume="refused", synonyms="mlp_dim moco_mlp_dim")
-    """Features of the hidden layers of the projection and of the prediction."""
+    """Features of the hidden layers of the projection and prediction heads."""
     temperature: PositiveFloat = key(default=0.2, resume="reported", synonyms="T moco_t")
-    """What similarities are divided by."""
+    """Number by which similarities are divided."""
     momentum: Fraction = key(default=0.99, resume="reported", synonyms="m moco_m")
-    """Share of the momentum encoder that a step keeps, at the beginning; it rises to 1 by half a cosine."""
+    """Share of the momentum encoder that a step keeps, at the start; it rises to 1 along half a cosine."""
     layernorm_eps: PositiveFloat = key(default=1e-6, resume="refused")
-    """Added to the variance before its root."""
+    """Number added to the variance before the square root."""
 
     @property
     def ffn_size(self) -> int:

@@ -1,4 +1,4 @@
-"""The ResMLP family (Touvron et al., arXiv 2105.03404): images told apart by linear layers alone.
+"""ResMLP family (Touvron et al., arXiv 2105.03404): image classification with linear layers only.
 
-The modules are those of every family; only `model` imports torch.
+It has the same modules as every family. Only `model` imports torch.
 """

@@ -1,20 +1,20 @@
-"""What a ResMLP sends, holds and computes: the closed forms of its layers, added up."""
+"""Communication, memory and compute of a ResMLP: the sums of its layers' closed forms."""
 
 from __future__ import annotations
 
 from dslpar.core.mesh import Tensor
-from dslpar.forecast import memory, traffic, work
-from dslpar.forecast.flops import Flops
-from dslpar.forecast.memory import LayerMemory, Saved
-from dslpar.forecast.model_costs import Costs, ModelCosts
-from dslpar.forecast.ring import LayerTraffic, Number, ratio
-from dslpar.forecast.work import Product, Work
+from dslpar.costs import memory, traffic, work
+from dslpar.costs.flops import Flops
+from dslpar.costs.memory import LayerMemory, Saved
+from dslpar.costs.model_costs import Costs, ModelCosts
+from dslpar.costs.ring import LayerTraffic, Number, ratio
+from dslpar.costs.work import Product, Work
 from dslpar.models.resmlp.layout import pipeline_weights
 from dslpar.models.resmlp.section import ResMLP
 
 
 def layer_traffic(model: ResMLP, cuboid: Tensor, tokens: Number) -> LayerTraffic:
-    """Return what a rank sends for a block: two affine maps, two scales, both linear parts."""
+    """Return the traffic per rank of a block: two affine maps, two scales, both linear parts."""
     hidden = model.hidden_size
     return (
         traffic.residual_vectors(cuboid, 6 * hidden)
@@ -24,7 +24,7 @@ def layer_traffic(model: ResMLP, cuboid: Tensor, tokens: Number) -> LayerTraffic
 
 
 def model_traffic(model: ResMLP, cuboid: Tensor, tokens: Number) -> LayerTraffic:
-    """Return what a rank sends for the whole model: one micro-batch of `tokens`, all on one stage."""
+    """Return the traffic per rank of the whole model for a micro-batch of `tokens`, all on one stage."""
     hidden = model.hidden_size
     return (
         traffic.linear(cuboid, tokens, model.patch_features, hidden, role="outward", input_grad=False)
@@ -35,7 +35,7 @@ def model_traffic(model: ResMLP, cuboid: Tensor, tokens: Number) -> LayerTraffic
 
 
 def layer_memory(model: ResMLP, cuboid: Tensor, tokens: Number) -> LayerMemory:
-    """Return what a rank holds of a block."""
+    """Return the memory per rank of a block."""
     hidden = model.hidden_size
     affine = memory.affine(cuboid, tokens, hidden)
     scale = memory.affine(cuboid, tokens, hidden, bias=False)
@@ -45,7 +45,7 @@ def layer_memory(model: ResMLP, cuboid: Tensor, tokens: Number) -> LayerMemory:
 
 
 def model_costs(model: ResMLP, cuboid: Tensor, tokens: Number, seq_len: int) -> ModelCosts:
-    """Return what patches, blocks, and classifier cost a rank for a micro-batch of `tokens`."""
+    """Return the costs per rank of patches, blocks, and classifier for a micro-batch of `tokens`."""
     hidden, features = model.hidden_size, model.patch_features
     samples = ratio(tokens, model.num_patches)
     patches = cuboid, tokens, features, hidden
@@ -81,7 +81,7 @@ def model_costs(model: ResMLP, cuboid: Tensor, tokens: Number, seq_len: int) -> 
 
 
 def flops_per_token(model: ResMLP, seq_len: int) -> Flops:
-    """Return the FLOPs of a patch: an image's over its patches. There is no attention: both conventions agree."""
+    """Return the FLOPs per patch: an image's FLOPs over its patches. Without attention both conventions agree."""
     weights = pipeline_weights(model, "cost", seq_len)
     products = 6 * (weights.first + model.num_layers * weights.layer + weights.last) // model.num_patches
     return Flops(mfu_causal=products, mfu_6n=products)

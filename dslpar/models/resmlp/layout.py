@@ -1,4 +1,4 @@
-"""Sizes of a ResMLP: what must divide by what, and what its layers weigh in a pipeline."""
+"""Sizes of a ResMLP: divisibility conditions, and weights of pipeline cuts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dslpar.models.resmlp.section import ResMLP
 
 
 def conditions(model: ResMLP, cuboid: Tensor, seq_len: int) -> list[Condition]:
-    """Return what must divide by what."""
+    """Return the divisibility conditions."""
     return [
         *divisors.residual_features(model.hidden_size, cuboid),
         *divisors.token_mixing(model.hidden_size, cuboid),
@@ -23,14 +23,14 @@ def conditions(model: ResMLP, cuboid: Tensor, seq_len: int) -> list[Condition]:
 
 
 def padding(model: ResMLP, cuboid: Tensor) -> list[Condition]:
-    """Return nothing: there is no vocabulary."""
+    """Return an empty list, since there is no vocabulary to pad."""
     return []
 
 
 def pipeline_weights(model: ResMLP, method: str, seq_len: int) -> EvenWeights:
-    """Return what each block weighs, and what patches and classifier add to the first and the last stage.
+    """Return the weight of each block, and of patches and classifier on the first and last stage, for pipeline cuts.
 
-    By 'cost': multiplications of an image's forward. By 'parameters': elements.
+    'cost': multiplications in an image's forward. 'parameters': elements.
 
         >>> model = ResMLP(num_layers=2, hidden_size=4, image_size=4, patch_size=2, num_channels=1, num_classes=10)
         >>> pipeline_weights(model, "cost", 4)
@@ -48,7 +48,7 @@ def pipeline_weights(model: ResMLP, method: str, seq_len: int) -> EvenWeights:
 
 
 def class_names(model: ResMLP) -> Sequence[str]:
-    """Return the classes of the layers in order; the second is that of all blocks."""
+    """Return the class names of the layers in order; the second is the class of all blocks."""
     return "PatchEmbedding", "ResMLPBlock", "Affine", "Classifier"
 
 
@@ -59,7 +59,7 @@ def block_parameters(model: ResMLP) -> int:
 
 
 def inferred(model: ResMLP, field: str) -> Decision | None:
-    """Return what a field is that was left out; None where no other field tells."""
+    """Return the value of a field that was left out; None if it does not follow from other fields."""
     if field == "ffn_hidden_size":
         return Decision(4 * model.hidden_size, f"4 * hidden_size {model.hidden_size}", ("model.hidden_size",))
     return None

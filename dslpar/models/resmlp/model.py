@@ -1,10 +1,11 @@
-"""ResMLP (Touvron et al., arXiv 2105.03404): patches, blocks without attention and norms, the mean, a classifier.
+"""ResMLP (Touvron et al., arXiv 2105.03404): patches, blocks without attention and norms, mean pooling, a classifier.
 
     model = ResMLP(num_layers=12, hidden_size=384, image_size=224, patch_size=16, num_classes=1000, layer_scale=0.1)
     module = build_module(model, groups, seed=1234)
     loss = model.loss(groups)(module(images), classes)
 
-A model over dslpar.layers is this: a list of layers, none of which knows a mode. It reads as the paper's appendix does.
+It shows the form of a model over dslpar.layers: a list of layers, none of which depends on a tensor mode. The code
+follows the paper's appendix.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from dslpar.models.sequential import PlainModel
 
 
 class ResMLP(section.ResMLP, PlainModel):
-    """A ResMLP; its fields are `dslpar.models.resmlp.section.ResMLP`'s."""
+    """ResMLP; its fields are those of `dslpar.models.resmlp.section.ResMLP`."""
 
     def layers(self, groups: Groups) -> list[LayerSpec]:
         """Return patches, blocks.0 ..., norm, head: [batch, channels, height, width] to logits [batch, classes]."""
@@ -42,7 +43,7 @@ class ResMLP(section.ResMLP, PlainModel):
 
 
 class ResMLPBlock(Layer):
-    """x + scale * tokens(affine(x)), then x + scale * mlp(affine(x))."""
+    """ResMLP block: x + scale * tokens(affine(x)), then x + scale * mlp(affine(x))."""
 
     def __init__(self, groups: Groups, model: section.ResMLP) -> None:
         super().__init__(groups)
@@ -55,14 +56,14 @@ class ResMLPBlock(Layer):
         self.scale2 = Affine(groups, hidden, bias=False, init=scale)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch/x, patches, H/z] to the same, as the residual is stored."""
-        shared = self.share()  # the gradients of all vectors of a block are summed together
+        """Map the stored residual [batch/x, patches, H/z] to the same shape."""
+        shared = self.share()  # one all-reduce sums the gradients of all the block's vectors
         x = x + self.scale1(self.tokens(self.norm1(x, shared), shared), shared)
         return x + self.scale2(self.mlp(self.norm2(x, shared), shared), shared)
 
 
 class Classifier(Layer):
-    """The mean of a sample's tokens, times a matrix that every rank has whole: logits, equal on all of them."""
+    """Classifier of the mean of a sample's tokens; every rank has the whole weight, and equal logits."""
 
     def __init__(self, groups: Groups, model: section.ResMLP) -> None:
         super().__init__(groups)
@@ -71,5 +72,5 @@ class Classifier(Layer):
         self.bias = parameter(Placement(groups.tensor, shape[:1], ((),)), ZEROS)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The stored residual [batch/x, patches, H/z] to logits [batch, classes]."""
+        """Map the stored residual [batch/x, patches, H/z] to logits [batch, classes]."""
         return functional.linear(mean_of_tokens(self.groups, x), self.weight, self.bias)

@@ -1,4 +1,4 @@
-"""Lint rules of a ResMLP's keys: those of every model of images (`dslpar.linter.rules.images`) are all it needs."""
+"""Lint rules of a ResMLP's keys: none beyond the rules of all image models (`dslpar.linter.rules.images`)."""
 
 from __future__ import annotations
 

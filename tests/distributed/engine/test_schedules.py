@@ -19,7 +19,7 @@ from dslpar.engine.pipeline_executor import PipelineExecutor
 from dslpar.layout.resolve import Job
 from dslpar.layout.schedule import Action
 from dslpar.models.gpt import section
-from dslpar.reporting import show
+from dslpar.planner import show
 from dslpar.schema import sections
 from tests.support.engines import LENGTH, VOCAB, batches, engine_of, job
 from tests.support.ranks import RankError, on_ranks

@@ -1,4 +1,4 @@
-"""What layers hold is what dslpar.forecast.memory says: elements of weights, and of what autograd saves; exactly.
+"""What layers hold is what dslpar.costs.memory says: elements of weights, and of what autograd saves; exactly.
 
 Measured: the storages that autograd's saved tensors keep alive, each once, parameters left out, in elements of float64,
 in which all is computed here (statistics too: `wide` is as wide as the rest). Small constants, such as the empty states
@@ -17,10 +17,10 @@ import torch
 
 from dslpar.core import mesh
 from dslpar.core.mesh import Mesh
+from dslpar.costs import memory
+from dslpar.costs.adapters import Adapter, AdapterSizes
+from dslpar.costs.memory import LayerMemory
 from dslpar.distributed.groups import Groups
-from dslpar.forecast import memory
-from dslpar.forecast.adapters import Adapter, AdapterSizes
-from dslpar.forecast.memory import LayerMemory
 from dslpar.layers import MLP, Attention, Block, Form, LayerNorm, Linear, RMSNorm, initialize, placement
 from dslpar.layout.divisors import head_ranks
 from dslpar.models.gpt import costs, section

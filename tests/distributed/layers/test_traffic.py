@@ -1,4 +1,4 @@
-"""What layers send is what dslpar.forecast.traffic says they send: counted, and equal, by collective and axis.
+"""What layers send is what dslpar.costs.traffic says they send: counted, and equal, by collective and axis.
 
 Both are exact numbers: there is no tolerance. Sizes are the proof's, so every layout divides them.
 """
@@ -16,10 +16,10 @@ import torch
 
 from dslpar.core import mesh
 from dslpar.core.mesh import Mesh
+from dslpar.costs import traffic
+from dslpar.costs.adapters import Adapter, AdapterSizes
+from dslpar.costs.ring import LayerTraffic, Traffic
 from dslpar.distributed.groups import Groups
-from dslpar.forecast import traffic
-from dslpar.forecast.adapters import Adapter, AdapterSizes
-from dslpar.forecast.ring import LayerTraffic, Traffic
 from dslpar.layers import (
     MLP,
     Attention,

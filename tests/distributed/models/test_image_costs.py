@@ -9,8 +9,8 @@ import torch
 
 from dslpar.core import mesh
 from dslpar.core.mesh import Mesh
+from dslpar.costs.ring import LayerTraffic, Traffic
 from dslpar.distributed.groups import Groups
-from dslpar.forecast.ring import LayerTraffic, Traffic
 from dslpar.layers import initialize, placement
 from dslpar.models import MoCo, ResMLP, build_module
 from dslpar.models.layered import LayeredModel

@@ -18,9 +18,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dslpar.core import mesh
 from dslpar.core.errors import DslparError
+from dslpar.costs.family import model_costs
 from dslpar.distributed.collectives import all_gather
 from dslpar.distributed.groups import Groups
-from dslpar.forecast.family import model_costs
 from dslpar.layers import gather, placement, placement_of
 from dslpar.models import recompute
 from dslpar.models.layered import build_module

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dslpar.core.mesh import Tensor
-from dslpar.forecast import flops, memory, traffic, work
-from dslpar.forecast.flops import Flops
-from dslpar.forecast.memory import LayerMemory
-from dslpar.forecast.model_costs import Costs, ModelCosts
-from dslpar.forecast.ring import LayerTraffic, Number
+from dslpar.costs import flops, memory, traffic, work
+from dslpar.costs.flops import Flops
+from dslpar.costs.memory import LayerMemory
+from dslpar.costs.model_costs import Costs, ModelCosts
+from dslpar.costs.ring import LayerTraffic, Number
 from tests.support.mlp_family.section import ResidualMLP
 
 

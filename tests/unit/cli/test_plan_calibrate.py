@@ -14,8 +14,8 @@ from dslpar.forecast.device import device_named
 from dslpar.forecast.plan import Machine, forecast
 from dslpar.forecast.workload import workload_of
 from dslpar.linter import check
+from dslpar.planner.measured_runs import FIRST_STEPS, NoMeasurementError, read_measured
 from dslpar.reporting import run_dir
-from dslpar.reporting.measured_runs import FIRST_STEPS, NoMeasurementError, read_measured
 
 WORLD = 8
 CONFIG = """\

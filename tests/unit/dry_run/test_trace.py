@@ -12,11 +12,11 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from dslpar.core.frozen import replace
+from dslpar.costs.family import flops_per_token
+from dslpar.costs.model_costs import ModelCosts
 from dslpar.dry_run.op_counter import OpCounter
 from dslpar.dry_run.trace import TraceError, Tracer
 from dslpar.forecast.device import DEVICES
-from dslpar.forecast.family import flops_per_token
-from dslpar.forecast.model_costs import ModelCosts
 from dslpar.forecast.model_states import states
 from dslpar.forecast.plan import Machine, forecast
 from dslpar.forecast.workload import workload_of

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from dslpar.core.frozen import fields, replace
+from dslpar.costs.work import Product, Work
 from dslpar.forecast.constants import BOUNDS, DEFAULT, Constants
 from dslpar.forecast.device import Device, device_hint, device_named
 from dslpar.forecast.kernels import kernels_of, products_s
 from dslpar.forecast.links import Group, Nodes, transfer
 from dslpar.forecast.timings import Timed, TimedSum, Timings, constants_of
-from dslpar.forecast.work import Product, Work
 
 SIZES = [(rows, depth, 4096) for rows in (2048, 8192) for depth in (512, 1024, 4096, 8192)]
 OTHER = replace(

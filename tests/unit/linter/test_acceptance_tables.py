@@ -10,7 +10,7 @@ import pytest
 from dslpar.core.errors import has_errors
 from dslpar.layout.stages import libai
 from dslpar.linter.check import lint, load_text, resolve
-from dslpar.reporting.show import AXES, as_record
+from dslpar.planner.show import AXES, as_record
 from tests.support.lint import BATCH, MODEL, PATH, TOO_SMALL, findings
 from tests.support.paths import TABLES
 

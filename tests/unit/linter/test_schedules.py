@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from dslpar.forecast.bubble import simulate_job
+from dslpar.layout.bubble import simulate_job
 from dslpar.layout.chunks import Chunks
 from dslpar.layout.schedule import Schedule
 from dslpar.linter.check import load_text, resolve

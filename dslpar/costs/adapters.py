@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 from dslpar.core.frozen import frozen
 from dslpar.core.mesh import Tensor
-from dslpar.forecast.ring import Number, ratio
+from dslpar.costs.ring import Number, ratio
 from dslpar.layout.divisors import ranks
 from dslpar.layout.sharding import Letters
 

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 from dslpar.core.frozen import replace
 from dslpar.layout.modes import context_forms, cuboid_of
-from dslpar.layout.resolve import heads_of, tensor_of, with_zero
+from dslpar.layout.resolve import heads_of, with_zero
 from dslpar.linter.context import Context
 from dslpar.linter.problem import Problem
 from dslpar.linter.rule import rule
-from dslpar.linter.rules.fit import known_machine
+from dslpar.planner.rules.fit import known_machine
+from dslpar.schema.parallel_forms import tensor_of
 
 WORTH = 1.05
 """Times as long as with another form that fits, from which on it is said: only their messages differ."""

@@ -13,10 +13,10 @@ from typing import Any
 
 from dslpar.core.frozen import frozen
 from dslpar.core.named_tuple import NamedTuple
-from dslpar.forecast.flops import Flops
-from dslpar.forecast.memory import LayerMemory, Saved
-from dslpar.forecast.ring import LayerTraffic, Number
-from dslpar.forecast.work import Work
+from dslpar.costs.flops import Flops
+from dslpar.costs.memory import LayerMemory, Saved
+from dslpar.costs.ring import LayerTraffic, Number
+from dslpar.costs.work import Work
 
 
 class Costs(NamedTuple):

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 from dslpar.core.named_tuple import NamedTuple
-from dslpar.forecast import bubble
+from dslpar.layout import bubble
 from dslpar.layout.resolve import Job
 from dslpar.reporting.picture import CHAR, WIDTH, Picture, bar, label, upright
 

@@ -18,12 +18,12 @@ from typing import Any
 
 from dslpar.core.frozen import replace
 from dslpar.core.mesh import Tensor
-from dslpar.forecast import flops
-from dslpar.forecast.adapters import Adapter, AdapterSizes
-from dslpar.forecast.family_costs import costs_of
-from dslpar.forecast.flops import Flops
-from dslpar.forecast.model_costs import ModelCosts
-from dslpar.forecast.ring import Number
+from dslpar.costs import flops
+from dslpar.costs.adapters import Adapter, AdapterSizes
+from dslpar.costs.family_costs import costs_of
+from dslpar.costs.flops import Flops
+from dslpar.costs.model_costs import ModelCosts
+from dslpar.costs.ring import Number
 from dslpar.layout import transformers_costs
 from dslpar.layout.family import layout_of
 from dslpar.layout.stages import EvenWeights

@@ -10,11 +10,12 @@ from collections.abc import Iterable, Iterator
 
 from dslpar.core.mesh import Tensor
 from dslpar.core.visible import json_text, visible
-from dslpar.forecast import bubble, comparison
+from dslpar.forecast import comparison
 from dslpar.forecast.device import GIB
 from dslpar.forecast.plan import Forecast
 from dslpar.forecast.stage_memory import StageMemory, stage_memory
 from dslpar.forecast.workload import workload_of
+from dslpar.layout import bubble
 from dslpar.layout.deepspeed_config import ds_config
 from dslpar.layout.divisors import Condition
 from dslpar.layout.family import conditions, layout_of
@@ -22,10 +23,11 @@ from dslpar.layout.resolve import Job
 from dslpar.layout.schedule import Schedule
 from dslpar.layout.simulation import Timeline
 from dslpar.reporting import plot_schedule
+from dslpar.reporting.layout_record import AXES as AXES
+from dslpar.reporting.layout_record import layout_record, schedule_record, schedule_type
 from dslpar.reporting.picture import Picture
 from dslpar.schema.sections import Model
 
-AXES = ("pipe", "data", "tensor", "x", "y", "z")
 _SHOWN_GROUPS = 8
 _SHOWN_RANKS = 16
 _DRAWN_ACTIONS = 5000
@@ -33,27 +35,11 @@ _DRAWN_ACTIONS = 5000
 
 def as_record(job: Job, made: Forecast | None = None) -> dict[str, object]:
     """Return the values of `dslpar show --format json`; programs rely on their names."""
-    mesh, cuboid, stages = job.mesh, job.mesh.tensor, job.stages
     return {
-        "world_size": mesh.world_size,
-        "parallel": {
-            "data": mesh.data,
-            "pipeline": mesh.pipe,
-            "context": {"size": cuboid.context, "impl": cuboid.impl, "ring": cuboid.ring, "ulysses": cuboid.ulysses},
-            "tensor": {"size": cuboid.beside_context, "mode": cuboid.mode, "shape": list(cuboid.shape)},
-            "order": list(mesh.order),
-        },
-        "groups": {axis: [list(ranks) for ranks in mesh.groups(axis)] for axis in AXES},
-        "stages": {
-            "auto_pipeline_stage_id": _listed(stages.auto_ids),
-            "actual_pipeline_stage_id": _listed(stages.actual_ids),
-            "counts": _listed(stages.counts),
-        },
-        "batch": job.batch._asdict(),
-        "deepspeed": ds_config(job),
+        **layout_record(job),
         "divisors": [{"key": one.key, "value": one.value, "by": one.by, "why": one.why} for one in _divisors(job)],
         "traffic": traffic._asdict() if (traffic := comparison.summary(job)) else None,
-        "schedule": _schedule(job) if mesh.pipe > 1 else None,
+        "schedule": schedule_record(job) if job.mesh.pipe > 1 else None,
         "memory": _memory(job, made),
     }
 
@@ -121,7 +107,7 @@ def _drawn_step(job: Job) -> tuple[Timeline, str]:
     assert timeline is not None, "fewer actions are drawn than simulated"
     shown = f"{drawn} micro-batches" + (f" (the step has {count})" if drawn < count else "")
     chunks = f", {schedule.chunks.num} chunks each" if schedule.chunks.num > 1 else ""
-    over = f"{_type_of(job)} over {job.mesh.pipe} ranks{chunks}"
+    over = f"{schedule_type(job)} over {job.mesh.pipe} ranks{chunks}"
     return timeline, f"{job.path}: {over}, {shown}: bubble {_percent(timeline.bubble)}"
 
 
@@ -135,25 +121,12 @@ def _stage_lines(job: Job) -> list[str]:
     return [f"  layers   of each stage: {counts}"]
 
 
-def _schedule(job: Job) -> dict[str, object]:
-    schedule, timeline = job.schedule, bubble.simulate_job(job)
-    held = [schedule.held(rank) for rank in range(job.mesh.pipe)]
-    return {
-        "type": _type_of(job),
-        "num_model_chunks": schedule.chunks.num,
-        "num_micro_batches": schedule.num_micro_batches,
-        "bubble": timeline and timeline.bubble,
-        "held": [each.total for each in held],
-        "deferred": [each.deferred for each in held],
-    }
-
-
 def _schedule_lines(job: Job) -> Iterator[str]:
     if job.mesh.pipe == 1:
         return
     schedule, timeline = job.schedule, bubble.simulate_job(job)
     chunks = f" of {schedule.chunks.num} chunks" if schedule.chunks.num > 1 else ""
-    line = f"  schedule {_type_of(job)}{chunks}, {schedule.num_micro_batches} micro-batches"
+    line = f"  schedule {schedule_type(job)}{chunks}, {schedule.num_micro_batches} micro-batches"
     if timeline is not None:
         idle = timeline.bubble / (1.0 + timeline.bubble)
         line += f": bubble {_percent(timeline.bubble)}, the busiest rank is idle {_percent(idle)} of the step"
@@ -189,10 +162,6 @@ def _memory_lines(job: Job, made: Forecast | None) -> Iterator[str]:
         device = made.machine.device
         line += f" ({device.name} has {device.memory_bytes / GIB:.1f}: {made.verdict})"
     yield line
-
-
-def _type_of(job: Job) -> str:
-    return job.spec.schedule.type if job.spec.schedule is not None else "1f1b"
 
 
 def _percent(share: float) -> str:
@@ -247,7 +216,3 @@ def _some(groups: Iterable[tuple[int, ...]]) -> str:
         left = len(shown) - _SHOWN_GROUPS
         shown = [*shown[: _SHOWN_GROUPS - 1], f"... {left} more ...", shown[-1]]
     return "  ".join(shown)
-
-
-def _listed(items: tuple[int, ...] | None) -> list[int] | None:
-    return None if items is None else list(items)

@@ -29,9 +29,9 @@ from collections.abc import Sequence
 
 from dslpar.core.mesh import Tensor
 from dslpar.core.named_tuple import NamedTuple
-from dslpar.forecast.adapters import Adapter, AdapterSizes, Role, matrices
-from dslpar.forecast.cuts import inner_cuts, residual_cuts
-from dslpar.forecast.ring import Number, ratio
+from dslpar.costs.adapters import Adapter, AdapterSizes, Role, matrices
+from dslpar.costs.cuts import inner_cuts, residual_cuts
+from dslpar.costs.ring import Number, ratio
 from dslpar.layout.divisors import ranks, vocabulary
 
 

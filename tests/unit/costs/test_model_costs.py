@@ -10,9 +10,9 @@ import pytest
 
 from dslpar.core.frozen import replace
 from dslpar.core.mesh import Tensor
-from dslpar.forecast.family import costs_of, flops_per_token, model_costs
-from dslpar.forecast.model_costs import ModelCosts
-from dslpar.forecast.transformers_costs import gpt_of
+from dslpar.costs.family import costs_of, flops_per_token, model_costs
+from dslpar.costs.model_costs import ModelCosts
+from dslpar.costs.transformers_costs import gpt_of
 from dslpar.layout.family import layout_of, pipeline_weights
 from dslpar.layout.stages import EvenWeights
 from dslpar.models.gpt.section import GPT

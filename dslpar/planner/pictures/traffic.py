@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 
 from dslpar.core.mesh import Mesh
 from dslpar.forecast.part_terms import Sent
+from dslpar.planner.pictures.mesh import axis_name
 from dslpar.reporting.picture import CHAR, WIDTH, Picture, bar, label
-from dslpar.reporting.pictures.mesh import axis_name
 
 LINKS = {False: "within a node", True: "between nodes"}
 _LEFT, _RIGHT, _TOP, _ROW, _BAR = 80, 190, 28, 28, 20

@@ -4,7 +4,7 @@
     >>> linear(Tensor(y=2, mode="1d"), 64, 16, 48, role="inward").products
     (Product(rows=64.0, depth=16.0, columns=24.0),)
 
-Sizes are of the pieces that one rank multiplies (`dslpar.forecast.memory` has the letters). An inward linear has M/x
+Sizes are of the pieces that one rank multiplies (`dslpar.costs.memory` has the letters). An inward linear has M/x
 rows, depth K/z and N/y columns; an outward one has depth K/y and N/z columns. A backward has two products of the same
 operations for each product: one with the same rows, and one with rows and depth exchanged.
 """
@@ -15,9 +15,9 @@ from collections.abc import Sequence
 
 from dslpar.core.mesh import Tensor
 from dslpar.core.named_tuple import NamedTuple
-from dslpar.forecast.adapters import Adapter, AdapterSizes, Role, matrices
-from dslpar.forecast.cuts import inner_cuts, residual_cuts
-from dslpar.forecast.ring import Number
+from dslpar.costs.adapters import Adapter, AdapterSizes, Role, matrices
+from dslpar.costs.cuts import inner_cuts, residual_cuts
+from dslpar.costs.ring import Number
 from dslpar.layout.divisors import ranks, vocabulary
 
 

@@ -22,10 +22,10 @@ from dslpar.core.named_tuple import NamedTuple
 from dslpar.forecast.device import GIB
 from dslpar.forecast.plan import COMFORTABLE, TIGHT, Forecast
 from dslpar.layout.resolve import Job
-from dslpar.reporting import show
+from dslpar.planner import show
+from dslpar.planner.pictures import losses, memory, mesh, stages, traffic
 from dslpar.reporting.curves import Panel
 from dslpar.reporting.picture import Picture, scheme, shown, style
-from dslpar.reporting.pictures import losses, memory, mesh, stages, traffic
 
 
 class _Section(NamedTuple):
@@ -91,7 +91,7 @@ def pictures(job: Job, made: Forecast | None) -> dict[str, str]:
 
 
 def _file(name: str) -> str:
-    return resources.files("dslpar.reporting").joinpath(name).read_text(encoding="utf-8")
+    return resources.files("dslpar.planner").joinpath(name).read_text(encoding="utf-8")
 
 
 def _hash(text: str) -> str:

@@ -10,7 +10,7 @@ from dslpar.layout.family import conditions
 from dslpar.linter.context import Context
 from dslpar.linter.problem import Problem
 from dslpar.linter.rule import rule
-from dslpar.linter.rules.fit import has_device
+from dslpar.planner.rules.fit import has_device
 from dslpar.schema.sections import Model
 
 TILE = 64

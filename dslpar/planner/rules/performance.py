@@ -1,6 +1,6 @@
 """PERF103 and on: layouts that are legal, but slow; each message has the number, each hint a better layout.
 
-PERF103 compares the traffic of a layout with that of another (`dslpar.forecast.traffic` counts both). PERF104 to
+PERF103 compares the traffic of a layout with that of another (`dslpar.costs.traffic` counts both). PERF104 to
 PERF106 are about stages that wait: for micro-batches (the bubble of one forward, one backward, PipeDream-Flush of arXiv
 2006.09503, is (S-1) / (m+S-1) for S stages and m micro-batches; `dslpar.layout.schedule` has it, and that of the other
 schedules) and for the busiest stage (`dslpar.layout.stages`).
@@ -109,7 +109,7 @@ _OTHER_SCHEDULES = (("zero_bubble", 1), ("interleaved", 2), ("zero_bubble", 2), 
 
 
 def _idle_share(cx: Context, chunks: Chunks, split: bool, count: int) -> float:
-    """Return the share of a step in which ranks are idle, with times as `dslpar.forecast.bubble` has them."""
+    """Return the share of a step in which ranks are idle, with times as `dslpar.layout.bubble` has them."""
     bubble = Schedule(chunks, count, split).bubble(backward=_work(cx) - 2.0)
     return bubble / (1.0 + bubble)
 

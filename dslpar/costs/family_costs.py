@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, Protocol, cast
 
 from dslpar.core.mesh import Tensor
-from dslpar.forecast.flops import Flops
-from dslpar.forecast.memory import LayerMemory
-from dslpar.forecast.model_costs import ModelCosts
-from dslpar.forecast.ring import LayerTraffic, Number
+from dslpar.costs.flops import Flops
+from dslpar.costs.memory import LayerMemory
+from dslpar.costs.model_costs import ModelCosts
+from dslpar.costs.ring import LayerTraffic, Number
 from dslpar.schema import families
 from dslpar.schema.sections import Model
 

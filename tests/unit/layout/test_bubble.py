@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dslpar.forecast import bubble
+from dslpar.layout import bubble
 from dslpar.linter.check import load_text, resolve
 from tests.support.lint import MODEL, PATH
 

@@ -13,7 +13,7 @@ from dslpar.forecast.plan import Forecast
 from dslpar.forecast.search import Option, leaders
 from dslpar.forecast.stage_memory import StageMemory
 from dslpar.forecast.workload import Workload
-from dslpar.reporting.planning import Plan, Suggestion
+from dslpar.planner.planning import Plan, Suggestion
 from dslpar.schema.sections import TensorParallel
 
 PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "fragmentation", "outside")

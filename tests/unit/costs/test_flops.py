@@ -10,8 +10,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from dslpar.core.mesh import Mesh
+from dslpar.costs.flops import peak_flops_per_s
 from dslpar.distributed.groups import Groups
-from dslpar.forecast.flops import peak_flops_per_s
 from dslpar.models import GPT, build_module
 from dslpar.models.gpt.costs import flops_per_token, num_multiplied_weights
 

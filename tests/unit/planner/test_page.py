@@ -15,16 +15,16 @@ from xml.etree import ElementTree
 import pytest
 
 from dslpar.core.mesh import Mesh, Tensor
-from dslpar.forecast import bubble
 from dslpar.forecast.device import GIB, device_named
 from dslpar.forecast.part_terms import Sent
 from dslpar.forecast.plan import Forecast, Machine, forecast
 from dslpar.forecast.workload import workload_of
+from dslpar.layout import bubble
 from dslpar.layout.resolve import Job
 from dslpar.linter.check import load_text, resolve
-from dslpar.reporting import show
-from dslpar.reporting.page import as_html, pictures
-from dslpar.reporting.pictures import memory, mesh, stages, traffic
+from dslpar.planner import show
+from dslpar.planner.page import as_html, pictures
+from dslpar.planner.pictures import memory, mesh, stages, traffic
 from tests.support.lint import BATCH, MODEL
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dslpar.core.mesh import Tensor
-from dslpar.forecast.family_costs import costs_of
-from dslpar.forecast.flops import Flops
-from dslpar.forecast.model_costs import ModelCosts
-from dslpar.forecast.ring import Number
+from dslpar.costs.family_costs import costs_of
+from dslpar.costs.flops import Flops
+from dslpar.costs.model_costs import ModelCosts
+from dslpar.costs.ring import Number
 from dslpar.schema.sections import Model, OtherModel
 
 
@@ -22,7 +22,7 @@ def costs_function(model: Model | OtherModel, seq_len: int) -> Callable[[Tensor,
         return lambda cuboid, tokens: of_family(model, cuboid, tokens, seq_len)
     if model.transformers is None:
         return None
-    from dslpar.forecast import transformers_costs  # most configs have a dslpar model
+    from dslpar.costs import transformers_costs  # most configs have a dslpar model
 
     return transformers_costs.costs_function(model.transformers, seq_len, model.lora)
 
@@ -39,6 +39,6 @@ def flops_per_token(model: Model | OtherModel, seq_len: int) -> Flops | None:
         return costs_of(model).flops_per_token(model, seq_len)
     if model.transformers is None:
         return None
-    from dslpar.forecast import transformers_costs
+    from dslpar.costs import transformers_costs
 
     return transformers_costs.flops_per_token(model.transformers, seq_len, model.lora)

@@ -12,9 +12,10 @@ from fractions import Fraction
 import pytest
 
 from dslpar.core.mesh import Tensor
-from dslpar.forecast import comparison, memory, traffic
+from dslpar.costs import memory, traffic
+from dslpar.costs.ring import Traffic
+from dslpar.forecast import comparison
 from dslpar.forecast.comparison import break_even
-from dslpar.forecast.ring import Traffic
 from dslpar.linter import check
 from dslpar.models.gpt import costs, section
 from tests.support.layouts import LAYOUTS

@@ -7,7 +7,7 @@
     >>> int(up.total)
     1088
 
-`dslpar.forecast.ring` has the formula of each collective. `tests.support.traffic_counter` counts the same while a job
+`dslpar.costs.ring` has the formula of each collective. `tests.support.traffic_counter` counts the same while a job
 runs, and tests compare the two.
 
 Letters: M tokens of a micro-batch, K and N features in and out, h hidden size; x = d q. A linear gathers X over the
@@ -27,9 +27,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from dslpar.core.mesh import Tensor
-from dslpar.forecast.adapters import Adapter, AdapterSizes, Role, matrices
-from dslpar.forecast.cuts import inner_cuts, residual_cuts
-from dslpar.forecast.ring import (
+from dslpar.costs.adapters import Adapter, AdapterSizes, Role, matrices
+from dslpar.costs.cuts import inner_cuts, residual_cuts
+from dslpar.costs.ring import (
     NOTHING,
     LayerTraffic,
     Number,

@@ -1,0 +1,284 @@
+"""Mends of DeepSpeed 0.19, one record each: behaviour that must change so that a run does not depend on its layout.
+
+    apply_before()                     # of classes and settings that `deepspeed.initialize` reads
+    ds_engine, *_ = deepspeed.initialize(...)
+    apply_after(Built(job, groups, module, ds_engine, late, host_reads))
+
+The functions are in `dslpar.distributed.deepspeed_patches`. Comments elsewhere cite a mend by its number. A mend's test
+fails as soon as DeepSpeed no longer needs the mend, which can then be removed. `python tools/docs.py` writes this table
+to docs/architecture.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from dslpar.distributed import deepspeed_patches
+from dslpar.distributed.groups import Groups
+from dslpar.engine.host_reads import HostReads
+from dslpar.engine.vector_reduction import VectorReduction
+from dslpar.layers.parameter import external_parameters
+from dslpar.layout.deepspeed_config import overlaps_param_gather, overlaps_reduction
+from dslpar.layout.resolve import Job
+
+
+@dataclass(frozen=True)
+class Built:
+    """An engine that DeepSpeed has initialized, and the parts of its job that mends read."""
+
+    job: Job
+    groups: Groups
+    module: Any
+    ds_engine: Any
+    late: Collection[int]
+    """Ids of the vectors whose gradients are summed over tensor ranks once per step."""
+    host_reads: HostReads
+
+    @property
+    def gathers_under_forward(self) -> bool:
+        """True if weights are gathered from other ranks during a forward."""
+        return overlaps_param_gather(self.job.spec) and self.groups.zero_axis.size > 1
+
+    @property
+    def layers(self) -> list[nn.Module]:
+        """The layers of this rank's stages in forward order; a tied layer, which runs twice, is listed once."""
+        return list(dict.fromkeys(layer for _, layer in self.module.built_layers()))
+
+    @property
+    def has_no_norm(self) -> bool:
+        """True if DeepSpeed computes no norm of the gradient."""
+        return self.job.spec.zero.stage == 0 and self.job.spec.precision.dtype == "fp32"
+
+
+BEFORE, AFTER = "before initialize", "after initialize"
+
+
+class Mend(NamedTuple):
+    """A mend: the fault in DeepSpeed, the condition and place of the mend, and the test that shows its need."""
+
+    number: int
+    function: str
+    """The function's name in `deepspeed_patches`."""
+    wrong: str
+    """The fault without the mend."""
+    condition: str
+    """The condition for the mend, in words; the function itself may check more."""
+    where: str
+    """BEFORE, AFTER, or the module that calls the function itself."""
+    test: str
+    """The file below tests/distributed that fails when the mend can be removed."""
+    issue: str = "none known"
+    arguments: Callable[[Built], tuple[Any, ...]] = lambda built: ()
+    """Returns the function's arguments; for AFTER."""
+    applies: Callable[[Built], bool] = lambda built: True
+    """Returns whether the function is called; for AFTER."""
+
+    @property
+    def apply(self) -> Callable[..., object]:
+        """The function itself."""
+        return getattr(deepspeed_patches, self.function)  # type: ignore[no-any-return]
+
+
+MENDS = (
+    Mend(
+        3,
+        "allow_fp16_on_cpus",
+        "fp16 is refused on CPUs on which torch computes it",
+        "CPUs",
+        BEFORE,
+        "engine/test_precision.py",
+    ),
+    Mend(
+        1,
+        "skip_shm_op",
+        "on a CPU, 30 s to compile an op whose all-reduce ignores its group",
+        "always",
+        BEFORE,
+        "engine/test_engine.py",
+        "#7625",
+    ),
+    Mend(
+        19,
+        "build_ops_alone",
+        "after a start is killed while it compiles an op, every later start waits forever",
+        "always",
+        BEFORE,
+        "engine/test_offloaded_adam.py",
+    ),
+    Mend(
+        2,
+        "ignore_deprecated_names",
+        "a FutureWarning per rank for old names of collectives",
+        "always",
+        BEFORE,
+        "engine/test_engine.py",
+    ),
+    Mend(
+        6,
+        "shard_gradients_of_bf16",
+        "ZeRO 1 in bf16 all-reduces whole gradients, and raises on a rank that owns no parameter",
+        "ZeRO 1 in bf16",
+        BEFORE,
+        "engine/test_precision.py",
+    ),
+    # ---- called where a part of the engine is made ----
+    Mend(
+        4,
+        "disown_tied_copies",
+        "without ZeRO, norms count tied weights twice",
+        "pipelines",
+        "engine/pipeline_module.py",
+        "engine/test_engine.py",
+    ),
+    Mend(
+        5,
+        "tied_gradients",
+        "ZeRO 1 in half precision: the copies of tied weights drift apart",
+        "pipelines",
+        "engine/pipeline_module.py",
+        "engine/test_precision.py",
+    ),
+    Mend(
+        10,
+        "without_eager_state",
+        "ZeRO recreates Adagrad with one parameter group of default settings",
+        "Adagrad",
+        "engine/optimizers.py, engine/build.py",
+        "engine/test_optimizers.py",
+    ),
+    Mend(
+        17,
+        "reduce_by_stages",
+        "without ZeRO, gradients of all stages of a rank are reduced after the last backward",
+        "several stages per rank, without ZeRO",
+        "engine/pipeline_executor.py",
+        "engine/test_schedules.py",
+    ),
+    # ---- applied to the initialized engine, in this order ----
+    Mend(
+        20,
+        "correct_bias_exactly",
+        "DeepSpeedCPUAdam: a resumed run differs in its last bits",
+        "DeepSpeedCPUAdam",
+        AFTER,
+        "engine/test_offloaded_adam.py",
+        arguments=lambda built: (built.ds_engine,),
+    ),
+    Mend(
+        8,
+        "drop_overflowed_gradients",
+        "offloaded ZeRO 1 and 2: after one overflow every later step is skipped",
+        "ZeRO 1 and 2 with the optimizer on the CPU",
+        AFTER,
+        "engine/test_precision.py",
+        arguments=lambda built: (built.ds_engine,),
+    ),
+    Mend(
+        21,
+        "sum_over_sequence",
+        "ZeRO 3 averages partial gradients over sequence parallel ranks instead of summing them",
+        "ZeRO 3 over sequence parallel ranks",
+        AFTER,
+        "engine/test_zero_over_d.py",
+        arguments=lambda built: (built.ds_engine,),
+    ),
+    Mend(
+        15,
+        "accumulate_without_copies",
+        "ZeRO 1 in half precision copies each gradient to fp32 before adding it",
+        "ZeRO 1 in half precision",
+        AFTER,
+        "engine/test_reduction.py",
+        arguments=lambda built: (built.ds_engine,),
+    ),
+    Mend(
+        14,
+        "overlap_reduction",
+        "ZeRO 1 and 2 reduce gradients while nothing else is computed",
+        "ZeRO 1 and 2 that overlap",
+        AFTER,
+        "engine/test_reduction.py",
+        arguments=lambda built: (built.ds_engine, built.groups.zero_axis, built.late),
+        applies=lambda built: overlaps_reduction(built.job.spec),
+    ),
+    Mend(  # after M14, whose reduction begins once it has run
+        18,
+        "call_before_reduction",
+        "a layer can sum its vectors' gradients over tensor ranks only in each backward",
+        "vectors that are summed once per step",
+        AFTER,
+        "engine/test_vector_reduction.py",
+        arguments=lambda built: (built.ds_engine, VectorReduction(built.ds_engine, built.groups).reduce),
+        applies=lambda built: bool(built.late),
+    ),
+    Mend(
+        16,
+        "overlap_param_gather",
+        "ZeRO 1 and 2 gather weights while nothing else is computed",
+        "ZeRO 1 and 2 that gather under a forward",
+        AFTER,
+        "engine/test_gather.py",
+        arguments=lambda built: (built.ds_engine, built.groups.zero_axis, built.layers),
+        applies=lambda built: built.gathers_under_forward,
+    ),
+    Mend(
+        7,
+        "reduce_norms_of_all_groups",
+        "ZeRO 1 hangs if a stage has fewer parameter groups",
+        "ZeRO 1 in a pipeline",
+        AFTER,
+        "models/test_sequential.py",
+        arguments=lambda built: (built.ds_engine, built.groups.weight_axis),
+    ),
+    Mend(  # after M7: it reads what that returns
+        12,
+        "read_norms_once",
+        "a host waits for its device five times per step, with offload once per parameter, and launches kernels for "
+        "each gradient of a norm",
+        "ZeRO 1 to 3",
+        AFTER,
+        "engine/test_host_reads.py",
+        arguments=lambda built: (
+            *(built.ds_engine, built.groups.zero_axis, built.groups.weight_axis, built.host_reads.read),
+        ),
+    ),
+    Mend(
+        11,
+        "compute_norm_without_zero",
+        "without ZeRO in fp32, the gradient norm is None",
+        "no ZeRO, fp32",
+        AFTER,
+        "engine/test_engine.py",
+        arguments=lambda built: (built.ds_engine, built.groups.weight_axis, built.host_reads.read),
+        applies=lambda built: built.has_no_norm,
+    ),
+    Mend(
+        9,
+        "register_external_parameters",
+        "ZeRO 3: another module's parameter is empty after a checkpoint is loaded",
+        "ZeRO 3",
+        AFTER,
+        "checkpoint/test_resume.py",
+        arguments=lambda built: (external_parameters(built.module),),
+        applies=lambda built: built.job.spec.zero.stage == 3,
+    ),
+)
+"""All mends, in the order in which they are applied."""
+
+
+def apply_before() -> None:
+    """Apply all mends of classes and settings that `deepspeed.initialize` reads. Repeated calls are allowed."""
+    for mend in MENDS:
+        if mend.where == BEFORE:
+            mend.apply()
+
+
+def apply_after(built: Built) -> None:
+    """Apply all mends to an initialized engine. All ranks together."""
+    for mend in MENDS:
+        if mend.where == AFTER and mend.applies(built):
+            mend.apply(*mend.arguments(built))

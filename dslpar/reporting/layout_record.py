@@ -1,0 +1,55 @@
+"""A job's layout as a record: sizes, rank groups, stages, batch, DeepSpeed config; part of `dslpar show`'s JSON."""
+
+from __future__ import annotations
+
+from dslpar.layout import bubble
+from dslpar.layout.deepspeed_config import ds_config
+from dslpar.layout.resolve import Job
+
+AXES = ("pipe", "data", "tensor", "x", "y", "z")
+
+
+def layout_record(job: Job) -> dict[str, object]:
+    """Return the record; programs rely on the names in it."""
+    mesh, cuboid, stages = job.mesh, job.mesh.tensor, job.stages
+    return {
+        "world_size": mesh.world_size,
+        "parallel": {
+            "data": mesh.data,
+            "pipeline": mesh.pipe,
+            "context": {"size": cuboid.context, "impl": cuboid.impl, "ring": cuboid.ring, "ulysses": cuboid.ulysses},
+            "tensor": {"size": cuboid.beside_context, "mode": cuboid.mode, "shape": list(cuboid.shape)},
+            "order": list(mesh.order),
+        },
+        "groups": {axis: [list(ranks) for ranks in mesh.groups(axis)] for axis in AXES},
+        "stages": {
+            "auto_pipeline_stage_id": _listed(stages.auto_ids),
+            "actual_pipeline_stage_id": _listed(stages.actual_ids),
+            "counts": _listed(stages.counts),
+        },
+        "batch": job.batch._asdict(),
+        "deepspeed": ds_config(job),
+    }
+
+
+def schedule_record(job: Job) -> dict[str, object]:
+    """Return the schedule of a pipeline's step, with its bubble, and what each rank holds."""
+    schedule, timeline = job.schedule, bubble.simulate_job(job)
+    held = [schedule.held(rank) for rank in range(job.mesh.pipe)]
+    return {
+        "type": schedule_type(job),
+        "num_model_chunks": schedule.chunks.num,
+        "num_micro_batches": schedule.num_micro_batches,
+        "bubble": timeline and timeline.bubble,
+        "held": [each.total for each in held],
+        "deferred": [each.deferred for each in held],
+    }
+
+
+def schedule_type(job: Job) -> str:
+    """Return the schedule's name; DeepSpeed's own by default."""
+    return job.spec.schedule.type if job.spec.schedule is not None else "1f1b"
+
+
+def _listed(items: tuple[int, ...] | None) -> list[int] | None:
+    return None if items is None else list(items)
