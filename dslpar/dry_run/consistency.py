@@ -59,7 +59,7 @@ def parameter_problems(parameters: Mapping[str, ParameterRecord], tensor: Tensor
         if placement is None:
             if tensor.size > 1:
                 what = f"a plain parameter, of which {tensor.size} tensor ranks would each hold all"
-                yield Problem("tiling", name, what, "its gradient would be taken for whole on each of them")
+                yield Problem("tiling", name, what, "each of them would take its own gradient for the whole")
             continue
         if placement.tensor != tensor:
             yield Problem("tiling", name, "its placement is on another cuboid", "ranks are those of the mesh")

@@ -273,7 +273,7 @@ def input_form(job: Job) -> Form:
     if isinstance(model, ImageModel) and not model.TOKENS_BESIDE_PATCHES:
         return DTYPES[job.spec.precision.dtype], (micro, model.num_channels, model.image_size, model.image_size)
     name = getattr(model, "target", type(model).__name__)
-    raise NoDryRunError(f"what {name} takes in is not known before there are data: a dry run knows GPT and ResMLP")
+    raise NoDryRunError(f"the inputs of {name} are unknown without data: a dry run supports GPT and ResMLP")
 
 
 def label_form(job: Job) -> Form:

@@ -102,7 +102,7 @@ def dry_run(job: Job, rank: int) -> DryRun:
         raise NoDryRunError(f"there is no rank {rank}: the world has {job.mesh.world_size}")
     input_form(job)
     if job.stages.counts is None:
-        raise NoDryRunError("how the model is cut over stages is not known before it is built")
+        raise NoDryRunError("the stages of the model are unknown before it is built")
     return _Dry(job, rank).run()
 
 
@@ -199,7 +199,7 @@ class _Dry:
         ours, theirs = (", ".join(map(shown_form, each)) for each in (forms, wanted))
         if ours != theirs:
             what = f"{does} {ours}, and not {theirs}, {name}"
-            self.problems.append(Problem("boundary", f"stage {stage}", what, "the next stage takes it for that"))
+            self.problems.append(Problem("boundary", f"stage {stage}", what, "the next stage expects that"))
 
     def _residual(self) -> Forms:
         job = self.job
@@ -256,7 +256,9 @@ class _Dry:
                     return
                 self.result.parameters |= runs[stage].parameters
                 sent = self.forms.get(("F", stage + 1), runs[stage].outputs)
-                self._compare_forms(stage, "sends", runs[stage].outputs, sent, "which fewer of its layers give")
+                self._compare_forms(
+                    stage, "sends", runs[stage].outputs, sent, "which a shortened run of its layers sends"
+                )
             last = end_of_step(self.job, groups, self.specs, [run.module for run in runs.values()])
             found = {pipe: self._replay(groups, orders)} if self.chunks.pipe > 1 else {}
         self.result.operations = _totals(order, runs, last)

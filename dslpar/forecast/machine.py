@@ -47,7 +47,7 @@ def machine_of(
         raise MachineError(str(error)) from error
     if found is None:
         raise MachineError(
-            "no device is given, and this machine has none that is known: --device h100-80g, or "
+            "no device is given, and this machine has no known one: --device h100-80g, or "
             "cluster=dict(device='h100-80g') in the config, or `# device: h100-80g` in the hostfile"
         )
     nodes = Nodes(per_node or found.per_node, section.nic_gb_per_s or found.nic_gb_per_s)

@@ -59,14 +59,14 @@ def read_measured(path: Path, device: str | None = None, per_node: int | None = 
     world_size = read_run(path).world_size
     config_path = path / run_dir.CONFIG
     if world_size is None or not config_path.is_file():
-        raise NoMeasurementError(f"{path}: {run_dir.CONFIG} does not say in which world it ran")
+        raise NoMeasurementError(f"{path}: {run_dir.CONFIG} has no world size")
     checked = check.check(check.load(str(config_path)), world_size, forecasts=False)
     if checked.has_errors:
         error = next(each for each in checked.findings if each.severity == "error")
         raise NoMeasurementError(f"{path}: {error.concise()}")
     workload = workload_of(checked.job)
     if workload is None:
-        raise NoMeasurementError(f"{path}: there are no costs of its model")
+        raise NoMeasurementError(f"{path}: the costs of its model are unknown")
     try:
         machine = machine_of(checked.job, device, per_node)
     except MachineError as error:

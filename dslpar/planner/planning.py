@@ -91,12 +91,10 @@ def plan_of(question: Question, checked: Checked, job: Job, machine: Machine, co
         NoForecastError: the model's costs are unknown.
     """
     if costs_of is None and not job.seq_len and getattr(job.spec.model, "transformers", None) is not None:
-        raise NoForecastError("it is not known how long a sample is: set data.seq_len")
+        raise NoForecastError("the length of a sample is unknown: set data.seq_len")
     if workload_of(job, costs_of) is None:
         name = getattr(job.spec.model, "target", type(job.spec.model).__name__)
-        raise NoForecastError(
-            f"there are no costs of {name}: what its layers compute is not known before it is built; --trace builds it"
-        )
+        raise NoForecastError(f"the costs of {name} are unknown before it is built; --trace builds it")
     workloads = Workloads(job, machine.nodes.per_node, costs_of)
     found = search(workloads, machine, _pins(question, job, workloads))
     own = found.own.forecast

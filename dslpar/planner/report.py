@@ -89,8 +89,8 @@ def _heading(plan: Plan) -> Iterator[str]:
     world = workload.mesh.world_size
     num_nodes = -(-world // nodes.per_node)
     within = f"{num_nodes} node{'s' * (num_nodes > 1)} of {min(world, nodes.per_node)}"
-    network = f", {nodes.nic_gb_per_s:g} GB/s a node between them" if num_nodes > 1 else ""
-    yield f"{world} x {device.name}: {within}, {device.link_gb_per_s:g} GB/s within{network}"
+    network = f", {nodes.nic_gb_per_s:g} GB/s per node between nodes" if num_nodes > 1 else ""
+    yield f"{world} x {device.name}: {within}, {device.link_gb_per_s:g} GB/s within a node{network}"
 
 
 def _unit(own: Forecast) -> str:
@@ -142,13 +142,13 @@ def _note(name: str, own: Forecast) -> str:
     if name == "activations":
         held = workload.schedule.held(own.binding_rank).total
         layers = sum(workload.counts[stage] for stage in workload.chunks.held_by(own.binding_rank))
-        again = ", computed again" if workload.recompute == "full" else ""
+        again = ", recomputed" if workload.recompute == "full" else ""
         return f"{held:g} micro-batch{'es' * (held != 1)} in flight x {layers} layers{again}"
     if name == "optimizer" and workload.zero and (copies := workload.mesh.size(*workload.mesh.zero_axes)) > 1:
-        of = "replicas" if copies == workload.mesh.data else "ranks that hold the same"
+        of = "replicas" if copies == workload.mesh.data else "ranks with the same weights"
         return f"over {copies} {of} (ZeRO {workload.zero})"
     if name == "weights" and (frozen := owner_of(workload, own.binding_rank).frozen):
-        return f"{100 * frozen / workload.weights(own.binding_rank):.1f} % of them frozen"
+        return f"{100 * frozen / workload.weights(own.binding_rank):.1f} % frozen"
     if name == "outside":
         return "driver and communicators"
     return ""
@@ -170,7 +170,7 @@ def describe(workload: Workload, candidate: Candidate) -> str:
     parts += [f"context {mesh.tensor.context} ({mesh.tensor.impl})"] if mesh.tensor.context > 1 else []
     parts += [f"tensor {_tensor(candidate.tensor)}"] if mesh.tensor.size > mesh.tensor.context else []
     parts += [f"ZeRO {workload.zero}", f"micro {workload.micro_size} x {workload.micro_batches}"]
-    parts += [f"recomputed by {candidate.interval}"] if candidate.interval else []
+    parts += [f"recomputed in groups of {candidate.interval}"] if candidate.interval else []
     return ", ".join(parts)
 
 
@@ -186,14 +186,14 @@ def _time_lines(own: Forecast) -> Iterator[str]:
     yield ""
     half, most = own.machine.error.half, own.machine.error.nine_of_ten
     error = f"+- {_percent(half)} in half of the cases, {_percent(most)} in nine of ten"
-    yield f"a step   {_seconds(time.step_s)} ({error}), {own.tokens_per_s_gpu:,.0f} {_unit(own)} a second and device"
-    yield f"         MFU {_percent(own.mfu_causal)} (causal attention, nothing that is computed again)"
+    yield f"step     {_seconds(time.step_s)} ({error}), {own.tokens_per_s_gpu:,.0f} {_unit(own)} per second and device"
+    yield f"         MFU {_percent(own.mfu_causal)} (causal FLOPs, excluding recomputation)"
     shares = {name: seconds / time.step_s for name, seconds in _parts_s(own).items()}
     shown = [f"{name} {_percent(share)}" for name, share in shares.items() if share >= _SHOWN_SHARE]
-    yield f"         of it {', '.join(shown)}"
+    yield f"         share of time: {', '.join(shown)}"
     for sent in time.sent:
         over = "between nodes" if sent.across else "within a node"
-        yield f"  sends  {sent.num_bytes / GIB:8.2f} GiB a step on {_axes(sent.axis)}, {over}"
+        yield f"  sends  {sent.num_bytes / GIB:8.2f} GiB per step on {_axes(sent.axis)}, {over}"
 
 
 # Better layouts ----------------------------------------------------------------------------------------------------
@@ -205,8 +205,8 @@ def _repair_lines(plan: Plan) -> Iterator[str]:
     yield ""
     if not plan.repairs:
         among = f" with {', '.join(plan.fixed)} fixed" if plan.fixed else ""
-        other = "leave something free, or " if plan.fixed else ""
-        yield f"no layout of this model and batch fits{among}: {other}choose more ranks, or a larger device"
+        other = "free a fixed key, or " if plan.fixed else ""
+        yield f"no layout of this model and batch fits{among}: {other}choose more ranks or a larger device"
         return
     rows = [(shlex.join(each.overrides), each.option) for each in plan.repairs]
     yield from _table("repairs, the smallest change first", [(text, option, "") for text, option in rows])
@@ -240,7 +240,7 @@ def _layout_lines(plan: Plan) -> Iterator[str]:
         for each in plan.layouts
     ]
     yield from _table(f"the fastest that fit, of {plan.num_legal:,} layouts", rows)
-    yield "  *  none before it needs less memory"
+    yield "  *  uses less memory than every faster layout"
     yield from _comparison(plan)
 
 
@@ -256,7 +256,7 @@ def _comparison(plan: Plan) -> Iterator[str]:
     options = [each.option for each in plan.layouts]
     alike = leaders(options, plan.machine.error.half)
     if len(alike) > 1:
-        yield f"1 to {len(alike)} differ by less than the error of the forecast: measure them"
+        yield f"1 to {len(alike)} differ by less than the forecast's error: measure them"
     best, own = options[0], plan.own
     if own.time.step_s > _MUCH * best.step_s:
         why = _reason(own, best.forecast)
@@ -268,7 +268,7 @@ def _reason(own: Forecast, best: Forecast) -> str:
     cheaper = _parts_s(best)
     more = {name: seconds - cheaper[name] for name, seconds in _parts_s(own).items()}
     most = max(more, key=lambda name: more[name])
-    return f", most of it for {most}" if more[most] > 0 else ""
+    return f"; the largest difference is {most}" if more[most] > 0 else ""
 
 
 def _parts_s(made: Forecast) -> dict[str, float]:
@@ -277,8 +277,8 @@ def _parts_s(made: Forecast) -> dict[str, float]:
     return {
         "computing": time.compute_s * micro_batches,
         "tensor collectives": time.tensor_s,
-        "the host's launches": time.launch_s,
-        "ZeRO's traffic in each micro-batch": time.weights_s * micro_batches,
+        "launch overhead": time.launch_s,
+        "ZeRO traffic per micro-batch": time.weights_s * micro_batches,
         "bubble": time.bubble_s,
         "messages between stages": time.hops_s,
         "reducing gradients": time.reduction_s,

@@ -118,7 +118,7 @@ def _stage_lines(job: Job) -> list[str]:
     if job.stages.actual_ids is None or job.stages.counts is None:
         return []
     counts = ", ".join(f"{stage}: {count}" for stage, count in enumerate(job.stages.counts))
-    return [f"  layers   of each stage: {counts}"]
+    return [f"  layers   per stage: {counts}"]
 
 
 def _schedule_lines(job: Job) -> Iterator[str]:
@@ -194,7 +194,7 @@ def _traffic_lines(job: Job) -> Iterator[str]:
     sent = comparison.summary(job)
     if sent is None:
         return
-    yield f"sends, elements a rank for a micro-batch of {sent.tokens:,} tokens, forward and backward"
+    yield f"sends, elements per rank for a micro-batch of {sent.tokens:,} tokens, forward and backward"
     stages = f"all {job.chunks.stages} stages" if job.mesh.pipe > 1 else "all"
     for name, by_axis in (("a layer", sent.layer), (stages, sent.model)):
         axes = ", ".join(f"{axis}: {elements:,}" for axis, elements in by_axis.items())

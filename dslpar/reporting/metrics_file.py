@@ -83,7 +83,7 @@ def read_records(path: Path) -> tuple[list[Record], list[str]]:
     except OSError as error:
         raise MetricsError(error.strerror or str(error)) from error
     if len(kept := ascending(records)) < len(records):
-        problems.append(f"{len(records) - len(kept)} steps are there twice; the later ones count")
+        problems.append(f"{len(records) - len(kept)} steps are repeated; the later ones count")
     return kept, problems
 
 
@@ -138,7 +138,7 @@ def _parse(text: bytes) -> tuple[list[Record], list[str]]:
             records.append(record)
         else:
             bad += 1
-    problems = [f"{bad} {'line is' if bad == 1 else 'lines are'} no record"] if bad else []
+    problems = [f"{bad} {'line is not a record' if bad == 1 else 'lines are not records'}"] if bad else []
     return records, problems + (["the last line is cut off"] if rest else [])
 
 

@@ -135,7 +135,7 @@ def _with_config(run: Run) -> Run:
     run = run._replace(steps=steps if type(steps) is int else sections.Train().steps)
     world_size, layout = _at(values, "resolved", "world_size"), _layout(values)
     if type(world_size) is not int or not layout:
-        return _with_problem(run, f"{run_dir.CONFIG}: does not say the layout")
+        return _with_problem(run, f"{run_dir.CONFIG}: has no layout")
     return run._replace(layout=layout, world_size=world_size)
 
 
@@ -199,7 +199,7 @@ _STOPPED = "told to stop"
 def _with_state(run: Run) -> Run:
     held = run_dir.is_locked(run.path)
     if held is None and run.updated_s is not None and time.time() - run.updated_s < _RECENT_S:
-        run = _with_problem(run, "its file system has no locks: it counts as running, having just written")
+        run = _with_problem(run, "its file system has no locks: it counts as running because it has just written")
         held = True
     if held:
         return run._replace(state="running")
@@ -214,8 +214,8 @@ def _with_state(run: Run) -> Run:
         return run._replace(state="failed" if level == "ERROR" else "stopped", reason=reason)
     if run.step is None or run.steps is None:
         what = "metrics" if run.step is None else "number of steps in config.yaml"
-        return run._replace(reason=f"there is no {what} to tell by")
-    return run._replace(state="failed", reason=f"it ended without a word after step {run.step}")
+        return run._replace(reason=f"no {what}")
+    return run._replace(state="failed", reason=f"it ended after step {run.step}, and {run_dir.LOG} does not say why")
 
 
 def _last_words(path: Path) -> tuple[str, str]:
