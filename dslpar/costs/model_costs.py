@@ -20,7 +20,7 @@ from dslpar.costs.work import Work
 
 
 class Costs(NamedTuple):
-    """What a rank computes, sends and holds of one layer or several, for one micro-batch."""
+    """Costs of one layer or several on a rank, for one micro-batch: compute, traffic and memory."""
 
     work: Work = Work()
     traffic: LayerTraffic = LayerTraffic()
@@ -62,7 +62,7 @@ class ModelCosts:
     """For a model whose layers may differ, each layer that a pipeline counts, in order. Then `layer` is all of them
     together, and `first` is empty."""
     recomputable: tuple[bool, ...] = ()
-    """Whether activation checkpointing may recompute each of `units`."""
+    """True if activation checkpointing may recompute each of `units`."""
     flops: Flops | None = None
     """FLOPs per token, if only a trace knows them."""
 

@@ -51,7 +51,7 @@ class _Operand(NamedTuple):
     letters: Letters
     panel: Number
     replicated: bool = False
-    """Whether ranks along these axes store the whole panel: it is not gathered, and is reduced by an all-reduce."""
+    """True if ranks along these axes store the whole panel: it is not gathered, and is reduced by an all-reduce."""
 
     def gather(self) -> Traffic:
         return NOTHING if self.replicated else all_gather(self.tensor, self.letters, self.panel)

@@ -42,14 +42,14 @@ REFUSALS = (DslparError, RuntimeError, ValueError, TypeError, IndexError, Assert
 
 
 class ParameterRecord(NamedTuple):
-    """What a rank holds of a parameter."""
+    """A parameter as a rank holds it."""
 
     placement: Placement | None
     """None: equal copies on all ranks."""
     local_shape: tuple[int, ...]
     dtype: str
     is_owner: bool
-    """Whether DeepSpeed counts this rank's copy in norms."""
+    """True if DeepSpeed counts this rank's copy in norms."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -63,7 +63,7 @@ class StageError(ValueError):
 
 @dataclass
 class StageRun:
-    """What a stage does with one micro-batch."""
+    """Result of one micro-batch on a stage."""
 
     inputs: Forms
     outputs: Forms

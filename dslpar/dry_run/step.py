@@ -66,7 +66,7 @@ class ClassRecord:
 
 @dataclass
 class DryRun:
-    """What a rank holds and does in a step, and problems of the layout."""
+    """Result of a dry run: a rank's parameters and operations in a step, and problems of the layout."""
 
     job: Job
     rank: int
@@ -168,7 +168,7 @@ class _Dry:
         return self._run_part(whole, stage, coord, forms)
 
     def _keeps_form(self, each: StageClass, run: StageRun) -> bool:
-        """Whether each layer that stands for several outputs the form of its input, so that the next can take it."""
+        """Return whether each layer that stands for several outputs the form of its input, as the next one needs."""
         left_out = set(each.whole.positions) - set(each.part.positions)
         stand_ins = {max(position for position in each.part.positions if position < other) for other in left_out}
         return all(run.repeated[position] for position in stand_ins)

@@ -96,7 +96,7 @@ class Tracer:
         return None if found is None else interpolate(*found, micro_size / least_micro_size(cuboid) - 1)
 
     def _own(self, cuboid: Cuboid) -> bool:
-        """Whether it is the job's own cuboid: without its trace there is no forecast, so the reason is raised."""
+        """Return whether it is the job's own cuboid; without its trace there is no forecast, so errors are raised."""
         return cuboid == self.job.mesh.tensor
 
     def _trace(self, cuboid: Cuboid) -> tuple[ModelCosts, ModelCosts] | None:

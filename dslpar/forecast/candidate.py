@@ -34,7 +34,7 @@ class Candidate(NamedTuple):
     pipe: int
     chunks: int
     split: bool
-    """Whether the schedule is 'zero_bubble'."""
+    """True if the schedule is 'zero_bubble'."""
     tensor: TensorParallel
     """Size 1 without a mode means no tensor parallelism."""
     context: ContextParallel | None

@@ -103,7 +103,7 @@ class Summary(NamedTuple):
     break_even_tokens: int | None
     """Tokens from which on a layer sends less than in 1d on as many ranks; None in 1d, or if it never does."""
     context: dict[str, int]
-    """What a layer's attention would send, by legal form of context parallelism."""
+    """Elements that a layer's attention would send, by legal form of context parallelism."""
 
 
 def summary(job: Job) -> Summary | None:

@@ -21,7 +21,7 @@ MOST_ERROR = 10.0
 
 @frozen
 class Constants:
-    """What a step's time depends on besides sizes and data sheets."""
+    """Fitted constants of a step's time, besides sizes and data sheets."""
 
     product_efficiency: float = 0.7771
     """Share of a device's peak that deep products of whole waves of tiles reach."""

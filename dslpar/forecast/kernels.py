@@ -43,7 +43,7 @@ class Kernel(NamedTuple):
     memory_s: float
     """Seconds that its operands take through memory."""
     misaligned: bool
-    """Whether its depth or its columns are not a multiple of 64."""
+    """True if its depth or its columns are not a multiple of 64."""
 
 
 class Kernels(NamedTuple):

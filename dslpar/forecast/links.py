@@ -51,7 +51,7 @@ class Group(NamedTuple):
 
     @property
     def across(self) -> bool:
-        """Whether the group spans several nodes."""
+        """Return whether the group spans several nodes."""
         return self.size > self.inner
 
 

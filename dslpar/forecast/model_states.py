@@ -61,7 +61,7 @@ class Owner(NamedTuple):
     sent: int = 4
     """Bytes of a gradient element in a collective."""
     accumulates: bool = True
-    """Whether a step has several micro-batches."""
+    """True if a step has several micro-batches."""
     tied: float = 0.0
     """Elements of the tied table, whose gradient lives from the head's backward until the table's has added to it."""
     frozen: float = 0.0
@@ -82,7 +82,7 @@ class Owner(NamedTuple):
 
     @property
     def is_half(self) -> bool:
-        """Whether weights are in bf16 or fp16."""
+        """Return whether weights are in bf16 or fp16."""
         return self.bytes == 2
 
 
@@ -99,7 +99,7 @@ class States(NamedTuple):
     gradients: float = 0.0
     """Gradients that a step's first backward makes, and that accumulate until its last backward is over."""
     at_once: bool = False
-    """Whether all of `gradients` are allocated with the first of them."""
+    """True if all of `gradients` are allocated with the first of them."""
     buffers: float = 0.0
     """The most that buckets and gathered weights take while a micro-batch's backward runs."""
     filled: tuple[float, tuple[tuple[float, float], ...]] | None = None

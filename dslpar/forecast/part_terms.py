@@ -29,7 +29,7 @@ class Sent(NamedTuple):
 
     axis: str
     across: bool
-    """Whether the axis spans several nodes."""
+    """True if the axis spans several nodes."""
     num_bytes: float
 
 
@@ -46,11 +46,11 @@ class PartTerms:
     """One message of keys and values around a ring, and one of their gradients, which are in float32."""
     ring_size: int
     overlapped: bool
-    """Whether collectives run in pieces under the products they belong to."""
+    """True if collectives run in pieces under the products they belong to."""
     launches: int
     """Ranks of a tensor group in one node: hosts that wait for each other."""
     blocking: bool
-    """Whether the host waits for messages between stages."""
+    """True if the host waits for messages between stages."""
     recomputes: bool
     recomputes_scores: bool
     recomputed_part: Kernels | None
@@ -65,7 +65,7 @@ class PartTerms:
     """Kernels that a host launches per layer, relative to a dslpar layer."""
     head: Kernels
     repeats_head: bool
-    """Whether the head runs again in the backward, for each of `loss_chunks`."""
+    """True if the head runs again in the backward, for each of `loss_chunks`."""
     first_sent: tuple[Transfer, ...]
     last_sent: tuple[Transfer, ...]
     """Collectives of the tables, and of the head and the loss."""

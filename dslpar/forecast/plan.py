@@ -55,7 +55,7 @@ class Forecast:
     memory: tuple[StageMemory, ...]
     """Memory of each pipeline rank that was asked for; the other ranks of its stage hold as much."""
     replicas: ReplicaTerms | None = None
-    """What replicas send, if it was computed before."""
+    """Terms of what replicas send, if computed before."""
 
     @cached_property
     def time(self) -> StepTime:
@@ -84,12 +84,12 @@ class Forecast:
 
     @property
     def verdict(self) -> Verdict:
-        """Whether it fits."""
+        """Verdict on the share of the device's memory."""
         return verdict_of(self.share)
 
     @property
     def fits(self) -> bool:
-        """Whether it runs as fast as forecast: true of a tight layout, not of one that thrashes."""
+        """Return whether it runs as fast as forecast: a tight layout does, one that thrashes does not."""
         return self.share <= TIGHT
 
     @property

@@ -155,12 +155,12 @@ class _Series:
 
     @property
     def is_of_use(self) -> bool:
-        """Whether this series is needed: some series of `instead` does not fit, or there is none."""
+        """Return whether this series is needed: some series of `instead` does not fit, or there is none."""
         return not self._instead or any(each.option(0) is None for each in self._instead)
 
     @property
     def may_fit(self) -> bool:
-        """Whether some of it may fit, as far as is known."""
+        """Return whether some of it may fit, as far as is known."""
         return not self._known or self._known[0] is not None
 
     def option(self, index: int) -> Option | None:
@@ -238,7 +238,7 @@ class _Step(NamedTuple):
     size: int
     """Its index in `growing`."""
     is_bounded: bool = False
-    """Whether its key in the queue is already the lower bound by its own costs."""
+    """True if its key in the queue is already the lower bound by its own costs."""
 
     @property
     def alternatives(self) -> Alternatives:

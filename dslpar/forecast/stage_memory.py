@@ -81,7 +81,7 @@ logits, buffers.
 
 
 class AtRest(NamedTuple):
-    """What a rank holds besides activations; all micro-batch sizes share it, if a step has several micro-batches."""
+    """Memory of a rank besides activations; all micro-batch sizes share it, if a step has several micro-batches."""
 
     held: States
     left: float

@@ -78,7 +78,7 @@ class Terms(NamedTuple):
     parts: PartTerms
     splits_backward: bool
     layers: tuple[float, ...]
-    """How many times each pipeline rank computes a layer."""
+    """Number of times that each pipeline rank computes a layer."""
     micro_batches: int
     chunks: int
     message: Transfer
@@ -153,7 +153,7 @@ def terms_of(workload: Workload, device: Device, nodes: Nodes, replicas: Replica
 
 
 class ReplicaTerms(NamedTuple):
-    """What ranks with the same weights send at a ZeRO stage, and update; it does not depend on micro-batches."""
+    """Traffic and updates of ranks with the same weights, at a ZeRO stage; independent of micro-batches."""
 
     each_micro_batch: tuple[Transfer, ...]
     """Collectives of ZeRO 2 and 3 in each micro-batch."""

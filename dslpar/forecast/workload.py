@@ -41,7 +41,7 @@ class Buckets:
     num_staged: int = 1
     """Buckets that DeepSpeed fills in turn, if it reduces: 2 with `overlap_comm`."""
     overlapped: bool = True
-    """Whether dslpar reduces ZeRO 1 and 2's gradients under the backward; else DeepSpeed does."""
+    """True if dslpar reduces ZeRO 1 and 2's gradients under the backward; else DeepSpeed does."""
     summed_bytes: int = 4
     """Bytes of an accumulated gradient element: `data_types.grad_accum_dtype`."""
     communicated_bytes: int | None = None
@@ -57,7 +57,7 @@ class Buckets:
     step_elements: float = 1e9
     """`sub_group_size`: elements that ZeRO 3 updates at once."""
     offloads_weights: bool = False
-    """Whether ZeRO 3's weights are in the host's memory."""
+    """True if ZeRO 3's weights are in the host's memory."""
 
     def reduce_elements(self, zero: int) -> float:
         """Return the elements of a gradient bucket at a ZeRO stage."""
@@ -68,7 +68,7 @@ class Buckets:
 
 @frozen
 class Habits:
-    """What a framework does around a model; the defaults are dslpar's on DeepSpeed in half precision."""
+    """Habits of a framework around a model; the defaults are dslpar's on DeepSpeed in half precision."""
 
     name: str = "dslpar"
     gradient_bytes: float = 4.0
@@ -76,13 +76,13 @@ class Habits:
     reduced_bytes: float = 4.0
     """Bytes per element of a gradient when replicas sum it."""
     overlaps_reduction: bool = True
-    """Whether the sums over replicas run under the last backward."""
+    """True if the sums over replicas run under the last backward."""
     overlaps_gather: bool = False
-    """Whether the weights that a step has changed are gathered under the next forward."""
+    """True if the weights that a step has changed are gathered under the next forward."""
     fused_attention: bool = True
-    """Whether attention is fused (flash attention): it keeps no scores, and computes half of the causal ones."""
+    """True if attention is fused (flash attention): it keeps no scores, and computes half of the causal ones."""
     offloads_optimizer: bool = False
-    """Whether optimizer states are in the host's memory."""
+    """True if optimizer states are in the host's memory."""
     moments: float = 2.0
     """Numbers in fp32 that the optimizer keeps per weight, besides the weight itself."""
     buckets: Buckets | None = Buckets()
@@ -90,19 +90,19 @@ class Habits:
     boundaries: int = 2
     """Residual-sized tensors that a stage keeps per micro-batch: received, and sent."""
     fused_norms: bool = True
-    """Whether norms keep only their input, as accelerators' kernels do; on a CPU torch's RMSNorm keeps its result."""
+    """True if norms keep only their input, as accelerators' kernels do; on a CPU torch's RMSNorm keeps its result."""
     logit_bytes: float | None = None
     """Bytes per logit while the loss is computed; None: those of `dslpar.layers.loss`."""
     splits_messages: bool = False
-    """Whether the ranks of a tensor group each send a part of a message between stages that they all have."""
+    """True if the ranks of a tensor group each send a part of a message between stages that they all have."""
     blocking_messages: bool = False
-    """Whether the host waits for each message between stages, and launches nothing meanwhile."""
+    """True if the host waits for each message between stages, and launches nothing meanwhile."""
     fused_optimizer: bool = True
-    """Whether one kernel updates a weight; else each of the optimizer's operations is a kernel."""
+    """True if one kernel updates a weight; else each of the optimizer's operations is a kernel."""
     launch_ratio: float = 1.0
     """Kernels that a host launches per layer, relative to a dslpar layer."""
     compiles_layers: bool = False
-    """Whether torch compiles layers; the collectives of compiled layers are not prefetched."""
+    """True if torch compiles layers; the collectives of compiled layers are not prefetched."""
 
 
 @frozen
@@ -127,7 +127,7 @@ class Workload:
     """Recomputed activations: none, attention's scores, or all of each group of `interval` layers."""
     interval: int = 1
     offloads_inputs: bool = False
-    """Whether the stored inputs of recomputed layers are in the host's memory."""
+    """True if the stored inputs of recomputed layers are in the host's memory."""
     mlp_chunks: int = 1
     """Chunks of the tokens in which a recomputed layer computes its norm and MLP."""
     loss_chunks: int = 1
@@ -184,7 +184,7 @@ class Workload:
 
     @property
     def layers_on_ranks(self) -> tuple[float, ...]:
-        """How many times each pipeline rank computes `costs.layer`: its layers, or its share of all layers."""
+        """Number of times that each pipeline rank computes `costs.layer`: its layers, or its share of all layers."""
         return layers_on_ranks(self.costs, self.counts, self.chunks.pipe)
 
     def weights(self, pipe_rank: int) -> float:

@@ -132,7 +132,7 @@ def _repairs(found: Found, linted: _Linted) -> Iterator[Suggestion]:
     known: dict[tuple[object, ...], Set[str]] = {}
 
     def covered(candidate: Candidate) -> bool:
-        """Whether a smaller change suffices, of a subset of its keys or far fewer, without the batch's keys."""
+        """Return whether a smaller change suffices, of a subset of its keys or far fewer, without the batch's keys."""
         if not seen:
             return False
         if candidate.changes(own) > most_changes:

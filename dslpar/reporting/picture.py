@@ -58,7 +58,7 @@ class Picture(NamedTuple):
     height: float
     elements: Sequence[str]
     is_interactive: bool = False
-    """Whether its elements can be focused; else screen readers treat it as one image."""
+    """True if its elements can be focused; else screen readers treat it as one image."""
 
     def standalone(self) -> str:
         """Return the picture as a file."""

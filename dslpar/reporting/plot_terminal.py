@@ -34,7 +34,7 @@ class Terminal(NamedTuple):
     width: int = 80
     """Columns."""
     unicode: bool = True
-    """Whether it has Braille and line-drawing characters."""
+    """True if it has Braille and line-drawing characters."""
     colors: bool = False
 
 
