@@ -1,1 +1,1 @@
-"""Costs of a model's layers in closed form: what they hold, send and compute on a rank. No torch."""
+"""Costs of a model's layers on a rank in closed form: memory, traffic and compute. No torch."""

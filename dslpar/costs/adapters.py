@@ -1,8 +1,8 @@
-"""What is trained of a transformer whose weights are frozen: low-rank adapters beside its linears (LoRA).
+"""Low-rank adapters (LoRA) beside frozen linears: the sizes of their matrices on a rank.
 
-An adapter of a linear [in, out] is A (r, in) and B (out, r), cut as the linear's own dims are (`dslpar.layers.lora` has
-the table): it sends nothing for activations, and its gradients are summed as vectors are. What is frozen has no
-gradient and no state of an optimizer, and its backward one product in place of two.
+An adapter of a linear [in, out] is A (r, in) and B (out, r). Both are sharded as the linear's own dims are
+(`dslpar.layers.lora` has the table), so an adapter sends nothing for activations, and its gradients are summed as those
+of vectors are. A frozen weight has no gradient and no optimizer state, and its backward has one product instead of two.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Role = Literal["inward", "outward"]
 
 
 class Adapter(NamedTuple):
-    """An adapter of some of a linear's output features."""
+    """Adapter of some of a linear's output features."""
 
     r: int
     out_features: int
@@ -28,35 +28,35 @@ class Adapter(NamedTuple):
 
 @frozen
 class AdapterSizes:
-    """Those of each block, by the linear that they stand beside; None: it is trained whole. And what else is."""
+    """Adapters of each block by their linear (None: it is trained whole), and whether table and head are trained."""
 
     qkv: tuple[Adapter, ...] | None = ()
     out: tuple[Adapter, ...] | None = ()
     up: tuple[Adapter, ...] | None = ()
-    """Beside a gate, too."""
+    """Beside up, and beside a gate."""
     down: tuple[Adapter, ...] | None = ()
     trains_table: bool = False
     trains_head: bool = False
 
 
 class Matrix(NamedTuple):
-    """A or B, on a rank."""
+    """A or B, sharded on a rank."""
 
     depth: Number
     columns: Number
     partial: Letters
-    """Axes over which its gradient is left in parts."""
+    """Axes over which its gradient is a partial sum."""
 
     @property
     def elements(self) -> Number:
-        """What a rank holds of it."""
+        """Elements that a rank holds."""
         return self.depth * self.columns
 
 
 def matrices(
     tensor: Tensor, in_features: int, adapters: Sequence[Adapter], role: Role
 ) -> Iterator[tuple[Matrix, Matrix]]:
-    """Yield A and B of each adapter of a linear, as products of a rank."""
+    """Yield A and B of each adapter of a linear, with a rank's sizes."""
     inputs, outputs = ("z", "y") if role == "inward" else ("y", "z")
     for r, out_features in adapters:
         yield (

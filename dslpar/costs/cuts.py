@@ -1,6 +1,6 @@
-"""`dslpar.layout.sharding`'s cuts, each made once: a search asks for the same few thousands of times.
+"""Cached cuts of `dslpar.layout.sharding`: a search asks for the same few thousands of times.
 
-There they have no cache, which torch.compile would trace through, and warn of.
+The functions there have no cache, because torch.compile would trace through it and warn.
 """
 
 from __future__ import annotations

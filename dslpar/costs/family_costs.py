@@ -1,4 +1,4 @@
-"""What the forecast asks of a model family: the module `costs` in the family's package."""
+"""Interface of a model family's module `costs`, which the forecast calls."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from dslpar.schema.sections import Model
 
 
 class FamilyCosts(Protocol):
-    """Costs of one family; `model` is its section, `tokens` those of a micro-batch."""
+    """Costs of one family; `model` is its config section, `tokens` is the number in a micro-batch."""
 
     def layer_traffic(self, model: Any, cuboid: Tensor, tokens: Number) -> LayerTraffic:
-        """What a rank sends for one layer of a pipeline's cut."""
+        """Return what a rank sends for one layer of the pipeline partition."""
         ...
 
     def model_traffic(self, model: Any, cuboid: Tensor, tokens: Number) -> LayerTraffic:
-        """What a rank sends for the whole model and its loss, all on one stage."""
+        """Return what a rank sends for the whole model and its loss, all on one stage."""
         ...
 
     def layer_memory(self, model: Any, cuboid: Tensor, tokens: Number) -> LayerMemory:
-        """What a rank holds of one layer."""
+        """Return what a rank holds of one layer."""
         ...
 
     def model_costs(self, model: Any, cuboid: Tensor, tokens: Number, seq_len: int) -> ModelCosts:
-        """What a rank computes, sends and holds, of a layer and of what is before and after all of them."""
+        """Return what a rank computes, sends and holds for a layer, and for what comes before and after all layers."""
         ...
 
     def flops_per_token(self, model: Any, seq_len: int) -> Flops:
-        """FLOPs of a token, forward and backward."""
+        """Return the FLOPs per token, forward and backward."""
         ...
 
 

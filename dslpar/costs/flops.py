@@ -1,14 +1,14 @@
-"""Floating-point operations of a token by two conventions, and what devices can do at most: plain arithmetic.
+"""Model FLOPs per token by two conventions, and peak FLOP/s of devices.
 
-Both count multiplications and additions of matrix products alone, two a weight and token, and the backward as twice the
-forward; neither counts what activation checkpointing computes again (the "model FLOPs" of PaLM, arXiv 2204.02311,
-appendix B). Rotary positions, norms and activations are no matrix products; keys and values that several heads share
-are projected once, and multiplied with each of them.
+Both conventions count only the multiplications and additions of matrix products: two per weight and token, and twice
+the forward for the backward. Neither counts recomputation by activation checkpointing (the "model FLOPs" of PaLM, arXiv
+2204.02311, appendix B). Rotary positions, norms and activations are not matrix products. Keys and values that several
+heads share are projected once, and multiplied with each of these heads.
 
-`mfu_6n`      6 N a token, N the weights that are multiplied: those of the blocks and of the head, not the tables that
-              are looked up. C = 6 N is Kaplan et al.'s (arXiv 2001.08361), with the head, which is a product too.
-`mfu_causal`  the same, and the products of attention: of the s * s scores of a head and sequence one half, as in
-              FlashAttention (arXiv 2307.08691, section 4.1): what a causal mask leaves.
+`mfu_6n`      6 N per token, with N the multiplied weights: those of the blocks and of the head, not the tables that are
+              looked up. C = 6 N is Kaplan et al.'s (arXiv 2001.08361), with the head, which is a product too.
+`mfu_causal`  adds the products of attention. Of the s * s scores per head and sequence it counts half, which a causal
+              mask leaves, as in FlashAttention (arXiv 2307.08691, section 4.1).
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ class Flops(NamedTuple):
 
 
 def per_token(multiplied_weights: int, score_products: int, frozen: int = 0) -> Flops:
-    """Return the FLOPs of a token of a model that multiplies it with so many weights, and so often in attention.
+    """Return the FLOPs per token of a model with so many multiplied weights and products of attention.
 
-    Of the weights so many are `frozen`: they have no gradient, which is a third of their operations.
+    Of the weights, `frozen` have no gradient, which saves a third of their operations.
 
-    `score_products` are multiplications of a token with all others of its sequence, without a mask: layers * 2 * hidden
-    size * sequence length, for q with k and the weights with v.
+    `score_products` counts the multiplications of a token with all others of its sequence, without a mask: layers *
+    2 * hidden size * sequence length, for q with k and for the softmax with v.
     """
     products = 6 * multiplied_weights - 2 * frozen
     return Flops(mfu_causal=products + 6 * score_products // 2, mfu_6n=products)
 
 
 def peak_flops_per_s(device: str, dtype: str) -> float | None:
-    """Return the most that a device computes in dense products of that type; None where it is not known.
+    """Return the peak of a device in dense products of that type; None if unknown.
 
-    `device` is the name by which the driver knows it; fp32 is without TF32, which torch leaves off by default.
+    `device` is the name that the driver reports; fp32 is without TF32, which torch leaves off by default.
 
         >>> peak_flops_per_s("NVIDIA A100-SXM4-80GB", "bf16")
         312000000000000.0
@@ -56,7 +56,7 @@ def peak_flops_per_s(device: str, dtype: str) -> float | None:
 
 
 _PARTIAL_DEVICE = r"\bMIG\b|\bGRID\b|-\d+C$"
-"""Names of parts of a device, NVIDIA's MIG and virtual GPUs, whose peak is not the device's."""
+"""Names of parts of a device (NVIDIA's MIG and virtual GPUs), whose peak is not the device's."""
 
 
 def _both(half: float, fp32: float) -> Mapping[str, float]:
@@ -64,7 +64,7 @@ def _both(half: float, fp32: float) -> Mapping[str, float]:
 
 
 PEAKS: Mapping[str, Mapping[str, float]] = {
-    # NVIDIA's data sheets; where one shows rates "with sparsity", half of that. V100 (2017), V100S (2019):
+    # NVIDIA's data sheets; rates "with sparsity" are halved. V100 (2017), V100S (2019):
     r"\bV100S-PCIE\b": {"fp16": 130, "fp32": 16.4},
     r"\bV100-PCIE\b": {"fp16": 112, "fp32": 14},
     r"\bV100-SXM[23]\b": {"fp16": 125, "fp32": 15.7},
@@ -78,8 +78,8 @@ PEAKS: Mapping[str, Mapping[str, float]] = {
     r"\bH200 NVL\b": _both(835.5, 60),
     r"\bH200\b": _both(989.5, 67),
     r"\bB200\b": {"fp16": 2250, "bf16": 2250},
-    # AMD's data sheets; torch sees each half of an MI250X as a device of its own. "MI250X / MI250" may be either.
+    # AMD's data sheets; torch sees each half of an MI250X as its own device. "MI250X / MI250" may be either.
     r"\bMI250X$": _both(191.5, 47.85),
     r"\bMI300X\b": _both(1307.4, 163.4),
 }
-"""TFLOP/s of dense products by device and type: the first pattern that is found in the device's name."""
+"""TFLOP/s of dense products by device and type; the first pattern found in the device's name counts."""

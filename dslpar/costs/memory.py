@@ -1,13 +1,13 @@
-"""Memory of each layer: elements that a rank stores of its weights, and saves for the backward, as closed forms.
+"""Memory of each layer in closed form: elements that a rank stores of its weights, and saves for the backward.
 
     >>> from dslpar.core.mesh import Tensor
     >>> layer = linear(Tensor(q=2, y=2, residual="hidden"), 64, 16, 48, role="inward")
     >>> int(layer.weights), int(layer.saved.elements)
     (216, 512)
 
-Letters: M tokens of a micro-batch, K and N features in and out; x = d q. A linear saves its input and its weight: as
-gathered panels where `keep` says so, else as they are stored; a weight that is not gathered is the parameter itself,
-and costs nothing. A panel of the input is M K / (x z) elements (inward) or M K / (x y) (outward). Saved:
+Letters: M tokens of a micro-batch, K and N features in and out; x = d q. A linear saves its input and its weight, as
+gathered panels if `keep` names them, else as stored. A weight that is not gathered is the parameter itself and costs
+nothing. A panel of the input is M K / (x z) elements (inward) or M K / (x y) (outward). Saved:
 
 =======  ============================  =====================================
 keep     input                         weight
@@ -18,9 +18,9 @@ both     its panel                     its panel
 none     as stored                     -
 =======  ============================  =====================================
 
-A tensor that two layers save counts once. Elements of another type than the model's are counted apart, in `Saved.wide`:
-float32 or wider, for each token, or for each token and head. That the count is a sum over the block's activations, each
-of them once, and what tensor and sequence parallelism make of it, is Korthikanti et al.'s (arXiv 2205.05198).
+A tensor that two layers save counts once. Elements of a wider type than the model's are counted apart, in `Saved.wide`:
+float32 or wider, per token, or per token and head. Korthikanti et al. (arXiv 2205.05198) count the same way: a sum over
+the block's activations, each once, divided as tensor and sequence parallelism divide them.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ class Saved(NamedTuple):
     """Elements that live until the backward."""
 
     elements: Number = 0
-    """Of the model's type: activations, and panels of weights."""
+    """In the model's type: activations, and panels of weights."""
     wide: Number = 0
-    """Of float32 or wider: statistics of norms, the log-sum-exp of attention."""
+    """In float32 or wider: statistics of norms, the log-sum-exp of attention."""
 
     def __add__(self, other: Saved) -> Saved:  # type: ignore[override]
         return Saved(elements=self.elements + other.elements, wide=self.wide + other.wide)
 
 
 class LayerMemory(NamedTuple):
-    """What a rank stores of a layer, in elements."""
+    """Elements that a rank stores of a layer."""
 
     weights: Number
-    """Its parameters."""
+    """Parameters."""
     saved: Saved
-    """What one micro-batch saves."""
+    """Saved by one micro-batch."""
     frozen: Number = 0
-    """Of `weights`, those that are not trained."""
+    """Part of `weights` that is not trained."""
 
     def __add__(self, other: LayerMemory) -> LayerMemory:  # type: ignore[override]
         return LayerMemory(
@@ -75,9 +75,9 @@ def linear(
     bias: bool = True,
     adapters: Sequence[Adapter] | None = None,
 ) -> LayerMemory:
-    """Count a linear layer with its input; of several blocks of features `out_features` is their sum.
+    """Count a linear layer with its input; for several blocks of features, `out_features` is their sum.
 
-    With `adapters` weight and bias are frozen; without any its input is not saved.
+    With `adapters` weight and bias are frozen; if it is empty, the input is not saved.
     """
     matrix = ratio(in_features * out_features, tensor.y * tensor.z)
     panel = matrix if tensor.keep in ("w", "both") and tensor.q > 1 else 0
@@ -102,11 +102,11 @@ def norm(
     bias: bool = True,
     frozen: bool = False,
 ) -> LayerMemory:
-    """Count a norm with its input, and one or two statistics a token."""
+    """Count a norm with its input, and one (RMSNorm) or two statistics per token."""
     vectors, statistics = (1, 1) if kind == "rmsnorm" else (1 + bias, 2)
     rows = ratio(tokens, ranks(tensor, residual_cuts(tensor).tokens))
     pieces = ranks(tensor, residual_cuts(tensor).features)
-    # torch's RMSNorm, used where features are whole, saves its result too where no kernel fuses it (CPU).
+    # torch's RMSNorm, used if features are whole, also saves its result unless a kernel fuses it (CPU).
     times = 2 if kind == "rmsnorm" and pieces == 1 else 1
     saved = Saved(elements=times * _residual(tensor, tokens, hidden_size), wide=statistics * rows)
     weights = ratio(vectors * hidden_size, pieces)
@@ -123,9 +123,9 @@ def attention(
     bias: bool = True,
     adapters: AdapterSizes | None = None,
 ) -> LayerMemory:
-    """Count fused attention without dropout and mask: q, k, v, its result, its log-sum-exp, the result's panel.
+    """Count fused attention without dropout or mask: q, k, v, its result, its log-sum-exp, the result's panel.
 
-    With `adapters` all weights are frozen; so below.
+    With `adapters` all weights are frozen; this holds for the functions below too.
     """
     kv_size = hidden_size // num_heads * (kv_heads or num_heads)
     qkv, out = (None, None) if adapters is None else (adapters.qkv, adapters.out)
@@ -133,8 +133,8 @@ def attention(
     outward = linear(tensor, tokens, hidden_size, hidden_size, role="outward", bias=bias, adapters=out)
     result = _inner(tensor, tokens, hidden_size)
     core = _inner(tensor, tokens, hidden_size + 2 * kv_size)
-    # Before the projection back takes it, the result crosses ranks: those that exchanged its tokens for heads, or those
-    # of z that gather it. A second copy lives. Where the projection needs none, attention itself has the result.
+    # Before the output projection, the result crosses ranks: those that exchanged its tokens for heads, or the ranks of
+    # z that gather it. A second copy lives then. If the projection saves no input, attention itself saves the result.
     if out == () or tensor.ulysses > 1 or (tensor.z > 1 and tensor.keep in ("x", "both")):
         core += result
     wide = _inner(tensor, tokens, num_heads)
@@ -144,11 +144,11 @@ def attention(
 def attention_working(
     tensor: Tensor, tokens: Number, hidden_size: int, num_heads: int, *, kv_heads: int | None = None, rotary: bool
 ) -> Saved:
-    """Count what attention needs besides what it saves, at the fullest moment of its backward with the forward again.
+    """Count what attention needs besides what it saves, at the fullest moment of a recomputed layer's backward.
 
-    That is its core's backward (`dslpar.layers.context_attention` tells a ring's, whose gradients add up in float32),
-    or where positions turn queries and keys back, or an exchange of tokens for heads. By then, or not yet, some of what
-    it saves is not there: that is taken off.
+    The moment is the core's backward (in `dslpar.layers.context_attention` a ring's gradients add up in float32), the
+    rotation of queries and keys back, or an exchange of tokens for heads. Saved tensors that do not exist at that
+    moment are subtracted.
     """
     kv_size = hidden_size // num_heads * (kv_heads or num_heads)
     q, kv = _inner(tensor, tokens, hidden_size), _inner(tensor, tokens, kv_size)
@@ -156,8 +156,8 @@ def attention_working(
     if tensor.ring == 1:
         core = Saved(elements=2 * q + 2 * kv + (2 * q if exchanges else 0))
     else:
-        messages = 4 if tensor.ring > 2 else 2  # keys and values, of each what is there and what arrives
-        # Of a block's gradients: half of the keys' with all queries', or the other way round on the first ranks.
+        messages = 4 if tensor.ring > 2 else 2  # keys and values, each the present and the arriving one
+        # Gradients of a block: half of the keys' with all queries', or the reverse on the first ranks.
         parts = max(q + kv, ratio(q, 2) + 2 * kv) if tensor.zigzag else q + 2 * kv
         core = Saved(elements=q + messages * kv + parts, wide=q + 4 * kv)
     saved = 2 * q + 2 * kv
@@ -176,7 +176,7 @@ def mlp(
     bias: bool = True,
     adapters: AdapterSizes | None = None,
 ) -> LayerMemory:
-    """Count an MLP: up, what the activation saves (its input, of two blocks with 'swiglu'), and down."""
+    """Count an MLP: up, the activation's saved input (two blocks with 'swiglu'), and down."""
     inner = (2 if activation == "swiglu" else 1) * ffn_size
     of_up, of_down = (None, None) if adapters is None else (adapters.up, adapters.down)
     up = linear(tensor, tokens, hidden_size, inner, role="inward", bias=bias, adapters=of_up)
@@ -187,7 +187,7 @@ def mlp(
 def embedding(
     tensor: Tensor, vocab_size: int, hidden_size: int, num_positions: int = 0, *, frozen: bool = False
 ) -> LayerMemory:
-    """Count the token table with its padding, and a table of positions; what is looked up is the next layer's input."""
+    """Count the token table with its padding, and a position table; the result is the next layer's saved input."""
     rows = ratio(vocabulary(vocab_size, tensor).value, tensor.y * tensor.q * tensor.z)
     positions = ratio(num_positions, ranks(tensor, residual_cuts(tensor).features))
     weights = hidden_size * (rows + positions)
@@ -195,7 +195,7 @@ def embedding(
 
 
 def head(tensor: Tensor, tokens: Number, hidden_size: int, vocab_size: int, *, frozen: bool = False) -> LayerMemory:
-    """Count the head with its input; logits are counted where they are needed (`ModelCosts.logits`)."""
+    """Count the head with its input; `ModelCosts.logits` counts the logits."""
     padded = vocabulary(vocab_size, tensor).value
     adapters = () if frozen else None
     return linear(tensor, tokens, hidden_size, padded, role="inward", bias=False, adapters=adapters)
@@ -212,7 +212,7 @@ def residual(tensor: Tensor, tokens: Number, features: int) -> Number:
 
 
 def affine(tensor: Tensor, tokens: Number, hidden_size: int, *, bias: bool = True) -> LayerMemory:
-    """Count an affine map of the residual's features with its input."""
+    """Count an affine map of the residual's features, with its input."""
     vectors = ratio((1 + bias) * hidden_size, ranks(tensor, residual_cuts(tensor).features))
     return LayerMemory(weights=vectors, saved=Saved(elements=_residual(tensor, tokens, hidden_size)))
 
@@ -223,7 +223,7 @@ def token_linear(tensor: Tensor, tokens: Number, hidden_size: int, num_tokens: i
 
 
 def _input(tensor: Tensor, tokens: Number, features: int, role: Role) -> Number:
-    """Return the elements that a linear saves of its input: its panel, or as it is stored."""
+    """Return the elements that a linear saves of its input: its panel, or the stored piece."""
     stored = (_residual if role == "inward" else _inner)(tensor, tokens, features)
     if tensor.keep not in ("x", "both"):
         return stored

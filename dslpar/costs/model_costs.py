@@ -1,8 +1,8 @@
-"""What the parts of a model cost a rank: the layers that a pipeline cuts, and what comes before and after them.
+"""Costs of a model's parts on a rank: the layers that a pipeline partitions, and what comes before and after them.
 
-A family's `costs.model_costs` makes one value for a cuboid, a micro-batch and a sequence length; memory, traffic and
-time of every stage are sums over it. Of a model that was traced (`dslpar.dry_run.trace`) layers may differ, and each
-has its own costs.
+A family's `costs.model_costs` makes one value for a cuboid, a micro-batch and a sequence length. Memory, traffic and
+time of every stage are sums over it. Layers of a traced model (`dslpar.dry_run.trace`) may differ, so each has its own
+costs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dslpar.costs.work import Work
 
 
 class Costs(NamedTuple):
-    """One layer, or several: what a rank computes, sends and holds for one micro-batch."""
+    """Costs of one layer or several on a rank, for one micro-batch: compute, traffic and memory."""
 
     work: Work = Work()
     traffic: LayerTraffic = LayerTraffic()
@@ -41,63 +41,63 @@ class ModelCosts:
     first: Costs
     """Before the layers: tables, patches."""
     layer: Costs
-    """One layer of the pipeline's cut; all are alike."""
+    """One layer of the pipeline's partition; all layers are alike."""
     last: Costs
-    """After them: the last norm, the head, the loss."""
+    """After the layers: the last norm, the head, the loss."""
     boundary: Number
-    """Elements that a rank hands on from one layer to the next: the residual stream as it is stored."""
+    """Elements that a rank hands from one layer to the next: the residual stream as stored."""
     tied: Number = 0
-    """Elements of `last`'s weights that `first` has too: held once by a rank that has both."""
+    """Elements of `last`'s weights shared with `first`: a rank that has both holds them once."""
     tied_frozen: Number = 0
-    """Of these, those that are not trained."""
+    """Elements of `tied` that are not trained."""
     mlp_part: Costs = Costs()
-    """Of `layer`, what `mlp_chunks` computes for a part of the tokens at a time: the last of its products."""
+    """Part of `layer` that `mlp_chunks` computes for one chunk of tokens at a time: its last products."""
     weights_of_parts: LayerTraffic = LayerTraffic()
-    """Of `mlp_part`, what is sent however many tokens there are: weights, and their gradients."""
+    """Part of `mlp_part`'s traffic that does not depend on the tokens: weights, and their gradients."""
     attention_working: Saved = Saved()
-    """What the backward of a layer's attention needs besides what the layer saved."""
+    """Elements that the backward of a layer's attention needs besides what the layer saved."""
     logits: Number = 0
     """Elements of the model's output that a rank holds while the loss is computed."""
     units: tuple[Costs, ...] = ()
-    """Of a model whose layers may differ, each one that a pipeline counts, in order; `layer` is all of them together,
-    and `first` nothing."""
+    """For a model whose layers may differ, each layer that a pipeline counts, in order. Then `layer` is all of them
+    together, and `first` is empty."""
     recomputable: tuple[bool, ...] = ()
-    """Of each of `units`, whether activation checkpointing may run it again."""
+    """True if activation checkpointing may recompute each of `units`."""
     flops: Flops | None = None
-    """Of a token, where only a trace tells."""
+    """FLOPs per token, if only a trace knows them."""
 
     @cached_property
     def kept(self) -> dict[Hashable, Any]:
-        """What was made of these costs, under keys of those who made it: candidates of a search share costs."""
+        """Cache of results derived from these costs, by the deriving module's keys; candidates share it."""
         return {}
 
     @cached_property
     def shares(self) -> tuple[float, ...]:
-        """Of what all `units` take a device, the share of each."""
+        """Share of the compute of all `units` that each takes."""
         loads = [_load(each.work) for each in self.units]
         return tuple(load / sum(loads) for load in loads)
 
     @cached_property
     def weights(self) -> tuple[float, float, float, float]:
-        """Elements of the weights of `first`, of a layer, and of `last`, and those that are tied."""
+        """Elements of the weights of `first`, of a layer and of `last`, and of tied weights."""
         parts = (self.first, self.layer, self.last)
         first, layer, last = (float(each.memory.weights) for each in parts)
         return first, layer, last, float(self.tied)
 
     @cached_property
     def frozen(self) -> tuple[float, float, float, float]:
-        """Of `weights`, those that are not trained, likewise."""
+        """Elements of `weights` that are not trained, in the same order."""
         parts = (self.first, self.layer, self.last)
         first, layer, last = (float(each.memory.frozen) for each in parts)
         return first, layer, last, float(self.tied_frozen)
 
 
 _OPERATIONS_AN_ELEMENT = 300
-"""What a device computes in products while an element goes through its memory: 310 on an A100, 410 on an H100."""
+"""Operations of products that a device computes while an element passes its memory: 310 on an A100, 410 on an H100."""
 
 
 def _load(work: Work) -> float:
-    """Return about how long a layer takes, in operations of products; never nothing."""
+    """Return roughly how long a layer takes, in operations of products; at least 1."""
     made = (*work.products, *work.frozen, *work.adapters)
     products = sum(2 * rows * depth * columns for rows, depth, columns in made)
     scores = sum(4 * each.queries * each.keys / (2 if each.causal else 1) for each in work.scores)

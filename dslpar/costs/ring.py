@@ -1,8 +1,8 @@
-"""Elements that a rank sends in a collective, and their sums by collective and axis.
+"""Traffic of ring collectives: elements that a rank sends, and their sums by collective and axis.
 
-The counts are those of rings: over n ranks, an all-gather or reduce-scatter of E elements in all, and an all-to-all of
-E a rank, send (n-1)/n E; an all-reduce sends twice that, a message all of it. An axis is named by the letters that have
-more than one rank ("y", "d q"). Numbers are exact, hence fractions; multiply by the bytes of an element for bytes.
+Over n ranks, an all-gather or reduce-scatter of E elements in all sends (n-1)/n E. So does an all-to-all of E elements
+per rank. An all-reduce sends twice that, and a message sends E. An axis is named by its letters that have more than one
+rank ("y", "d q"). Numbers are exact, hence fractions; multiply by the bytes of an element for bytes.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ if TYPE_CHECKING:
 Key = tuple[str, str]
 """(collective, axis): ("all_gather", "y")."""
 Number: TypeAlias = "int | float | Fraction"
-"""Whole numbers and fractions are counted exactly; a search over many layouts asks with floats, which are faster."""
+"""Whole numbers and fractions are counted exactly; a search over many layouts uses floats, which are faster."""
 
 
 def ratio(number: Number, by: int) -> Number:
-    """Divide a number: exactly, unless it is a float."""
+    """Divide a number, exactly unless it is a float."""
     if isinstance(number, float):
         return number / by
     if not number % by:
         return number // by  # as exact as a fraction, and many times faster
-    from fractions import Fraction  # with `decimal`, a twelfth of a start; most sizes divide
+    from fractions import Fraction  # with `decimal`, a twelfth of the start-up time; most sizes divide
 
     return Fraction(number, by)
 
 
 class Traffic(Mapping[Key, Number]):
-    """Elements by (collective, axis), without zeros; unlike plain dicts, they add up with `+` and scale with `*`.
+    """Elements by (collective, axis), without zeros. Unlike plain dicts, they add up with `+` and scale with `*`.
 
-    `calls` has the number of collectives, by the same keys: what each of them waits for at the least.
+    `calls` has the number of collectives by the same keys; each call costs at least its latency.
     """
 
     __slots__ = ("_elements", "calls")
@@ -66,7 +66,7 @@ class Traffic(Mapping[Key, Number]):
 
     @classmethod
     def sum(cls, *parts: Traffic) -> Traffic:
-        """Add up several, without those in between."""
+        """Add up several, without intermediate sums."""
         parts = tuple([part for part in parts if part._elements])
         if len(parts) < 2:
             return parts[0] if parts else NOTHING
@@ -109,7 +109,7 @@ NOTHING = Traffic()
 
 
 class LayerTraffic(NamedTuple):
-    """What a rank sends for a layer, or for several, in the forward and in the backward."""
+    """Traffic of a rank for a layer or several, in the forward and in the backward."""
 
     forward: Traffic = NOTHING
     backward: Traffic = NOTHING
@@ -127,7 +127,7 @@ class LayerTraffic(NamedTuple):
 
     @property
     def total(self) -> Number:
-        """Elements of both, over all collectives and axes."""
+        """Elements of forward and backward, over all collectives and axes."""
         return self.both.total
 
 

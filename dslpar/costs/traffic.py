@@ -1,4 +1,4 @@
-"""Traffic of each layer: elements that a rank sends, by collective and axis, forward and backward, as closed forms.
+"""Traffic of each layer in closed form: elements that a rank sends, by collective and axis, forward and backward.
 
     >>> from dslpar.core.mesh import Tensor
     >>> up = linear(Tensor(q=2, y=2, residual="hidden"), 64, 16, 48, role="inward", bias=False)
@@ -7,18 +7,18 @@
     >>> int(up.total)
     1088
 
-What a collective sends is in `dslpar.costs.ring`. `tests.support.traffic_counter` counts the same while a job runs,
-and tests compare the two.
+`dslpar.costs.ring` has the formula of each collective. `tests.support.traffic_counter` counts the same while a job
+runs, and tests compare the two.
 
 Letters: M tokens of a micro-batch, K and N features in and out, h hidden size; x = d q. A linear gathers X over the
-axis that splits neither of its dims, W over q, and reduces Y over the axis of K; its backward does the reverse, and
-sums dW over d, unless ZeRO does. With f(n) = (n-1)/n, and all panels kept, an inward linear sends twice
+axis that splits neither of its dims, gathers W over q, and reduces Y over the axis of K. Its backward does the reverse,
+and sums dW over d unless ZeRO does. With f(n) = (n-1)/n, and all panels kept, an inward linear sends twice
 
     f(y) MK/(xz) + f(q) KN/(yz) + f(z) MN/(xy)      and once    2 f(d) KN/(qyz)
 
 and an outward one the same with y and z exchanged in the terms of X and Y. What `keep` does not keep is gathered once
-more. In 1d that is Megatron-LM's four all-reduces a block (arXiv 1909.08053). All is of a micro-batch; gradients of
-vectors, which count here too, `dslpar.engine.vector_reduction` sums once a step where it can.
+more. In 1d these are Megatron-LM's four all-reduces per block (arXiv 1909.08053). All counts are per micro-batch. They
+include the gradients of vectors, which `dslpar.engine.vector_reduction` sums once per step if it can.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from dslpar.layout.sharding import Letters, samples_are_cut_first
 
 
 class _Operand(NamedTuple):
-    """An operand of a matrix product: the axes over which its pieces are gathered, and the elements of the panel."""
+    """Operand of a matrix product: the axes over which its pieces are gathered, and the elements of the panel."""
 
     tensor: Tensor
     letters: Letters
     panel: Number
     replicated: bool = False
-    """Whether ranks along these axes store the whole panel: it is not gathered, and reduced by an all-reduce."""
+    """True if ranks along these axes store the whole panel: it is not gathered, and is reduced by an all-reduce."""
 
     def gather(self) -> Traffic:
         return NOTHING if self.replicated else all_gather(self.tensor, self.letters, self.panel)
@@ -87,9 +87,9 @@ def linear(
     weight_grad: bool = True,
     adapters: Sequence[Adapter] | None = None,
 ) -> LayerTraffic:
-    """Count a linear layer; of several blocks of features `out_features` is their sum.
+    """Count a linear layer; for several blocks of features, `out_features` is their sum.
 
-    `input_grad` and `weight_grad` say what the backward differentiates by; `gather_output` gives all features to every
+    `input_grad` and `weight_grad` select the gradients of the backward. `gather_output` gives all features to every
     rank, and sends nothing in the backward. With `adapters` weight and bias are frozen.
     """
     inward = role == "inward"
@@ -114,7 +114,7 @@ def linear(
 
 
 def _gathered_output(tensor: Tensor, tokens: Number, features: int, role: Role) -> LayerTraffic:
-    """Gather all features on every rank, over one axis after the other, the one that cuts last first."""
+    """Gather all features on every rank, one axis after the other, starting with the axis that splits last."""
     cuts = inner_cuts(tensor) if role == "inward" else residual_cuts(tensor)
     sent, gathered = NOTHING, ratio(tokens * features, ranks(tensor, cuts.tokens + cuts.features))
     for letter in reversed(cuts.features):
@@ -128,9 +128,9 @@ def _depth_all_reduce(w: _Operand) -> Traffic:
 
 
 def residual_vectors(tensor: Tensor, elements: int) -> LayerTraffic:
-    """Count vectors that meet the residual (a bias, a norm's gain), of so many elements in all.
+    """Count vectors that are added to or multiplied with the residual (a bias, a norm's gain), with `elements` in all.
 
-    Their gradients are summed over the axes that cut the residual's tokens; over d not where ZeRO does so.
+    Their gradients are summed over the axes that split the residual's tokens, but not over d if ZeRO does so.
     """
     cuts = residual_cuts(tensor)
     summed = tensor.summed_by_layers(cuts.tokens)
@@ -138,7 +138,7 @@ def residual_vectors(tensor: Tensor, elements: int) -> LayerTraffic:
 
 
 def inner_vectors(tensor: Tensor, elements: int) -> LayerTraffic:
-    """Count vectors that meet inner activations, of so many elements in all."""
+    """Count vectors that are added to or multiplied with inner activations, with `elements` in all."""
     cuts = inner_cuts(tensor)
     summed = tensor.summed_by_layers(cuts.tokens)
     return LayerTraffic(backward=all_reduce(tensor, summed, ratio(elements, ranks(tensor, cuts.features))))
@@ -153,7 +153,7 @@ def norm(
     bias: bool = True,
     frozen: bool = False,
 ) -> LayerTraffic:
-    """Count a norm of the residual: two statistics a token, of an RMSNorm one; none where the hidden dim is whole."""
+    """Count a norm of the residual: two statistics per token, one for RMSNorm; nothing if the hidden dim is whole."""
     cut = residual_cuts(tensor).features
     rows = ratio(tokens, ranks(tensor, residual_cuts(tensor).tokens))
     if kind == "rmsnorm":
@@ -176,9 +176,9 @@ def attention(
     bias: bool = True,
     adapters: AdapterSizes | None = None,
 ) -> LayerTraffic:
-    """Count attention: q, k and v, the heads, the projection back; `kv_heads` None: as many as num_heads.
+    """Count attention: q, k and v, the heads, the output projection; `kv_heads` None: as many as num_heads.
 
-    With `adapters` all weights are frozen; so below.
+    With `adapters` all weights are frozen; this holds for the functions below too.
     """
     kv_size = hidden_size // num_heads * (kv_heads or num_heads)
     qkv, out = (None, None) if adapters is None else (adapters.qkv, adapters.out)
@@ -188,7 +188,7 @@ def attention(
 
 
 def _sequence_attention(tensor: Tensor, tokens: Number, q_size: int, kv_size: int) -> LayerTraffic:
-    """Count what attention over a split sequence sends; causal or not, it is the same."""
+    """Count what attention over a split sequence sends, causal or not."""
     if tensor.context == 1:
         return LayerTraffic()
     pieces = ranks(tensor, inner_cuts(tensor).tokens + inner_cuts(tensor).features)
@@ -196,7 +196,7 @@ def _sequence_attention(tensor: Tensor, tokens: Number, q_size: int, kv_size: in
     exchanged, kv = ratio(2 * tokens * (q_size + kv_size), pieces), ratio(2 * tokens * kv_size, pieces)
     key = "all_to_all", exchanging  # q, k and v together, and the output back
     exchange = Traffic({key: ratio(exchanged, tensor.ulysses) * (tensor.ulysses - 1)}, {key: 2})
-    # A ring passes keys and values n - 1 times; the backward does it again, and brings their gradients home in n.
+    # A ring passes keys and values n - 1 times. The backward does it again, and brings their gradients home in n.
     times = tensor.ring - 1
     once = _around(passing, kv, times)
     home = _around(passing, kv, tensor.ring if times else 0)
@@ -218,7 +218,7 @@ def mlp(
     bias: bool = True,
     adapters: AdapterSizes | None = None,
 ) -> LayerTraffic:
-    """Count an MLP: up and down; with 'swiglu' a gate beside up."""
+    """Count an MLP: up and down, and with 'swiglu' a gate beside up."""
     blocks = 2 if activation == "swiglu" else 1
     of_up, of_down = (None, None) if adapters is None else (adapters.up, adapters.down)
     up = linear(tensor, tokens, hidden_size, blocks * ffn_size, role="inward", bias=bias, adapters=of_up)
@@ -226,9 +226,9 @@ def mlp(
 
 
 def token_linear(tensor: Tensor, tokens: Number, hidden_size: int, num_tokens: int) -> LayerTraffic:
-    """Count a linear over the tokens of a sample: to all tokens of fewer features and back, where the sequence is cut.
+    """Count a linear over the tokens of a sample; a split sequence is exchanged for fewer features and back.
 
-    Every rank has its matrix whole, and its gradient of that is of its own samples and features.
+    Every rank has its whole matrix, and a gradient from its own samples and features.
     """
     cuts = residual_cuts(tensor)
     stored = ratio(tokens * hidden_size, ranks(tensor, cuts.tokens + cuts.features))
@@ -251,7 +251,7 @@ def mean_of_tokens(tensor: Tensor, tokens: Number, hidden_size: int, num_tokens:
 
 
 def first_token(tensor: Tensor, samples: Number, hidden_size: int) -> LayerTraffic:
-    """Count the first token of each sample: from the ranks that have it to all that cut the sequence."""
+    """Count the first token of each sample, sent from the ranks that have it to all that split the sequence."""
     cuts = residual_cuts(tensor)
     if ranks(tensor, cuts.sequence) == 1:
         return LayerTraffic()
@@ -299,13 +299,13 @@ def position_embedding(tensor: Tensor, num_positions: int, hidden_size: int) -> 
 
 
 def head(tensor: Tensor, tokens: Number, hidden_size: int, vocab_size: int, *, frozen: bool = False) -> LayerTraffic:
-    """Count the head: the token table once more, or one of its own."""
+    """Count the head: the tied token table, or its own."""
     padded = vocabulary(vocab_size, tensor).value
     return linear(tensor, tokens, hidden_size, padded, role="inward", bias=False, weight_grad=not frozen)
 
 
 def cross_entropy(tensor: Tensor, tokens: Number) -> LayerTraffic:
-    """Count the loss: a maximum and two sums a token, and the mean itself, all in the forward."""
+    """Count the loss: a maximum and two sums per token, and the mean itself, all in the forward."""
     features, cut = inner_cuts(tensor).features, inner_cuts(tensor).tokens
     rows = ratio(tokens, ranks(tensor, cut))
     mean = 1.0 if isinstance(tokens, float) else 1

@@ -1,12 +1,12 @@
-"""Costs of a decoder or encoder of transformers': those of the GPT that has its sizes, its weights counted as they are.
+"""Costs of a transformers decoder or encoder: those of a GPT of its sizes, with its own number of weights.
 
-A block of such a model is attention and an MLP of some sizes, whatever its class is called; which MLP has a gate, and
-how many elements a block holds, is in the table of its classes. Not the same as the GPT, and so forecast less well:
-kernels of transformers' own code between the products, experts (counted as one MLP of those that a token takes), and
-windows of attention (counted as if there were none).
+A block of such a model is attention and an MLP of some sizes, whatever its class is called. The table of transformers
+classes tells which MLP has a gate, and how many elements a block holds. Some things differ from the GPT, and are
+forecast less well: transformers' own kernels between the products, experts (counted as one MLP of those that a token
+takes), and attention windows (counted as if there were none).
 
-With adapters (`model.lora`) all else is frozen, but for the linears, the table and the head that `modules_to_save`
-names; norms that it names, and biases of `bias='all'`, are not counted.
+With adapters (`model.lora`) all other weights are frozen, except the linears, the table and the head in
+`modules_to_save`. Norms in `modules_to_save` and the biases of `bias='all'` are not counted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from dslpar.schema.transformers_configs import TransformersConfig
 
 
 def gpt_of(config: TransformersConfig | None, seq_len: int) -> Model | None:
-    """Return the GPT of a model's sizes; None where one of them is not known, or layers differ among themselves."""
+    """Return the GPT of a model's sizes; None if one of them is unknown, or if its layers differ."""
     if config is None or "parts" not in config.row or len(config.row["blocks"]) != 1:
         return None
     hidden, heads, vocab = (config.size(name) for name in ("hidden", "heads", "vocab"))
@@ -63,11 +63,11 @@ def gpt_of(config: TransformersConfig | None, seq_len: int) -> Model | None:
 
 
 _THREE_MATRICES = re.compile(r"\b3 [a-z_*]*ffn\b")
-"""In what a block holds: an MLP of three, one of which is its gate."""
+"""Description of a block with an MLP of three matrices, one of which is its gate."""
 
 
 def _ffn_size(config: TransformersConfig) -> int | None:
-    """Return the features of the MLP that a token takes: of experts the active ones, and the shared one."""
+    """Return the features of the MLP that a token takes; for experts, those of the active ones and the shared one."""
     experts, active = config.size("experts"), config.size("active_experts")
     if experts is not None and active is not None:
         of_one = config.size("expert_ffn") or config.size("ffn")
@@ -79,9 +79,9 @@ def _ffn_size(config: TransformersConfig) -> int | None:
 def costs_function(
     config: TransformersConfig | None, seq_len: int, lora: LoRA | None = None
 ) -> Callable[[Tensor, Number], ModelCosts] | None:
-    """Return what tells the costs of the model's parts to a rank, by cuboid and tokens; None: its sizes are not known.
+    """Return the function (cuboid, tokens) -> costs of the model's parts on a rank; None if its sizes are unknown.
 
-    What does not depend on these is found once: a search asks for hundreds of them.
+    What does not depend on these two is computed once: a search calls the function hundreds of times.
     """
     gpt = gpt_of(config, seq_len)
     if gpt is None or config is None:
@@ -109,7 +109,7 @@ def costs_function(
 
 
 def flops_per_token(config: TransformersConfig | None, seq_len: int, lora: LoRA | None = None) -> Flops | None:
-    """Return the FLOPs of a token; None where the model's sizes are not known."""
+    """Return the FLOPs per token; None if the model's sizes are unknown."""
     multiplied = transformers_costs.num_multiplied_weights(config)
     scores = transformers_costs.score_products(config, seq_len)
     if multiplied is None or scores is None:
@@ -172,8 +172,8 @@ _LINEARS: Mapping[str, Mapping[str, tuple[str, tuple[str, ...]]]] = {
         "output.dense": _DOWN,
     },
 }
-"""Linears of a block by the ends of their names, for classes that begin so: which of the GPT's they are a part of, and
-their output features. Others are as Llama's.
+"""Linears of a block by the ends of their names, for classes that begin with a word of the key: the GPT's linear that
+each is a part of, and its output features. Other classes are as Llama's.
 """
 _HEADS, _TABLES = {"lm_head", "embed_out", "output_projection"}, {"embed_tokens", "wte", "embed_in", "word_embeddings"}
 
@@ -181,12 +181,12 @@ _HEADS, _TABLES = {"lm_head", "embed_out", "output_projection"}, {"embed_tokens"
 def adapter_sizes(config: TransformersConfig, gpt: Any, lora: LoRA) -> AdapterSizes:
     """Return the adapters of each block of a model, without those of linears that are trained whole.
 
-    A name that is not in the table counts as a linear up.
+    A name that is not in the table counts as an up linear, or is ignored if the model has experts.
     """
     names = dict(next((each for key, each in _LINEARS.items() if config.model.startswith(tuple(key.split()))), _LLAMA))
     if gpt.activation != "swiglu":
         names.pop("mlp.gate_proj", None)
-    if config.size("experts") is not None:  # which have none
+    if config.size("experts") is not None:  # experts have no adapters
         names = {name: each for name, each in names.items() if each[0] in ("qkv", "out")}
     head_dim = config.size("head_dim") or gpt.hidden_size // gpt.num_heads
     sizes = {"q": head_dim * gpt.num_heads, "kv": head_dim * gpt.kv_heads, "hidden": gpt.hidden_size}
@@ -196,7 +196,7 @@ def adapter_sizes(config: TransformersConfig, gpt: Any, lora: LoRA) -> AdapterSi
     for target in targets:
         for linear, outputs in _named(names, target) or ([] if config.size("experts") is not None else [_UP]):
             beside.setdefault(linear, []).append(Adapter(lora.r, sum(sizes[output] for output in outputs)))
-    # One linear of dslpar's serves what reads the same input: q, k and v, or a gate and up.
+    # One dslpar linear serves all that read the same input: q, k and v, or a gate and up.
     whole = {linear for name in lora.modules_to_save for linear, _ in _named(names, name)}
     ends = {name.rpartition(".")[2] for name in lora.modules_to_save}
     linears: dict[str, Any] = {linear: tuple(adapters) for linear, adapters in beside.items()}
@@ -208,5 +208,5 @@ def adapter_sizes(config: TransformersConfig, gpt: Any, lora: LoRA) -> AdapterSi
 
 
 def _named(names: Mapping[str, tuple[str, tuple[str, ...]]], target: str) -> list[tuple[str, tuple[str, ...]]]:
-    """Return the linears that a name, its end, or a longer one means."""
+    """Return the linears that a name, its end, or a longer name means."""
     return [each for name, each in names.items() if f".{name}".endswith(f".{target}") or target.endswith(f".{name}")]

@@ -1,12 +1,12 @@
-"""What a rank computes for each layer in the forward of a micro-batch: products, attention, and what lies between.
+"""Compute of a rank per layer in the forward of a micro-batch: products, attention, and operations between them.
 
     >>> from dslpar.core.mesh import Tensor
     >>> linear(Tensor(y=2, mode="1d"), 64, 16, 48, role="inward").products
     (Product(rows=64.0, depth=16.0, columns=24.0),)
 
-Sizes are those of the pieces that one rank multiplies (`dslpar.costs.memory` has the letters): an inward linear has
-M/x rows, K/z deep, N/y columns; an outward one K/y and N/z. A backward has two products of the same operations for each
-of them, one of the same rows and one with rows and depth exchanged.
+Sizes are of the pieces that one rank multiplies (`dslpar.costs.memory` has the letters). An inward linear has M/x
+rows, depth K/z and N/y columns; an outward one has depth K/y and N/z columns. A backward has two products of the same
+operations for each product: one with the same rows, and one with rows and depth exchanged.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Product(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """Attention between q, k and v and its result, on one rank."""
+    """Attention of q, k and v on one rank, without the projections."""
 
     queries: float
     """Elements of all queries: tokens * heads * head_size."""
@@ -41,18 +41,18 @@ class Scores(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What a rank computes in the forward of a micro-batch."""
+    """Compute of a rank in the forward of a micro-batch."""
 
     products: tuple[Product, ...] = ()
     frozen: tuple[Product, ...] = ()
-    """Those with a weight that is not trained: of the two products of a backward, they have the one of their rows."""
+    """Products with a frozen weight: their backward has only the product for the input's gradient."""
     adapters: tuple[Product, ...] = ()
-    """Those with adapters' matrices, which are trained."""
+    """Products with adapters' matrices, which are trained."""
     scores: tuple[Scores, ...] = ()
     elementwise: float = 0.0
-    """Elements that kernels between the products read or write, of activations."""
+    """Elements of activations that kernels between the products read or write."""
     losses: float = 0.0
-    """Elements of logits that a loss is computed of."""
+    """Elements of logits from which a loss is computed."""
 
     def __add__(self, other: Work) -> Work:  # type: ignore[override]
         return Work(
@@ -65,7 +65,7 @@ class Work(NamedTuple):
         )
 
     def __mul__(self, times: Number) -> Work:  # type: ignore[override]
-        """Repeat it, or a part of it: the rows of every product, and all else."""
+        """Repeat the work, or take a part of it: scales the rows of every product, and everything else."""
         share = float(times)
 
         def part_of(products: tuple[Product, ...]) -> tuple[Product, ...]:
@@ -90,7 +90,7 @@ def linear(
     role: Role,
     adapters: Sequence[Adapter] | None = None,
 ) -> Work:
-    """Count a linear layer; biases are added by the product. With `adapters` its weight is frozen."""
+    """Count a linear layer; the product adds the bias. With `adapters` its weight is frozen."""
     rows = float(tokens) / tensor.x
     inner, residual = tensor.y, tensor.z
     cuts = (residual, inner) if role == "inward" else (inner, residual)
@@ -101,12 +101,12 @@ def linear(
     return Work(
         frozen=(product,),
         adapters=tuple(Product(rows, float(each.depth), float(each.columns)) for pair in beside for each in pair),
-        elementwise=sum((3 * rows * float(b.columns) for _, b in beside), 0.0),  # added to what the weight gives
+        elementwise=sum((3 * rows * float(b.columns) for _, b in beside), 0.0),  # added to the frozen weight's result
     )
 
 
 def norm(tensor: Tensor, tokens: Number, hidden_size: int) -> Work:
-    """Count a norm: read and written once."""
+    """Count a norm, which reads and writes once."""
     return Work(elementwise=2 * _residual(tensor, tokens, hidden_size))
 
 
@@ -127,7 +127,7 @@ def attention(
     rotary: bool = False,
     adapters: AdapterSizes | None = None,
 ) -> Work:
-    """Count attention: q, k and v, the heads, the projection back."""
+    """Count attention: q, k and v, the heads, the output projection."""
     head_size = hidden_size / num_heads
     kv_size = int(head_size * (kv_heads or num_heads))
     qkv, out = (None, None) if adapters is None else (adapters.qkv, adapters.out)
@@ -147,7 +147,7 @@ def mlp(
     activation: str = "gelu",
     adapters: AdapterSizes | None = None,
 ) -> Work:
-    """Count an MLP: up, the activation, down; with 'swiglu' a gate beside up."""
+    """Count an MLP: up, the activation, down; and with 'swiglu' a gate beside up."""
     blocks = 2 if activation == "swiglu" else 1
     of_up, of_down = (None, None) if adapters is None else (adapters.up, adapters.down)
     up = linear(tensor, tokens, hidden_size, blocks * ffn_size, role="inward", adapters=of_up)
@@ -156,7 +156,7 @@ def mlp(
 
 
 def token_linear(tensor: Tensor, tokens: Number, hidden_size: int, num_tokens: int) -> Work:
-    """Count a linear over the tokens of a sample, whose matrix every rank has whole, with both changes of layout."""
+    """Count a linear over the tokens of a sample, whose whole matrix is on every rank, with both changes of layout."""
     stored = _residual(tensor, tokens, hidden_size)
     return Work(products=(Product(stored / num_tokens, num_tokens, num_tokens),), elementwise=4 * stored)
 

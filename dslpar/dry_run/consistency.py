@@ -1,7 +1,7 @@
-"""Whether ranks that must do the same do: equal operations in equal order, on tensors of equal forms.
+"""Check that ranks agree: the same operations in the same order, on tensors of the same dtype and shape.
 
-A group's ranks differ on the group's axes alone. Where they issue other operations, or the same ones in another order,
-each waits for what the others never do.
+The ranks of a group differ only on the group's axes. If they issue different operations, or another order, each waits
+for a call that the others never make.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ def _other_record(
 
 
 def parameter_problems(parameters: Mapping[str, ParameterRecord], tensor: Tensor) -> Iterator[Problem]:
-    """Find parameters whose pieces do not tile them; each placement is looked at once."""
+    """Find parameters whose pieces do not tile them; each placement is checked once."""
     known: dict[Placement, list[str]] = {}
     for name, (placement, local_shape, _, _) in parameters.items():
         if placement is None:
             if tensor.size > 1:
                 what = f"a plain parameter, of which {tensor.size} tensor ranks would each hold all"
-                yield Problem("tiling", name, what, "its gradient would be taken for whole on each of them")
+                yield Problem("tiling", name, what, "each of them would take its own gradient for the whole")
             continue
         if placement.tensor != tensor:
             yield Problem("tiling", name, "its placement is on another cuboid", "ranks are those of the mesh")

@@ -1,9 +1,9 @@
-"""What a model costs for a micro-batch of any size, from what it was seen to cost for two.
+"""Interpolate a model's costs for any micro-batch size from its traced costs for two sizes.
 
     one, two = trace.run(taken(1), 1), trace.run(taken(2), 2)
     interpolate(one, two, at=3.0)      # of four samples
 
-Operations, bytes and kept activations are each a constant and a multiple of the samples, so two sizes tell all others.
+Operations, bytes and saved activations are affine in the number of samples, so two sizes determine all others.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from dslpar.costs.work import Work
 
 
 def interpolate(one: ModelCosts, two: ModelCosts, at: float) -> ModelCosts:
-    """Return the costs that are `one`'s at 0 and `two`'s at 1, and grow evenly from there.
+    """Return costs on the line through `one` at 0 and `two` at 1.
 
     Raises:
-        ValueError: the two have not the same operations.
+        ValueError: the two do not have the same operations.
     """
     units = tuple(_costs(*pair, at) for pair in zip(one.units, two.units, strict=True))
     return replace(

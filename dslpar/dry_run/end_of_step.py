@@ -1,7 +1,7 @@
-"""What a rank asks of its groups after the last backward: sums of gradients over tensor ranks and stages, the loss.
+"""Operations of a rank after the last backward: sums of gradients over tensor ranks and stages, and the loss.
 
-Sums over replicas, and over d where ZeRO shards over it, norms and the optimizer's own are DeepSpeed's, in buckets of
-its own, and are not run here.
+DeepSpeed's own operations are not run here: sums over replicas (and over d if ZeRO shards over it), norms, and the
+optimizer's step, in DeepSpeed's buckets.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dslpar.models.layered import LayerSpec
 
 
 def end_of_step(job: Job, groups: Groups, specs: Sequence[LayerSpec], modules: Sequence[nn.Module]) -> list[Call]:
-    """Return the operations after the last backward; `modules` are the rank's stages, after theirs."""
+    """Return the operations after the last backward; `modules` are the rank's stages after their backward."""
     with recording(groups) as calls:
         if job.mesh.pipe > 1:
             _sum_tied(job, groups, specs, modules)
@@ -34,7 +34,7 @@ def end_of_step(job: Job, groups: Groups, specs: Sequence[LayerSpec], modules: S
 
 
 def _gradient(job: Job, p: Tensor) -> Tensor:
-    """Return where a parameter's gradient is summed: at ZeRO in half precision, in fp32."""
+    """Return a tensor like the one in which a parameter's gradient is summed: fp32 with ZeRO in half precision."""
     wide = job.spec.zero.stage > 0 and job.spec.precision.dtype != "fp32"
     return torch.empty(p.shape, dtype=torch.float32 if wide else p.dtype, device=META)
 
@@ -69,7 +69,7 @@ def _sum_vectors(job: Job, groups: Groups, modules: Sequence[nn.Module]) -> None
 
 
 def _mean_loss(job: Job, groups: Groups) -> None:
-    """Tell the mean loss to all ranks, as the pipeline's executor does."""
+    """Send the mean loss to all ranks, as the pipeline's executor does."""
     data, pipe = groups.axis("data"), groups.axis("pipe")
     loss = torch.zeros((), device=META)
     if groups.coord["pipe"] == pipe.size - 1:

@@ -1,11 +1,11 @@
-"""This process as one rank of a world of which no other rank is there, on tensors without memory.
+"""Fake rank: this process as one rank of a world without other ranks, on tensors without memory.
 
     with fake_rank(mesh, rank=1023) as groups:
         ...
 
-torch's fake process group ("fake", of its own tests) answers every collective at once: shapes are right, and there are
-no numbers. The groups are those that the rank makes in a real job: it makes only the ones that it belongs to, so a
-world of 10,240 ranks costs it milliseconds.
+torch's fake process group ("fake", used in torch's own tests) completes every collective at once, with the right shapes
+and no numbers. The process creates the same groups as the rank would in a real job, only those that it belongs to, so a
+world of 10,240 ranks costs milliseconds.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from dslpar.distributed.groups import Groups
 _FAKE = "fake"
 _COMPILER = "torch._dynamo"
 _DISABLED = "__dynamo_disable"
-"""Where torch keeps, on a function that its compiler must not see, the version that it calls."""
+"""Attribute of a function that torch's compiler must skip; holds the wrapper that torch calls."""
 
 
 @contextmanager
 def fake_rank(mesh: Mesh, rank: int) -> Iterator[Groups]:
-    """Make this process a rank of the mesh, and its groups.
+    """Make this process a rank of the mesh, and yield its groups.
 
     Raises:
-        RuntimeError: the process is a rank of some world already.
+        RuntimeError: the process already is a rank of some world.
     """
     if dist.is_initialized():
         raise RuntimeError("a dry run takes the place of a rank, and this process is one already")
-    # torch looks up the tensor's device where it sends and receives in one batch.
+    # torch looks up the tensor's device when it sends and receives in one batch.
     with patch.dict(dist.Backend.backend_capability, {_FAKE: [*dist.Backend.backend_capability[_FAKE], "meta"]}):
-        excepthook = sys.excepthook  # torch has its own, which names the rank
+        excepthook = sys.excepthook  # torch installs its own, which names the rank
         dist.init_process_group(_FAKE, store=FakeStore(), rank=rank, world_size=mesh.world_size)
         try:
             groups = Groups(mesh)
@@ -54,11 +54,11 @@ def fake_rank(mesh: Mesh, rank: int) -> Iterator[Groups]:
 
 @contextmanager
 def eager_only() -> Iterator[None]:
-    """Run what is within without torch's compiler, where nobody has imported it yet: a second of CPU time.
+    """Run the body without importing torch's compiler if it is not imported yet, which saves a second of CPU time.
 
-    torch imports it to have it pass over functions that must not be compiled, which many of the meta device's are.
-    Where nothing is compiled there is nothing to pass over. Who wants more of it, as who makes process groups does,
-    gets the real one; afterwards all is as it was.
+    torch imports the compiler to mark functions that it must skip, such as many functions of the meta device. Without
+    compilation nothing needs to be skipped. Code that needs more of the compiler, such as the creation of process
+    groups, gets the real one. Afterwards everything is restored.
     """
     passed_over: list[Any] = []
 
@@ -86,7 +86,7 @@ def eager_only() -> Iterator[None]:
 
 
 def _stand_in_for(name: str, others: Callable[[str], Any]) -> ModuleType:
-    """Return a module that is empty, and asks `others` for what it has not."""
+    """Return an empty module that asks `others` for missing attributes."""
     module = ModuleType(name)
     vars(module).update(__getattr__=others)
     return module

@@ -1,10 +1,10 @@
-"""torch's attention, RMSNorm and dropout on the meta device, with what their kernels save on a GPU.
+"""Fused kernels on the meta device: attention, RMSNorm and dropout that save what a GPU's kernels save.
 
     with fused_kernels():
         module(x).backward(...)
 
-For meta tensors torch would take them apart: it would save a head's scores of all pairs of tokens, each step of a norm
-in float32, and a mask in the model's type. Shapes in and out are the same.
+For meta tensors torch would decompose them. It would save all scores of a head, each step of a norm in float32, and a
+dropout mask in the model's type. Shapes in and out are the same.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.nn import functional
 
 @contextmanager
 def fused_kernels() -> Iterator[None]:
-    """Have layers within run as on a GPU that has the kernels."""
+    """Run layers in the body as on a GPU that has the kernels."""
     attention = patch.object(functional, "scaled_dot_product_attention", _attention)
     with attention, patch.object(functional, "rms_norm", _rms_norm), patch.object(functional, "dropout", _dropout):
         yield
@@ -36,9 +36,9 @@ def _attention(
     is_causal: bool = False,
     **_: object,
 ) -> Tensor:
-    """Run flash attention in half precision, else, or with a mask, the memory-efficient one.
+    """Run flash attention in half precision without a mask, else memory-efficient attention.
 
-    Arguments are named as torch's are: transformers gives some of them by name.
+    Arguments have torch's names, because transformers passes some of them by name.
     """
     aten = torch.ops.aten
     if attn_mask is None and query.dtype != torch.float32:
@@ -51,7 +51,7 @@ def _attention(
 
 
 def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """Save a mask of a byte an element."""
+    """Save a mask of one byte per element."""
     return torch.native_dropout(input, p, training)[0] if training and p > 0 else input
 
 
@@ -64,12 +64,12 @@ def _rms_norm(
 
 
 class _RMSNorm(torch.autograd.Function):
-    """It saves its input, the weight, and a float32 a row."""
+    """RMSNorm that saves its input, the weight, and one float32 per row."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight, x.new_empty(x.shape[:-1], dtype=torch.float32))
-        return torch.empty_like(x * weight)  # they must fit
+        return torch.empty_like(x * weight)  # raises if the shapes do not fit
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,7 @@
-"""A rank's messages of a whole step, sent and received by the pipeline's own `StageMessages`; nothing is computed.
+"""Replay a rank's messages of a whole step with the pipeline's own `StageMessages`, without computing anything.
 
-All messages over a boundary have one form, which a header says before the first; here it is what the stages have sent.
+All messages over a boundary have one dtype and shape, which a header announces before the first message. In a replay
+the header is known from what the stages sent.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ class Message(NamedTuple):
     kind: str
     """send or receive."""
     peer: int
-    """The other end, as a rank of the axis "pipe"."""
+    """Other end of the message, as an index on the axis "pipe"."""
     form: str
     num_bytes: int
 
 
 class _KnownForms(StageMessages):
-    """Messages whose headers say what is known."""
+    """Stage messages with known headers."""
 
     def __init__(self, axes: tuple[Axis, Axis], chunks: Chunks, forms: Mapping[Boundary, Forms]) -> None:
         super().__init__(axes, chunks, META)
@@ -43,12 +44,12 @@ class _KnownForms(StageMessages):
 
 
 def replay(groups: Groups, orders: Orders, chunks: Chunks, forms: Mapping[Boundary, Forms]) -> list[Message]:
-    """Return the messages of this rank of `orders`, in which those of all ranks must be.
+    """Return this rank's messages; `orders` must have the orders of all pipeline ranks.
 
-    `forms` are of what each action takes in, by its kind and stage.
+    `forms` has the dtypes and shapes that each action takes in, by its kind and stage.
 
     Raises:
-        LookupError, AssertionError: an action takes in what nobody sends, or something sent is left over.
+        LookupError, AssertionError: an action waits for a message that nobody sends, or a sent message is left over.
     """
     pipe = groups.coord["pipe"]
     ways = groups.second("pipe", "pipe_up"), groups.second("pipe", "pipe_down")

@@ -1,13 +1,13 @@
-"""What a forward computes, counted operation by operation: the `Work` of a layer whose closed form nobody has written.
+"""Count the compute of a forward, operation by operation: the `Work` of a layer without a closed form.
 
     with OpCounter(dtype) as counted:
         module(x)
     counted.work.products, counted.work.elementwise
 
-It runs on the meta device as well, where nothing is computed. Products are those of `mm` and its kin, of attention and
-of convolutions (as the products that im2col makes of them); every other operation that makes a tensor reads its
-arguments and writes its results. torch's FlopCounterMode counts operations in the same way, and no bytes. Kernels that
-a compiler would fuse are counted one by one.
+It also runs on the meta device, where nothing is computed. Products are those of `mm` and its variants, of attention,
+and of convolutions (as the products that im2col makes of them). Every other operation that makes a tensor counts as
+reading its arguments and writing its results. torch's FlopCounterMode counts operations in the same way, but no bytes.
+Kernels that a compiler would fuse are counted one by one.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ aten = torch.ops.aten
 
 
 class OpCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts what runs within; elements are of `dtype`'s size, so that a float32 counts twice beside bf16.
+    """Counter of the operations in its body, in elements of `dtype`'s size: a float32 counts twice beside bf16.
 
-    `is_frozen` tells of the second operand of a product whether it is a weight that is not trained.
+    `is_frozen` decides whether the second operand of a product is a weight that is not trained.
     """
 
     def __init__(self, dtype: torch.dtype, is_frozen: Callable[[Tensor], bool] | None = None) -> None:
@@ -39,7 +39,7 @@ class OpCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Run an operation, and count it."""
+        """Run an operation and count it."""
         answer = _ANSWERS.get(func.overloadpacket)
         if answer is not None and any(each.is_meta for each in _tensors(args)):
             return answer(args)
@@ -67,18 +67,18 @@ _FREE = {
     aten.new_empty,
     aten.new_empty_strided,
 }
-"""What begins no kernel, though by its schema it gives a tensor of its own."""
+"""Operations that start no kernel, although their schema returns a new tensor."""
 
 
 _ANSWERS: Mapping[Any, Callable[[Sequence[Any]], Any]] = {
     aten.equal: lambda args: True,
     aten._local_scalar_dense: lambda args: torch.zeros((), dtype=args[0].dtype).item(),
 }
-"""What is said of numbers that are not there, where a forward asks for them: tensors are equal, and a number is 0."""
+"""Answers for a forward that asks for numbers that do not exist: tensors are equal, and a number is 0."""
 
 
 def _is_view(func: Any) -> bool:
-    """Whether all that an operation gives is its argument's memory, unwritten."""
+    """Return whether an operation only returns its argument's memory, unwritten."""
     returns = func._schema.returns
     aliases = [each.alias_info for each in returns]
     return bool(returns) and all(each is not None and not each.is_write for each in aliases)
@@ -98,7 +98,7 @@ Counting = Callable[[Sequence[Any], Mapping[str, Any], Any], Work]
 
 
 def _product(a: Tensor, b: Tensor) -> Work:
-    """[..., rows, depth] @ [..., depth, columns]; those of a batch stand one below the other."""
+    """Count [..., rows, depth] @ [..., depth, columns]; the rows of a batch are stacked."""
     rows, depth, columns = prod(a.shape[:-1]), a.shape[-1], b.shape[-1]
     return Work(products=(Product(float(rows), float(depth), float(columns)),))
 
@@ -114,7 +114,7 @@ def _convolution(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) ->
 
 
 def _attention(position: int) -> Counting:
-    """Count fused attention, of which the argument at `position` is whether it is causal."""
+    """Count fused attention; the argument at `position` tells whether it is causal."""
 
     def count(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Work:
         q, k = args[0], args[1]
@@ -125,7 +125,7 @@ def _attention(position: int) -> Counting:
 
 
 def _embedding(args: Sequence[Any], kwargs: Mapping[str, Any], result: Tensor) -> Work:
-    """Count the rows that are looked up, and not the table."""
+    """Count the rows that are looked up, not the table."""
     return Work(elementwise=2.0 * result.numel())
 
 

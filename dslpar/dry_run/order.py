@@ -1,4 +1,4 @@
-"""Whether the orders of a pipeline's ranks agree: each action once, no rank waits for ever, messages in one order.
+"""Check the orders of a pipeline's ranks: each action once, no rank waits for ever, messages in the same order.
 
     >>> from dslpar.layout.chunks import Chunks
     >>> from dslpar.layout.schedule import Schedule
@@ -6,8 +6,8 @@
     >>> order_problems(schedule, schedule.orders())
     []
 
-It looks at all ranks of the pipeline, which are few, and at whole orders. Ranks that differ in data or tensor
-coordinates alone have one order.
+The check covers all ranks of the pipeline, which are few, and whole orders. Ranks that differ only in data or tensor
+coordinates have the same order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dslpar.layout.simulation import DeadlockError, even_durations, simulate
 
 
 def order_problems(schedule: Schedule, orders: Orders) -> list[Problem]:
-    """Return what is wrong with the orders of all ranks."""
+    """Return the problems in the orders of all ranks."""
     problems = [*_counts(schedule, orders)]
     try:
         simulate(orders, schedule.chunks, even_durations(schedule.chunks.stages))
@@ -34,7 +34,7 @@ def order_problems(schedule: Schedule, orders: Orders) -> list[Problem]:
 
 
 def _counts(schedule: Schedule, orders: Orders) -> Iterator[Problem]:
-    """Find actions that no rank has: of nobody waited for, they are no deadlock."""
+    """Find actions that no rank has; if nobody waits for them, the simulation sees no deadlock."""
     kinds: tuple[Kind, ...] = ("F", "B", "W") if schedule.split else ("F", "B")
     for pipe, order in enumerate(orders):
         have = Counter(order)
@@ -47,7 +47,7 @@ def _counts(schedule: Schedule, orders: Orders) -> Iterator[Problem]:
 
 
 def _message_orders(orders: Orders, chunks: Chunks) -> Iterator[Problem]:
-    """Compare, for each link and way, the order in which messages are sent with that in which they are used."""
+    """Compare, for each link and direction, the order of sent messages with the order in which they are used."""
     used = _uses(orders, chunks)
     for link, sent in messages(orders, chunks).items():
         for kind in ("F", "B"):
@@ -58,14 +58,14 @@ def _message_orders(orders: Orders, chunks: Chunks) -> Iterator[Problem]:
             where = f"pipe {sender} to pipe {receiver}"
             if at is not None:
                 what = f"message {at} is sent for {_named(ours[at])}, and {_named(theirs[at])} takes one in"
-                yield Problem("messages", where, what, "all have one shape: one taken for another would go unseen")
+                yield Problem("messages", where, what, "all have the same shape, so a swap would go unnoticed")
             elif len(ours) != len(theirs):
                 what = f"{len(ours)} messages are sent and {len(theirs)} taken in"
                 yield Problem("messages", where, what, "one side would wait for the other for ever")
 
 
 def _uses(orders: Orders, chunks: Chunks) -> dict[Link, list[Action]]:
-    """Return what is taken in over each link, in the receiver's order."""
+    """Return the actions that take in a message over each link, in the receiver's order."""
     used: dict[Link, list[Action]] = {}
     for rank, order in enumerate(orders):
         for action in order:

@@ -1,4 +1,4 @@
-"""What a dry run finds wrong: where, what, and why it must not be; `check` names the rule that found it."""
+"""Problem that a dry run finds: where, what, and why it is wrong; `check` names the check that found it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ Check = Literal["layers", "tiling", "boundary", "collectives", "messages"]
 
 
 class Problem(NamedTuple):
-    """One thing that is wrong."""
+    """One problem."""
 
     check: Check
     where: str

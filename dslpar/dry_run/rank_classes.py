@@ -1,11 +1,11 @@
-"""Which stages, and which ranks, must do the same: one of each class stands for all.
+"""Classes of stages and of ranks that must do the same; one of each class stands for all.
 
-Two layers are alike where one function builds them, so that whatever their number and name they do the same. Stages are
-alike where their layers are, in order, and where they stand: at the model's beginning, at its end, or between. Runs of
-equal layers are shortened to one, or to the group that activation checkpointing recomputes together.
+Two layers are alike if the same functions build and apply them, whatever their number and name. Stages are alike if
+they have the same layers in the same order, and the same position: first, last, or between. A run of equal layers is
+shortened to one layer, or to the group that activation checkpointing recomputes together.
 
-Of ranks, those that differ in their data coordinate alone are alike, since nothing cuts over data; those that differ in
-tensor coordinates have other pieces of equal shapes. The first and the last of a tensor group stand for it.
+Ranks that differ only in their data coordinate are alike, since nothing is sharded over data. Ranks that differ in
+tensor coordinates have other pieces of the same shapes; the first and the last rank of a tensor group stand for it.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class StageClass:
 
     stages: tuple[int, ...]
     part: Part
-    """The layers of the first of them, shortened."""
+    """Layers of the first of these stages, shortened."""
     whole: Part
-    """All layers of the first of them."""
+    """All layers of the first of these stages."""
 
 
 def stage_classes(specs: Sequence[LayerSpec], parts: Sequence[int], interval: int) -> list[StageClass]:
-    """Return the classes of stages, in the order of their first ones; `parts` say where each stage begins."""
+    """Return the classes of stages, ordered by their first stage; `parts` has the position where each stage begins."""
     kinds = _kinds(specs)
     found: dict[tuple[object, ...], list[int]] = {}
     part_of: dict[int, tuple[Part, Part]] = {}
@@ -48,7 +48,7 @@ def stage_classes(specs: Sequence[LayerSpec], parts: Sequence[int], interval: in
 
 
 def _kinds(specs: Sequence[LayerSpec]) -> list[int]:
-    """Return of each layer the position of the first that is like it; a tied layer is like none, but for its like."""
+    """Return for each layer the position of the first layer like it; a tied layer is only like layers tied with it."""
     first: dict[tuple[int, int, bool, str | None], int] = {}
     return [
         first.setdefault((id(spec.build), id(spec.forward), spec.recomputable, spec.tied), position)

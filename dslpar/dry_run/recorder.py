@@ -1,12 +1,12 @@
-"""What a rank asks of its groups, call by call: the operation, the axes, and what this rank puts in.
+"""Record a rank's operations within its groups: the operation, the axes, and this rank's input.
 
     with recording(groups) as calls:
         loss(module(ids), labels).backward()
     calls[0]                     # Call(kind="all_reduce", axes="y", dtype="bf16", shape=(2, 128, 512), ...)
 
-Every operation of torch.distributed on tensors of the meta device is seen, whoever calls it, in the forward and in
-autograd's backward. It is noted and not run: there is nothing to send. (torch's own fake_collectives note operations in
-the same way, for its estimates of memory.) Ring counts of bytes are those of `dslpar.costs.ring`.
+The recorder sees every torch.distributed operation on meta tensors, whoever calls it, in the forward and in autograd's
+backward. It notes the operation and does not run it: there is nothing to send. (torch's fake_collectives note
+operations in the same way, for torch's estimates of memory.) Bytes follow the ring formulas of `dslpar.costs.ring`.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from dslpar.core.mesh import Mesh
 from dslpar.distributed.groups import Groups
 
 OTHER = "other"
-"""The axes of a group that is no axis of the mesh."""
+"""Name for the axes of a group that is not an axis of the mesh."""
 
 
 class Call(NamedTuple):
-    """One operation over more than one rank, as a rank takes part in it; equal on all ranks that agree."""
+    """One operation over several ranks, as one rank takes part in it; equal on all ranks that agree."""
 
     kind: str
     """all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send, receive."""
     axes: str
-    """The letters on which the group's ranks differ: "y", "d q", "pipe"."""
+    """Letters on which the group's ranks differ: "y", "d q", "pipe"."""
     dtype: str
     shape: tuple[int, ...]
-    """Of what this rank puts in; of a receive, of what comes."""
+    """Shape of this rank's input; of a receive, the shape of what arrives."""
     num_bytes: Fraction
-    """What this rank sends."""
+    """Bytes that this rank sends."""
     step: int = 0
-    """Of a message: how many ranks of the group lie between its two ends, counted upwards, around the ring."""
+    """For a message, the number of ranks from this one to its peer, counted upwards around the ring."""
 
     @property
     def form(self) -> str:
@@ -62,7 +62,7 @@ _DTYPES = {
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return 'bf16', or torch's own name."""
+    """Return 'bf16' or the like, or torch's own name."""
     return _DTYPES.get(dtype, str(dtype).removeprefix("torch."))
 
 
@@ -73,7 +73,7 @@ def shown(dtype: str, shape: tuple[int, ...]) -> str:
 
 @contextmanager
 def recording(groups: Groups) -> Iterator[list[Call]]:
-    """Note this rank's operations on meta tensors within; one that has no row in the table below raises in torch."""
+    """Note this rank's operations on meta tensors in the body; torch raises on operations that `_KINDS` lacks."""
     recorder = _Recorder(groups.mesh, groups.rank)
     with _scoped_library("c10d", "IMPL") as library:
         for name in _KINDS:
@@ -84,9 +84,9 @@ def recording(groups: Groups) -> Iterator[list[Call]]:
 class _Kind(NamedTuple):
     kind: str
     argument: str
-    """Which of the operation's arguments this rank puts in."""
+    """Name of the argument that is this rank's input."""
     share: tuple[int, int]
-    """Of it a ring of n sends (first + second * n) / n, so that (-1, 1) is (n-1)/n."""
+    """A ring of n ranks sends (first + second * n) / n of that argument: (-1, 1) is (n-1)/n."""
 
 
 _RING = (-1, 1)
@@ -102,13 +102,13 @@ _KINDS: Mapping[str, _Kind] = {
     "reduce_scatter_": _Kind("reduce_scatter", "input_tensors", _RING),
     "send": _Kind("send", "tensors", (0, 1)),
 }
-"""By torch's name of an operation."""
+"""Operations by their name in torch."""
 
 
 class _Recorder:
-    """Kernels of torch.distributed's operations for the meta device, which note them and are done at once.
+    """Kernels of torch.distributed's operations for the meta device, which note the operation and complete at once.
 
-    torch has none. As kernels they cost nothing where nothing is sent; a dispatch mode would be asked for every sum.
+    torch has no such kernels. They cost nothing if nothing is sent, while a dispatch mode would run for every sum.
     """
 
     def __init__(self, mesh: Mesh, rank: int) -> None:
@@ -159,7 +159,7 @@ class _Recorder:
 
 
 def axes_of(mesh: Mesh, rank: int, ranks: list[int]) -> str:
-    """Return the letters on which these ranks differ: "d q"; "pipe[0, 3]" where they are some of an axis alone."""
+    """Return the letters on which these ranks differ: "d q"; "pipe[0, 3]" if they are only a part of an axis."""
     coords = [mesh.coord(each) for each in ranks]
     letters = [letter for letter in mesh.sizes if any(coord[letter] != coords[0][letter] for coord in coords)]
     if sorted(ranks) == sorted(mesh.peers(rank, *letters)):

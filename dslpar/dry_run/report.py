@@ -1,4 +1,4 @@
-"""A dry run as text for a terminal, and as a record for programs."""
+"""Report of a dry run: as text for a terminal, and as a record for programs."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def as_json(result: DryRun) -> str:
 
 
 def as_text(result: DryRun) -> str:
-    """Return the report."""
+    """Return the report as text."""
     lines = [
         *_heading(result),
         *_parameter_lines(result),
@@ -104,7 +104,7 @@ def _parameter_lines(result: DryRun) -> Iterator[str]:
 def _operation_lines(result: DryRun) -> Iterator[str]:
     if result.operations:
         yield ""
-        yield f"a step's operations within groups; without {NOT_RUN}"
+        yield f"operations per step within groups, without {NOT_RUN}"
     for (kind, axes), (calls, num_bytes) in result.operations.items():
         yield f"  over {axes:12} {kind:15} {calls:8,} calls  {_bytes(num_bytes):>10} sent"
 
@@ -116,7 +116,7 @@ def _messages(result: DryRun) -> Counter[tuple[str, int, str]]:
 def _message_lines(result: DryRun) -> Iterator[str]:
     if result.messages:
         yield ""
-        yield "a step's messages between stages, with their headers"
+        yield "messages per step between stages, including headers"
     for (kind, peer, form), count in _messages(result).items():
         way = "to  " if kind == "send" else "from"
         yield f"  {way} pipe {peer:<4} {count:8,} x {form}"
@@ -126,12 +126,12 @@ def _memory_lines(result: DryRun) -> Iterator[str]:
     if result.saved_bytes:
         yield ""
         most = "" if result.peak_saved_bytes is None else f", {_bytes(result.peak_saved_bytes)} at most"
-        yield f"kept for the backward: {_bytes(result.saved_bytes)} a micro-batch{most}"
+        yield f"kept for the backward: {_bytes(result.saved_bytes)} per micro-batch{most}"
 
 
 def _class_lines(result: DryRun) -> Iterator[str]:
     yield ""
-    yield f"{result.job.mesh.world_size:,} ranks by classes; of each, these ran"
+    yield f"{result.job.mesh.world_size:,} ranks by class, and the ranks of each that ran"
     for each in result.classes:
         ranks = ", ".join(map(str, each.ran))
         yield f"  {_stages(each.stages):16} {each.num_ranks:8,} ranks: rank{'s' * (len(each.ran) > 1)} {ranks}"
@@ -147,8 +147,8 @@ def _stages(stages: Sequence[int]) -> str:
 def _problem_lines(result: DryRun) -> Iterator[str]:
     yield ""
     if not result.problems:
-        yield f"no problems: shards tile all parameters ({result.num_tiled} looked at, those of equal layers once),"
-        yield "stages chain, and ranks agree on what they ask of their groups, and on the order of messages"
+        yield f"no problems: shards tile all parameters ({result.num_tiled} checked, those of equal layers once),"
+        yield "stages chain, and ranks agree on their collectives and on the order of messages"
         return
     yield f"{len(result.problems)} problem{'s' * (len(result.problems) > 1)}"
     for problem in result.problems:

@@ -1,11 +1,11 @@
-"""One stage of a pipeline on the meta device: built, and taken through F, B and W with one micro-batch.
+"""One pipeline stage on the meta device: build it, and run F, B and W with one micro-batch.
 
     with fake_rank(mesh, rank) as groups:
         run = run_stage(job, model, Part(range(4), True, False), groups, [input_form(job)])
     run.calls["F"], run.outputs, run.parameters["blocks.0.mlp.up.weight"].local_shape
 
-The layers are the real ones, on the rank's real groups; weights are not drawn, and no number is computed. What comes in
-is given by its form, a dtype and a shape; what the last stage gives is the loss. A model of one stage is run alike.
+The layers are the real ones, on the rank's real groups. Weights are not initialized and no number is computed. Inputs
+are given by their form, a dtype and a shape; the last stage returns the loss. A model without a pipeline is one stage.
 """
 
 from __future__ import annotations
@@ -38,71 +38,71 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 META = torch.device("meta")
 
 REFUSALS = (DslparError, RuntimeError, ValueError, TypeError, IndexError, AssertionError)
-"""What layers raise, and torch, where shapes do not fit."""
+"""Exceptions that layers and torch raise if shapes do not fit."""
 
 
 class ParameterRecord(NamedTuple):
-    """What a rank holds of a parameter."""
+    """A parameter as a rank holds it."""
 
     placement: Placement | None
     """None: equal copies on all ranks."""
     local_shape: tuple[int, ...]
     dtype: str
     is_owner: bool
-    """Whether DeepSpeed counts this rank's copy in norms."""
+    """True if DeepSpeed counts this rank's copy in norms."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The whole parameter's, without padding."""
+        """Shape of the whole parameter, without padding."""
         return self.local_shape if self.placement is None else self.placement.shape
 
 
 class StageError(ValueError):
-    """A layer cannot take what it is given, or the backward not go through it."""
+    """A layer rejects its input, or the backward fails."""
 
 
 @dataclass
 class StageRun:
-    """What a stage does with one micro-batch."""
+    """Result of one micro-batch on a stage."""
 
     inputs: Forms
     outputs: Forms
-    """Of what is sent on; of the loss, on the last stage."""
+    """Forms of what is sent on; on the last stage, of the loss."""
     input_gradients: Forms
-    """Of what is sent back."""
+    """Forms of what is sent back."""
     calls: dict[Kind, tuple[Call, ...]]
     """This rank's operations within each action."""
     module: nn.Module
-    """The layers; their parameters and gradients have forms and no numbers."""
+    """Layers, whose parameters and gradients have forms and no numbers."""
     saved_bytes: int
-    """Of what lives from the forward to the backward, each tensor once, without parameters.
+    """Bytes that live from the forward to the backward, each tensor once, without parameters.
 
-    What autograd saves; in a pipeline also what came in, which gets a gradient, and what was sent.
+    These are the tensors that autograd saves; in a pipeline also the inputs, which get a gradient, and what was sent.
     """
     parameters: dict[str, ParameterRecord] = field(default_factory=dict)
-    """By global name; a tied one by its owner's."""
+    """Parameters by global name; a tied one by its owner's name."""
     repeated: dict[int, bool] = field(default_factory=dict)
-    """Of each layer, by its position in the model, whether it gives the form that it takes."""
+    """For each layer by its position in the model, whether its output has the form of its input."""
 
 
 class Part(NamedTuple):
-    """The layers of a stage that are run, and where they stand in the pipeline."""
+    """Layers of a stage that are run, and the stage's place in the pipeline."""
 
     positions: Sequence[int]
-    """Of the layers in the model; a class of stages is run with fewer of them (`dry_run.rank_classes`)."""
+    """Positions of the layers in the model; a class of stages is run with fewer of them (`dry_run.rank_classes`)."""
     is_first: bool
     is_last: bool
 
 
 def run_stage(job: Job, model: LayeredModel, part: Part, groups: Groups, inputs: Forms) -> StageRun:
-    """Build the layers of a part, and run forward, backward and, where it is split, the backward of weights.
+    """Build the layers of a part, and run forward, backward and, if it is split, the backward of weights.
 
     Raises:
-        StageError: something does not fit.
+        StageError: a layer cannot be built or rejects its input, or the backward fails.
     """
     all_specs = model.layers(groups)
     specs = [(position, all_specs[position]) for position in part.positions]
-    with torch.random.fork_rng(devices=()):  # dropout draws a seed, also where it has no mask
+    with torch.random.fork_rng(devices=()):  # dropout draws a seed even without a mask
         try:
             module = _build(job, specs, groups)
         except REFUSALS as error:
@@ -120,7 +120,7 @@ def run_stage(job: Job, model: LayeredModel, part: Part, groups: Groups, inputs:
 
 
 def _build(job: Job, specs: Sequence[tuple[int, LayerSpec]], groups: Groups) -> nn.ModuleDict:
-    """Build each layer, a tied one once, by the name of its owner; a dropout may stand twice in a model."""
+    """Build each layer by its owner's name: a tied layer once, and a dropout that a model uses twice once."""
     modules = nn.ModuleDict()
     with META:
         for _, spec in specs:
@@ -133,7 +133,7 @@ def _build(job: Job, specs: Sequence[tuple[int, LayerSpec]], groups: Groups) -> 
 
 
 def _key(spec: LayerSpec) -> str:
-    return spec.owner.replace(".", "/")  # no name of a module has a dot
+    return spec.owner.replace(".", "/")  # module names have no dots
 
 
 def _parameters(specs: Sequence[tuple[int, LayerSpec]], modules: nn.ModuleDict) -> dict[str, ParameterRecord]:
@@ -150,7 +150,7 @@ def _parameters(specs: Sequence[tuple[int, LayerSpec]], modules: nn.ModuleDict) 
 
 
 class _Forward:
-    """The forward of a stage's layers, which knows by its name which of them has refused."""
+    """Forward of a stage's layers, which names the layer that fails."""
 
     def __init__(self, job: Job, specs: Sequence[tuple[int, LayerSpec]], modules: nn.ModuleDict) -> None:
         checkpoint = job.spec.activation_checkpoint
@@ -187,7 +187,7 @@ def _run(
     split = splits_backward(job)
     inputs = [empty(form).requires_grad_(form[0].is_floating_point) for form in forms]
     with _counting_saved(module) as saved, fused_kernels(), splitting() if split else nullcontext():
-        # A copy, as the engine makes: a layer may work in place, and must not on a leaf.
+        # Copies, as the engine makes: a layer may work in place, which a leaf does not allow.
         x = [each.clone() for each in inputs]
         output = forward(x[0] if len(x) == 1 else tuple(x))
         outputs = tensors_of(output) if loss_fn is None else [_loss(job, loss_fn, output)]
@@ -201,14 +201,14 @@ def _run(
     if split:
         aside.accumulate()
         by_action["W"] = _taken(calls)
-    # A stage may leave an input unused, and the stage before waits for its gradient all the same.
+    # A stage may leave an input unused, but the stage before it still waits for the input's gradient.
     gradients = [each if each.grad is None else each.grad for each in inputs if each.is_floating_point()]
     num_bytes = sum(saved.values())
     return StageRun(forms, forms_of(outputs), forms_of(gradients), by_action, module, num_bytes)
 
 
 def splits_backward(job: Job) -> bool:
-    """Whether the job runs B and W apart: without a pipeline it does not, whatever its schedule."""
+    """Return whether the job runs B and W separately; without a pipeline it does not, whatever its schedule."""
     return job.schedule.split and job.mesh.pipe > 1
 
 
@@ -229,7 +229,7 @@ def _backward(outputs: Sequence[Tensor]) -> None:
 
 
 def _taken(calls: list[Call]) -> tuple[Call, ...]:
-    """Return what was noted since the last time."""
+    """Return what was noted since the last call."""
     noted = tuple(calls)
     calls.clear()
     return noted
@@ -237,7 +237,7 @@ def _taken(calls: list[Call]) -> tuple[Call, ...]:
 
 @contextmanager
 def _counting_saved(module: nn.Module) -> Iterator[dict[int, int]]:
-    """Give bytes of what autograd saves within, by storage, without what is a parameter's."""
+    """Yield the bytes that autograd saves in the body, by storage, without storages of parameters."""
     own = {_storage(p) for p in module.parameters()}
     saved: dict[int, int] = {}
 
@@ -258,14 +258,14 @@ def _storage(x: Tensor) -> int:
 
 
 class NoDryRunError(ValueError):
-    """There can be no dry run: no such rank, or what the model takes in is not known before there are data."""
+    """A dry run is impossible: the rank does not exist, or the model's input is unknown without data."""
 
 
 def input_form(job: Job) -> Form:
-    """Return what a micro-batch brings to the first stage, whole on every tensor rank.
+    """Return the form of a micro-batch at the first stage, whole on every tensor rank.
 
     Raises:
-        NoDryRunError: the model is none whose inputs are known.
+        NoDryRunError: the model's inputs are unknown.
     """
     model, micro = job.spec.model, job.batch.micro_size
     if isinstance(model, TokenModel):
@@ -273,11 +273,11 @@ def input_form(job: Job) -> Form:
     if isinstance(model, ImageModel) and not model.TOKENS_BESIDE_PATCHES:
         return DTYPES[job.spec.precision.dtype], (micro, model.num_channels, model.image_size, model.image_size)
     name = getattr(model, "target", type(model).__name__)
-    raise NoDryRunError(f"what {name} takes in is not known before there are data: a dry run knows GPT and ResMLP")
+    raise NoDryRunError(f"the inputs of {name} are unknown without data: a dry run supports GPT and ResMLP")
 
 
 def label_form(job: Job) -> Form:
-    """Return the labels of a micro-batch."""
+    """Return the form of a micro-batch's labels."""
     model, micro = job.spec.model, job.batch.micro_size
     return torch.int64, (micro, job.seq_len) if isinstance(model, TokenModel) else (micro,)
 
@@ -295,12 +295,12 @@ def shown_form(form: Form) -> str:
 
 
 def tensors_of(value: Any) -> list[Tensor]:
-    """Return what travels between two layers: one tensor, or several."""
+    """Return the tensors that travel between two layers as a list."""
     return list(value) if isinstance(value, tuple | list) else [value]
 
 
 def message_of(error: BaseException) -> str:
-    """Return the first line of an error, of a DslparError its first finding."""
+    """Return the first line of an error; for a DslparError, its first finding."""
     if isinstance(error, DslparError):
         return error.findings[0].message
     return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -1,16 +1,16 @@
-"""One step of one rank without ranks: `dry_run(job, rank)` builds it, takes it through its order, and checks all ranks.
+"""Dry run of one step of one rank: `dry_run(job, rank)` builds it, runs its order, and checks all ranks.
 
     result = dry_run(job, rank=1023)
     result.problems                      # [] where shards tile, stages chain, and ranks agree
     result.operations[("all_reduce", "y")]
 
-What repeats is run once: of each stage one micro-batch, forward, backward and, where it is split, the backward of
-weights; of stages and ranks that must do the same, one of each class (`dry_run.rank_classes`). Messages between stages
-are sent and received for the whole order, by the code that does it in training. The rank asked for is run with all its
-layers. DeepSpeed's engine is not built: reduction over replicas and the optimizer's step are not part of it.
+Repeated work is run once. Each stage runs one micro-batch: forward, backward and, if it is split, the backward of
+weights. Of stages and ranks that must do the same, one of each class is run (`dry_run.rank_classes`). Messages between
+stages are sent and received for the whole order, by the code that does so in training. The requested rank is run with
+all its layers. DeepSpeed's engine is not built, so reduction over replicas and the optimizer's step are missing.
 
-That one process can stand for a rank of any world is torch's idea: its fake process group is for that, and torchtitan
-has a mode which runs one rank of a config on it, on tensors with memory. The classes, and the checks, are dslpar's.
+torch's fake process group exists for this: one process stands for a rank of any world. torchtitan has a mode that runs
+one rank of a config on it, on tensors with memory. The classes and the checks are dslpar's.
 """
 
 from __future__ import annotations
@@ -56,38 +56,38 @@ Key = tuple[str, str]
 
 @dataclass
 class ClassRecord:
-    """Stages and ranks that do the same, and which of them were run."""
+    """Stages and ranks that do the same, and which of the ranks were run."""
 
     stages: tuple[int, ...]
     num_ranks: int
     ran: tuple[int, ...]
-    """Ranks."""
+    """Ranks that were run."""
 
 
 @dataclass
 class DryRun:
-    """What a rank holds and does in a step, and what is wrong with the layout."""
+    """Result of a dry run: a rank's parameters and operations in a step, and problems of the layout."""
 
     job: Job
     rank: int
     coord: Mapping[str, int]
     stages: tuple[int, ...]
     layers: tuple[str, ...]
-    """Of the rank's stages, by name."""
+    """Names of the layers on the rank's stages."""
     parameters: dict[str, ParameterRecord] = field(default_factory=dict)
-    """By global name."""
+    """Parameters by global name."""
     num_actions: int = 0
     operations: dict[Key, tuple[int, Fraction]] = field(default_factory=dict)
-    """(calls, bytes that the rank sends) in a step, by operation and axes; messages between stages are apart."""
+    """(calls, bytes that the rank sends) in a step, by operation and axes, without messages between stages."""
     messages: list[Message] = field(default_factory=list)
-    """Those between stages, in the rank's order."""
+    """Messages between stages, in the rank's order."""
     saved_bytes: int = 0
-    """What a micro-batch keeps for the backward on this rank, over its stages, as if a GPU computed it."""
+    """Bytes that a micro-batch keeps for the backward on this rank, over its stages, as a GPU's kernels would."""
     peak_saved_bytes: int | None = None
-    """The most of it at a time, by the schedule; None where the backward is split: what waits for W keeps less."""
+    """The most of these bytes at once, by the schedule; None if the backward is split: what waits for W keeps less."""
     classes: list[ClassRecord] = field(default_factory=list)
     num_tiled: int = 0
-    """Parameters whose shards were looked at, those of equal layers once."""
+    """Parameters whose shards were checked; those of equal layers count once."""
     problems: list[Problem] = field(default_factory=list)
 
 
@@ -95,19 +95,19 @@ def dry_run(job: Job, rank: int) -> DryRun:
     """Run one step of a rank of the job on the meta device, and check all ranks by their classes.
 
     Raises:
-        NoDryRunError: the world has no such rank, or nothing is known of what the model takes in.
-        DslparError: the model cannot be made, whatever the rank.
+        NoDryRunError: the world has no such rank, or the model's inputs or stages are unknown.
+        DslparError: the model cannot be built, whatever the rank.
     """
     if not 0 <= rank < job.mesh.world_size:
         raise NoDryRunError(f"there is no rank {rank}: the world has {job.mesh.world_size}")
     input_form(job)
     if job.stages.counts is None:
-        raise NoDryRunError("how the model is cut over stages is not known before it is built")
+        raise NoDryRunError("the stages of the model are unknown before it is built")
     return _Dry(job, rank).run()
 
 
 class _Dry:
-    """The dry run under way: what is known already, and the record that it fills."""
+    """A dry run in progress: what is known so far, and the result that it fills."""
 
     def __init__(self, job: Job, rank: int) -> None:
         self.job, self.mesh, self.chunks = job, job.mesh, job.chunks
@@ -120,14 +120,14 @@ class _Dry:
         self.coord = job.mesh.coord(rank)
         self.rank = rank
         self.forms: dict[Boundary, Forms] = {}
-        """What each action takes in from another stage."""
+        """Forms that each action takes in from another stage."""
         stages = tuple(self.chunks.held_by(self.coord["pipe"]))
         names = tuple(spec.name for stage in stages for spec in self.specs[self.parts[stage] : self.parts[stage + 1]])
         self.result = DryRun(job, rank, self.coord, stages, names)
         self.problems = self.result.problems
 
     def run(self) -> DryRun:
-        """Do everything, in the order in which one thing needs the other."""
+        """Run all checks, each after those it depends on."""
         orders = [self.job.schedule.order(pipe) for pipe in range(self.chunks.pipe)]
         self.result.num_actions = len(orders[self.coord["pipe"]])
         self.problems += order_problems(self.job.schedule, orders)
@@ -142,7 +142,7 @@ class _Dry:
     # ---- classes ----
 
     def _chain(self) -> dict[int, StageRun]:
-        """Run the stages one after the other, each on what the one before sends; those that are alike once."""
+        """Run the stages in order, each on what the stage before it sends; stages that are alike run once."""
         known: dict[tuple[int, tuple[object, ...]], StageRun] = {}
         runs: dict[int, StageRun] = {}
         forms: Forms = [input_form(self.job)]
@@ -168,7 +168,7 @@ class _Dry:
         return self._run_part(whole, stage, coord, forms)
 
     def _keeps_form(self, each: StageClass, run: StageRun) -> bool:
-        """Whether each layer that stands for several gives the form that it takes, so that the next can take it."""
+        """Return whether each layer that stands for several outputs the form of its input, as the next one needs."""
         left_out = set(each.whole.positions) - set(each.part.positions)
         stand_ins = {max(position for position in each.part.positions if position < other) for other in left_out}
         return all(run.repeated[position] for position in stand_ins)
@@ -186,7 +186,7 @@ class _Dry:
         self.problems.append(Problem(check, f"stage {stage}", str(error), why))
 
     def _check_boundary(self, stage: int, run: StageRun) -> None:
-        """Hold what a stage takes and gives against how the residual is stored, and gradients against activations."""
+        """Compare a stage's output with the layout's residual, and its gradients with its inputs."""
         if stage:
             self.forms["F", stage], self.forms["B", stage - 1] = run.inputs, run.input_gradients
             floating = [form for form in run.inputs if form[0].is_floating_point]
@@ -199,16 +199,16 @@ class _Dry:
         ours, theirs = (", ".join(map(shown_form, each)) for each in (forms, wanted))
         if ours != theirs:
             what = f"{does} {ours}, and not {theirs}, {name}"
-            self.problems.append(Problem("boundary", f"stage {stage}", what, "the next stage takes it for that"))
+            self.problems.append(Problem("boundary", f"stage {stage}", what, "the next stage expects that"))
 
     def _residual(self) -> Forms:
         job = self.job
-        hidden: int = job.spec.model.hidden_size  # type: ignore[union-attr]  # of every model whose inputs are known
+        hidden: int = job.spec.model.hidden_size  # type: ignore[union-attr]  # models with known inputs have it
         stored = placement.residual(self.mesh.tensor, job.batch.micro_size, job.seq_len, hidden)
         return [(DTYPES[job.spec.precision.dtype], stored.local_shape)]
 
     def _compare(self, each: StageClass, runs: Mapping[int, StageRun]) -> None:
-        """Run a class on other ranks, and compare them with the one at hand."""
+        """Run a class on other ranks, and compare them with the rank at hand."""
         stage = each.stages[0]
         per_stage = self.mesh.data * self.mesh.tensor.size
         own = self._rank_of(stage, self.coord)
@@ -242,7 +242,7 @@ class _Dry:
     # ---- the rank itself ----
 
     def _run_rank(self, orders: Orders) -> None:
-        """Run all layers of the rank's stages, what ends a step, and its messages, these on its neighbours as well."""
+        """Run all layers of the rank's stages, the end of the step, and the messages, also those of its neighbours."""
         pipe, order = self.coord["pipe"], orders[self.coord["pipe"]]
         runs: dict[int, StageRun] = {}
         with fake_rank(self.mesh, self.rank) as groups:
@@ -256,7 +256,9 @@ class _Dry:
                     return
                 self.result.parameters |= runs[stage].parameters
                 sent = self.forms.get(("F", stage + 1), runs[stage].outputs)
-                self._compare_forms(stage, "sends", runs[stage].outputs, sent, "which fewer of its layers give")
+                self._compare_forms(
+                    stage, "sends", runs[stage].outputs, sent, "which a shortened run of its layers sends"
+                )
             last = end_of_step(self.job, groups, self.specs, [run.module for run in runs.values()])
             found = {pipe: self._replay(groups, orders)} if self.chunks.pipe > 1 else {}
         self.result.operations = _totals(order, runs, last)
@@ -271,12 +273,12 @@ class _Dry:
             self._compare_link(other, pipe, found)
 
     def _replay(self, groups: Groups, orders: Orders) -> list[Message] | None:
-        """Send and receive a step's messages as one rank of the pipeline; None: they do not come to an end."""
+        """Replay a step's messages as one pipeline rank; None if they do not end."""
         pipe = groups.coord["pipe"]
         try:
             return replay(groups, orders, self.chunks, self.forms)
         except ValueError:
-            return None  # the orders cannot be run, and `order_problems` has said why
+            return None  # the orders cannot be run; `order_problems` has reported why
         except (LookupError, AssertionError) as error:
             what = "it waits for a message that nobody sends" if isinstance(error, LookupError) else str(error)
             self.problems.append(Problem("messages", f"pipe {pipe}", what, "the step would hang there"))
@@ -302,7 +304,7 @@ _ALIKE = "ranks of a tensor group run the same layers"
 def _totals(
     order: Sequence[Action], runs: Mapping[int, StageRun], last: Sequence[Call]
 ) -> dict[Key, tuple[int, Fraction]]:
-    """Count a step's operations, by operation and axes; a send along a tensor axis has its receive beside it."""
+    """Count a step's operations by operation and axes; a send along a tensor axis counts its receive separately."""
     times = Counter((action.kind, action.stage) for action in order)
     calls: Counter[Key] = Counter()
     sent: dict[Key, Fraction] = {}

@@ -1,4 +1,4 @@
-"""Whether the shards of all ranks tile a parameter: every element on exactly one of the boxes that ranks hold.
+"""Check that the shards of all ranks tile a parameter: every element is in exactly one of the boxes that ranks hold.
 
     >>> from dslpar.core.mesh import Tensor
     >>> from dslpar.layers.placement import Placement
@@ -8,10 +8,10 @@
     >>> tiling_errors(Placement(tensor, (8, 4), (("y", "y"), ("z",))))
     ['dim 0, cut over y y: 4 of 8 indices are on no rank, such as 2']
 
-No rank's tensor is built. A placement cuts each dim by itself, so what a rank holds is a box, the product of the
-indices that it holds of each dim; these the real `Placement.cut` gives, of a vector of indices, for each coordinate on
-the axes that cut the dim. Boxes tile the whole where on every dim different pieces are disjoint and cover it, and where
-every combination of pieces is on some rank. Over data and pipeline ranks nothing is cut: there, copies are whole.
+No rank's tensor is built. A placement splits each dim separately, so a rank holds a box: the product of the indices
+that it holds of each dim. The real `Placement.cut` gives these indices, applied to a vector of indices, for each
+coordinate on the axes that split the dim. Boxes tile the whole if on every dim different pieces are disjoint and cover
+the dim, and if every combination of pieces is on some rank. Nothing is split over data and pipeline ranks.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from dslpar.core.mesh import TENSOR_AXES
 from dslpar.layers.placement import Letters, Placement
 
 Ranges = tuple[tuple[int, int], ...]
-"""Indices of one dim, as ranges without their ends."""
+"""Indices of one dim as half-open ranges."""
 
 
 def tiling_errors(placement: Placement) -> list[str]:
-    """Return what is on no rank, on several, or counted otherwise than once; nothing where all is well."""
+    """Return errors: indices or boxes on no rank, on several, or not counted exactly once; empty if there are none."""
     tensor = placement.tensor
     sizes = {letter: getattr(tensor, letter) for letter in TENSOR_AXES}
     if unknown := [letter for letters in placement.cuts for letter in letters if letter not in sizes]:
@@ -47,7 +47,7 @@ def tiling_errors(placement: Placement) -> list[str]:
 
 
 def _pieces(placement: Placement, dim: int, sizes: Mapping[str, int]) -> dict[tuple[int, ...], Ranges]:
-    """Return the indices of one dim that a rank holds, by its coordinates on the axes that cut the dim."""
+    """Return the indices of one dim that a rank holds, by its coordinates on the axes that split the dim."""
     letters = placement.cuts[dim]
     first = dim == 0
     alone = Placement(
@@ -57,7 +57,7 @@ def _pieces(placement: Placement, dim: int, sizes: Mapping[str, int]) -> dict[tu
         blocks=placement.blocks if first else (),
         padded_rows=placement.padded_rows if first else None,
     )
-    indices = torch.arange(1, placement.shape[dim] + 1)  # 0 is what is padded
+    indices = torch.arange(1, placement.shape[dim] + 1)  # 0 is padding
     found: dict[tuple[int, ...], Ranges] = {}
     for coord in _coords(letters, sizes):
         piece = alone.cut(indices, coord)
@@ -66,8 +66,8 @@ def _pieces(placement: Placement, dim: int, sizes: Mapping[str, int]) -> dict[tu
 
 
 def _ranges(piece: torch.Tensor) -> Ranges:
-    """Return what a piece of [1, 2, ...] holds, padding left out, as ranges from 0."""
-    held = piece.numpy()  # single-threaded: torch would start a pool of threads for these few numbers
+    """Return the content of a piece of [1, 2, ...] without padding, as ranges from 0."""
+    held = piece.numpy()  # single-threaded: torch would start a thread pool for these few numbers
     held = held[held > 0] - 1
     breaks = [0, *(np.flatnonzero(np.diff(held) != 1) + 1).tolist(), len(held)]
     return tuple((int(held[begin]), int(held[end - 1]) + 1) for begin, end in pairwise(breaks) if end > begin)
@@ -85,7 +85,7 @@ def _on(coord: Mapping[str, int], letters: Letters) -> tuple[int, ...]:
 
 
 def _dim_errors(placement: Placement, dim: int, pieces: Mapping[tuple[int, ...], Ranges]) -> list[str]:
-    """Look whether different pieces of a dim are disjoint and cover it."""
+    """Check that different pieces of a dim are disjoint and cover it."""
     length, name = placement.shape[dim], f"dim {dim}, cut over {' '.join(placement.cuts[dim]) or 'nothing'}"
     covered, missing, twice = 0, Counter[int](), Counter[int]()
     for begin, end in [*sorted(held for piece in dict.fromkeys(pieces.values()) for held in piece), (length, length)]:
@@ -102,7 +102,7 @@ def _dim_errors(placement: Placement, dim: int, pieces: Mapping[tuple[int, ...],
 
 
 def _box_errors(placement: Placement, dims: list[dict[tuple[int, ...], Ranges]], sizes: Mapping[str, int]) -> list[str]:
-    """Look whether every combination of pieces is on as many ranks as any other, and owned by one of them."""
+    """Check that every combination of pieces is on equally many ranks, and owned by one of them."""
     boxes: Counter[tuple[Ranges, ...]] = Counter()
     owners: Counter[tuple[Ranges, ...]] = Counter()
     for coord in _coords(TENSOR_AXES, sizes):

@@ -1,17 +1,17 @@
-"""What a model costs a rank, from its layers run once without memory: for models of which no closed form is known.
+"""Trace a model's costs on a rank by running its layers once without memory, for models without a closed form.
 
     tracer = Tracer(job)
     tracer.job                          # with its stages, which only the built layers tell
     workload_of(tracer.job, tracer.costs_of)
 
 Each layer is built on the meta device as a rank of the tensor group would build it, and run forward and backward
-(`dslpar.dry_run`): its operations are its work, its groups' operations its traffic, what autograd saves its memory.
-Layers that are built alike, and take the same forms, are run once; that a layer goes by its number alone, and not by
-what it was built with, no trace would see. All of it grows evenly with the samples of a micro-batch, so two sizes of it
-tell all others.
+(`dslpar.dry_run`). Its operations become its work, its groups' operations its traffic, and what autograd saves its
+memory. Layers that are built alike and take the same forms are run once. A trace cannot notice a layer whose behaviour
+depends only on its number and not on how it was built. Costs are affine in the samples of a micro-batch, so two sizes
+determine all others.
 
-That a model's memory is found by running it on tensors without memory is LLMem's and torch's own (MemTracker,
-FakeTensorMode); that its operations are counted so is torch's FlopCounterMode. What it takes in is asked of its data.
+LLMem and torch (MemTracker, FakeTensorMode) also find a model's memory by running it on tensors without memory, and
+torch's FlopCounterMode counts operations in this way. The forms of a model's inputs are taken from its data.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ from dslpar.models.layered import LayeredModel, LayerSpec, Loss
 from dslpar.schema.sections import ImageModel, TokenModel
 
 _RAISED = (*REFUSALS, ArithmeticError, AttributeError, LookupError)
-"""What code raises that meets tensors without numbers, or numbers that are all 0."""
+"""Exceptions of code that meets tensors without numbers, or numbers that are all 0."""
 _WIDE = 4
-"""Bytes of an element of `Saved.wide`."""
+"""Bytes per element of `Saved.wide`."""
 
 
 class TraceError(ValueError):
@@ -63,19 +63,19 @@ class TraceError(ValueError):
 
 
 class Taken(NamedTuple):
-    """What a micro-batch brings: forms of inputs, and of labels."""
+    """Forms of a micro-batch's inputs and labels."""
 
     inputs: Forms
     labels: Any
-    """A form, or a tuple of them."""
+    """A form, or a tuple of forms."""
 
 
 class Tracer:
-    """Traces the layers of a job's model, for any cuboid of ranks and any micro-batch.
+    """Tracer of the layers of a job's model, for any cuboid of ranks and any micro-batch.
 
     Raises:
-        TraceError: the model cannot be run on tensors without memory, or what it takes in is not known.
-        DslparError: it cannot be made, or cut as the job says.
+        TraceError: the model cannot be run on tensors without memory, or its inputs are unknown.
+        DslparError: the model cannot be built, or partitioned as the job says.
     """
 
     def __init__(self, job: Job) -> None:
@@ -89,18 +89,18 @@ class Tracer:
         self._samples: dict[int, Taken] = {}
 
     def costs_of(self, cuboid: Cuboid, micro_size: int) -> ModelCosts | None:
-        """Return what the model costs a rank of a cuboid; None where its layers cannot be cut so."""
+        """Return the model's costs on a rank of a cuboid; None if its layers cannot be sharded so."""
         if cuboid not in self._traced:
             self._traced[cuboid] = self._trace(cuboid)
         found = self._traced[cuboid]
         return None if found is None else interpolate(*found, micro_size / least_micro_size(cuboid) - 1)
 
     def _own(self, cuboid: Cuboid) -> bool:
-        """Whether it is the job's own: where that cannot be traced there is no forecast, and the reason is raised."""
+        """Return whether it is the job's own cuboid; without its trace there is no forecast, so errors are raised."""
         return cuboid == self.job.mesh.tensor
 
     def _trace(self, cuboid: Cuboid) -> tuple[ModelCosts, ModelCosts] | None:
-        """Return the costs for the smallest micro-batch, and for the one that is twice as large."""
+        """Return the costs for the smallest micro-batch, and for one twice as large."""
         mesh, least = Mesh(pipe=1, data=1, tensor=cuboid), least_micro_size(cuboid)
         job = replace(self.job, mesh=mesh)
         try:
@@ -121,7 +121,7 @@ class Tracer:
         return one, two
 
     def _taken(self, micro_size: int) -> Taken:
-        """Return what a micro-batch brings, of a model that does not say so as its data have it."""
+        """Return the forms of a micro-batch; from the model's data if the model does not define them."""
         model, job = self.job.spec.model, self.job
         if isinstance(model, TokenModel) or (isinstance(model, ImageModel) and not model.TOKENS_BESIDE_PATCHES):
             sized = replace(job, batch=job.batch._replace(micro_size=micro_size))
@@ -146,7 +146,7 @@ class Tracer:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Compute in one thread within: policies try many small products, for which threads only wait for each other."""
+    """Compute the body in one thread: policies try many small products, for which threads only wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -156,12 +156,12 @@ def _one_thread() -> Iterator[None]:
 
 
 class _Layer(NamedTuple):
-    """What one layer was seen to do."""
+    """Traced behaviour of one layer."""
 
     costs: Costs
     outputs: Forms
     saved: frozenset[int]
-    """Which of its outputs, by position, it has saved itself: who comes next saves no more of them."""
+    """Positions of the outputs that the layer itself saves: the next layer saves no second copy."""
     tied: float
     recomputable: bool
 
@@ -177,7 +177,7 @@ class _Trace:
         self._known: dict[object, _Layer] = {}
 
     def run(self, taken: Taken, micro_size: int) -> ModelCosts:
-        """Run all layers, and the loss, on a micro-batch of so many samples."""
+        """Run all layers and the loss on a micro-batch of `micro_size` samples."""
         forms, is_saved = taken.inputs, frozenset[int]()
         layers: list[_Layer] = []
         boundary = 0.0
@@ -208,9 +208,9 @@ class _Trace:
         return sum(empty(form).numel() * form[0].itemsize / self.dtype.itemsize for form in forms)
 
     def _flops(self, units: Sequence[Costs], tokens: int) -> Flops:
-        """Return those of a token, or of a sample where samples are no sequences."""
+        """Return the FLOPs per token, or per sample if samples are not sequences."""
         ranks = self.groups.mesh.tensor.size
-        # A frozen weight has no gradient, which is a third of its operations.
+        # A frozen weight has no gradient, which saves a third of its operations.
         trained, frozen = (
             sum(rows * depth * columns for each in units for rows, depth, columns in getattr(each.work, kind))
             for kind in ("products", "frozen")
@@ -219,7 +219,7 @@ class _Trace:
         causal = sum(2 * each.queries * each.keys for each in scores if each.causal)
         others = sum(2 * each.queries * each.keys for each in scores if not each.causal)
         multiplied = ranks * (6 * trained + 4 * frozen) / tokens
-        # Forward and backward are thrice the products; of a causal mask's half are left.
+        # Forward and backward are three times the products; a causal mask leaves half of them.
         in_attention = 3 * ranks * (causal + 2 * others) / tokens
         return Flops(mfu_causal=round(multiplied + in_attention), mfu_6n=round(multiplied))
 
@@ -246,11 +246,11 @@ class _Trace:
         return self._known[key]
 
     def _built(self, spec: LayerSpec) -> tuple[nn.Module, object]:
-        """Return a layer's module, and what it has in common with those that are like it."""
+        """Return a layer's module, and a key that equal layers share."""
         if spec.owner not in self._modules:
             with META:
                 module = spec.build()
-            module.to(META, self.dtype)  # also buffers that it computes
+            module.to(META, self.dtype)  # also moves buffers that it computes
             mark_owners(module, self.groups)
             self._modules[spec.owner] = module.train(), _likeness(module)
         return self._modules[spec.owner]
@@ -259,13 +259,13 @@ class _Trace:
         self, spec: LayerSpec, module: nn.Module, forms: Forms, is_saved: frozenset[int], calls: list[Call]
     ) -> _Layer:
         with torch.no_grad(), OpCounter(self.dtype), fused_kernels():
-            # Once before: policies find out at a first forward what blocks are called with, by other forwards.
+            # A first run: at a first forward, policies swap in other forwards to see the blocks' arguments.
             spec.apply(module, _entering([empty(form) for form in forms]))
         calls.clear()
-        # What data bring needs no gradient, nor a backward through the first layer's own products.
+        # Data needs no gradient, and the first layer's own products need no backward to it.
         needs_gradient = spec is not self.specs[0]
         leaves = [empty(form).requires_grad_(needs_gradient and form[0].is_floating_point) for form in forms]
-        x = [each.clone() for each in leaves]  # a layer may work in place, and must not on a leaf
+        x = [each.clone() for each in leaves]  # a layer may work in place, which a leaf does not allow
         before = {_storage(x[position]) for position in is_saved}
         own = {_storage(p) for p in module.parameters()} | before
         saved: dict[int, Tensor] = {}
@@ -297,7 +297,7 @@ class _Trace:
         return _Layer(costs, forms_of(outputs), kept, weights if is_tied else 0.0, spec.recomputable)
 
     def _is_frozen(self, module: nn.Module) -> Callable[[Tensor], bool]:
-        """Return whether an operand is a weight that is not trained: its own memory, or of its size once gathered."""
+        """Return a test of whether an operand is a frozen weight, by its storage or, once gathered, by its size."""
         matrices = [p for p in module.parameters() if p.dim() > 1]
         frozen, trained = ([p for p in matrices if p.requires_grad is trained] for trained in (False, True))
         storages, q = {_storage(p) for p in frozen}, self.groups.tensor.q
@@ -324,7 +324,7 @@ class _Trace:
             torch.autograd.backward(ends, [torch.empty_like(each) for each in ends])
 
     def _loss(self, forms: Forms, labels: Any) -> Costs:
-        """Run the loss: its collectives, and the output that it is computed of."""
+        """Run the loss, and count its collectives and the output that it is computed from."""
         try:
             loss_fn: Loss = self.model.loss(self.groups)
             outputs = [empty(form).requires_grad_(form[0].is_floating_point) for form in forms]
@@ -340,7 +340,7 @@ class _Trace:
 
 
 def _likeness(module: nn.Module) -> object:
-    """Return the classes within a layer, their plain attributes but a layer's number, and the shapes of all tensors."""
+    """Return a layer's classes, their plain attributes without its number, and the shapes of all tensors."""
     return tuple(
         (
             name,
@@ -358,21 +358,21 @@ def _counts(key: str) -> bool:
 
 
 def _plain(value: object) -> object:
-    """Return a value that can be compared, such as a convolution's stride; of others, their class."""
+    """Return a value that can be compared, such as a convolution's stride; for other values, their class."""
     if isinstance(value, tuple | list):
         return tuple(map(_plain, value))
     return value if isinstance(value, bool | int | float | str | type(None) | torch.dtype) else type(value)
 
 
 def _function(forward: Any) -> object:
-    """Return the function that applies a layer, without what it is given: a block's number, say."""
+    """Return the function that applies a layer, without bound arguments such as a block's number."""
     while isinstance(forward, partial):
         forward = forward.func
     return getattr(forward, "__func__", forward)
 
 
 def _entering(tensors: Sequence[Tensor]) -> Any:
-    """Return what travels between layers as a layer takes it."""
+    """Return what travels between layers in the form that a layer takes."""
     return tensors[0] if len(tensors) == 1 else tuple(tensors)
 
 
@@ -385,7 +385,7 @@ def _storage(x: Tensor) -> int:
 
 
 def _traffic(calls: list[Call], element_bytes: int) -> Traffic:
-    """Return what was noted since the last time, in elements of the model's type."""
+    """Return the traffic noted since the last call, in elements of the model's type."""
     elements: dict[tuple[str, str], float] = {}
     number: dict[tuple[str, str], float] = {}
     for call in calls:

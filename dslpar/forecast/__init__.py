@@ -1,5 +1,5 @@
-"""What a layout costs before anything runs: memory, traffic and floating-point operations, as closed forms.
+"""Forecast a layout before anything runs: memory and step time in closed form, and a search for better layouts.
 
-In: a model's sizes and a cuboid of ranks. Out: elements stored, elements sent by collective and axis, operations of a
-step. Plain arithmetic; the tests hold it against what real ranks hold and send.
+Input: a model's costs (`dslpar.costs`), a mesh and a machine. Output: bytes per rank, seconds per step, and layouts in
+order of their time. It is plain arithmetic; tests compare it with what real ranks hold and send.
 """

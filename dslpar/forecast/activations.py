@@ -1,13 +1,14 @@
-"""Activations of a rank of a pipeline, in bytes: what waits for its backward, what the running layer needs, logits.
+"""Activation memory of a pipeline rank, in bytes: micro-batches waiting for their backward, the running layer, logits.
 
-A micro-batch that a stage has run forward waits for its backward, with what its layers save (`dslpar.costs.memory`).
-Where the backward is split, it then waits for W with the operands of each weight's gradient: the input and the
-gradient of the output of every product. How many of both wait at once is the schedule's (`fullest`).
+After its forward on a stage, a micro-batch waits for its backward and holds what its layers saved
+(`dslpar.costs.memory`). If the backward is split, it then waits for W and holds the operands of each weight's
+gradient: the input of every product and the gradient of its output. The schedule decides how many micro-batches wait
+at once (`fullest`).
 
-With full recomputation a group of layers keeps the first one's input, and one group at a time has everything. A stage
-keeps what it received until its backward has made its gradient, and what it sent. That memory is a sum over a layer's
-saved tensors times the micro-batches in flight, 34 s b h + 5 a s^2 b bytes of a layer without fused attention, is
-Korthikanti et al.'s (arXiv 2205.05198).
+With full recomputation a group of layers keeps only the input of its first layer, and one group at a time holds
+everything. A stage keeps what it received until its backward has made the gradient, and keeps what it sent. The memory
+is the sum over a layer's saved tensors times the micro-batches in flight: 34 s b h + 5 a s^2 b bytes per layer without
+fused attention (Korthikanti et al., arXiv 2205.05198).
 """
 
 from __future__ import annotations
@@ -25,26 +26,26 @@ from dslpar.layout.divisors import ranks
 from dslpar.layout.schedule import Schedule
 
 WIDE_BYTES = 4
-"""Of an element of statistics: float32."""
+"""Bytes per element of statistics (float32)."""
 
 
 class Activations(NamedTuple):
-    """What a rank holds while it runs micro-batches, in bytes."""
+    """Bytes that a rank holds while it runs micro-batches."""
 
     saved: float
-    """At the fullest moment, of all micro-batches in flight."""
+    """Saved by all micro-batches in flight, at the fullest moment."""
     first: float
-    """Of one micro-batch through all of the rank's stages."""
+    """Saved by one micro-batch on all of the rank's stages."""
     working: float
-    """What the running layer needs besides: gradients of what lies in it, and all of a group that is recomputed."""
+    """Needed besides by the running layer: gradients inside it, and all of a group that is recomputed."""
     logits: float
-    """While the loss's backward runs, with all that is made of them."""
+    """Logits and everything made from them, while the loss's backward runs."""
     output: float
-    """Of `logits`, those that are kept until the next micro-batch has its own."""
+    """Part of `logits` that is kept until the next micro-batch has its own."""
 
 
 def activations(workload: Workload, pipe_rank: int) -> Activations:
-    """Return what a rank of the pipeline holds."""
+    """Return the activation memory of a pipeline rank."""
     schedule, of_parts = workload.schedule, _parts(workload)
     stages = schedule.chunks.held_by(pipe_rank)
     waiting = [_saved(workload, of_parts, stage) for stage in stages]
@@ -56,9 +57,9 @@ def activations(workload: Workload, pipe_rank: int) -> Activations:
 
 
 def fullest(schedule: Schedule, rank: int, waiting: Sequence[float], deferred: Sequence[float]) -> float:
-    """Return the most that a rank holds at once, of what a micro-batch has on each of its stages.
+    """Return the most that a rank holds at once, given what one micro-batch holds on each of its stages.
 
-    `waiting` is what it has from its forward on, `deferred` what it has from B on where the backward is split.
+    `waiting` is held from the forward to B, `deferred` from B to W if the backward is split.
 
         >>> fullest(Schedule(Chunks(pipe=4), num_micro_batches=8), 0, [1.0], [0.0])
         4.0
@@ -66,7 +67,7 @@ def fullest(schedule: Schedule, rank: int, waiting: Sequence[float], deferred: S
     num = schedule.chunks.num
     if num == 1 and not schedule.split:  # only whole micro-batches wait, all alike
         return waiting[0] * schedule.held(rank).total
-    # From three rounds on, a step only repeats its middle.
+    # A step of more than three rounds only repeats its middle.
     count = min(schedule.num_micro_batches, 3 * schedule.chunks.pipe)
     change = [0.0] * (3 * num)
     for index, (size, put_off) in enumerate(zip(waiting, deferred, strict=True)):
@@ -77,7 +78,7 @@ def fullest(schedule: Schedule, rank: int, waiting: Sequence[float], deferred: S
 
 @lru_cache(maxsize=4096)
 def _changes(chunks: Chunks, count: int, split: bool, rank: int) -> tuple[int, ...]:
-    """Return the actions of a rank as places in a list of changes: F of each of its stages, then B, then W."""
+    """Return a rank's actions as indices into the list of changes: F of each of its stages, then B, then W."""
     kinds = {"F": 0, "B": chunks.num, "W": 2 * chunks.num}
     return tuple(kinds[kind] + stage // chunks.pipe for kind, stage, _ in Schedule(chunks, count, split).order(rank))
 
@@ -86,22 +87,22 @@ def _changes(chunks: Chunks, count: int, split: bool, rank: int) -> tuple[int, .
 
 
 class _Parts(NamedTuple):
-    """What one micro-batch has of each part of a model, on whichever stage, in bytes."""
+    """Bytes that one micro-batch holds in each part of a model, whichever stage it is on."""
 
     boundary: float
     layer: float
     last: float
-    """What layer and head save."""
+    """Saved by a layer and by the head."""
     deferred_layer: float
     deferred_last: float
-    """What they keep from B to W."""
+    """Kept from B to W by a layer and by the head."""
     working: float
     logits: float
     output: float
 
 
 def _parts(workload: Workload) -> _Parts:
-    """Return them as they are kept with the costs: pipelines and stages of ZeRO have the same ones."""
+    """Return the parts, cached with the costs: many pipelines and ZeRO stages share them."""
     habits = workload.habits
     again = workload.recompute, min(workload.interval, max(workload.counts)), workload.mlp_chunks
     of_habits = habits.fused_attention, habits.fused_norms, habits.logit_bytes
@@ -130,7 +131,7 @@ def _make_parts(workload: Workload) -> _Parts:
 
 
 def _saved(workload: Workload, of_parts: _Parts, stage: int) -> float:
-    """Return what a micro-batch keeps on a stage from its forward to its backward."""
+    """Return the bytes that a micro-batch keeps on a stage from its forward to its backward."""
     chunks, count, boundary = workload.schedule.chunks, workload.counts[stage], of_parts.boundary
     if workload.costs.units:
         total = _saved_by_units(workload, boundary, stage)
@@ -147,13 +148,13 @@ def _saved(workload: Workload, of_parts: _Parts, stage: int) -> float:
 
 
 def _inputs(workload: Workload, boundary: float, num_layers: int) -> float:
-    """Return what is kept of layers that are computed again: the inputs of groups."""
+    """Return the bytes kept for recomputed layers: the inputs of their groups."""
     total = -(-num_layers // workload.interval) * boundary
-    return min(total, boundary) if workload.offloads_inputs else total  # the one that is on its way
+    return min(total, boundary) if workload.offloads_inputs else total  # on the device: only the one being copied
 
 
 def _saved_by_units(workload: Workload, boundary: float, stage: int) -> float:
-    """Return the same of the layers of a stage, where layers may differ, and some may not be computed again."""
+    """Return the bytes saved by a stage's layers if layers differ and some may not be recomputed."""
     costs, begin = workload.costs, sum(workload.counts[:stage])
     end, recomputes = begin + workload.counts[stage], workload.recompute == "full"
     units = zip(costs.units[begin:end], costs.recomputable[begin:end], strict=True)
@@ -163,18 +164,18 @@ def _saved_by_units(workload: Workload, boundary: float, stage: int) -> float:
 
 
 def _of_layer(workload: Workload, layer: Costs) -> float:
-    """Return what a layer saves of a micro-batch, with masks of dropout, and scores where attention is not fused.
+    """Return the bytes that a layer saves of a micro-batch, with dropout masks and with unfused attention's scores.
 
-    Of what is computed by parts of the tokens, its input alone: the rest is there for one part at a time.
+    A part that runs in chunks of tokens saves its input alone: the rest exists for one chunk at a time.
     """
     total = _bytes(workload, layer) - 2 * _result_of_norm(workload)
     if _mlp_chunks(workload) > 1:
         total -= _saved_by_mlp(workload)
-    dropout = not workload.costs.units and getattr(workload.model, "dropout", 0.0) > 0  # a trace has seen it
+    dropout = not workload.costs.units and getattr(workload.model, "dropout", 0.0) > 0  # a trace counts it itself
     if dropout:
-        total += 2 * float(workload.costs.boundary)  # two masks, of a byte an element
+        total += 2 * float(workload.costs.boundary)  # two masks of one byte per element
     if not workload.habits.fused_attention:
-        total -= WIDE_BYTES * _num_queries(layer)  # the softmax itself takes the place of its sums
+        total -= WIDE_BYTES * _num_queries(layer)  # the softmax is saved in place of its log-sum-exp
         if workload.recompute == "none":
             kept = 2 * workload.element_bytes + 1 if dropout else workload.element_bytes
             total += kept * sum(each.queries / each.head_size * each.keys for each in layer.work.scores)
@@ -182,8 +183,9 @@ def _of_layer(workload: Workload, layer: Costs) -> float:
 
 
 def _result_of_norm(workload: Workload) -> float:
-    """Return the bytes of a norm's result that `dslpar.costs.memory` counts, as on a CPU, and a fused kernel does
-    not keep: of RMSNorm, where features are whole. A trace counts none.
+    """Return the bytes of a norm's result that `dslpar.costs.memory` counts but a fused kernel does not keep.
+
+    torch's RMSNorm on a CPU keeps its result if features are whole. For other norms and for a traced model it is 0.
     """
     tensor = workload.mesh.tensor
     if workload.costs.units or not workload.habits.fused_norms or getattr(workload.model, "norm", "") != "rmsnorm":
@@ -197,7 +199,7 @@ def _mlp_chunks(workload: Workload) -> int:
 
 
 def _saved_by_mlp(workload: Workload) -> float:
-    """Return what the second norm and the MLP save, but for their input."""
+    """Return the bytes that the second norm and the MLP save, without their input."""
     costs = workload.costs
     of_mlp = _bytes(workload, costs.mlp_part) - _result_of_norm(workload)
     return of_mlp - workload.element_bytes * float(costs.boundary) if of_mlp > 0 else 0.0
@@ -213,7 +215,7 @@ def _bytes(workload: Workload, part: Costs) -> float:
 
 
 def _deferred(workload: Workload, of_parts: _Parts, stage: int) -> float:
-    """Return what a micro-batch keeps on a stage from B to W: both operands of each product's weight gradient."""
+    """Return the bytes that a micro-batch keeps on a stage from B to W: the operands of each weight's gradient."""
     total = workload.counts[stage] * of_parts.deferred_layer
     if workload.costs.units:
         size = workload.element_bytes
@@ -222,26 +224,26 @@ def _deferred(workload: Workload, of_parts: _Parts, stage: int) -> float:
 
 
 def _operands(workload: Workload, part: Costs) -> float:
-    """Return the elements of inputs, as the backward keeps them, and of the outputs' gradients, as panels.
+    """Return the elements kept from B to W: inputs as the backward keeps them, and output gradients as panels.
 
-    Of what is frozen nothing is put off, nor of adapters beside it.
+    Frozen weights and the adapters beside them defer nothing.
     """
     tensor, total = workload.mesh.tensor, 0.0
     for index, (rows, depth, columns) in enumerate(part.work.products):
         pieces = 1
-        if tensor.keep not in ("x", "both"):  # kept as stored: inward and outward products alternate
+        if tensor.keep not in ("x", "both"):  # kept as stored; inward and outward products alternate
             pieces = tensor.z if index % 2 else (tensor.y if tensor.residual != "replicated" else 1)
         total += rows * (depth / pieces + columns)
     return total
 
 
 def _logits(workload: Workload) -> tuple[float, float]:
-    """Return the bytes of logits while the loss's backward runs, and of those that are kept after it.
+    """Return the bytes of logits while the loss's backward runs, and the bytes that are kept after it.
 
-    The softmax in float32, from which the gradient is made in the logits' type (`dslpar.layers.loss`). Without a
-    pipeline the caller has the logits themselves, until the next micro-batch gives others. By parts of the tokens, a
-    part's logits are computed again for its backward, and nobody keeps them. After the loss's, the head's backward has
-    the logits' gradient, and of a weight in pieces its panel and that of its gradient.
+    The softmax is in float32; the gradient is made from it in the logits' type (`dslpar.layers.loss`). Without a
+    pipeline the caller holds the logits until the next micro-batch gives others. With the loss in chunks of tokens, a
+    chunk's logits are computed again for its backward and nobody keeps them. After the loss's backward, the head's
+    backward holds the logits' gradient and, if its weight is sharded, the weight's panel and the gradient's panel.
     """
     costs, size = workload.costs, workload.element_bytes
     elements = float(costs.logits)
@@ -256,12 +258,13 @@ def _logits(workload: Workload) -> tuple[float, float]:
 
 
 def _working(workload: Workload) -> float:
-    """Return what the backward of a layer needs besides what is saved.
+    """Return the bytes that a layer's backward needs besides what is saved.
 
-    Around its widest product: the gradient of its output, what the activation's gradient is made of, and the gradient
-    of its input. Or in attention, when what the MLP has saved is gone: the residual's gradient, and what
-    `dslpar.costs.memory.attention_working` counts. A group of layers that is recomputed has all that these save, but
-    the input, which was kept. Of a pipeline's messages one each way is on its way.
+    Two moments are compared. At the widest product it needs the gradient of the product's output, the tensors from
+    which the activation's gradient is made, and the gradient of the product's input. In attention, after the MLP's
+    saved tensors are freed, it needs the residual's gradient and what `dslpar.costs.memory.attention_working`
+    counts. A recomputed group of layers holds all that its layers save, except its input, which was kept. With a
+    pipeline, one message in each direction is in flight.
     """
     costs, size, chunks = workload.costs, workload.element_bytes, _mlp_chunks(workload)
     of_mlp = _saved_by_mlp(workload)
@@ -283,16 +286,16 @@ def _working(workload: Workload) -> float:
 
 
 def _weight_panels(workload: Workload) -> float:
-    """Return the elements of the weights that are gathered over q for the running product, and for the next one.
+    """Return the elements of weights gathered over q: for the running product, and prefetched for the next one.
 
-    Of a layer's widest product. What a gradient takes before it is reduced is in the place of one of them
+    Both are sized by a layer's widest product. A gradient that waits for its reduction takes the place of one of them
     (`dslpar.layers.weight_prefetch`).
     """
     return (2 if _prefetches(workload) else 1) * _widest_panel(workload, workload.costs.layer)
 
 
 def _widest_panel(workload: Workload, part: Costs) -> float:
-    """Return the elements of the widest weight that is gathered over q, of a part of the model."""
+    """Return the elements of the widest weight that a part of the model gathers over q."""
     if workload.mesh.tensor.q == 1:
         return 0.0
     work = part.work

@@ -1,13 +1,14 @@
-"""Calibration: the constants of the forecast of time, fitted to steps that were measured.
+"""Calibration: fit the constants of the time forecast to measured steps.
 
     runs = [Run(terms_of(workload, device, nodes), step_s), ...]
     calibration = calibrate(runs)
     calibration.constants, calibration.error
 
-Minimized is the mean of a Huber loss of log(forecast / measured), so that a run that stalled counts, but does not rule.
-Constants are moved in log space, within bounds, by Gauss-Newton steps with Levenberg's damping: two dozen evaluations
-of all runs for each step, and a handful of steps. A dozen runs cannot tell two dozen constants. A prior keeps those
-near their start that the runs do not speak of: it weighs like `PRIOR_RUNS` runs that contradict a change.
+The fit minimizes the mean Huber loss of log(forecast / measured), so that a run that stalled counts but does not
+dominate. Gauss-Newton steps with Levenberg's damping move the constants in log space, within bounds. Each step
+evaluates all runs once per constant, and the fit takes a handful of steps. A dozen runs cannot determine two dozen
+constants: a prior keeps the constants that the runs do not determine near their start. It weighs like `PRIOR_RUNS`
+runs that contradict a change.
 """
 
 from __future__ import annotations
@@ -21,22 +22,22 @@ from dslpar.forecast.constants import BOUNDS, DEFAULT, ERROR, Constants, Error
 from dslpar.forecast.step_time import Terms, time_of
 
 HUBER = 0.05
-"""Of the logarithm of a ratio: above it, an error counts by its size and not by its square. Forecasts of most steps err
-by about so much; what errs by more was often disturbed, and is not to move the constants of the others."""
+"""Threshold on the logarithm of a ratio: a larger error counts by its size and not by its square. Forecasts of most
+steps err by about this much. A run with a larger error was often disturbed, and should not move the constants."""
 PRIOR_RUNS = 0.2
-"""Weight of the prior, in runs; a change by a factor e costs what an error of 100 % in so many runs would."""
+"""Weight of the prior, in runs: a change by a factor e costs as much as an error of 100 % in so many runs."""
 MOST_STEPS = 25
 STEP = 0.02
-"""By which a constant is varied to see what it does."""
+"""Step by which a constant is varied to measure its effect, in log space."""
 LONGEST_STEP = 0.7
 FEWEST_HELD_OUT = 3
-"""Runs of which one can be held out."""
+"""The fewest runs of which one can be held out."""
 CONVERGED = 1e-5
-"""Of the loss: steps that gain less than this share end the fit."""
+"""The fit ends when a step reduces the loss by less than this share."""
 
 
 class Run(NamedTuple):
-    """A step that was measured."""
+    """A measured step."""
 
     terms: Terms
     step_s: float
@@ -45,28 +46,28 @@ class Run(NamedTuple):
 
 @frozen
 class Calibration:
-    """Constants, and how far off they are on the runs that they were fitted to."""
+    """Fitted constants, and their errors on the runs that they were fitted to."""
 
     constants: Constants
     residuals: tuple[float, ...]
     """log(forecast / measured) of each run."""
     loss: float
-    """Of the runs and the prior."""
+    """Loss over the runs and the prior."""
 
     @property
     def error(self) -> Error:
-        """Shares by which the forecast errs on these runs."""
+        """Errors of the forecast on these runs, as shares."""
         return error_of(self.residuals)
 
 
 def error_of(residuals: Sequence[float]) -> Error:
-    """Return the shares by which forecasts err, from log(forecast / measured) of each."""
+    """Return the errors of forecasts as shares, from log(forecast / measured) of each."""
     shares = sorted(abs(exp(each) - 1) for each in residuals)
     return Error(*(quantile(shares, at) for at in (0.5, 0.8, 0.9)))
 
 
 def quantile(ordered: Sequence[float], at: float) -> float:
-    """Return a quantile of values in order, between two of them in proportion."""
+    """Return a quantile of sorted values, linear between neighbours."""
     place = at * (len(ordered) - 1)
     low = int(place)
     high = min(low + 1, len(ordered) - 1)
@@ -84,7 +85,7 @@ def calibrate(
     names: Sequence[str] = tuple(BOUNDS),
     prior_runs: float = PRIOR_RUNS,
 ) -> Calibration:
-    """Fit the constants of these names to runs, from a start; the others stay."""
+    """Fit the named constants to runs, from a start; other constants keep their start value."""
     total = sum(run.weight for run in runs)
     fit = _Fit(runs, [run.weight / total for run in runs], start, names, prior_runs / total)
     point = fit.origin
@@ -107,9 +108,9 @@ def calibrate(
 
 
 def held_out_error(runs: Sequence[Run], folds: int = 10) -> Error:
-    """Return by what forecasts err on runs that the constants were not fitted to: each fold by those of the others.
+    """Return the cross-validated error: each fold is forecast with constants fitted to the other folds.
 
-    Of fewer than three runs nothing can be held out: their error is that of the defaults.
+    With fewer than three runs nothing can be held out, and the error of the defaults is returned.
     """
     folds = min(folds, len(runs))
     if folds < FEWEST_HELD_OUT:
@@ -122,7 +123,7 @@ def held_out_error(runs: Sequence[Run], folds: int = 10) -> Error:
 
 
 class _Fit(NamedTuple):
-    """Runs with their shares of the loss, and the constants that are free; a point has their logarithms."""
+    """Runs with their shares of the loss, and the names of the free constants; a point holds their logarithms."""
 
     runs: Sequence[Run]
     shares: Sequence[float]
@@ -157,7 +158,7 @@ class _Fit(NamedTuple):
             by = STEP if point[index] + STEP <= log(BOUNDS[name][1]) else -STEP
             varied = self.residuals([*point[:index], point[index] + by, *point[index + 1 :]])
             columns.append([(after - before) / by for after, before in zip(varied, residuals, strict=True)])
-        # A Huber loss is a sum of squares, each error weighted by how far out it is.
+        # A Huber loss is a sum of squares in which each error is weighted by how far out it is.
         weights = [share / max(HUBER, abs(error)) for share, error in zip(self.shares, residuals, strict=True)]
         weighted = [[w * each for w, each in zip(weights, column, strict=True)] for column in columns]
         matrix = [[_dot(one, other) for other in columns] for one in weighted]
@@ -170,7 +171,7 @@ class _Fit(NamedTuple):
     def step(
         self, matrix: Sequence[Sequence[float]], slope: Sequence[float], point: Sequence[float], damping: float
     ) -> list[float]:
-        """Return where the quadratic form is least, near the point and within bounds."""
+        """Return the minimum of the quadratic form, near the point and within bounds."""
         bounds = [(log(BOUNDS[name][0]), log(BOUNDS[name][1])) for name in self.names]
         free = [
             index
@@ -191,7 +192,7 @@ def _dot(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def solve(matrix: Sequence[Sequence[float]], right: Sequence[float]) -> list[float]:
-    """Solve a symmetric positive definite system by Cholesky's factors."""
+    """Solve a symmetric positive definite system by Cholesky factorization."""
     size = len(right)
     lower = [[0.0] * size for _ in range(size)]
     for i in range(size):

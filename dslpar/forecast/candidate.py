@@ -1,11 +1,11 @@
-"""A layout of a config's model on its ranks, as the settings that make it; and those in which two of them differ.
+"""Candidate layouts of a config's model on its ranks, as settings; and the overrides between two of them.
 
     candidate = candidate_of(job)                     # what the config says now
     Workloads(job).workload(candidate)                # what it costs is asked of that
     overrides(job, other)                             # the words that turn the config into it: ["zero.stage=2"]
 
-Words are those of the command line, as `dslpar lint CFG key=value` takes them. The global batch, and so the maths, is
-the same for all.
+Overrides are command-line words, as `dslpar lint CFG key=value` takes them. All candidates have the same global batch,
+so the maths is the same.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ class Candidate(NamedTuple):
     pipe: int
     chunks: int
     split: bool
-    """Whether the schedule is 'zero_bubble'."""
+    """True if the schedule is 'zero_bubble'."""
     tensor: TensorParallel
-    """Size 1 without a mode: none."""
+    """Size 1 without a mode means no tensor parallelism."""
     context: ContextParallel | None
-    """None, never size 1: none."""
+    """None means no context parallelism; its size is never 1."""
     zero: int
     micro_size: int
     interval: int
-    """Layers that are computed again together; 0: none."""
+    """Layers that are recomputed together; 0: no recomputation."""
 
     @property
     def schedule_type(self) -> str:
-        """The type of `schedule`."""
+        """`type` of the section `schedule`."""
         if self.split:
             return "zero_bubble"
         return "interleaved" if self.chunks > 1 else "1f1b"
 
     def changes(self, other: Candidate) -> int:
-        """Count the settings in which two candidates differ, those of tensor and context parallelism each."""
+        """Count the settings in which two candidates differ; each field of tensor and context parallelism counts."""
         count = (self.pipe != other.pipe) + (self.chunks != other.chunks) + (self.split != other.split)
         count += (self.zero != other.zero) + (self.micro_size != other.micro_size) + (self.interval != other.interval)
         count += _num_differing(self.tensor, other.tensor)
@@ -62,7 +62,7 @@ class Candidate(NamedTuple):
 
 
 def _differing(one: object, other: object) -> set[str]:
-    """Return the fields in which two of a class differ."""
+    """Return the fields in which two values of one class differ."""
     if one is other:
         return set()
     return {item.name for item in fields(one) if getattr(one, item.name) != getattr(other, item.name)}
@@ -70,7 +70,7 @@ def _differing(one: object, other: object) -> set[str]:
 
 @lru_cache(maxsize=1024)
 def _num_differing(one: object, other: object) -> int:
-    """Count them: a search asks of many layouts that have one cuboid."""
+    """Count the differing fields; cached, because many layouts of a search share a cuboid."""
     return len(_differing(one, other))
 
 
@@ -78,7 +78,7 @@ NO_TENSOR = TensorParallel(size=1)
 
 
 def cuboid_in(job: Job, tensor: TensorParallel, context: ContextParallel | None) -> Tensor:
-    """Return the cuboid of both for the model of a job."""
+    """Return the cuboid of tensor and context parallelism for a job's model."""
     return _cuboid_of(tensor, context, heads_of(job.spec.model))
 
 
@@ -102,10 +102,10 @@ def candidate_of(job: Job) -> Candidate:
 
 
 class Alike:
-    """Workloads of one layout: they differ in micro-batches, recomputation and the kind of schedule alone.
+    """Workloads of one layout, which differ only in micro-batch size, recomputation and whether the backward is split.
 
-    `samples` are those of a step and replica; `costs`, those of the layout's cuboid by the size of a micro-batch, are
-    shared with other layouts that have it.
+    `samples` is the number per step and replica. `costs` maps micro-batch sizes to costs of the layout's cuboid;
+    other layouts of the same cuboid share it.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Alike:
         self._layout, self._samples, self._costs, self._find_costs = layout, samples, costs, find_costs
 
     def costs_of(self, micro_size: int) -> ModelCosts | None:
-        """Return what the model costs a rank in a micro-batch."""
+        """Return the model's cost on a rank for a micro-batch."""
         if micro_size not in self._costs:
             self._costs[micro_size] = self._find_costs(self._layout.mesh.tensor, micro_size)
         return self._costs[micro_size]
@@ -129,7 +129,7 @@ class Alike:
         return Schedule(chunks, self._samples // candidate.micro_size, candidate.split)
 
     def workload(self, candidate: Candidate) -> Workload:
-        """Return what a candidate of the layout computes, holds and sends."""
+        """Return the workload of a candidate of the layout."""
         return replace(
             self._layout,
             known_costs=self.costs_of(candidate.micro_size),
@@ -141,10 +141,10 @@ class Alike:
 
 
 class Workloads:
-    """Workloads of candidates for one job: what several of them share is computed once.
+    """Workloads of candidates for one job, with a cache for what several of them share.
 
-    `per_node`: devices of a node, within which context parallelism may exchange heads; 0: not known. `costs_of`: what
-    the model costs, where closed forms do not tell.
+    `per_node`: devices per node, within which context parallelism may exchange heads; 0: unknown. `costs_of`
+    returns the model's costs if closed forms do not know them.
     """
 
     def __init__(self, job: Job, per_node: int = 0, costs_of: CostsOf | None = None) -> None:
@@ -159,14 +159,14 @@ class Workloads:
         self._last: tuple[object, Alike] | None = None
 
     def cuboid(self, tensor: TensorParallel, context: ContextParallel | None) -> Tensor:
-        """Return the cuboid of ranks of both."""
+        """Return the cuboid of tensor and context parallelism."""
         key = tensor, context
         if key not in self._cuboids:
             self._cuboids[key] = cuboid_in(self.job, *key)
         return self._cuboids[key]
 
     def counts(self, candidate: Candidate) -> tuple[int, ...]:
-        """Return the layers on each stage: the author's where the pipeline is the author's, else an automatic cut."""
+        """Return the layers on each stage: the config's for the config's own pipeline, else an automatic partition."""
         key = candidate.pipe, candidate.chunks
         if key not in self._counts:
             own = (self.own.pipe, self.own.chunks)
@@ -185,16 +185,16 @@ class Workloads:
         method = method_of(spec if is_of_libai(spec) else in_parallel, given).value
         chunks = Chunks(candidate.pipe, candidate.chunks)
         counts = auto_counts(model, method, chunks, self.job.seq_len)
-        if counts is None and units:  # as the engine weighs layers that it has built, but for the classes of 'type:'
+        if counts is None and units:  # weighed as the engine weighs built layers, except the classes of 'type:'
             return automatic(method, len(units), chunks, lambda _: [int(each.memory.weights) for each in units])
         return counts
 
     def workload(self, candidate: Candidate) -> Workload:
-        """Return what a candidate computes, holds and sends."""
+        """Return the workload of a candidate."""
         return self.alike(candidate).workload(candidate)
 
     def alike(self, candidate: Candidate) -> Alike:
-        """Return what makes workloads of a candidate's layout: candidates of one come one after the other."""
+        """Return the workloads of a candidate's layout; only the last layout is cached: group candidates by it."""
         pipe, zero = candidate.pipe, candidate.zero
         key = candidate.tensor, candidate.context, pipe, candidate.chunks, zero
         if self._last is None or self._last[0] != key:
@@ -209,14 +209,14 @@ class Workloads:
         return self._last[1]
 
     def _habits_at(self, zero: int) -> Habits:
-        """Return what DeepSpeed and dslpar do at a stage of ZeRO."""
+        """Return how DeepSpeed and dslpar behave at a ZeRO stage."""
         if zero not in self._habits:
             spec = self.job.spec
             self._habits[zero] = habits_of(replace(spec, zero=replace(spec.zero, stage=zero)))
         return self._habits[zero]
 
     def has_costs(self, cuboid: Tensor, micro_size: int) -> bool:
-        """Whether the model's layers can be cut so: of a traced model only the layers tell."""
+        """Return whether the model's layers can be sharded so; always True unless the model was traced."""
         if not self._is_traced:
             return True
         known = self._costs.setdefault(cuboid, {})
@@ -225,24 +225,24 @@ class Workloads:
         return known[micro_size] is not None
 
 
-# The words of a command line ---------------------------------------------------------------------------------------
+# Command-line overrides -------------------------------------------------------------------------------------------
 
 
 def overrides(job: Job, candidate: Candidate, written: Mapping[str, str] = {}) -> list[str]:
-    """Return what turns the job's config into the candidate; nothing where it is that already.
+    """Return the overrides that turn the job's config into the candidate; empty if they agree already.
 
-    `written`: names by which the author calls keys (`Reading.written`).
+    `written`: the author's names for keys (`Reading.written`).
     """
     return [f"{written.get(key, key)}={value}" for key, value in settings(job, candidate).items()]
 
 
 def settings(job: Job, candidate: Candidate) -> dict[str, str]:
-    """Return the keys to set with their values as text."""
+    """Return the keys to set and their values as text."""
     return layout_settings(job, candidate) | _batch_settings(job, candidate)
 
 
 def layout_settings(job: Job, candidate: Candidate) -> dict[str, str]:
-    """Return those of them that are not the batch's."""
+    """Return the settings except those of the batch."""
     own, spec = candidate_of(job), job.spec
     found: dict[str, str] = {}
     if candidate.zero != own.zero:
@@ -261,7 +261,7 @@ def layout_settings(job: Job, candidate: Candidate) -> dict[str, str]:
 
 
 def _recompute_settings(spec: Spec, interval: int) -> dict[str, str]:
-    """Return the interval; the section's other options stay, unless nothing is to be computed again."""
+    """Return the setting of the interval; the section's other options stay unless recomputation is switched off."""
     checkpoint = spec.activation_checkpoint
     has_options = checkpoint is not None and (checkpoint.offload or checkpoint.mlp_chunks > 1)
     if not interval or not has_options:
@@ -275,7 +275,7 @@ def _replicas(job: Job, candidate: Candidate) -> int:
 
 
 def _data_settings(job: Job, candidate: Candidate) -> dict[str, str]:
-    """Return what leaves out the number of replicas, where the config states one that is another now."""
+    """Return settings that unset the number of replicas if the config states it and the candidate changes it."""
     spec = job.spec
     if _replicas(job, candidate) == job.mesh.data:
         return {}
@@ -283,7 +283,7 @@ def _data_settings(job: Job, candidate: Candidate) -> dict[str, str]:
 
 
 def _pipeline_settings(spec: Spec, own: Candidate, candidate: Candidate) -> dict[str, str]:
-    """Return the pipeline's size; and without the layers that the config lists for other stages."""
+    """Return the pipeline's size, and unset the layers that the config lists for other stages."""
     pipeline, size, keys = pipeline_of(spec), str(candidate.pipe), keys_of(spec)
     lists_layers = pipeline is not None and (pipeline.stage_ids is not None or pipeline.counts is not None)
     if is_of_libai(spec):
@@ -307,7 +307,7 @@ def _tensor_settings(spec: Spec, own: TensorParallel, other: TensorParallel) -> 
 
 
 def _context_settings(own: ContextParallel | None, other: ContextParallel | None) -> dict[str, str]:
-    """Return the keys that differ where the config has a dict, which it has if there is more in it than a size."""
+    """Return the keys that differ if the config has a dict, which holds more than a size; else the whole section."""
     if other is None:
         return {"parallel.context": "None"}
     if own is None or (own.impl is None and own.ulysses_size is None):
@@ -316,7 +316,7 @@ def _context_settings(own: ContextParallel | None, other: ContextParallel | None
 
 
 def _whole(section: TensorParallel | ContextParallel) -> str:
-    """Return a section as one writes it: in double quotes, since a shell's word stands in single ones."""
+    """Return a section as text for a config: in double quotes, because the shell word is in single quotes."""
     given = {item.name: getattr(section, item.name) for item in fields(section)}
     shown = [
         f'{name}="{value}"' if isinstance(value, str) else f"{name}={value!r}"
@@ -336,7 +336,7 @@ def _schedule_settings(spec: Spec, candidate: Candidate) -> dict[str, str]:
 
 
 def _batch_settings(job: Job, candidate: Candidate) -> dict[str, str]:
-    """Return the sizes to set so that the global batch stays: as few as will do."""
+    """Return the fewest batch sizes to set so that the global batch stays the same."""
     spec, cuboid = job.spec, cuboid_in(job, candidate.tensor, candidate.context)
     data = _replicas(job, candidate)
     whole, micro = job.batch.global_size, candidate.micro_size
@@ -361,7 +361,7 @@ _FEWEST_FIRST = (
     ("global_size", "micro_size"),
     ("global_size", "micro_size", "accumulation"),
 )
-"""What may be set so that a batch comes out."""
+"""Combinations of batch sizes to try, the fewest first."""
 
 
 def _literal(value: object) -> str:

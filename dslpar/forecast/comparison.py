@@ -1,4 +1,4 @@
-"""What a layout sends and holds, beside what 1d on as many ranks would: for `dslpar show` and the linter.
+"""Compare a layout's traffic and memory with 1d on as many ranks, for `dslpar show` and the linter.
 
 >>> from dslpar.models.gpt.section import GPT
 >>> gpt2 = GPT(num_layers=12, hidden_size=768, num_heads=12, vocab_size=50257, max_seq_len=1024)
@@ -24,22 +24,22 @@ from dslpar.schema.sections import Model
 
 
 class BreakEven(NamedTuple):
-    """What a layer of one mode sends against one of 1d on as many ranks, forward and backward."""
+    """Traffic of a layer in one mode against 1d on as many ranks, forward and backward."""
 
     tokens: int
     """Tokens of the micro-batch."""
     sent: Fraction
-    """Elements a rank sends in this mode."""
+    """Elements that a rank sends in this mode."""
     sent_in_1d: Fraction
     needed: int | None
     """Tokens of the smallest micro-batch for which this mode sends less; None: it never does."""
     held: int
-    """Elements a rank holds in this mode: the layer's weights, and what the micro-batch saves for the backward."""
+    """Elements that a rank holds in this mode: the layer's weights, and what the micro-batch saves for the backward."""
     held_in_1d: int
 
 
 def break_even(model: Model, tensor: Tensor, tokens: int) -> BreakEven:
-    """Compare with 1d. What is sent is affine in the tokens: activations, and the weights that 1d never sends."""
+    """Compare with 1d. Traffic is affine in the tokens: weights, which 1d never sends, and activations."""
     both = tensor, Tensor(y=tensor.size, mode="1d")
     line, reference = (_Line.of(model, each) for each in both)
     slope, fixed = reference.slope - line.slope, line.fixed - reference.fixed
@@ -59,7 +59,7 @@ class _Line(NamedTuple):
     @classmethod
     def of(cls, model: Model, tensor: Tensor) -> _Line:
         costs = costs_of(model)
-        # Affine in the tokens, so two points tell the line.
+        # Traffic is affine in the tokens, so two points determine the line.
         fixed = Fraction(costs.layer_traffic(model, tensor, 0).total)
         return cls(Fraction(costs.layer_traffic(model, tensor, 1).total) - fixed, fixed)
 
@@ -68,10 +68,10 @@ class _Line(NamedTuple):
 
 
 def by_context_form(job: Job, per_node: int = 0) -> dict[str, int]:
-    """Return what a layer's attention sends over the axis of context parallelism, by the forms of it that are legal.
+    """Return what a layer's attention sends over the context-parallel axis, for each legal form.
 
-    Elements a rank and micro-batch, forward and backward. Empty without context parallelism, or where the model's
-    layers are not known.
+    The unit is elements per rank and micro-batch, forward and backward. Empty without context parallelism, or if the
+    model's layers are not known.
     """
     spec, model = job.spec, job.spec.model
     heads, tokens = heads_of(model), job.batch.micro_size * job.seq_len
@@ -88,28 +88,28 @@ def by_context_form(job: Job, per_node: int = 0) -> dict[str, int]:
 
 
 _OF_ATTENTION = {(kind, axis) for kind in ("send", "all_to_all") for axis in ("d", "ulysses", "ring")}
-"""Messages and exchanges; over d gradients of weights may be summed besides."""
+"""Messages and exchanges of attention; gradients of weights may be summed over d, and are left out."""
 
 
 class Summary(NamedTuple):
-    """What a tensor group sends for one micro-batch, forward and backward: elements a rank."""
+    """Elements per rank that a tensor group sends for one micro-batch, forward and backward."""
 
     tokens: int
     """Tokens of the micro-batch."""
     layer: dict[str, int]
-    """By axis, one transformer layer."""
+    """One transformer layer, by axis."""
     model: dict[str, int]
-    """By axis, all layers, embedding, head and loss."""
+    """All layers, embedding, head and loss, by axis."""
     break_even_tokens: int | None
-    """From so many tokens on, a layer sends less than in 1d on as many ranks; None in 1d, or if it never does."""
+    """Tokens from which on a layer sends less than in 1d on as many ranks; None in 1d, or if it never does."""
     context: dict[str, int]
-    """By form of context parallelism that is legal, what a layer's attention would send."""
+    """Elements that a layer's attention would send, by legal form of context parallelism."""
 
 
 def summary(job: Job) -> Summary | None:
-    """Summarize a job; None without tensor parallelism, or where the model's layers are not known.
+    """Summarize a job; None without tensor parallelism, or if the model's layers are not known.
 
-    Parts of elements, where a ring cannot cut a tensor evenly, are rounded up.
+    Fractions of elements, from tensors that a ring cannot split evenly, are rounded up.
     """
     tensor, model = job.mesh.tensor, job.spec.model
     if tensor.size == 1 or not isinstance(model, Model):

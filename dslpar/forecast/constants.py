@@ -1,10 +1,10 @@
-"""Constants of the forecast of time: what devices, links and hosts reach of what they could; fitted, not looked up.
+"""Constants of the time forecast: how much of their peak devices, links and hosts reach; fitted, not looked up.
 
     constants, error = load("calibration.json")          # as `dslpar plan --calibrate` wrote it
     constants = replace(DEFAULT, nic_efficiency=0.3)     # a slower network
 
-The defaults are one set for all devices, frameworks and clusters, fitted on 2,000 runs of others that were published
-(`python -m benchmarks.forecast --fit`). What they cannot know is a cluster's own: its hosts, its network, its kernels.
+The defaults are one set for all devices, frameworks and clusters, fitted to 2,000 published runs
+(`python -m benchmarks.forecast --fit`). They cannot know one cluster's hosts, network and kernels.
 """
 
 from __future__ import annotations
@@ -15,66 +15,66 @@ from dslpar.core.frozen import fields, frozen
 from dslpar.core.named_tuple import NamedTuple
 
 FORMAT = 2
-"""Of a calibration file; in 1, launches of collectives were among those of a layer's kernels."""
+"""Version of a calibration file; in 1, launches of collectives were among those of a layer's kernels."""
 MOST_ERROR = 10.0
 
 
 @frozen
 class Constants:
-    """What a step's time depends on besides sizes and data sheets."""
+    """Fitted constants of a step's time, besides sizes and data sheets."""
 
     product_efficiency: float = 0.7771
-    """Of a device's peak, the share that deep products of whole waves of tiles reach."""
+    """Share of a device's peak that deep products of whole waves of tiles reach."""
     wide_products: float = 0.8546
-    """The same on devices with wide tiles (Hopper and later), over that of others."""
+    """Factor on `product_efficiency` for devices with wide tiles (Hopper and later)."""
     product_depth: float = 210.1
-    """Depth of a product, in elements, at which it reaches half of that."""
+    """Depth of a product, in elements, at which it reaches half of that share."""
     misaligned_products: float = 1.681
-    """Time of a product whose depth or columns are no multiple of 64, over that of one whose are."""
+    """Factor on the time of a product whose depth or columns are not a multiple of 64."""
     fused_attention: float = 0.3168
-    """Of a device's peak, the share that fused attention reaches."""
+    """Share of a device's peak that fused attention reaches."""
     wide_attention: float = 0.5489
-    """The same on devices with wide tiles, over that of others."""
+    """Factor on `fused_attention` for devices with wide tiles."""
     plain_attention: float = 0.6088
-    """Of a device's peak, the share that the products of attention reach that keeps its scores."""
+    """Share of a device's peak that attention's products reach if attention keeps its scores."""
     elementwise_passes: float = 1.437
-    """Times that an element between products passes through memory, over what is counted."""
+    """Factor on the counted passes through memory of elements between products."""
     logit_bytes: float = 60.69
-    """Bytes through memory for each logit, in the forward and backward of the loss."""
+    """Bytes through memory per logit, in the forward and backward of the loss."""
     layer_launch_s: float = 0.0005257
-    """Seconds in which a host launches the forward of a layer."""
+    """Seconds that a host needs to launch the forward of a layer."""
     backward_launch: float = 4.0
-    """The same of a backward, over that of a forward."""
+    """Factor on `layer_launch_s` for a backward."""
     collective_launch_s: float = 4.837e-05
-    """Seconds in which a host launches a collective of a layer."""
+    """Seconds that a host needs to launch a collective of a layer."""
     tensor_launch: float = 0.004036
-    """By what share ranks of a tensor group in a node, squared, make launches longer: the slowest host counts."""
+    """Share by which a tensor group's further ranks in a node, squared, lengthen launches: the slowest host counts."""
     blocking_launch: float = 1.334
-    """By what share each doubling of a tensor group makes launches longer where the host waits for messages."""
+    """Share by which each doubling of a tensor group lengthens launches if the host waits for messages."""
     link_efficiency: float = 0.95
-    """Of the links within a node, the share that collectives reach."""
+    """Share of the links within a node that collectives reach."""
     nic_efficiency: float = 0.8008
-    """Of a node's network cards, the share that collectives reach."""
+    """Share of a node's network cards that collectives reach."""
     nic_crowding: float = 0.0006898
-    """By what share each further node makes the bytes of a collective slower."""
+    """Share by which each further node slows the bytes of a collective."""
     link_latency_s: float = 3.982e-05
-    """Seconds of a hop within a node."""
+    """Seconds per hop within a node."""
     nic_latency_s: float = 4.889e-05
-    """Seconds of a hop between nodes."""
+    """Seconds per hop between nodes."""
     hop_s: float = 0.0002946
     """Seconds that a message between stages takes besides its bytes."""
     reduction_exposed: float = 0.06923
-    """Of a reduction of gradients that runs under the backward, the share that is not hidden."""
+    """Share of a gradient reduction that the backward above it does not hide."""
     weights_exposed: float = 1.0
-    """Of ZeRO 2's and 3's traffic of each micro-batch, the share by which it slows what it runs under."""
+    """Share of ZeRO 2's and 3's traffic per micro-batch that is added to the time of the compute it runs under."""
     gather_passes: float = 11.22
-    """Time of the gather of changed weights, over that of one collective of its bytes."""
+    """Factor on the gather of changed weights, over one collective of as many bytes."""
     optimizer_bytes: float = 17.95
-    """Bytes through memory for each weight that a fused optimizer steps."""
+    """Bytes through memory per weight that a fused optimizer updates."""
     unfused_optimizer: float = 26.28
-    """The same of an optimizer that is not fused, over that of a fused one."""
+    """Factor on `optimizer_bytes` for an optimizer that is not fused."""
     step_s: float = 0.00127
-    """Seconds of a step that nothing else explains."""
+    """Seconds per step that nothing else explains."""
 
 
 BOUNDS: dict[str, tuple[float, float]] = {
@@ -105,38 +105,39 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "unfused_optimizer": (1, 40),
     "step_s": (0.1e-3, 1),
 }
-"""What a calibration may make of each: wider than anything that was seen."""
+"""Bounds of each constant in a calibration, wider than anything that was measured."""
 
 
 class Error(NamedTuple):
-    """Shares by which a forecast errs, on runs that its constants were not fitted on."""
+    """Shares by which a forecast errs at most, on runs that its constants were not fitted to."""
 
     half: float
-    """In half of the cases at most."""
+    """In half of the cases."""
     four_of_five: float
     nine_of_ten: float
 
 
 DEFAULT = Constants()
 ERROR = Error(half=0.046, four_of_five=0.106, nine_of_ten=0.155)
-"""Of constants for all stacks, out of fold (`python -m benchmarks.forecast`); each stack weighs the same."""
+"""Cross-validated error of constants for all software stacks (`python -m benchmarks.forecast`), each weighted alike."""
 
 
 def dump(constants: Constants, error: Error = ERROR, num_runs: int = 0) -> str:
-    """Return the text of a calibration file: constants, by what they err, and on how many runs that was seen."""
+    """Return the text of a calibration file: constants, their errors, and the number of runs behind the errors."""
     values = {item.name: getattr(constants, item.name) for item in fields(constants)}
     whole = {"format": FORMAT, "num_runs": num_runs, "error": error._asdict(), "constants": values}
-    import json  # most plans neither write nor read a calibration
+    import json  # most plans do not need a calibration
 
     return json.dumps(whole, indent=1) + "\n"
 
 
 def load(path: str) -> tuple[Constants, Error]:
-    """Read a calibration file; constants and errors that it leaves out are the defaults.
+    """Read a calibration file; constants and errors that it leaves out keep their defaults.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it is no calibration, or of another format; or a value is unknown, no number, or out of bounds.
+        OSError: the file cannot be read.
+        ValueError: it is not a calibration, has another format, or has a value that is unknown, not a number, or out
+            of bounds.
     """
     from dslpar.core.json_values import mapping, parse
 

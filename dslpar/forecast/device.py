@@ -1,13 +1,13 @@
-"""Devices and the links between them: peaks, memory, bandwidths, as data sheets and others' measurements have them.
+"""Devices and the links between them: peak, memory and bandwidth from data sheets and published measurements.
 
     >>> device_named("h100-80g").memory_bytes / 2**30
     79.6
     >>> device_of_driver("NVIDIA A100-SXM4-80GB").name
     'a100-80g'
 
-Peaks are of dense products in bf16 (fp16 where a device has no bf16), links of one direction. Collected in
-stas00/ml-engineering (compute/accelerator and network), cli99/llm-analysis, and vendors' data sheets. What a device
-reaches of its peak is no property of it, but a constant of the forecast (`dslpar.forecast.constants`).
+Peaks are of dense products in bf16 (fp16 if a device has no bf16); links are of one direction. Sources:
+stas00/ml-engineering (compute/accelerator and network), cli99/llm-analysis, and vendors' data sheets. The share of its
+peak that a device reaches is not in this table but a constant of the forecast (`dslpar.forecast.constants`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dslpar.core.suggest import did_you_mean
 
 GIB = 2**30
 USABLE = 0.995
-"""Of a card's nominal GiB, what its driver reports."""
+"""Share of a card's nominal GiB that its driver reports."""
 
 
 @frozen
@@ -27,40 +27,40 @@ class Device:
     """One accelerator, in a node of several."""
 
     name: str
-    """As `--device` and `cluster.device` name it."""
+    """Name in `--device` and `cluster.device`."""
     tflops: float
-    """Dense products in bf16, TFLOP/s at most."""
+    """Peak of dense products in bf16, TFLOP/s."""
     fp32_tflops: float
-    """The same in fp32, without TF32, which torch leaves off."""
+    """Peak in fp32 without TF32, which torch leaves off."""
     memory_gib: int
     """Nominal memory."""
     hbm_gb_per_s: float
     """Bandwidth of the device's memory."""
     num_sms: int
-    """Processors that work on tiles of a product."""
+    """Multiprocessors (SMs or compute units), which work on tiles of a product."""
     tile: tuple[int, int]
-    """Rows and columns of a product's tile, by which its size is rounded up."""
+    """Rows and columns of a product's tile; a product's size is rounded up to whole tiles."""
     link_gb_per_s: float
-    """To the other devices of its node: NVLink, xGMI, or PCIe."""
+    """Bandwidth to the other devices of its node: NVLink, xGMI, or PCIe."""
     per_node: int
-    """Devices of a usual node."""
+    """Devices in a usual node."""
     nic_gb_per_s: float
-    """Of a usual node to the others, all its network cards together."""
+    """Bandwidth from a usual node to the others, over all its network cards together."""
     driver: str = ""
-    """A pattern of the names by which drivers know it."""
+    """Pattern of the names that drivers give it."""
 
     @property
     def flops_per_s(self) -> float:
-        """Dense products in half precision at most."""
+        """Peak of dense products in half precision."""
         return self.tflops * 1e12
 
     def computing_in(self, dtype: str) -> Device:
-        """Return the device with the peak of that type."""
+        """Return the device with its peak in that type."""
         return replace(self, tflops=self.fp32_tflops) if dtype == "fp32" else self
 
     @property
     def memory_bytes(self) -> float:
-        """What a process may allocate at most, its driver's share included."""
+        """The most that a process may allocate, including the driver's share."""
         return self.memory_gib * USABLE * GIB
 
 
@@ -76,7 +76,7 @@ def _device(
     links: tuple[float, int, float],
     driver: str = "",
 ) -> Device:
-    """Make a row: `tflops` in half precision and in fp32; `links` within a node, devices of a node, and its network."""
+    """Make a row: `tflops` in half precision and fp32; `links` within a node, devices per node, network of a node."""
     link, per_node, nic = links
     return Device(
         name=name,
@@ -117,11 +117,11 @@ _TABLE = (
     _device("mi325x-256g", (1307.4, 163.4), 256, 6.0, (304, _HOPPER), (448, 8, 400), r"\bMI325X\b"),
 )
 DEVICES: dict[str, Device] = {device.name: device for device in _TABLE}
-"""By name; the SXM form where a name says nothing of the form, of an MI250X one of its two dies."""
+"""Devices by name. A name without a form means SXM; a device of an MI250X is one of its two dies."""
 
 
 class UnknownDeviceError(ValueError):
-    """No device of the table has that name; the message says which do."""
+    """The table has no device of that name; the message suggests names."""
 
 
 def device_named(name: str) -> Device:
@@ -136,7 +136,7 @@ def device_named(name: str) -> Device:
 
 
 def device_hint(name: str) -> str:
-    """Return what may have been meant by a name that is not in the table: one that begins so, or resembles it."""
+    """Return a hint for a name that is not in the table: a name that begins with it or resembles it, else all names."""
     for beginning in (f"{name.lower()}-", name.lower()) if name else ():
         for each in DEVICES:
             if each.startswith(beginning):
@@ -145,7 +145,7 @@ def device_hint(name: str) -> str:
 
 
 def device_of_driver(name: str) -> Device | None:
-    """Return the device that a driver knows by this name; None if it is not in the table, or only a part of one."""
+    """Return the device to which a driver gives this name; None if it is unknown, or only a part of a device."""
     if re.search(r"\bMIG\b|\bGRID\b|-\d+C$", name):
         return None
     return next((device for device in _TABLE if device.driver and re.search(device.driver, name)), None)

@@ -1,13 +1,13 @@
-"""Kernels of a layer on a device: what products, attention and all between them take, with and without constants.
+"""Kernel times of a layer on a device: products, attention and the operations between them.
 
     layer = kernels_of(costs.layer.work, device, fused=True)     # of sizes and a data sheet alone
     products_s(layer.forward, constants, wide_tiles=True)        # what a calibration says they take
 
 A product takes its operations over the device's peak, times three losses: tiles at its edges and in its last wave that
-compute nothing; a depth that is too small to hide the loads of a tile; sizes that are no multiple of 64. It takes no
-less than its operands take through memory. That tiles and waves explain what a GPU reaches is in NVIDIA's guide to
-matrix multiplication; that depth does, in vTrain's and Calculon's tables of measured shares. Attention and what lies
-between products are of one kind each: operations at a share of the peak, bytes at the bandwidth of memory.
+compute nothing; a depth too small to hide the loads of a tile; a depth or columns that are not a multiple of 64. It
+takes at least as long as its operands take through memory. NVIDIA's guide to matrix multiplication explains a GPU's
+efficiency by tiles and waves; the measured efficiencies in vTrain and Calculon show the effect of depth. Attention and
+the operations between products are one kind each: operations at a share of the peak, bytes at the memory's bandwidth.
 """
 
 from __future__ import annotations
@@ -21,52 +21,52 @@ from dslpar.forecast.constants import Constants
 from dslpar.forecast.device import Device
 
 KERNEL_S = 4e-6
-"""What any kernel takes from its start to its end."""
+"""Seconds that any kernel takes from its start to its end."""
 MEMORY_SHARE = 0.85
-"""Of the bandwidth of memory, what a product's loads and stores reach."""
+"""Share of the memory's bandwidth that a product's loads and stores reach."""
 MANY_WAVES, LAST_WAVE = 6, 0.92
-"""With more waves than that, their rests hide each other, up to that share."""
+"""With more than this many waves, other waves hide the empty tiles of the last one, up to this filled share."""
 ALIGNED = 64
 SCORE_BYTES = 12
-"""Read and written, an element of attention's scores where they are kept: mask, softmax, dropout."""
+"""Bytes read and written per score if attention keeps its scores: mask, softmax, dropout."""
 ODD_HEAD, ODDEST_HEAD = 1.15, 2.0
-"""How much longer attention that keeps its scores takes where heads are no multiple of 64, but of 8; else."""
+"""Factors on attention that keeps its scores: for head sizes that are a multiple of 8 but not of 64, and for others."""
 
 
 class Kernel(NamedTuple):
-    """A product."""
+    """One product."""
 
     peak_s: float
-    """Seconds at the device's peak, with what tiles waste."""
+    """Seconds at the device's peak, including what tiles waste."""
     shallow: float
-    """One over its depth."""
+    """1 / depth."""
     memory_s: float
-    """Seconds of its operands through memory."""
+    """Seconds that its operands take through memory."""
     misaligned: bool
-    """Whether its depth or its columns are no multiple of 64."""
+    """True if its depth or its columns are not a multiple of 64."""
 
 
 class Kernels(NamedTuple):
-    """What a rank computes, in seconds that no constant has entered yet."""
+    """Compute of a rank, in seconds before any constant of a calibration is applied."""
 
     forward: tuple[Kernel, ...]
     backward: tuple[Kernel, ...]
-    """Two products for each of the forward, of the gradients of inputs and of weights; one where weights are frozen."""
+    """Two products per forward product, for the gradients of inputs and weights; one if the weight is frozen."""
     fused_s: float
-    """Of fused attention, at the device's peak."""
+    """Fused attention, at the device's peak."""
     scores_s: float
-    """Of attention that keeps its scores: its products, at the device's peak."""
+    """Products of attention that keeps its scores, at the device's peak."""
     scores_memory_s: float
-    """Of those scores, through memory."""
+    """The scores that attention keeps, through memory."""
     elementwise_s: float
-    """Of all elements between products, through memory."""
+    """All elements between products, through memory."""
     logits_s: float
-    """Of one byte of each logit, through memory."""
+    """One byte of each logit, through memory."""
 
 
 def kernels_of(work: Work, device: Device, *, fused: bool, element_bytes: int = 2) -> Kernels:
     """Return the kernels of a layer, or of a head."""
-    per_s = device.flops_per_s  # of the type that is computed in (`Device.computing_in`)
+    per_s = device.flops_per_s  # of the compute type (`Device.computing_in`)
     memory_per_s = device.hbm_gb_per_s * 1e9
     moved_s = element_bytes / (memory_per_s * MEMORY_SHARE)
     tile, num_sms = device.tile, device.num_sms
@@ -101,7 +101,7 @@ def kernels_of(work: Work, device: Device, *, fused: bool, element_bytes: int = 
 
 
 def _filled(rows: float, columns: float, tile: tuple[int, int], num_sms: int) -> float:
-    """Return the share of the tiles' and waves' elements that a product of so many rows and columns has."""
+    """Return the share of its tiles' and waves' elements that a product of this size fills."""
     tile_rows, tile_columns = tile
     tiles = ceil(rows / tile_rows) * ceil(columns / tile_columns)
     waves = ceil(tiles / num_sms)
@@ -110,7 +110,7 @@ def _filled(rows: float, columns: float, tile: tuple[int, int], num_sms: int) ->
 
 
 def products_s(kernels: Sequence[Kernel], constants: Constants, wide_tiles: bool) -> float:
-    """Return what products take, one after the other."""
+    """Return the seconds that products take, one after the other."""
     efficiency, half_depth = constants.product_efficiency, constants.product_depth
     if wide_tiles:
         efficiency *= constants.wide_products
@@ -125,6 +125,6 @@ def products_s(kernels: Sequence[Kernel], constants: Constants, wide_tiles: bool
 
 
 def attention_s(kernels: Kernels, constants: Constants, wide_tiles: bool) -> float:
-    """Return what the forward of attention takes, without the products around it."""
+    """Return the seconds of attention's forward, without the products around it."""
     fused = constants.fused_attention * (constants.wide_attention if wide_tiles else 1.0)
     return kernels.fused_s / fused + kernels.scores_s / constants.plain_attention + kernels.scores_memory_s

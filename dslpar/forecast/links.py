@@ -1,15 +1,14 @@
-"""Links between ranks: how long collectives take on the axes of a mesh, within a node and over nodes.
+"""Links between ranks: times of collectives on the axes of a mesh, within a node and between nodes.
 
     >>> from dslpar.core.mesh import Tensor
     >>> mesh = Mesh(data=4, tensor=Tensor(y=4, mode="1d"))
     >>> group_of(mesh, Nodes(per_node=8, nic_gb_per_s=400), "data")
     Group(size=4, inner=2, share=0.25)
 
-A collective is a ring: its time is the bytes that a rank sends over the slowest of its links, and a latency a hop.
-Ranks that share a node share its network cards with the node's other groups, which use them at the same time. That
-latencies and not bandwidth rule over many nodes is what nanotron's measurements show (256 MB over 2 to 64 nodes). The
-form is Hockney's; vTrain, Calculon and llm-analysis have it too, with other ideas of what share of a node's cards a
-group gets.
+A collective is a ring. It takes the bytes that a rank sends over the slowest of its links, plus a latency per hop.
+Groups of a node share its network cards, because they use them at the same time. Over many nodes latency dominates, not
+bandwidth, as nanotron's measurements show (256 MB over 2 to 64 nodes). The form is Hockney's. vTrain, Calculon and
+llm-analysis use it too, with other assumptions about the share of a node's cards that a group gets.
 """
 
 from __future__ import annotations
@@ -22,44 +21,44 @@ from dslpar.forecast.constants import Constants
 from dslpar.forecast.device import Device
 
 TREE_HOPS = 4
-"""Of an all-reduce, hops between two nodes."""
+"""Hops of an all-reduce between two nodes."""
 LEAVE_HOPS = 3
-"""Hops within a node for what comes from another."""
+"""Hops within a node for data that comes from another node."""
 
 
 class Nodes(NamedTuple):
     """The machines of a job."""
 
     per_node: int
-    """Devices of a node."""
+    """Devices per node."""
     nic_gb_per_s: float
-    """Of a node to the others, one direction, all its network cards together."""
+    """Bandwidth from a node to the others in one direction, over all its network cards together."""
 
     @classmethod
     def usual(cls, device: Device) -> Nodes:
-        """Return those that the device usually comes in."""
+        """Return the nodes that the device usually comes in."""
         return cls(device.per_node, device.nic_gb_per_s)
 
 
 class Group(NamedTuple):
-    """Ranks of a collective, as links see them."""
+    """Group of a collective, as links see it."""
 
     size: int
     inner: int
-    """Of them, how many share a node."""
+    """Ranks that share a node."""
     share: float
-    """Of the node's network cards, what this group may use."""
+    """Share of the node's network cards that this group may use."""
 
     @property
     def across(self) -> bool:
-        """Whether it leaves a node."""
+        """Return whether the group spans several nodes."""
         return self.size > self.inner
 
 
 def group_of(mesh: Mesh, nodes: Nodes, *axes: str) -> Group:
-    """Return the groups over some axes (of `d q y z`, not their common names), or over a part of d: ulysses, ring.
+    """Return the group over some axes: `d q y z` by letter, `data` and `pipe`, or a part of d (`ulysses`, `ring`).
 
-    They are alike on all ranks where sizes divide by each other.
+    The groups of all ranks are alike if sizes divide each other.
     """
     size = inner = 1
     per_node, tensor = nodes.per_node, mesh.tensor
@@ -78,21 +77,21 @@ def group_of(mesh: Mesh, nodes: Nodes, *axes: str) -> Group:
 
 
 class Transfer(NamedTuple):
-    """Collectives on one group, in seconds and hops that no constant has entered yet."""
+    """Collectives on one group, in seconds and hops before any constant is applied."""
 
     link_s: float
     """Over the links within a node, at their peak."""
     nic_s: float
     """Over the group's share of the network cards, at their peak; 0 within a node."""
     nodes: float
-    """Nodes besides the first that the group spans."""
+    """Nodes that the group spans besides the first."""
     link_hops: float
     nic_hops: float
     calls: float
-    """Of collectives: what a host launches."""
+    """Collectives that a host launches."""
 
     def seconds(self, constants: Constants) -> float:
-        """Return how long they take."""
+        """Return how long the collectives take."""
         link_s, nic_s, nodes, link_hops, nic_hops, _ = self
         seconds = link_s / constants.link_efficiency
         if nic_s:
@@ -105,11 +104,11 @@ NO_TRANSFER = Transfer(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 def transfer(kind: str, group: Group, device: Device, nodes: Nodes, sent_bytes: float, calls: float = 1.0) -> Transfer:
-    """Return `calls` collectives of a kind in which a rank sends so many bytes in all.
+    """Return `calls` collectives of a kind, in which a rank sends `sent_bytes` in all.
 
-    A ring takes a hop for each other rank; within a node NCCL's are shorter. An all-reduce goes round twice, or over
-    nodes up and down a tree; a message takes one hop, over the card of the device that sends it. Of what is exchanged
-    by all with all, the part for other nodes leaves each of the group's devices, and not only the last of a ring.
+    A ring takes a hop per other rank; NCCL's algorithms within a node take fewer. An all-reduce goes round twice, or up
+    and down a tree between nodes. A message takes one hop, over the card of the sending device. In an all-to-all the
+    part for other nodes leaves from each of the group's devices, not only from the last of a ring.
     """
     size, inner, share = group
     if size == 1:

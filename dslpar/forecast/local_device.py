@@ -1,6 +1,6 @@
-"""The device of this machine, as its driver's files name it: no process is started, and no library loaded.
+"""Name the device of this machine from its driver's files, without starting a process or loading a library.
 
-Every lint asks, so what only machines with a device need is imported there.
+Every lint calls it, so imports that only machines with a device need are inside the function.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ NVIDIA = "/proc/driver/nvidia/gpus"
 
 
 def local_device() -> Device | None:
-    """Return the device of this machine; None where there is none, several differ, or the table does not know it."""
+    """Return the device of this machine; None if it has none, has different ones, or the table does not know it."""
     try:
         folders = os.listdir(NVIDIA)
     except OSError:
@@ -29,7 +29,7 @@ def local_device() -> Device | None:
 
 
 def _model(path: str) -> str | None:
-    """Return what a driver's file calls its device."""
+    """Return the device's name in a driver's file."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             lines = file.read(4096).splitlines()

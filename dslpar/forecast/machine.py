@@ -1,4 +1,4 @@
-"""The machine that a job is meant for: what the command line, the config, or this machine says of it."""
+"""The machine that a job is planned for, from the command line, the config, the hostfile or this machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class MachineError(ValueError):
-    """It is not known which machine is meant, or what it reaches; the message says what would tell."""
+    """The machine or its calibration is unknown; the message names what to set."""
 
 
 def machine_of(
@@ -28,18 +28,18 @@ def machine_of(
     calibration: str | None = None,
     calibrated: bool = True,
 ) -> Machine:
-    """Return the machine of a job: as given, else as the config says, the hostfile, or this machine.
+    """Return the machine of a job: from the arguments, else the config, the hostfile, or this machine.
 
-    `calibration` is a file, relative to the working folder; memory needs none (`calibrated` False).
+    `calibration` is a file, relative to the working folder. Memory forecasts need none (`calibrated` False).
 
     Raises:
-        MachineError: the table has no device of that name; none is given, and this machine has none that it knows; or
-            the calibration of the config cannot be read.
+        MachineError: the table has no device of that name; none is given and this machine has none that the table
+            knows; or the calibration cannot be read.
     """
     section = job.spec.cluster
     hosts = cluster.hosts if cluster is not None else ()
     name = device or section.device or (cluster.device if cluster is not None else None)
-    # Where hosts differ, groups are as near to each other as the smallest lets them be.
+    # If hosts differ, count with the smallest: groups then span the most nodes.
     per_node = per_node or section.nodes_of or min((host.slots for host in hosts), default=None)
     try:
         found = device_named(name) if name else local_device()
@@ -47,7 +47,7 @@ def machine_of(
         raise MachineError(str(error)) from error
     if found is None:
         raise MachineError(
-            "no device is given, and this machine has none that is known: --device h100-80g, or "
+            "no device is given, and this machine has no known one: --device h100-80g, or "
             "cluster=dict(device='h100-80g') in the config, or `# device: h100-80g` in the hostfile"
         )
     nodes = Nodes(per_node or found.per_node, section.nic_gb_per_s or found.nic_gb_per_s)

@@ -1,4 +1,4 @@
-"""Weights, gradients, optimizer states and DeepSpeed's buffers that a rank holds, in bytes, as closed forms.
+"""Model states of a rank in bytes, in closed form: weights, gradients, optimizer states and DeepSpeed's buffers.
 
     >>> from dslpar.forecast.workload import Buckets
     >>> made = Owner(elements=1e9, layer=(1e7, 1e7), num_layers=50, ends=(0.0, 0.0), replicas=8)
@@ -6,9 +6,9 @@
     >>> (held.weights, held.masters, held.optimizer, held.gradients) == (2e9, 0.5e9, 1e9, 4e9)
     True
 
-Letters: W elements of this rank's weights, of c bytes; N ranks that hold the same (`Mesh.zero_axes`), S = W/N; k
-moments of the optimizer; B a bucket. As DeepSpeed 0.19.8 holds them with dslpar's settings and mends, read in its
-source and counted on running engines (tests/distributed/engine/test_state_memory.py):
+Letters: W elements of this rank's weights, c bytes each; N ranks that hold the same weights (`Mesh.zero_axes`), S =
+W/N; k moments of the optimizer; B a bucket. The table describes DeepSpeed 0.19.8 with dslpar's settings and patches,
+from its source and from counts on running engines (tests/distributed/engine/test_state_memory.py):
 
 ======================  =======  ==========  =======  =========================  ===================================
 ZeRO, precision         weights  masters     moments  gradients until the step   optimizer class
@@ -21,9 +21,9 @@ ZeRO, precision         weights  masters     moments  gradients until the step  
 3                       cS       4S          4kS      4S, from the start         DeepSpeedZeroOptimizer_Stage3
 ======================  =======  ==========  =======  =========================  ===================================
 
-In fp32, ZeRO has masters too, beside the weights. With the optimizer offloaded, masters, moments, and ZeRO 2 and 3's
-gradients are the host's. Two more moments of a step can be its fullest: when the last backward is over and gradients
-are reduced, and the optimizer's step. What is summed is said at each function.
+In fp32, ZeRO has masters too, beside the weights. With the optimizer offloaded, the host holds masters, moments, and
+the gradients of ZeRO 2 and 3. Two more moments of a step can be the fullest: the reduction of gradients after the last
+backward, and the optimizer's step. Each function documents its sum.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from dslpar.core.named_tuple import NamedTuple
 from dslpar.forecast.workload import Buckets, Workload
 
 IN_FLIGHT = 2
-"""Buckets of ZeRO 2 on their way while others fill: that of `dslpar.distributed.gradient_reduction`."""
+"""Buckets of ZeRO 2 that are sent while others fill, as in `dslpar.distributed.gradient_reduction`."""
 SEEN = 4
-"""Buckets that fill until those on their way are as many as there will be."""
+"""Buckets to fill until as many are being sent as there will ever be."""
 ALL_REDUCED = 500_000_000
-"""Elements of gradients that DeepSpeed copies together, and all-reduces, without ZeRO."""
+"""Elements of gradients that DeepSpeed copies together and all-reduces without ZeRO."""
 
 
 class Owner(NamedTuple):
-    """The weights that one rank holds: those that are trained, and what else there is."""
+    """The weights that one rank holds, trained and frozen, and how their gradients are sent."""
 
     elements: float
     """W."""
@@ -53,21 +53,21 @@ class Owner(NamedTuple):
     """Elements of each matrix of a layer, in the order in which a backward makes their gradients."""
     num_layers: int
     ends: tuple[float, float]
-    """Elements of what comes after the layers, and of what comes before them; a tied table is of the latter."""
+    """Elements after the layers, and elements before them; a tied table counts as before."""
     replicas: int
     """N."""
     bytes: int = 2
     """c."""
     sent: int = 4
-    """Bytes of a gradient on its way."""
+    """Bytes of a gradient element in a collective."""
     accumulates: bool = True
-    """Whether a step has several micro-batches."""
+    """True if a step has several micro-batches."""
     tied: float = 0.0
-    """Elements of the table whose gradient the head begins: it is there until the tables' backward has added to it."""
+    """Elements of the tied table, whose gradient lives from the head's backward until the table's has added to it."""
     frozen: float = 0.0
     """Elements of weights that are not trained."""
     frozen_layer: tuple[float, ...] = ()
-    """Of each such matrix of a layer."""
+    """Elements of each matrix of a layer that is not trained."""
     frozen_ends: tuple[float, float] = (0.0, 0.0)
 
     @property
@@ -82,55 +82,55 @@ class Owner(NamedTuple):
 
     @property
     def is_half(self) -> bool:
-        """Whether weights are in bf16 or fp16."""
+        """Return whether weights are in bf16 or fp16."""
         return self.bytes == 2
 
 
 class States(NamedTuple):
-    """What is held whatever the activations are, in bytes."""
+    """Model states and buffers in bytes, which do not depend on activations."""
 
     weights: float
     masters: float
-    """Weights in fp32, which the optimizer steps."""
+    """Weights in fp32, which the optimizer updates."""
     optimizer: float
-    """Its moments."""
+    """Moments of the optimizer."""
     allocated: float = 0.0
-    """Gradients that have their place from the start of the run."""
+    """Gradients that are allocated from the start of the run."""
     gradients: float = 0.0
-    """Those that a step's first backward makes, and that add up until its last one is over."""
+    """Gradients that a step's first backward makes, and that accumulate until its last backward is over."""
     at_once: bool = False
-    """Whether all of these have their place as soon as there is one."""
+    """True if all of `gradients` are allocated with the first of them."""
     buffers: float = 0.0
-    """Buckets and gathered weights, while a micro-batch's backward runs: the most of them."""
+    """The most that buckets and gathered weights take while a micro-batch's backward runs."""
     filled: tuple[float, tuple[tuple[float, float], ...]] | None = None
-    """Buffers as a backward begins, and as it goes on: (share of this rank's layers that are done, bytes). None: all of
-    them all along.
+    """Buffers at the start of a backward, and during it: (share of this rank's layers that are done, bytes). None: all
+    of `buffers` throughout.
     """
     constant: float = 0.0
-    """Buffers that are there from the start of the run to its end."""
+    """Buffers that live from the start of the run to its end."""
     reduced: float = 0.0
-    """When the last backward is over: gradients and buffers, of which `allocated` and `constant` are no part."""
+    """Gradients and buffers when the last backward is over, without `allocated` and `constant`."""
     stepped: float = 0.0
-    """When the optimizer steps: likewise."""
+    """Gradients and buffers when the optimizer steps, without `allocated` and `constant`."""
 
     @property
     def left(self) -> float:
-        """Of the buffers, what is there as a backward begins: what the one before it has left."""
+        """Buffers at the start of a backward, which the one before it has left."""
         return self.buffers if self.filled is None else self.filled[0]
 
     @property
     def rises(self) -> tuple[tuple[float, float], ...]:
-        """Buffers as a backward goes on: (share of this rank's layers that are done, bytes)."""
+        """Buffers during a backward: (share of this rank's layers that are done, bytes)."""
         return ((0.0, self.buffers), (1.0, self.buffers)) if self.filled is None else self.filled[1]
 
     @property
     def resting(self) -> float:
-        """Between steps."""
+        """Bytes held between steps."""
         return self.weights + self.masters + self.optimizer + self.allocated + self.constant
 
 
 def states(workload: Workload, pipe_rank: int) -> States:
-    """Return what a rank of the pipeline holds."""
+    """Return the model states of a pipeline rank."""
     owner, habits = owner_of(workload, pipe_rank), workload.habits
     buckets = habits.buckets
     if buckets is None:
@@ -145,7 +145,7 @@ def states(workload: Workload, pipe_rank: int) -> States:
 
 
 def owner_of(workload: Workload, pipe_rank: int) -> Owner:
-    """Return the weights that a rank of the pipeline holds."""
+    """Return the weights that a pipeline rank holds."""
     costs, q = workload.costs, workload.mesh.tensor.q
     has_first, has_last = pipe_rank == 0, pipe_rank == workload.mesh.pipe - 1
     is_tied = has_first and has_last and bool(costs.tied)
@@ -164,7 +164,7 @@ def owner_of(workload: Workload, pipe_rank: int) -> Owner:
     frozen_layer = tuple(depth * columns / q for layer in layers for _, depth, columns in layer.work.frozen)
     frozen_ends = ends_of(costs.frozen)
     after, before = (every - frozen for every, frozen in zip(ends_of(costs.weights), frozen_ends, strict=True))
-    if costs.units:  # tables, which are no product's
+    if costs.units:  # tables, which no product multiplies
         after, before = 0.0, max(0.0, elements - sum(depth * columns for _, depth, columns in products) / q)
         frozen_ends = 0.0, max(0.0, frozen - sum(frozen_layer))
     trained = tuple(float(depth * columns) / q for _, depth, columns in reversed(products))
@@ -186,7 +186,7 @@ def owner_of(workload: Workload, pipe_rank: int) -> Owner:
 
 
 def _sent_bytes(workload: Workload) -> int:
-    """Return the bytes of a gradient on its way; what DeepSpeed reduces over ranks of d, ZeRO 3's apart, is in fp32."""
+    """Return the bytes of a gradient element in a collective; over ranks of d DeepSpeed sends fp32 below ZeRO 3."""
     buckets = workload.habits.buckets
     if buckets is not None and workload.mesh.tensor.zero_over_d and workload.zero < 3 and not buckets.overlapped:
         return 4
@@ -197,8 +197,9 @@ def _sent_bytes(workload: Workload) -> int:
 
 
 def without_zero(owner: Owner, buckets: Buckets, moments: float) -> States:
-    """Count ZeRO 0: gradients in the model's type, which are copied to be all-reduced; in half precision the step
-    makes them in fp32 too.
+    """Count ZeRO 0: gradients in the model's type, copied for the all-reduce.
+
+    In half precision the step also makes them in fp32.
     """
     whole, size = owner.elements, owner.bytes
     return States(
@@ -229,11 +230,11 @@ def without_zero_bf16_pipeline(owner: Owner, buckets: Buckets, moments: float) -
 
 
 def zero_1(owner: Owner, buckets: Buckets, moments: float) -> States:
-    """Count ZeRO 1: whole gradients in fp32, in one buffer, whose parts are reduced where they stand.
+    """Count ZeRO 1: whole gradients in fp32 in one buffer, whose parts are reduced in place.
 
-    In fp16, which is sent as such, those on their way are copies. Of one micro-batch a step, buckets come one by one,
-    and the part that this rank steps is copied from them in the end. A matrix's gradient is made in the model's type
-    before it is added.
+    In fp16 gradients are sent as fp16, so those in flight are copies. With one micro-batch per step, buckets come one
+    by one, and this rank's part is copied from them at the end. A matrix's gradient is made in the model's type before
+    it is added.
     """
     whole, shard, summed = owner.elements, owner.shard, buckets.summed_bytes
     if not buckets.overlapped:
@@ -261,8 +262,9 @@ def zero_1(owner: Owner, buckets: Buckets, moments: float) -> States:
 
 
 def zero_2(owner: Owner, buckets: Buckets, moments: float) -> States:
-    """Count ZeRO 2: each backward's gradients in buckets of the model's type, a few in flight, in the type that is
-    sent; their sums in a shard.
+    """Count ZeRO 2: gradients of each backward in buckets of the model's type, their sums in a shard.
+
+    A few buckets are in flight, in the type that is sent.
     """
     whole, shard, size, bucket = owner.elements, owner.shard, owner.bytes, buckets.reduce_elements(2)
     filled = _in_flight(owner, bucket) if buckets.overlapped else None
@@ -281,27 +283,28 @@ def zero_2(owner: Owner, buckets: Buckets, moments: float) -> States:
 
 
 MOST_VECTORS, FEW_VECTORS = 0.1, 0.01
-"""Of a model's elements, what biases and norms are at most; and about what they are."""
+"""Share of a model's elements in biases and norms: the most, and a typical one."""
 
 
 def zero_3(owner: Owner, buckets: Buckets, moments: float) -> States:
-    """Count ZeRO 3: shards of all; a bucket that is always there, copied to be scattered; weights that are gathered.
+    """Count ZeRO 3: shards of everything; a permanent bucket, copied to be scattered; gathered weights.
 
-    Small weights stay gathered once they were used. Others do as far as `max_live_parameters` lets the next ones be
-    gathered ahead, and those that will be used again within `max_reuse_distance` elements, there and back.
+    Small weights stay gathered after their first use. Other weights stay gathered within two limits:
+    `max_live_parameters`, up to which the next ones are gathered ahead, and `max_reuse_distance`, in elements there and
+    back, within which weights will be used again.
     """
     shard, size, summed = owner.shard, owner.bytes, buckets.summed_bytes
     bucket, sent = buckets.reduce_elements(3), owner.sent
-    # What is frozen is sharded and gathered like all else.
+    # Frozen weights are sharded and gathered like the others.
     every, layer, ends = owner.elements + owner.frozen, owner.layer + owner.frozen_layer, owner.ends + owner.frozen_ends
     large = owner.num_layers * sum(matrix for matrix in layer if matrix >= buckets.persistent)
     large = min(large + sum(ends), every)
     persistent = every - large
-    if persistent > MOST_VECTORS * every:  # experts that this rank's tokens do not take: sharded as well
+    if persistent > MOST_VECTORS * every:  # experts that this rank's tokens do not use are sharded as well
         persistent = FEW_VECTORS * every
     largest = max(*layer, *ends)
     live = min(large, max(buckets.reused / 2, buckets.live, 2 * largest) + buckets.prefetched)
-    if owner.replicas == 1:  # what is gathered is the shard itself
+    if owner.replicas == 1:  # the gathered weight is the shard itself
         persistent = live = 0.0
     scattered = sent * min(bucket, owner.elements) * (1 + 1 / owner.replicas)
     return States(
@@ -320,7 +323,7 @@ _BY_STAGE: Mapping[int, Callable[[Owner, Buckets, float], States]] = {0: without
 
 
 def _offloaded(held: States, owner: Owner, zero: int, buckets: Buckets) -> States:
-    """Return what stays on the device where the optimizer is the host's: DeepSpeed's own reduction, and a matrix."""
+    """Return what stays on the device with an offloaded optimizer: DeepSpeed's own reduction, and a matrix."""
     gradients = held.gradients if zero == 1 else 0.0
     bucket = 0.0 if zero == 3 else buckets.reduce_elements(zero) * (buckets.summed_bytes if zero == 1 else owner.bytes)
     staged = held.buffers if zero == 3 else bucket + owner.bytes * owner.largest
@@ -337,8 +340,10 @@ def _offloaded(held: States, owner: Owner, zero: int, buckets: Buckets) -> State
 
 
 def _plain(owner: Owner, workload: Workload) -> States:
-    """Count a framework without DeepSpeed's buckets: states over replicas from ZeRO 1 on, gradients from 2, weights
-    from 3; gradients that add up have their place from the start.
+    """Count a framework without DeepSpeed's buckets.
+
+    Optimizer states are sharded over replicas from ZeRO 1 on, gradients from 2, weights from 3. Accumulated gradients
+    are allocated from the start.
     """
     whole, shard, habits = owner.elements, owner.shard, workload.habits
     of_states = shard if workload.zero else whole
@@ -356,15 +361,15 @@ def _plain(owner: Owner, workload: Workload) -> States:
 
 @lru_cache(maxsize=4096)
 def _in_flight(owner: Owner, bucket: float) -> tuple[float, tuple[tuple[float, float], ...]]:
-    """Return ZeRO 2's buckets, as `States.filled` has them.
+    """Return ZeRO 2's buckets in the form of `States.filled`.
 
-    A backward is gone through gradient by gradient, as `dslpar.distributed.gradient_reduction` takes them: the buffer
-    that is being filled, those on their way with what is copied of them, and the gradient that was just made. Vectors,
-    which are small, are spread over the matrices; matrices larger than a bucket are sent where they are.
+    The function goes through a backward gradient by gradient, as `dslpar.distributed.gradient_reduction` does. It
+    counts the buffer that is being filled, the buckets in flight with their copies, and the gradient just made. Vectors
+    are small and spread over the matrices. Matrices larger than a bucket are sent in place.
     """
     size, copied = owner.bytes, _copied(owner, bucket)
     of_layer = sum(owner.layer)
-    # The middle of a backward repeats itself as soon as enough buckets are on their way.
+    # The middle of a backward repeats itself once enough buckets are in flight.
     num_layers = min(owner.num_layers, ceil(SEEN * bucket / of_layer) + SEEN) if of_layer else 0
     matrices = [(owner.ends[0], 0.0)]
     matrices += [(each, layer / owner.num_layers) for layer in range(num_layers) for each in owner.layer]
@@ -375,14 +380,14 @@ def _in_flight(owner: Owner, bucket: float) -> tuple[float, tuple[tuple[float, f
     left, most = 0.0, {0.0: 0.0}
 
     def begin(elements: float) -> None:
-        """Send what is in the bucket; or is larger than it, and stands together."""
+        """Send the bucket's content, or a matrix larger than the bucket, which is contiguous."""
         is_large = elements > bucket
         sent.append((0.0 if is_large and owner.sent == size else copied) * elements + size * max(bucket, elements))
 
-    for _ in range(2 if owner.accumulates else 1):  # the second finds what the first left
+    for _ in range(2 if owner.accumulates else 1):  # the second backward starts with what the first left
         left, most, elements = sum(sent), {}, 0.0
         for matrix, done in matrices:
-            made = size * (bucket + matrix + owner.tied)  # the buffer that is being filled, and gradients
+            made = size * (bucket + matrix + owner.tied)  # the buffer being filled, and gradients
             most[done] = max(most.get(done, 0.0), made + sum(sent))
             if elements and elements + matrix > bucket:
                 begin(elements)
@@ -404,17 +409,16 @@ def _in_flight(owner: Owner, bucket: float) -> tuple[float, tuple[tuple[float, f
 
 
 def _copied(owner: Owner, bucket: float) -> float:
-    """Return the bytes of what is copied of a gradient that is on its way: all of it into another type, or some."""
+    """Return the bytes copied per element of a gradient in flight: all of it if the type changes, else a share."""
     return owner.sent if owner.sent != owner.bytes else owner.sent * _scattered(owner, bucket)
 
 
 def _scattered(owner: Owner, bucket: float) -> float:
-    """Return the share of gradients that are copied, since what goes to one rank does not stand together in a bucket of
-    several matrices.
+    """Return the share of gradients that are copied because one rank's pieces of a bucket are not contiguous.
 
-    Matrices and vectors are sharded each by themselves: the token table, or the head, moves the matrices of a layer to
-    other ranks than its vectors, which stand between them, by a share that falls along the model; and at each border of
-    two ranks a bucket is theirs both.
+    Matrices and vectors are sharded separately. The token table or the head shifts a layer's matrices to other ranks
+    than its vectors, which stand between them; the shifted share falls along the model. A bucket at the border of two
+    ranks belongs to both.
     """
     if owner.replicas == 1 or not owner.elements:
         return 0.0

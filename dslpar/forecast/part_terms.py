@@ -1,10 +1,10 @@
-"""What the parts of a model take on a rank, of one micro-batch, as far as no constant enters: kernels and collectives.
+"""Kernels and collectives of a model's parts on a rank, for one micro-batch, before any constant is applied.
 
     part_terms(workload, device, nodes).layer.forward
 
-Parts are those of `ModelCosts`: what comes before the layers, a layer, and the head with its loss. What they take does
-not depend on how many layers a stage has, nor on replicas, so it is kept with the costs: a search asks for the same
-with every pipeline and every stage of ZeRO.
+Parts are those of `ModelCosts`: what comes before the layers, a layer, and the head with its loss. Their terms depend
+neither on the number of layers per stage nor on replicas, so they are cached with the costs: a search asks for the same
+ones with every pipeline and every ZeRO stage.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from dslpar.forecast.links import NO_TRANSFER, Group, Nodes, Transfer, group_of,
 from dslpar.forecast.workload import Workload
 
 WIDE_BYTES = 4
-"""Of an element of gradients that add up around a ring: float32."""
+"""Bytes per element of gradients that add up around a ring (float32)."""
 HOST_BYTES_PER_S = 12e9
-"""Between a device and its host, where the optimizer's states or stored inputs are there."""
+"""Bandwidth between a device and its host, for offloaded optimizer states or stored inputs."""
 
 
 class Sent(NamedTuple):
@@ -29,13 +29,13 @@ class Sent(NamedTuple):
 
     axis: str
     across: bool
-    """Whether the axis leaves a node."""
+    """True if the axis spans several nodes."""
     num_bytes: float
 
 
 @frozen
 class PartTerms:
-    """The parts of a model on a machine, of one micro-batch."""
+    """Parts of a model on a machine, for one micro-batch."""
 
     wide_tiles: bool
     layer: Kernels
@@ -43,38 +43,38 @@ class PartTerms:
     backward: tuple[Transfer, ...]
     """Collectives of a layer."""
     ring: tuple[Transfer, Transfer]
-    """One message of keys and values that go around a ring, and one of their gradients, which are in float32."""
+    """One message of keys and values around a ring, and one of their gradients, which are in float32."""
     ring_size: int
     overlapped: bool
-    """Whether the collectives run in parts under its products."""
+    """True if collectives run in pieces under the products they belong to."""
     launches: int
-    """Ranks of a tensor group that share a node: hosts that wait for each other."""
+    """Ranks of a tensor group in one node: hosts that wait for each other."""
     blocking: bool
-    """Whether the host waits for messages between stages."""
+    """True if the host waits for messages between stages."""
     recomputes: bool
     recomputes_scores: bool
     recomputed_part: Kernels | None
-    """What a layer computes once more for each part of the tokens: norm and MLP, of `mlp_chunks`."""
+    """Kernels that a layer recomputes for each chunk of tokens with `mlp_chunks`: norm and MLP."""
     part_sent: tuple[Transfer, ...]
-    """And what it sends for that."""
+    """Collectives of that recomputation."""
     offload_s: float
-    """A layer's stored input to the host and back, for as long as its device waits."""
+    """Seconds that the device waits while a layer's stored input goes to the host and back."""
     launched: int
-    """Layers that `layer` stands for: 1, or all of a model whose layers differ."""
+    """Layers that `layer` stands for: 1, or all layers of a model whose layers differ."""
     launch_ratio: float
-    """Kernels that a host launches for a layer, over those of one of ours."""
+    """Kernels that a host launches per layer, relative to a dslpar layer."""
     head: Kernels
     repeats_head: bool
-    """Whether the head runs again in the backward, for each of `loss_chunks`."""
+    """True if the head runs again in the backward, for each of `loss_chunks`."""
     first_sent: tuple[Transfer, ...]
     last_sent: tuple[Transfer, ...]
     """Collectives of the tables, and of the head and the loss."""
     sent: tuple[Sent, ...]
-    """What a layer sends along each axis."""
+    """Bytes that a layer sends along each axis."""
 
 
 def part_terms(workload: Workload, device: Device, nodes: Nodes) -> PartTerms:
-    """Return what the parts take, of a workload whose device computes in the workload's type."""
+    """Return the terms of the parts; `device` has the peak of the workload's type."""
     habits = workload.habits
     again = workload.recompute, workload.interval, workload.offloads_inputs, workload.mlp_chunks
     of_habits = habits.fused_attention, habits.launch_ratio, habits.blocking_messages and workload.chunks.pipe > 1
@@ -127,7 +127,7 @@ def _part_terms(workload: Workload, device: Device, nodes: Nodes) -> PartTerms:
 
 
 def _kernels(workload: Workload, device: Device) -> tuple[Kernels, Kernels]:
-    """Return the kernels of a layer, and of the head with the loss: the same ones however a layer is recomputed."""
+    """Return the kernels of a layer, and of the head with the loss; they do not depend on recomputation."""
     costs, fused, size = workload.costs, workload.habits.fused_attention, workload.element_bytes
     key = "kernels", device, fused, size
     if key not in costs.kept:
@@ -140,7 +140,7 @@ def _kernels(workload: Workload, device: Device) -> tuple[Kernels, Kernels]:
 
 
 def _offload_s(workload: Workload) -> float:
-    """Return what the stored inputs of recomputed groups take to the host and back, a layer."""
+    """Return the seconds per layer in which stored inputs of recomputed groups go to the host and back."""
     if workload.recompute != "full" or not workload.offloads_inputs:
         return 0.0
     num_bytes = 2 * workload.element_bytes * float(workload.costs.boundary)
@@ -148,7 +148,7 @@ def _offload_s(workload: Workload) -> float:
 
 
 class _Links:
-    """The groups of a cuboid on the links of a machine, and what a layer has sent so far."""
+    """Groups of a cuboid on a machine's links, and what a layer has sent so far."""
 
     def __init__(self, workload: Workload, device: Device, nodes: Nodes) -> None:
         self.workload, self.device, self.nodes = workload, device, nodes
@@ -156,34 +156,34 @@ class _Links:
         self._groups: dict[str, Group] = {}
 
     def group(self, axis: str) -> Group:
-        """Return the group over an axis, or over several whose names are apart."""
+        """Return the group over an axis, or over several axes with their names separated by spaces."""
         found = self._groups.get(axis)
         if found is None:
             found = self._groups[axis] = group_of(self.workload.mesh, self.nodes, *axis.split())
         return found
 
     def send(self, kind: str, axis: str, num_bytes: float, calls: float = 1.0, times: float = 1.0) -> Transfer:
-        """Return collectives of a kind on an axis, and count what they send, so many times."""
+        """Return collectives of a kind on an axis, and add `times` their bytes to what was sent."""
         self.sent_bytes[axis] = self.sent_bytes.get(axis, 0.0) + num_bytes * times
         return transfer(kind, self.group(axis), self.device, self.nodes, num_bytes, calls)
 
     def ring(self, forward: Traffic) -> tuple[Transfer, Transfer]:
-        """Return a message of keys and values, and one of their gradients."""
+        """Return one message of keys and values, and one of their gradients."""
         found = [key for key in forward if key[0] == "send"]
         if not found:
             return NO_TRANSFER, NO_TRANSFER
-        (key,) = found  # attention's, of one axis
+        (key,) = found  # attention's, on one axis
         elements, others = float(forward[key]) / float(forward.calls[key]), float(forward.calls[key])
-        # Keys go around in the forward and in the backward; their gradients once more than these, home.
+        # Keys go around in the forward and in the backward; their gradients go one hop further than the keys, home.
         keys = self.send(*key, self.workload.element_bytes * elements, 1.0, 2 * others)
         home = max(1, len(self.workload.costs.units))
         return keys, self.send(*key, WIDE_BYTES * elements, 1.0, others + home)
 
     def transfers(self, traffic: LayerTraffic) -> tuple[tuple[Transfer, ...], tuple[Transfer, ...]]:
-        """Return the collectives of a layer, forward and backward, without a ring's.
+        """Return the collectives of a layer, forward and backward, without a ring's messages.
 
-        Among all-reduces of a backward are those of vectors' gradients, which run once a step in truth: of no more
-        than the forward has over an axis the latency counts.
+        A backward's all-reduces include the gradients of vectors, which really run once per step. So the latency
+        counts for no more all-reduces over an axis than the forward has.
         """
         size, in_forward = self.workload.element_bytes, traffic.forward.calls
         ways = []
@@ -201,9 +201,9 @@ class _Links:
         return ways[0], ways[1]
 
     def of_each_part(self, weights: LayerTraffic, more: int) -> tuple[Transfer, ...]:
-        """Return what weights send so many times more: each part gathers them and reduces their gradients by itself."""
+        """Return what each further chunk adds for weights: it gathers them and reduces their gradients by itself."""
         forward, backward = self.transfers(weights * more)
-        return 3 * forward + backward  # the forward, the layer's that is computed again, and the part's
+        return 3 * forward + backward  # the forward, the recomputed layer, and the recomputed chunk
 
     def sent(self) -> tuple[Sent, ...]:
         """Return what was sent so far along each axis."""

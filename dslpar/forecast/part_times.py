@@ -1,10 +1,10 @@
-"""Time of the parts of a model, of one micro-batch on one rank: a layer, forward and backward, and both ends.
+"""Time of a model's parts for one micro-batch on one rank: a layer, forward and backward, and both ends.
 
     part_times(part_terms(workload, device, nodes), constants).layer.seconds
 
-A layer takes what its kernels (`dslpar.forecast.kernels`) and its collectives (`links`) take, or what its host needs to
-launch them all, whichever is longer; where both are close, a little more than either. What a ring sends is hidden under
-the blocks of attention, and with `comm_overlap` what a product sends under the product.
+A layer takes the time of its kernels (`dslpar.forecast.kernels`) and collectives (`links`), or the time in which its
+host launches them, whichever is longer; if both are close, a little more than either. A ring's messages are hidden
+under attention's blocks. With `comm_overlap` a product's collectives are hidden under the product.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from dslpar.forecast.kernels import attention_s, products_s
 from dslpar.forecast.part_terms import PartTerms
 
 BACKWARD_FUSED, BACKWARD_PLAIN = 2.5, 2.0
-"""Attention's backward over its forward: fused, it computes its scores again."""
+"""Attention's backward over its forward. Fused attention computes its scores again."""
 BACKWARD_ELEMENTWISE = 1.7
 RECOMPUTED_ELEMENTWISE = 0.3
-"""Of what lies between products, the share that selective recomputation repeats."""
+"""Share of the operations between products that selective recomputation repeats."""
 OVERLAP = 0.5
-"""With `comm_overlap`, the share of a layer's products under which collectives run; measured on few devices so far."""
+"""With `comm_overlap`, the share of a layer's products that hides collectives; measured on few devices so far."""
 LEAST_EXPOSED = 0.3
-"""Of those collectives, the share that stays: norms' statistics, and what is longer than the products above it."""
+"""Share of these collectives that stays exposed: norms' statistics, and collectives longer than their products."""
 
 
 class LayerTime(NamedTuple):
@@ -36,25 +36,25 @@ class LayerTime(NamedTuple):
     collectives_s: float
     backward_share: float
     idle: float
-    """Idle time of a pipeline over that of one whose backward is whole."""
+    """Idle time of a pipeline, relative to one whose backward is not split."""
 
 
 class PartTimes(NamedTuple):
-    """The parts of a model, forward and backward."""
+    """Parts of a model, forward and backward."""
 
     layer: LayerTime
     head_s: float
-    """The head and the loss, without what they send."""
+    """The head and the loss, without their collectives."""
     first_sent_s: float
     last_sent_s: float
     """Collectives of the tables, and of the head and the loss."""
 
 
 def part_times(terms: PartTerms, constants: Constants, *, splits_backward: bool = False) -> PartTimes:
-    """Return what the parts take; `splits_backward`: in a schedule that computes weights' gradients apart.
+    """Return the time of the parts; `splits_backward`: the schedule computes weight gradients separately.
 
-    What they took last, and with which constants, is kept with the terms: a search asks with the same ones again and
-    again, for other pipelines and stages of ZeRO.
+    The last times and their constants are cached with the terms: a search asks for the same ones again and again, for
+    other pipelines and ZeRO stages.
     """
     kept: dict[bool, tuple[Constants, PartTimes]] = vars(terms).setdefault("_last_times", {})
     last = kept.get(splits_backward)
@@ -106,7 +106,7 @@ def _layer_time(terms: PartTerms, constants: Constants, splits_backward: bool) -
     own = backward_s + sent_s[1], host_s[1]
     repeated = again_s + sent_again_s, host_again_s
     if terms.blocking:
-        # Between a forward and a backward the host waits for a message, and loses what it was ahead.
+        # Between a forward and a backward the host waits for a message, and loses its lead over the device.
         (in_forward,), (in_backward, in_repeats) = _elapsed(forward), _elapsed(own, repeated)
     else:
         in_forward, in_backward, in_repeats = _elapsed(forward, own, repeated)
@@ -114,7 +114,7 @@ def _layer_time(terms: PartTerms, constants: Constants, splits_backward: bool) -
     seconds = in_forward + in_backward + repeats
     idle = 1.0
     if splits_backward:
-        # As `Schedule.bubble`: B and W are halves of what is not computed again.
+        # As in `Schedule.bubble`: B and W are halves of the backward without recomputation.
         weights = in_backward / 2
         inputs = weights + repeats
         idle = max(inputs, in_forward + inputs - weights) / seconds
@@ -122,9 +122,9 @@ def _layer_time(terms: PartTerms, constants: Constants, splits_backward: bool) -
 
 
 def _launches_s(terms: PartTerms, constants: Constants) -> tuple[float, float]:
-    """Return what a host needs to launch a layer, forward and backward: kernels, collectives, a ring's messages.
+    """Return the seconds in which a host launches a layer's kernels, collectives and ring messages, each way.
 
-    Not what a ring's further blocks need, nor what ZeRO sends in each micro-batch.
+    The kernels of a ring's further blocks and ZeRO's collectives per micro-batch are not counted.
     """
     slower = 1.0
     if terms.launches > 1:
@@ -133,7 +133,7 @@ def _launches_s(terms: PartTerms, constants: Constants) -> tuple[float, float]:
             slower *= 1 + constants.blocking_launch * log2(terms.launches)
     kernels_s = constants.layer_launch_s * terms.launched * terms.launch_ratio
     calls = [sum([each.calls for each in way]) for way in (terms.forward, terms.backward)]
-    # Keys go around twice, and their gradients once, home in one message more.
+    # Keys go around twice; their gradients once, with one more message to bring them home.
     others = (terms.ring_size - 1) * terms.launched
     forward_calls, backward_calls = calls[0] + others, calls[1] + (2 * others + terms.launched if others else 0)
     return (
@@ -143,11 +143,11 @@ def _launches_s(terms: PartTerms, constants: Constants) -> tuple[float, float]:
 
 
 def exposed_by_ring(messages_s: Sequence[float], blocks_s: Sequence[float], size: int) -> tuple[float, float]:
-    """Return by how much a ring's messages make attention longer, forward and backward.
+    """Return by how many seconds a ring's messages lengthen attention, forward and backward.
 
-    `messages_s` are one of keys and one of gradients, `blocks_s` one block's forward and backward. While a forward's
-    block is computed the next one's keys arrive. In the backward gradients follow one block later, along the same link,
-    and the last ones come home when nothing is left to compute.
+    `messages_s` is one message of keys and one of gradients; `blocks_s` is one block's forward and backward. While the
+    forward computes a block, the next block's keys arrive. In the backward, gradients follow one block later on the
+    same link, and the last ones come home when nothing is left to compute.
     """
     key_s, gradient_s = messages_s
     forward, backward = blocks_s
@@ -157,10 +157,10 @@ def exposed_by_ring(messages_s: Sequence[float], blocks_s: Sequence[float], size
 
 
 def _elapsed(*parts: tuple[float, float]) -> list[float]:
-    """Return what each part takes of what runs on, from what its device and its host need for it.
+    """Return the elapsed time of each part of a sequence, given the seconds that its device and its host need.
 
-    What the host has gained where the device had much to do, it may lose where there was little: their sums count.
-    Where the device rules, time is shared as its own is; where the host does, as the host's.
+    The lead that the host gains in parts with much device work can be lost in parts with little, so sums are compared.
+    The total is shared among the parts by device time if the device is slower, and by host time if the host is.
     """
     device_s, host_s = map(sum, zip(*parts, strict=True))
     by_device, by_host = device_s**7, host_s**7
@@ -169,5 +169,5 @@ def _elapsed(*parts: tuple[float, float]) -> list[float]:
 
 
 def smooth_max(one: float, other: float) -> float:
-    """Return the longer of two times; more where they are close: which hides which varies from kernel to kernel."""
+    """Return the longer of two times, and more if they are close: which one hides the other varies between kernels."""
     return sqrt(sqrt(sqrt(one**8 + other**8)))

@@ -1,13 +1,13 @@
-"""A step of a workload on a machine: whether it fits, how fast it is.
+"""Forecast a step of a workload on a machine: whether it fits, and how fast it is.
 
     made = forecast(workload, Machine.usual(device_named("h100-80g")))
     made.verdict, made.binding.total, made.time.step_s
 
-Three verdicts, by the share of a device's memory that the fullest rank needs at its peak. Of nanotron's 2,400 runs on
-80 GB cards nearly all that needed less than 84 % ran as fast as they could; near the end the allocator begins to free
-and ask again, and a step becomes five times slower, or fails: above 92 % are ten of the eleven runs that did so, and
-none of 168 runs that were the fastest of their kind, in whatever framework (`python -m benchmarks.forecast_memory`).
-Between both are few of nanotron's runs, of which most ran.
+The three verdicts are bounds on the share of a device's memory that the fullest rank needs at its peak. They come from
+nanotron's 2,400 runs on 80 GB cards. Nearly all runs that needed less than 84 % ran at full speed. Near the end of the
+memory the allocator frees and asks again, and a step becomes five times slower or fails. Of the eleven runs that did
+so, ten are above 92 %, where none of 168 runs is that were the fastest of their kind, in whatever framework
+(`python -m benchmarks.forecast_memory`). Between both bounds are few of nanotron's runs, and most of them ran.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from dslpar.forecast.workload import Workload
 Verdict = Literal["fits", "tight", "does not fit"]
 
 COMFORTABLE, TIGHT = 0.84, 0.92
-"""Shares of a device's memory: up to the first it fits, up to the second it is tight."""
+"""Shares of a device's memory: a layout fits up to the first, and is tight up to the second."""
 
 
 @frozen
 class Machine:
-    """Devices, the nodes that they are in, and what both reach."""
+    """Devices, their nodes, and the measured constants of both."""
 
     device: Device
     nodes: Nodes
     constants: Constants = DEFAULT
     error: Error = ERROR
-    """Of forecasts with these constants."""
+    """Error of forecasts with these constants."""
 
     @classmethod
     def usual(cls, device: Device) -> Machine:
@@ -48,18 +48,18 @@ class Machine:
 
 @frozen
 class Forecast:
-    """What a step needs and takes."""
+    """Memory and time of a step."""
 
     workload: Workload
     machine: Machine
     memory: tuple[StageMemory, ...]
-    """Of each rank of the pipeline that was asked for; the others of its stage hold as much."""
+    """Memory of each pipeline rank that was asked for; the other ranks of its stage hold as much."""
     replicas: ReplicaTerms | None = None
-    """What they send, where it was known before."""
+    """Terms of what replicas send, if computed before."""
 
     @cached_property
     def time(self) -> StepTime:
-        """What a step takes."""
+        """Time of a step."""
         machine = self.machine
         return step_time(self.workload, self._device, machine.nodes, machine.constants, self.replicas)
 
@@ -69,65 +69,65 @@ class Forecast:
 
     @property
     def binding_rank(self) -> int:
-        """The rank of the pipeline that needs the most memory."""
+        """The pipeline rank that needs the most memory."""
         return self.binding.pipe_rank
 
     @cached_property
     def binding(self) -> StageMemory:
-        """Its memory."""
+        """Memory of the binding rank."""
         return max(self.memory, key=lambda each: each.total)
 
     @property
     def share(self) -> float:
-        """Of the device's memory, what that rank needs."""
+        """Share of the device's memory that the binding rank needs."""
         return self.binding.total / self.machine.device.memory_bytes
 
     @property
     def verdict(self) -> Verdict:
-        """Whether it fits."""
+        """Verdict on the share of the device's memory."""
         return verdict_of(self.share)
 
     @property
     def fits(self) -> bool:
-        """Whether it runs as fast as forecast: tight counts, a layout that thrashes does not."""
+        """Return whether it runs as fast as forecast: a tight layout does, one that thrashes does not."""
         return self.share <= TIGHT
 
     @property
     def tokens(self) -> int:
-        """Tokens of a step."""
+        """Tokens per step."""
         return self.workload.global_size * self.workload.seq_len
 
     @property
     def tokens_per_s_gpu(self) -> float:
-        """Tokens a second and device."""
+        """Tokens per second and device."""
         return self.tokens / self.time.step_s / self.workload.mesh.world_size
 
     @property
     def mfu_causal(self) -> float:
-        """Share of the devices' peak that the model's operations take, attention's causal half counted."""
+        """Share of the devices' peak that the model's operations take, counting attention's causal half."""
         flops = self.workload.costs.flops or flops_per_token(self.workload.model, self.workload.seq_len)
         assert flops is not None, "a model whose costs are known"
         return flops.mfu_causal * self.tokens_per_s_gpu / self._device.flops_per_s
 
 
 def verdict_of(share: float) -> Verdict:
-    """Return the verdict of a share of the device's memory."""
+    """Return the verdict on a share of the device's memory."""
     if share <= COMFORTABLE:
         return "fits"
     return "tight" if share <= TIGHT else "does not fit"
 
 
 def forecast(workload: Workload, machine: Machine) -> Forecast:
-    """Return what a workload needs and takes on a machine."""
+    """Return the forecast of a workload on a machine."""
     memory = tuple(stage_memory(workload, rank) for rank in range(workload.chunks.pipe))
     return Forecast(workload=workload, machine=machine, memory=memory)
 
 
 class Fitting:
-    """Which workloads of one layout fit: what they share is made once.
+    """Test which workloads of one layout fit, and cache what they share.
 
-    They are judged by the ranks that mostly need the most memory: the first, which has the most in flight, the last,
-    which has the head, and the one with the most layers.
+    Only the ranks that usually need the most memory are tested: the first, which has the most micro-batches in flight,
+    the last, which has the head, and the one with the most layers.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -137,7 +137,7 @@ class Fitting:
         self._resting: dict[tuple[int, bool], AtRest] = {}
 
     def forecast(self, workload: Workload) -> Forecast | None:
-        """Return what it needs and takes; None if it does not fit."""
+        """Return the forecast of a workload; None if it does not fit."""
         self._ranks = self._ranks or _fullest_ranks(workload)
         memory = []
         for rank in self._ranks:
@@ -150,7 +150,7 @@ class Fitting:
         return Forecast(workload=workload, machine=self.machine, memory=tuple(memory), replicas=self._replicas)
 
     def _at_rest(self, workload: Workload, rank: int) -> AtRest:
-        key = rank, workload.micro_batches > 1  # of micro-batches only whether gradients add up matters
+        key = rank, workload.micro_batches > 1  # what matters is only whether gradients accumulate
         if key not in self._resting:
             self._resting[key] = at_rest(workload, rank)
         return self._resting[key]

@@ -1,18 +1,18 @@
-"""Every legal layout of a job's model on as many ranks and devices: what fits, how fast it is, which is better.
+"""Search all legal layouts of a job's model on the same ranks and devices: which fit, and how fast they are.
 
     found = search(workloads, machine)
     next(found.fastest())              # the fastest that fits
     next(found.repairs())              # the nearest to the config, the fewest changes first
 
-Tried are all tensor modes and sizes, pipelines, chunks and schedules, ZeRO stages, micro-batches and recomputation, and
-of long sequences context parallelism in each of its forms; the global batch stays. What cannot be legal, or cannot win,
-is left out before its time is computed: sizes that do not divide; ZeRO stages that hold more and send no less than the
-next one; recomputation where all fits without it; forms of context parallelism of which another is faster and holds no
-more, or fits. A rule of lint may still refuse a layout: whoever shows one lints it first.
+The search tries all tensor modes and sizes, pipelines, chunks and schedules, ZeRO stages, micro-batches and
+recomputation, and for long sequences each form of context parallelism. The global batch stays the same. Layouts that
+cannot be legal or cannot win are left out before their time is computed: sizes that do not divide; ZeRO stages that
+hold more and send no less than the next one; recomputation if everything fits without it; forms of context parallelism
+if another form is faster and holds no more, or fits. A lint rule may still refuse a layout: lint it before showing it.
 
-That memory prunes, and an analytic model ranks, is how Alpa's, Galvatron's and vTrain's searches work. Here layouts
-come in the order of a lower bound of their time, as in any best-first search, so that memory and time are computed of
-those alone that may be among the first.
+Pruning by memory and ranking by an analytic model is also how the searches of Alpa, Galvatron and vTrain work. Here a
+best-first search orders layouts by a lower bound of their time, so that memory and time are computed only for those
+that may be among the first.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class Option:
 
     @property
     def alternatives(self) -> Alternatives:
-        """The candidate alone, as of a size that is still open there are several."""
+        """The candidate alone; a size that is still open has several."""
         return [self.candidate]
 
     @property
     def step_s(self) -> float:
-        """Seconds a step."""
+        """Seconds per step."""
         return self.forecast.time.step_s
 
     @property
@@ -61,13 +61,13 @@ def _nothing(candidate: Candidate) -> bool:
 
 
 _Place = tuple[int, int]
-"""A series, and a size of it: what comes first of those that are equally fast."""
+"""Index of a series and of a size in it, which break ties between equally fast layouts."""
 
 
 class Found:
-    """The layouts of a search: which of them fit, and how fast they are, is found as far as it is asked for.
+    """Layouts of a search, whose memory and time are computed lazily.
 
-    A layout's memory and time are not asked for before those that may be faster have been yielded.
+    A layout is not forecast before those that may be faster have been yielded.
     """
 
     def __init__(self, own: Option, series: Sequence[_Series]) -> None:
@@ -77,17 +77,17 @@ class Found:
         self._series = series
 
     def fastest(self) -> Iterator[Option]:
-        """Yield what fits, the fastest first."""
+        """Yield the layouts that fit, the fastest first."""
         return self._in_order(lambda candidate: 0, _nothing)
 
     def repairs(self, covered: Pins = _nothing) -> Iterator[Option]:
-        """Yield what fits, the fewest changes first, and of as many the fastest; nothing that is `covered` by then."""
+        """Yield the layouts that fit, the fewest changes first, then the fastest; skip those that `covered` accepts."""
         return self._in_order(lambda candidate: candidate.changes(self.own.candidate), covered)
 
     def _in_order(self, rank: Callable[[Candidate], int], covered: Pins) -> Iterator[Option]:
-        """Yield what fits, the lowest rank first, and of one rank the fastest.
+        """Yield the layouts that fit, the lowest rank first, then the fastest.
 
-        Each waits with what is known of it: its rank, then what it takes at the least, then what it takes.
+        Each waits in the queue under the best known key: its rank, then a lower bound of its time, then its time.
         """
         waiting: list[tuple[int, float, _Place, _Series | _Step | Option]] = []
 
@@ -95,7 +95,7 @@ class Found:
             heappush(waiting, (min(map(rank, item.alternatives)), bound_s, place, item))
 
         for number, each in enumerate([each for each in self._series if each.is_of_use]):
-            if each.may_fit:  # known by then of those that stand instead of others
+            if each.may_fit:  # known by now for series that stand in for others
                 wait(each, each.bound_s, (number, 0))
         while waiting:
             _, _, place, item = heappop(waiting)
@@ -113,12 +113,12 @@ class Found:
 
     @cached_property
     def fitting(self) -> tuple[Option, ...]:
-        """All that fit, the fastest first."""
+        """All layouts that fit, the fastest first."""
         return tuple(self.fastest())
 
     @property
     def pareto(self) -> list[Option]:
-        """Return those of which no other is as fast with less memory, the fastest first."""
+        """Layouts for which no other is as fast with less memory, the fastest first."""
         front: list[Option] = []
         for option in self.fitting:
             if not front or option.bytes < front[-1].bytes:
@@ -127,7 +127,7 @@ class Found:
 
 
 def search(workloads: Workloads, machine: Machine, pins: Pins = anything) -> Found:
-    """Look through all layouts; `pins` says which are asked for."""
+    """Search all layouts that `pins` accepts."""
     own = Option(candidate=workloads.own, forecast=forecast(workloads.base, machine))
     firsts: dict[tuple[object, ...], list[_Series]] = {}
     made: list[_Series] = []
@@ -146,7 +146,7 @@ def search(workloads: Workloads, machine: Machine, pins: Pins = anything) -> Fou
 class _Series:
     """Layouts with growing micro-batches, each with its alternatives: which of them fit.
 
-    If all of `instead` fit, which are faster, none of these is of use.
+    The series of `instead` are faster. If all of them fit, this one is not needed.
     """
 
     def __init__(self, growing: list[Alternatives], alike: Alike, fitting: Fitting, instead: Sequence[_Series]) -> None:
@@ -155,20 +155,20 @@ class _Series:
 
     @property
     def is_of_use(self) -> bool:
-        """Whether nothing is there instead that fits."""
+        """Return whether this series is needed: some series of `instead` does not fit, or there is none."""
         return not self._instead or any(each.option(0) is None for each in self._instead)
 
     @property
     def may_fit(self) -> bool:
-        """Whether some of it may fit, as far as is known."""
+        """Return whether some of it may fit, as far as is known."""
         return not self._known or self._known[0] is not None
 
     def option(self, index: int) -> Option | None:
-        """Return the first of the alternatives that fits, which is the fastest; None where none does."""
+        """Return the first alternative that fits, which is the fastest; None if none does."""
         known = self._known
         while len(known) <= index and (not known or known[-1] is not None):
             known.append(self._first_that_fits(self.growing[len(known)]))
-        return known[index] if index < len(known) else None  # with a larger micro-batch it needs more yet
+        return known[index] if index < len(known) else None  # a larger micro-batch needs even more
 
     def _first_that_fits(self, alternatives: Alternatives) -> Option | None:
         for candidate in alternatives:
@@ -179,23 +179,23 @@ class _Series:
 
     @cached_property
     def alternatives(self) -> Alternatives:
-        """All of its layouts."""
+        """All of the series' layouts."""
         return [each for alternatives in self.growing for each in alternatives]
 
     @cached_property
     def bound_s(self) -> float:
-        """Seconds that a step takes at the least, of whichever layout: that of the smallest, which idles least."""
+        """Lower bound of the seconds per step of any layout: that of the smallest micro-batch, which idles least."""
         comparable = all(map(self._is_part_of_largest, range(len(self.growing))))
         return self.bound_from_largest_s(0) if comparable else 0.0
 
     def least_s(self, index: int) -> float:
-        """Return the seconds that a step of these alternatives takes at the least."""
+        """Return a lower bound of the seconds per step of these alternatives."""
         return self._least_s(index, index)
 
     def bound_from_largest_s(self, index: int) -> float:
-        """Return a bound of that which is never more, by the times of the largest micro-batch alone.
+        """Return a bound that never exceeds `least_s`, from the times of the largest micro-batch alone.
 
-        Kernels fill a device better, and launches and weights cost a sample less, with so many times the samples.
+        With more samples, kernels fill a device better, and launches and weights cost less per sample.
         """
         return self._least_s(index, len(self.growing) - 1) if self._is_part_of_largest(index) else 0.0
 
@@ -204,7 +204,7 @@ class _Series:
         return largest.micro_size % one.micro_size == 0 and one.interval == largest.interval
 
     def _least_s(self, index: int, known: int) -> float:
-        """Return the least seconds of alternatives by the times of parts in the micro-batch of `known` ones."""
+        """Return the lower bound of alternatives `index`, from the times of parts in the micro-batch of `known`."""
         fastest, timed = self.growing[index][0], self.growing[known][0]
         costs = self._alike.costs_of(timed.micro_size)
         assert costs is not None, "layers that can be cut so"
@@ -213,13 +213,13 @@ class _Series:
         if index == known:
             return least_s(parts, layers, schedule)
         if costs.units:
-            return 0.0  # what each of them takes of all is another share
+            return 0.0  # each unit's share of the whole changes with the micro-batch
         if fastest.split:
-            parts = parts._replace(layer=parts.layer._replace(idle=0.0))  # of other ratios, so of another size
+            parts = parts._replace(layer=parts.layer._replace(idle=0.0))  # the ratio depends on the micro-batch size
         return least_s(parts, layers, schedule) * fastest.micro_size / timed.micro_size
 
     def _part_times(self, costs: ModelCosts, candidate: Candidate) -> PartTimes:
-        """Return what the parts of a model take: the same ones in many pipelines, so they are kept with the costs."""
+        """Return the times of a model's parts, cached with the costs because many pipelines share them."""
         key = "search", candidate.split, candidate.interval, candidate.pipe > 1
         machine = self._fitting.machine
         if key not in costs.kept or costs.kept[key][0] is not machine:
@@ -232,13 +232,13 @@ class _Series:
 
 
 class _Step(NamedTuple):
-    """One size of a micro-batch of a series."""
+    """One micro-batch size of a series."""
 
     series: _Series
     size: int
     """Its index in `growing`."""
     is_bounded: bool = False
-    """Whether it waits with what it takes at the least by its own costs."""
+    """True if its key in the queue is already the lower bound by its own costs."""
 
     @property
     def alternatives(self) -> Alternatives:
@@ -246,7 +246,7 @@ class _Step(NamedTuple):
 
 
 def _shape(candidate: Candidate) -> tuple[object, ...]:
-    """Return what candidates have in common that differ in micro-batch, recomputation and the form of a context."""
+    """Return what candidates share that differ only in micro-batch, recomputation and form of context parallelism."""
     size = 1 if candidate.context is None else candidate.context.size
     return candidate.tensor, size, candidate.pipe, candidate.chunks, candidate.split, candidate.zero
 
@@ -259,10 +259,10 @@ class _Forms:
         self._of_use: dict[tuple[TensorParallel, int], list[ContextParallel | None]] = {}
 
     def fastest_first(self, all_series: Iterator[list[Alternatives]]) -> Iterator[tuple[list[Alternatives], bool]]:
-        """Yield the series of the fastest forms and of the config's own; then those of others that hold less.
+        """Yield the series of the fastest forms and of the config's own, then those of other forms that hold less.
 
-        The second value says which it is: others are of use where the fastest form of their shape does not fit, however
-        small the micro-batch.
+        The second value is True for the former. Other forms are needed only if the fastest form of their shape does
+        not fit, however small the micro-batch.
         """
         others: list[list[Alternatives]] = []
         for growing in all_series:
@@ -276,7 +276,7 @@ class _Forms:
         yield from ((growing, False) for growing in others)
 
     def _place(self, candidate: Candidate) -> int | None:
-        """Return a form's place among those of use, the fastest first; None: one is faster that holds no more."""
+        """Return a form's rank among the useful ones, the fastest first; None if a faster form holds no more."""
         tensor, context = candidate.tensor, candidate.context
         if context is None or context == self.workloads.own.context:
             return 0
@@ -287,7 +287,7 @@ class _Forms:
         return of_use.index(context) if context in of_use else None
 
     def _without_beaten(self, candidate: Candidate, size: int) -> list[ContextParallel | None]:
-        """Return the forms of a size of which no other is faster and holds no more, the fastest first."""
+        """Return the forms of a size for which no other is faster and holds no more, the fastest first."""
         forms = []
         for form in contexts(self.workloads, size, candidate.tensor):
             other = candidate._replace(context=form)
@@ -303,7 +303,7 @@ class _Forms:
         return kept
 
     def _takes(self, candidate: Candidate) -> tuple[float, float]:
-        """Return a layer's seconds, and the elements in which forms differ: what is saved, and attention's own."""
+        """Return a layer's seconds, and the elements in which forms differ: saved tensors and attention's own."""
         workload = self.workloads.workload(candidate)
         device = self.machine.device.computing_in(workload.dtype)
         costs = workload.costs
@@ -314,11 +314,11 @@ class _Forms:
 
 
 def nearest(workloads: Workloads, machine: Machine) -> Iterator[Option]:
-    """Yield what fits with one setting changed, the fastest first."""
+    """Yield the layouts that fit with one setting changed, the fastest first."""
     own = workloads.own
     return search(workloads, machine, lambda candidate: candidate.changes(own) == 1).repairs()
 
 
 def leaders(options: Sequence[Option], error: float) -> list[Option]:
-    """Return the first ones that differ from the fastest by less than the error of the forecast."""
+    """Return the first options that differ from the fastest by no more than the error of the forecast."""
     return [option for option in options if option.step_s <= options[0].step_s * (1 + error)]

@@ -1,10 +1,10 @@
-"""Layouts that a search may try: all that are legal, but for those that cannot win.
+"""Search space: all legal layouts except those that cannot win.
 
     for layout in candidates(workloads): ...
 
 Left out before anything is computed are sizes that do not divide; ZeRO stages that hold more and send no less than the
-next one; 1d without sequence=True where it may have it; pipelines that idle for most of a step. A rule of lint may
-still refuse a layout.
+next one; 1d without sequence=True if the model allows it; pipelines that idle for most of a step. A lint rule may still
+refuse a layout.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from dslpar.schema.parallel_forms import is_of_libai
 from dslpar.schema.sections import ContextParallel, TensorParallel
 
 MOST_MICRO_SIZES = 6
-"""Micro-batches that are tried of each layout: the least, and its doubles."""
+"""The most micro-batch sizes tried per layout: the smallest, and its doubles."""
 CHUNKS = (2, 4)
 LONG, LEAST_PART = 8192, 4096
-"""Tokens of a sample from which on context parallelism is tried where the config has none, and those that a rank then
-has of it at the least: of shorter ones replicas send less."""
+"""Tokens per sample from which on context parallelism is tried if the config has none, and the fewest of them that a
+rank then holds. For shorter samples replicas send less."""
 
 
 Pins = Callable[[Candidate], bool]
-"""Whether a candidate has the values that are fixed."""
+"""Test of whether a candidate has the values that are fixed."""
 
 
 def anything(candidate: Candidate) -> bool:
-    """Fix nothing."""
+    """Accept every candidate."""
     return True
 
 
 def pins_of(fixed: Sequence[str], settings: Callable[[Candidate], Mapping[str, str]]) -> Pins:
-    """Return what keeps the values of some keys: of candidates whose settings do not change them."""
+    """Return a test that accepts candidates whose settings leave the `fixed` keys alone."""
 
     def keeps(candidate: Candidate) -> bool:
         return not any(_same_setting(key, word) for key in settings(candidate) for word in fixed)
@@ -62,7 +62,7 @@ Alternatives = list[Candidate]
 
 
 def series(workloads: Workloads, pins: Pins) -> Iterator[list[Alternatives]]:
-    """Yield layouts with growing micro-batches, each with its alternatives."""
+    """Yield series of layouts with growing micro-batches, each with its alternatives."""
     own = workloads.own.interval
     intervals: tuple[int, ...] = (0, own, 1) if own > 1 else (0, 1)
     if workloads.base.costs.units and not any(workloads.base.costs.recomputable):
@@ -89,7 +89,7 @@ Shape = tuple[TensorParallel, ContextParallel | None, int, list[int]]
 
 
 def _shapes(workloads: Workloads) -> Iterator[Shape]:
-    """Yield tensor and context parallelism, pipeline and micro-batches that go with model, world and global batch."""
+    """Yield tensor and context parallelism, pipeline and micro-batches that suit the model, world and global batch."""
     job, model = workloads.job, workloads.job.spec.model
     world, layers, chain = job.mesh.world_size, sum(workloads.base.counts), is_chain(model)
     for context_size in _context_sizes(workloads):
@@ -107,7 +107,7 @@ def _shapes(workloads: Workloads) -> Iterator[Shape]:
 
 
 def _context_sizes(workloads: Workloads) -> list[int]:
-    """Return sizes of context parallelism: 1, the config's own, and of long sequences those that leave long parts."""
+    """Return sizes of context parallelism: 1, the config's own, and for long sequences those that leave long parts."""
     job, own = workloads.job, workloads.own.context
     sizes = {1} if own is None else {1, own.size}
     if job.seq_len >= LONG and splits_sequences(job.spec.model) and not is_of_libai(job.spec):
@@ -118,7 +118,7 @@ def _context_sizes(workloads: Workloads) -> list[int]:
 def _legal(
     workloads: Workloads, world: int, context_size: int
 ) -> Iterator[tuple[TensorParallel, ContextParallel | None]]:
-    """Yield tensor parallelism within so many ranks, beside context parallelism of a size, by which sizes divide."""
+    """Yield tensor parallelism within `world` ranks beside context parallelism of a size, if all sizes divide."""
     for size in divisors(world):
         for tensor in tensors(size, workloads.own.tensor):
             for context in contexts(workloads, context_size, tensor):
@@ -136,14 +136,14 @@ def divides(workloads: Workloads, tensor: TensorParallel, context: ContextParall
 
 
 def has_costs(workloads: Workloads, tensor: TensorParallel, context: ContextParallel | None) -> bool:
-    """Whether the model's layers can be cut so, in the smallest micro-batch."""
-    # As ZeRO has them without a pipeline: of a cuboid that differs in this alone a trace would be another.
+    """Return whether the model's layers can be sharded so, in the smallest micro-batch."""
+    # As ZeRO has them without a pipeline; a cuboid that differs only in this would need another trace.
     cuboid = with_zero(workloads.cuboid(tensor, context), workloads.job.spec.model, 1, 1)
     return workloads.has_costs(cuboid, least_micro_size(cuboid))
 
 
 def _worse(workloads: Workloads, tensor: TensorParallel, context: ContextParallel | None) -> bool:
-    """Whether it is 1d without sequence=True, which sends as much and holds more, where that is legal.
+    """Return whether it is 1d without sequence=True, which sends as much and holds more, if sequence=True is legal.
 
     The config's own is tried all the same.
     """
@@ -154,7 +154,7 @@ def _worse(workloads: Workloads, tensor: TensorParallel, context: ContextParalle
 
 
 def contexts(workloads: Workloads, size: int, tensor: TensorParallel) -> Iterator[ContextParallel | None]:
-    """Yield the forms of context parallelism of a size beside a mode; that of the config keeps its options."""
+    """Yield the forms of context parallelism of a size beside a mode; the config's own keeps its options."""
     if size == 1:
         yield None
         return
@@ -166,7 +166,7 @@ def contexts(workloads: Workloads, size: int, tensor: TensorParallel) -> Iterato
 
 
 def tensors(size: int, own: TensorParallel) -> Iterator[TensorParallel]:
-    """Yield the forms of tensor parallelism over so many ranks; that of the config keeps its options."""
+    """Yield the forms of tensor parallelism over so many ranks; the config's own keeps its options."""
     if size == 1:
         yield NO_TENSOR
         return
@@ -178,7 +178,7 @@ def tensors(size: int, own: TensorParallel) -> Iterator[TensorParallel]:
 
 
 def _plain_tensors(size: int) -> Iterator[TensorParallel]:
-    """Yield each mode's form; but 2.5d, whose depth does what as many data ranks do, and no better."""
+    """Yield each mode's form except 2.5d, whose depth is no better than as many data ranks."""
     yield TensorParallel(size=size, mode="1d")
     yield TensorParallel(size=size, mode="1d", sequence=True)
     for mode in ("2d", "3d"):
@@ -188,7 +188,7 @@ def _plain_tensors(size: int) -> Iterator[TensorParallel]:
 
 
 def _micro_sizes(samples: int, cuboid: Tensor, own: int) -> list[int]:
-    """Return sizes of micro-batches that a data rank's samples divide by."""
+    """Return micro-batch sizes that divide a data rank's samples."""
     least = least_micro_size(cuboid)
     sizes = {least << power for power in range(MOST_MICRO_SIZES)} | {own}
     return sorted(size for size in sizes if size % least == 0 and samples % size == 0)
@@ -205,10 +205,10 @@ def _schedules(workloads: Workloads, pipe: int) -> Iterator[tuple[int, bool]]:
 
 
 def _goes_with(workloads: Workloads, ranks: int, pipe: int, micro_size: int, chunks: int, split: bool) -> bool:
-    """Whether a schedule goes with the micro-batches of a step: several chunks take whole rounds of the ranks.
+    """Return whether a schedule suits the number of micro-batches: several chunks need whole rounds of the ranks.
 
-    A replica has so many ranks.
-    With fewer micro-batches than stages, ranks are idle for most of a step: not tried, unless it is so now.
+    `ranks` is the number per replica. With fewer micro-batches than stages, ranks idle for most of a step, so this is
+    tried only if the config has it now.
     """
     job, own = workloads.job, workloads.own
     count = job.batch.global_size * ranks // (job.mesh.world_size * micro_size)
@@ -218,7 +218,7 @@ def _goes_with(workloads: Workloads, ranks: int, pipe: int, micro_size: int, chu
 
 
 def _stages_of_zero(workloads: Workloads, copies: int, pipe: int) -> list[int]:
-    """Return the stages worth trying over so many ranks with equal weights: 1 holds less than 0 and sends as much."""
+    """Return the stages worth trying with `copies` of the weights: ZeRO 1 holds less than 0 and sends as much."""
     own = workloads.own.zero
     if own == 0 and workloads.job.spec.gradient_handler:
         return [0]  # handlers need whole gradients

@@ -1,4 +1,4 @@
-"""Memory of each rank of a pipeline at the fullest moment of a step: a waterfall in bytes.
+"""Memory of each pipeline rank at the fullest moment of a step: a waterfall in bytes.
 
     made = stage_memory(workload, pipe_rank=0)
     made.total, made.moment                    # 7.1e10, 'backward'
@@ -15,8 +15,8 @@ reduction  the last backward is over                    whole gradients, and all
 step       the optimizer steps                          gradients as it takes them
 =========  ===========================================  ==========================================
 
-The sum by stage, its worst stage, and what lies outside torch are of the kind that Megatron-LM's memory report and
-LLMem (arXiv 2404.10933) have; constants outside torch are others' measurements (NCCL's issues 964 and 986).
+Megatron-LM's memory report and LLMem (arXiv 2404.10933) also sum by stage, take the worst stage, and count memory
+outside torch. The constants outside torch are published measurements (NCCL's issues 964 and 986).
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from dslpar.forecast.workload import Workload
 Moment = Literal["backward", "reduction", "step"]
 
 CONTEXT = 1.1e9
-"""Bytes that a process's CUDA context takes, with its libraries: also what torch gives cuBLAS to work in, once for each
+"""Bytes of a process's CUDA context with its libraries, including the cuBLAS workspaces that torch allocates: one per
 thread that multiplies (32 MiB each on Hopper)."""
 COMMUNICATOR = 0.55 * 2**30
-"""Bytes of NCCL's buffers, a communicator."""
+"""Bytes of NCCL's buffers per communicator."""
 FRAGMENTATION = 0.01
-"""Of what comes and goes in a step, what torch's allocator holds besides: nanotron's peaks show no more of it."""
+"""Share of what comes and goes in a step that torch's allocator holds besides; nanotron's peaks show no more of it."""
 
 
 class StageMemory(NamedTuple):
-    """What a rank of the pipeline holds at its fullest moment, in bytes."""
+    """Memory of a pipeline rank at its fullest moment, in bytes."""
 
     pipe_rank: int
     moment: Moment
@@ -51,56 +51,56 @@ class StageMemory(NamedTuple):
     optimizer: float
     """Moments, and masters."""
     masters: float
-    """Of `optimizer`, the weights in fp32."""
+    """Part of `optimizer`: the weights in fp32."""
     activations: float
-    """Saved for all micro-batches in flight, and what the running layer needs."""
+    """Saved for all micro-batches in flight, and needed by the running layer."""
     working: float
-    """Of `activations`, what the running layer needs."""
+    """Part of `activations` that the running layer needs."""
     logits: float
     buffers: float
-    """DeepSpeed's buckets, and weights that are gathered for a while."""
+    """DeepSpeed's buckets, and temporarily gathered weights."""
     fragmentation: float
     outside: float
     """Outside torch: the device's context, communicators."""
 
     @property
     def allocated(self) -> float:
-        """What torch has given out."""
+        """Bytes allocated by torch."""
         return self.weights + self.gradients + self.optimizer + self.activations + self.logits + self.buffers
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """All bytes."""
         return self.allocated + self.fragmentation + self.outside
 
 
 _Moment = tuple[float, Moment, float, float, float, float, float]
-"""All that comes and goes; a moment; gradients, saved activations, those of the running layer, logits, and buffers,
-that are there then.
+"""Everything that comes and goes, the moment, and its parts: gradients, saved activations, those of the running layer,
+logits, buffers.
 """
 
 
 class AtRest(NamedTuple):
-    """What a rank holds whatever its activations are: the same for all sizes of micro-batches, if there are several."""
+    """Memory of a rank besides activations; all micro-batch sizes share it, if a step has several micro-batches."""
 
     held: States
     left: float
     rises: tuple[tuple[float, float], ...]
-    """Of `held`."""
+    """`States.left` and `States.rises` of `held`."""
     fullest: _Moment
-    """The fuller one of the moments without activations."""
+    """The fuller of the two moments without activations."""
     outside: float
 
 
 def at_rest(workload: Workload, pipe_rank: int) -> AtRest:
-    """Return what a rank of the pipeline holds beside activations."""
+    """Return what a pipeline rank holds besides activations."""
     held = states(workload, pipe_rank)
     outside = CONTEXT + COMMUNICATOR * num_communicators(workload.mesh)
     return AtRest(held, held.left, held.rises, max(_reduction(held), _step(held), key=itemgetter(0)), outside)
 
 
 def stage_memory(workload: Workload, pipe_rank: int, resting: AtRest | None = None) -> StageMemory:
-    """Return what a rank of the pipeline holds at its fullest moment; `resting`: what is known of it before."""
+    """Return the memory of a pipeline rank at its fullest moment; `resting`: the part computed before, if any."""
     if resting is None:
         resting = at_rest(workload, pipe_rank)
     held, backward = resting.held, _backward(workload, resting, activations(workload, pipe_rank))
@@ -123,14 +123,14 @@ def stage_memory(workload: Workload, pipe_rank: int, resting: AtRest | None = No
 
 
 def binding(workload: Workload) -> StageMemory:
-    """Return the memory of the rank of the pipeline that needs the most."""
+    """Return the memory of the pipeline rank that needs the most."""
     return max((stage_memory(workload, rank) for rank in range(workload.mesh.pipe)), key=lambda each: each.total)
 
 
 def _backward(workload: Workload, resting: AtRest, needed: Activations) -> _Moment:
-    """Return the fullest moment of a micro-batch's backward: the loss's, or that of a layer.
+    """Return the fullest moment of a micro-batch's backward: the loss's backward or that of a layer.
 
-    Activations go as it goes on, while gradients come, of a step's first backward, and buckets are filled.
+    As a backward proceeds, activations are freed, gradients come in a step's first backward, and buckets fill.
     """
     held, left = resting.held, resting.left
     saved, first, working, logits, output = needed
@@ -157,11 +157,11 @@ def _step(held: States) -> _Moment:
 
 
 def num_communicators(mesh: Mesh) -> int:
-    """Count the communicators of a rank that activations, weights or gradients are sent in.
+    """Count the communicators in which a rank sends activations, weights or gradients.
 
-    One for each tensor axis of several ranks, and one for all of them together, which vectors' gradients are summed
-    in; one for replicas; two for a pipeline's messages, one a way (`dslpar.distributed.groups`). Groups in which only
-    numbers are summed, such as norms and the loss, are not counted.
+    There is one per tensor axis with several ranks; one for all of these axes together, in which vectors' gradients are
+    summed; one for replicas; and two for a pipeline's messages, one per direction (`dslpar.distributed.groups`). Groups
+    that only sum numbers, such as norms and the loss, are not counted.
     """
     tensor = sum(mesh.sizes[axis] > 1 for axis in TENSOR_AXES)
     summing = sum(mesh.sizes[axis] > 1 for axis in mesh.tensor.summed_by_layers(TENSOR_AXES))

@@ -1,23 +1,21 @@
-"""Time of a training step that was never run, from what each rank computes and sends: closed forms over a workload.
+"""Forecast the time of a training step from what each rank computes and sends, in closed form.
 
     time = step_time(workload, device, Nodes.usual(device))
     time.step_s, time.tensor_s, time.bubble
 
-A layer takes what its kernels (`dslpar.forecast.kernels`) and its collectives (`links`) take, or what its host needs to
-launch them all, whichever is longer; where both are close, a little more than either. The rank of the pipeline with the
-most to do sets the pace; the step is its micro-batches, its idle time, and what follows the last backward::
+A layer takes the time of its kernels (`dslpar.forecast.kernels`) and collectives (`links`), or the time in which its
+host launches them, whichever is longer; if both are close, a little more than either. The pipeline rank with the most
+work sets the pace. A step is its micro-batches, its idle time, and what follows the last backward::
 
     step = m * busiest + (sum - busiest) / v + messages + reduction + gather + optimizer + rest
 
-for m micro-batches, v chunks on each rank, and the sum over the ranks of the pipeline: of equal stages this is the
-closed form of `dslpar.layout.schedule`. ZeRO 2 and 3 send gradients and weights in each micro-batch, under what it
-computes.
+with m micro-batches, v chunks per rank, and the sum over the pipeline's ranks. For equal stages this is the closed form
+of `dslpar.layout.schedule`. ZeRO 2 and 3 send gradients and weights in each micro-batch, while it computes.
 
-What was taken from whom: operations over a share of the peak that falls with the size of a product, from vTrain and
-Calculon; exposed and hidden communication, from Calculon and llm-analysis; recomputation and the parts of a layer, from
-Megatron-LM's papers. Launches as a floor of a layer's time, and what a message that a host waits for costs, are from
-the runs that the constants were fitted on. `terms_of` does all that no constant enters, so that a calibration need
-do it once a run.
+Sources: vTrain and Calculon for operations over a share of the peak that falls with the size of a product; Calculon and
+llm-analysis for exposed and hidden communication; Megatron-LM's papers for recomputation and the parts of a layer. The
+runs that the constants were fitted to showed launches as a floor of a layer's time, and the cost of a message that a
+host waits for. `terms_of` does everything that needs no constant, so that a calibration does it once per run.
 """
 
 from __future__ import annotations
@@ -35,58 +33,58 @@ from dslpar.forecast.workload import Workload
 from dslpar.layout.schedule import Schedule
 
 ROUNDED = 1 - 1e-9
-"""Less than what sums in another order differ by."""
+"""Just below 1, by more than sums in another order differ."""
 HIDING_BACKWARD = 0.6
-"""Of the last micro-batch's backward, the share under which a reduction runs."""
+"""Share of the last micro-batch's backward that hides a gradient reduction."""
 
 
 @frozen
 class StepTime:
-    """Seconds of a step; its parts add up to it, those of a micro-batch taken as often as a step has them."""
+    """Seconds of a step; the parts add up to it, with `compute_s` and `weights_s` times the number of micro-batches."""
 
     step_s: float
     compute_s: float
-    """Kernels of the busiest rank, a micro-batch, with what is computed again."""
+    """Kernels of the busiest rank per micro-batch, including recomputation."""
     tensor_s: float
-    """Tensor parallelism's collectives on that rank, beside its kernels."""
+    """Tensor collectives of that rank in a step, beside its kernels."""
     launch_s: float
-    """By how much launches make both longer."""
+    """Seconds by which launches lengthen kernels and collectives in a step."""
     weights_s: float
-    """By how much ZeRO 2's or 3's traffic makes a micro-batch longer."""
+    """Seconds by which ZeRO 2's or 3's traffic lengthens a micro-batch."""
     bubble_s: float
     """Idle time of the busiest rank."""
     hops_s: float
     """Messages between stages."""
     reduction_s: float
-    """Of the reduction of gradients, what the backward does not hide."""
+    """Reduction of gradients that the backward does not hide."""
     gather_s: float
-    """The gather of weights that the step has changed."""
+    """Gather of the weights that the step has changed."""
     optimizer_s: float
     other_s: float
-    """What nothing else explains."""
+    """Time that nothing else explains."""
     bubble: float
     """Idle time of the busiest rank over its busy time."""
     terms: Terms
 
     @property
     def sent(self) -> tuple[Sent, ...]:
-        """What a rank of the busiest stage sends along each axis."""
+        """Bytes that a rank of the busiest stage sends along each axis."""
         return self.terms.sent
 
 
 class Terms(NamedTuple):
-    """A workload on a machine, as far as no constant enters."""
+    """A workload on a machine, before any constant is applied."""
 
     parts: PartTerms
     splits_backward: bool
     layers: tuple[float, ...]
-    """How many times each rank of the pipeline computes a layer."""
+    """Number of times that each pipeline rank computes a layer."""
     micro_batches: int
     chunks: int
     message: Transfer
-    """One of those between two stages."""
+    """One message between two stages."""
     num_messages: int
-    """That a micro-batch waits for, one after the other, in a step."""
+    """Messages of a step that are waited for one after the other."""
     replicas: ReplicaTerms
     overlaps_reduction: bool
     overlaps_gather: bool
@@ -98,7 +96,7 @@ class Terms(NamedTuple):
 
     @property
     def sent(self) -> tuple[Sent, ...]:
-        """What a rank of the busiest stage sends in a step along each axis: it may be a layer's and replicas' too."""
+        """Bytes that a rank of the busiest stage sends per step along each axis; layers and replicas may share one."""
         num_layers, replicas = max(self.layers), self.replicas
         parts = (
             (self.parts.sent, num_layers * self.micro_batches),
@@ -122,7 +120,7 @@ def step_time(
     constants: Constants = DEFAULT,
     replicas: ReplicaTerms | None = None,
 ) -> StepTime:
-    """Return how long a step takes; `replicas`: what they send, where that is known before."""
+    """Return how long a step takes; `replicas`: what they send, if computed before."""
     return time_of(terms_of(workload, device, nodes, replicas), constants)
 
 
@@ -130,7 +128,7 @@ def step_time(
 
 
 def terms_of(workload: Workload, device: Device, nodes: Nodes, replicas: ReplicaTerms | None = None) -> Terms:
-    """Return all of a step's time that no constant enters."""
+    """Return everything in a step's time that needs no constant."""
     habits, chunks = workload.habits, workload.chunks
     pipe, micro_batches = chunks.pipe, workload.micro_batches
     if replicas is None:
@@ -155,16 +153,16 @@ def terms_of(workload: Workload, device: Device, nodes: Nodes, replicas: Replica
 
 
 class ReplicaTerms(NamedTuple):
-    """What ranks that hold the same weights send, by the stage of ZeRO, and step: it knows no micro-batches."""
+    """Traffic and updates of ranks with the same weights, at a ZeRO stage; independent of micro-batches."""
 
     each_micro_batch: tuple[Transfer, ...]
-    """Of ZeRO 2 and 3."""
+    """Collectives of ZeRO 2 and 3 in each micro-batch."""
     reduction: Transfer
     gather: Transfer
     stepped: float
-    """Weights that a rank steps."""
+    """Weights that a rank updates."""
     stepped_s: float
-    """One byte of each of them, through memory."""
+    """One byte of each of these weights, through memory."""
     sent_each: tuple[Sent, ...] = ()
     """In each micro-batch."""
     sent_once: tuple[Sent, ...] = ()
@@ -172,7 +170,7 @@ class ReplicaTerms(NamedTuple):
 
 
 def replica_terms(workload: Workload, device: Device, nodes: Nodes) -> ReplicaTerms:
-    """Return what replicas send: those of the first stage or of the last, the most of both."""
+    """Return what replicas send: of the first and the last stage, the one with more weights."""
     mesh, zero, habits = workload.mesh, workload.zero, workload.habits
     axes = [each for each in mesh.zero_axes if mesh.sizes[each] > 1] or ["data"]
     group = group_of(mesh, nodes, *axes)
@@ -188,7 +186,7 @@ def replica_terms(workload: Workload, device: Device, nodes: Nodes) -> ReplicaTe
         to.append(Sent(" ".join(axes), group.across, num_bytes))
         return transfer(kind, group, device, nodes, num_bytes, calls)
 
-    # ZeRO 3 gathers what is frozen as well.
+    # ZeRO 3 gathers frozen weights as well.
     gathered = max(map(workload.weights, pipe_ranks)) if zero == 3 else trained
     weight_bytes = workload.element_bytes * gathered * (replicas - 1) / replicas
     gradient_bytes = habits.reduced_bytes * trained * (replicas - 1) / replicas
@@ -207,7 +205,7 @@ def replica_terms(workload: Workload, device: Device, nodes: Nodes) -> ReplicaTe
 
 
 def _message(workload: Workload, device: Device, nodes: Nodes) -> tuple[Transfer, tuple[Sent, ...]]:
-    """Return a message to the next stage, and all of a step: over nodes, all devices of a node send at once."""
+    """Return a message to the next stage, and all of a step; between nodes, all devices of a node send at once."""
     tensor, group = workload.mesh.tensor, group_of(workload.mesh, nodes, "pipe")
     pieces = tensor.y if workload.habits.splits_messages and tensor.residual == "replicated" else 1
     num_bytes = workload.element_bytes * float(workload.costs.boundary) / pieces
@@ -219,7 +217,7 @@ def _message(workload: Workload, device: Device, nodes: Nodes) -> tuple[Transfer
 
 
 def time_of(terms: Terms, constants: Constants) -> StepTime:
-    """Return the time of a step whose terms are known."""
+    """Return the time of a step from its terms."""
     parts = part_times(terms.parts, constants, splits_backward=terms.splits_backward)
     layer, head_s, first_sent_s, last_sent_s = parts
     loads = _loads(parts, terms.layers)
@@ -269,10 +267,10 @@ def time_of(terms: Terms, constants: Constants) -> StepTime:
 
 
 def least_s(parts: PartTimes, layers: Sequence[float], schedule: Schedule) -> float:
-    """Return what a step takes at the least: computing, with the idle time of a pipeline, and nothing that is sent.
+    """Return a lower bound of a step's time: computing, with a pipeline's idle time, and nothing that replicas send.
 
-    `parts` are times of this schedule, `layers` those of each rank of the pipeline. A search ranks by it what it need
-    not know better: it takes a small part of the time of `step_time`, and never says more.
+    `parts` are times in this schedule, `layers` the layers of each pipeline rank. A search ranks layouts by it until it
+    needs `step_time`: it costs a small part of that, and never returns more.
     """
     loads = _loads(parts, layers)
     most = max(loads)
@@ -281,7 +279,7 @@ def least_s(parts: PartTimes, layers: Sequence[float], schedule: Schedule) -> fl
 
 
 def _loads(parts: PartTimes, layers: Sequence[float]) -> list[float]:
-    """Return the seconds that each rank of the pipeline computes in a micro-batch."""
+    """Return the seconds that each pipeline rank computes in a micro-batch."""
     loads = [parts.layer.seconds * num for num in layers]
     loads[0] += parts.first_sent_s
     loads[-1] += parts.head_s + parts.last_sent_s

@@ -1,11 +1,10 @@
-"""Constants of the forecast from kernels and collectives that were timed alone: what `dslpar measure` writes.
+"""Constants of the forecast from kernels and collectives timed alone, as `dslpar measure` does.
 
     constants = constants_of(Timings(products=(Timed((8192, 4096, 4096), 1.1e-3),)), device, Nodes.usual(device))
 
-Where `dslpar plan --calibrate` needs runs, this needs a minute of the devices: products of several depths tell what
-share of the peak they reach and how much a small depth costs, all-reduces of several sizes tell the bandwidth of a link
-and the latency of a hop. The other constants stay. That a forecast starts from a few such timings is vTrain's and
-Calculon's way.
+`dslpar plan --calibrate` needs runs; this needs a minute on the devices. Products of several depths determine the share
+of the peak they reach and the cost of a small depth. All-reduces of several sizes determine a link's bandwidth and a
+hop's latency. The other constants keep their defaults. vTrain and Calculon also start from a few such timings.
 """
 
 from __future__ import annotations
@@ -22,37 +21,37 @@ from dslpar.forecast.kernels import Kernel, kernels_of, products_s
 from dslpar.forecast.links import Group, Nodes, transfer
 
 STEPS = (0.5, 0.2, 0.08, 0.03, 0.01, 0.003)
-"""By which the logarithm of a constant is moved, as long as that helps."""
+"""Steps by which the logarithm of a constant is moved, as long as the loss falls."""
 
 
 class Timed(NamedTuple):
-    """A product [rows, depth] @ [depth, columns]."""
+    """A timed product [rows, depth] @ [depth, columns]."""
 
     product: tuple[int, int, int]
     seconds: float
 
 
 class TimedSum(NamedTuple):
-    """An all-reduce over all ranks."""
+    """A timed all-reduce over all ranks."""
 
     num_bytes: float
-    """Of the tensor that each rank has."""
+    """Size of the tensor on each rank."""
     seconds: float
 
 
 @frozen
 class Timings:
-    """What was timed on the devices at hand."""
+    """Timings on the devices at hand."""
 
     products: tuple[Timed, ...] = ()
     sums: tuple[TimedSum, ...] = ()
     world_size: int = 1
     copied_gb_per_s: float | None = None
-    """Read and written by a copy of a large tensor; told, and no constant's."""
+    """Bandwidth of copying a large tensor, reads plus writes; reported only, no constant uses it."""
 
 
 def constants_of(timings: Timings, device: Device, nodes: Nodes, element_bytes: int = 2) -> Constants:
-    """Return the constants that the timings tell; `device` has the peak of the type that was timed."""
+    """Return the constants that the timings determine; `device` has the peak of the type that was timed."""
     constants = DEFAULT
     if timings.products:
         parts = [_kernels(each, device, element_bytes) for each in timings.products]
@@ -89,7 +88,7 @@ def _loss(pairs: Sequence[tuple[float, float]]) -> float:
 
 
 def _fitted(start: Constants, names: Sequence[str], loss: Callable[[Constants], float]) -> Constants:
-    """Return constants of the least loss, within bounds: one is moved after the other, by smaller and smaller steps."""
+    """Return the constants with the least loss within bounds: coordinate descent with smaller and smaller steps."""
     best, least = start, loss(start)
     for step in STEPS:
         moved = True

@@ -1,9 +1,9 @@
-"""A training step as the forecast sees it: a model, ranks, and a framework's habits, in plain values.
+"""Workload: a training step as plain values, from a model, ranks, and a framework's habits.
 
     workload = workload_of(job)        # of a config of ours
     workload.costs, workload.weights(pipe_rank=0)
 
-Memory, time and search take this value and a device. The benchmark of the forecast makes it of other frameworks' runs.
+Memory, time and search take a workload and a device. The forecast's benchmark makes it from other frameworks' runs.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from dslpar.schema.sections import SGD, AdamW, Model, Optimizer, OtherModel, Spe
 
 Recompute = Literal["none", "selective", "full"]
 CostsOf = Callable[[Tensor, int], ModelCosts | None]
-"""What a job's model costs a rank of a cuboid, for a micro-batch of so many samples; None where that is not known."""
+"""Function (cuboid, samples of a micro-batch) -> costs of a job's model on a rank; None if unknown."""
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
 @frozen
 class Buckets:
-    """Sizes of DeepSpeed's buffers in elements, and the types in them: keys of its `zero_optimization`."""
+    """Sizes of DeepSpeed's buffers in elements, and their types: keys of its `zero_optimization`."""
 
     reduce: float | None = None
     """`reduce_bucket_size`; None: dslpar's choice at ZeRO 1 and 2, and DeepSpeed's default at 3."""
     num_staged: int = 1
-    """Buckets that DeepSpeed fills by turns, where it reduces: 2 with `overlap_comm`."""
+    """Buckets that DeepSpeed fills in turn, if it reduces: 2 with `overlap_comm`."""
     overlapped: bool = True
-    """Whether dslpar reduces ZeRO 1 and 2's gradients under the backward; else DeepSpeed does."""
+    """True if dslpar reduces ZeRO 1 and 2's gradients under the backward; else DeepSpeed does."""
     summed_bytes: int = 4
-    """Of a gradient that micro-batches add to: `data_types.grad_accum_dtype`."""
+    """Bytes of an accumulated gradient element: `data_types.grad_accum_dtype`."""
     communicated_bytes: int | None = None
-    """Of a gradient on its way: `communication_data_type`; None: 4, but in fp16 2."""
+    """Bytes of a gradient element in a collective: `communication_data_type`; None: 4, and 2 in fp16."""
     prefetched: float = 5e7
     """`stage3_prefetch_bucket_size`."""
     persistent: float = 1e5
@@ -55,12 +55,12 @@ class Buckets:
     reused: float = 1e9
     """`stage3_max_reuse_distance`."""
     step_elements: float = 1e9
-    """`sub_group_size`: what ZeRO 3 steps at once."""
+    """`sub_group_size`: elements that ZeRO 3 updates at once."""
     offloads_weights: bool = False
-    """ZeRO 3's weights are in the host's memory."""
+    """True if ZeRO 3's weights are in the host's memory."""
 
     def reduce_elements(self, zero: int) -> float:
-        """Return the elements of a bucket of gradients at a stage of ZeRO."""
+        """Return the elements of a gradient bucket at a ZeRO stage."""
         if self.reduce is not None:
             return self.reduce
         return 5e8 if zero == 3 else float(CHOICES["zero_optimization.reduce_bucket_size"].value)
@@ -68,41 +68,41 @@ class Buckets:
 
 @frozen
 class Habits:
-    """What a framework does around a model; the defaults are dslpar's on DeepSpeed in half precision."""
+    """Habits of a framework around a model; the defaults are dslpar's on DeepSpeed in half precision."""
 
     name: str = "dslpar"
     gradient_bytes: float = 4.0
-    """Of a gradient that is kept until the step, an element."""
+    """Bytes per element of a gradient that is kept until the step."""
     reduced_bytes: float = 4.0
-    """Of a gradient as replicas sum it, an element."""
+    """Bytes per element of a gradient when replicas sum it."""
     overlaps_reduction: bool = True
-    """Whether replicas' sums run under the last backward."""
+    """True if the sums over replicas run under the last backward."""
     overlaps_gather: bool = False
-    """Whether weights that a step has changed are gathered under the next forward."""
+    """True if the weights that a step has changed are gathered under the next forward."""
     fused_attention: bool = True
-    """Flash attention: no scores are kept, and of causal ones half are computed."""
+    """True if attention is fused (flash attention): it keeps no scores, and computes half of the causal ones."""
     offloads_optimizer: bool = False
-    """Optimizer states are in the host's memory."""
+    """True if optimizer states are in the host's memory."""
     moments: float = 2.0
-    """Numbers in fp32 that the optimizer keeps of a weight, besides the weight itself."""
+    """Numbers in fp32 that the optimizer keeps per weight, besides the weight itself."""
     buckets: Buckets | None = Buckets()
-    """DeepSpeed's; None: a framework without it, whose gradients have their place from the start."""
+    """DeepSpeed's buckets; None: a framework without DeepSpeed, which allocates gradients from the start."""
     boundaries: int = 2
-    """Tensors of the size of the residual that a stage keeps of a micro-batch: what it received, and what it sent."""
+    """Residual-sized tensors that a stage keeps per micro-batch: received, and sent."""
     fused_norms: bool = True
-    """Norms keep their input alone, as kernels of accelerators do; on a CPU torch's RMSNorm keeps its result too."""
+    """True if norms keep only their input, as accelerators' kernels do; on a CPU torch's RMSNorm keeps its result."""
     logit_bytes: float | None = None
-    """Bytes a logit while the loss is computed; None: those of `dslpar.layers.loss`."""
+    """Bytes per logit while the loss is computed; None: those of `dslpar.layers.loss`."""
     splits_messages: bool = False
-    """Whether ranks of a tensor group send a part each of what they all have from one stage to the next."""
+    """True if the ranks of a tensor group each send a part of a message between stages that they all have."""
     blocking_messages: bool = False
-    """Whether the host waits for each message between stages, and launches nothing meanwhile."""
+    """True if the host waits for each message between stages, and launches nothing meanwhile."""
     fused_optimizer: bool = True
-    """One kernel steps a weight; else each of the optimizer's operations is one of its own."""
+    """True if one kernel updates a weight; else each of the optimizer's operations is a kernel."""
     launch_ratio: float = 1.0
-    """Kernels that a host launches for a layer, over those of one of ours."""
+    """Kernels that a host launches per layer, relative to a dslpar layer."""
     compiles_layers: bool = False
-    """Whether torch compiles layers, whose collectives then run as they come."""
+    """True if torch compiles layers; the collectives of compiled layers are not prefetched."""
 
 
 @frozen
@@ -114,56 +114,56 @@ class Workload:
     counts: tuple[int, ...]
     """Layers on each stage."""
     schedule: Schedule
-    """Of the pipeline; its micro-batches are those of the step, with a pipeline or without."""
+    """Schedule of the pipeline; it has the step's micro-batches, also without a pipeline."""
     micro_size: int
-    """Samples of a micro-batch, of one data rank."""
+    """Samples per micro-batch of one data rank."""
     seq_len: int
-    """Tokens of a sample."""
+    """Tokens per sample."""
     zero: int = 0
-    """Stage of ZeRO."""
+    """ZeRO stage."""
     dtype: str = "bf16"
-    """The type that the model computes in."""
+    """Type that the model computes in."""
     recompute: Recompute = "none"
-    """Activations that are computed again: none, those of attention's scores, or all of each `interval` layers."""
+    """Recomputed activations: none, attention's scores, or all of each group of `interval` layers."""
     interval: int = 1
     offloads_inputs: bool = False
-    """Whether the stored inputs of recomputed layers are in the host's memory."""
+    """True if the stored inputs of recomputed layers are in the host's memory."""
     mlp_chunks: int = 1
-    """Parts of the tokens in which a layer that is computed again computes its norm and MLP."""
+    """Chunks of the tokens in which a recomputed layer computes its norm and MLP."""
     loss_chunks: int = 1
-    """Parts of the tokens whose logits are there at a time."""
+    """Chunks of the tokens, one of which has its logits at a time."""
     habits: Habits = Habits()
     known_costs: ModelCosts | None = None
-    """What the model's parts cost a rank, where that was computed before."""
+    """Costs of the model's parts on a rank, if computed before."""
 
     @property
     def tokens(self) -> int:
-        """Tokens of a micro-batch."""
+        """Tokens per micro-batch."""
         return self.micro_size * self.seq_len
 
     @property
     def micro_batches(self) -> int:
-        """Micro-batches of a step."""
+        """Micro-batches per step."""
         return self.schedule.num_micro_batches
 
     @property
     def global_size(self) -> int:
-        """Samples of a step, over all replicas."""
+        """Samples per step, over all replicas."""
         return self.micro_size * self.micro_batches * self.mesh.data
 
     @property
     def chunks(self) -> Chunks:
-        """Stages, and the rank of the pipeline that holds each."""
+        """Stages, and the pipeline rank that holds each."""
         return self.schedule.chunks
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of an activation or a weight."""
+        """Bytes per element of an activation or a weight."""
         return DTYPE_BYTES[self.dtype]
 
     @cached_property
     def costs(self) -> ModelCosts:
-        """What the model's parts cost a rank."""
+        """Costs of the model's parts on a rank."""
         if self.known_costs is not None:
             return self.known_costs
         found = model_costs(self.model, self.mesh.tensor, self.tokens, self.seq_len)
@@ -171,12 +171,12 @@ class Workload:
         return found
 
     def ends(self, stage: int) -> Costs:
-        """Return what a stage has besides layers: the tables of the first, the head of the last."""
+        """Return the costs of a stage besides its layers: the tables of the first, the head of the last."""
         first, last = stage == 0, stage == self.chunks.last
         return (self.costs.first if first else Costs()) + (self.costs.last if last else Costs())
 
     def layers_of(self, stage: int) -> tuple[tuple[Costs, int], ...]:
-        """Return the layers of a stage, each kind with their number."""
+        """Return the layers of a stage, each kind with its number."""
         if not self.costs.units:
             return ((self.costs.layer, self.counts[stage]),)
         before = sum(self.counts[:stage])
@@ -184,15 +184,15 @@ class Workload:
 
     @property
     def layers_on_ranks(self) -> tuple[float, ...]:
-        """How many times each rank of the pipeline computes `costs.layer`: its layers, or its share of all."""
+        """Number of times that each pipeline rank computes `costs.layer`: its layers, or its share of all layers."""
         return layers_on_ranks(self.costs, self.counts, self.chunks.pipe)
 
     def weights(self, pipe_rank: int) -> float:
-        """Return the elements of weights that a rank of the pipeline holds; a tied one once."""
+        """Return the elements of weights that a pipeline rank holds; a tied weight counts once."""
         return self._held(pipe_rank, self.costs.weights, attrgetter("weights"))
 
     def trained(self, pipe_rank: int) -> float:
-        """Return the elements of those that are trained."""
+        """Return the elements of trained weights that a pipeline rank holds."""
         return self.weights(pipe_rank) - self._held(pipe_rank, self.costs.frozen, attrgetter("frozen"))
 
     def _held(
@@ -210,7 +210,7 @@ class Workload:
 
 
 def layers_on_ranks(costs: ModelCosts, counts: tuple[int, ...], pipe: int) -> tuple[float, ...]:
-    """Return how many times each rank of a pipeline computes `costs.layer`, of stages with so many layers."""
+    """Return how many times each pipeline rank computes `costs.layer`, with `counts` layers on the stages."""
     loads: tuple[float, ...] = counts
     if costs.units:
         ends = [0, *accumulate(counts)]
@@ -219,7 +219,7 @@ def layers_on_ranks(costs: ModelCosts, counts: tuple[int, ...], pipe: int) -> tu
 
 
 def costs_by_form(job: Job) -> CostsOf:
-    """Return the costs of a job's model in closed form, as far as they are known before it is built."""
+    """Return the closed-form costs of a job's model, as far as they are known before it is built."""
 
     by_form = costs_function(job.spec.model, job.seq_len) if job.seq_len else None
 
@@ -230,7 +230,7 @@ def costs_by_form(job: Job) -> CostsOf:
 
 
 def workload_of(job: Job, costs_of: CostsOf | None = None) -> Workload | None:
-    """Return the workload of a job; None of a model whose costs are not known."""
+    """Return the workload of a job; None if the costs of its model are unknown."""
     model, spec = job.spec.model, job.spec
     costs = (costs_of or costs_by_form(job))(job.mesh.tensor, job.batch.micro_size)
     if costs is None or job.stages.counts is None:
@@ -242,7 +242,7 @@ def workload_of(job: Job, costs_of: CostsOf | None = None) -> Workload | None:
         counts=job.stages.counts,
         schedule=job.schedule,
         micro_size=job.batch.micro_size,
-        seq_len=job.seq_len or 1,  # of a traced model whose samples are no sequences
+        seq_len=job.seq_len or 1,  # 0 for a traced model whose samples are not sequences
         zero=spec.zero.stage,
         dtype=spec.precision.dtype,
         recompute="none" if checkpoint is None else "full",
@@ -258,7 +258,7 @@ def workload_of(job: Job, costs_of: CostsOf | None = None) -> Workload | None:
 def habits_of(spec: Spec) -> Habits:
     """Return what DeepSpeed and dslpar do with this config."""
     half = spec.precision.dtype != "fp32"
-    # ZeRO 0 in half precision keeps and sums gradients in the model's type; ZeRO 1 to 3 in fp32.
+    # ZeRO 0 in half precision keeps and sums gradients in the model's type; ZeRO 1 to 3 do so in fp32.
     narrow = half and spec.zero.stage == 0
     reduced = 2.0 if narrow or (half and spec.precision.dtype == "fp16") else 4.0
     return Habits(
@@ -274,7 +274,7 @@ def habits_of(spec: Spec) -> Habits:
 
 
 def buckets_of(spec: Spec) -> Buckets:
-    """Return the sizes of DeepSpeed's buffers with this config: those that it names, and defaults."""
+    """Return the sizes of DeepSpeed's buffers with this config: those that it sets, and defaults for others."""
     own = spec.deepspeed
     zero = {**spec.zero.extra, **own.get("zero_optimization", {})}
     sizes = {name: float(zero[key]) for name, key in _SIZES.items() if key in zero}
@@ -300,7 +300,7 @@ _SIZES = {
 
 
 def _moments(optimizer: Optimizer) -> float:
-    """Return the numbers that an optimizer keeps of a weight; of a class that is not known, as many as Adam."""
+    """Return the numbers that an optimizer keeps per weight; for an unknown class, as many as Adam."""
     if isinstance(optimizer, SGD):
         return 1.0 if optimizer.momentum else 0.0
     if isinstance(optimizer, AdamW):

@@ -1,12 +1,12 @@
-"""The bubble of a job's pipeline: its schedule, simulated with what each stage computes.
+"""Pipeline bubble of a job: its schedule, simulated with what each stage computes.
 
     timeline = simulate_job(job)        # of one step; None where there are too many micro-batches
     timeline.bubble
 
-Time is counted in forwards of a mean stage. A stage takes as long as its layers have multiplications (those of a cut by
-'cost'), and for the gradients of inputs and for those of weights as long as for the forward: a matmul has one product
-of each kind. A layer that is computed again makes its backward longer by a forward. Nothing of a device or a network
-is in it: messages take no time.
+Time is counted in forwards of a mean stage. A stage's forward takes as long as its layers have multiplications (the
+weights of a partition by 'cost'). The gradients of inputs and those of weights take as long as the forward each: one
+product each per matmul. Recomputation makes a stage's backward longer by one forward. Devices and networks do not
+enter: messages take no time.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from dslpar.layout.simulation import Durations, Timeline, simulate
 from dslpar.layout.stages import EvenWeights
 
 MOST_ACTIONS = 200_000
-"""What is simulated in a second or so."""
+"""The most actions to simulate: about a second's work."""
 
 
 def num_actions(schedule: Schedule) -> int:
-    """Return the actions of a step on all ranks."""
+    """Return the number of actions of a step on all ranks."""
     return schedule.chunks.stages * schedule.num_micro_batches * (3 if schedule.split else 2)
 
 
 def simulate_job(job: Job, num_micro_batches: int | None = None) -> Timeline | None:
-    """Simulate a step of a job, or one with another number of micro-batches; None if it is too long."""
+    """Simulate a step of a job, optionally with another number of micro-batches; None if the step is too long."""
     schedule = job.schedule
     if num_micro_batches is not None:
         schedule = schedule._replace(num_micro_batches=num_micro_batches)
@@ -39,7 +39,7 @@ def simulate_job(job: Job, num_micro_batches: int | None = None) -> Timeline | N
 
 
 def durations_of(job: Job) -> Durations:
-    """Return how long the stages of a job take; they are taken to be equal where it is not known what they compute."""
+    """Return how long each stage of a job takes; stages count as equal if their compute is unknown."""
     loads = _loads(job)
     mean = sum(loads) / len(loads)
     forward = [load / mean for load in loads]
@@ -48,7 +48,7 @@ def durations_of(job: Job) -> Durations:
 
 
 def _loads(job: Job) -> list[int]:
-    """Return what each stage computes, in any unit."""
+    """Return the compute of each stage, in any unit."""
     counts, even = job.stages.counts, [1] * job.chunks.stages
     weights = pipeline_weights(job.spec.model, "cost", job.seq_len)
     if counts is None or weights is None:

@@ -1,10 +1,10 @@
-"""Runs of one's own as measurements: what a step of them took, for `dslpar plan --calibrate`.
+"""Read your own runs as measurements of step times, for `dslpar plan --calibrate`.
 
     measured = read_measured(Path("outputs/llama_7b"), device="h100-80g")
     measured.step_s, measured.forecast.time.step_s
 
 A step's time is the median of metrics.jsonl, without the first steps, in which kernels are chosen and compiled, and
-without steps that were skipped. The layout is that of the run's own config.yaml, in the world that it ran in.
+without skipped steps. The layout is that of the run's config.yaml in the world size that it ran with.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from dslpar.reporting.metrics_file import MetricsError
 from dslpar.reporting.run_list import read_run
 
 FIRST_STEPS = 3
-"""Steps that are not counted."""
+"""First steps, which are not counted."""
 FEWEST_STEPS = 5
-"""Steps that must be left."""
+"""The fewest steps that must remain."""
 
 
 class NoMeasurementError(ValueError):
-    """A folder that tells nothing of the time of a step; the message says why."""
+    """A folder without a usable step time; the message says why."""
 
 
 @frozen
 class Measured:
-    """A run, with what a step of it took, and the forecast of that."""
+    """A run with its measured step time and its forecast."""
 
     path: Path
     step_s: float
@@ -43,30 +43,30 @@ class Measured:
 
     @property
     def run(self) -> Run:
-        """The measurement, as a calibration takes it."""
+        """Return the measurement in the form that a calibration takes."""
         made = self.forecast
         device = made.machine.device.computing_in(made.workload.dtype)
         return Run(terms_of(made.workload, device, made.machine.nodes), self.step_s)
 
 
 def read_measured(path: Path, device: str | None = None, per_node: int | None = None) -> Measured:
-    """Read a run's folder; `device` and `per_node` are those that it ran on, where its config does not say.
+    """Read a run's folder; `device` and `per_node` are those that it ran on, if its config does not name them.
 
     Raises:
-        NoMeasurementError: it has no config, no world size, too few steps, or a model or device that is not known.
+        NoMeasurementError: it has no config, no world size, too few steps, or an unknown model or device.
     """
     step_s = _step_s(path)
     world_size = read_run(path).world_size
     config_path = path / run_dir.CONFIG
     if world_size is None or not config_path.is_file():
-        raise NoMeasurementError(f"{path}: {run_dir.CONFIG} does not say in which world it ran")
+        raise NoMeasurementError(f"{path}: {run_dir.CONFIG} has no world size")
     checked = check.check(check.load(str(config_path)), world_size, forecasts=False)
     if checked.has_errors:
         error = next(each for each in checked.findings if each.severity == "error")
         raise NoMeasurementError(f"{path}: {error.concise()}")
     workload = workload_of(checked.job)
     if workload is None:
-        raise NoMeasurementError(f"{path}: there are no costs of its model")
+        raise NoMeasurementError(f"{path}: the costs of its model are unknown")
     try:
         machine = machine_of(checked.job, device, per_node)
     except MachineError as error:

@@ -1,13 +1,13 @@
-"""The page of `dslpar show --format html`: a job in pictures, one HTML file that needs nothing else.
+"""Page of `dslpar show --format html`: a job in pictures, as one self-contained HTML file.
 
     Path("page.html").write_text(as_html(job, forecast))
     for name, svg in pictures(job, forecast).items():
         Path(f"{name}.svg").write_text(svg)
 
-Everything on it is a static SVG or a table, so that it can be read and printed without its script, which marks the
-groups of a rank under the pointer and switches between light and dark. Paths and names are somebody else's text: they
-are escaped, and were one not, the page's content security policy allows its own style and script, by their hashes, and
-no request at all (https://www.w3.org/TR/CSP3).
+Everything on it is a static SVG or a table, so it can be read and printed without its script. The script marks the
+groups of the rank under the pointer, and switches between light and dark. Paths and names come from others and are
+escaped. In case one is not, the page's content security policy allows only the page's own style and script, by their
+hashes, and no requests (https://www.w3.org/TR/CSP3).
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from dslpar.reporting.picture import Picture, scheme, shown, style
 
 
 class _Section(NamedTuple):
-    """A part of the page."""
+    """A section of the page."""
 
     name: str
     title: str
     lead: str
-    """What is seen, in a sentence, as HTML."""
+    """One sentence about the picture, as HTML."""
     picture: Picture | None
     table: str = ""
     """The picture's numbers, as HTML."""
     controls: str = ""
-    """What its reader can press, as HTML."""
+    """Buttons, as HTML."""
 
 
 def as_html(job: Job, made: Forecast | None) -> str:
-    """Return the page; `made`: what a step needs and takes, where the machine and the model's costs are known."""
+    """Return the page; `made` is the forecast, None if the machine or the model's costs are unknown."""
     sections = list(_sections(job, made))
     css = style() + scheme(":root[data-theme=light]", "light") + scheme(":root[data-theme=dark]", "dark")
     css += _file("page.css")
@@ -80,7 +80,7 @@ def as_html(job: Job, made: Forecast | None) -> str:
         "</body>",
         "</html>",
     ]
-    # ASCII with references: it is the same whatever the encoding of a terminal or a pipe that it is printed to.
+    # ASCII with character references is the same in every encoding of a terminal or pipe.
     return ("\n".join(parts) + "\n").encode("ascii", "xmlcharrefreplace").decode("ascii")
 
 
@@ -123,8 +123,8 @@ def _facts(job: Job, made: Forecast | None) -> Iterator[str]:
     css = "bad" if made.verdict == "does not fit" else ""
     of = f"stage {made.binding_rank} needs {needs / GIB:.1f} of {device.memory_bytes / GIB:.1f} GiB, {device.name}"
     yield _fact("memory", made.verdict, of, css)
-    speed = f"{made.tokens_per_s_gpu:,.0f} tokens a second and device, MFU {100 * made.mfu_causal:.1f} %"
-    yield _fact("a step, as forecast", _seconds(made.time.step_s), speed)
+    speed = f"{made.tokens_per_s_gpu:,.0f} tokens per second and device, MFU {100 * made.mfu_causal:.1f} %"
+    yield _fact("step, forecast", _seconds(made.time.step_s), speed)
 
 
 def _fact(name: str, value: str, more: str, css: str = "") -> str:
@@ -173,9 +173,9 @@ def _mesh(job: Job, made: Forecast | None) -> _Section:
 
 
 def _stages(job: Job) -> _Section:
-    lead = "What each rank of the pipeline computes in a forward, over the mean of all."
+    lead = "The compute of each pipeline rank in a forward, relative to the mean."
     if job.stages.counts is None:
-        lead += " Which layers it has, only the built model tells; all stages are drawn alike."
+        lead += " Its layers are unknown before the model is built; all stages are drawn alike."
     rows = (
         (
             f"{each.rank}",
@@ -191,7 +191,7 @@ def _stages(job: Job) -> _Section:
 
 
 def _schedule(job: Job) -> _Section:
-    lead = "What each rank of the pipeline computes in a step, and when, as simulated; runs follow the same order."
+    lead = "The simulated actions of each pipeline rank in a step; runs follow the same order."
     picture = show.schedule_picture(job)
     if picture is None:
         lead = f"The step of {job.mesh.pipe:,} ranks is too long to be simulated and drawn."
@@ -203,11 +203,9 @@ def _schedule(job: Job) -> _Section:
 def _memory(job: Job, made: Forecast | None) -> _Section:
     found = show.memory_of(job, made)
     if found is None:
-        return _Section("memory", "Memory", "It is not known what this model's layers hold.", None)
+        return _Section("memory", "Memory", "The memory of this model's layers is unknown.", None)
     device = made.machine.device if made is not None else None
-    lead = (
-        "What a rank of each stage holds at its fullest moment: the model and its optimizer blue, activations orange. "
-    )
+    lead = "The memory of a rank of each stage at its fullest moment: model and optimizer blue, activations orange. "
     lead += _SHARES if device is not None else _NO_DEVICE
     head = ("pipe", *memory.PARTS.values(), "sum, GiB", *(("of the device", "verdict") if device is not None else ()))
     table = _table("Memory in GiB", head, memory.rows(found, device))
@@ -217,18 +215,18 @@ def _memory(job: Job, made: Forecast | None) -> _Section:
 def _traffic(job: Job, made: Forecast | None) -> _Section:
     if made is None:
         is_known = show.memory_of(job, made) is not None
-        why = _NO_DEVICE if is_known else "It is not known what this model's layers send."
+        why = _NO_DEVICE if is_known else "The traffic of this model's layers is unknown."
         return _Section("traffic", "Traffic", why, None)
     sent = made.time.sent
     if not sent:
         return _Section("traffic", "Traffic", "Ranks send nothing.", None)
-    lead = f"What a rank sends in a step, within its node of {made.machine.nodes.per_node} and between nodes."
-    table = _table("Traffic", ("axis", "link", "bytes a step"), traffic.rows(sent, job.mesh))
+    lead = f"Bytes that a rank sends in a step, within its node of {made.machine.nodes.per_node} and between nodes."
+    table = _table("Traffic", ("axis", "link", "bytes per step"), traffic.rows(sent, job.mesh))
     return _Section("traffic", "Traffic", lead, traffic.draw(sent, job.mesh), table)
 
 
 def _losses(folder: str, found: Panel | None, problems: Sequence[str]) -> _Section:
-    lead = " ".join([f"Of the run in <code>{shown(folder)}</code>.", *map(shown, problems)])
+    lead = " ".join([f"From the run in <code>{shown(folder)}</code>.", *map(shown, problems)])
     if found is None:
         return _Section("losses", "Losses", lead, None)
     table = _table("Losses", ("loss", "values", "first", "lowest", "last", "after step"), losses.rows(found))

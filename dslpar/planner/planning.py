@@ -1,10 +1,10 @@
-"""A plan: the forecast of a config on a machine, what would make it fit, and the layouts that are faster.
+"""Plan: the forecast of a config on a machine, changes that make it fit, and faster layouts.
 
     made = plan_of(question, checked, job, machine)
     made.repairs[0].overrides          # ["batch.micro_size=2"]
 
-What is suggested was linted with these words, and resolved to the layout that was forecast: nothing that lint refuses
-is ever shown.
+Every suggestion was linted with its overrides, and resolved to the layout that was forecast. A layout that lint refuses
+is never shown.
 """
 
 from __future__ import annotations
@@ -23,80 +23,78 @@ from dslpar.linter.check import Checked
 
 MOST_REPAIRS, MOST_LAYOUTS = 3, 8
 _MORE_CHANGES = 3
-"""Than the smallest repair has."""
+"""Changes that a repair may have beyond the smallest repair."""
 _MOST_REFUSED = 40
-"""Layouts that lint may refuse, before no more are tried."""
+"""Layouts that lint may refuse before the search stops."""
 
 
 @frozen
 class Suggestion:
-    """A layout that lint passes, with the words that make it."""
+    """A layout that passes lint, with the overrides that make it."""
 
     overrides: tuple[str, ...]
-    """As on the command line; empty: the config's own."""
+    """Overrides as on the command line; empty for the config's own layout."""
     option: Option
 
 
 @frozen
 class Plan:
-    """What is known of a config on a machine before it runs."""
+    """Forecast of a config on a machine, with repairs and faster layouts."""
 
     job: Job
     own: Forecast
     machine: Machine
     repairs: tuple[Suggestion, ...]
-    """The smallest changes that make it fit; none where it fits."""
+    """The smallest changes that make it fit; empty if it fits."""
     layouts: tuple[Suggestion, ...]
     """The fastest layouts that fit."""
     num_legal: int
-    """Layouts among which they were sought."""
+    """Number of layouts that were searched."""
     fixed: tuple[str, ...] = ()
-    """Keys whose values were to stay."""
+    """Keys whose values were kept."""
 
 
 @frozen
 class Question:
-    """A config as it was asked about."""
+    """A config with the command line's overrides and fixed keys."""
 
     path: str
     """The config file."""
     words: tuple[str, ...]
-    """Overrides of the command line, among them those that are to stay."""
+    """Overrides of the command line, including those of the fixed keys."""
     fixed: tuple[str, ...]
-    """Keys whose values are to stay."""
+    """Keys whose values must be kept."""
     trusted: tuple[str, ...] = ()
     by_program: bool = False
 
     def check(self, world_size: int, more: Sequence[str] = (), errors_only: bool = False) -> Checked:
-        """Lint the config with more words."""
+        """Lint the config with `more` overrides."""
         config = check.load(self.path, [*self.words, *more], trusted=self.trusted)
         return check.check(config, world_size, by_program=self.by_program, forecasts=False, errors_only=errors_only)
 
 
 def job_of(checked: Checked) -> Job | None:
-    """Return the job; None where something is wrong with the config."""
+    """Return the job; None if the config has errors."""
     return None if checked.has_errors else checked.job
 
 
 class NoForecastError(ValueError):
-    """The costs of a model are not known."""
+    """The model's costs are unknown."""
 
 
 def plan_of(question: Question, checked: Checked, job: Job, machine: Machine, costs_of: CostsOf | None = None) -> Plan:
-    """Forecast the job of a config that was linted, and search for better ones.
+    """Forecast a linted config's job, and search for better layouts.
 
-    `costs_of`: what the model costs, where it was traced (`dslpar.dry_run.trace`).
+    `costs_of`: the model's costs, if it was traced (`dslpar.dry_run.trace`).
 
     Raises:
-        NoForecastError: the costs of the model are not known.
+        NoForecastError: the model's costs are unknown.
     """
     if costs_of is None and not job.seq_len and getattr(job.spec.model, "transformers", None) is not None:
-        raise NoForecastError("it is not known how long a sample is: set data.seq_len")
+        raise NoForecastError("the length of a sample is unknown: set data.seq_len")
     if workload_of(job, costs_of) is None:
         name = getattr(job.spec.model, "target", type(job.spec.model).__name__)
-        raise NoForecastError(
-            f"there are no costs of {name}: what its layers compute is not known before it is built; --trace builds it"
-        )
+        raise NoForecastError(f"the costs of {name} are unknown before it is built; --trace builds it")
     workloads = Workloads(job, machine.nodes.per_node, costs_of)
     found = search(workloads, machine, _pins(question, job, workloads))
     own = found.own.forecast
@@ -125,16 +123,16 @@ def _pins(question: Question, job: Job, workloads: Workloads) -> Pins:
 
 
 def _repairs(found: Found, linted: _Linted) -> Iterator[Suggestion]:
-    """Yield the smallest changes that fit, one of each set of keys: the fastest of it.
+    """Yield the smallest changes that fit; for each set of keys only the fastest.
 
-    What takes many more changes than the smallest does is another layout, and no repair.
+    A layout with many more changes than the smallest repair is another layout, not a repair.
     """
     own, seen = found.own.candidate, list[set[str]]()
     most_changes = 0
     known: dict[tuple[object, ...], Set[str]] = {}
 
     def covered(candidate: Candidate) -> bool:
-        """Whether a smaller change does, of some of its keys or far fewer; the batch's keys are not known yet."""
+        """Return whether a smaller change suffices, of a subset of its keys or far fewer, without the batch's keys."""
         if not seen:
             return False
         if candidate.changes(own) > most_changes:
@@ -147,10 +145,10 @@ def _repairs(found: Found, linted: _Linted) -> Iterator[Suggestion]:
 
     for option in found.repairs(covered):
         if found.own.forecast.fits and option.forecast.verdict != "fits":
-            continue  # what is tight is no repair of what is tight
+            continue  # a tight layout does not repair a tight one
         keys = set(settings(linted.job, option.candidate))
         if not keys or any(each <= keys for each in seen):
-            continue  # a smaller change of some of these keys does
+            continue  # a smaller change of a subset of these keys suffices
         suggestion = linted.suggestion(option)
         if suggestion is not None:
             most_changes = most_changes or option.candidate.changes(own) + _MORE_CHANGES
@@ -168,7 +166,7 @@ class _Linted:
         self._known: dict[Candidate, Suggestion | None] = {}
 
     def first(self, options: Iterable[Option], count: int) -> Iterator[Suggestion]:
-        """Yield the first ones that lint passes."""
+        """Yield the first `count` options that pass lint."""
         for option in options:
             suggestion = self.suggestion(option)
             if suggestion is not None:

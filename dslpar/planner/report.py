@@ -1,4 +1,4 @@
-"""The report of `dslpar plan`: memory of the binding rank as a waterfall, time, repairs, and better layouts."""
+"""Report of `dslpar plan`: memory of the binding rank as a waterfall, time, repairs, and better layouts."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _global_rank(made: Forecast) -> int:
 
 
 def as_text(plan: Plan) -> str:
-    """Return the report."""
+    """Return the report as text."""
     lines = [
         *_heading(plan),
         *_own_lines(plan),
@@ -75,7 +75,7 @@ def as_text(plan: Plan) -> str:
 FORMATS = {"text": as_text, "json": as_json}
 
 
-# What was asked ----------------------------------------------------------------------------------------------------
+# The config as given -----------------------------------------------------------------------------------------------
 
 
 def _heading(plan: Plan) -> Iterator[str]:
@@ -89,12 +89,12 @@ def _heading(plan: Plan) -> Iterator[str]:
     world = workload.mesh.world_size
     num_nodes = -(-world // nodes.per_node)
     within = f"{num_nodes} node{'s' * (num_nodes > 1)} of {min(world, nodes.per_node)}"
-    network = f", {nodes.nic_gb_per_s:g} GB/s a node between them" if num_nodes > 1 else ""
-    yield f"{world} x {device.name}: {within}, {device.link_gb_per_s:g} GB/s within{network}"
+    network = f", {nodes.nic_gb_per_s:g} GB/s per node between nodes" if num_nodes > 1 else ""
+    yield f"{world} x {device.name}: {within}, {device.link_gb_per_s:g} GB/s within a node{network}"
 
 
 def _unit(own: Forecast) -> str:
-    """Return what is counted: of a traced model whose samples are no sequences, these."""
+    """Return the unit: tokens, or samples for a traced model whose samples are not sequences."""
     return "tokens" if own.workload.seq_len > 1 else "samples"
 
 
@@ -104,7 +104,7 @@ def _name(workload: Workload) -> str:
 
 
 def _parameters(workload: Workload) -> float:
-    """Return the elements of all weights, from what ranks hold, replicas once."""
+    """Return the number of parameters from what ranks hold, counting replicas once."""
     mesh, costs = workload.mesh, workload.costs
     layers = costs.layer.memory.weights * (1 if costs.units else sum(workload.counts))
     held = layers + costs.first.memory.weights + costs.last.memory.weights
@@ -142,25 +142,25 @@ def _note(name: str, own: Forecast) -> str:
     if name == "activations":
         held = workload.schedule.held(own.binding_rank).total
         layers = sum(workload.counts[stage] for stage in workload.chunks.held_by(own.binding_rank))
-        again = ", computed again" if workload.recompute == "full" else ""
+        again = ", recomputed" if workload.recompute == "full" else ""
         return f"{held:g} micro-batch{'es' * (held != 1)} in flight x {layers} layers{again}"
     if name == "optimizer" and workload.zero and (copies := workload.mesh.size(*workload.mesh.zero_axes)) > 1:
-        of = "replicas" if copies == workload.mesh.data else "ranks that hold the same"
+        of = "replicas" if copies == workload.mesh.data else "ranks with the same weights"
         return f"over {copies} {of} (ZeRO {workload.zero})"
     if name == "weights" and (frozen := owner_of(workload, own.binding_rank).frozen):
-        return f"{100 * frozen / workload.weights(own.binding_rank):.1f} % of them frozen"
+        return f"{100 * frozen / workload.weights(own.binding_rank):.1f} % frozen"
     if name == "outside":
         return "driver and communicators"
     return ""
 
 
 def _axes(names: str) -> str:
-    """Return the name of an axis, or of several with blanks between."""
+    """Return the name of an axis, or of several axes that are separated by spaces."""
     return f"axes {' and '.join(names.split())}" if " " in names else f"axis {names}"
 
 
 def describe(workload: Workload, candidate: Candidate) -> str:
-    """Return a layout in a line."""
+    """Return a layout as one line."""
     mesh = workload.mesh
     parts = [f"pipeline {mesh.pipe}"] if mesh.pipe > 1 else []
     if mesh.pipe > 1 and candidate.schedule_type != "1f1b":
@@ -170,7 +170,7 @@ def describe(workload: Workload, candidate: Candidate) -> str:
     parts += [f"context {mesh.tensor.context} ({mesh.tensor.impl})"] if mesh.tensor.context > 1 else []
     parts += [f"tensor {_tensor(candidate.tensor)}"] if mesh.tensor.size > mesh.tensor.context else []
     parts += [f"ZeRO {workload.zero}", f"micro {workload.micro_size} x {workload.micro_batches}"]
-    parts += [f"recomputed by {candidate.interval}"] if candidate.interval else []
+    parts += [f"recomputed in groups of {candidate.interval}"] if candidate.interval else []
     return ", ".join(parts)
 
 
@@ -186,17 +186,17 @@ def _time_lines(own: Forecast) -> Iterator[str]:
     yield ""
     half, most = own.machine.error.half, own.machine.error.nine_of_ten
     error = f"+- {_percent(half)} in half of the cases, {_percent(most)} in nine of ten"
-    yield f"a step   {_seconds(time.step_s)} ({error}), {own.tokens_per_s_gpu:,.0f} {_unit(own)} a second and device"
-    yield f"         MFU {_percent(own.mfu_causal)} (causal attention, nothing that is computed again)"
+    yield f"step     {_seconds(time.step_s)} ({error}), {own.tokens_per_s_gpu:,.0f} {_unit(own)} per second and device"
+    yield f"         MFU {_percent(own.mfu_causal)} (causal FLOPs, excluding recomputation)"
     shares = {name: seconds / time.step_s for name, seconds in _parts_s(own).items()}
     shown = [f"{name} {_percent(share)}" for name, share in shares.items() if share >= _SHOWN_SHARE]
-    yield f"         of it {', '.join(shown)}"
+    yield f"         share of time: {', '.join(shown)}"
     for sent in time.sent:
         over = "between nodes" if sent.across else "within a node"
-        yield f"  sends  {sent.num_bytes / GIB:8.2f} GiB a step on {_axes(sent.axis)}, {over}"
+        yield f"  sends  {sent.num_bytes / GIB:8.2f} GiB per step on {_axes(sent.axis)}, {over}"
 
 
-# What would be better ----------------------------------------------------------------------------------------------
+# Better layouts ----------------------------------------------------------------------------------------------------
 
 
 def _repair_lines(plan: Plan) -> Iterator[str]:
@@ -205,15 +205,15 @@ def _repair_lines(plan: Plan) -> Iterator[str]:
     yield ""
     if not plan.repairs:
         among = f" with {', '.join(plan.fixed)} fixed" if plan.fixed else ""
-        other = "leave something free, or " if plan.fixed else ""
-        yield f"no layout of this model and batch fits{among}: {other}choose more ranks, or a larger device"
+        other = "free a fixed key, or " if plan.fixed else ""
+        yield f"no layout of this model and batch fits{among}: {other}choose more ranks or a larger device"
         return
     rows = [(shlex.join(each.overrides), each.option) for each in plan.repairs]
     yield from _table("repairs, the smallest change first", [(text, option, "") for text, option in rows])
 
 
 def _table(title: str, rows: Sequence[tuple[str, Option, str]]) -> Iterator[str]:
-    """Yield numbered options below a title: what they are, memory, time, and a mark at the end."""
+    """Yield a title and numbered rows: the text, memory, time, and a mark at the end."""
     width = max(len(title) - 5, *(len(text) for text, _, _ in rows))
     yield f"{title:{width + 5}} {'GiB':>6} {'step':>9} {'MFU':>7} {'bubble':>7}"
     for number, (text, option, mark) in enumerate(rows, start=1):
@@ -240,7 +240,7 @@ def _layout_lines(plan: Plan) -> Iterator[str]:
         for each in plan.layouts
     ]
     yield from _table(f"the fastest that fit, of {plan.num_legal:,} layouts", rows)
-    yield "  *  none before it needs less memory"
+    yield "  *  uses less memory than every faster layout"
     yield from _comparison(plan)
 
 
@@ -256,7 +256,7 @@ def _comparison(plan: Plan) -> Iterator[str]:
     options = [each.option for each in plan.layouts]
     alike = leaders(options, plan.machine.error.half)
     if len(alike) > 1:
-        yield f"1 to {len(alike)} differ by less than the error of the forecast: measure them"
+        yield f"1 to {len(alike)} differ by less than the forecast's error: measure them"
     best, own = options[0], plan.own
     if own.time.step_s > _MUCH * best.step_s:
         why = _reason(own, best.forecast)
@@ -264,11 +264,11 @@ def _comparison(plan: Plan) -> Iterator[str]:
 
 
 def _reason(own: Forecast, best: Forecast) -> str:
-    """Say which part of a step costs the most more than in the best layout."""
+    """Name the part of a step that costs the most more than in the best layout."""
     cheaper = _parts_s(best)
     more = {name: seconds - cheaper[name] for name, seconds in _parts_s(own).items()}
     most = max(more, key=lambda name: more[name])
-    return f", most of it for {most}" if more[most] > 0 else ""
+    return f"; the largest difference is {most}" if more[most] > 0 else ""
 
 
 def _parts_s(made: Forecast) -> dict[str, float]:
@@ -277,8 +277,8 @@ def _parts_s(made: Forecast) -> dict[str, float]:
     return {
         "computing": time.compute_s * micro_batches,
         "tensor collectives": time.tensor_s,
-        "the host's launches": time.launch_s,
-        "ZeRO's traffic in each micro-batch": time.weights_s * micro_batches,
+        "launch overhead": time.launch_s,
+        "ZeRO traffic per micro-batch": time.weights_s * micro_batches,
         "bubble": time.bubble_s,
         "messages between stages": time.hops_s,
         "reducing gradients": time.reduction_s,
@@ -289,7 +289,7 @@ def _parts_s(made: Forecast) -> dict[str, float]:
 
 _SHOWN_SHARE = 0.005
 _MUCH = 1.02
-"""Times as long as the best, from which on it is said why."""
+"""Factor over the best layout's time above which the reason is printed."""
 
 
 # Numbers -----------------------------------------------------------------------------------------------------------

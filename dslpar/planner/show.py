@@ -1,7 +1,7 @@
-"""The report of `dslpar show`, as text and as JSON: a Job's sizes, rank groups, stages, batch, divisors, traffic,
-schedule, memory, and the DeepSpeed config; and the schedule as a picture.
+"""Report of `dslpar show` as text, JSON and a picture of the schedule.
 
-Each takes the job and its forecast, which is None where no machine is known, or not what the model's layers cost.
+It has a job's sizes, rank groups, stages, batch, divisors, traffic, schedule, memory, and DeepSpeed config. The
+functions take the job and its forecast, which is None if the machine or the costs of the model's layers are unknown.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def as_text(job: Job, made: Forecast | None = None) -> str:
 
 
 def _context(cuboid: Tensor) -> str:
-    """Return context parallelism as a factor of the world; nothing where mode 'sequence' stands for it."""
+    """Return context parallelism as a factor of the world; empty if mode 'sequence' includes it."""
     if cuboid.context == 1 or cuboid.mode == "sequence":
         return ""
     parts = f": ulysses {cuboid.ulysses}, ring {cuboid.ring}" if cuboid.impl == "hybrid" else ""
@@ -82,13 +82,13 @@ def _context(cuboid: Tensor) -> str:
 
 
 def as_svg(job: Job, made: Forecast | None = None) -> str:
-    """Draw the schedule; a step with very many micro-batches is drawn as one with fewer."""
+    """Draw the schedule; a step with very many micro-batches is drawn with fewer."""
     timeline, title = _drawn_step(job)
     return plot_schedule.draw(timeline, job.chunks, title)
 
 
 def schedule_picture(job: Job) -> Picture | None:
-    """Draw the same for a page; None of so many ranks that not even a round of micro-batches can be simulated."""
+    """Draw the schedule for a page; None if there are too many ranks to simulate even one round of micro-batches."""
     if bubble.num_actions(_round(job)) > bubble.MOST_ACTIONS:
         return None
     timeline, title = _drawn_step(job)
@@ -118,7 +118,7 @@ def _stage_lines(job: Job) -> list[str]:
     if job.stages.actual_ids is None or job.stages.counts is None:
         return []
     counts = ", ".join(f"{stage}: {count}" for stage, count in enumerate(job.stages.counts))
-    return [f"  layers   of each stage: {counts}"]
+    return [f"  layers   per stage: {counts}"]
 
 
 def _schedule_lines(job: Job) -> Iterator[str]:
@@ -137,7 +137,7 @@ def _schedule_lines(job: Job) -> Iterator[str]:
 
 
 def memory_of(job: Job, made: Forecast | None) -> tuple[StageMemory, ...] | None:
-    """Return what each rank of the pipeline holds; None of a model whose costs are not known."""
+    """Return the memory of each pipeline rank; None if the model's costs are unknown."""
     if made is not None:
         return made.memory
     workload = workload_of(job)
@@ -169,7 +169,7 @@ def _percent(share: float) -> str:
 
 
 def _divisors(job: Job) -> list[Condition]:
-    """Return the conditions of divisibility, with full keys, and what the vocabulary is padded to."""
+    """Return the conditions of divisibility with full keys, and the padding of the vocabulary."""
     model, cuboid = job.spec.model, job.mesh.tensor
     found = conditions(model, cuboid, job.seq_len, job.batch.micro_size)
     if isinstance(model, Model):
@@ -184,7 +184,7 @@ def _divisor_lines(job: Job) -> Iterator[str]:
     shown = dict[str, int]()
     for key, value in dict.fromkeys((each.key, each.value) for each in found):
         reasons = ", ".join(dict.fromkeys(each.why for each in found if (each.key, each.value) == (key, value)))
-        # Of heads: those that a weight has for them. A list of heads has several numbers, a ratio none of its own.
+        # For heads, the number is of the weight's features. A list of heads has several numbers, a ratio has none.
         unit = " features" if key.endswith("_ratio") or (key in shown and value % shown[key] == 0) else ""
         shown.setdefault(key, value)
         yield f"  {key} {value:,}{unit} by {reasons}"
@@ -194,7 +194,7 @@ def _traffic_lines(job: Job) -> Iterator[str]:
     sent = comparison.summary(job)
     if sent is None:
         return
-    yield f"sends, elements a rank for a micro-batch of {sent.tokens:,} tokens, forward and backward"
+    yield f"sends, elements per rank for a micro-batch of {sent.tokens:,} tokens, forward and backward"
     stages = f"all {job.chunks.stages} stages" if job.mesh.pipe > 1 else "all"
     for name, by_axis in (("a layer", sent.layer), (stages, sent.model)):
         axes = ", ".join(f"{axis}: {elements:,}" for axis, elements in by_axis.items())

@@ -1,11 +1,11 @@
-"""Curves of runs for a picture: metrics over steps, tokens or time, by metric, each run one curve.
+"""Curves for a plot: one panel per metric, one curve per run, over steps, tokens or time.
 
     panels, problems = read_panels([Path("outputs/a"), Path("outputs/b")], ["loss", "lr"], x="tokens", smooth=10)
     panels[0].metric, panels[0].curves[1].xs, panels[0].curves[1].ys
 
-A value that is null in metrics.jsonl (a skipped step) is None here, and a gap in the picture: no line is drawn over it.
-A metric that a line does not have (`eval_loss`) is no gap. Long curves are thinned to the lowest and the highest value
-of each column of the picture, as oscilloscopes do, so that no spike is lost.
+A null in metrics.jsonl (a skipped step) becomes None here and a gap in the plot: no line is drawn over it. A metric
+that a line lacks (`eval_loss`) is not a gap. Long curves are thinned to the lowest and the highest value per column of
+the plot, as oscilloscopes do, so that no spike is lost.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from dslpar.reporting import metrics_file, run_dir
 from dslpar.reporting.metrics_file import MetricsError, Record
 
 METRICS = ("loss", "grad_norm", "lr", "tokens_per_s")
-"""Drawn where none is named."""
+"""Metrics drawn by default."""
 XS = ("step", "tokens", "time")
-"""What a curve may be drawn over; time: seconds spent in steps."""
+"""Possible x axes; time is the seconds spent in steps."""
 _SAMPLES = {"tokens": "images", "tokens_per_s": "images_per_s"}
-"""What a run on images counts in place of tokens."""
+"""Names of the metrics that a run on images has in place of tokens."""
 
 
 class Curve(NamedTuple):
@@ -34,7 +34,7 @@ class Curve(NamedTuple):
     xs: Sequence[float]
     """Ascending."""
     ys: Sequence[float | None]
-    """As many; None: a gap."""
+    """One per x; None is a gap."""
 
 
 class Panel(NamedTuple):
@@ -44,17 +44,17 @@ class Panel(NamedTuple):
     curves: Sequence[Curve]
 
     def finite(self) -> list[float]:
-        """Return all values that there are."""
+        """Return all values, without gaps."""
         return [y for curve in self.curves for y in curve.ys if y is not None]
 
 
 def read_panels(
     folders: Sequence[Path], metrics: Sequence[str], x: str = "step", smooth: int = 1
 ) -> tuple[list[Panel], list[str]]:
-    """Read the curves of runs; also return what of their files could not be read.
+    """Read the curves of runs; also return the problems in their files.
 
-    x: one of XS. smooth: each value is the mean of so many, up to and with it, gaps left out; evaluations are as they
-    are.
+    x: one of XS. smooth: each value becomes the mean of the last `smooth` values, without gaps; evaluations are not
+    smoothed.
     """
     runs: dict[str, list[Record]] = {}
     problems = []
@@ -78,7 +78,7 @@ def read_panels(
 
 
 def short_names(folders: Sequence[Path]) -> list[str]:
-    """Return names that tell folders apart: without the folders that all of them are in.
+    """Return short names that tell folders apart, without the folders that contain all of them.
 
     >>> short_names([Path("outputs/a/1"), Path("outputs/b/1")])
     ['a/1', 'b/1']
@@ -100,12 +100,12 @@ def _curve(run: str, records: Sequence[Record], metric: str, x: str, smooth: int
 
 
 def _name_in(record: Record, metric: str) -> str:
-    """Return the name under which a record has a metric; empty: it has none."""
+    """Return the name under which a record has a metric; empty if it has none."""
     return next((name for name in (metric, _SAMPLES.get(metric, "")) if name in record), "")
 
 
 def _positions(records: Sequence[Record], x: str) -> Iterator[float | None]:
-    """Yield where on the x axis each record stands; None: it does not say."""
+    """Yield each record's position on the x axis; None if it has none."""
     time_s = 0.0
     for record in records:
         time_s += metrics_file.number(record, "step_s") or 0.0
@@ -113,7 +113,7 @@ def _positions(records: Sequence[Record], x: str) -> Iterator[float | None]:
 
 
 def _smoothed(ys: Sequence[float | None], size: int) -> list[float | None]:
-    """Return the mean of the last `size` values at each place, over those that are there; gaps stay."""
+    """Return the mean of the last `size` values at each position, without gaps; gaps stay."""
     window: deque[float | None] = deque(maxlen=size)
     smoothed: list[float | None] = []
     for y in ys:
@@ -123,11 +123,11 @@ def _smoothed(ys: Sequence[float | None], size: int) -> list[float | None]:
     return smoothed
 
 
-# ---- for a picture of so many columns ----
+# ---- for a plot with a number of columns ----
 
 
 def segments(curve: Curve, log: bool) -> list[list[tuple[float, float]]]:
-    """Return the points of a curve between its gaps; with a log scale, values of 0 and below are gaps."""
+    """Return the points of a curve between its gaps; on a log scale, values of 0 and below are gaps."""
     found: list[list[tuple[float, float]]] = [[]]
     for x, y in zip(curve.xs, curve.ys, strict=True):
         if y is None or (log and y <= 0):
@@ -138,7 +138,7 @@ def segments(curve: Curve, log: bool) -> list[list[tuple[float, float]]]:
 
 
 def thinned(points: Sequence[tuple[float, float]], columns: int) -> list[tuple[float, float]]:
-    """Return at most four points a column: the first, the lowest, the highest and the last, in order."""
+    """Return at most four points per column: the first, the lowest, the highest and the last, in order."""
     if len(points) <= 4 * columns:
         return list(points)
     low, width = points[0][0], (points[-1][0] - points[0][0]) or 1.0

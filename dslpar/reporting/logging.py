@@ -1,7 +1,7 @@
 """Logging: rank 0 to the terminal and to log.txt, the other ranks only in error.
 
-What other ranks would print before the process group exists is kept, in case they alone cannot run. DeepSpeed's lines,
-its prints among them, go to log.txt and not to the terminal.
+Output of other ranks before the process group exists is kept, in case only they fail. DeepSpeed's lines, including its
+prints, go to log.txt and not to the terminal.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ NO_SOURCES: Mapping[str, str] = MappingProxyType({})
 
 
 def print_findings(findings: Sequence[Finding], sources: Mapping[str, str] = NO_SOURCES) -> None:
-    """Print findings to stderr, as lint prints them, with their lines of the `sources`."""
+    """Print findings to stderr as lint prints them, with their lines of the `sources`."""
     if findings:
         sys.stderr.write(report_text.text(findings, sources))
 
 
 @contextlib.contextmanager
 def muted_unless_rank_0(rank: int) -> Iterator[io.StringIO]:
-    """Keep what ranks other than 0 print, since rank 0 prints the same."""
+    """Keep the output of ranks other than 0, since rank 0 prints the same."""
     kept = io.StringIO()
     if rank == 0:
         yield kept
@@ -49,16 +49,17 @@ def muted_unless_rank_0(rank: int) -> Iterator[io.StringIO]:
 
 
 def warn_on_rank_0(rank: int) -> None:
-    """Have DeepSpeed warn once, and not once a rank."""
+    """Make DeepSpeed warn once, not once per rank."""
     if rank:
         logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
 
 
 @contextlib.contextmanager
 def log_to_run_folder(folder: Path | None, rank: int) -> Iterator[None]:
-    """Log our lines to the terminal and to log.txt, DeepSpeed's and Python's warnings to log.txt alone; on rank 0.
+    """On rank 0, log our lines to the terminal and log.txt, and lines of DeepSpeed and Python's warnings to log.txt.
 
-    Without a folder, to the terminal alone. A warning is logged once, whatever repeats it. Afterwards all is as before.
+    Without a folder, our lines go to the terminal alone. A repeated warning is logged once. Afterwards all loggers are
+    restored.
     """
     external = [logging.getLogger("DeepSpeed"), logging.getLogger("py.warnings")]
     before = [(logger, logger.handlers, logger.propagate, logger.level) for logger in (log, *external)]
@@ -84,12 +85,12 @@ def log_to_run_folder(folder: Path | None, rank: int) -> Iterator[None]:
 
 
 def log_to_file(text: str) -> None:
-    """Log an error to log.txt alone: who raises it is the one to show it."""
+    """Log an error to log.txt alone, because the code that raises it also shows it."""
     log.error("%s", text, extra={_ONLY_IN_FILE: True})
 
 
 class _RepeatedWarnings(logging.Filter):
-    """Lets each warning pass once, by its text: DeepSpeed repeats some of its own at every step."""
+    """Pass each warning once, by its text: DeepSpeed repeats some of its own at every step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,7 +106,7 @@ class _RepeatedWarnings(logging.Filter):
 
 
 class _Formatter(logging.Formatter):
-    """Makes records visible: what is put into a line stays on it, and further lines of a record are indented."""
+    """Escape arguments, so that each stays on its line, and indent further lines of a record."""
 
     def format(self, record: logging.LogRecord) -> str:
         if isinstance(args := record.args, tuple):
@@ -116,7 +117,7 @@ class _Formatter(logging.Formatter):
 
 
 class _LogFile(logging.FileHandler):
-    """log.txt; a full disk is reported once, by what must be written: metrics and checkpoints."""
+    """log.txt; a full disk is reported once, by the files that must be written: metrics and checkpoints."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  # logging's name
         """Drop the line."""
@@ -127,7 +128,7 @@ class _LogFile(logging.FileHandler):
 
 
 class _Terminal(logging.Handler):
-    """Prints lines above the progress bar, if there is one."""
+    """Print lines above the progress bar, if there is one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -143,7 +144,7 @@ class _Terminal(logging.Handler):
 
 
 def progress_bar(steps: int, done: int, shown: bool) -> tqdm[NoReturn]:
-    """Return a progress bar, which shows on a terminal only."""
+    """Return a progress bar, which shows only on a terminal."""
     from tqdm import tqdm
 
     return tqdm(total=steps, initial=done, unit="step", disable=not (shown and sys.stderr.isatty()), leave=False)
@@ -151,14 +152,14 @@ def progress_bar(steps: int, done: int, shown: bool) -> tqdm[NoReturn]:
 
 @contextlib.contextmanager
 def prints_to_log(folder: Path | None) -> Iterator[None]:
-    """Send what DeepSpeed prints to log.txt, or nowhere without a folder."""
+    """Send DeepSpeed's prints to log.txt, or nowhere without a folder."""
     path = folder / LOG if folder else os.devnull
     with open(path, "a", encoding="utf-8") as file, contextlib.redirect_stdout(_VisibleWriter(file)):
         yield
 
 
 class _VisibleWriter(io.TextIOBase):
-    """Writes what is printed to it to another file, visibly."""
+    """Write text to another file with control characters escaped."""
 
     def __init__(self, file: TextIO) -> None:
         self.file = file

@@ -1,11 +1,11 @@
-"""Read metrics.jsonl: its last lines quickly, whatever its length; or all of it, as curves are drawn from it.
+"""Read metrics.jsonl: the last lines quickly, whatever its length, or the whole file for plotting.
 
     tail = read_tail(Path("outputs/gpt_3d/metrics.jsonl"))
     tail.last["loss"], tail.evaluated["eval_loss"], tail.problems
     records, problems = read_records(Path("outputs/gpt_3d/metrics.jsonl"))
 
-A run that is killed may leave half a line, a full disk or a broken file system more than that. What is no record is
-passed over and told, so that nobody takes the rest for all there was. (TensorBoard's reader ends at the first damaged
+A killed run may leave half a line, and a full disk or a broken file system may do more damage. Invalid lines are
+skipped and reported, so that nobody mistakes the rest for the whole. (TensorBoard's reader ends at the first damaged
 record of a file.)
 """
 
@@ -20,33 +20,33 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 Record = Mapping[str, Any]
-"""A line of metrics.jsonl, with a whole number as its `step`."""
+"""A line of metrics.jsonl, with an integer as its `step`."""
 
 _BLOCK_BYTES = 1 << 14
-"""What is read of a file's end: some fifty lines."""
+"""Bytes read from a file's end: about fifty lines."""
 _MAX_SEARCH_BYTES = 1 << 22
-"""How far back the last evaluation is looked for."""
+"""Bytes from the end in which the last evaluation is searched."""
 
 
 class MetricsError(ValueError):
-    """A file that cannot be read; the text says why."""
+    """A file that cannot be read; the message says why."""
 
 
 class Tail(NamedTuple):
-    """The end of a metrics.jsonl."""
+    """End of a metrics.jsonl."""
 
     records: Sequence[Record]
-    """The last ones, oldest first."""
+    """Last records, oldest first."""
     evaluated: Record
-    """The last one with an `eval_loss`; empty: there is none."""
+    """Last record with an `eval_loss`; empty if there is none."""
     updated_s: float
-    """When the file was written to, in seconds since the epoch."""
+    """Time of the last write to the file, in seconds since the epoch."""
     problems: Sequence[str]
-    """What is wrong with it."""
+    """Problems in the file."""
 
     @property
     def last(self) -> Record:
-        """The last record; empty: there is none."""
+        """Last record; empty if there is none."""
         return self.records[-1] if self.records else {}
 
 
@@ -54,7 +54,7 @@ def read_tail(path: Path) -> Tail:
     """Read the last records of a file.
 
     Raises:
-        MetricsError: it cannot be read.
+        MetricsError: the file cannot be read.
     """
     try:
         with _open(path) as file:
@@ -70,12 +70,12 @@ def read_tail(path: Path) -> Tail:
 
 
 def read_records(path: Path) -> tuple[list[Record], list[str]]:
-    """Read all records of a file, with what is wrong with it.
+    """Read all records of a file, and its problems.
 
-    Steps ascend: where a step comes again, a run was resumed from before it, and what stood there is gone.
+    Steps ascend: a repeated step means that the run was resumed from before it, so the earlier records are dropped.
 
     Raises:
-        MetricsError: it cannot be read.
+        MetricsError: the file cannot be read.
     """
     try:
         with _open(path) as file:
@@ -83,12 +83,12 @@ def read_records(path: Path) -> tuple[list[Record], list[str]]:
     except OSError as error:
         raise MetricsError(error.strerror or str(error)) from error
     if len(kept := ascending(records)) < len(records):
-        problems.append(f"{len(records) - len(kept)} steps are there twice; the later ones count")
+        problems.append(f"{len(records) - len(kept)} steps are repeated; the later ones count")
     return kept, problems
 
 
 def ascending(records: Sequence[Record]) -> list[Record]:
-    """Return the records without those that a later one takes the place of: of its step, or of one behind it."""
+    """Return the records without those that a later record replaces, which has the same step or an earlier one."""
     kept: list[Record] = []
     for record in records:
         while kept and kept[-1]["step"] >= record["step"]:
@@ -98,26 +98,26 @@ def ascending(records: Sequence[Record]) -> list[Record]:
 
 
 def number(record: Record, name: str) -> float | None:
-    """Return a metric of a record as a finite number; None: it is missing, null, or none."""
+    """Return a metric of a record as a finite number; None if it is missing, null, or not a finite number."""
     value = record.get(name)
     if not isinstance(value, int | float) or isinstance(value, bool):
         return None
     try:
         value = float(value)
-    except OverflowError:  # a whole number of more than 300 digits
+    except OverflowError:  # an integer of more than 300 digits
         return None
     return value if math.isfinite(value) else None
 
 
 def _open(path: Path) -> BinaryIO:
-    # To open a pipe would wait for ever.
+    # Opening a pipe would wait for ever.
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise MetricsError("no file")
     return open(path, "rb")
 
 
 def _read_end(file: BinaryIO, size: int, num_bytes: int) -> bytes:
-    """Return the last bytes of a file, from a line's begin on."""
+    """Return the last bytes of a file, from the start of a line on."""
     start = max(size - num_bytes, 0)
     file.seek(start)
     text = file.read(size - start)
@@ -125,7 +125,7 @@ def _read_end(file: BinaryIO, size: int, num_bytes: int) -> bytes:
 
 
 def _parse(text: bytes) -> tuple[list[Record], list[str]]:
-    """Return the records among lines, and what else there is."""
+    """Return the records among lines, and problems with other lines."""
     records: list[Record] = []
     bad = 0
     *lines, rest = text.split(b"\n")
@@ -138,7 +138,7 @@ def _parse(text: bytes) -> tuple[list[Record], list[str]]:
             records.append(record)
         else:
             bad += 1
-    problems = [f"{bad} {'line is' if bad == 1 else 'lines are'} no record"] if bad else []
+    problems = [f"{bad} {'line is not a record' if bad == 1 else 'lines are not records'}"] if bad else []
     return records, problems + (["the last line is cut off"] if rest else [])
 
 
@@ -147,7 +147,7 @@ def _last_evaluated(records: Sequence[Record]) -> Record:
 
 
 def _search_evaluated(text: bytes) -> Record:
-    """Return the last record with an evaluation; only lines that may be one are parsed."""
+    """Return the last record with an evaluation; parse only lines that may have one."""
     end = len(text)
     while (found := text.rfind(b'"eval_loss"', 0, end)) >= 0:
         start = text.rfind(b"\n", 0, found) + 1

@@ -6,9 +6,9 @@
     monitors.write(engine.deepspeed.monitor, record)  # a line of metrics.jsonl: Train/loss, Train/lr, ..., Eval/loss
     monitors.close(engine.deepspeed.monitor)
 
-DeepSpeed's `MonitorMaster` does the writing, on rank 0 alone. What its engine would write by itself
-(`Train/Samples/lr`, and with a pipeline the loss) is among our metrics, by step: its own events count samples, and W&B
-drops every number whose step is below one that it has seen.
+DeepSpeed's `MonitorMaster` writes, on rank 0 alone. The events that DeepSpeed's engine writes itself
+(`Train/Samples/lr`, and with a pipeline the loss) are among our metrics, by step. The engine's own events would count
+samples, and W&B drops every event whose step is below the highest that it has seen.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
     from deepspeed.monitor.monitor import MonitorMaster
 
 SECTIONS = ("csv_monitor", "tensorboard", "wandb", "comet")
-"""Sections of DeepSpeed's config, one for each monitor."""
+"""Sections of DeepSpeed's config, one per monitor."""
 _PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "comet": "comet_ml"}
 _NAMES = {"eval_loss": "Eval/loss"}
 
 
 def enabled(job: Job) -> list[str]:
-    """Return DeepSpeed's sections of the monitors that the config enables, also by its raw `deepspeed` section."""
+    """Return DeepSpeed's sections of all enabled monitors, including those of the config's raw `deepspeed` section."""
     config = ds_config(job)
     return [name for name in SECTIONS if config.get(name, {}).get("enabled")]
 
 
 def check_packages(job: Job) -> None:
-    """Check that the packages of all monitors are installed, in the process that will write.
+    """Check that the packages of all monitors are installed; call it in the process that writes.
 
     Raises:
         DslparError: a monitor's package is not installed.
@@ -65,24 +65,24 @@ def environment(job: Job) -> dict[str, str]:
     wandb = job.spec.monitor.wandb
     offline = {"WANDB_MODE": "offline"} if wandb is not None and wandb.offline else {}
     folder = Path(job.output_dir).absolute()
-    # Our lines are in log.txt; to capture them, W&B would replace stdout and stderr.
+    # Our lines are in log.txt. To capture them too, W&B would replace stdout and stderr.
     return {"WANDB_DIR": str(folder), "WANDB_CONSOLE": "off", "WANDB_SILENT": "true"} | offline
 
 
 def without_monitors(job: Job) -> Job:
-    """Return the job without monitors: for what is not a run."""
+    """Return the job without monitors, for jobs that are not runs."""
     raw = {key: value for key, value in job.spec.deepspeed.items() if key not in SECTIONS}
     quiet = dataclasses.replace(job.spec, monitor=sections.Monitor(), deepspeed=raw)
     return dataclasses.replace(job, spec=quiet)
 
 
 def silence_engine(master: MonitorMaster) -> None:
-    """Keep DeepSpeed's engine from writing events of its own to its monitors, on any rank."""
+    """Keep DeepSpeed's engine from writing its own events to the monitors, on any rank."""
     master.enabled = False
 
 
 def csv_files(master: MonitorMaster) -> list[Path]:
-    """Return the CSV files of a resumed run, on rank 0, and have DeepSpeed append to them without a second header."""
+    """Return a resumed run's CSV files on rank 0, and make DeepSpeed append to them without a second header."""
     monitor = master.csv_monitor
     if monitor is None:
         return []
@@ -97,7 +97,7 @@ def write(master: MonitorMaster, record: Mapping[str, float]) -> None:
 
 
 def events(record: Mapping[str, float]) -> list[tuple[str, float, int]]:
-    """Return (name, value, step) of each metric of a line, without those that are not finite.
+    """Return (name, value, step) of each finite metric of a line.
 
     >>> events({"step": 3, "loss": 2.5, "grad_norm": math.inf, "eval_loss": 2.0})
     [('Train/loss', 2.5, 3), ('Eval/loss', 2.0, 3)]
@@ -107,7 +107,7 @@ def events(record: Mapping[str, float]) -> list[tuple[str, float, int]]:
 
 
 def close(master: MonitorMaster) -> None:
-    """Write what is buffered, and end W&B's process."""
+    """Write buffered events, and end W&B's process."""
     if master.tb_monitor is not None:
         master.tb_monitor.summary_writer.close()
     if master.wandb_monitor is not None:

@@ -1,11 +1,11 @@
-"""A picture: an SVG that stands alone, or the same within a page; light and dark, no script, no font of its own.
+"""Picture: an SVG, standalone or inline in a page, for light and dark schemes, without scripts or its own fonts.
 
     made = Picture("memory", "Memory by stage", "Bars of 4 ranks", 1180, 240, ('<rect class="cell" .../>',))
     made.standalone()      # a file: its own style, colours by the viewer's scheme
     made.inline()          # within a page that has `style()` once
 
-Colours are variables, so that a page can switch the scheme. Fills that carry a meaning are Okabe and Ito's, which tell
-apart for colour-blind readers too, and are the same in both schemes; nothing is told by colour alone.
+Colours are variables, so that a page can switch the scheme. Fills with a meaning are Okabe and Ito's, which
+colour-blind readers can tell apart too; they are the same in both schemes. Colour alone never carries information.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from dslpar.core.named_tuple import NamedTuple
 from dslpar.core.visible import visible
 
 WIDTH = 1180
-"""Of a picture that fills a page."""
+"""Width of a picture that fills a page."""
 CHAR = 6.6
-"""The width of a character of 12 pixels, about."""
+"""Approximate width of a character of 12 pixels."""
 _MARGIN = 16
-"""Around a picture that stands alone."""
+"""Margin of a standalone picture."""
 
 _LIGHT = {
     "paper": "#ffffff",
@@ -47,28 +47,28 @@ _DARK = {
 
 
 class Picture(NamedTuple):
-    """An SVG, in parts."""
+    """An SVG in parts."""
 
     name: str
-    """Of its file, and the begin of its elements' ids."""
+    """Name of its file, and prefix of its elements' ids."""
     title: str
     description: str
-    """What it shows, for readers who do not see it."""
+    """Text for readers who do not see the picture."""
     width: float
     height: float
     elements: Sequence[str]
     is_interactive: bool = False
-    """Whether elements in it can be focused; else it is one image for screen readers."""
+    """True if its elements can be focused; else screen readers treat it as one image."""
 
     def standalone(self) -> str:
-        """Return it as a file."""
+        """Return the picture as a file."""
         width, height = self.width + 2 * _MARGIN, self.height + 2 * _MARGIN
         place = f'x="-{_MARGIN}" y="-{_MARGIN}" width="{width:g}" height="{height:g}"'
         paper = f'<rect {place} fill="var(--paper)"/>'
         return "\n".join([self._head(_MARGIN), f"<style>{style()}</style>", paper, *self.elements, "</svg>"]) + "\n"
 
     def inline(self) -> str:
-        """Return it as an element of a page."""
+        """Return the picture as an element of a page."""
         return "\n".join([self._head(0), *self.elements, "</svg>"])
 
     def _head(self, margin: int) -> str:
@@ -97,7 +97,7 @@ def scheme(selector: str, name: str) -> str:
 
 
 def shown(text: object) -> str:
-    """Return anybody's text as HTML and XML that shows it, and does nothing else."""
+    """Return untrusted text escaped for HTML and XML."""
     return escape(visible(text))
 
 
@@ -109,7 +109,7 @@ def label(x: float, y: float, text: object, css: str = "", anchor: str = "start"
 
 
 def bar(x: float, y: float, width: float, height: float, css: str, tip: str = "", more: str = "") -> str:
-    """Return a rectangle; `tip`: what a pointer over it is told, `more`: further attributes."""
+    """Return a rectangle; `tip` is its tooltip, `more` further attributes."""
     inside = f"><title>{shown(tip)}</title></rect>" if tip else "/>"
     return f'<rect class="{css}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"{more}{inside}'
 

@@ -1,4 +1,4 @@
-"""Curves as a PNG, through matplotlib; what plot_svg.py draws is what it draws, in the same colours."""
+"""Plot curves as a PNG with matplotlib, with the content and colours of plot_svg.py."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from dslpar.reporting.plot_svg import COLORS, X_TITLES
 
 
 def write(path: Path, panels: Sequence[Panel], x: str = "step", log: Collection[str] = ()) -> None:
-    """Write panels to a file; `log`: the metrics whose scale is logarithmic.
+    """Write panels to a file; `log` names the metrics with a logarithmic scale.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     figure = Figure(figsize=(9, 2.6 * len(panels) + 0.6), layout="constrained")
     FigureCanvasAgg(figure)
@@ -41,6 +41,6 @@ def write(path: Path, panels: Sequence[Panel], x: str = "step", log: Collection[
 
 
 def _escaped(name: str) -> str:
-    """Return a name as matplotlib shows it: `$` begins a formula there, and a leading `_` hides a label."""
+    """Escape a name for matplotlib: `$` begins a formula there, and a leading `_` hides a label."""
     name = visible(name).replace("$", r"\$")
     return f" {name}" if name.startswith("_") else name

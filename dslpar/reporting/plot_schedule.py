@@ -1,10 +1,10 @@
-"""A pipeline's schedule as an SVG: rank by time, a box an action; no library, no script, no font of its own.
+"""Plot a pipeline's schedule as an SVG: rank by time, one box per action; no library, no scripts, no fonts of its own.
 
     Path("schedule.svg").write_text(draw(timeline, chunks, "1f1b over 4 ranks"))
 
-The colour says what is computed (Okabe and Ito's, which tell apart for colour-blind readers too), the shade which of
-the rank's stages it is of, and the number which micro-batch. Figures of the interleaved and of the zero bubble schedule
-are drawn so in arXiv 2104.04473 and 2401.10241.
+The colour shows the kind of action (Okabe and Ito's colours, which colour-blind readers can tell apart too). The shade
+shows which of the rank's stages it belongs to, and the number shows the micro-batch. arXiv 2104.04473 and 2401.10241
+draw the interleaved and the zero bubble schedule in this way.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _WIDTH, _LEFT, _RIGHT = 1180, 66, 74
 _INNER = _WIDTH - _LEFT - _RIGHT
 _TOP, _ROW, _BOX, _BELOW = 62, 30, 24, 46
 _DIGIT = 7
-"""The width of a digit of a box, about."""
+"""Approximate width of a digit in a box."""
 _MOST_WHITE = 0.62
-"""Of the lightest shade."""
+"""Share of white in the lightest shade."""
 _MOST_CHUNKS = 6
-"""Of more, the legend has the first one's shades and the last one's, between which the others are."""
+"""With more chunks, the legend shows only the shades of the first and the last."""
 _STYLE = (
     "text{font:12px sans-serif;fill:#333}.title{font-weight:bold}.grid{stroke:#e2e2e2}.box{stroke:#fff;stroke-width:.6}"
     ".n{font-size:11px}.light{fill:#fff}"
@@ -49,7 +49,7 @@ def draw(timeline: Timeline, chunks: Chunks, title: str) -> str:
 
 
 def picture(timeline: Timeline, chunks: Chunks, title: str) -> Picture:
-    """Draw a step for a page: light or dark, with tips, and rows named as the axis is, for it has global ranks too."""
+    """Draw a step for a page, light or dark, with tooltips; rows are named "pipe", as a page has global ranks too."""
     elements = list(_elements(timeline, chunks, title, on_page=True))
     return Picture("schedule", "Schedule", title, _WIDTH, _height(timeline), elements)
 
@@ -107,7 +107,7 @@ def _legend(chunks: Chunks, split: bool) -> Iterator[str]:
 
 
 def _white(chunk: int, num_chunks: int) -> float:
-    """Return how much white is in the shade of a chunk: none in the first one's."""
+    """Return the share of white in a chunk's shade; 0 for the first chunk."""
     return _MOST_WHITE * chunk / max(num_chunks - 1, 1)
 
 

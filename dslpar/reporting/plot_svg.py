@@ -1,8 +1,8 @@
-"""Curves as an SVG: a panel a metric, one below the other, over one x axis; no library, no script, no font of its own.
+"""Plot curves as an SVG: one panel per metric over a shared x axis; no library, no scripts, no fonts of its own.
 
     Path("curves.svg").write_text(draw(panels, "tokens", log=("loss",)))
 
-Colours are Okabe and Ito's, which tell apart for colour-blind readers too; after eight of them, dashes do.
+Colours are Okabe and Ito's, which colour-blind readers can tell apart too; after eight colours, dashes vary.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _WIDTH, _LEFT, _RIGHT = 860, 74, 18
 _PANEL, _ABOVE, _BELOW = 220, 26, 24
 _INNER = _WIDTH - _LEFT - _RIGHT
 _CHAR = 7
-"""The width of a character of the legend, about."""
+"""Approximate width of a character of the legend."""
 _LINE = 18
 _STYLE = (
     "text{font:12px sans-serif;fill:#333}.title{font-weight:bold}.grid{stroke:#e2e2e2}.frame{stroke:#999;fill:none}"
@@ -32,7 +32,7 @@ _STYLE = (
 
 
 def draw(panels: Sequence[Panel], x: str = "step", log: Collection[str] = ()) -> str:
-    """Draw panels; `log`: the metrics whose scale is logarithmic."""
+    """Draw panels; `log` names the metrics with a logarithmic scale."""
     height = _height(panels)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" viewBox="0 0 {_WIDTH} {height}">',

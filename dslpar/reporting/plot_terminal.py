@@ -1,9 +1,9 @@
-"""Curves on a terminal: a panel a metric, in Braille dots, or in letters where dots cannot be told apart.
+"""Plot curves on a terminal: one panel per metric, in Braille dots, or in letters if dots cannot be told apart.
 
     sys.stdout.write(draw(panels, "step", Terminal(width=100, unicode=True, colors=True)))
 
-A Braille character has 2 by 4 dots, so that 80 columns are 160 points (drawille's idea). One run, or runs in colours,
-are drawn so; several runs without colours, or an encoding without Braille, get a letter each: a, b, c.
+A Braille character has 2 by 4 dots, so 80 columns are 160 points (drawille's idea). A single run, or several in colour,
+are drawn in dots. Several runs without colours, or an encoding without Braille, get one letter each: a, b, c.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dslpar.reporting.scale import Scale, label, make_scale
 
 _ROWS = 10
 _LABEL = 9
-"""Columns left of a panel."""
+"""Columns to the left of a panel."""
 _COLORS = (34, 31, 32, 35, 33, 36)
 """SGR codes: blue, red, green, magenta, yellow, cyan."""
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
@@ -29,17 +29,17 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 class Terminal(NamedTuple):
-    """What a terminal can show."""
+    """Capabilities of a terminal."""
 
     width: int = 80
     """Columns."""
     unicode: bool = True
-    """Whether it has Braille, and lines."""
+    """True if it has Braille and line-drawing characters."""
     colors: bool = False
 
 
 def terminal_of(file: TextIO, environ: Mapping[str, str]) -> Terminal:
-    """Return what is known of the terminal behind a file; NO_COLOR and TERM=dumb turn colours off."""
+    """Return the capabilities of the terminal behind a file; NO_COLOR and TERM=dumb turn colours off."""
     try:
         "\u28ff\u2502".encode(file.encoding or "ascii")
     except (UnicodeEncodeError, LookupError):
@@ -51,7 +51,7 @@ def terminal_of(file: TextIO, environ: Mapping[str, str]) -> Terminal:
 
 
 def draw(panels: Sequence[Panel], x: str, terminal: Terminal, log: Collection[str] = ()) -> str:
-    """Draw panels in lines of at most the terminal's width; `log`: the metrics whose scale is logarithmic."""
+    """Draw panels in lines of at most the terminal's width; `log` names the metrics with a logarithmic scale."""
     x_scale = make_scale(at for panel in panels for curve in panel.curves for at in curve.xs)
     lines: list[str] = []
     for panel in panels:
@@ -96,7 +96,7 @@ def _letters(curves: Sequence[Curve], x_scale: Scale, scale: Scale, width: int) 
 
 
 def _points(curve: Curve, x_scale: Scale, scale: Scale, columns: int, rows: int) -> Iterator[tuple[int, int]]:
-    """Yield (row, column) of a curve's points, row 0 on top, and of the lines between them."""
+    """Yield (row, column) of a curve's points and of the lines between them; row 0 is the top."""
     for points in segments(curve, scale.log):
         drawn = [(round((1 - scale.at(y)) * (rows - 1)), round(x_scale.at(x) * (columns - 1))) for x, y in points]
         yield drawn[0]

@@ -1,9 +1,9 @@
-"""The run folder, train.output_dir: `config.yaml` with the sources beside it, `metrics.jsonl`, `log.txt`,
-`checkpoints/`, `eval.jsonl`, and what monitors write.
+"""Run folder, train.output_dir: `config.yaml` with its sources, `metrics.jsonl`, `log.txt`, `checkpoints/`,
+`eval.jsonl`, and the files of monitors.
 
-Only rank 0 writes, and of one run at a time: it holds a lock of the file system (`.lock`), which is released when its
-process ends, however it ends. What an earlier run left in the folder is archived below it, never overwritten; a run
-that is resumed continues in its folder, after the last step of its checkpoint.
+Only rank 0 writes, and only one run at a time. It holds a lock of the file system (`.lock`), which is released when its
+process ends, however it ends. What an earlier run left in the folder is archived below it and never overwritten. A
+resumed run continues in its folder, after the last step of its checkpoint.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CONFIG, METRICS, LOG, SOURCES = "config.yaml", "metrics.jsonl", "log.txt", "sour
 CHECKPOINTS, EVAL = "checkpoints", "eval.jsonl"
 LOCK = ".lock"
 _LOCK_TIMEOUT_S = 100.0
-"""A run that is being ended may hold the lock a while; that of a host that is gone, NFS's server keeps for 90 s."""
+"""A run that is being stopped may hold the lock for a while; NFS servers keep the lock of a lost host for 90 s."""
 _LOCK_POLL_S = 0.2
 _LOCK_IS_HELD = (errno.EACCES, errno.EAGAIN)
 _NO_LOCKS_HERE = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
@@ -49,8 +49,9 @@ FILES_OF_A_RUN = (CONFIG, METRICS, LOG, SOURCES, CHECKPOINTS, EVAL, "csv", "tens
 def lock_run_folder(job: Job, config: Config) -> None:
     """Lock the run folder for this process, until the process ends.
 
-    Two runs in one folder would each move, prune and remove what the other writes: a job that is queued again while its
-    ranks are still being ended, or the same command typed twice. Where the file system has no locks, a line says so.
+    Two runs in one folder would move, prune and remove each other's files. This can happen if a job is queued again
+    while its ranks are still being stopped, or if a command is typed twice. If the file system has no locks, a line is
+    printed.
 
     Raises:
         DslparError: the folder cannot be written to, or another run holds the lock and does not end.
@@ -76,9 +77,9 @@ def _acquire_lock(file: int, folder: str) -> bool:
     Raises:
         BlockingIOError: another process holds it, and did not release it in time; strerror names that process.
     """
-    # The package filelock would do less here. Its flock belongs to the open file, and so to every process forked from
-    # the rank (data workers, W&B), which would keep a dead run's folder locked; lockf's lock belongs to the process.
-    # Where flock is missing it falls back to a file that stays after a kill, and it does not name the holder.
+    # The package filelock would not do. Its flock belongs to the open file, and so to every process forked from the
+    # rank (data workers, W&B), which would keep a dead run's folder locked. The lock of lockf belongs to the process.
+    # Without flock, filelock falls back to a file that stays after a kill, and it does not name the holder.
     deadline, reported = time.monotonic() + _LOCK_TIMEOUT_S, False
     while True:
         try:
@@ -101,10 +102,10 @@ def _acquire_lock(file: int, folder: str) -> bool:
 
 
 def is_locked(folder: Path) -> bool | None:
-    """Return whether a process holds the lock of a run folder; None: its file system has no locks.
+    """Return whether a process holds the lock of a run folder; None if its file system has no locks.
 
-    It asks and takes no lock, so a run that begins meanwhile does not wait. Not for the process that holds the lock:
-    POSIX drops it when that process closes the file.
+    The function takes no lock, so a run that starts meanwhile does not wait. The process that holds the lock must not
+    call it: POSIX drops the lock when that process closes the file.
 
     Raises:
         OSError: the file cannot be read.
@@ -114,7 +115,7 @@ def is_locked(folder: Path) -> bool | None:
     except FileNotFoundError:
         return False
     try:
-        # struct flock: type, whence, start, length, process; the C compiler's alignment, which "@" is.
+        # struct flock: type, whence, start, length, process; "@" is the C compiler's alignment.
         asked = struct.pack("@hhqqi0q", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
         found: bytes = fcntl.fcntl(file, fcntl.F_GETLK, asked)
         return bool(struct.unpack_from("@h", found)[0] != fcntl.F_UNLCK)
@@ -127,9 +128,9 @@ def is_locked(folder: Path) -> bool | None:
 
 
 def prepare_run_folder(job: Job, config: Config, archived: Sequence[str] = FILES_OF_A_RUN) -> None:
-    """Make the run folder and write the config to it; what of an earlier run there has these names is archived.
+    """Create the run folder and write the config to it; archive the files of an earlier run with these names.
 
-    Call it when every rank has read the config, which may be the config.yaml of the run that is archived.
+    Call it after every rank has read the config, which may be the config.yaml of the archived run.
     """
     folder = Path(job.output_dir)
     try:
@@ -148,7 +149,7 @@ def _refuse_folder(job: Job, config: Config, error: OSError) -> NoReturn:
 
 
 def unused_checkpoint(job: Job, config: Config, *, loads: bool) -> Iterator[Finding]:
-    """Warn of a config that chooses a checkpoint, in a run that loads none; the policies choose among what there is."""
+    """Warn if the config names a checkpoint but the run loads none; 'newest' and 'newest_whole' name no checkpoint."""
     key, resume_from = "checkpoint.resume_from", job.spec.checkpoint.resume_from
     if not loads and resume_from not in ("newest", "newest_whole"):
         message = f"{key} is {resume_from!r}, and without --resume no checkpoint is loaded: the run starts at step 0"
@@ -156,7 +157,7 @@ def unused_checkpoint(job: Job, config: Config, *, loads: bool) -> Iterator[Find
 
 
 def _archive_earlier_run(folder: Path, names: Sequence[str]) -> None:
-    """Move what a run left in `folder` under these names, and nothing else, to earlier/1 below it, or 2, and so on."""
+    """Move a run's files with these names, and nothing else, from `folder` to earlier/1 below it, or 2, and so on."""
     metrics, checkpoints = folder / METRICS, folder / CHECKPOINTS
     has_metrics = METRICS in names and metrics.exists() and metrics.stat().st_size
     if not has_metrics and not (CHECKPOINTS in names and checkpoints.exists()):
@@ -170,7 +171,7 @@ def _archive_earlier_run(folder: Path, names: Sequence[str]) -> None:
 
 
 def truncate_metrics(folder: Path, step: int) -> None:
-    """Remove from metrics.jsonl the lines written after `step`, and those that are cut off or name no step."""
+    """Remove from metrics.jsonl the lines written after `step`, and lines that are cut off or have no step."""
 
     def step_of(line: str) -> float:
         try:
@@ -185,7 +186,7 @@ def truncate_metrics(folder: Path, step: int) -> None:
 
 
 def truncate_csv(path: Path, step: int) -> None:
-    """Remove the rows written after `step` from a CSV file: its first line is a header, its first column the step."""
+    """Remove the rows written after `step` from a CSV file with a header line and the step in its first column."""
     header, *rows = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True) or [""]
     steps = ((row, row.partition(",")[0]) for row in rows if row.endswith("\n"))
     kept = [row for row, text in steps if text.isdecimal() and int(text) <= step]
@@ -193,7 +194,7 @@ def truncate_csv(path: Path, step: int) -> None:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a file so that at each moment, whatever ends the process, either its old or its new text is there."""
+    """Write a file so that at each moment its old or its new text is there, however the process ends."""
     part = path.with_name(path.name + ".part")
     with open(part, "w", encoding="utf-8") as file:
         file.write(text)
@@ -203,18 +204,18 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def config_yaml(job: Job, config: Config, more: Mapping[str, object] = MappingProxyType({})) -> str:
-    """Return config.yaml: the author's merged values, what dslpar resolved, and `more` of that; it is a config too."""
+    """Return config.yaml, itself a config: the author's merged values, what dslpar resolved, and `more` of it."""
     sections = {field.name for field in fields(schema_sections.Spec)}
     values = {name: yaml_io.portable(node) for name, node in config.root.value.items() if name in sections}
     resolved = {**resolved_values(job), **more}
     if job.spec.train.dist != schema_sections.Dist():
         ids = {key: resolved[key] for key in ("auto_pipeline_stage_id", "actual_pipeline_stage_id")}
         values["train"]["dist"] |= ids
-    if "data" in values:  # paths in it are relative to the author's config, and this file is elsewhere
+    if "data" in values:  # its paths are relative to the author's config, and this file is elsewhere
         values["data"] = with_absolute_paths(values["data"], job.spec.data, job.path)
     model = job.spec.model
     args = model.args if isinstance(model, schema_sections.OtherModel) else vars(model)
-    # As the reader has it: an absolute path. A program may bring the model, with no section of it in the config.
+    # The reader has made it absolute. A program may pass the model, without a section in the config.
     if "pretrained" in values.get("model", {}) and "pretrained" in args:
         values["model"]["pretrained"] = args["pretrained"]
     calibration = job.spec.cluster.calibration
@@ -224,7 +225,7 @@ def config_yaml(job: Job, config: Config, more: Mapping[str, object] = MappingPr
 
 
 def resolved_values(job: Job) -> dict[str, object]:
-    """Return what dslpar resolved, and the versions it ran with: for information."""
+    """Return what dslpar resolved, and the versions that it ran with, for information."""
     record: Any = layout_record(job)
     return {
         "world_size": record["world_size"],
@@ -238,13 +239,13 @@ def resolved_values(job: Job) -> dict[str, object]:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of what a run depends on."""
+    """Return the versions of a run's dependencies."""
     packages = {name: version(name) for name in ("dslpar", "torch", "deepspeed")}
     return packages | {"python": platform.python_version()}
 
 
 def write_record(file: TextIO, record: Mapping[str, int | float]) -> None:
-    """Append a line to metrics.jsonl and flush it; numbers that are not finite become null, and mark it as skipped."""
+    """Append a line to metrics.jsonl and flush it; a non-finite number becomes null and marks the line as skipped."""
     values: dict[str, int | float | None] = {k: v if math.isfinite(v) else None for k, v in record.items()}
     if None in values.values():
         values["skipped"] = True
@@ -253,10 +254,9 @@ def write_record(file: TextIO, record: Mapping[str, int | float]) -> None:
 
 
 def append_error(folder: Path, text: str, since_s: float) -> None:
-    """Append an error to log.txt, if a run that has ended has written to it since then; a full disk drops it.
+    """Append an error to log.txt if the ended run has written to it since `since_s`; a full disk drops the error.
 
-    A rank that is killed cannot say so in the log itself; the folder then tells why the run ended, and not a terminal
-    that is closed by now.
+    A killed rank cannot log the reason itself. With the error in the folder, the reason survives a closed terminal.
     """
     with contextlib.suppress(OSError):
         log = folder / LOG
@@ -268,7 +268,7 @@ def append_error(folder: Path, text: str, since_s: float) -> None:
 
 
 def is_in_place(file: TextIO) -> bool:
-    """Return whether an open file is still what its path names: else it, or a folder above it, was deleted or moved.
+    """Return whether an open file still has its path; False if the file or a folder above it was deleted or moved.
 
     Raises:
         OSError: the file system does not answer.
@@ -280,7 +280,7 @@ def is_in_place(file: TextIO) -> bool:
 
 
 def _copy_sources(config: Config, folder: Path) -> None:
-    """Copy the text of each file that was read, to its path relative to the others."""
+    """Copy the text of each file that was read, keeping the paths relative to each other."""
     paths = {os.path.abspath(path): text for path, text in config.sources.items() if path != COMMAND_LINE}
     root = os.path.commonpath([os.path.dirname(path) for path in paths])
     for path, text in paths.items():

@@ -1,19 +1,19 @@
-"""The runs below a folder, and how each of them stands, from what it has left in its folder (run_dir.py).
+"""List the runs below a folder with their states, read from the run folders alone (run_dir.py).
 
     for run in find_runs(Path("outputs")):
         run.name, run.state, run.step, run.steps, run.loss, run.problems
 
-| state | is told by |
+| state | criterion |
 |---|---|
 | running | its process holds the folder's lock |
-| finished | its last record is of the last step |
-| stopped | log.txt: it was told to stop, and has |
-| failed | log.txt ends in an error; or it is not finished, and nobody holds the lock |
-| unknown | there is no record to tell by |
+| finished | its last record has the last step |
+| stopped | log.txt says that it was told to stop, and the lock is free |
+| failed | log.txt ends in an error; or the run is not finished and the lock is free |
+| unknown | there are no records |
 
-Only the ends of files are read, so that 200 runs take a blink. Nothing is written, no lock is taken. Nothing that a
-folder holds ends the list: what cannot be read is among the run's `problems`. (That a run's folder is all there is to
-know, with no server and no database, is how TensorBoard finds its runs.)
+Only the ends of files are read, so 200 runs take a moment. Nothing is written and no lock is taken. No content of a
+folder ends the list: unreadable files are among the run's `problems`. (TensorBoard also finds its runs by their folders
+alone, without a server or a database.)
 """
 
 from __future__ import annotations
@@ -37,49 +37,49 @@ _NOT_ENTERED = {run_dir.CHECKPOINTS, run_dir.SOURCES, "csv", "tensorboard", "wan
 _MAX_CONFIG_BYTES = 1 << 22
 _LOG_BYTES = 1 << 16
 _RATE_STEPS = 20
-"""Steps of whose throughput the median is told."""
+"""Steps over which the median throughput is taken."""
 _RECENT_S = 120.0
-"""Without locks, a run that has written so short a time ago counts as running."""
+"""Without locks, a run that has written within this time counts as running."""
 _LOADER: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class Run(NamedTuple):
-    """How a run stands."""
+    """State of a run."""
 
     path: Path
     name: str
-    """Its folder, relative to the one that was searched."""
+    """Its folder, relative to the searched one."""
     state: str
     """One of STATES."""
     reason: str = ""
-    """Why it failed or stopped, in one line, as far as that is known."""
+    """Why it failed or stopped, in one line, as far as known."""
     step: int | None = None
     """Steps done."""
     steps: int | None = None
-    """Steps asked for."""
+    """Steps requested."""
     loss: float | None = None
-    """Of the last step; None: not finite, or none is done."""
+    """Loss of the last step; None if it is not finite or no step is done."""
     eval_loss: float | None = None
-    """Of the last evaluation."""
+    """Loss of the last evaluation."""
     eval_step: int | None = None
     unit: str = "tokens"
-    """What `per_s` counts: tokens, images, or samples of a program's own."""
+    """Unit of `per_s`: tokens, images, or samples of a user's program."""
     per_s: float | None = None
-    """The median of the last steps."""
+    """Median of the last steps."""
     layout: str = ""
     world_size: int | None = None
     checkpoint: str = ""
-    """The name of the newest checkpoint."""
+    """Name of the newest checkpoint."""
     updated_s: float | None = None
-    """When it last wrote, in seconds since the epoch."""
+    """Time of its last write, in seconds since the epoch."""
     problems: tuple[str, ...] = ()
-    """What of the folder cannot be read."""
+    """Problems with files in the folder."""
 
 
 def find_runs(root: Path, on_error: Callable[[OSError], object] | None = None) -> Iterator[Run]:
-    """Yield the runs below a folder, and the one that it is itself, by name.
+    """Yield the runs in and below a folder, sorted by name.
 
-    on_error: is told of each folder below `root` that cannot be read.
+    on_error: called for each folder below `root` that cannot be read.
 
     Raises:
         OSError: `root` cannot be read.
@@ -89,8 +89,8 @@ def find_runs(root: Path, on_error: Callable[[OSError], object] | None = None) -
 
 
 def run_folders(root: Path, on_error: Callable[[OSError], object] | None = None) -> Iterator[Path]:
-    """Yield the folders of runs, as `find_runs` does; what a run writes by itself is not searched."""
-    os.listdir(root)  # os.walk would say nothing
+    """Yield the folders of runs, as `find_runs` does; folders that runs write are not searched."""
+    os.listdir(root)  # raises, where os.walk would be silent
     for folder, folders, files in os.walk(root, onerror=on_error):
         names = {*folders, *files}
         if run_dir.METRICS in names or (run_dir.CONFIG in names and names & {run_dir.CHECKPOINTS, run_dir.LOCK}):
@@ -100,12 +100,12 @@ def run_folders(root: Path, on_error: Callable[[OSError], object] | None = None)
 
 
 def _natural(name: str) -> list[int | str]:
-    """Return what to sort by so that run2 comes before run10: text and numbers in turn."""
+    """Return a sort key that puts run2 before run10: text and numbers in turn."""
     return [int(part) if number % 2 else part for number, part in enumerate(re.split(r"([0-9]{1,18})", name))]
 
 
 def read_run(path: Path, name: str = "") -> Run:
-    """Read how the run in a folder stands."""
+    """Read the state of the run in a folder."""
     return _with_state(_with_metrics(_with_config(Run(path, name or path.name, "unknown"))))
 
 
@@ -113,7 +113,7 @@ def _with_problem(run: Run, problem: str) -> Run:
     return run._replace(problems=(*run.problems, problem))
 
 
-# ---- config.yaml: what it was to do ----
+# ---- config.yaml: the task ----
 
 
 def _with_config(run: Run) -> Run:
@@ -123,7 +123,7 @@ def _with_config(run: Run) -> Run:
             return _with_problem(run, f"{run_dir.CONFIG}: missing")
         if path.stat().st_size > _MAX_CONFIG_BYTES:
             return _with_problem(run, f"{run_dir.CONFIG}: more than {_MAX_CONFIG_BYTES:,} bytes")
-        values = yaml.load(path.read_bytes(), Loader=_LOADER)  # both loaders are safe ones
+        values = yaml.load(path.read_bytes(), Loader=_LOADER)  # both loaders are safe loaders
     except OSError as error:
         return _with_problem(run, f"{run_dir.CONFIG}: {error.strerror}")
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -135,12 +135,12 @@ def _with_config(run: Run) -> Run:
     run = run._replace(steps=steps if type(steps) is int else sections.Train().steps)
     world_size, layout = _at(values, "resolved", "world_size"), _layout(values)
     if type(world_size) is not int or not layout:
-        return _with_problem(run, f"{run_dir.CONFIG}: does not say the layout")
+        return _with_problem(run, f"{run_dir.CONFIG}: has no layout")
     return run._replace(layout=layout, world_size=world_size)
 
 
 def _layout(values: Mapping[str, Any]) -> str:
-    """Describe a layout as checkpoints do; empty: the config does not say it."""
+    """Describe a layout as checkpoints do; empty if the config does not have it."""
     pipe, data, tensor = (_at(values, "resolved", "parallel", axis) for axis in ("pipeline", "data", "tensor"))
     if not isinstance(tensor, dict) or type(pipe) is not int or type(data) is not int:
         return ""
@@ -158,7 +158,7 @@ def _at(values: object, *keys: str) -> Any:
     return values
 
 
-# ---- metrics.jsonl: how far it came ----
+# ---- metrics.jsonl: the progress ----
 
 
 def _with_metrics(run: Run) -> Run:
@@ -166,7 +166,7 @@ def _with_metrics(run: Run) -> Run:
     try:
         tail = metrics_file.read_tail(path)
     except MetricsError as error:
-        if not os.path.lexists(path):  # not begun, or a program that writes none
+        if not os.path.lexists(path):  # not begun, or a program that writes no metrics
             return run
         return _with_problem(run, f"{run_dir.METRICS}: {error}")
     for problem in tail.problems:
@@ -189,7 +189,7 @@ def _median(records: Sequence[Record], name: str) -> float | None:
     return statistics.median(values) if values else None
 
 
-# ---- .lock and log.txt: whether it goes on ----
+# ---- .lock and log.txt: the state ----
 
 _LINE = re.compile(r"^\d{4}-\d\d-\d\d [\d:,]+ dslpar (INFO|ERROR) (.*)((?:\n  .*)*)$", re.MULTILINE)
 _BEGUN = re.compile(r"world of \d+ = ")
@@ -199,7 +199,7 @@ _STOPPED = "told to stop"
 def _with_state(run: Run) -> Run:
     held = run_dir.is_locked(run.path)
     if held is None and run.updated_s is not None and time.time() - run.updated_s < _RECENT_S:
-        run = _with_problem(run, "its file system has no locks: it counts as running, having just written")
+        run = _with_problem(run, "its file system has no locks: it counts as running because it has just written")
         held = True
     if held:
         return run._replace(state="running")
@@ -214,12 +214,12 @@ def _with_state(run: Run) -> Run:
         return run._replace(state="failed" if level == "ERROR" else "stopped", reason=reason)
     if run.step is None or run.steps is None:
         what = "metrics" if run.step is None else "number of steps in config.yaml"
-        return run._replace(reason=f"there is no {what} to tell by")
-    return run._replace(state="failed", reason=f"it ended without a word after step {run.step}")
+        return run._replace(reason=f"no {what}")
+    return run._replace(state="failed", reason=f"it ended after step {run.step}, and {run_dir.LOG} does not say why")
 
 
 def _last_words(path: Path) -> tuple[str, str]:
-    """Return the level and the text of what the log says of the run's end; both are empty, where it says nothing."""
+    """Return the level and the text of the log's line about the run's end; both are empty if there is none."""
     if not path.is_file():
         return "", ""
     with open(path, "rb") as file:
@@ -227,10 +227,10 @@ def _last_words(path: Path) -> tuple[str, str]:
         text = file.read(_LOG_BYTES).decode(errors="replace")
     for found in reversed(list(_LINE.finditer(text))):
         level, line, more = found.groups()
-        if level == "ERROR" and line.endswith(":") and more:  # of a traceback, its last line
+        if level == "ERROR" and line.endswith(":") and more:  # take a traceback's last line
             line += " " + more.splitlines()[-1].strip()
         if level == "ERROR" or line.startswith(_STOPPED):
             return level, line
-        if _BEGUN.search(line):  # what stands above it is of an earlier leg
+        if _BEGUN.search(line):  # lines above belong to an earlier start of the run
             break
     return "", ""

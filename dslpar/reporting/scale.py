@@ -1,4 +1,4 @@
-"""The scale of a picture's axis: where a value stands, which ticks there are, and how they are written.
+"""Scale of a plot's axis: positions of values, ticks, and their labels.
 
     scale = make_scale([0.31, 2.94], log=False)
     scale.ticks(5), scale.at(1.5), [label(tick) for tick in scale.ticks(5)]
@@ -14,18 +14,18 @@ from typing import NamedTuple
 
 _NICE = (1.0, 2.0, 5.0, 10.0)
 _LEAST, _MOST = 1e-300, 1e300
-"""What lies beyond is drawn there, so that nothing overflows."""
+"""Limits to which values are clipped, so that nothing overflows."""
 
 
 class Scale(NamedTuple):
-    """The values from `low` to `high`, linear or by their logarithm."""
+    """Values from `low` to `high`, linear or logarithmic."""
 
     low: float
     high: float
     log: bool = False
 
     def at(self, value: float) -> float:
-        """Return where a value stands: 0 at `low`, 1 at `high`."""
+        """Return the position of a value: 0 at `low`, 1 at `high`."""
         low, high = self.low, self.high
         if self.log:
             low, high, value = math.log10(low), math.log10(high), math.log10(max(value, _LEAST))
@@ -44,10 +44,10 @@ class Scale(NamedTuple):
 
 
 def make_scale(values: Iterable[float], log: bool = False) -> Scale:
-    """Make a scale that holds all of these values; with none of them, from 0 to 1 (log: from 1 to 10)."""
+    """Make a scale that contains all values; without values, from 0 to 1 (log: from 1 to 10)."""
     values = [min(max(value, _LEAST if log else -_MOST), _MOST) for value in values if not log or value > 0]
     low, high = min(values, default=1.0 if log else 0.0), max(values, default=10.0 if log else 1.0)
-    if high - low <= 1e-12 * max(abs(low), abs(high), _LEAST):  # a line through the middle
+    if high - low <= 1e-12 * max(abs(low), abs(high), _LEAST):  # equal values: a line through the middle
         room = abs(low) / 2 or 1.0
         low, high = low - room, high + room
     return Scale(low, high, log)
@@ -62,7 +62,7 @@ def _linear_ticks(low: float, high: float, count: int) -> list[float]:
 
 
 def label(value: float) -> str:
-    """Write a tick in few characters.
+    """Format a tick in few characters.
 
     >>> [label(value) for value in (0.0, 0.25, 3e-4, 1500.0, 2e6, 1e9)]
     ['0', '0.25', '3e-4', '1,500', '2M', '1e9']

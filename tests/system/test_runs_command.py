@@ -38,7 +38,7 @@ def test_each_state_of_a_run(tmp_path: Path) -> None:
         job.wait(30)
     killed = read_run(out)
     assert killed.state == "failed"
-    assert killed.reason == f"it ended without a word after step {killed.step}"
+    assert killed.reason == f"it ended after step {killed.step}, and log.txt does not say why"
 
     with start_job(2, argv, said) as job:
         assert wait_for_step(out, job, (killed.step or 0) + 2).state == "running"

@@ -1,4 +1,4 @@
-"""Loss curves of a job's run folder, training and held-out in one panel, where a run has left them.
+"""Loss curves from a job's run folder, if a run has left them: training and held-out in one panel.
 
 panel, problems = read(Path(job.output_dir))
 made = draw(panel)
@@ -18,8 +18,8 @@ NAMES = {"loss": "training", "eval_loss": "held-out"}
 
 
 def read(folder: Path) -> tuple[Panel | None, list[str]]:
-    """Return the panel of a run, if there is one with a value in it, and what of its file could not be read."""
-    if not os.path.isfile(folder / run_dir.METRICS):  # of a path that no file can have: False, where pathlib raises
+    """Return the panel of a run, None if it has no values, and the problems in its file."""
+    if not os.path.isfile(folder / run_dir.METRICS):  # False for an impossible path, where pathlib raises
         return None, []
     panels, problems = read_panels([folder], list(NAMES))
     curves = [
@@ -39,7 +39,7 @@ def draw(panel: Panel) -> Picture:
 
 
 def rows(panel: Panel) -> Iterator[tuple[str, ...]]:
-    """Yield the table's rows: which loss, values, the first, the lowest, and the last one with its step."""
+    """Yield the table's rows: name of the loss, number of values, first, lowest and last value, last step."""
     for curve in panel.curves:
         values = _values(curve.ys)
         numbers = (f"{values[0]:.4g}", f"{min(values):.4g}", f"{values[-1]:.4g}")

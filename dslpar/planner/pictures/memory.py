@@ -1,4 +1,4 @@
-"""Memory of each rank of the pipeline at its fullest moment, part by part, and where the device ends.
+"""Memory of each pipeline rank at its fullest moment, part by part, with the device's limit.
 
 made = draw(forecast.memory, forecast.machine.device)
 """
@@ -24,17 +24,17 @@ PARTS = {
     "fragmentation": "fragmentation",
     "outside": "outside torch",
 }
-"""The parts of a StageMemory, as they are called."""
+"""Parts of a StageMemory and their displayed names."""
 MOST_ROWS = 64
-"""Ranks of the pipeline that are drawn."""
+"""The most pipeline ranks that are drawn."""
 _LEFT, _RIGHT, _LEGEND, _LABELS, _ROW, _BAR = 66, 170, 26, 40, 30, 24
 _INNER = WIDTH - _LEFT - _RIGHT
 _LIGHT_ON = ("weights", "activations", "buffers")
-"""Parts whose fills are so dark that a label on them is white."""
+"""Parts with fills so dark that their labels are white."""
 
 
 def draw(memory: Sequence[StageMemory], device: Device | None) -> Picture:
-    """Draw a row a rank; with a device, its limit, and the shares of it up to which a step fits, or is tight."""
+    """Draw one row per rank; with a device, also its limit and the shares up to which a step fits or is tight."""
     limit = device.memory_bytes if device is not None else 0.0
     most = max(*(each.total for each in memory), limit)
     shown, wide = min(len(memory), MOST_ROWS), _INNER / most
@@ -103,7 +103,7 @@ def _limits(device: Device, wide: float, top: float, bottom: float) -> Iterator[
 
 
 def rows(memory: Sequence[StageMemory], device: Device | None) -> Iterator[tuple[str, ...]]:
-    """Yield the table's rows: rank, each part and the sum in GiB, and with a device its share and the verdict."""
+    """Yield the table's rows: rank, each part and the sum in GiB, and with a device the share of it and the verdict."""
     for rank, each in enumerate(memory):
         row = [f"{rank}", *(f"{getattr(each, part) / GIB:.2f}" for part in PARTS), f"{each.total / GIB:.2f}"]
         if device is not None:

@@ -1,9 +1,9 @@
-"""The mesh: a cell a rank, with its number and coordinate, within its node; the shade is the pipeline's rank.
+"""Mesh: one cell per rank with its number and coordinate, grouped by node; the shade shows the pipeline rank.
 
     made = draw(job.mesh, per_node=8)
 
-A page lets its reader point at a rank, and marks the rank's group on an axis: `data-axes` has the sizes and strides of
-which it is made, slowest first. Without that, each cell's tip names the groups.
+On a page the reader can point at a rank, and the page marks the rank's group on an axis. `data-axes` has the sizes and
+strides that make up the groups, slowest first. Without a script, each cell's tooltip names the groups.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from dslpar.reporting.picture import WIDTH, Picture, bar, label, shown
 
 AXES = ("pipe", "data", "tensor", "x", "y", "z")
 MOST_RANKS = 512
-"""That are drawn; of more, a part."""
+"""The most ranks that are drawn; of a larger mesh, a part is drawn."""
 _MOST_DETAILED = 128
-"""Ranks whose coordinates have room in their cells."""
+"""The most ranks whose cells have room for coordinates."""
 _MOST_NAMED = 16
-"""Ranks of a group that a tip names."""
+"""The most ranks of a group that a tooltip names."""
 _COLUMNS = 8
 _PAD, _HEAD, _BETWEEN = 10, 24, 16
 
 
 class _Cell(NamedTuple):
-    """Sizes of a cell, and the room between two."""
+    """Sizes of a cell, and the gap between two."""
 
     width: float
     height: float
@@ -42,21 +42,21 @@ class _Cell(NamedTuple):
 
 
 def axes_of(mesh: Mesh) -> list[str]:
-    """Return the axes that have groups of several ranks; x, y and z only where they are not the tensor axis itself."""
+    """Return the axes with groups of several ranks; x, y and z only if they differ from the tensor axis."""
     several = [axis for axis in AXES if mesh.size(axis) > 1]
     cuboid = [axis for axis in several if axis in ("x", "y", "z")]
     return [axis for axis in several if axis not in cuboid or len(cuboid) > 1]
 
 
 def node_size_of(world_size: int, per_node: int | None) -> int:
-    """Return the devices of a node: those given, else 8 where they divide the world, else all."""
+    """Return the devices per node: as given, else 8 if that divides the world, else all."""
     if per_node is not None:
         return per_node
     return 8 if world_size % 8 == 0 else world_size
 
 
 def axis_name(mesh: Mesh, axis: str) -> str:
-    """Return what one axis, or several with blanks between, are called here: all of the tensor axis are that."""
+    """Return the displayed name of one axis or several with spaces between; all tensor axes together are "tensor"."""
     parts, cuboid = axis.split(), mesh.tensor
     if all(each in TENSOR_AXES for each in parts) and mesh.size(*parts) == cuboid.size:
         return "tensor"
@@ -67,7 +67,7 @@ def axis_name(mesh: Mesh, axis: str) -> str:
 
 
 def drawn_ranks(mesh: Mesh) -> tuple[Sequence[int], str]:
-    """Return the ranks that there is room for, and which they are, if not all."""
+    """Return the ranks that there is room for, and a note on which they are if not all."""
     if mesh.world_size <= MOST_RANKS:
         return range(mesh.world_size), ""
     for axes, name in ((("pipe", "tensor"), "one replica"), (("tensor",), "one tensor group")):
@@ -116,7 +116,7 @@ def coordinate(mesh: Mesh, rank: int) -> str:
 
 
 def group_rows(mesh: Mesh, most: int = 6) -> Iterator[tuple[str, str, str, str]]:
-    """Yield the table's rows: axis, ranks of a group, groups, and the first groups."""
+    """Yield the table's rows: axis, ranks per group, number of groups, and the first groups."""
     for axis in axes_of(mesh):
         size, count = mesh.size(axis), mesh.world_size // mesh.size(axis)
         listed = "  ".join(_listed(ranks) for ranks in islice(mesh.groups(axis), most))
@@ -143,7 +143,7 @@ def _rank(
 ) -> Iterator[str]:
     name = f"rank {rank}: {coordinate(mesh, rank)}"
     groups = "".join(f"&#10;{axis}: {_group(mesh, rank, axis)}" for axis in axes_of(mesh))
-    # One of them can be reached by Tab, the arrow keys go on from there: hundreds of stops would be in everybody's way.
+    # Tab reaches only one rank and the arrow keys the others: hundreds of tab stops would be in everybody's way.
     yield f'<g class="rank" role="img" tabindex="{0 if is_first else -1}" data-rank="{rank}" aria-label="{name}">'
     yield f"<title>{name}{groups}</title>"
     yield bar(x, y, cell.width, cell.height, "cell", more=f' rx="4" fill-opacity="{_opacity(mesh, rank):.2f}"')
@@ -163,7 +163,7 @@ def _rank(
 
 
 def _opacity(mesh: Mesh, rank: int) -> float:
-    """Return how strong a cell's shade is: from the first stage, the lightest, to the last."""
+    """Return the opacity of a cell, from the lightest for the first stage to the strongest for the last."""
     return 0.08 + 0.34 * mesh.index(rank, "pipe") / max(1, mesh.pipe - 1)
 
 

@@ -1,4 +1,4 @@
-"""Stages: what each rank of the pipeline computes, over the mean, and which layers it has.
+"""Stages: each pipeline rank's compute relative to the mean, and its layers.
 
 made = draw(job)
 """
@@ -14,7 +14,7 @@ from dslpar.layout.resolve import Job
 from dslpar.reporting.picture import CHAR, WIDTH, Picture, bar, label, upright
 
 MOST_ROWS = 64
-"""Ranks of the pipeline that are drawn."""
+"""The most pipeline ranks that are drawn."""
 _LEFT, _RIGHT, _TOP, _ROW, _BAR = 66, 50, 26, 28, 22
 _INNER = WIDTH - _LEFT - _RIGHT
 
@@ -23,17 +23,17 @@ class Stage(NamedTuple):
     """A stage of the pipeline."""
 
     rank: int
-    """Of the axis pipe."""
+    """Index on the axis pipe."""
     number: int
     layers: str
-    """Which ones: "0-3"; empty: only the built model can tell."""
+    """Range of layers, such as "0-3"; empty if only the built model knows it."""
     num_layers: int | None
     load: float
-    """What it computes, over the mean of all stages."""
+    """Compute relative to the mean of all stages."""
 
     @property
     def name(self) -> str:
-        """What its bar is called, with a number where a rank has several."""
+        """Label of its bar."""
         if self.num_layers is None:
             return f"stage {self.number}"
         layers = (
@@ -63,7 +63,7 @@ def _range(first: int, count: int) -> str:
 
 
 def draw(job: Job) -> Picture:
-    """Draw a row a rank of the pipeline; several stages of a rank stand beside each other."""
+    """Draw one row per pipeline rank; several stages of a rank stand side by side."""
     stages, chunks = stages_of(job), job.chunks
     loads = [sum(stages[number].load for number in chunks.held_by(rank)) / chunks.num for rank in range(chunks.pipe)]
     shown = min(chunks.pipe, MOST_ROWS)

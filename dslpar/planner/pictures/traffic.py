@@ -1,4 +1,4 @@
-"""Traffic: what a rank sends in a step along each axis, within its node and between nodes.
+"""Traffic: bytes that a rank sends in a step along each axis, within its node and between nodes.
 
 made = draw(forecast.time.sent, job.mesh)
 """
@@ -22,7 +22,7 @@ _HATCH = (
 
 
 def size(num_bytes: float) -> str:
-    """Return bytes in the unit that has few digits.
+    """Return bytes in the largest unit that is not above them.
 
     >>> size(3 * 2**30), size(1536), size(12)
     ('3.00 GiB', '1.50 KiB', '12 B')
@@ -34,7 +34,7 @@ def size(num_bytes: float) -> str:
 
 
 def draw(sent: Sequence[Sent], mesh: Mesh) -> Picture:
-    """Draw a bar an axis and link; `sent` is not empty."""
+    """Draw one bar per axis and link; `sent` is not empty."""
     most = max(each.num_bytes for each in sent) or 1.0
     elements = [_HATCH, *_legend()]
     for row, each in enumerate(sent):

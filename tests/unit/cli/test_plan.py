@@ -134,7 +134,7 @@ def test_apply_of_yaml_says_what_to_set(tmp_path: Path, capsys: pytest.CaptureFi
     ("argv", "message"),
     [
         (["--world-size", "64", "--device", "h100-80gb"], "unknown device 'h100-80gb'; did you mean 'h100-80g'?"),
-        (["--world-size", "64"], "no device is given, and this machine has none that is known: --device h100-80g"),
+        (["--world-size", "64"], "no device is given, and this machine has no known one: --device h100-80g"),
         (["--device", "h100-80g"], "plan needs the number of ranks"),
         ([*ON_H100, "--apply", "99"], "--apply 99: there are"),
         ([*ON_H100, "--apply", "0"], "'0' is not a whole number of at least 1"),
@@ -159,7 +159,7 @@ def test_a_model_without_costs_is_said_to_be(tmp_path: Path, capsys: pytest.Capt
     path.write_text("model = dict(type='my_package.MyModel')\nbatch = dict(global_size=64)\n")
     with pytest.raises(SystemExit):
         main(["plan", str(path), *ON_H100])
-    assert "there are no costs of my_package.MyModel" in capsys.readouterr().err
+    assert "the costs of my_package.MyModel are unknown" in capsys.readouterr().err
 
 
 LAYERS = """\
@@ -191,7 +191,7 @@ def test_a_trace_tells_what_closed_forms_do_not(layers: Path) -> None:
     on = [str(layers), "--world-size", "4", "--device", "a100-80g"]
     without = run_plan(*on)
     assert without.returncode == 2
-    assert "there are no costs of Sequential" in without.stderr
+    assert "the costs of Sequential are unknown" in without.stderr
     assert "--trace builds it" in without.stderr
     done = run_plan(*on, "--trace", "parallel.pipeline=2")
     assert done.returncode == 0, done.stderr
@@ -217,7 +217,7 @@ def test_samples_that_are_no_sequences_are_counted_by_themselves(tmp_path: Path)
     done = run_plan(str(path), "--world-size", "2", "--device", "a100-80g", "--trace")
     assert done.returncode == 0, done.stderr
     assert ", batch 64\n" in done.stdout
-    assert "samples a second and device" in done.stdout
+    assert "samples per second and device" in done.stdout
 
 
 def test_what_cannot_be_traced_is_said(layers: Path) -> None:
@@ -348,4 +348,4 @@ def test_the_example_of_the_help_runs_as_it_stands(capsys: pytest.CaptureFixture
     (line,) = [line for line in EPILOG.splitlines() if "configs/" in line]
     _, command, config, *words = line.partition("#")[0].split()
     assert main([command, str(ROOT / config), *words]) == 0
-    assert "a step" in capsys.readouterr().out
+    assert "step     " in capsys.readouterr().out

@@ -42,7 +42,7 @@ def test_the_table_has_a_line_a_run_and_what_is_wrong_below(outputs: Path, capsy
         r"a +finished +4/4 +1.0000 +- +50 tokens +pipeline 2 \* data 2 \* tensor 2 \(1d\), ZeRO 0", lines[1]
     )
     assert re.match(r"b +failed +2/4 +-", lines[2])
-    assert lines[4] == "b: it ended without a word after step 2"
+    assert lines[4] == "b: it ended after step 2, and log.txt does not say why"
     assert lines[5].startswith("c: config.yaml: not YAML")
 
 

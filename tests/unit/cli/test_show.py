@@ -51,7 +51,7 @@ def test_show_lists_divisors_and_traffic(config: Path, capsys: pytest.CaptureFix
         "positions)",
         "  model.ffn_hidden_size 384 by y * q = 4",
         "  model.vocab_size 260 by y * q = 4; 257 padded to 260",
-        "sends, elements a rank for a micro-batch of 384 tokens, forward and backward",
+        "sends, elements per rank for a micro-batch of 384 tokens, forward and backward",
     ):
         assert line in out.splitlines(), line
     assert main(["show", str(config), "--world-size", "8", "--format", "json", *argv]) == 0

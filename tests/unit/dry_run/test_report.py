@@ -37,25 +37,25 @@ dry.py: dry run of rank 3 of 16 (pipe 0 of 4, data 1 of 2, y 1 of 2)
   blocks.0.mlp.up.bias           fp32[128] of [256]
   and 14 more (--format json has all)
 
-a step's operations within groups; without DeepSpeed's reduction of gradients over replicas, and its optimizer's step
+operations per step within groups, without DeepSpeed's reduction of gradients over replicas, and its optimizer's step
   over pipe         broadcast              1 calls         0 B sent
   over pipe[0, 3]   all_reduce             1 calls    33.02 kB sent
   over y            all_reduce            72 calls    4.719 MB sent
 
-a step's messages between stages, with their headers
+messages per step between stages, including headers
   to   pipe 1           1 x int64[64]
   to   pipe 1           8 x fp32[8, 32, 64]
   from pipe 1           1 x int64[64]
   from pipe 1           8 x fp32[8, 32, 64]
 """
 CLASSES = """\
-16 ranks by classes; of each, these ran
+16 ranks by class, and the ranks of each that ran
   stage 0                 4 ranks: ranks 3, 0, 1
   stages 1-2              8 ranks: ranks 7, 4, 5
   stage 3                 4 ranks: ranks 15, 12, 13
 
-no problems: shards tile all parameters (40 looked at, those of equal layers once),
-stages chain, and ranks agree on what they ask of their groups, and on the order of messages
+no problems: shards tile all parameters (40 checked, those of equal layers once),
+stages chain, and ranks agree on their collectives and on the order of messages
 """
 
 

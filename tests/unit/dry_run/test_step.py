@@ -72,7 +72,7 @@ def test_rank_of_a_rank_that_is_not_there() -> None:
 def test_a_model_whose_inputs_are_not_known() -> None:
     layers = "model = dict(type='Sequential', layers_cfg=[dict(type='torch.nn.Linear', in_features=4, out_features=4)])"
     job = check.resolve(check.load_text(layers + "\nbatch = dict(micro_size=1)\ntrain = dict(steps=1)", "dry.py"), 1)
-    with pytest.raises(NoDryRunError, match="what Sequential takes in is not known"):
+    with pytest.raises(NoDryRunError, match="the inputs of Sequential are unknown"):
         dry_run(job, 0)
 
 

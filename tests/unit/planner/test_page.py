@@ -385,7 +385,7 @@ def test_a_run_without_losses_has_no_picture(tmp_path: Path, content: str) -> No
     (tmp_path / "metrics.jsonl").write_text(content)
     job = job_of(MODEL + PIPELINE + f"train = dict(output_dir={str(tmp_path)!r})\n")
     assert "losses" not in pictures(job, None)
-    assert ("1 line is no record" in as_html(job, None)) == content.startswith("no record")
+    assert ("1 line is not a record" in as_html(job, None)) == content.startswith("no record")
 
 
 @pytest.mark.parametrize("folder", ["a" * 5000, "nowhere", "/dev/null/outputs"])

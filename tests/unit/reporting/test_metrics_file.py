@@ -36,14 +36,14 @@ def test_what_is_no_record_is_told_and_passed_over(tmp_path: Path) -> None:
     path = write(tmp_path / "m", {"step": 1}, *broken, {"step": 2}, end='{"step": 3, "loss"')
     tail = read_tail(path)
     assert [record["step"] for record in tail.records] == [1, 2]
-    assert tail.problems == ["6 lines are no record", "the last line is cut off"]
+    assert tail.problems == ["6 lines are not records", "the last line is cut off"]
     assert read_records(path) == ([{"step": 1}, {"step": 2}], tail.problems)
 
 
 def test_one_line_longer_than_what_is_read_is_told(tmp_path: Path) -> None:
     assert read_tail(write(tmp_path / "m", end="x" * 200_000)).records == []
     assert read_tail(write(tmp_path / "m", "[" * 100_000 + "\n")).problems == []  # begins before what is read
-    assert read_records(tmp_path / "m")[1] == ["1 line is no record"]
+    assert read_records(tmp_path / "m")[1] == ["1 line is not a record"]
 
 
 @pytest.mark.parametrize("kind", ["missing", "folder", "pipe"])
@@ -63,7 +63,7 @@ def test_a_step_that_comes_again_replaces_what_stood_behind_it(tmp_path: Path) -
     lines = [{"step": step, "leg": 1} for step in (1, 2, 3, 4)] + [{"step": step, "leg": 2} for step in (3, 4, 5)]
     records, problems = read_records(write(tmp_path / "m", *lines))
     assert [(record["step"], record["leg"]) for record in records] == [(1, 1), (2, 1), (3, 2), (4, 2), (5, 2)]
-    assert problems == ["2 steps are there twice; the later ones count"]
+    assert problems == ["2 steps are repeated; the later ones count"]
 
 
 @given(st.lists(st.integers(0, 30), max_size=40))

@@ -99,8 +99,8 @@ def test_images_are_counted_as_images(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "state", "reason"),
     [
-        ("", "failed", "it ended without a word after step 2"),
-        (LOG + "step 2/3  loss 2.0\n", "failed", "it ended without a word after step 2"),
+        ("", "failed", "it ended after step 2, and log.txt does not say why"),
+        (LOG + "step 2/3  loss 2.0\n", "failed", "it ended after step 2, and log.txt does not say why"),
         (LOG + "told to stop: step 2 is saved in out/checkpoints/step_000002\n", "stopped", "told to stop: step 2 is"),
         (ERROR + "cfg.py:1:1: PRE230 not-finite: ...\n  help: a smaller lr\n", "failed", "cfg.py:1:1: PRE230 not-fi"),
         (
@@ -108,7 +108,11 @@ def test_images_are_counted_as_images(folder: Path) -> None:
             "failed",
             "dslpar launch: rank 1 of 4 on h, step 2, failed first: ValueError: bad",
         ),
-        (ERROR + "no\n" + BEGUN, "failed", "it ended without a word after step 2"),  # an error of an earlier leg
+        (
+            ERROR + "no\n" + BEGUN,
+            "failed",
+            "it ended after step 2, and log.txt does not say why",
+        ),  # an error of an earlier leg
     ],
     ids=["silent", "mid-step", "stopped", "finding", "traceback", "earlier-leg"],
 )
@@ -122,7 +126,7 @@ def test_how_a_run_ended_is_read_from_its_log(folder: Path, text: str, state: st
 def test_a_run_that_failed_before_its_first_step(folder: Path) -> None:
     (folder / "metrics.jsonl").unlink()
     (folder / ".lock").touch()
-    assert (only(folder).state, only(folder).reason) == ("unknown", "there is no metrics to tell by")
+    assert (only(folder).state, only(folder).reason) == ("unknown", "no metrics")
     log(folder, ERROR + "cfg.py:1:1: CKP204 ...\n")
     assert only(folder).state == "failed"
 
@@ -226,9 +230,9 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "config.yaml: missing": lambda out: (out / "config.yaml").unlink(),
     "config.yaml: not YAML": lambda out: (out / "config.yaml").write_text("a: [1\n"),
     "config.yaml: not a config": lambda out: (out / "config.yaml").write_text("- 1\n"),
-    "config.yaml: does not say the layout": lambda out: (out / "config.yaml").write_text("train: {steps: 3}\n"),
+    "config.yaml: has no layout": lambda out: (out / "config.yaml").write_text("train: {steps: 3}\n"),
     "config.yaml: more than": lambda out: os.truncate(out / "config.yaml", 1 << 30),
-    "metrics.jsonl: 1 line is no record": lambda out: (out / "metrics.jsonl").write_text("\x00\xff\n"),
+    "metrics.jsonl: 1 line is not a record": lambda out: (out / "metrics.jsonl").write_text("\x00\xff\n"),
     "metrics.jsonl: the last line is cut off": lambda out: os.truncate(out / "metrics.jsonl", 200),
     "metrics.jsonl: no file": lambda out: put_folder_in_place_of(out / "metrics.jsonl"),
 }
