@@ -1,7 +1,7 @@
-"""The registry of rules: every family in the order in which its rules run, and the pages of all codes.
+"""The registry of rules: all families in the order in which they run, and the pages of all codes.
 
-A new rule is an entry of the tuple RULES in its family's file; a new family is one more name here. Rules of a model's
-keys are in the folder of the model's family (`dslpar.schema.families`).
+To add a rule, add it to the tuple RULES of its family's file. To add a family, add its module here. Rules about the
+keys of a model are in the package of the model's family (`dslpar.schema.families`).
 """
 
 from __future__ import annotations
@@ -60,20 +60,20 @@ RULES: tuple[Rule, ...] = (
     *shapes.RULES,
     *(rule for package in FAMILIES.values() for rule in import_module(f"{package}.rules").RULES),
     *no_effect.RULES,
-    *context_parallel.RULES,  # what is legal is forecast
+    *context_parallel.RULES,  # these and the next forecast, and only legal layouts
     *fit.RULES,
-    *comments.RULES,  # last: they look at what the others found
+    *comments.RULES,  # last: they check the findings of all other rules
 )
 
 
 def page_of(code: str) -> Rule | Page | None:
-    """Return the page of a code or of a name, in any case."""
+    """Return the page of a code or of a name; the letters' case does not matter."""
     wanted = code.lower()
     return next((page for page in pages() if wanted in (page.code.lower(), page.name)), None)
 
 
 def rule_finding(code: str, message: str, hint: str, location: Location, key: str = "") -> Finding:
-    """Make a rule's finding about what is in no config: a model or an optimizer that a program passes."""
+    """Make a rule's finding about something outside the config: a model or an optimizer that a program passes."""
     rule = next(rule for rule in RULES if rule.code == code)
     return rule.finding(Problem(location, message, hint, key))
 
@@ -84,7 +84,7 @@ def codes() -> list[str]:
 
 
 def pages() -> list[Rule | Page]:
-    """Return the rules, and the pages of what only a run can find, which are imported here: lint needs none of them."""
+    """Return the rules, and the pages of findings that only a run can make; lint does not need to read those."""
     from dslpar.core.catalog import read_pages
 
     return [*RULES, *read_pages()]
