@@ -71,7 +71,7 @@ class Checked:
         return self.job_of(self.context.world)
 
     def job_of(self, world_size: int) -> Job:
-        """Resolve the job of another world size, for facts that do not depend on it; raises DslparError as `job` does."""
+        """Resolve the job of another world size, for facts that do not depend on it. Raises DslparError as `job`."""
         if self.has_errors:
             raise DslparError(self.findings)
         return layout.resolve(self.reading.spec, world_size, self.config.path, self.context.trusted)

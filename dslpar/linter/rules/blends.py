@@ -1,4 +1,4 @@
-"""BAT121 and on: blends of data, and data sets that others have saved."""
+"""BAT121 to BAT123: blends of data sets, and folders saved by Hugging Face's `datasets`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dslpar.schema.datasets import BlendData, Data, HuggingFaceData, TokensData,
 
 @rule("BAT121", "parts-do-not-blend")
 def parts_do_not_blend(cx: Context) -> Iterator[Problem]:
-    """Parts of a blend are weighted in two ways, or give samples of different lengths or vocabularies."""
+    """Parts of a blend are weighted in two ways, or have different sample lengths or vocabularies."""
     data = cx.spec.data
     if not isinstance(data, BlendData):
         return
@@ -43,7 +43,7 @@ def _weights(cx: Context, data: BlendData) -> list[float | None]:
 
 
 def _check_tokenizers(cx: Context) -> Iterator[Problem]:
-    """Yield the first part whose ids are another tokenizer's than those of the parts before it."""
+    """Yield a problem for the first part whose ids come from another tokenizer than those of the parts before it."""
     first: tuple[str, str, str] | None = None
     for key, data in cx.datasets:
         made_by = _tokenizer_of(cx, data)
@@ -61,7 +61,7 @@ def _check_tokenizers(cx: Context) -> Iterator[Problem]:
 
 
 def _tokenizer_of(cx: Context, data: Data) -> tuple[str, str] | None:
-    """Return what makes a part's ids, and its digest; None: there is no such thing, or nobody can tell."""
+    """Return a name for what makes a part's ids, and its digest; None if the part has no ids, or it is unknown."""
     from dslpar.schema.token_folders import read_token_folder
     from dslpar.schema.vocabularies import vocabulary_of
 
@@ -81,7 +81,7 @@ def _tokenizer_of(cx: Context, data: Data) -> tuple[str, str] | None:
 
 @rule("BAT122", "blend-weights", "warning")
 def blend_weights(cx: Context) -> Iterator[Problem]:
-    """Weights of a blend that look like shares and are none, or a blend of a single part."""
+    """Weights of a blend that look like shares but do not sum up to 1, or a blend of a single part."""
     data = cx.spec.data
     if not isinstance(data, BlendData):
         return
@@ -98,12 +98,12 @@ def blend_weights(cx: Context) -> Iterator[Problem]:
 
 
 _ROUNDING = 0.015
-"""Of shares written with two places."""
+"""Tolerance for the sum of shares that are written with two decimal places."""
 
 
 @rule("BAT123", "data-set-not-usable")
 def data_set_not_usable(cx: Context) -> Iterator[Problem]:
-    """A folder of Hugging Face's `datasets` cannot be read, or has no such split or column."""
+    """A folder saved by Hugging Face's `datasets` cannot be read, or lacks the split or the column."""
     for key, data in cx.datasets:
         if isinstance(data, HuggingFaceData):
             yield from _check_data_set(cx, key, data)
@@ -122,7 +122,7 @@ def _check_data_set(cx: Context, key: str, data: HuggingFaceData) -> Iterator[Pr
     splits = {"split": data.split} | ({} if data.eval_split is None else {"eval_split": data.eval_split})
     found = {name: read_arrow_folder(path, split) for name, split in splits.items()}
     for name, folder in found.items():
-        if folder.problem and not folder.missing:  # BAT111 reports that: it may be on the job's hosts
+        if folder.problem and not folder.missing:  # BAT111 reports missing folders: they may be on the job's hosts
             hint = f"choose {' or '.join(map(repr, folder.splits))}" if folder.splits else "leave it out"
             hint = hint if folder.is_split else "leave data out; or choose a folder that datasets' save_to_disk wrote"
             where = (f"{key}.{name}", f"{key}.path") if folder.is_split else f"{key}.path"

@@ -1,4 +1,4 @@
-"""PERF115: forms of context parallelism of which another is faster, on a device that is known."""
+"""PERF115: implementations of context parallelism that are slower than another one on the known device."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from dslpar.linter.rule import rule
 from dslpar.linter.rules.fit import known_machine
 
 WORTH = 1.05
-"""Times as long as with another form that fits, from which on it is said: only their messages differ."""
+"""Least ratio of step times that is reported. All forms compute the same and differ only in what they send."""
 
 
 @rule("PERF115", "slower-context-impl", "warning")
 def slower_context_impl(cx: Context) -> Iterator[Problem]:
-    """Another impl of context parallelism makes the step shorter."""
+    """Another `impl` of context parallelism makes the step shorter."""
     machine = known_machine(cx) if cx.cuboid.context > 1 else None
     if machine is None:
         return
@@ -28,7 +28,7 @@ def slower_context_impl(cx: Context) -> Iterator[Problem]:
 
     spec, heads = cx.job.spec, heads_of(cx.job.spec.model)
     forms = context_forms(tensor_of(spec), spec.parallel.context, heads, machine.nodes.per_node)
-    sent = by_context_form(cx.job, machine.nodes.per_node)  # of those that are legal
+    sent = by_context_form(cx.job, machine.nodes.per_node)  # has only the legal forms
     own, steps = next(iter(forms)), {}
     for form in sent:
         cuboid = with_zero(cuboid_of(*forms[form], heads), spec.model, spec.zero.stage, cx.stages)
@@ -55,7 +55,7 @@ def slower_context_impl(cx: Context) -> Iterator[Problem]:
 
 
 def _as_written(form: str) -> str:
-    """Return the options of a form: of 'hybrid of 4' those that make it so, whatever is left out."""
+    """Return the options that select a form, all of them explicit: for 'hybrid of 4' impl and ulysses_size."""
     impl, _, exchanging = form.partition(" of ")
     return f"impl={impl!r}" + (f", ulysses_size={exchanging}" if exchanging else "")
 
