@@ -149,7 +149,7 @@ def size_of_transformers_does_not_divide(cx: Context) -> Iterator[Problem]:
 
 @rule("TEN132", "heads-of-transformers-do-not-fit")
 def heads_of_transformers_do_not_fit(cx: Context) -> Iterator[Problem]:
-    """A transformers model whose heads do not divide its hidden size, or whose key/value heads do not divide its heads."""
+    """Heads of a transformers model that do not divide its hidden size, or key/value heads that do not divide heads."""
     from dslpar.layout.nearest import multiples
 
     model = _model(cx)
