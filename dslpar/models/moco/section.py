@@ -1,4 +1,4 @@
-"""The section of a config that describes a MoCo v3: its keys, their help, and LiBai's names for them."""
+"""The config section of MoCo v3: its keys, their help, and their names in other frameworks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dslpar.schema.types import Fraction, PositiveFloat, PositiveInt
 
 @section
 class MoCo(ImageModel):
-    """Contrastive learning: of two views of an image, each is to be told by the other among those of a global batch."""
+    """Contrastive learning: match the two views of an image among all views of a global batch."""
 
     DATA_TYPES: ClassVar[tuple[str, ...]] = ()  # a program makes two views of an image
     INPUTS: ClassVar[tuple[str, ...]] = ("view", "other_view")
@@ -22,15 +22,15 @@ class MoCo(ImageModel):
     ffn_hidden_size: PositiveInt | None = key(default=None, resume="refused", synonyms="mlp_ratio intermediate_size")
     """Features of the MLPs' hidden layers; left out: 4 * hidden_size."""
     projection_size: PositiveInt = key(default=256, resume="refused", synonyms="dim moco_dim")
-    """Features in which views are compared."""
+    """Features of the projections that are compared."""
     projection_hidden_size: PositiveInt = key(default=4096, resume="refused", synonyms="mlp_dim moco_mlp_dim")
     """Features of the hidden layers of the projection and of the prediction."""
     temperature: PositiveFloat = key(default=0.2, resume="reported", synonyms="T moco_t")
-    """What similarities are divided by."""
+    """Divisor of the similarities."""
     momentum: Fraction = key(default=0.99, resume="reported", synonyms="m moco_m")
     """Share of the momentum encoder that a step keeps, at the beginning; it rises to 1 by half a cosine."""
     layernorm_eps: PositiveFloat = key(default=1e-6, resume="refused")
-    """Added to the variance before its root."""
+    """Added to the variance before the square root."""
 
     @property
     def ffn_size(self) -> int:
