@@ -125,7 +125,7 @@ class ContextParallel:
     """The axis of context parallelism, which splits each sequence over its ranks in every layer."""
 
     size: PositiveInt = key(resume="free", shorthand=True)
-    """Ranks that share each sequence. With a tensor mode, a tensor group shares each of these parts."""
+    """Ranks that share each sequence. With a tensor mode, its ranks share each of these parts."""
     impl: Choice | None = key(
         default=None,
         resume="free",

@@ -206,7 +206,7 @@ def _digest(values: Mapping[str, Any]) -> str:
 
 
 def _read_megatron(prefix: str) -> TokenFolder:
-    """Read an .idx: a header, then the lengths (int32) and first bytes (int64) of all sequences, then documents (int64)."""
+    """Read an .idx: a header, the lengths (int32) and first bytes (int64) of all sequences, then documents (int64)."""
     index_path, tokens_path = f"{prefix}.idx", f"{prefix}.bin"
     name, size, tokens_bytes = os.path.basename(index_path), os.path.getsize(index_path), os.path.getsize(tokens_path)
     with open(index_path, "rb") as file:
