@@ -130,7 +130,7 @@ def _missing(cx: Context, name: str) -> str:
     folder = os.path.dirname(path) or "."
     # A disk of the job's hosts may not be mounted here, so a missing parent folder proves nothing.
     is_missing = os.path.isdir(folder) and not os.path.exists(path)
-    return f"{os.path.basename(path)!r} is not in {folder!r}" if is_missing else ""
+    return f"{os.path.basename(path)!r} does not exist in {folder!r}" if is_missing else ""
 
 
 @rule("BAT105", "warm-up-longer-than-the-run", "warning")

@@ -25,11 +25,11 @@ def parts_do_not_blend(cx: Context) -> Iterator[Problem]:
         message = f"part {bare} has no weight, and part {weighted[0]} has {weights[weighted[0]]}"
         yield cx.problem(keys[bare], message, f"add weight=1 to {keys[bare]}, or {_left_out(keys, weighted)}")
     if weighted and data.temperature is not None:
-        message = "a temperature makes weights of the parts' sizes, and parts have weights"
+        message = "temperature computes weights from the parts' sizes, and parts have weights"
         yield cx.problem("data.temperature", message, f"leave it out, or {_left_out(keys, weighted)}")
     for key, part in cx.datasets:
         if part.seq_len is not None and part.seq_len != seq_len_of(cx.spec):
-            message = f"samples of {part.seq_len} tokens, and those of the blend have {seq_len_of(cx.spec)}"
+            message = f"it has samples of {part.seq_len} tokens, and those of the blend have {seq_len_of(cx.spec)}"
             yield cx.problem(f"{key}.seq_len", message, f"leave it out, or write data.seq_len={part.seq_len}")
     yield from _check_tokenizers(cx)
 
@@ -54,7 +54,7 @@ def _check_tokenizers(cx: Context) -> Iterator[Problem]:
             first = (name, digest, key)
         elif digest != first[1]:
             where = f"{key}.tokenizer" if data.tokenizer is not None else f"{key}.path"
-            message = f"ids of {name}, and those of {first[2]} are of {first[0]}: another vocabulary"
+            message = f"its ids come from {name}, and those of {first[2]} from {first[0]}: another vocabulary"
             hint = "choose parts of one tokenizer: `dslpar data tokenize --tokenizer FOLDER` makes them"
             yield cx.problem((where, key), message, hint)
             return
@@ -87,13 +87,13 @@ def blend_weights(cx: Context) -> Iterator[Problem]:
         return
     if len(data.parts) == 1:
         kind = type_name(data.parts[0].dataset)
-        yield cx.problem("data.parts", "a blend of one part is that part", f"data=dict(type={kind!r}, ...)")
+        yield cx.problem("data.parts", "the blend has only one part", f"data=dict(type={kind!r}, ...)")
         return
     weights = [weight for weight in _weights(cx, data) if weight is not None]
     total = sum(weights)
     if len(weights) == len(data.parts) and max(weights) < 1 and abs(total - 1) > _ROUNDING:
         shares = [f"{part_key(number)}.weight={weight / total:.3g}" for number, weight in enumerate(weights)]
-        message = f"weights sum up to {total:.3g}, and are taken over their sum"
+        message = f"weights sum up to {total:.3g}, and are divided by their sum"
         yield cx.problem("data.parts", message, f"write {' and '.join(shares)}")
 
 
@@ -113,7 +113,7 @@ def _check_data_set(cx: Context, key: str, data: HuggingFaceData) -> Iterator[Pr
     from dslpar.schema.arrow_folders import read_arrow_folder  # most configs have none
 
     if data.tokenizer is not None and data.text_column is None:
-        message = "a tokenizer, and no text_column that it could read"
+        message = "there is a tokenizer, but no text_column for it"
         yield cx.problem(f"{key}.tokenizer", message, "add text_column, or leave tokenizer out")
     if data.eval_split is not None and cx.given(f"{key}.eval_fraction"):
         message = "with eval_split, no share of the rows is held out"
@@ -130,10 +130,10 @@ def _check_data_set(cx: Context, key: str, data: HuggingFaceData) -> Iterator[Pr
             return
     column, columns = data.text_column, found["split"].columns
     if column is not None and columns and columns.get(column) not in ("string", "large_string"):
-        problem = f"it is of {columns[column]}" if column in columns else "there is no such column"
+        problem = f"its type is {columns[column]}" if column in columns else "there is no such column"
         texts = [name for name, kind in columns.items() if kind in ("string", "large_string")]
         hint = f"choose {' or '.join(map(repr, texts))}" if texts else "leave it out: there is no column of text"
-        yield cx.problem(f"{key}.text_column", f"{column!r} is no column of text: {problem}", hint)
+        yield cx.problem(f"{key}.text_column", f"{column!r} is not a text column: {problem}", hint)
 
 
 RULES = (parts_do_not_blend, blend_weights, data_set_not_usable)

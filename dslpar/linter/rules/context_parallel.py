@@ -41,11 +41,12 @@ def slower_context_impl(cx: Context) -> Iterator[Problem]:
     if own not in steps or steps[own] < WORTH * steps[best]:
         return
     message = (
-        f"context parallelism by {own} sends {sent[own]:,} elements a rank and layer, by {best} {sent[best]:,}: a step"
-        f" takes {steps[own] / steps[best]:.2f} times as long ({machine.device.name}, {machine.nodes.per_node} a node)"
+        f"context parallelism by {own} sends {sent[own]:,} elements per rank and layer, by {best} {sent[best]:,}:"
+        f" a step takes {steps[own] / steps[best]:.2f} times as long"
+        f" ({machine.device.name}, {machine.nodes.per_node} per node)"
     )
     if sent[own] < sent[best]:
-        message += ", since a ring sends while it attends, and an exchange is waited for"
+        message += ", since a ring sends while it computes, and an exchange is waited for"
     context = spec.parallel.context
     section = "parallel.tensor" if context is None or context.size == 1 else "parallel.context"
     hint = _as_written(best)

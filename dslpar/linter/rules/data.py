@@ -63,9 +63,8 @@ def data_of_another_model(cx: Context) -> Iterator[Problem]:
             name = getattr(cx.spec.model, "target", "").rpartition(".")[2]
             takes = name.endswith("ForPreTraining")
             if name and data.next_sentence != takes:
-                message = (
-                    f"{name} {'tells' if takes else 'does not tell'} whether a second piece of text follows the first"
-                )
+                predicts = "predicts" if takes else "does not predict"
+                message = f"{name} {predicts} whether a second piece of text follows the first"
                 yield cx.problem(f"{key}.next_sentence", message, f"next_sentence={takes}, or leave it out")
 
 
@@ -81,7 +80,7 @@ def sample_too_short(cx: Context) -> Iterator[Problem]:
     """Samples so short that their special tokens leave no room for text."""
     length = seq_len_of(cx.spec)
     if isinstance(cx.spec.data, MaskedTextData | SpanTextData) and 0 < length < _SHORTEST:
-        message = f"samples of {length} tokens, special ones among them, hold next to no text"
+        message = f"samples of {length} tokens, including special ones, have almost no room for text"
         yield cx.problem("data.seq_len", message, f"seq_len={_SHORTEST} or more")
 
 
@@ -144,7 +143,7 @@ def _check_token_files(cx: Context, section: str, data: TokensData) -> Iterator[
     samples = max(tokens - 1, 0) // length
     needed = cx.batch.global_size if section == "data" else 1  # a part's share of a step is checked when the run starts
     if samples < needed:
-        message = f"a step takes {needed} samples, and {tokens:,} tokens to train on are {samples}"
+        message = f"a step takes {needed} samples, and {tokens:,} training tokens make {samples}"
         yield cx.problem(f"{section}.path", message, "choose more text, a smaller batch, or a shorter data.seq_len")
 
 

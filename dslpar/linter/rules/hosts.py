@@ -109,7 +109,7 @@ def slots_unsaid(cx: Context) -> Iterator[Problem]:
     alone = [host for host in cx.hosts.hosts if host.syntax == "name"]
     if alone and all(host.slots == 1 for host in alone):
         name = alone[0].name
-        message = f"{name} has no slots=N, and counts as 1 (OpenMPI would take one a core, DeepSpeed reject the line)"
+        message = f"{name} has no slots=N, and counts as 1 (OpenMPI takes one per core, DeepSpeed rejects the line)"
         yield Problem(alone[0].location, message, "NAME slots=N")
 
 

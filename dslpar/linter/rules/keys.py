@@ -97,7 +97,7 @@ def foreign_config(cx: Context) -> Iterator[Problem]:
     """A config of another framework."""
     found = cx.foreign
     if found is not None:
-        message = f"this is a config of {found.title}, which dslpar reads by way of `dslpar import`"
+        message = f"this is a config of {found.title}, which `dslpar import` converts"
         by_program = "or --program (where a program passes the model to dslpar.initialize)"
         more = "" if cx.config.has("model") else f"; {by_program}"
         yield Problem(Location(cx.config.path), message, f"dslpar import {cx.config.path} -o FILE{more}")

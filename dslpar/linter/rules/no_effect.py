@@ -54,7 +54,7 @@ def chunks_without_effect(cx: Context) -> Iterator[Problem]:
     tokens = seq_len_of(cx.spec) // ranks(cx.cuboid, residual_cuts(cx.cuboid).sequence)
     for key, count, why in counts:
         if not why and count > max(tokens, 1):
-            yield cx.problem(key, f"{count} parts of {tokens} tokens of a sequence on each rank", f"at most {tokens}")
+            yield cx.problem(key, f"{count} chunks for {tokens} tokens of a sequence on each rank", f"at most {tokens}")
 
 
 def _has_vocabulary_head(model: Model | OtherModel) -> bool:
@@ -250,7 +250,7 @@ def bf16_key_of_another_stage(cx: Context) -> Iterator[Problem]:
 def overlap_in_compiled_layers(cx: Context) -> Iterator[Problem]:
     """comm_overlap together with train.compile."""
     if cx.cuboid.comm_overlap and cx.spec.train.compiles_layers:
-        message = "comm_overlap has no effect where torch compiles the layers: they have their collectives whole"
+        message = "comm_overlap has no effect if torch compiles the layers: their collectives are not split"
         yield cx.problem(
             "parallel.tensor.comm_overlap", message, "leave comm_overlap out; or train.compile_components=['loss']"
         )
@@ -262,7 +262,7 @@ def nothing_through_symmetric_memory(cx: Context) -> Iterator[Problem]:
     cuboid = cx.cuboid
     takes_it = cuboid.size > 1 and "comm_overlap" in MODES[str(cuboid.mode)].options
     if cuboid.symmetric_memory and takes_it and not (cuboid.token_axes or cx.spec.train.compiles_layers):
-        message = "comm_overlap='symmetric_memory' does no more than True: fused products are of pieces of tokens"
+        message = "comm_overlap='symmetric_memory' does no more than True: fused products need pieces of tokens"
         more = "sequence=True; or " if cuboid.mode == "1d" else ""
         yield cx.problem("parallel.tensor.comm_overlap", message, f"{more}comm_overlap=True")
 

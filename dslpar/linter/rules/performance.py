@@ -65,7 +65,7 @@ def below_break_even(cx: Context) -> Iterator[Problem]:
             else f"saves {_percent(1 - found.held / found.held_in_1d)} of memory"
         )
         message = (
-            f"mode {cuboid.mode!r} sends {round(found.sent):,} elements a rank and layer for a micro-batch of"
+            f"mode {cuboid.mode!r} sends {round(found.sent):,} elements per rank and layer for a micro-batch of"
             f" {found.tokens} tokens, and '1d' {round(found.sent_in_1d):,}: {since}, and {saving} ({numbers})"
         )
         yield cx.problem("parallel.tensor.mode", message, " or ".join(hints))
@@ -208,10 +208,10 @@ def nothing_to_defer(cx: Context) -> Iterator[Problem]:
     if cx.stages > 1 and schedule_type(cx) == "zero_bubble" and defers_nothing(cx.spec):
         order = "'interleaved'" if cx.chunks.num > 1 else "'1f1b'"
         if isinstance(cx.spec.model, OtherModel) and cx.spec.model.lora is not None:
-            message = f"adapters' gradients are not deferred, and what they stand beside has none: the order is {order}"
+            message = f"adapters' gradients are not deferred, and other weights are frozen: the order is {order}"
             yield cx.problem("schedule.type", message, unsplit(cx))
             return
-        message = f"all layers are torch.nn's, and dslpar.layers.Linear alone defers: the order is that of {order}"
+        message = f"all layers are torch.nn's, and only dslpar.layers.Linear defers: the order is that of {order}"
         yield cx.problem("schedule.type", message, f"{unsplit(cx)}; or choose layers of dslpar.layers")
 
 
@@ -273,7 +273,7 @@ def all_reduce_of_gradients(cx: Context) -> Iterator[Problem]:
     zero, key = cx.spec.zero, "zero.use_multi_rank_bucket_allreduce"
     if zero.stage in (1, 2) and zero.extra.get("use_multi_rank_bucket_allreduce") and cx.num_copies > 1:
         sums = cx.batch.accumulation if zero.stage == 2 else 1
-        message = f"{_sent(cx, 2 * sums + 1)} are sent a step and rank, and {_sent(cx, sums + 1)} are enough"
+        message = f"{_sent(cx, 2 * sums + 1)} are sent per step and rank, and {_sent(cx, sums + 1)} are enough"
         yield cx.problem(key, message, "leave it out")
 
 
@@ -288,7 +288,8 @@ def overlap_that_waits(cx: Context) -> Iterator[Problem]:
         several = by_rank and zero.extra.get("contiguous_gradients") is not False
         each = f"up to {cx.num_copies} times a bucket, once for each rank that has the same weights"
         how_often = each if several else "once a bucket"
-        yield cx.problem(key, f"a GPU is waited for before each reduction: {how_often}", "leave overlap_comm out")
+        message = f"DeepSpeed waits for the GPU before each reduction: {how_often}"
+        yield cx.problem(key, message, "leave overlap_comm out")
 
 
 @rule("PERF109", "gradients-sent-many-times", "info")
@@ -297,14 +298,14 @@ def gradients_sent_many_times(cx: Context) -> Iterator[Problem]:
     count = cx.batch.accumulation
     if cx.spec.zero.stage == 2 and cx.stages == 1 and count > 1 and cx.num_copies > 1:
         sent, least = _sent(cx, count + 1), _sent(cx, 2)
-        message = f"ZeRO 2 sends {sent} a step and rank with {count} micro-batches, ZeRO 1 {least}"
+        message = f"ZeRO 2 sends {sent}, step and rank with {count} micro-batches, ZeRO 1 {least}"
         yield cx.problem(
             "zero.stage", message, "zero.stage=1 (if whole gradients fit); or choose fewer, larger micro-batches"
         )
 
 
 def _sent(cx: Context, times: int) -> str:
-    return f"{times * (cx.num_copies - 1) / cx.num_copies:.3g} elements a parameter"
+    return f"{times * (cx.num_copies - 1) / cx.num_copies:.3g} elements per parameter"
 
 
 def _percent(share: float) -> str:

@@ -299,7 +299,7 @@ def interleaved_schedule(cx: Context) -> Iterator[Problem]:
     schedule, key = cx.spec.schedule, "schedule.num_model_chunks"
     if schedule is not None and schedule.type == "1f1b" and (schedule.num_model_chunks or 1) > 1:
         name = cx.source_key(key).rpartition(".")[2]
-        message = f"{name} {schedule.num_model_chunks}, and the schedule '1f1b' has one chunk a rank"
+        message = f"{name} {schedule.num_model_chunks}, and the schedule '1f1b' has one chunk per rank"
         yield cx.problem(key, message, f"schedule.type='interleaved' or 'zero_bubble', or {name}=1")
 
 

@@ -85,7 +85,7 @@ def _lists_by_stage(model: TransformersModel) -> Iterator[Problem]:
             continue
         value, least = config.values[name], 0 if 0 in default else 1
         if not _has_numbers(value, least):
-            yield _wanted(model, name, f"a list of whole numbers, each at least {least}, one a stage")
+            yield _wanted(model, name, f"a list of whole numbers, each at least {least}, one per stage")
         elif _has_numbers(stages, 1) and (
             len(value) < len(stages) or (name in _NO_LONGER and len(value) > len(stages))
         ):
@@ -190,13 +190,13 @@ def attention_beyond_context_parallelism(cx: Context) -> Iterator[Problem]:
     for key, what in beyond_masks(model.config.values):
         name = model.config.keys.get(key, key)
         given = model.config.origin(key)
-        message = f"{key}={model.config.values[key]!r}: {what}, and over cut sequences attention knows masks alone"
+        message = f"{key}={model.config.values[key]!r}: {what}, and attention over split sequences supports only masks"
         yield model.problem_of_key(name, given, message, _WHOLE[cx.spec.parallel.context is None])
     from dslpar.schema.transformers_policies import POLICIES
 
     policy = POLICIES.get(model.name)
     if policy and policy.own_attention and "policy" not in model.args:
-        message = f"{model.name}'s code makes its scores itself, of whole sequences, and context parallelism cuts them"
+        message = f"{model.name} computes attention scores from whole sequences, and context parallelism splits them"
         yield cx.problem("model.type", message, _WHOLE[cx.spec.parallel.context is None])
 
 
@@ -217,7 +217,7 @@ def no_policy_for_class(cx: Context) -> Iterator[Problem]:
 
     name, known = model.target.rpartition(".")[2], {*POLICIES, *DERIVED}
     if name not in known:
-        message = f"no policy is known for {name}, by which {cx.cuboid.size * cx.stages} ranks could share it"
+        message = f"no policy is known for {name}, without which {cx.cuboid.size * cx.stages} ranks cannot share it"
         hint = "choose a class of docs/transformers.md; or add policy=dict(...) (`dslpar explain TEN234`)"
         yield cx.problem("model.type", message, hint)
 
@@ -235,10 +235,10 @@ def mode_does_not_fit_class(cx: Context) -> Iterator[Problem]:
     if policy is None:
         return
     if not policy.regions:
-        message = f"nothing of {name} can be cut, and {cx.cuboid.size} tensor ranks would share it"
+        message = f"nothing in {name} can be split, and {cx.cuboid.size} tensor ranks would share it"
         yield cx.problem(cx.tensor_key, message, f"{cx.tensor_key}=1: data and pipeline ranks can train it")
     elif policy.grid and any(ranks(cx.cuboid, cuts(cx.cuboid).sequence) > 1 for cuts in (residual_cuts, inner_cuts)):
-        message = f"{name} arranges tokens on a grid, and this mode cuts sequences"
+        message = f"{name} arranges tokens on a grid, and this mode splits sequences"
         yield cx.problem("parallel.tensor", message, "choose mode '1d' without sequence, or '2d'")
 
 
@@ -250,7 +250,7 @@ def tokens_of_image_do_not_divide(cx: Context) -> Iterator[Problem]:
     for tokens, where in _tokens_of_image(model.config):
         if tokens % by:
             message = (
-                f"makes {tokens} tokens{where}, the class's among them, and mode {cx.cuboid.mode!r} cuts them in {by}"
+                f"makes {tokens} tokens{where}, with the class token, and mode {cx.cuboid.mode!r} splits them over {by}"
             )
             key = "image_size"
             given = "config" if key in model.config.keys else "file" if key in model.config.in_file else ""
@@ -366,12 +366,12 @@ def _of_another_class(model: TransformersModel) -> Iterator[Problem]:
         base = f"{str(model.config.row.get('config')).removesuffix('Config').removesuffix('Text')}Model"
         if model.name in classes or base in classes:  # a base model lacks a head, which may be tied
             return
-        message, key = f"this is of {' and '.join(map(str, classes))}", "architectures"
+        message, key = f"this is a config of {' and '.join(map(str, classes))}", "architectures"
         hint = f"type='transformers.{classes[0]}'; or {hint}"
     elif not isinstance(kind, str):
-        message, key = "it names neither architectures nor a model_type: which class it is of cannot be told", ""
+        message, key = "it has neither architectures nor a model_type: its class is unknown", ""
     elif kind != model.config.known.get("model_type", kind):
-        message, key = f"this is of model_type {kind!r}", "model_type"
+        message, key = f"this is a config of model_type {kind!r}", "model_type"
     else:
         return
     message = f"{message}, and the model's type is {model.name}"
@@ -387,7 +387,7 @@ def pretrained_not_found(cx: Context) -> Iterator[Problem]:
     folder = os.path.dirname(file.path)
     # A disk of the job's hosts may not be mounted here, so a missing parent folder proves nothing.
     if file.missing and not os.path.isdir(folder) and os.path.isdir(os.path.dirname(folder)):
-        message = f"there is no {visible_path(folder)!r}: neither it nor the sizes in it are checked"
+        message = f"there is no folder {visible_path(folder)!r}: neither it nor its sizes are checked"
         yield cx.problem("model.pretrained", message, f"{_SAVED}, by its path from the config's folder")
 
 

@@ -16,7 +16,7 @@ def moco_over_stages(cx: Context) -> Iterator[Problem]:
     """A pipeline with a MoCo model, which is not a chain of layers."""
     cx.model_of(MoCo)
     if cx.stages > 1:
-        message = f"{cx.stages} stages: an encoder of two views beside its momentum copy is no chain that could be cut"
+        message = f"{cx.stages} stages: an encoder of two views and its momentum copy are not a chain of layers"
         key = "parallel.pipeline.size" if cx.spec.parallel.pipeline is not None else "train.dist"
         yield cx.problem(key, message, "leave it out: tensor and data parallelism cut a MoCo")
 
