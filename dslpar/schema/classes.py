@@ -32,7 +32,7 @@ _REGISTERED = "; one that is registered is known only in the process that regist
 
 
 def optimizer(reader: Reader, node: Node, registered: Registered) -> sections.Optimizer | None:
-    """Read dslpar's own optimizer, one of torch's or DeepSpeed's by name, or a class of the author's."""
+    """Read one of dslpar's optimizers, one of torch's or DeepSpeed's by name, or the author's own class."""
     typed = mapping(reader, node, "optimizer", "torch.optim.", "AdamW")
     if typed is None:
         return None
@@ -78,7 +78,7 @@ def _other_optimizer(
 def lr_scheduler(
     reader: Reader, node: Node, registered: Registered
 ) -> sections.LRScheduler | sections.OtherLRScheduler | None:
-    """Read dslpar's own LR scheduler, or one of DeepSpeed's or torch's by name."""
+    """Read one of dslpar's LR schedulers, or one of DeepSpeed's or torch's by name."""
     typed = mapping(reader, node, "lr_scheduler", "torch.optim.lr_scheduler.", "constant")
     if typed is None:
         return None
@@ -124,7 +124,7 @@ def _refuse(reader: Reader, source_key: str, name: str, typed: Typed, why: str, 
 
 
 def model(reader: Reader, node: Node, registered: Registered) -> sections.Model | sections.OtherModel | None:
-    """Read a model of dslpar's own, 'Sequential', a registered one, or a class of the author's."""
+    """Read one of dslpar's models, 'Sequential', a registered model, or the author's own class."""
     if not node.is_mapping:
         reader.report("CFG102", node.location, "model must be a dict with a type", MODEL_HELP, "model")
         return None

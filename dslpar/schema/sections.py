@@ -424,7 +424,7 @@ class Zero:
     """DeepSpeed's ZeRO: shards over replicas, and without a pipeline also over ranks of a context or 2.5d's depth."""
 
     stage: ZeroStage = key(default=0, resume="free", shorthand=True, synonyms="zero_stage zero_level")
-    """What is sharded: 0 nothing, 1 optimizer state, 2 also gradients, 3 also parameters."""
+    """Sharded state: 0 nothing, 1 optimizer state, 2 also gradients, 3 also parameters."""
     overlap_param_gather: bool = key(
         default=False, resume="free", synonyms="overlap_allgather overlap_param_sync forward_prefetch"
     )
@@ -602,7 +602,7 @@ class ActivationCheckpoint:
 
 @section
 class Checkpoint:
-    """The checkpoints in <output_dir>/checkpoints: how many are kept, and from which one `--resume` continues."""
+    """The checkpoints in <output_dir>/checkpoints: the number to keep, and the one from which `--resume` continues."""
 
     keep: PositiveInt | None = key(default=None, resume="free")
     """Number of newest checkpoints to keep. Left out: all."""
@@ -757,7 +757,7 @@ class Spec:
     )
     """Activation checkpointing: recompute activations in the backward. Left out: off."""
     checkpoint: Checkpoint = key(default_factory=Checkpoint)
-    """How many checkpoints are kept, and from which one a run resumes."""
+    """The number of checkpoints that are kept, and the one from which a run resumes."""
     monitor: Monitor = key(
         default_factory=Monitor, synonyms="tensorboard_dir wandb_project wandb tensorboard csv_monitor"
     )
