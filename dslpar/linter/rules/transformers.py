@@ -249,9 +249,8 @@ def tokens_of_image_do_not_divide(cx: Context) -> Iterator[Problem]:
     by = math.lcm(*(ranks(cx.cuboid, cuts(cx.cuboid).sequence) for cuts in (residual_cuts, inner_cuts)))
     for tokens, where in _tokens_of_image(model.config):
         if tokens % by:
-            message = (
-                f"makes {tokens} tokens{where}, with the class token, and mode {cx.cuboid.mode!r} splits them over {by}"
-            )
+            message = f"makes {tokens} tokens{where}, with the class token"
+            message += f", and mode {cx.cuboid.mode!r} splits them over {by} ranks"
             key = "image_size"
             given = "config" if key in model.config.keys else "file" if key in model.config.in_file else ""
             message = f"image_size {model.config.number(key)} {message}"
