@@ -2,7 +2,7 @@
 
 `resolve` is the overview. Each function below it decides one part. The linter uses the same functions to find errors,
 and `resolve` runs on a spec that the linter has passed. A function returns a `Decision`, a value with its reason, if
-the value needs an explanation. `dslpar.schema.parallel_forms` reads LiBai's `train.dist` and dslpar's `parallel` as one.
+the value needs an explanation. `dslpar.schema.parallel_forms` merges LiBai's `train.dist` and dslpar's `parallel`.
 """
 
 from __future__ import annotations

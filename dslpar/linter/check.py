@@ -1,10 +1,10 @@
-"""load -> lint -> resolve, without torch; a config is read and linted once, by `check`.
+"""Load, lint and resolve a config, without torch; `check` reads and lints it once.
 
     checked = check(load("configs/gpt_3d.py", ["train.steps=10"]), world_size=8)
     checked.findings                # everything that the rules found
     job = checked.job               # raises DslparError with all findings where one of them is an error
 
-`dslpar.lint` and `dslpar.resolve` are this in one call each.
+`dslpar.lint` and `dslpar.resolve` do this in one call each.
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ if TYPE_CHECKING:
     from dslpar.cluster.hostfile import Cluster
 
 Source = str | os.PathLike[str] | Mapping[str, object]
-"""A config file's path; or its sections, as a program has them."""
+"""The path of a config file, or its sections as a dict."""
 
 
 @frozen
 class Checked:
-    """A config that was read and linted for one world; made by `check`, and handed on to all who need either."""
+    """A config that was read and linted for one world; `check` makes it, and callers pass it on."""
 
     context: Context
-    """What the rules looked at: sizes that follow from the config, the world and the hosts."""
+    """The input of the rules: sizes that follow from the config, the world and the hosts."""
     findings: list[Finding]
-    """What the rules found, in file order."""
+    """All findings, in file order."""
 
     @property
     def config(self) -> Config:
-        """What the author wrote."""
+        """The config as the author wrote it."""
         return self.context.config
 
     @property
     def reading(self) -> Reading:
-        """The typed sections, and where each key was written."""
+        """The typed sections, and the key that the author wrote for each field."""
         return self.context.reading
 
     @property
     def has_errors(self) -> bool:
-        """Whether one of the findings is an error, so that there is no job."""
+        """Whether a finding is an error; then there is no job."""
         return has_errors(self.findings)
 
     @cached_property
@@ -65,13 +65,13 @@ class Checked:
         """The job of this world.
 
         Raises:
-            DslparError: lint found an error; it holds all findings.
+            DslparError: lint found an error; the exception holds all findings.
             UnknownValueError: neither a world size nor hosts were given.
         """
         return self.job_of(self.context.world)
 
     def job_of(self, world_size: int) -> Job:
-        """Resolve the job of another world, for what does not depend on it; raises as `job` does."""
+        """Resolve the job of another world size, for facts that do not depend on it. Raises DslparError as `job`."""
         if self.has_errors:
             raise DslparError(self.findings)
         return layout.resolve(self.reading.spec, world_size, self.config.path, self.context.trusted)
@@ -88,10 +88,9 @@ def check(
 ) -> Checked:
     """Read and lint a config for a world, once.
 
-    `registered` are the names that this process has registered (`dslpar.schema.registry.registered`). `by_program`: a
-    config without a model is one that a program completes, with `dslpar.initialize(model=...)`. `forecasts`: whether
-    memory is forecast, where a device is known. `errors_only`: warnings and hints are not looked for, as where nobody
-    reads them.
+    `registered` are the names that this process has registered (`dslpar.schema.registry.registered`). `by_program`: the
+    config may lack a model, since a program passes it to `dslpar.initialize(model=...)`. `forecasts`: forecast memory
+    if the device is known. `errors_only`: skip the rules for warnings and infos, for callers that do not show them.
     """
     reading = sections_reader.read(config, registered, by_program)
     cx = Context(config, reading, world_size, cluster, by_program, forecasts=forecasts)
@@ -104,14 +103,14 @@ def load(
     texts: Mapping[str, str] = NO_TEXTS,
     trusted: Sequence[str] = (),
 ) -> Config:
-    """Evaluate a config, and apply `key=value` overrides to it; mistakes are findings of the result.
+    """Evaluate a config, and apply `key=value` overrides to it; mistakes become findings of the result.
 
-    Of a dict the findings point into its text, as a file would have it. `texts` stand for the files at their real
-    paths, as in an editor that has not saved yet. `trusted` are packages that the config may have called, besides those
-    that the working folder's pyproject.toml trusts.
+    The findings of a dict point into the text that a config file with the same sections would have. `texts` maps real
+    paths to texts that replace the files, for an editor with unsaved changes. `trusted` are packages that the config
+    may call, in addition to those that the working folder's pyproject.toml trusts.
     """
     if isinstance(source, Mapping):
-        from dslpar.language.source_text import config_text  # of programs alone
+        from dslpar.language.source_text import config_text  # only programs pass a dict
 
         config = load_text(config_text(source), "<program>.py", overrides)
     else:
@@ -120,12 +119,12 @@ def load(
 
 
 def load_text(text: str, path: str, overrides: Sequence[str] = ()) -> Config:
-    """Evaluate a text that is in no file, as `load` does a file."""
+    """Evaluate a text that is not in a file, as `load` evaluates a file."""
     return evaluate_text(text, path, overrides, _shorthands(overrides))
 
 
 def _shorthands(overrides: Sequence[str]) -> Mapping[str, str]:
-    """Return those of the sections. Only overrides need them; collecting them from all fields takes its time."""
+    """Return the sections' shorthands if there are overrides: only these need them, and collecting them takes time."""
     return shorthands() if overrides else NO_SHORTHANDS
 
 
@@ -140,7 +139,7 @@ def lint(
     """Return all findings of a config (or of its file, or of a dict) for a world, in file order; see `check`.
 
     Raises:
-        TypeError: overrides for a Config, which is loaded already.
+        TypeError: overrides were given for a Config, which is already loaded.
     """
     return check(_loaded(config, overrides), world_size, cluster, registered, by_program).findings
 
@@ -155,8 +154,8 @@ def resolve(
     """Return the Job of a config in a world of `world_size` ranks; see `check`.
 
     Raises:
-        DslparError: lint finds an error; it holds all findings.
-        TypeError: overrides for a Config, which is loaded already.
+        DslparError: lint found an error; the exception holds all findings.
+        TypeError: overrides were given for a Config, which is already loaded.
     """
     return check(_loaded(config, overrides), world_size, cluster, registered).job
 

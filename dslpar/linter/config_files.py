@@ -1,8 +1,9 @@
-"""Which files below a folder are configs.
+"""Find the configs below a folder.
 
-Python and YAML files are evaluated (never executed), and are configs if they define `model` or `parallel`, or two
-other sections. A file without a model that a config with one imports is a part of that config, and is linted as such.
-Hidden folders, virtual environments, caches and `outputs` are skipped, as in ruff; links to folders are not followed.
+Python and YAML files are evaluated (never executed). A file is a config if it defines `model` or `parallel`, or two
+other sections. If a config with a model imports a file without one, that file is a part of the config and is linted
+with it. Hidden folders, virtual environments, caches and `outputs` are skipped, as in ruff. Links to folders are not
+followed.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ _DEFINES_MAIN_SECTION = re.compile(
 
 
 def files_below(folder: str, excluded: Callable[[str], bool] = lambda path: False) -> Iterator[str]:
-    """Yield the Python and YAML files below a folder, in order; not those, nor the folders, that are `excluded`."""
+    """Yield the Python and YAML files below a folder, in order, without the files and folders that are `excluded`."""
     for parent, folders, files in os.walk(folder):
-        folders[:] = sorted(  # in place: what is no longer in the list, os.walk does not enter
+        folders[:] = sorted(  # in place: os.walk enters only the folders that stay in the list
             name
             for name in folders
             if name not in SKIPPED_FOLDERS
@@ -42,7 +43,7 @@ def files_below(folder: str, excluded: Callable[[str], bool] = lambda path: Fals
 
 
 def skipped(configs: Sequence[Config]) -> dict[str, str]:
-    """Return the files that are not linted by themselves, and why."""
+    """Return path -> reason for the files that are not linted by themselves."""
     with_model = [config for config in configs if _has_model(config)]
     parts = {
         os.path.realpath(path): config.path for config in with_model for path in config.sources if path != config.path
@@ -58,7 +59,10 @@ def skipped(configs: Sequence[Config]) -> dict[str, str]:
 
 
 def is_config(config: Config) -> bool:
-    """Whether a file defines `model` or `parallel`, or two sections; a misspelt section, or an unknown one, counts."""
+    """Whether a file defines `model` or `parallel`, or two other sections.
+
+    The two may include a misspelt section, or one whose value is unknown.
+    """
     if not config.complete:
         return _seems_to_be_config(config)
     sections = {name for name, node in config.root.value.items() if name in SECTIONS and node.value is not None}
@@ -66,16 +70,16 @@ def is_config(config: Config) -> bool:
         return True
     misspelt = [name for name in config.root.value if name not in SECTIONS and only_near(str(name), SECTIONS)]
     unknown = config.unknown & (set(SECTIONS) - sections)
-    # A program may assign to names of sections too, such as `data`; it also has syntax that no config has.
+    # A program may assign to the name of a section too, such as `data`; its unsupported syntax gives it away.
     is_program = any(found.code == "CFG002" for found in config.findings)
     return bool(sections) and not is_program and len(sections) + len(misspelt) + len(unknown) > 1
 
 
 def _seems_to_be_config(config: Config) -> bool:
-    """Whether some line of a file that could not be evaluated to its end defines `model` or `parallel`."""
+    """Whether a line defines `model` or `parallel`, for a file that could not be evaluated to its end."""
     text = config.sources.get(config.path)
     if text is None and os.path.isfile(config.path):
-        # Too long, or not UTF-8: latin-1 decodes any bytes, and the names looked for are ASCII.
+        # The file is too long or not UTF-8. latin-1 decodes any bytes, and the two names are ASCII.
         with contextlib.suppress(OSError), open(config.path, "rb") as file:
             text = file.read(MAX_SOURCE_BYTES).decode("latin-1")
     return text is None or bool(_DEFINES_MAIN_SECTION.search(text))

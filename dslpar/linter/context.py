@@ -1,7 +1,7 @@
-"""What rules look at: the config, what was read of it, the world and the hosts; values guarded by what is known.
+"""The input of the rules: the config, its typed sections, the world and the hosts, with guards for unknown values.
 
-`cx.spec` is the spec, except that an attribute whose value could not be read raises `UnknownValueError`, which ends the
-rule: its mistake has a finding already. `cx.world` does the same where no world size was given.
+`cx.spec` is the spec, but reading an invalid field raises `UnknownValueError`. This ends the rule: the invalid value
+already has a finding. `cx.world` raises it if no world size was given.
 """
 
 from __future__ import annotations
@@ -35,10 +35,9 @@ Family = TypeVar("Family", bound=sections.Model)
 
 
 class Guarded:
-    """A section that raises UnknownValueError where an invalid field of it is read; `guarded` makes one.
+    """A section that raises UnknownValueError when an invalid field is read; made by `guarded`.
 
-    It reports its section's class as its own, so that `isinstance` tells a GPT from another model, in rules as for
-    mypy.
+    It reports the class of its section as its own, so that `isinstance` works in rules and for mypy.
     """
 
     def __init__(self, section: object, key: str, invalid: frozenset[str]) -> None:
@@ -54,24 +53,24 @@ class Guarded:
             raise UnknownValueError(key)
         value = getattr(self._section, name)
         value = Guarded(value, key, self._invalid) if is_frozen(value) else value
-        self.__dict__[name] = value  # rules ask for the same few values again and again
+        self.__dict__[name] = value  # rules read the same few values again and again
         return value
 
 
 def guarded(section: Section, key: str, invalid: frozenset[str]) -> Section:
-    """Guard a section; to mypy it is the section itself, so that a misspelt field in a rule is a type error."""
+    """Guard a section. Its type for mypy is the section's own, so that a misspelt field in a rule is a type error."""
     return cast(Section, Guarded(section, key, invalid))
 
 
 def _require(value: object, cls: type[Section]) -> Section:
-    """Return the section, if it is of that class; else end the rule, which is about that class alone."""
+    """Return the section if it is an instance of `cls`; else end the rule, which checks only that class."""
     if not isinstance(value, cls):
         raise UnknownValueError(cls.__name__)
     return value
 
 
 class Context:
-    """One config under lint; every property is known, or raises UnknownValueError."""
+    """One config under lint; a property whose value is unknown raises UnknownValueError."""
 
     def __init__(
         self,
@@ -89,44 +88,44 @@ class Context:
         self._world_size = world_size
         self._cluster = cluster
         self.by_program = by_program and not config.has("model") and "model" not in config.unknown
-        """Whether a program passes the model, which the config leaves out."""
+        """Whether the config has no model because a program passes it."""
         self._of_any_world = of_any_world
         self.forecasts = forecasts
-        """Whether rules forecast memory; not for those who forecast more than that themselves."""
+        """Whether rules forecast memory; False for commands that make a forecast of their own."""
         self.comment_problems: Callable[[str], Iterable[Problem]] = lambda code: ()
-        """Problems of the comments that silence findings, by code; set by the engine where there are comments."""
+        """Code -> problems of `# dslpar: ignore` comments; set by the engine if the sources contain any."""
         self.is_legal: Callable[[], bool] = lambda: False
-        """Whether the rules before found no error; set by the engine."""
+        """Whether the rules that ran so far found no error; set by the engine."""
 
     def of_any_world(self) -> Context:
-        """Return the config without world and hosts: a rule stops where it asks for either, or whether they are given.
+        """Return a context without world and hosts: a rule ends as soon as it asks for either.
 
-        What a rule finds there, it finds in every world and on all hosts.
+        A rule that runs to its end there finds the same in every world and on all hosts.
         """
         return Context(self.config, self.reading, by_program=self.by_program, of_any_world=True)
 
     @property
     def trusted(self) -> tuple[str, ...]:
-        """Packages that the config may have called: given with it, or by the working folder's pyproject.toml."""
+        """Packages that the config may call: passed to `load`, or listed in the working folder's pyproject.toml."""
         return trusted_packages(self.config.trusted)
 
     # The world -----------------------------------------------------------------------------------------------
 
     @property
     def requested_world_size(self) -> int | None:
-        """The number of ranks that was given as such."""
+        """The world size that the caller passed, whatever the hosts have."""
         self._demand_a_world()
         return self._world_size
 
     @property
     def cluster(self) -> Cluster | None:
-        """The hosts, where some were given."""
+        """The hosts, or None if none were given."""
         self._demand_a_world()
         return self._cluster
 
     @property
     def world_size(self) -> int | None:
-        """The number of ranks: as given, or the slots of the hosts."""
+        """The number of ranks: the requested one, else the slots of the hosts, else None."""
         cluster = self.cluster
         if self._world_size is None and cluster is not None and not cluster.invalid and cluster.world_size:
             return cluster.world_size
@@ -153,19 +152,19 @@ class Context:
     # Locations -----------------------------------------------------------------------------------------------
 
     def source_key(self, key: str) -> str:
-        """Return the key as the author wrote it: an alias, or the shorthand's own key."""
+        """Return the key as the author wrote it, for instance an alias or the key of a shorthand."""
         return self.reading.written.get(key, key)
 
     def given(self, key: str) -> bool:
-        """Whether somebody wrote the key."""
+        """Whether the author wrote the key."""
         return key in self.reading.written
 
     def at(self, *keys: str) -> Location:
-        """Return where the first of the keys that was written is; if none was, where the last one's section is."""
+        """Return the location of the first key that was written; if none was, that of the last key's section."""
         return self.config.at(self.source_key(self._first_given(keys)))
 
     def at_item(self, key: str, index: int) -> Location:
-        """Return where one item of a list is."""
+        """Return the location of an item of a list."""
         return self.config.at(f"{self.source_key(key)}.{index}")
 
     def problem(self, keys: str | tuple[str, ...], message: str, hint: str) -> Problem:
@@ -174,7 +173,7 @@ class Context:
         return Problem(self.at(key), message, hint, self.source_key(key))
 
     def problem_of_key(self, key: str, message: str, hint: str) -> Problem:
-        """Make a problem at a key itself, where `problem` makes one at its value."""
+        """Make a problem at a key itself (`problem` makes one at the value)."""
         return Problem(self.config.key_at(key), message, hint, key)
 
     def _first_given(self, keys: tuple[str, ...]) -> str:
@@ -182,42 +181,43 @@ class Context:
 
     @property
     def sources(self) -> Mapping[str, str]:
-        """Texts of all files that findings may point into."""
+        """Path -> text of all files that findings may point into."""
         return self.config.sources
 
     @property
     def datasets(self) -> list[tuple[str, Data]]:
-        """The data by their keys: of a blend its parts."""
+        """(key, data) pairs: the section `data`, or each part of a blend."""
         data, invalid = self.spec.data, self.reading.invalid
         if not isinstance(data, BlendData):
             return [("data", data)]
         keys = map(part_key, range(len(data.parts)))
         return [(key, guarded(part.dataset, key, invalid)) for key, part in zip(keys, data.parts, strict=True)]
 
-    # What other stages found ---------------------------------------------------------------------------------
+    # Findings of earlier stages ------------------------------------------------------------------------------
 
     def language(self, code: str) -> Iterator[Finding]:
-        """Findings of the evaluator, by code."""
+        """Yield the evaluator's findings with that code."""
         return (finding for finding in self.config.findings if finding.code == code)
 
     def misreads(self, code: str) -> Iterator[Problem]:
-        """Problems of the reader, by code."""
+        """Yield the reader's problems with that code."""
         for misread in self.reading.misreads:
             if misread.code == code:
                 yield Problem(misread.location, misread.message, misread.help, misread.key, misread.fix)
 
     @property
     def foreign(self) -> Framework | None:
-        """The framework whose config this is; None for a config of dslpar's, mistakes in it or not.
+        """The framework that the config was written for; None for a dslpar config, with or without mistakes.
 
-        A config is foreign if it has mistakes, its model is none of dslpar's families, and it imports a framework's
-        packages or sets keys of it: two in Python, where one may be a name of the author's own. A program's is its own.
+        A config is foreign if it has mistakes, its model is not of a dslpar family, and it imports a framework's
+        packages or sets that framework's keys. In Python it must set two of them, since one may be the author's own
+        variable. A config that a program completes is never foreign.
         """
         model = self.reading.spec.model
         ours = isinstance(model, sections.Model) or model.target == "Sequential"
         if ours or self.by_program or not (self.reading.misreads or self.config.findings):
             return None
-        from dslpar.schema import frameworks  # most configs are dslpar's own
+        from dslpar.schema import frameworks  # few configs get here
 
         path, root = self.config.path, self.config.root
         is_python = path.endswith(".py")
@@ -229,25 +229,25 @@ class Context:
             return found
         return found if len(list(frameworks.names_in(root, found))) > 1 else None
 
-    # Sections of which there are several classes -------------------------------------------------------------
+    # Sections with several classes ---------------------------------------------------------------------------
 
     def model_of(self, family: type[Family]) -> Family:
-        """Return the model, if it is of that family; for `sections.Model`, of any."""
+        """Return the model if it is of that family; `sections.Model` stands for any family."""
         return _require(self.spec.model, family)
 
     @property
     def other_model(self) -> sections.OtherModel:
-        """The model, if it is a class by name."""
+        """The model, if the config names a class that is not a dslpar family."""
         return _require(self.spec.model, sections.OtherModel)
 
     @property
     def own_lr_scheduler(self) -> sections.LRScheduler:
-        """The learning-rate scheduler, if it is dslpar's own."""
+        """The learning-rate scheduler, if it is one of dslpar's."""
         return _require(self.spec.lr_scheduler, sections.LRScheduler)
 
     @property
     def other_lr_scheduler(self) -> sections.OtherLRScheduler:
-        """The learning-rate scheduler, if it is DeepSpeed's or torch's."""
+        """The learning-rate scheduler, if it is one of DeepSpeed's or torch's."""
         return _require(self.spec.lr_scheduler, sections.OtherLRScheduler)
 
     @property
@@ -257,7 +257,7 @@ class Context:
 
     @property
     def unlisted(self) -> str:
-        """The class of a model whose layers the config does not list; empty if it lists them."""
+        """The model's class if its layers are not known from the config; empty if they are."""
         if self.by_program:
             return "the program's model"
         if "model.layers_cfg" in self.reading.invalid:
@@ -267,7 +267,7 @@ class Context:
 
     @property
     def num_layers(self) -> int:
-        """Layers that a pipeline partitions, of a model whose layers the config lists."""
+        """Number of layers that a pipeline partitions; unknown if the config does not tell it."""
         layers = None if self.unlisted else self.spec.model.num_layers
         if layers is None:
             raise UnknownValueError("layers")
@@ -275,14 +275,14 @@ class Context:
 
     @property
     def vocabulary(self) -> tuple[int, str]:
-        """The tokens of the model's vocabulary, and their key."""
+        """The size of the model's vocabulary, and its key."""
         if isinstance(self.spec.model, sections.TokenModel):
             return self.spec.model.vocab_size, "model.vocab_size"
         return self._size_of_transformers("vocab")
 
     @property
     def longest_sequence(self) -> tuple[int, str]:
-        """The tokens of the model's longest sequence, and their key; of a transformers model where its config tells."""
+        """The model's longest sequence in tokens, and its key; unknown if a transformers config does not give it."""
         if isinstance(self.spec.model, sections.TokenModel):
             return self.spec.model.max_seq_len, "model.max_seq_len"
         found, key = self._size_of_transformers("positions")
@@ -290,34 +290,34 @@ class Context:
 
     @property
     def unused_positions(self) -> int:
-        """Positions that no token has: RoBERTa counts from after its padding's id."""
+        """Rows of the position table that no token uses: RoBERTa's positions start after the id of its padding."""
         model = self.spec.model
         config = None if isinstance(model, sections.Model) else model.transformers
         return config.unused_positions if config is not None else 0
 
     def _size_of_transformers(self, size: str) -> tuple[int, str]:
-        """Return a size of a transformers model, and its key; unknown where neither its config nor its class tells."""
+        """Return a size of a transformers model, and its key; unknown if neither its config nor its class has it."""
         config = self.other_model.transformers
         found = config.size(size) if config is not None else None
         if config is None or found is None:
             raise UnknownValueError(size)
         return found, f"model.config.{config.key(size)}"
 
-    # Sizes, of either form -----------------------------------------------------------------------------------
+    # Sizes, from `parallel` or `train.dist` ------------------------------------------------------------------
 
     @property
     def pipeline(self) -> sections.PipelineParallel | None:
-        """The PipelineParallel of either form, or None."""
+        """The PipelineParallel of `parallel` or `train.dist`, or None."""
         return pipeline_of(self.spec)
 
     @property
     def tensor(self) -> sections.TensorParallel | None:
-        """The TensorParallel of either form, or None."""
+        """The TensorParallel of `parallel` or `train.dist`, or None."""
         return tensor_of(self.spec)
 
     @property
     def multi_stage_pipeline(self) -> sections.PipelineParallel:
-        """The PipelineParallel of either form, if it has two stages or more."""
+        """The pipeline, if it has two stages or more."""
         pipeline = self.pipeline
         if pipeline is None or pipeline.size == 1:
             raise UnknownValueError("pipeline")
@@ -325,39 +325,39 @@ class Context:
 
     @property
     def stages(self) -> int:
-        """Pipeline stages."""
+        """Number of ranks along the pipeline axis."""
         pipeline = self.pipeline
         return pipeline.size if pipeline else 1
 
     @property
     def chunks(self) -> Chunks:
-        """The stages of the pipeline, of which a rank may hold several."""
+        """The stages of the pipeline; a rank may hold several."""
         return chunks_of(self.spec, self.stages)
 
     def from_parallel(self, axis: str) -> bool:
-        """Whether `parallel`, and not LiBai's form, gives the axis."""
+        """Whether the axis comes from `parallel`, not from LiBai's `train.dist`."""
         return getattr(self.spec.parallel, axis) is not None
 
     @property
     def pipeline_key(self) -> str:
-        """The key that gives the number of stages."""
+        """The key of the number of stages."""
         return keys_of(self.spec).pipeline
 
     @property
     def tensor_key(self) -> str:
-        """The key that gives the size of tensor parallelism; of context parallelism where there is no other."""
+        """The key of the tensor size; if there is only context parallelism, the key of its size."""
         if self.tensor is None and self.from_parallel("context"):
             return "parallel.context.size"
         return keys_of(self.spec).tensor
 
     @property
     def ids_key(self) -> str:
-        """The key that gives the stage of each layer."""
+        """The key of the list of stage ids."""
         return keys_of(self.spec).stage_ids
 
     @cached_property
     def cuboid(self) -> mesh.Tensor:
-        """The tensor cuboid; unknown while mode and size do not fit."""
+        """The tensor cuboid; unknown if mode and size do not fit together."""
         tensor = self.tensor
         if tensor is not None and (tensor.mode or tensor.size > 1):
             if tensor.mode is None or MODES[tensor.mode].axes(tensor) is None:
@@ -371,13 +371,13 @@ class Context:
             if context.size % (context.ulysses_size or 1):
                 raise UnknownValueError("parallel.context.ulysses_size")
         heads = UNKNOWN_HEADS
-        with suppress(UnknownValueError):  # sizes of ranks are known without a model
+        with suppress(UnknownValueError):  # the cuboid's sizes are known without a model
             heads = heads_of(self.spec.model)
         return cuboid_of(tensor, context, heads)
 
     @cached_property
     def tensor_size(self) -> int:
-        """Ranks of a tensor group; unknown while mode and size do not fit, known where the mode alone is unknown."""
+        """Ranks per tensor group; unknown if mode and size do not fit together, known if only the mode is invalid."""
         if "parallel.tensor.mode" not in self.reading.invalid:
             return self.cuboid.size
         tensor = self.tensor
@@ -385,20 +385,20 @@ class Context:
 
     @property
     def mode_name(self) -> str:
-        """What cuts layers, as the author has written it: a tensor mode, or context parallelism alone."""
+        """A name for messages: the tensor mode as the author wrote it, or context parallelism."""
         if self.tensor_key == "parallel.context.size":
             return "context parallelism"
         return f"mode {self.cuboid.mode!r}"
 
     @property
     def context_beside(self) -> int:
-        """Ranks of context parallelism that are beside those of tensor parallelism; 1 where it is all there is."""
+        """Ranks of context parallelism if it is combined with a tensor mode, else 1."""
         context = self.spec.parallel.context
         return context.size if context is not None and self.tensor is not None else 1
 
     @cached_property
     def data_size(self) -> int:
-        """Data-parallel replicas; unknown while the world size is not a multiple of the other sizes."""
+        """Data-parallel replicas; unknown if the world size is not a multiple of the other sizes."""
         ranks = self.stages * self.tensor_size
         if self.world % ranks or self.world < ranks:
             raise UnknownValueError("data size")
@@ -406,22 +406,22 @@ class Context:
 
     @property
     def num_copies(self) -> int:
-        """Ranks that hold the same weights, over which ZeRO shards: replicas, and where it can ranks of d."""
+        """Ranks that hold the same weights and over which ZeRO shards: the replicas, times axis d if ZeRO uses it."""
         return self.data_size * (self.cuboid.d if self.zero_over_d else 1)
 
     @property
     def zero_over_d(self) -> bool:
-        """Whether ZeRO shards over d as over replicas."""
+        """Whether ZeRO shards over axis d as well as over replicas."""
         return with_zero(self.cuboid, self.spec.model, self.spec.zero.stage, self.stages).zero_over_d
 
     @cached_property
     def batch(self) -> Batch:
-        """The batch of a step, whether or not its product fits; BAT101 reports that it does not."""
+        """The batch of a step, even if its product does not fit (BAT101 reports that)."""
         return batch_of(self.requested_batch, self)
 
     @cached_property
     def job(self) -> Job:
-        """The job of this world; unknown while a rule finds an error, and without a world."""
+        """The job of this world; unknown if a rule found an error, and without a world."""
         if not self.is_legal():
             raise UnknownValueError("job")
         return resolve(self.reading.spec, self.world, self.config.path, self.trusted)

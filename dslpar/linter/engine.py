@@ -1,4 +1,4 @@
-"""Run every rule over one config, and leave out what the config's comments silence."""
+"""Run the rules over one config, and drop the findings that its comments silence."""
 
 from __future__ import annotations
 
@@ -13,31 +13,29 @@ from dslpar.linter.rules import language
 
 FOREIGN = "CFG123"
 ERROR_RULES: tuple[Rule, ...] = tuple([rule for rule in RULES if rule.severity == "error" or rule in language.RULES])
-"""The rules that find errors; those of the language hand on what loading found, whatever its severity."""
+"""Rules that report errors. The language rules pass on the findings of loading, which may be of any severity."""
 
 
 def run_rules(cx: Context, rules: Sequence[Rule] = RULES) -> list[Finding]:
-    """Return all findings: those of the file first, in file order, then imports, overrides, hosts and world.
-
-    `rules` are those of them that run.
-    """
+    """Return all findings of `rules`: those in the file first, in order, then imports, overrides, hosts and world."""
     found: set[Finding] = set()
     if not any("dslpar:" in text for text in cx.sources.values()):
         suppressions = None
     else:
-        from dslpar.linter.suppressions import Suppressions  # most configs have no such comments
+        from dslpar.linter.suppressions import Suppressions  # few configs have such comments
 
         suppressions = Suppressions(cx, RULES)
 
         def comment_problems(code: str) -> Iterator[Problem]:
-            # Called by the rules of comments, which run last; until then `found` grows.
+            # Called by the rules about comments. They run last, when `found` is complete.
             return suppressions.problems(code, found)
 
         cx.comment_problems = comment_problems
     cx.is_legal = lambda: not has_errors(found)
     for rule in rules:
         found.update(rule.findings(cx))
-    # Of another framework's config, each key would be a finding: it is converted, not mended, unless it loads as it is.
+    # In another framework's config each key would be a finding. The author should convert it, so only CFG123 remains,
+    # unless the config has no other error.
     foreign = {item for item in found if item.code == FOREIGN}
     found = foreign if foreign and has_errors(found - foreign) else found - foreign
     kept = found if suppressions is None else suppressions.unsilenced(found)

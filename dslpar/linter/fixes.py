@@ -1,8 +1,8 @@
-"""`dslpar lint --fix` and `--diff`: changes that are certain to be meant, in the files that were named.
+"""`dslpar lint --fix` and `--diff`: apply the fixes of findings to the files that were named.
 
-A file is changed from its end to its start, and every other byte of it stays: byte order mark, line ends, blanks. The
-result is linted: it must have lost the finding and have no new error; else each change is tried by itself, and refused
-if it fails alone. Applying fixes in rounds until none is left is ruff's way; linting the result of each is not.
+A file is changed from its end to its start. All its other bytes stay: byte order mark, line ends, blanks. The result is
+linted again: the finding must be gone, and there must be no new error. Otherwise each fix is tried by itself, and
+refused if it fails alone. Applying fixes in rounds until none is left comes from ruff; linting each result does not.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dslpar.core.errors import Finding, Fix, Location
 from dslpar.core.visible import visible
 
 Relint = Callable[[Mapping[str, str]], list[Finding]]
-"""Lints the configs that read a file, with these texts in place of files at real paths."""
+"""Function that lints the configs that read a file; the mapping replaces files, real path -> text."""
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _MAX_ROUNDS = 10
@@ -27,21 +27,21 @@ _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n|$)")
 
 
 class Repair(NamedTuple):
-    """What became of one file."""
+    """The result of fixing one file."""
 
     path: str
     before: str
     after: str
     refused: tuple[tuple[Finding, str], ...]
-    """Findings whose change was not made, and why."""
+    """Findings that were not fixed, each with the reason."""
     changes: int
-    """Number of changes that were made."""
+    """Number of fixes that were applied."""
 
 
 def repair(path: str, text: str, relint: Relint, texts: Mapping[str, str]) -> Repair:
-    """Make every change of the file at `path` that holds; `texts` are those of files repaired before."""
+    """Apply every fix of the file at `path` that passes linting; `texts` has the files that were fixed before."""
     trial = _Trial(path, relint, texts)
-    # All at once first: most files have only changes that hold, and each trial lints every config that reads the file.
+    # Try all fixes at once first: mostly all pass, and each trial lints every config that reads the file.
     after, count = trial.all_in_rounds(text)
     if not trial.objection(text, after, trial.fixable(text)):
         return Repair(path, text, after, (), count)
@@ -49,22 +49,22 @@ def repair(path: str, text: str, relint: Relint, texts: Mapping[str, str]) -> Re
 
 
 class _Trial:
-    """Changes of one file, each tried by linting its result."""
+    """Fixes of one file, each tried by linting its result."""
 
     def __init__(self, path: str, relint: Relint, texts: Mapping[str, str]) -> None:
         self.path, self.relint, self.texts = path, relint, texts
         self.real = os.path.realpath(path)
         self.linted: dict[str, list[Finding]] = {}
-        """Findings by the text of the file: most texts are asked about several times."""
+        """Text of the file -> findings: most texts are linted several times."""
 
     def findings(self, text: str) -> list[Finding]:
-        """Lint with that text in the file."""
+        """Lint with that text in place of the file."""
         if text not in self.linted:
             self.linted[text] = self.relint({**self.texts, self.real: text})
         return self.linted[text]
 
     def fixable(self, text: str) -> list[tuple[Finding, Fix]]:
-        """Return the findings that a change of this file resolves; configs may know the file by several paths."""
+        """Return the findings that a fix of this file resolves; configs may refer to the file by several paths."""
         fixes = ((item, item.fix) for item in self.findings(text) if item.fix is not None)
         return [
             (item, fix._replace(location=fix.location._replace(path=self.path)))
@@ -73,7 +73,7 @@ class _Trial:
         ]
 
     def all_in_rounds(self, text: str) -> tuple[str, int]:
-        """Make all changes, and those that they bring to light; return the text and the number of changes."""
+        """Apply all fixes, then those of the findings that appear; return the text and the number of fixes."""
         count = 0
         for _ in range(_MAX_ROUNDS):
             fixes = {fix for _, fix in self.fixable(text)}
@@ -84,7 +84,7 @@ class _Trial:
         return text, count
 
     def objection(self, before: str, after: str, resolved: Iterable[tuple[Finding, Fix]]) -> str:
-        """Return why the changed text is refused: a new error, or a finding that stays; nothing if it is accepted."""
+        """Return why the changed text is refused: a new error, or a finding that stays; empty if it is accepted."""
         old, new = self.findings(before), self.findings(after)
         old_errors = {_subject(item) for item in old if item.severity == "error"}
         for item in new:
@@ -97,7 +97,7 @@ class _Trial:
         return ""
 
     def one_by_one(self, text: str) -> Repair:
-        """Make each change that holds by itself, after those before it."""
+        """Try the fixes one after the other, and keep each one that passes."""
         made: list[Fix] = []
         refused = []
         for number, (item, fix) in enumerate(self.fixable(text)):
@@ -114,19 +114,19 @@ class _Trial:
 
 
 def _subject(finding: Finding) -> tuple[str, str, str]:
-    """What a finding is about, wherever a change has moved it."""
+    """Return what identifies a finding after a fix has moved it."""
     return finding.code, finding.location.path, finding.key
 
 
 def apply(text: str, fixes: Iterable[Fix]) -> str:
-    """Make changes from the end of a text to its start; of two that overlap, only the later one."""
+    """Apply fixes from the end of a text to its start; of two that overlap, only the later one."""
     starts = [match.start() for match in _LINE.finditer(text)]
 
     def span(location: Location) -> tuple[int, int]:
         start = starts[location.line - 1] + location.column - 1
         return start, starts[location.end_line - 1] + location.end_column - 1
 
-    changed_from = len(text) + 1  # from the end, so that spans of changes still to come stay valid
+    changed_from = len(text) + 1  # from the end, so that the spans of the remaining fixes stay valid
     for (start, end), new in sorted(((span(fix.location), fix.text) for fix in fixes), reverse=True):
         if end <= changed_from:
             text, changed_from = text[:start] + new + text[end:], start
@@ -137,7 +137,7 @@ def apply(text: str, fixes: Iterable[Fix]) -> str:
 
 
 def decode(data: bytes) -> str:
-    """Decode a file as it stands, line ends and all, but for its byte order mark.
+    """Decode a file without its byte order mark; line ends stay as they are.
 
     Raises:
         UnicodeDecodeError: it is not UTF-8.
@@ -146,10 +146,10 @@ def decode(data: bytes) -> str:
 
 
 def write(path: str, before: bytes, text: str) -> None:
-    """Replace a file atomically by its changed text; its mode and owner stay, and so does a link to it.
+    """Replace a file atomically by its changed text; keep its mode and owner, and links to it.
 
     Raises:
-        OSError: the file is read-only (even in a folder that can be written), or has changed since it was linted.
+        OSError: the file is read-only (even in a writable folder), or has changed since it was linted.
     """
     import tempfile
 
@@ -160,13 +160,13 @@ def write(path: str, before: bytes, text: str) -> None:
         stat = os.fstat(file.fileno())
     if not stat.st_mode & 0o222:
         raise OSError("it is read-only")
-    # Beside the file: os.replace is atomic only within one file system.
+    # The temporary file is in the same folder: os.replace is atomic only within one file system.
     descriptor, name = tempfile.mkstemp(dir=os.path.dirname(real), prefix=".dslpar-")
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(BYTE_ORDER_MARK if before.startswith(BYTE_ORDER_MARK) else b"")
             file.write(text.encode("utf-8"))
-        with contextlib.suppress(PermissionError):  # only root may give files away
+        with contextlib.suppress(PermissionError):  # only root may change the owner of a file
             os.chown(name, stat.st_uid, stat.st_gid)
         os.chmod(name, stat.st_mode & 0o7777)
         os.replace(name, real)
@@ -183,6 +183,6 @@ def diff(repairs: Iterable[Repair]) -> Iterator[str]:
     for repair in repairs:
         # Not splitlines(), which also splits at form feeds and the like.
         before, after = (re.findall(r"[^\n]*\n|[^\n]+", text) for text in (repair.before, repair.after))
-        name = visible(repair.path)  # a line break in it would forge a header, and so patch another file
+        name = visible(repair.path)  # a line break in the path could forge a header that patches another file
         for line in difflib.unified_diff(before, after, name, name):
             yield line if line.endswith("\n") else line + "\n\\ No newline at end of file\n"

@@ -1,4 +1,4 @@
-"""What a rule hands back: a problem at its place; or, by an exception, that it cannot tell."""
+"""The result of a rule: problems, each with its location; or an exception if a value it needs is unknown."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dslpar.core.named_tuple import NamedTuple
 
 
 class UnknownValueError(Exception):
-    """A rule asked for a value that another finding covers, or that needs a world size: the rule is skipped."""
+    """A rule needs a value that is unknown: it is invalid, or it needs a world size. The rule is skipped."""
 
 
 class Problem(NamedTuple):
-    """What a rule found, and where; the rule adds its code, name and severity."""
+    """A mistake and its location; the rule adds its code, name and severity."""
 
     location: Location
     message: str

@@ -1,7 +1,8 @@
-"""The registry of rules: every family in the order in which its rules run, and the pages of all codes.
+"""The registry of rules: all families in the order in which they run, and the pages of all codes.
 
-A new rule is an entry of the tuple RULES in its family's file; a new family is one more name here. Rules of a model's
-keys are in the folder of the model's family (`dslpar.schema.families`), and those that forecast are the planner's.
+To add a rule, add it to the tuple RULES of its family's file. To add a family, add its module here. Rules about the
+keys of a model are in the package of the model's family (`dslpar.schema.families`), and rules that forecast are in
+`dslpar.planner.rules`.
 """
 
 from __future__ import annotations
@@ -58,19 +59,19 @@ RULES: tuple[Rule, ...] = (
     *_PLANNER.LEGAL_BUT_SLOW,
     *(rule for package in FAMILIES.values() for rule in import_module(f"{package}.rules").RULES),
     *no_effect.RULES,
-    *_PLANNER.FORECAST,  # of what is legal
-    *comments.RULES,  # last: they look at what the others found
+    *_PLANNER.FORECAST,  # only of legal layouts
+    *comments.RULES,  # last: they check the findings of all other rules
 )
 
 
 def page_of(code: str) -> Rule | Page | None:
-    """Return the page of a code or of a name, in any case."""
+    """Return the page of a code or of a name; the letters' case does not matter."""
     wanted = code.lower()
     return next((page for page in pages() if wanted in (page.code.lower(), page.name)), None)
 
 
 def rule_finding(code: str, message: str, hint: str, location: Location, key: str = "") -> Finding:
-    """Make a rule's finding about what is in no config: a model or an optimizer that a program passes."""
+    """Make a rule's finding about something outside the config: a model or an optimizer that a program passes."""
     rule = next(rule for rule in RULES if rule.code == code)
     return rule.finding(Problem(location, message, hint, key))
 
@@ -81,7 +82,7 @@ def codes() -> list[str]:
 
 
 def pages() -> list[Rule | Page]:
-    """Return the rules, and the pages of what only a run can find, which are imported here: lint needs none of them."""
+    """Return the rules, and the pages of findings that only a run can make; lint does not need to read those."""
     from dslpar.core.catalog import read_pages
 
     return [*RULES, *read_pages()]

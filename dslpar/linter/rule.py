@@ -1,9 +1,9 @@
-"""What a lint rule is: a code, a name, a severity, and a function from the linted config to problems.
+"""A lint rule: a code, a name, a severity, and a function from the linted config to problems.
 
-The function's docstring is the summary of the rule's page; the rest stands in `pages/CODE.md` beside the rule's module,
-in the sections `What it does`, `Why`, `Example` and `Use instead`. Both examples are whole config files, and the tests
-lint them. The shape of a page is ruff's, pages in files of their own are clang-tidy's, the one-function-one-rule shape
-is flake8's and pluggy's.
+The function's docstring is the summary of the rule's page. The rest of the page is in `pages/CODE.md` beside the rule's
+module, in the sections `What it does`, `Why`, `Example` and `Use instead`. Both examples are whole config files, and
+the tests lint them. The form of a page comes from ruff, pages in files of their own from clang-tidy, and one function
+per rule from flake8 and pluggy.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Check = Callable[[Context], Iterable[Problem | Finding]]
 
 
 class Rule(NamedTuple):
-    """One rule: what it is called, and how it checks a config."""
+    """One rule: its code, name and severity, and the function that checks a config."""
 
     code: str
     name: str
@@ -27,10 +27,10 @@ class Rule(NamedTuple):
     check: Check
 
     def text(self) -> str:
-        """Return the page: what `dslpar explain CODE` prints below the title. Reads its file; lint never does.
+        """Return the page that `dslpar explain CODE` prints below the title. Reads its file, which lint never does.
 
         Raises:
-            FileNotFoundError: the rule has no file.
+            FileNotFoundError: the rule has no page file.
         """
         from importlib.resources import files
         from inspect import getdoc
@@ -39,7 +39,7 @@ class Rule(NamedTuple):
         return f"{getdoc(self.check)}\n\n{page.read_text(encoding='utf-8').rstrip()}"
 
     def findings(self, cx: Context) -> Iterator[Finding]:
-        """Check a config; at the first value that is not known, the rule stops."""
+        """Check a config; the rule ends at the first value that is unknown."""
         try:
             for problem in self.check(cx):
                 yield problem if isinstance(problem, Finding) else self.finding(problem)
@@ -47,11 +47,11 @@ class Rule(NamedTuple):
             return
 
     def finding(self, problem: Problem) -> Finding:
-        """Put a problem under this rule's code, name and severity."""
+        """Make a finding of a problem, with this rule's code, name and severity."""
         location, message, hint, key, fix = problem
         return Finding(self.code, self.name, self.severity, message, hint, location, key, fix)
 
 
 def rule(code: str, name: str, severity: Severity = "error") -> Callable[[Check], Rule]:
-    """Make a rule of a function; use as a decorator."""
+    """Return a decorator that makes a Rule of a function."""
     return lambda check: Rule(code, name, severity, check)

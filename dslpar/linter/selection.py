@@ -1,9 +1,10 @@
-"""Which findings a report of `dslpar lint` includes: `--select` and `--ignore`, and those of `[tool.dslpar]`.
+"""Select the findings that `dslpar lint` reports, by `--select` and `--ignore` and by `[tool.dslpar]`.
 
 A pattern is a code, a rule's name, or the beginning of codes (`PERF`, `TEN2`). The longest pattern that matches
-decides, and `--ignore` wins a tie, as in ruff. `--select` stands in place of the project's `select`, and wins a tie
-with its `ignore`, to which `--ignore` adds. Findings about what could not be checked stay in a report that selects
-other rules, since their absence would be taken for approval; only an `ignore` leaves them out.
+decides, and `--ignore` wins a tie, as in ruff. `--select` replaces the project's `select`, and wins a tie with the
+project's `ignore`. `--ignore` adds to the project's `ignore`. Findings about files and rules that could not be checked
+are reported even if other rules are selected, since a report without them would look like approval. Only an `ignore`
+leaves them out.
 
     >>> selection = Selection(select=("PERF",), ignore=("PERF101",))
     >>> [selection.includes(code) for code in ("PERF101", "PERF102", "CFG101", "CFG112")]
@@ -20,23 +21,23 @@ from dslpar.core.suggest import did_you_mean
 from dslpar.linter.registry import RULES, page_of
 
 UNCHECKED = ("CFG001", "CFG005", "CFG009", "CFG111", "CFG112")
-"""Rules about files that could not be read to their end, and about rules that were skipped."""
+"""Rules that report incomplete checks: files that could not be read to their end, and rules that were skipped."""
 
 
 class Selection(NamedTuple):
-    """Patterns that are selected and ignored: codes, or beginnings of codes."""
+    """Selected and ignored patterns: codes, or beginnings of codes."""
 
     select: Sequence[str] = ()
     ignore: Sequence[str] = ()
     project_ignore: Sequence[str] = ()
-    """Those of the project that --select overrules."""
+    """The project's `ignore` if --select is given, which wins a tie with it."""
 
     @classmethod
     def parse(cls, select: Iterable[str], ignore: Iterable[str], project: Project | None = None) -> Selection:
-        """Parse the values of the two flags, each with one pattern or several between commas; and a project's settings.
+        """Parse the values of the two flags (each one pattern, or several with commas) and the project's settings.
 
         Raises:
-            ValueError: a pattern is neither a name nor the beginning of a code.
+            ValueError: a pattern is neither a rule's name nor the beginning of a code.
         """
         flags, ignored = tuple(_patterns(select)), tuple(_patterns(ignore))
         if project is None:
@@ -49,7 +50,7 @@ class Selection(NamedTuple):
         return cls(flags, ignored, of_project) if flags else cls(own, (*ignored, *of_project))
 
     def includes(self, code: str, ignored_in_file: Iterable[str] = ()) -> bool:
-        """Whether findings of that code are reported; `ignored_in_file` is what per-file-ignores has for its file."""
+        """Whether findings with that code are reported; `ignored_in_file`: the file's patterns of per-file-ignores."""
         selected = _longest_match(code, self.select) if self.select else 0
         if selected < 0 and code in UNCHECKED:
             selected = 0
@@ -63,7 +64,7 @@ def _longest_match(code: str, patterns: Iterable[str]) -> int:
 
 
 def _patterns(values: Iterable[str]) -> Iterator[str]:
-    """Yield each pattern in upper case, a name as its rule's code."""
+    """Yield each pattern in upper case; a rule's name is replaced by its code."""
     codes = {rule.name: rule.code for rule in RULES}
     for pattern in filter(None, (part.strip() for value in values for part in value.split(","))):
         if pattern.lower() in codes:

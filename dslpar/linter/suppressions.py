@@ -1,12 +1,12 @@
-"""`# dslpar: ignore[CODE]`: which findings the comments of a config silence, and which comments are wrong or unused.
+"""`# dslpar: ignore[CODE]`: apply the comments that silence findings, and check that they are right and used.
 
-A comment acts on the findings of its own file that begin or end on its line, `ignore-file` on those of the whole file
-(and, in the config itself, on what is in no file, such as CFG112). It gives codes or names of rules, never all of them;
-a reason may follow. Warnings and infos are silenced wherever the config is read: in lint, launch and training. Errors
-never are.
+A comment silences findings of its own file that begin or end on its line. `ignore-file` silences those of the whole
+file, and in the config itself also findings without a file, such as CFG112. A comment must name codes or rules; a
+reason may follow. Warnings and infos are silenced wherever the config is read: in lint, launch and training. Errors are
+never silenced.
 
-The comment on the line itself comes from ruff (`noqa`) and mypy (`type: ignore`); that it must give its code is their
-stricter setting, and that an unused one is a finding is mypy's `warn_unused_ignores`.
+The comment on the finding's line comes from ruff (`noqa`) and mypy (`type: ignore`). To require a code is their
+stricter setting, and to report an unused comment is mypy's `warn_unused_ignores`.
 
     >>> (comment,) = read("x = 1  # dslpar: ignore[PERF101] one host only", "cfg.py")
     >>> [code.text for code in comment.codes], comment.spot
@@ -29,16 +29,16 @@ from dslpar.linter.rule import Rule
 _COMMENT = re.compile(r"#\s*dslpar:\s*ignore(?P<file>-file)?(?![\w-])[ \t]*(?:\[(?P<codes>[^\]#]*)\])?[^#]*")
 _CODE = re.compile(r"[^\s,]+")
 OWN_CODES = ("CFG114", "CFG115", "CFG116", "CFG117")
-"""Rules about these comments: their findings may be silenced too, and are not checked for whether they were."""
+"""Rules about these comments. A comment may silence them too, and is then not reported as unused."""
 _MOST_SUGGESTIONS = 100
-"""Unknown codes that get a did-you-mean: a file of nothing else must not take long."""
+"""Unknown codes that get a "did you mean": bounded, so that a file full of them does not take long."""
 
 Spot = tuple[str, int]
-"""A file and a line of it; line 0 is the whole file."""
+"""(path, line); line 0 stands for the whole file."""
 
 
 class Code(NamedTuple):
-    """One code or name in a comment, as it is written, and where."""
+    """One code or name in a comment, as written, and its location."""
 
     text: str
     location: Location
@@ -51,13 +51,13 @@ class Comment(NamedTuple):
     """From its `#` to the end of its reason."""
     whole_file: bool
     codes: tuple[Code, ...]
-    """What stands in its brackets; nothing where there are none."""
+    """The codes in its brackets; empty without brackets."""
     inside: Location
     """The text between its brackets."""
 
     @property
     def spot(self) -> Spot:
-        """Where it acts."""
+        """The line, or the whole file, on which it acts."""
         return (self.location.path, 0 if self.whole_file else self.location.line)
 
 
@@ -65,7 +65,7 @@ class Comment(NamedTuple):
 
 
 def read(text: str, path: str) -> Iterator[Comment]:
-    """Read the comments of one file: none of a `#` within a string, and up to the first syntax error."""
+    """Read the ignore comments of one file, up to the first syntax error; a `#` within a string is no comment."""
     if "dslpar:" not in text:
         return
     comments = _yaml_comments if path.endswith(YAML_ENDINGS) else _python_comments
@@ -86,7 +86,7 @@ def _parsed(match: re.Match[str], path: str, line: int, column: int) -> Comment:
 
 
 def _python_comments(text: str) -> Iterator[tuple[int, int, str]]:
-    """Find the line, column and text of each comment of a Python source."""
+    """Yield the line, column and text of each comment of a Python source."""
     import io
     import tokenize
 
@@ -99,7 +99,7 @@ def _python_comments(text: str) -> Iterator[tuple[int, int, str]]:
 
 
 def _yaml_comments(text: str) -> Iterator[tuple[int, int, str]]:
-    """Do as `_python_comments`; a comment of YAML begins with a `#` after a blank, outside of every scalar."""
+    """Yield as `_python_comments`, for YAML: a comment begins with a `#` after a blank, outside all scalars."""
     import yaml
 
     scalars: list[tuple[int, int]] = []
@@ -120,11 +120,11 @@ def _yaml_comments(text: str) -> Iterator[tuple[int, int, str]]:
         start += len(line) + 1
 
 
-# What they silence ------------------------------------------------------------------------------------------------
+# Silencing findings -----------------------------------------------------------------------------------------------
 
 
 class Suppressions:
-    """The comments of a config's files, by the spots where they act."""
+    """The comments of a config's files, by the spot on which each acts."""
 
     def __init__(self, cx: Context, rules: Iterable[Rule]) -> None:
         self._cx = cx
@@ -138,7 +138,7 @@ class Suppressions:
         self._suggestions: dict[str, str] = {}
 
     def unsilenced(self, findings: Iterable[Finding]) -> set[Finding]:
-        """Return the findings that no comment silences: all errors are among them."""
+        """Return the findings that no comment silences; these include all errors."""
         return {
             item
             for item in findings
@@ -147,18 +147,18 @@ class Suppressions:
         }
 
     def _spots(self, finding: Finding) -> tuple[Spot, ...]:
-        """Where a comment on the finding may stand; what is in no file belongs to the config as a whole."""
+        """Return the spots at which a comment silences the finding; one without a file belongs to the whole config."""
         path, line, _, end_line, _ = finding.location
         return ((self._cx.config.path, 0),) if path == WORLD else ((path, line), (path, end_line), (path, 0))
 
     def _rule(self, code: Code) -> Rule | None:
-        """Return the rule of a code or of a name, in any case."""
+        """Return the rule with that code or name; the letters' case does not matter."""
         return self._rules.get(code.text.lower())
 
     # Comments that are wrong or unused -----------------------------------------------------------------------
 
     def problems(self, code: str, found: Iterable[Finding]) -> Iterator[Problem]:
-        """Find what one of the rules about comments reports, after the other rules have found `found`."""
+        """Yield the problems of one rule about comments; `found` are the findings of all other rules."""
         there: dict[Spot, set[str]] = {}
         for finding in found:
             for spot in self._spots(finding) if finding.severity != "error" else ():
@@ -203,7 +203,7 @@ class Suppressions:
                 yield Problem(code.location, f"unknown rule {code.text!r}", close or "leave it out", fix=fix)
 
     def _unused_codes(self, comment: Comment, there: Mapping[Spot, set[str]]) -> list[Code]:
-        """The codes that silence nothing, as far as the file alone can tell, or that are duplicates."""
+        """Return the codes that are duplicates, or that silence nothing whatever the world and the hosts are."""
         unused, before = [], set()
         for code in comment.codes:
             rule = self._rule(code)
@@ -216,22 +216,22 @@ class Suppressions:
         return unused
 
     def _depends_on_the_file_alone(self, rule: Rule) -> bool:
-        """Whether the rule finds the same in whatever world, on whatever hosts: it needs neither to come to its end."""
+        """Whether the rule finds the same in every world and on all hosts: it ends without asking for either."""
         if rule.code not in self._by_file:
             self._by_file[rule.code] = self._file_alone is not None and _completes(rule, self._file_alone)
         return self._by_file[rule.code]
 
     @cached_property
     def _file_alone(self) -> Context | None:
-        """The config without world and hosts; None where more or less than the file was linted."""
+        """The context without world and hosts; None if overrides were linted too, or only a part of the file."""
         overridden = COMMAND_LINE in self._cx.sources
         return None if overridden or not self._cx.config.complete else self._cx.of_any_world()
 
     # Fixes ---------------------------------------------------------------------------------------------------
 
     def _without(self, comment: Comment, unused: Collection[Code]) -> Fix:
-        """The comment without all of its useless codes: one change a comment, so that no two overlap."""
-        # What may stay: a rule's code, or one that is similar to a rule's or begins some.
+        """Return the fix that removes all useless codes of a comment: one fix per comment, so that no two overlap."""
+        # Codes that stay: those of rules, those that resemble one, and beginnings of codes.
         kept = [
             code.text
             for code in comment.codes
@@ -242,7 +242,7 @@ class Suppressions:
         return _removal(self._lines[comment.location.path], comment.location)
 
     def _family(self, code: Code, there: Collection[str]) -> str:
-        """What to write instead of the first letters of codes: those that were found at the spot, if any."""
+        """Return the hint for a beginning of codes: the codes found at the spot that begin so, if any."""
         prefix = code.text.upper()
         if not any(rule.code.startswith(prefix) for rule in self._rules.values()):
             return ""
@@ -250,7 +250,7 @@ class Suppressions:
         return f"write whole codes: {found or f'`dslpar explain {prefix}` lists them'}"
 
     def _suggestion(self, code: Code) -> str:
-        """'did you mean ...?', or nothing."""
+        """Return "did you mean ...?", or an empty string."""
         from dslpar.core.suggest import did_you_mean
 
         if code.text not in self._suggestions:
@@ -273,7 +273,7 @@ def _completes(rule: Rule, cx: Context) -> bool:
 
 
 def _removal(lines: list[str], location: Location) -> Fix:
-    """Take the comment away with the blanks before it; and with its line, where nothing else stands there."""
+    """Return the fix that removes a comment and the blanks before it, and its line if nothing else is on it."""
     line = lines[location.line - 1]
     before, after = line[: location.column - 1], line[location.end_column - 1 :]
     if after.strip():  # another comment follows

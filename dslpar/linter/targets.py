@@ -1,7 +1,7 @@
-"""What a config would have imported and called: the classes of its sections, and the calls within their arguments.
+"""List what a run would import and call: the classes that a config's sections name, and the calls in their arguments.
 
-The rule CFG122 refuses those that may not be, `dslpar lint --targets` lists all of them; `dslpar.core.trust` decides.
-Of a description that no section holds, nothing is called: it is not here.
+The rule CFG122 rejects those that are not allowed, and `dslpar lint --targets` lists all. `dslpar.core.trust` decides
+what is allowed. Values outside these sections are left out, since a run never calls them.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ KINDS = {
     "lr_scheduler": "an LR scheduler",
     "gradient_handler": "a dslpar.BaseGradientHandler",
 }
-"""Section (or a model's layer) -> what its class must be; a run checks that before it calls anything."""
+"""Section (or "layer", for a model's layers) -> the kind of class it needs; a run checks the kind before any call."""
 
 
 class Target(NamedTuple):
-    """One class or function, by its full name."""
+    """A class or function that a run would import, by its full name."""
 
     name: str
     location: Location
     key: str
     """The key whose value it makes, as the author wrote it."""
     purpose: str
-    """What it is for: "model", "layer", "data", "optimizer", "lr_scheduler", "gradient_handler", or "argument"."""
+    """Its use: "model", "layer", "data", "optimizer", "lr_scheduler", "gradient_handler", or "argument"."""
     allowed_by: str
-    """What allows it; empty: nothing does."""
+    """The reason why it is allowed; empty if it is not."""
     message: str = ""
-    """Where nothing does, what is wrong; and what to do."""
+    """Error message if it is not allowed; `hint` says what to do."""
     hint: str = ""
 
 
 def targets_of(root: Node, trusted: tuple[str, ...]) -> Iterator[Target]:
-    """Yield all targets of a config, section by section; `trusted` are packages."""
+    """Yield all targets of a config, section by section; `trusted` are the trusted packages."""
     for purpose in ("model", "data", "optimizer", "lr_scheduler", "gradient_handler"):
         node = root.value.get(purpose)
         if node is not None and isinstance(node.value, (list, tuple)):  # several gradient handlers
@@ -53,7 +53,7 @@ def targets_of(root: Node, trusted: tuple[str, ...]) -> Iterator[Target]:
 
 
 def _of_section(node: Node, purpose: str, key: str, trusted: tuple[str, ...]) -> Iterator[Target]:
-    """Yield the class of a section, or of a layer, and the calls within its arguments."""
+    """Yield the class of a section, or of a layer, and the calls in its arguments."""
     if not node.is_mapping:
         return
     written, location = _class_of(node)
@@ -61,7 +61,7 @@ def _of_section(node: Node, purpose: str, key: str, trusted: tuple[str, ...]) ->
     if name:
         yield _own_class(name, location, key, purpose)
     if purpose == "model" and name.startswith("dslpar.models.") and name.rpartition(".")[2] in families.FAMILIES:
-        return  # its keys are numbers and names, never calls
+        return  # the keys of a family are numbers and strings, never calls
     for argument, value in node.value.items():
         if argument == "layers_cfg" and isinstance(value.value, (list, tuple)):
             for index, layer in enumerate(value.value):
@@ -76,7 +76,7 @@ def _of_section(node: Node, purpose: str, key: str, trusted: tuple[str, ...]) ->
 
 
 def _class_of(node: Node) -> tuple[str, Location]:
-    """Return the class that a section names, as it is written, and where; an empty name where it names none."""
+    """Return the class that a section names, as written, and its location; the name is empty if there is none."""
     if node.target is not None:
         return node.target.name, node.target_location or node.location
     written = node.value.get("type")
@@ -108,7 +108,7 @@ def _calls(node: Node, key: str, trusted: tuple[str, ...]) -> Iterator[Target]:
             yield from _calls(child, f"{key}.{part}", trusted)
 
 
-# ---- from a name as a section has it to the full one; empty: nothing is imported by that name ----
+# ---- full names of the names in sections; empty: a run imports nothing by that name ----
 
 
 def _model(name: str) -> str:
@@ -138,7 +138,7 @@ def _optimizer(name: str) -> str:
 
 def _lr_scheduler(name: str) -> str:
     if name in sections.LR_SCHEDULERS:
-        return ""  # dslpar's own curves are functions of a step
+        return ""  # dslpar's own schedules are functions of the step
     from dslpar.schema import torch_schedulers
 
     row = torch_schedulers.named(name)
@@ -152,7 +152,7 @@ def _gradient_handler(name: str) -> str:
 
 
 def _full(name: str) -> str:
-    """Return a full name; one without dots is a registered one, whose class its program has imported."""
+    """Return a dotted name; a name without dots is registered, and its program has already imported the class."""
     return name if "." in name else ""
 
 

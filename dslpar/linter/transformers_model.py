@@ -1,7 +1,7 @@
-"""A model of transformers under lint: its sizes, and the places where they were written.
+"""A transformers model under lint: its sizes, and where they were written.
 
-A size stands in `model.config`, in the config.json of `model.pretrained`, or nowhere: then it is the config class's
-default, and what is wrong with it is reported at `model.config`.
+A size comes from `model.config`, or from the config.json of `model.pretrained`. Otherwise it is the default of the
+config class, and a problem with it is reported at `model.config`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dslpar.schema.transformers_configs import ConfigFile, visible_path
 
 
 class TransformersModel:
-    """What rules about models of transformers look at. Raises UnknownValueError where the model is none."""
+    """The input of rules about transformers models. Raises UnknownValueError for other models."""
 
     def __init__(self, cx: Context) -> None:
         config = cx.other_model.transformers
@@ -27,35 +27,35 @@ class TransformersModel:
 
     @property
     def name(self) -> str:
-        """The class, without its package."""
+        """The model's class, without its package."""
         return self.config.model
 
     @property
     def args(self) -> Mapping[str, Any]:
-        """What the config gives beside the type."""
+        """The model's keys besides its type."""
         return self.cx.other_model.args
 
     @property
     def known_file(self) -> ConfigFile:
-        """The config.json of `pretrained`. Raises UnknownValueError: there is none."""
+        """The config.json of `pretrained`. Raises UnknownValueError without `pretrained`."""
         if self.config.file is None:
             raise UnknownValueError("model.pretrained")
         return self.config.file
 
     def size(self, size: str) -> int:
-        """Return a size of `transformers_configs.NAMES`. Raises UnknownValueError: it is not known."""
+        """Return a size, by its name in `transformers_configs.NAMES`. Raises UnknownValueError if it is unknown."""
         found = self.config.size(size)
         if found is None:
             raise UnknownValueError(f"model.config.{size}")
         return found
 
     def problem(self, size: str, message: str, hint: str) -> Problem:
-        """Make a problem of a size, at its place; `message` goes on after the size's name and value."""
+        """Make a problem at the location of a size; the message begins with the size's key and value."""
         key = self.config.key(size)
         return self.problem_of_key(key, self.config.given(size), f"{key} {self.config.size(size)} {message}", hint)
 
     def problem_of_key(self, key: str, given: str, message: str, hint: str) -> Problem:
-        """Make a problem of a key, where "config", "file" or nobody gives it."""
+        """Make a problem of a key; `given` is its origin: "config", "file", or empty for a default."""
         whole = f"model.config.{key}"
         if given == "file":
             return Problem(self.place_in_file(key), message, hint, whole)
@@ -63,7 +63,7 @@ class TransformersModel:
         return Problem(self.cx.config.at(whole), message + more, hint, whole)
 
     def place_in_file(self, key: str = "") -> Location:
-        """Return where config.json has a key; without one, its beginning."""
+        """Return the location of a key in config.json; for an empty key, the file."""
         file = self.known_file
         path = visible_path(file.path)
         found = min(

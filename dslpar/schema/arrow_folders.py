@@ -1,4 +1,4 @@
-"""Folders that Hugging Face's `datasets` has saved, as far as their heads tell; no pyarrow.
+"""Folders saved by Hugging Face's `datasets`: read their metadata, without pyarrow.
 
 folder/dataset_dict.json          {"splits": ["train", "test"]}, and a folder for each; or, of one split:
 folder/state.json                 the files, and a fingerprint
@@ -26,23 +26,23 @@ class ArrowFolder(NamedTuple):
     """One split of a saved data set."""
 
     path: str
-    """Of the split's own folder."""
+    """Path of the split's own folder."""
     columns: Mapping[str, str] = {}
     """Column -> its type, such as 'string' or 'list of int32'."""
     files: tuple[str, ...] = ()
     fingerprint: str = ""
     splits: tuple[str, ...] = ()
-    """Of the whole folder; empty where it has none."""
+    """All splits of the data set; empty if it has none."""
     problem: str = ""
-    """Why it cannot be used; empty: it can."""
+    """Reason why it cannot be used; empty if it can."""
     missing: bool = False
-    """Whether there is nothing at that path."""
+    """Whether the path does not exist."""
     is_split: bool = False
     """Whether the problem is the name of the split."""
 
 
 def read_arrow_folder(path: str, split: str | None = None) -> ArrowFolder:
-    """Read the heads of a saved data set, or of one of its splits (None: 'train'); what is wrong is in the result."""
+    """Read the metadata of a saved data set, or of one split (None: 'train'); `problem` has a mistake, if any."""
     if not os.path.exists(path):
         return ArrowFolder(path, problem="there is no such folder", missing=True)
     try:
@@ -81,8 +81,8 @@ def _read_split(path: str) -> ArrowFolder:
 
 
 def _described(feature: Any) -> str:
-    """Return the type of a column: of lists what they are of."""
-    if isinstance(feature, list):  # as older versions wrote a list
+    """Return the type of a column; for a list, with the type of its items."""
+    if isinstance(feature, list):  # the form of lists in older versions
         return f"list of {_described(feature[0])}" if feature else "list"
     if not isinstance(feature, dict):
         return "unknown"

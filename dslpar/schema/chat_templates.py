@@ -1,9 +1,9 @@
-"""The template that writes a conversation as text: the tokenizer's own, a file's, or ChatML. No torch, no Jinja.
+"""Chat templates, which write a conversation as text: the tokenizer's own, a file's, or ChatML. No torch, no Jinja.
 
     found = template_of(spec.data, "configs/chat.py")
     found.text, found.special                    # what Jinja runs, and {"bos_token": "<s>", ...}
 
-Where transformers keeps it: chat_template.jinja beside tokenizer.json, or `chat_template` of tokenizer_config.json.
+A tokenizer's template is in chat_template.jinja beside tokenizer.json, or in `chat_template` of tokenizer_config.json.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dslpar.schema.tokenizers import TOKENIZER_CONFIG
 
 TEMPLATE_FILE = "chat_template.jinja"
 _MAX_BYTES = 16 << 20
-"""Of a template, or the tokenizer_config.json that has one: some KiB, or some hundred with thousands of tokens."""
+"""Limit for a template or a tokenizer_config.json; with thousands of tokens these have some hundred KiB."""
 _MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _CHATML = (
     "{% for message in messages %}"
@@ -33,28 +33,28 @@ _CHATML = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
-"""OpenAI's ChatML, as Qwen's and others' templates write it."""
+"""OpenAI's ChatML, in the form that Qwen and others use."""
 
 
 class Template(NamedTuple):
-    """A template, or why there is none."""
+    """A template, or the reason why there is none."""
 
     text: str = ""
     special: Mapping[str, str] = {}
-    """Texts that a template may ask for by name: bos_token, eos_token and the like."""
+    """Special tokens that a template may use, name -> text: bos_token, eos_token and the like."""
     path: str = ""
-    """The file that it is from; empty: it stands in the config, or is ChatML."""
+    """The template's file; empty if it is written in the config, or is ChatML."""
     problem: str = ""
-    """Why it cannot be used; empty: it can."""
+    """Reason why it cannot be used; empty if it can."""
 
     @property
     def marks_answers(self) -> bool:
-        """Whether it says itself what the assistant says: {% generation %}."""
+        """Whether the template marks what the assistant says, with {% generation %}."""
         return _MARKED.search(self.text) is not None
 
 
 def template_of(data: ChatData, config_path: str) -> Template:
-    """Return the template of a config's conversations; what is wrong with it is in the result."""
+    """Return the template of a config's conversations; a mistake is in the result's `problem`."""
     folder = None
     if data.tokenizer is not None:
         tokenizer = absolute_path(config_path, data.tokenizer)
@@ -91,7 +91,7 @@ def _text(token: object) -> str:
 
 
 def _of_config(value: object) -> str:
-    """Return the template that tokenizer_config.json has: a text, or the default one of a list by name."""
+    """Return the template from the value in tokenizer_config.json: a string, or a list of which "default" is taken."""
     if isinstance(value, list):
         named = {item.get("name"): item.get("template") for item in value if isinstance(item, dict)}
         value = named.get("default")

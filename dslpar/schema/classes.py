@@ -1,8 +1,8 @@
 """Read the sections that name a class: model and its layers, optimizer, LR scheduler, gradient handlers.
 
-A class goes by its name where dslpar, torch or DeepSpeed has it, by its full dotted name anywhere, and by a name that
-the process has registered (as ColossalAI's registries have it). The tables of torch's and DeepSpeed's names are
-imported where a config uses one.
+A config names a class in one of three ways: by its short name in dslpar, torch or DeepSpeed; by its full dotted name;
+or by a name that the process has registered (as in ColossalAI's registries). The tables of torch's and DeepSpeed's
+names are imported only if a config uses one.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _OF_EVERY_FAMILY = {
     "vocab_size": TYPES["PositiveInt"],
     "max_seq_len": TYPES["PositiveInt"],
 }
-"""What is wrong with these sizes is told of an unknown model, too."""
+"""Sizes that are checked even if the model is unknown."""
 _REGISTERED = "; one that is registered is known only in the process that registers it"
 
 
 def optimizer(reader: Reader, node: Node, registered: Registered) -> sections.Optimizer | None:
-    """Read dslpar's own optimizer, one of torch's or DeepSpeed's by name, or a class of the author's."""
+    """Read one of dslpar's optimizers, one of torch's or DeepSpeed's by name, or the author's own class."""
     typed = mapping(reader, node, "optimizer", "torch.optim.", "AdamW")
     if typed is None:
         return None
@@ -41,7 +41,7 @@ def optimizer(reader: Reader, node: Node, registered: Registered) -> sections.Op
     from dslpar.schema.torch_optimizers import OPTIMIZERS, short
 
     name = short(typed.name or "")
-    # DeepSpeed takes its names in any case: OnebitAdam is what its own tutorials write.
+    # DeepSpeed ignores the case of its names: its own tutorials write OnebitAdam.
     name = next((known for known, row in OPTIMIZERS.items() if row.refused and known.lower() == name.lower()), name)
     row = OPTIMIZERS.get(name)
     if row is None and "." not in name:
@@ -49,7 +49,7 @@ def optimizer(reader: Reader, node: Node, registered: Registered) -> sections.Op
         own = OWN_NAME.format("MyOptimizer", "")
         meant = reader.unknown_type("optimizer", typed.name, typed.location, names, own)
         if meant is None:
-            # Every optimizer has these two: what is wrong with them is told now, whatever the class will be.
+            # Every optimizer has these two keys, so they can be checked although the class is unknown.
             shared = [entry for entry in typed.entries if entry.name in ("lr", "weight_decay")]
             reader.fields(sections.OtherOptimizer, shared, node, "optimizer", "optimizer", target=name)
             return None
@@ -66,7 +66,7 @@ def optimizer(reader: Reader, node: Node, registered: Registered) -> sections.Op
 def _other_optimizer(
     reader: Reader, name: str, entries: list[Entry], node: Node, known: Mapping[str, str] | None
 ) -> sections.OtherOptimizer:
-    """Read lr and weight_decay as fields, the rest as arguments, which are checked where they are known."""
+    """Read lr and weight_decay as fields and the rest as arguments, which are checked if the optimizer is known."""
     ours = {"lr", "weight_decay"} & set(known or ("lr", "weight_decay"))
     fields = [entry for entry in entries if entry.name in ours]
     rest = [entry for entry in entries if entry.name not in ours]
@@ -78,7 +78,7 @@ def _other_optimizer(
 def lr_scheduler(
     reader: Reader, node: Node, registered: Registered
 ) -> sections.LRScheduler | sections.OtherLRScheduler | None:
-    """Read dslpar's own LR scheduler, or one of DeepSpeed's or torch's by name."""
+    """Read one of dslpar's LR schedulers, or one of DeepSpeed's or torch's by name."""
     typed = mapping(reader, node, "lr_scheduler", "torch.optim.lr_scheduler.", "constant")
     if typed is None:
         return None
@@ -105,11 +105,11 @@ def lr_scheduler(
 
 
 def _demand(reader: Reader, source_key: str, required: Iterable[str], typed: Typed, node: Node) -> None:
-    """Report arguments that are missing and have no default."""
+    """Report missing arguments that have no default."""
     given = {entry.name for entry in typed.entries if entry.node.value is not None}
     for name in required:
         key = f"{source_key}.{name}"
-        # Not their union: it would be made anew for each layer of a list of thousands.
+        # Do not build the union of the two sets: a list of layers may have thousands.
         if name not in given and key not in reader.config.unknown and key not in reader.invalid:
             reader.missing_key(name, source_key, node.location, key, f", which {typed.name} needs")
 
@@ -124,7 +124,7 @@ def _refuse(reader: Reader, source_key: str, name: str, typed: Typed, why: str, 
 
 
 def model(reader: Reader, node: Node, registered: Registered) -> sections.Model | sections.OtherModel | None:
-    """Read a model of dslpar's own, 'Sequential', a registered one, or a class of the author's."""
+    """Read one of dslpar's models, 'Sequential', a registered model, or the author's own class."""
     if not node.is_mapping:
         reader.report("CFG102", node.location, "model must be a dict with a type", MODEL_HELP, "model")
         return None
@@ -168,12 +168,12 @@ def _of_transformers(reader: Reader, model: sections.OtherModel, typed: Typed) -
 
 
 def _beside(reader: Reader, folder: str) -> str:
-    """Return the absolute path of a folder that a config names relative to its own."""
+    """Return the absolute path of a folder that a config gives relative to its own folder."""
     return os.path.abspath(os.path.join(os.path.dirname(reader.config.path), folder))
 
 
 def _model_by_another_name(reader: Reader, typed: Typed) -> str | None:
-    """Report a model that no family has by that name; return the one that must be meant, or None."""
+    """Report an unknown model name; return the family that must be meant, or None."""
     name = typed.name or ""
     family, fields = families.known_as(name)
     if not family or name.lower() == family.lower():
@@ -185,7 +185,7 @@ def _model_by_another_name(reader: Reader, typed: Typed) -> str | None:
 
 
 def _layers(reader: Reader, entry: Entry, registered: Registered) -> None:
-    """Check the list of layers; it stays in the model's arguments as it was written."""
+    """Check the list of layers, which stays in the model's arguments as written."""
     reader.written[entry.source_key] = entry.source_key
     layers = entry.node.value
     if not isinstance(layers, SEQUENCE) or not layers:
@@ -201,7 +201,7 @@ def _layers(reader: Reader, entry: Entry, registered: Registered) -> None:
 
 
 def _layer(reader: Reader, node: Node, source_key: str, registered: Registered) -> int | None:
-    """Check one layer; return its layer_idx, where it has one."""
+    """Check one layer; return its layer_idx, or None."""
     if not node.is_mapping:
         reader.report("CFG102", node.location, f"{source_key} must be a dict", _LAYERS_HELP, source_key)
         return None
@@ -229,7 +229,7 @@ def _check_layer_name(reader: Reader, name: str, location: Location, source_key:
 
 
 def _check_layer_arguments(reader: Reader, name: str, typed: Typed, node: Node, source_key: str) -> None:
-    """Check that a layer of torch's has all arguments that it needs, and none that it does not take."""
+    """Check that a torch layer has all required arguments, and no unknown ones."""
     from dslpar.schema.torch_layers import LAYERS
 
     layer = LAYERS.get(name)
@@ -243,7 +243,7 @@ def _check_layer_arguments(reader: Reader, name: str, typed: Typed, node: Node, 
 
 
 def _check_rise(reader: Reader, entry: Entry, placed: list[int | None]) -> None:
-    """Check that indices count up from 0, without gaps; -1 is the last of them."""
+    """Check that indices count up from 0 without gaps; -1 stands for the last."""
     known = [(number, index) for number, index in enumerate(placed) if index is not None]
     last = max((index for _, index in known), default=0)
     expected = {0}
@@ -262,7 +262,7 @@ def _check_rise(reader: Reader, entry: Entry, placed: list[int | None]) -> None:
 
 
 def gradient_handlers(reader: Reader, node: Node, registered: Registered) -> tuple[sections.GradientHandler, ...]:
-    """Read a list of handlers, or one; ColossalAI's own that have nothing to do here are left out, with a finding."""
+    """Read one handler or a list; ColossalAI's own handlers without work here are left out, with a finding."""
     items = [(node, "gradient_handler")]
     if isinstance(node.value, SEQUENCE):
         items = [(item, f"gradient_handler.{index}") for index, item in enumerate(node.value)]
@@ -304,14 +304,14 @@ IDLE_HANDLERS: Mapping[str, str] = {
     "PipelineSharedModuleGradientHandler": "DeepSpeed sums the gradients of tied layers over stages",
     "SequenceParallelGradientHandler": "dslpar's layers sum over what splits the sequence",
 }
-"""ColossalAI's own handlers, and who does their work here."""
+"""ColossalAI's own handlers -> the part of DeepSpeed or dslpar that does their work."""
 
 
-# What they share --------------------------------------------------------------------------------------------------
+# Shared helpers ---------------------------------------------------------------------------------------------------
 
 
 def mapping(reader: Reader, node: Node, key: str, package: str, default: str) -> Typed | None:
-    """Split a section into its class and the rest; report one that is not a dict, and return None."""
+    """Split a section into its class and the rest; report a section that is not a dict, and return None."""
     if node.is_mapping:
         return reader.typed(node, key, package, default)
     written = node.value if isinstance(node.value, str) else ""

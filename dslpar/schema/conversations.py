@@ -1,9 +1,9 @@
-"""Conversations in files of JSON, a line each: read and checked, without torch.
+"""Read and check conversations in JSON Lines files, without torch.
 
     for line in read_lines("chat.jsonl"):
         conversation = parse(line.text)            # ValueError: says what is wrong with it
 
-Lines are as OpenAI's and TRL's data have them, {"messages": [{"role": ..., "content": ...}, ...]}, or as ShareGPT's,
+A line has OpenAI's and TRL's form, {"messages": [{"role": ..., "content": ...}, ...]}, or ShareGPT's,
 {"conversations": [{"from": ..., "value": ...}, ...]}.
 """
 
@@ -28,36 +28,36 @@ _SPEAKERS: Mapping[str, str] = {
     "chatgpt": ASSISTANT,
     "observation": "tool",
 }
-"""ShareGPT's, by the role that each is."""
+"""ShareGPT's speaker -> role."""
 _EXPECTED = '{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}'
 HINT = f"write a conversation a line: {_EXPECTED}"
 
 
 class Conversation(NamedTuple):
-    """A conversation, as a template takes it."""
+    """A conversation in the form that chat templates take."""
 
     messages: list[dict[str, Any]]
-    """Each with its role, its content, and whatever else the line says of it, such as tool_calls."""
+    """Each has role, content, and the other keys of the line, such as tool_calls."""
     tools: list[Any] | None = None
     """Descriptions of functions that the assistant may call."""
 
 
 class Line(NamedTuple):
-    """A line of a file that is not empty."""
+    """A non-empty line of a file."""
 
     path: str
     number: int
-    """From 1."""
+    """Counts from 1."""
     text: bytes
 
     @property
     def place(self) -> str:
-        """Where it stands: path:line."""
+        """Location for messages: path:line."""
         return f"{self.path}:{self.number}"
 
 
 def read_lines(path: str, max_bytes: int = -1) -> Iterator[Line]:
-    """Yield the lines of a file that hold something, and end within its first `max_bytes`; -1: all. Raises: OSError."""
+    """Yield the non-empty lines that end within a file's first `max_bytes` (-1: all lines). Raises: OSError."""
     read = 0
     with gzip.open(path, "rb") if path.endswith(".gz") else open(path, "rb") as file:
         lines = enumerate(file, 1)
@@ -66,7 +66,7 @@ def read_lines(path: str, max_bytes: int = -1) -> Iterator[Line]:
                 number, text = next(lines)
             except StopIteration:
                 return
-            except zlib.error as error:  # no OSError, as gzip's other errors are
+            except zlib.error as error:  # gzip's other errors are OSErrors, this one is not
                 raise OSError(f"it is no gzip file, or a damaged one: {error}") from None
             read += len(text)
             if 0 <= max_bytes < read:
@@ -76,10 +76,10 @@ def read_lines(path: str, max_bytes: int = -1) -> Iterator[Line]:
 
 
 def parse(text: bytes) -> Conversation:
-    """Read a conversation that a line holds.
+    """Parse the conversation in a line.
 
     Raises:
-        ValueError: it is none, a role is unknown, nobody says anything, or an answer is empty; the text says which.
+        ValueError: not a conversation, an unknown role, no answer, or an empty one; the message says which.
     """
     value = parse_json(text)
     if isinstance(value, list) or text.lstrip().startswith(b"["):
@@ -117,7 +117,7 @@ def _message(item: Any, number: int, is_sharegpt: bool) -> dict[str, Any]:
     if not isinstance(role, str) or role not in known:
         raise ValueError(f"message {number}: {role_key!r} is {role!r}, not one of {', '.join(known)}")
     rest = {key: value for key, value in item.items() if key not in (role_key, content_key)}
-    # An answer may be calls of tools alone.
+    # An answer may consist of tool calls only.
     if content is None and item.get("tool_calls"):
         return {**rest, "role": known[role], "content": None} if is_sharegpt else item
     if not isinstance(content, str):

@@ -1,4 +1,4 @@
-"""Read the section `data`: one of dslpar's types, a blend of them, or a class of the author's."""
+"""Read the section `data`: one of dslpar's types, a blend of them, or the author's own class."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PARTS_HELP = "parts=[dict(type='tokens', path='a', weight=0.7), dict(type='toke
 
 
 def data(reader: Reader, node: Node, registered: Registered) -> datasets.Data | None:
-    """Read the data: of one of dslpar's types, a blend of them, or a class of the author's."""
+    """Read the data: one of dslpar's types, a blend of them, or the author's own class."""
     typed = mapping(reader, node, "data", "dslpar.data.", "text")
     if typed is None or typed.name != "blend":
         return None if typed is None else _dataset(reader, typed, node, "data")
@@ -25,14 +25,14 @@ def data(reader: Reader, node: Node, registered: Registered) -> datasets.Data | 
 
 
 def _dataset(reader: Reader, typed: Typed, node: Node, key: str) -> datasets.Data | None:
-    """Read data that are no blend, at that key."""
+    """Read the data at `key`, which must not be a blend."""
     name = typed.name
     if name is not None and "." in name:
         return _own_data(reader, name, typed.entries, node, key)
     if name is None or name not in datasets.DATASETS:
         own = OWN_NAME.format("MyData", "")
         name = reader.unknown_type(key, name, typed.location, datasets.DATASETS, own)
-    if name is None or name == "blend":  # a misspelt one, whose parts are read when that is mended
+    if name is None or name == "blend":  # a misspelt blend, whose parts are read once its type is corrected
         reader.invalid.add(key)
         return None
     made: datasets.Data = reader.fields(datasets.DATASETS[name], typed.entries, node, key, key)

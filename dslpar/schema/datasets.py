@@ -1,7 +1,7 @@
-"""The section `data` by its types: what a run is trained on. Sections as in `dslpar.schema.sections`.
+"""The types of the section `data`, which are sections as in `dslpar.schema.sections`.
 
-Masked tokens are BERT's (arXiv 1810.04805) and RoBERTa's (1907.11692), spans T5's (1910.10683), bytes with special ids
-before them ByT5's (2105.13626).
+Sources: masked tokens from BERT (arXiv 1810.04805) and RoBERTa (1907.11692), spans from T5 (1910.10683), bytes after
+special ids from ByT5 (2105.13626).
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from dslpar.schema.types import (
 
 @section
 class TextData:
-    """Text, of which each next token is predicted: by default the source of Python's standard library, byte by byte."""
+    """Text for next-token prediction: by default the source of Python's standard library, byte by byte."""
 
     seq_len: PositiveInt | None = key(
         default=None, resume="free", synonyms="seq_length seq_len sequence_length", capitals="SEQ_LEN SEQ_LENGTH"
     )
-    """Tokens of a sample; left out: the model's max_seq_len."""
+    """Tokens per sample; left out: the model's max_seq_len."""
     files: StrList | None = key(default=None, resume="free", synonyms="data_path train_data_path")
     """Text files or folders to train on, relative to the config; left out: the standard library's source."""
     tokenizer: Path | None = key(default=None, resume="free", synonyms="tokenizer_file tokenizer_path tokenizer_name")
@@ -45,29 +45,29 @@ class TextData:
 
 @section
 class MaskedTextData(TextData):
-    """Text of which masked tokens are told, as BERT and RoBERTa learn; masks are drawn anew each epoch."""
+    """Text for masked-token prediction, as for BERT and RoBERTa; masks are drawn anew each epoch."""
 
     mask_prob: PositiveFraction = key(default=0.15, resume="reported", synonyms="masked_lm_prob mlm_probability")
-    """Share of the tokens that are told: of these 80 % are masked, 10 % are another token, 10 % stay."""
+    """Share of the tokens that are predicted; of these 80 % are masked, 10 % become another token, 10 % stay."""
     whole_words: bool = key(default=False, resume="reported", synonyms="whole_word_mask")
-    """Tell words whole, all of their tokens or none."""
+    """Predict whole words: all tokens of a word, or none."""
     next_sentence: bool | None = key(default=None, resume="refused", synonyms="binary_head add_binary_head")
-    """Samples are two pieces of text, and whether the second follows the first is told too; left out: where the model
-    is BertForPreTraining.
+    """Samples are two pieces of text, and the model also predicts whether the second follows the first; left out: only
+    if the model is BertForPreTraining.
     """
 
 
 @section
 class SpanTextData(TextData):
-    """Text of which spans are told, as T5 learns: each is one sentinel in the encoder's sample."""
+    """Text for span prediction, as for T5: a sentinel replaces each span in the encoder's sample."""
 
     noise_density: PositiveFraction = key(default=0.15, resume="reported")
     """Share of the tokens that are in spans."""
     mean_span_length: PositiveFloat = key(default=3.0, resume="reported", synonyms="mean_noise_span_length")
-    """Tokens of a span, in the mean."""
+    """Mean number of tokens per span."""
     target_len: PositiveInt | None = key(default=None, resume="refused", synonyms="decoder_seq_length")
-    """Tokens of the decoder's sample, the end padded; left out: what spans, sentinels and an end take, rounded up to a
-    multiple of 8.
+    """Tokens of the decoder's sample, padded at its end; left out: the tokens of spans, sentinels and the end token,
+    rounded up to a multiple of 8.
     """
 
 
@@ -80,17 +80,17 @@ class ImageData:
     tokenizer: ClassVar[None] = None
 
     path: Path = key(resume="free", synonyms="image_folder data_dir imagenet_path")
-    """A folder with a folder of images for each class, an .npz file with `images` and `labels`, or an .npy file of
-    images; relative to the config.
+    """A folder with one folder of images per class, an .npz file with `images` and `labels`, or an .npy file of images;
+    relative to the config.
     """
     labels: Path | None = key(default=None, resume="free")
-    """Classes of the images of an .npy file: another .npy file."""
+    """.npy file with the classes of the images in an .npy file."""
     size: PositiveInt | None = key(default=None, resume="refused", synonyms="resize")
-    """Height and width that images are resized to; left out: the model's image_size, or as they are."""
+    """Height and width to which images are resized; left out: the model's image_size, or as they are."""
     mean: ChannelMeans = key(default=0.5, resume="reported")
-    """What is subtracted from pixels in [0, 1]: a number, or one for each channel."""
+    """Mean to subtract from pixels in [0, 1]: a number, or one per channel."""
     std: ChannelDeviations = key(default=0.5, resume="reported")
-    """What they are divided by then."""
+    """Standard deviation to divide by afterwards: a number, or one per channel."""
     flip: bool = key(default=False, resume="reported")
     """Mirror half of the training images, drawn anew each epoch."""
     eval_fraction: Fraction = key(default=0.05, resume="free")
@@ -99,7 +99,7 @@ class ImageData:
 
 @section
 class TokensData:
-    """Token files, of which each next token is predicted: `dslpar data tokenize` writes them; Megatron-LM's, too."""
+    """Token files for next-token prediction, written by `dslpar data tokenize` or by Megatron-LM."""
 
     files: ClassVar[None] = None
     tokenizer: ClassVar[None] = None
@@ -109,16 +109,16 @@ class TokensData:
     .idx); relative to the config.
     """
     seq_len: PositiveInt | None = key(default=None, resume="free")
-    """Tokens of a sample; left out: the model's max_seq_len."""
+    """Tokens per sample; left out: the model's max_seq_len."""
     eval_fraction: Fraction = key(default=0.05, resume="free")
-    """Share of the documents that is held out for evaluation: the last ones. Not used with eval_path."""
+    """Share of the documents, from the end, that is held out for evaluation. Not used with eval_path."""
     eval_path: Path | None = key(default=None, resume="free")
-    """Token files that are held out; left out: the last documents of `path`."""
+    """Held-out token files; left out: the last documents of `path`."""
 
 
 @section
 class ChatData:
-    """Conversations, of which the assistant's answers are learned: files of JSON, a conversation a line."""
+    """Conversations in JSON Lines files, of which the model learns the assistant's answers."""
 
     files: StrList = key(resume="free", synonyms="train_file datasets")
     """.jsonl files or folders of them, relative to the config. A line is {"messages": [{"role": "user", "content":
@@ -131,50 +131,50 @@ class ChatData:
     template: str | None = key(
         default=None, resume="free", aliases="chat_template", synonyms="chat_template_path chat_template_jinja"
     )
-    """How a conversation is written as text: a Jinja template, a file with one, or 'chatml'; left out: the tokenizer's
-    own, and of bytes 'chatml'.
+    """Chat template: a Jinja template, a file with one, or 'chatml'; left out: the tokenizer's own, or 'chatml' without
+    a tokenizer.
     """
     seq_len: PositiveInt | None = key(default=None, resume="free", synonyms="max_length cutoff_len")
-    """Tokens of a sample, longer conversations end there; left out: the model's max_seq_len."""
+    """Tokens per sample, longer conversations are cut; left out: the model's max_seq_len."""
     assistant_only_loss: bool = key(
         default=True, resume="refused", synonyms="train_on_inputs mask_prompt completion_only_loss train_on_prompt"
     )
-    """Learn what the assistant says, and nothing else; False: all of a conversation."""
+    """Learn only what the assistant says. False: learn the whole conversation."""
     packing: bool = key(default=False, resume="refused", synonyms="sample_packing")
-    """Put several conversations into a sample, each of which attends to itself alone; False: one, padded at its end."""
+    """Put several conversations into a sample, each attending only to itself. False: one per sample, with padding."""
     eval_fraction: Fraction = key(default=0.05, resume="free")
-    """Share of the conversations that is held out for evaluation: the last ones. Not used with eval_path."""
+    """Share of the conversations, from the end, that is held out for evaluation. Not used with eval_path."""
     eval_path: Path | None = key(default=None, resume="free")
-    """A .jsonl file, or a folder of them, that is held out; left out: the last conversations of `files`."""
+    """A held-out .jsonl file or folder of them; left out: the last conversations of `files`."""
 
 
 @section
 class HuggingFaceData:
-    """A data set that Hugging Face's `datasets` has saved to a folder: a column of text, or the model's inputs."""
+    """A folder that Hugging Face's `datasets` saved: a column of text, or columns with the model's inputs."""
 
     files: ClassVar[None] = None
 
     path: Path = key(resume="free", synonyms="dataset_path dataset_name")
     """A folder that `save_to_disk` wrote, relative to the config."""
     split: str | None = key(default=None, resume="free")
-    """Split to train on, where the folder has several; left out: 'train'."""
+    """Split to train on, if the folder has several; left out: 'train'."""
     eval_split: str | None = key(default=None, resume="free")
-    """Split that is held out; left out: rows of `split`."""
+    """Held-out split; left out: rows of `split`."""
     text_column: str | None = key(default=None, resume="free", synonyms="dataset_text_field text_column_name")
-    """Column of text, of which each next token is predicted, row after row; left out: columns are the arguments of the
-    model's forward, and `labels`, by name.
+    """Column of text for next-token prediction, row after row; left out: columns are `labels` and the arguments of the
+    model's forward, by name.
     """
     tokenizer: Path | None = key(default=None, resume="free")
-    """As with type='text'; for text_column."""
+    """Tokenizer for text_column, as with type='text'."""
     seq_len: PositiveInt | None = key(default=None, resume="free")
-    """Tokens of a sample; left out: the model's max_seq_len."""
+    """Tokens per sample; left out: the model's max_seq_len."""
     eval_fraction: Fraction = key(default=0.05, resume="free")
-    """Share of the rows that is held out for evaluation, evenly spread. Not used with eval_split."""
+    """Share of the rows, evenly spread, that is held out for evaluation. Not used with eval_split."""
 
 
 @section
 class OtherData:
-    """A class of one's own, with `__len__` and `__getitem__`; what else stands in the section is its arguments."""
+    """Your own class with `__len__` and `__getitem__`; the section's other keys are its arguments."""
 
     files: ClassVar[None] = None
     tokenizer: ClassVar[None] = None
@@ -185,41 +185,41 @@ class OtherData:
     args: Dict = key(default_factory=dict, resume="free")
     """Its keyword arguments."""
     eval: Dict | None = key(default=None, resume="free")
-    """Arguments that are other ones for the held-out data; with a type, a class of their own and all its arguments.
-    Left out: nothing is held out.
+    """Arguments that differ for the held-out data; with a type, another class and all its arguments. Left out: nothing
+    is held out.
     """
     seq_len: PositiveInt | None = key(default=None, resume="free")
-    """Tokens of a sample, also given to a class that takes seq_len; left out: the model's max_seq_len, or samples are
+    """Tokens per sample, also passed to a class that takes seq_len; left out: the model's max_seq_len, or samples are
     counted.
     """
 
 
 @section
 class BlendPart:
-    """One of the data that a blend is of."""
+    """One part of a blend."""
 
     dataset: Dataset = key(resume="free")
     """The data: a type, and its keys."""
     weight: PositiveFloat | None = key(default=None, resume="free", synonyms="blend_weight")
-    """Its share of the samples, over the sum of all weights."""
+    """Weight of the part; its share of the samples is weight / sum of all weights."""
 
 
 @section
 class BlendData:
-    """Several data, mixed: each step has of each of them its share, to less than two samples."""
+    """A mix of several data sets: each step has the share of each part, to within less than two samples."""
 
     files: ClassVar[None] = None
     tokenizer: ClassVar[None] = None
     eval_fraction: ClassVar[float] = 0.0
 
     parts: tuple[BlendPart, ...] = key(resume="free")
-    """What is mixed: a list of data, each with a type, its keys and a weight."""
+    """The parts of the mix: a list of data, each with a type, its keys and a weight."""
     temperature: PositiveFloat | None = key(default=None, resume="free")
-    """Instead of weights: parts are weighted by size ** (1 / temperature), in samples; 1, as without both, by size; the
-    higher, the more equal.
+    """Instead of weights: the weight of a part is size ** (1 / temperature), with its size in samples. 1 weights parts
+    by size, as does leaving out both; higher values make the shares more equal.
     """
     seq_len: PositiveInt | None = key(default=None, resume="free")
-    """Tokens of a sample, of all parts; left out: the model's max_seq_len."""
+    """Tokens per sample, the same for all parts; left out: the model's max_seq_len."""
 
 
 Data: TypeAlias = (
@@ -243,22 +243,22 @@ DATASETS: Mapping[str, type] = {
     "huggingface": HuggingFaceData,
     "blend": BlendData,
 }
-"""By the `type` of a config."""
+"""`type` in a config -> section class."""
 _PATHS = ("files", "tokenizer", "path", "labels", "eval_path", "template")
 CHATML = "chatml"
-"""The name of the template that dslpar brings."""
+"""The name of dslpar's own chat template."""
 
 
 def type_name(data: object) -> str:
     """Return the `type` that a config gives a section of data."""
-    # Not type(data): lint rules see a section through a guard, which has the section's __class__.
+    # Not type(data): lint rules get a section through a guard, which reports the section's __class__.
     if isinstance(data, OtherData):
         return data.target
     return next(name for name, cls in DATASETS.items() if cls is data.__class__)
 
 
 def is_images(data: Data) -> bool:
-    """Whether samples are images and their classes."""
+    """Whether all samples are images with classes."""
     return all(isinstance(each, ImageData) for each in parts_of(data))
 
 
@@ -268,22 +268,22 @@ def part_key(number: int) -> str:
 
 
 def parts_of(data: Data) -> Sequence[Data]:
-    """Return the data that a section is of: a blend's parts, or itself."""
+    """Return the parts of a blend, or a list with the data itself."""
     return [part.dataset for part in data.parts] if isinstance(data, BlendData) else [data]
 
 
 def absolute_path(config_path: str, name: str) -> str:
-    """Return a path that a config gives relative to its own folder."""
+    """Return the absolute path of a name that a config gives relative to its own folder."""
     return os.path.abspath(os.path.join(os.path.dirname(config_path), name))
 
 
 def names_template_file(template: str) -> bool:
-    """Whether a `template` of conversations is a path: no name that dslpar knows, and no template itself."""
+    """Whether a `template` of conversations is a path: neither 'chatml' nor a template itself."""
     return template != CHATML and "{{" not in template and "{%" not in template
 
 
 def with_absolute_paths(values: Mapping[str, Any], data: Data, config_path: str) -> dict[str, Any]:
-    """Return the values of a section with paths that hold wherever it is written to."""
+    """Return the values of a section with absolute paths, so that they are valid in any folder."""
     found = dict(values)
     for name in _PATHS:
         value = getattr(data, name, None)

@@ -1,7 +1,7 @@
-"""Read the section `deepspeed`: DeepSpeed's own keys by its own names, closed at every depth, each with its type.
+"""Read the section `deepspeed`: DeepSpeed's keys by its own names. Only known keys are accepted, at every depth.
 
-DeepSpeed checks a part of this itself, when it starts, and accepts the rest in silence. Imported where a config has
-the section.
+DeepSpeed itself checks a part of the keys when it starts, and silently accepts the rest. This module is imported only
+if a config has the section.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from dslpar.schema.types import TYPES
 
 SECTION = "deepspeed"
 _ELSEWHERE = {*deepspeed_policy.OURS, *deepspeed_policy.REMOVED, *deepspeed_policy.UNSUPPORTED}
-"""Keys that rules speak of by name."""
+"""Keys that are reported by rules of their own."""
 
 
 def raw(reader: Reader, node: Node) -> dict[str, object]:
-    """Return the values of the section; None is as absent, and what is wrong is left out."""
+    """Return the values of the section, without invalid ones; None means that a key is absent."""
     entries = entries_of(node, SECTION)
     values = {entry.name: entry.node.plain() for entry in entries if entry.name in _ELSEWHERE}
     return values | _section(reader, "", [entry for entry in entries if entry.name not in _ELSEWHERE])
@@ -50,13 +50,13 @@ def _value(reader: Reader, path: str, type_name: str, entry: Entry) -> object:
     value = reader.scalar(
         TYPES["Dict" if type_name == "Section" else type_name], entry.node, entry.source_key, entry.source_key
     )
-    # The same check as of any key, under the code of this section.
+    # The same check as for any key, but reported under this section's code.
     reader.misreads[before:] = [misread._replace(code="DSC105") for misread in reader.misreads[before:]]
     return value
 
 
 def _unknown(reader: Reader, entry: Entry, path: str, known: Iterable[str]) -> None:
-    """Report a key that DeepSpeed does not have, and would ignore in silence."""
+    """Report a key that DeepSpeed does not have and would silently ignore."""
     names = list(known)
     message = f"unknown DeepSpeed key {entry.name!r}" + (f" in {path}" if path else "")
     close = nearest(entry.name, names if path else [*names, *_ELSEWHERE])
@@ -73,7 +73,7 @@ def _unknown(reader: Reader, entry: Entry, path: str, known: Iterable[str]) -> N
 
 
 def _why_not(name: str) -> str:
-    """Say what stands in the way of a key that a misspelt one resembles."""
+    """Return the hint for a misspelt key that resembles one which this section does not accept."""
     if name in deepspeed_policy.OURS:
         return f"{deepspeed_policy.written_elsewhere(name)} (if {name!r} is meant)"
     if name in deepspeed_policy.REMOVED:

@@ -1,9 +1,9 @@
-"""DeepSpeed's own keys as dslpar takes them: which section decides each, which pass through, and of which type.
+"""dslpar's policy for DeepSpeed's keys: which sections set them, which pass through, and their types.
 
-Which keys there are, their types and defaults stand in data/deepspeed_keys.json, which tools/deepspeed_keys.py writes
-from the installed DeepSpeed. By hand stand dslpar's own decisions alone: UNSUPPORTED, and types that are narrower than
-DeepSpeed's; OURS follows from the sections. DeepSpeed itself accepts any unknown top-level key in silence (its issues
-653, 774 and 1809). Nothing here is imported where a config names no key of DeepSpeed's.
+The keys, their types and their defaults are in data/deepspeed_keys.json, which tools/deepspeed_keys.py writes from the
+installed DeepSpeed. Only dslpar's own decisions are written by hand: UNSUPPORTED, and types that are narrower than
+DeepSpeed's. OURS follows from the sections. DeepSpeed itself silently accepts any unknown top-level key (DeepSpeed
+issues 653, 774 and 1809). This module is imported only if a config uses a DeepSpeed key.
 
     >>> known("zero_optimization.reduce_bucket_size")
     ('int', 500000000)
@@ -22,17 +22,17 @@ from dslpar.schema.tables import load_table
 _TABLE = load_table("deepspeed_keys")
 VERSION: str = _TABLE["version"]
 KEYS: Mapping[str, Mapping[str, tuple[str, Any]]] = _TABLE["keys"]
-"""Section -> key -> (type, default). A section is a dotted path, "" the top level; the type is "bool", "int",
-"list[str]", "int | str", "section" (whose path is a section here), or "" where DeepSpeed's source names none; a default
-of None is none."""
+"""Section -> key -> (type, default). A section is a dotted path, or "" for the top level. The type is "bool", "int",
+"list[str]", "int | str", "section" (whose path is a section here), or "" if DeepSpeed's source has no type. None means
+that there is no default."""
 BOUNDS: Mapping[str, str] = _TABLE["bounds"]
-"""Limits of a number."""
+"""Key -> limits of its number."""
 DEPRECATED: Mapping[str, str] = _TABLE["deprecated"]
-"""Keys that DeepSpeed still takes, and what took their place."""
+"""Keys that DeepSpeed still accepts -> their replacements."""
 OTHER_NAMES: Mapping[str, str] = _TABLE["other_names"]
-"""Second names of keys."""
+"""Second names of keys -> the first."""
 ALL_REMOVED: Sequence[str] = _TABLE["removed"]
-"""Dotted keys on which DeepSpeed raises, since it has removed what they were for."""
+"""Dotted keys for which DeepSpeed raises an error, since it has removed the feature."""
 OPTIMIZER_DEFAULTS: Mapping[str, Mapping[str, Any]] = _TABLE["optimizers"]
 """Arguments of DeepSpeed's optimizers, with their defaults."""
 LR_SCHEDULER_DEFAULTS: Mapping[str, Mapping[str, Any]] = _TABLE["lr_schedulers"]
@@ -40,7 +40,7 @@ LR_SCHEDULER_DEFAULTS: Mapping[str, Mapping[str, Any]] = _TABLE["lr_schedulers"]
 
 
 def known(key: str) -> tuple[str, Any] | None:
-    """Return (type, default) of a dotted key of DeepSpeed's; None for a key that it does not read."""
+    """Return (type, default) of a dotted DeepSpeed key; None for a key that DeepSpeed does not read."""
     section, _, name = key.rpartition(".")
     row = KEYS.get(section, {}).get(name)
     return None if row is None else (row[0], row[1])
@@ -49,17 +49,17 @@ def known(key: str) -> tuple[str, Any] | None:
 # dslpar's decisions -----------------------------------------------------------------------------------------------
 
 OURS: Mapping[str, str] = {theirs: key for theirs, key in deepspeed_keys().items() if "." not in theirs}
-"""Keys that a section of dslpar's own decides, and its key."""
+"""DeepSpeed's top-level keys that dslpar sets -> the dslpar key that determines each."""
 
 _SAME_VALUES = (
     *("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"),
     *("zero_optimization", "data_parallel_size"),
 )
-"""Those of them whose value is written as DeepSpeed has it."""
+"""Keys of OURS whose value has the same form in dslpar."""
 
 
 def written_elsewhere(name: str) -> str:
-    """Return the hint for a key that a section of dslpar's own decides.
+    """Return the hint for a key that a dslpar section sets.
 
     >>> written_elsewhere("bfloat16")
     "leave it out, and write precision='bf16'"
@@ -73,7 +73,7 @@ def written_elsewhere(name: str) -> str:
 
 
 REMOVED: tuple[str, ...] = tuple(name for name in ALL_REMOVED if "." not in name)
-"""Keys that DeepSpeed 0.19 raises on."""
+"""Top-level keys for which DeepSpeed 0.19 raises an error."""
 
 UNSUPPORTED: tuple[str, ...] = (
     "expert_parallel",
@@ -90,14 +90,14 @@ UNSUPPORTED: tuple[str, ...] = (
     "data_efficiency",
     "comet",
 )
-"""Keys that DeepSpeed has and that do not go with how dslpar runs it: some would change the maths in silence
-(`gradient_allreduce_op`), others fail at build."""
+"""DeepSpeed keys that do not fit the way dslpar runs DeepSpeed: some would silently change the maths
+(`gradient_allreduce_op`), others fail when the engine is built."""
 
 UNSUPPORTED_ZERO: Mapping[str, str] = {
     "zenflow": "it applies most of each gradient steps later, which is another algorithm",
     "stage3_module_granularity_threshold": "it fetches modules as one, and the first backward stops at shards",
 }
-"""Keys of `zero` of the same sort, and why."""
+"""Unsupported keys of `zero` -> the reason."""
 
 TOP: tuple[str, ...] = tuple(name for name in KEYS[""] if name not in (*OURS, *UNSUPPORTED))
 """Keys that pass through `deepspeed`."""
@@ -138,11 +138,11 @@ _NARROWER: Mapping[str, str] = {
     "aio.queue_depth": "PositiveInt",
     "aio.intra_op_parallelism": "PositiveInt",
 }
-"""Types of what DeepSpeed names none of, or takes at its word and fails on later."""
+"""Types for keys to which DeepSpeed gives no type, or whose values it does not check and fails on later."""
 
 
 def types_in(section: str) -> Mapping[str, str]:
-    """Return key -> type of a section of DeepSpeed's, by its dotted path; a section in it has the type "Section"."""
+    """Return key -> type of a DeepSpeed section, by its dotted path; a nested section has the type "Section"."""
     return {name: type_of(f"{section}.{name}") for name in KEYS[section]}
 
 
@@ -172,13 +172,13 @@ TABLES: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "OffloadParam": ("device", OFFLOAD_PARAM),
     "LeafModule": ("", LEAF_MODULE),
 }
-"""Types that are mappings: the key that must be there and for which a bare value stands ("": none), and all keys."""
+"""Mapping types -> (the required key, for which a bare value may stand, or "", and all keys with their types)."""
 
-# What lint reports of a wrong key ------------------------------------------------------------------------------------
+# Explanations of wrong keys ------------------------------------------------------------------------------------------
 
 
 class Explanation(NamedTuple):
-    """What lint reports of a key that DeepSpeed knows, and that its section here does not take."""
+    """Finding about a key that DeepSpeed knows but that dslpar's section does not accept."""
 
     code: str
     message: str
@@ -186,9 +186,9 @@ class Explanation(NamedTuple):
 
 
 def explain(source_key: str, has_zero: bool = True) -> Explanation | None:
-    """Explain an unknown key of a section of ours, where DeepSpeed tells what was meant; None where it does not.
+    """Explain an unknown key of a dslpar section by DeepSpeed's keys; None if they do not explain it.
 
-    `has_zero`: the config says something about ZeRO, without which there is no half precision.
+    `has_zero`: the config has a section `zero`, without which half precision is not possible.
 
     >>> explain("zero.cpu_offload").help
     "write zero.offload_optimizer='cpu' in its place"
@@ -243,11 +243,11 @@ _INSTEAD: Mapping[str, str] = {
     "cpu_offload_use_pin_memory": "offload_optimizer=dict(device='cpu', pin_memory=True)",
     "stage3_gather_fp16_weights_on_model_save": "stage3_gather_16bit_weights_on_model_save=True",
 }
-"""What a person writes in the place of a deprecated key."""
+"""Deprecated key -> what to write instead."""
 
 
 def _at_the_top(section: str, name: str) -> Explanation | None:
-    """Explain a key of DeepSpeed's top level that is written in a section of DeepSpeed's."""
+    """Explain a key of DeepSpeed's top level that is written in one of four sections."""
     if section not in ("zero", "precision", "optimizer", "lr_scheduler"):
         return None
     message = f"unknown key {name!r} in {section}: in DeepSpeed it is a key of the top level"

@@ -1,10 +1,11 @@
-"""Model families: which package owns the model that a config names by its `type`.
+"""Model families: the package of each model that a config names by its `type`.
 
-A family is one package. `section` has a class of the family's name, the section of a config; `layout` says what must
-divide by what and what a pipeline weighs, `costs` what the model sends, holds and computes; `rules` are its lint rules;
-`model` has its layers, in a class of the same name; a family that is the same as a model of transformers' says so in
-`hugging_face`. A new family is its package, one line here and one in
-setup.cfg. The modules are imported by name, when a config uses them, so that nothing below dslpar.models depends on it.
+A family is one package with these modules. `section` has the config section, a class with the family's name. `layout`
+has the divisors of its sizes and the weights for the pipeline partition. `costs` counts what the model sends, holds and
+computes. `rules` has its lint rules. `model` has its layers, in a class with the same name. `hugging_face`, if present,
+maps the family to an equal transformers model. To add a family, write the package and add one line here and one in
+setup.cfg. The modules are imported by name when a config uses them, so that no package below dslpar.models depends on
+it.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ FAMILIES: dict[str, str] = {
     "ResMLP": "dslpar.models.resmlp",
     "MoCo": "dslpar.models.moco",
 }
-"""The `type` of a config -> the family's package."""
+"""`type` of a model -> the family's package."""
 
 
 def class_of(name: str, module: str) -> Any:
-    """Return the class of the family `name` in its module "section" or "model"."""
+    """Return the class of family `name` from its module "section" or "model"."""
     return getattr(import_module(f"{FAMILIES[name]}.{module}"), name)
 
 
 def known_as(name: str) -> tuple[str, str]:
-    """Return the family that another's name stands for, such as LlamaForCausalLM, and the fields that make it so.
+    """Return the family that can build another model, such as LlamaForCausalLM, and the fields for it.
 
-    Both are empty where there is none.
+    Both are empty if there is none.
     """
     import re  # only an unknown model needs it
 
@@ -44,11 +45,11 @@ def known_as(name: str) -> tuple[str, str]:
 
 
 def sections() -> dict[str, type[Model]]:
-    """Return the sections of all families, by name."""
+    """Return family name -> section class."""
     return {name: class_of(name, "section") for name in FAMILIES}
 
 
 def family_module(model: Model, name: str) -> ModuleType:
-    """Import a module of the family of `model`, by its name."""
-    # Not type(model): lint rules see a section through a guard, which has the section's __class__.
+    """Import a module of the model's family, by the module's name."""
+    # Not type(model): lint rules get a section through a guard, which reports the section's __class__.
     return import_module(f"{model.__class__.__module__.rpartition('.')[0]}.{name}")

@@ -1,13 +1,13 @@
-"""How a section declares its keys: `key(...)`, a dataclass field that carries every fact about the key.
+"""Declaration of keys: `key(...)`, a dataclass field that carries every fact about the key.
 
     @section
     class Train:
         steps: PositiveInt = key(default=100, resume="reported", synonyms="train_iters max_steps")
         \"\"\"Optimizer steps.\"\"\"
 
-What stands here is written nowhere else. From it follow the reader, the reference (docs/config.md), `dslpar config
---explain`, what a resume may change, the map to DeepSpeed's keys, and the help for keys of other frameworks: see
-`dslpar.schema.keys`. That the help stands below its field comes from litgpt.
+These facts are written nowhere else. The reader, the reference (docs/config.md), `dslpar config --explain`, the resume
+policy, the map to DeepSpeed's keys, and the hints for other frameworks' keys are derived from them: see
+`dslpar.schema.keys`. Writing the help below its field comes from litgpt.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from dslpar.core.frozen import MISSING, Field, field, frozen
 from dslpar.core.named_tuple import NamedTuple
 
 Resume = Literal["free", "reported", "refused"]
-"""What a resume says to another value; `dslpar.checkpoint.resume_policy` has the meaning of each."""
+"""Policy for a changed value on resume; `dslpar.checkpoint.resume_policy` defines each."""
 Class = TypeVar("Class", bound=type)
 
 
 class KeyFacts(NamedTuple):
-    """Everything about a key but its type, its default and its help; names are separated by blanks."""
+    """All facts about a key except its type, default and help; several names are separated by blanks."""
 
     resume: Resume | None = None
-    """None for a section whose keys say it themselves; of a section: for keys that it takes and does not list."""
+    """Resume policy. For a section: of keys that it accepts but does not list; None if it lists all its keys."""
     choices: tuple[str, ...] = ()
     refused: Mapping[str, str] = {}
-    """Choices that others have and dslpar has not, and why."""
+    """Choices of other frameworks that dslpar does not have -> the reason."""
     shorthand: bool = False
-    """Whether a bare value in the place of the section is this key's: `pipeline=2`."""
+    """Whether a bare value in place of the section is the value of this key: `pipeline=2`."""
     aliases: str = ""
     """Other names of the key in its section."""
     same_as: str = ""
-    """The dotted key of another form of the config (LiBai's, ColossalAI's) that says the same."""
+    """The dotted key with the same meaning in another form of the config (LiBai's, ColossalAI's)."""
     synonyms: str = ""
-    """What other frameworks call it: no names of ours, but a hint where somebody writes one."""
+    """Names in other frameworks. They are not accepted, but give a hint."""
     capitals: str = ""
-    """What ColossalAI's programs call it at the top level of a config; other names in capitals are the author's."""
+    """Names in capitals that ColossalAI's programs read at the top level; other names in capitals are the author's."""
     deepspeed: str = ""
-    """The dotted keys of DeepSpeed's dict that it decides."""
+    """The dotted keys of DeepSpeed's config that it determines."""
 
 
 _NOTHING = KeyFacts()
@@ -54,7 +54,7 @@ def key(*, default: Any = MISSING, default_factory: Callable[[], Any] | None = N
 
 
 def facts_of(item: Field) -> KeyFacts:
-    """The facts that a key was declared with."""
+    """Return the facts with which a key was declared."""
     found: KeyFacts = item.metadata.get("facts", _NOTHING)
     return found
 

@@ -1,7 +1,7 @@
-"""Frameworks whose configs `dslpar import` converts, and how a config of each is recognised.
+"""Frameworks whose configs `dslpar import` converts, and the facts by which their configs are recognised.
 
-The facts are the heads of the tables in dslpar/migrate/data, up to their first empty line, so that a new source is one
-file. Nothing reads them where a config lints clean.
+The facts are the heads of the tables in dslpar/migrate/data, up to the first empty line. So a new framework is one new
+file. The tables are read only for a config with mistakes.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from dslpar.language.tree import Node
 
 
 class Framework(NamedTuple):
-    """What tells a framework's configs."""
+    """Features by which a framework's configs are recognised."""
 
     name: str
-    """The table's, which `--from` takes."""
+    """Name of its table, which `--from` takes."""
     title: str
     endings: tuple[str, ...]
-    """Endings of the names of its files."""
+    """Endings of its config files."""
     packages: Collection[str]
-    """Packages whose import tells it."""
+    """Packages whose import identifies it."""
     names: Collection[str]
-    """Keys of which one tells it."""
+    """Keys that identify it; one is enough."""
     dashes: bool
     """Whether its keys may be written with dashes: `num-layers`, `--num-layers`."""
     detected_first: bool
-    """Whether its names come before other frameworks' where a config has names of both."""
+    """Whether it has priority if a config has names of several frameworks."""
 
     def name_of(self, key: str) -> str:
-        """Return a key as the table has it."""
+        """Return a key as written in the table."""
         return key.lstrip("-").replace("-", "_") if self.dashes else key
 
 
 def read_head(text: str) -> dict[str, str]:
-    """Read the facts of a table: `key: value` lines, of which one key may have several."""
+    """Read the facts of a table: `key: value` lines; a key may have several lines."""
     facts: dict[str, str] = {}
     for line in text.partition("\n\n")[0].splitlines():
         if not line.startswith("#"):
@@ -50,7 +50,7 @@ def read_head(text: str) -> dict[str, str]:
 
 
 def framework_of(name: str, facts: Mapping[str, str]) -> Framework:
-    """Make a framework of the facts of its table."""
+    """Make a Framework from the facts of its table."""
     return Framework(
         name,
         facts["title"],
@@ -73,14 +73,14 @@ def frameworks() -> tuple[Framework, ...]:
 
 
 def recognise(root: Node, path: str, imported: Collection[str], text: str = "") -> Framework | None:
-    """Tell whose config it is, by the packages that it imports, else by the names that it sets.
+    """Return the framework of a config, by the packages that it imports, else by the names that it sets.
 
-    `text` is that of a script, which was not evaluated: its arguments tell.
+    `text`: the text of a script, which is not evaluated but searched for command-line arguments.
     """
     known = [framework for framework in frameworks() if path.endswith(framework.endings)]
-    # Who has files of this sort alone knows them best: GPT-NeoX's YAML has fp16, as ColossalAI's Python has.
+    # Frameworks without Python configs come first: GPT-NeoX's YAML has the key fp16, and so has ColossalAI's Python.
     known.sort(key=lambda framework: (".py" in framework.endings, not framework.detected_first))
-    # Imports tell more than names, of which several frameworks have the same.
+    # Imports are more certain than names, some of which several frameworks share.
     for framework in known:
         if not set(imported).isdisjoint(framework.packages):
             return framework
@@ -93,7 +93,7 @@ def _arguments(text: str, framework: Framework) -> Iterator[bool]:
 
 
 def imported_packages(text: str, path: str) -> Iterator[str]:
-    """Yield the packages that a Python file imports from, by their first names."""
+    """Yield the top-level packages that a Python file imports."""
     try:
         tree = parse(Source(path, text))
     except ConfigError:  # the evaluator reports it
@@ -106,6 +106,6 @@ def imported_packages(text: str, path: str) -> Iterator[str]:
 
 
 def names_in(root: Node, framework: Framework) -> Iterator[str]:
-    """Yield the names of a framework that a config sets."""
+    """Yield the framework's names that a config sets."""
     top = {framework.name_of(str(key)) for key in root.value}
     return (name for name in framework.names if name in top or root.get(name) is not None)

@@ -1,7 +1,7 @@
-"""Every key that the sections declare, and what follows from the facts they were declared with.
+"""All keys that the sections declare, and tables derived from their facts.
 
-Nothing here names a key: whoever adds one to a section of `dslpar.schema.sections`, or of a model family, finds it in
-all of these.
+No key is named here: a key that is added to a section of `dslpar.schema.sections`, or of a model family, appears in all
+these tables.
 
     >>> shorthands()["parallel.pipeline"], other_forms()["batch.accumulation"]
     ('size', 'schedule.num_microbatches')
@@ -29,19 +29,19 @@ class DeclaredKey(NamedTuple):
     """One field of one section class."""
 
     key: str
-    """Dotted, as an author writes it: `*` stands for keys that the section does not list."""
+    """Dotted key, as an author writes it; `*` stands for keys that the section does not list."""
     field: Field
     owner: type
     facts: KeyFacts
 
 
 WRITTEN_AS: Mapping[str, str] = {"target": "type", "extra": "*", "args": "*", "dataset": "*"}
-"""Fields whose key has another name: the class that a section names, and arguments that stand in the section itself."""
+"""Field -> key, where they differ: the class that a section names, and arguments written in the section itself."""
 
 
 @cache
 def declared() -> tuple[DeclaredKey, ...]:
-    """List every key, section by section; a key that several classes of a section have is there once for each."""
+    """Return all keys, section by section; a key of several classes of a section is listed once for each class."""
     return tuple(_walk(sections.Spec, ""))
 
 
@@ -54,7 +54,7 @@ def _walk(cls: type, above: str) -> Iterator[DeclaredKey]:
 
 
 def classes_of(field: Field) -> tuple[type, ...]:
-    """Return the section classes that an annotation names: `AdamW | SGD | None` names two, `Model` every family's."""
+    """Return the section classes in an annotation: `AdamW | SGD | None` has two, and `Model` those of all families."""
     names = str(field.type).removeprefix("tuple[").removesuffix(", ...]").split(" | ")
     classes: list[type] = []
     for name in names:
@@ -68,7 +68,7 @@ def classes_of(field: Field) -> tuple[type, ...]:
 
 
 def type_of(field: Field) -> ValueType:
-    """Return what a field takes, where it is no section."""
+    """Return the value type of a field that is not a section."""
     facts = facts_of(field)
     if facts.choices:
         return one_of(facts.choices, facts.refused)
@@ -76,35 +76,35 @@ def type_of(field: Field) -> ValueType:
 
 
 def shorthand_of(cls: type) -> str:
-    """Return the field of a section that a bare value stands for; empty: it has none."""
+    """Return the field of a section that a bare value stands for; empty if there is none."""
     return next((field.name for field in fields(cls) if facts_of(field).shorthand), "")
 
 
 def aliases_of(cls: type) -> dict[str, str]:
-    """Return alias -> field of a section."""
+    """Return alias -> field for a section."""
     return {alias: field.name for field in fields(cls) for alias in facts_of(field).aliases.split()}
 
 
-# What follows for all keys ----------------------------------------------------------------------------------------
+# Tables derived from all keys -------------------------------------------------------------------------------------
 
 
 @cache
 def shorthands() -> Mapping[str, str]:
-    """Return the keys at which a bare value stands for a dict with one key, and that key."""
+    """Return section key -> the field that a bare value stands for."""
     found = {key.rpartition(".")[0]: field.name for key, field, _, facts in declared() if facts.shorthand}
-    # Both are DeepSpeed's keys, whose table most configs do not need.
+    # These two are DeepSpeed's keys, listed here because most configs do not need DeepSpeed's table.
     return {**found, "zero.offload_optimizer": "device", "zero.offload_param": "device"}
 
 
 @cache
 def other_forms() -> Mapping[str, str]:
-    """Return key -> the key of another form that says the same."""
+    """Return key -> the key with the same meaning in another form."""
     return {key: facts.same_as for key, _, _, facts in declared() if facts.same_as}
 
 
 @cache
 def deepspeed_keys() -> Mapping[str, str]:
-    """Return DeepSpeed's dotted key -> ours that decides it; a section stands for all below it."""
+    """Return DeepSpeed's dotted key -> the dslpar key that determines it; a section stands for all its keys."""
     return {theirs: key for key, _, _, facts in declared() for theirs in facts.deepspeed.split()}
 
 
@@ -114,7 +114,7 @@ def _resume_classes() -> Mapping[str, Resume]:
 
 
 def resume_class(key: str) -> Resume:
-    """Return what a resume does with another value of a key; for one that its section does not list, the section's.
+    """Return the resume policy of a key; for a key that its section does not list, the section's policy.
 
     Raises:
         KeyError: it was declared without `resume=`.
@@ -129,9 +129,9 @@ def _synonyms() -> Mapping[str, str]:
 
 
 def synonym_of(name: str) -> str | None:
-    """Return the key that says what another framework's key says; None for a name that no framework has.
+    """Return the dslpar key that corresponds to another framework's key; None for an unknown name.
 
-    A name in capitals is ColossalAI's or the author's own: it has its own list.
+    Names in capitals have a list of their own, since they are ColossalAI's or the author's.
     """
     return _synonyms().get(name if name.isupper() else name.replace("-", "_").lower())
 
@@ -144,4 +144,4 @@ WITHOUT_COUNTERPART: Mapping[str, str] = {
     "cudnn_deterministic": "a program sets torch.backends.cudnn.deterministic",
     "find_unused_parameters": "DeepSpeed finds them by itself",
 }
-"""Top-level names of ColossalAI's that nothing here takes the place of, and why."""
+"""ColossalAI's top-level names without a counterpart in dslpar -> the reason."""

@@ -1,11 +1,12 @@
-"""A policy: what dslpar must know of a transformers model to cut it, as data. No torch.
+"""Policy: the facts about a transformers model that dslpar needs to partition it, as data. No torch.
 
 A transformer is a residual stream that linears read (inward) and add to (outward). Between an inward and an outward
-linear lies a region, attention or an MLP, whose forward runs on inner activations. A policy names these; what else
-there is in a model (norms, tables, tying, dropout, masks, positions) is found by looking at what modules do.
+linear lies a region, attention or an MLP, whose forward runs on inner activations. A policy names these linears and
+regions. All other parts of a model (norms, tables, tying, dropout, masks, positions) are found by inspecting what its
+modules do.
 
 transformers' own plans (`base_model_tp_plan`) and ColossalAI's and Megatron-LM's lists of layers to replace name the
-same linears; the region is what makes them enough for modes that cut the hidden dim, too.
+same linears. Modes that also split the hidden dim need the regions in addition.
 """
 
 from __future__ import annotations
@@ -28,85 +29,86 @@ class Policy:
     """Patterns of module names; `*` stands for one part of a name, as in transformers' plans."""
 
     blocks: Names
-    """The lists of blocks that a pipeline cuts, in the order in which they run: ("model.layers",). A pattern stands for
-    all that have its form (Swin's "swin.encoder.layers.*.blocks").
+    """The lists of blocks that a pipeline partitions, in the order in which they run: ("model.layers",). A pattern
+    stands for all lists that match (Swin's "swin.encoder.layers.*.blocks").
     """
     regions: Mapping[str, Names | Mapping[str, Names]]
     """Region -> its inward linears, by names within it: {"model.layers.*.self_attn": ("q_proj", "k_proj", "v_proj")}.
-    Where its arguments feed different linears: argument -> names. A model without any is never cut (ResNet): its tensor
-    group is one rank.
+    If its arguments feed different linears: argument -> names. A model without regions (ResNet) is never split: its
+    tensor group has one rank.
     """
     outward: Names
     """Linears that end a region: ("model.layers.*.self_attn.o_proj", ...)."""
     inward: Names = ()
-    """Inward linears that a block's own forward calls, with no module around them (OPT's fc1)."""
+    """Inward linears that a block's own forward calls, without a module around them (OPT's fc1)."""
     own_attention: Mapping[str, Names] = field(default_factory=dict)
-    """Region of attention whose code makes its scores itself, and not through transformers' interface -> its arguments
-    of numbers for each sample and head, [samples * heads, ...] (Bloom's alibi).
+    """Attention regions whose code computes its scores itself, not through transformers' interface -> arguments with
+    numbers per sample and head, [samples * heads, ...] (Bloom's alibi).
     """
     experts: Names = ()
-    """Modules that hold all experts of a mixture, cut by their number over the tensor group. The module around each is
-    the mixture; `regions` and `outward` within it are those of an expert that all tokens visit.
+    """Modules that hold all experts of a mixture; the experts are divided over the tensor group. The module around each
+    is the mixture. `regions` and `outward` within a mixture are those of a shared expert, which all tokens visit.
     """
     routers: Names = ()
-    """Modules of a mixture that weigh experts, computed on every rank: routers, gates of shared experts."""
+    """Modules that weigh the experts of a mixture: routers, gates of shared experts. Every rank computes them."""
     per_head: Names = ()
-    """Modules within a region that act on each head alike, with weights that all heads share."""
+    """Modules within a region that treat all heads alike, with weights that all heads share."""
     inner_norms: Names = ()
-    """Norms within a region over all of its features, not over those of a head (OLMo 2's q_norm)."""
+    """Norms within a region over all of its features, not over those of one head (OLMo 2's q_norm)."""
     head_vectors: Names = ()
-    """Parameters of a region's own with a number for each head, [heads] or [heads, 1, 1]: attention sinks."""
+    """A region's own parameters with one number per head, [heads] or [heads, 1, 1]: attention sinks."""
     latent: Names = ()
-    """Inward linears that make a latent, which every rank has whole (latent attention's kv_a_proj_with_mqa)."""
+    """Inward linears that compute a latent, of which every rank holds all (latent attention's kv_a_proj_with_mqa)."""
     from_latent: Names = ()
     """Linears within a region from a latent to heads (kv_b_proj)."""
     fused: Mapping[str, int | Names] = field(default_factory=dict)
-    """Last part of an inward linear's name -> of how many linears of equal length its weight is made (GPT-2's c_attn:
-    3), or the config's numbers that their lengths are in proportion to.
+    """Last part of the name of a fused inward linear -> the number of linears of equal size in its weight (GPT-2's
+    c_attn: 3), or the config's numbers to which their sizes are proportional.
     """
     local: Mapping[str, Names] = field(default_factory=dict)
     """Module -> attributes that count heads or inner features, such as "num_heads" or "config.num_attention_heads"."""
     requires: Mapping[str, object] = field(default_factory=dict)
-    """Setting of the config -> the value that it must have: with others, code runs of which the policy says nothing."""
+    """Setting of the config -> the value that it must have; other values run code that the policy does not describe."""
     head_tables: Names = ()
-    """Modules with a table of a number for each head, (rows, heads), such as T5's relative_attention_bias; or linears
-    with an output for each head (that of SwinV2's MLP of positions).
+    """Modules with a table of one number per head, (rows, heads), such as T5's relative_attention_bias; or linears with
+    one output per head (in SwinV2's MLP of positions).
     """
     inputs: Names = DECODER_INPUTS
-    """Arguments of the model's forward that a micro-batch brings, in its order; it may leave out the last ones."""
+    """Arguments of the model's forward that a micro-batch has, in this order; the last ones may be missing."""
     returns: Mapping[str, Names] = field(default_factory=dict)
-    """List of blocks -> what its blocks return after the residual: names of the next block's arguments, or "" for what
-    that one has no use for. Or a module before the blocks -> what it returns besides: it goes along to the end, to code
-    that reads it (ViTMAE's ids_restore), and what the model returns by that name is one of its outputs.
+    """List of blocks -> the values that its blocks return after the residual, by the names of the next block's
+    arguments, or "" for a value that the next block does not use. Or a module before the blocks -> the further values
+    that it returns. These are passed on to the code after the blocks that reads them (ViTMAE's ids_restore), and are
+    among the model's outputs if the model returns them by that name.
     """
     grid: bool = False
-    """Whether blocks arrange their tokens on a grid, as Swin's windows do: no mode may cut sequences then."""
+    """Whether blocks arrange their tokens on a grid, as Swin's windows do; then no mode may split sequences."""
     loss: str = ""
-    """The argument of the model's forward that labels take the place of, where it gives a loss without labels (ViTMAE's
+    """The argument of the model's forward that labels replace, if the model computes its loss without labels (ViTMAE's
     pixel_values: a loss of pixels); else the loss is cross-entropy.
     """
     batch_norms: bool = False
-    """Whether norms take statistics over the samples of a micro-batch (ResNet): its size is part of the maths then."""
+    """Whether norms take statistics over the samples of a micro-batch (ResNet); then its size changes the results."""
     whole: Names = ()
-    """Which of "front", "between" and "back", what stands around the lists of blocks, works on whole activations: every
-    rank of the tensor group computes the same there, and holds all of its weights.
+    """Parts outside the lists of blocks ("front", "between", "back") that work on whole activations. Every rank of the
+    tensor group computes the same there, and holds all weights.
     """
 
     def returned(self, name: str) -> Names:
-        """Return what each block of a list, or a module before blocks, returns after the residual."""
+        """Return the names of what each block of a list, or a module before the blocks, returns after the residual."""
         pattern = match(self.returns, name)
         return self.returns[pattern] if pattern else ()
 
 
 WITHOUT_AUXILIARY_LOSS: Mapping[str, object] = {"output_router_logits": False, "router_jitter_noise": 0.0}
-"""What policies of mixtures of experts require: no loss that balances them, and no noise on what is routed."""
+"""Settings that policies for mixtures of experts require: no load-balancing loss, and no noise on what is routed."""
 
 
 def as_policy(value: object, known: Mapping[str, Policy]) -> Policy:
-    """Return the policy that a config gives: one, its fields as a dict, or the name of a class that has one.
+    """Return the policy that a config gives: a Policy, its fields as a dict, or the name of a class that has one.
 
     Raises:
-        DslparError: no such name, a field that a policy does not have, or one that it needs.
+        DslparError: an unknown name, an unknown field, or a missing one.
     """
     if isinstance(value, Policy):
         return value
@@ -133,7 +135,7 @@ def _frozen(value: Any) -> Any:
 
 
 def match(patterns: Iterable[str], name: str) -> str | None:
-    """Return the first pattern that `name` has the form of, or None.
+    """Return the first pattern that matches `name`, or None.
 
     >>> match(["model.layers.*.mlp"], "model.layers.3.mlp"), match(["layers.*"], "layers.3.mlp")
     ('model.layers.*.mlp', None)

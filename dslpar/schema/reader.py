@@ -1,7 +1,7 @@
-"""The reader of a section: a closed set of keys with types, shorthands and aliases; mistakes are gathered, all at once.
+"""Reader for sections: checks keys and types, resolves shorthands and aliases, and collects all mistakes.
 
-`Reader` knows no section by name: `dslpar.schema.sections_reader` reads all of them, `dslpar.schema.classes` those that
-name a class.
+`Reader` does not know any section by name. `dslpar.schema.sections_reader` reads all sections, and
+`dslpar.schema.classes` those that name a class.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Section = TypeVar("Section")
 Registered = Mapping[str, Collection[str]]
-"""Names that a process has registered: under "models", "layers" and "gradient_handlers"."""
+"""Names that this process has registered, by "models", "layers" and "gradient_handlers"."""
 
 
 class Misread(NamedTuple):
@@ -53,15 +53,15 @@ class Typed(NamedTuple):
     """A section that names a class."""
 
     name: str | None
-    """The class, without its package if that is the expected one; None where nothing names a class."""
+    """The class, without its package if that is the expected one; None if the section names no class."""
     entries: list[Entry]
     """The section without its type."""
     location: Location
-    """Of the type, or of the section where there is none."""
+    """Location of the type, or of the section if it has none."""
 
 
 class Reader:
-    """One pass over the tree of a config; gathers mistakes, invalid keys and written keys."""
+    """One pass over the tree of a config; collects mistakes, invalid keys and written keys."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -72,7 +72,7 @@ class Reader:
     # Sections ------------------------------------------------------------------------------------------------
 
     def section(self, cls: type[Section], node: Node, key: str, source_key: str) -> Section | None:
-        """Read a section into an instance of `cls`; None if it is not a dict, and no shorthand either."""
+        """Read a section into an instance of `cls`; None if it is neither a dict nor a shorthand."""
         shorthand = shorthand_of(cls)
         if node.is_mapping:
             return self.fields(cls, entries_of(node, source_key), node, key, source_key)
@@ -86,7 +86,7 @@ class Reader:
     def fields(
         self, cls: type[Section], entries: Iterable[Entry], node: Node, key: str, source_key: str, **values: object
     ) -> Section:
-        """Make an instance of `cls` from these entries, and from `values`, which are right already."""
+        """Make an instance of `cls` from these entries and from `values`, which are already checked."""
         known, aliases = {item.name: item for item in fields(cls)}, aliases_of(cls)
         for entry in _inlined(cls, entries):
             field = known.get(aliases.get(entry.name, entry.name))
@@ -119,7 +119,7 @@ class Reader:
         key: str,
         source_key: str,
     ) -> Section:
-        """Make the instance; an invalid field gets its default, a required one a placeholder that `invalid` guards."""
+        """Make the instance; an invalid field gets its default, or a placeholder (guarded by `invalid`) if required."""
         for name, field in known.items():
             if values.get(name) is None:
                 values.pop(name, None)
@@ -131,15 +131,15 @@ class Reader:
         return cls(**values)
 
     def scalar(self, type_: ValueType, node: Node, key: str, source_key: str) -> Any:
-        """Return a value of that type. Where it is none, report it, and return what must be meant, or None.
+        """Return the value if it has that type; else report it, and return the value that must be meant, or None.
 
-        What must be meant is a choice in other letters' case, or a number without its quotes: what else is wrong is
-        found with that value, instead of after the next correction.
+        The value that must be meant is a choice with other upper or lower case, or a number without its quotes. With it
+        further mistakes are found at once, not only after the correction.
         """
         value = node.plain()
         only = type_.choices[0] if len(type_.choices) == 1 and type_.python_types == (str,) else None
         hint = f"write {only!r}" if only else f"choose {type_.description}"
-        # type(), not isinstance: True is an int to Python, and no number to an author.
+        # type(), not isinstance: in Python True is an int, but an author does not mean a number.
         is_of_type = type(value) in type_.python_types or (type_.python_types == (dict,) and isinstance(value, dict))
         meant, unquoted = _unquoted(type_, value)
         if not is_of_type or unquoted:
@@ -162,7 +162,7 @@ class Reader:
         return tuple(value) if type_.python_types == SEQUENCE else value
 
     def typed_values(self, known: Mapping[str, str], entries: Iterable[Entry]) -> dict[str, object]:
-        """Return the plain values of entries whose types are known by name; None is as absent."""
+        """Return the plain values of entries whose types are known by name; None means that a key is absent."""
         values = {}
         for entry in entries:
             if entry.name not in known:
@@ -173,7 +173,7 @@ class Reader:
         return {name: value for name, value in values.items() if value is not None}
 
     def _typed_value(self, type_name: str, entry: Entry) -> object:
-        """Return a scalar, or one of DeepSpeed's mappings, for which a bare value may stand."""
+        """Return a scalar, or one of DeepSpeed's mappings, which may be written as a bare value."""
         source_key = entry.source_key
         if type_name in TYPES:
             return self.scalar(TYPES[type_name], entry.node, source_key, source_key)
@@ -192,7 +192,7 @@ class Reader:
         return {shorthand: self.scalar(TYPES[known[shorthand]], entry.node, source_key, source_key)}
 
     def _of_reference(self, type_: ValueType, value: object) -> str:
-        """Return the hint for a name of another package instead of a value."""
+        """Return the hint for an imported name in place of a value; empty for other values."""
         if not isinstance(value, Reference):
             return ""
         meant = _OF_TORCH.get(value.name)
@@ -205,10 +205,10 @@ class Reader:
     # Classes by name -----------------------------------------------------------------------------------------
 
     def typed(self, node: Node, source_key: str, package: str, default: str | None = None) -> Typed:
-        """Split a section into the class that it names, by its type or as a LazyCall, and the rest."""
+        """Split a section into the class that it names (by `type` or as a LazyCall) and the rest."""
         written = node.value.get("type")
         value = node.target if node.target is not None else (written.value if written else None)
-        value = default if value is None else value  # type=None is as absent
+        value = default if value is None else value  # type=None means that type is absent
         if isinstance(value, Reference):
             value = value.name
         if isinstance(value, str) and value.startswith(package):
@@ -229,7 +229,7 @@ class Reader:
         fix: Fix | None = None,
         meant: object = None,
     ) -> None:
-        """Note a mistake. Unless it is known what is meant, `key` is invalid, or else the key that was written."""
+        """Record a mistake. Unless `meant` is known, mark `key` (or else `source_key`) as invalid."""
         self.misreads.append(Misread(code, location, message, hint, source_key, fix))
         if meant is None:
             self.invalid.add(key or source_key)
@@ -237,7 +237,7 @@ class Reader:
     def unknown_type(
         self, source_key: str, name: object, location: Location, known: Iterable[str], more: str = ""
     ) -> str | None:
-        """Report a section whose class nobody knows by that name; return the one that must be meant, or None."""
+        """Report an unknown class name; return the known one that must be meant, or None."""
         names = list(known)
         hint = did_you_mean(name, names) or f"choose one of {', '.join(names)}"
         fix = recase_fix(self.config, location, name, names)
@@ -247,22 +247,22 @@ class Reader:
         return meant
 
     def missing_type(self, source_key: str, location: Location, hint: str) -> None:
-        """Report a section that names no class, unless what it names is unknown for another reason."""
+        """Report a section without a type, unless its type is already unknown for another reason."""
         if f"{source_key}.type" in self.config.unknown:
             self.invalid.add(source_key)
         else:
             self.report("CFG104", location, f"missing key 'type' in {source_key}", hint, source_key)
 
     def missing_key(self, name: str, source_key: str, location: Location, key: str, why: str = "") -> None:
-        """Report a section without a key that it needs."""
+        """Report a missing required key."""
         message = f"missing key {name!r} in {source_key}{why}"
         self.report("CFG104", location, message, f"add {name}=... to {source_key}", source_key, key)
 
     def unknown_key(self, name: str, source_key: str, known: Iterable[str]) -> str | None:
-        """Report a key that its section does not have; return the one that it must stand for, which is then invalid."""
+        """Report an unknown key; return the key that must be meant, which is then invalid, or None."""
         location = self.config.key_at(source_key)
         if source_key.partition(".")[0] in _OF_DEEPSPEED:
-            # Here: only a mistake needs the table of DeepSpeed's keys.
+            # Imported here: only a mistake needs the table of DeepSpeed's keys.
             from dslpar.schema.deepspeed_policy import explain
 
             if (explained := explain(source_key, self.config.root.get("zero") is not None)) is not None:
@@ -284,11 +284,11 @@ class Reader:
 
 _PLACEHOLDER = 1  # every required field is a PositiveInt
 _OF_DEEPSPEED = ("zero", "precision", "optimizer", "lr_scheduler")
-"""Sections that stand for one of DeepSpeed's, and are sometimes written as DeepSpeed has it."""
+"""Sections with a counterpart in DeepSpeed's config, which are sometimes written in DeepSpeed's form."""
 
 
 def _unquoted(type_: ValueType, value: object) -> tuple[bool | float | None, str]:
-    """Return what a string must mean, and the hint: a number in quotes, or YAML 1.1's yes, no, on and off."""
+    """Return the value that a string must mean, and the hint: a number in quotes, or YAML 1.1's yes, no, on and off."""
     if not isinstance(value, str):
         return None, ""
     if value == "auto" and (bool in type_.python_types or {int, float} & set(type_.python_types)):
@@ -304,7 +304,7 @@ def _unquoted(type_: ValueType, value: object) -> tuple[bool | float | None, str
 
 
 def _in_a_list(type_: ValueType, value: object) -> str:
-    """Return how to write a list of one value that stands without its brackets; empty where it is something else."""
+    """Return the hint for a single value in place of a list; empty for other values."""
     is_one = type_.python_types == SEQUENCE and type(value) not in SEQUENCE and type_.holds([value])
     return f"write [{value!r}]" if is_one else ""
 
@@ -313,7 +313,7 @@ _OF_TORCH = {"torch.float32": "fp32", "torch.float": "fp32", "torch.bfloat16": "
     "torch.float16": "fp16",
     "torch.half": "fp16",
 }
-"""torch's names of the types that `precision` has."""
+"""torch's names of data types -> the names in `precision`."""
 _SWITCHES = {"yes": True, "on": True, "true": True, "no": False, "off": False, "false": False}
 _NUMBER = r"[+-]?\d+(\.\d*)?([eE][+-]?\d{1,2})?"
 
@@ -326,13 +326,13 @@ def entries_of(node: Node, source_key: str) -> list[Entry]:
 
 
 def show(value: object) -> str:
-    """Write a value into a message, shortened where it is long."""
+    """Return a value as text for a message, shortened if it is long."""
     text = value.name if isinstance(value, Reference) else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _inlined(cls: type, entries: Iterable[Entry]) -> Iterable[Entry]:
-    """Put the entries of the mapping that `cls.INLINE` names in its location."""
+    """Replace the mapping that `cls.INLINE` names by its entries."""
     inline = getattr(cls, "INLINE", None)
     for entry in entries:
         if entry.name == inline and entry.node.is_mapping:

@@ -1,4 +1,4 @@
-"""Names for classes, as ColossalAI has them: what a config calls 'MyNet' is what a program registered under that name.
+"""Registries of classes, as in ColossalAI: 'MyNet' in a config is the class that a program registered under that name.
 
     @MODELS.register_module
     class MyNet(ModelFromConfig): ...                # model = dict(type='MyNet', ...)
@@ -6,8 +6,8 @@
     @LAYERS.register_module(name="Gelu2")            # layers_cfg=[dict(type='Gelu2', ...), ...]
     class QuickGelu(nn.Module): ...
 
-A registry is a table that a program fills by import; nothing of dslpar registers anything. Names must be known where a
-config is linted: `dslpar.initialize` tells the linter those of its own process; a name with dots needs no registry.
+A program fills a registry when it imports its modules; dslpar itself registers nothing. The linter must know the names:
+`dslpar.initialize` passes it those of its own process. A name with dots needs no registry.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Class = TypeVar("Class", bound=type)
 
 
 class Registry:
-    """Classes by name; a class, since programs fill it. `fallback` is a module whose classes are found by name too."""
+    """Name -> class. It is a class, since programs fill it. Classes of the module `fallback` are found by name too."""
 
     def __init__(self, name: str, fallback: str | None = None) -> None:
         self.name, self._fallback = name, fallback
@@ -33,12 +33,12 @@ class Registry:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The registered names, in order; without the fallback's."""
+        """The registered names, in order, without those of the fallback."""
         return tuple(self._classes)
 
     @property
     def full_names(self) -> tuple[str, ...]:
-        """The registered classes' own names, with their modules."""
+        """The full names of the registered classes."""
         return tuple(f"{cls.__module__}.{cls.__qualname__}" for cls in self._classes.values())
 
     @overload
@@ -51,7 +51,7 @@ class Registry:
         """Register a class, as `@R.register_module`, `@R.register_module()` or `@R.register_module("Name")`.
 
         Raises:
-            DslparError: the name is another class's.
+            DslparError: the name belongs to another class.
         """
         if isinstance(module, type):
             return self._add(name or module.__name__, module)
@@ -59,7 +59,7 @@ class Registry:
         return lambda cls: self._add(chosen or cls.__name__, cls)
 
     def get(self, name: str, location: Location | None = None) -> type:
-        """Return the class of that name. Raises DslparError, at `location`, where there is none."""
+        """Return the class with that name. Raises DslparError, at `location`, if there is none."""
         found = self.find(name)
         if found is None:
             fallback = vars(import_module(self._fallback)) if self._fallback else {}
@@ -72,18 +72,18 @@ class Registry:
     get_module = get
 
     def find(self, name: str) -> type | None:
-        """Return the class of that name, or None."""
+        """Return the class with that name, or None."""
         if name in self._classes:
             return self._classes[name]
         found = getattr(import_module(self._fallback), name, None) if self._fallback else None
         return found if isinstance(found, type) else None
 
     def has(self, name: str) -> bool:
-        """Whether there is a class of that name."""
+        """Whether there is a class with that name."""
         return self.find(name) is not None
 
     def remove(self, name: str) -> None:
-        """Forget a name, so that it may be given anew (in a notebook, a test)."""
+        """Remove a name, so that it can be registered again (in a notebook or a test)."""
         del self._classes[name]
 
     def _add(self, name: str, cls: Class) -> Class:
@@ -107,13 +107,13 @@ def _location(cls: type) -> Location:
 MODELS = Registry("MODELS")
 """Models: classes of dslpar.ModelFromConfig, dslpar.models.LayeredModel or torch.nn.Module."""
 LAYERS = Registry("LAYERS", fallback="torch.nn")
-"""Layers of a layers_cfg; torch.nn's need no registering."""
+"""Layers of a layers_cfg; torch.nn's are known without registration."""
 GRADIENT_HANDLER = Registry("GRADIENT_HANDLER")
 """Classes of dslpar.BaseGradientHandler."""
 
 
 def registered_classes() -> tuple[str, ...]:
-    """Return the full names of all classes that this process registered: its program trusts them."""
+    """Return the full names of all classes that this process registered, and which its program therefore trusts."""
     return (*MODELS.full_names, *LAYERS.full_names, *GRADIENT_HANDLER.full_names)
 
 

@@ -1,8 +1,8 @@
-"""The typed sections of a config: frozen dataclasses whose fields are declared by `key(...)`, each with its help below.
+"""The typed sections of a config: frozen dataclasses whose fields are declared by `key(...)`, with the help below each.
 
-A field's docstring is its help, its line in the reference, and the text that lint shows; its annotation names a type of
-`dslpar.schema.types`; `key` holds everything else about it (`dslpar.schema.fields`). To add a key, add a field here
-and use it where it takes effect. That sections are closed comes from nanotron.
+A field's docstring is its help and its line in the reference. Its annotation names a type of `dslpar.schema.types`.
+`key` holds all other facts about it (`dslpar.schema.fields`). To add a key, add a field here and use it where it takes
+effect. Sections accept only the keys listed here, an idea from nanotron.
 """
 
 from __future__ import annotations
@@ -68,21 +68,21 @@ class DataParallel:
 
 @section
 class PipelineParallel:
-    """The axis of pipeline stages, and how the transformer layers are cut over it."""
+    """The axis of pipeline stages, and the partition of the transformer layers over it."""
 
     size: PositiveInt = key(resume="free", shorthand=True, same_as="train.dist.pipeline_parallel_size")
-    """Stages: contiguous groups of layers, one a rank of axis "pipe"."""
+    """Ranks of axis "pipe". Each holds one or several stages, which are contiguous groups of layers."""
     stage_ids: IntList | None = key(
         default=None,
         resume="free",
         same_as="train.dist.custom_pipeline_stage_id",
         synonyms="custom_pipeline_stage_id pipeline_model_parallel_layout",
     )
-    """The stage of each transformer layer, from 0, never decreasing, each stage at least once."""
+    """The stage of each transformer layer: from 0, never decreasing, each stage at least once."""
     counts: CountList | None = key(default=None, resume="free")
     """Transformer layers on each stage."""
     method: str | None = key(default=None, resume="free", synonyms="pipe_partition_method partition_method")
-    """The automatic cut: 'cost' (the default), 'uniform', 'parameters', 'libai', or 'type:REGEX'."""
+    """The automatic partition: 'cost' (the default), 'uniform', 'parameters', 'libai', or 'type:REGEX'."""
 
 
 @keeping_hash
@@ -95,54 +95,54 @@ class TensorParallel:
     size: PositiveInt = key(resume="free", shorthand=True, same_as="train.dist.tensor_parallel_size")
     """Ranks that share each layer."""
     mode: TensorMode | None = key(default=None, resume="free")
-    """'1d', '2d', '2.5d', '3d', 'sequence' or 'cuboid'; needed if size is over 1."""
+    """'1d', '2d', '2.5d', '3d', 'sequence' or 'cuboid'. Required if size is above 1."""
     depth: PositiveInt | None = key(default=None, resume="free")
-    """Mode 2.5d: size is depth * q * q; weights are replicated over depth."""
+    """Mode 2.5d: size is depth * q * q, and weights are replicated over depth."""
     shape: MeshShape | None = key(default=None, resume="free")
-    """Mode cuboid: (x, y, z), the ranks that split tokens, inner features, and residual features."""
+    """Mode cuboid: (x, y, z), the numbers of ranks that split tokens, inner features and residual features."""
     sequence: bool | None = key(default=None, resume="free", synonyms="sequence_parallel")
     """Mode 1d: keep the residual stream split by sequence between layers (Megatron's sequence parallelism)."""
     impl: Choice | None = key(default=None, resume="free", choices=("ring", "ulysses"))
-    """Mode sequence, the short form of parallel.context: attention by 'ring' (the default) or 'ulysses'."""
+    """Mode sequence (a short form of parallel.context): attention by 'ring' (the default) or 'ulysses'."""
     residual: Choice | None = key(default=None, resume="free", choices=("replicated", "sequence", "hidden", "batch"))
-    """Modes 3d and cuboid: the residual stream over y, 'replicated', 'sequence', 'hidden' or 'batch'."""
+    """Modes 3d and cuboid: the residual stream over y is 'replicated', or split by 'sequence', 'hidden' or 'batch'."""
     inner: Choice | None = key(default=None, resume="free", choices=("batch", "heads"))
-    """Modes 3d and cuboid: inner activations over z, 'batch' or 'heads'."""
+    """Modes 3d and cuboid: inner activations are split over z by 'batch' or 'heads'."""
     keep: Choice | None = key(default=None, resume="free", choices=("x", "w", "both", "none"))
-    """Gathered panels that live until the backward: 'x', 'w', 'both' or 'none'."""
+    """Gathered panels that are kept until the backward: 'x', 'w', 'both' or 'none'."""
     comm_overlap: CommOverlap | None = key(
         default=None, resume="free", synonyms="tp_comm_overlap async_tp enable_async_tensor_parallel"
     )
-    """Run collectives under products: in parts, and those of weights under other linears', which takes room for one
-    more gathered weight; the default is False. Without effect in layers that torch compiles. 'symmetric_memory': as
-    True, and pieces of tokens come by torch's fused products, on CUDA devices that reach each other's memory (NVLink):
-    for mode 1d with sequence, above all."""
+    """Overlap collectives with matrix products (default: False). Products run in parts, and weights are gathered during
+    the products of other layers, which needs memory for one more gathered weight. No effect in layers that torch
+    compiles. 'symmetric_memory': like True, but torch's fused products fetch pieces of tokens, on CUDA devices that can
+    access each other's memory (NVLink); most useful in mode 1d with sequence."""
 
 
 @keeping_hash
 @section
 class ContextParallel:
-    """The axis of context parallelism: each sequence is cut over its ranks, in every layer, beside any tensor mode."""
+    """The axis of context parallelism, which splits each sequence over its ranks in every layer."""
 
     size: PositiveInt = key(resume="free", shorthand=True)
-    """Ranks that share each sequence; a tensor mode's ranks then share what each of them has."""
+    """Ranks that share each sequence. With a tensor mode, its ranks share each of these parts."""
     impl: Choice | None = key(
         default=None,
         resume="free",
         choices=("ring", "ulysses", "hybrid"),
         synonyms="cp_comm_type",
     )
-    """How tokens attend to those of other ranks: 'ring' (the default) sends keys and values around, 'ulysses' exchanges
-    tokens for heads, 'hybrid' is ulysses over neighbouring ranks and a ring over the rest."""
+    """Attention to tokens of other ranks: 'ring' (the default) sends keys and values around, 'ulysses' exchanges tokens
+    for heads, 'hybrid' uses ulysses over neighbouring ranks and a ring over the rest."""
     ulysses_size: PositiveInt | None = key(
         default=None, resume="free", synonyms="hierarchical_context_parallel_sizes ulysses_degree"
     )
-    """Impl hybrid: neighbouring ranks that exchange heads; left out: as many as heads of keys divide over."""
+    """Impl hybrid: neighbouring ranks that exchange heads. Left out: as many as the key heads divide over."""
 
 
 @section
 class Parallel:
-    """How ranks are divided among data, pipeline, context and tensor parallelism."""
+    """Division of ranks among data, pipeline, context and tensor parallelism."""
 
     data: DataParallel = key(
         default_factory=DataParallel, deepspeed="data_parallel_size", synonyms="data_parallel_size dp_size dp"
@@ -176,19 +176,20 @@ class Parallel:
 class LoRA:
     """Low-rank adapters beside linear layers whose weights are frozen (arXiv 2106.09685); keys as in peft's LoraConfig.
 
-    Nothing else is trained: what is frozen has no gradient, no optimizer state, and in bf16 no fp32 copy.
+    Only the adapters are trained, and what `bias` and `modules_to_save` add. Frozen weights have no gradient, no
+    optimizer state, and in bf16 no fp32 copy.
     """
 
     r: PositiveInt = key(default=8, resume="refused", synonyms="lora_r lora_rank rank lora_dim")
-    """Rank of the adapters; never cut, so any number goes with any layout."""
+    """Rank of the adapters. It is never split, so any number fits any layout."""
     lora_alpha: PositiveFloat = key(default=8.0, resume="refused", aliases="alpha")
-    """What adapters add is multiplied by lora_alpha / r."""
+    """The output of adapters is multiplied by lora_alpha / r."""
     lora_dropout: Fraction = key(default=0.0, resume="reported", aliases="dropout")
     """Probability of dropping a feature of an adapter's input."""
     target_modules: ModuleNames = key(default="all-linear", resume="refused", synonyms="lora_target_modules")
-    """Linear layers that get one: ends of their names, ['q_proj', 'v_proj']; 'all-linear': all but the head."""
+    """Linear layers with adapters, by the ends of their names, ['q_proj', 'v_proj']; 'all-linear': all but the head."""
     use_rslora: bool = key(default=False, resume="refused")
-    """Multiply by lora_alpha / sqrt(r) instead."""
+    """Multiply the output of adapters by lora_alpha / sqrt(r) instead."""
     bias: Choice = key(
         default="none",
         resume="refused",
@@ -197,48 +198,48 @@ class LoRA:
     )
     """'none': biases are frozen; 'all': every bias of the model is trained."""
     modules_to_save: StrList = key(default=(), resume="refused")
-    """Modules that are trained whole besides: ends of their names, ['lm_head']."""
+    """Modules that are also trained, without adapters, by the ends of their names: ['lm_head']."""
 
     @property
     def scale(self) -> float:
-        """What the adapters' product is multiplied by."""
+        """Factor of the adapters' output."""
         return self.lora_alpha / (self.r**0.5 if self.use_rslora else self.r)
 
 
 class Model:
     """Base of the sections of model families (see dslpar.schema.families), whose layers dslpar knows.
 
-    Every family has this field; as a plain annotation here, it keeps its place among the family's own.
+    Every family has the field `num_layers`. It is only annotated here, so that each family chooses its place.
     """
 
     DATA_TYPES: ClassVar[tuple[str, ...]] = ("text", "tokens", "chat")
-    """Types of `data` that it learns from; none: a program brings the data."""
+    """Types of `data` that the model learns from; empty if only a program can bring the data."""
     INPUTS: ClassVar[tuple[str, ...]] = ("input_ids",)
-    """What a micro-batch brings beside labels."""
+    """Names of a micro-batch's inputs, besides labels."""
     LENGTH_KEYS: ClassVar[tuple[str, ...]] = ("max_seq_len",)
-    """The keys that `longest_sample` follows from."""
+    """The keys that determine `longest_sample`."""
 
     num_layers: LayerCount
-    """Layers that a pipeline cuts."""
+    """Layers that a pipeline partitions."""
 
     @property
     def longest_sample(self) -> int:
-        """Tokens of the longest sample that the model takes: what the sequence of its residual stream counts."""
+        """Tokens of the longest sample: the length of the residual stream's sequence."""
         raise NotImplementedError
 
     @property
     def is_causal(self) -> bool:
-        """Whether tokens attend to none that come after them."""
+        """Whether tokens attend only to themselves and earlier tokens."""
         return False
 
     @property
     def packs(self) -> bool:
-        """Whether a sample may hold several documents, each of which is read as if it were alone."""
+        """Whether a sample may hold several documents that the model reads as if each were alone."""
         return False
 
 
 class TokenModel(Model):
-    """Base of the families that read tokens of a vocabulary; the fields are the family's own again."""
+    """Base of the families that read tokens of a vocabulary; each family declares these fields itself."""
 
     vocab_size: PositiveInt
     """Tokens of the vocabulary."""
@@ -258,27 +259,27 @@ class ImageModel(Model):
     INPUTS: ClassVar[tuple[str, ...]] = ("images",)
     LENGTH_KEYS: ClassVar[tuple[str, ...]] = ("image_size", "patch_size")
     TOKENS_BESIDE_PATCHES: ClassVar[int] = 0
-    """Tokens of a sample that are no patch of its image."""
+    """Tokens of a sample besides the patches of its image."""
 
     num_layers: LayerCount = key(resume="refused", synonyms="depth n_layer n_layers num_hidden_layers")
-    """Blocks."""
+    """Number of blocks."""
     hidden_size: PositiveInt = key(resume="refused", synonyms="embed_dim n_embd d_model")
     """Features of the residual stream."""
     image_size: PositiveInt = key(default=224, resume="refused", synonyms="img_size")
-    """Pixels of a side of an image."""
+    """Side length of an image, in pixels."""
     patch_size: PositiveInt = key(default=16, resume="refused")
-    """Pixels of a side of a patch; image_size must be a multiple."""
+    """Side length of a patch, in pixels; image_size must be a multiple."""
     num_channels: PositiveInt = key(default=3, resume="refused", synonyms="in_chans in_channels")
     """Channels of an image."""
 
     @property
     def num_patches(self) -> int:
-        """Patches of an image."""
+        """Patches per image."""
         return (self.image_size // self.patch_size) ** 2
 
     @property
     def patch_features(self) -> int:
-        """Numbers of a patch: its pixels, over all channels."""
+        """Numbers per patch: its pixels, over all channels."""
         return self.num_channels * self.patch_size**2
 
     @property
@@ -288,10 +289,10 @@ class ImageModel(Model):
 
 @section
 class OtherModel:
-    """A model of other layers: a class by name, and its arguments.
+    """A model that is not a dslpar family: a class by name, and its arguments.
 
-    With `layers_cfg`, a list of dict(type=..., ...), its layers are known, and a pipeline can be cut before it is
-    built: a class of `dslpar.ModelFromConfig`, or 'Sequential' (torch.nn's).
+    With `layers_cfg`, a list of dict(type=..., ...), its layers are known, and a pipeline can be partitioned before the
+    model is built. The class must then be a `dslpar.ModelFromConfig`, or 'Sequential' (torch.nn's).
     """
 
     target: str = key(resume="refused")
@@ -299,31 +300,31 @@ class OtherModel:
     args: Dict = key(default_factory=dict)
     """Its keyword arguments."""
     lora: LoRA | None = key(default=None)
-    """Of a model of transformers': adapters are trained, and nothing else; left out: all is trained."""
+    """For transformers models: train only low-rank adapters. Left out: all weights are trained."""
 
     @property
     def is_of_transformers(self) -> bool:
-        """Whether the name is one of transformers', by which dslpar knows what its config says."""
+        """Whether the class is one of transformers', whose configs dslpar can read."""
         return self.target.startswith("transformers.")
 
     @property
     def layers(self) -> tuple[Mapping[str, Any], ...] | None:
-        """The layers of `layers_cfg`; None where there is no such list."""
+        """The layers of `layers_cfg`, or None if there is no such list."""
         layers = self.args.get("layers_cfg")
         return tuple(layers) if isinstance(layers, (list, tuple)) else None
 
     @cached_property
     def transformers(self) -> TransformersConfig | None:
-        """The config of a model of transformers', as far as it is known; None where there is none."""
+        """The config of a transformers model, as far as it is known; None for other models."""
         if not self.is_of_transformers:
             return None
-        from dslpar.schema import transformers_configs  # most configs have a model of dslpar's own
+        from dslpar.schema import transformers_configs  # most configs have one of dslpar's models
 
         return transformers_configs.config_of(self.target, self.args)
 
     @property
     def num_layers(self) -> int | None:
-        """Layers that a pipeline counts: the listed ones, or as many as their layer_idx count; None: not known."""
+        """Layers that a pipeline partitions: the listed ones, or the number of layer_idx; None if unknown."""
         if self.layers is None:
             return self.transformers.num_layers if self.transformers is not None else None
         placed = [layer["layer_idx"] for layer in self.layers if layer.get("layer_idx") is not None]
@@ -337,15 +338,15 @@ class AdamW:
     lr: PositiveFloat = key(
         default=3e-4, resume="reported", synonyms="learning_rate base_lr", capitals="LEARNING_RATE LR"
     )
-    """Learning rate at its peak."""
+    """Peak learning rate."""
     weight_decay: NonNegativeFloat = key(default=0.01, resume="reported", capitals="WEIGHT_DECAY")
     """Decoupled decay of parameters with two or more dims."""
     betas: Betas = key(default=(0.9, 0.999), resume="reported")
     """Decay rates of the two moments."""
     eps: PositiveFloat = key(default=1e-8, resume="reported")
-    """Added to the root of the second moment."""
+    """Added to the square root of the second moment."""
     amsgrad: bool = key(default=False, resume="refused")
-    """Divide by the root of the largest second moment so far."""
+    """Divide by the square root of the largest second moment so far."""
 
 
 @section
@@ -361,25 +362,25 @@ class SGD:
     """Stochastic gradient descent."""
 
     lr: PositiveFloat = key(default=1e-2, resume="reported")
-    """Learning rate at its peak."""
+    """Peak learning rate."""
     momentum: Fraction = key(default=0.0, resume="refused")
-    """Share of the last step that is kept."""
+    """Share of the last step's update that is kept."""
     nesterov: bool = key(default=False, resume="reported")
-    """Nesterov's momentum."""
+    """Use Nesterov momentum."""
     weight_decay: NonNegativeFloat = key(default=0.0, resume="reported")
     """L2 factor on parameters with two or more dims."""
 
 
 @section
 class OtherOptimizer:
-    """An optimizer of torch's or DeepSpeed's by its name there, or a class of your own by its full name."""
+    """A torch or DeepSpeed optimizer by its name there, or your own class by its full name."""
 
     target: str = key(resume="refused")
-    """'RMSprop' and the like, DeepSpeed's 'FusedAdam', 'DeepSpeedCPUAdam', 'Lion', ..., or a dotted name."""
+    """torch's 'RMSprop', ..., DeepSpeed's 'FusedAdam', 'DeepSpeedCPUAdam', 'Lion', ..., or a dotted name."""
     lr: PositiveFloat = key(default=1e-3, resume="reported")
-    """Learning rate at its peak."""
+    """Peak learning rate."""
     weight_decay: NonNegativeFloat = key(default=0.0, resume="reported")
-    """Decay of parameters with two or more dims, as that optimizer has it."""
+    """Decay of parameters with two or more dims, as that optimizer defines it."""
     args: Dict = key(default_factory=dict)
     """Its other keyword arguments, as written."""
 
@@ -389,12 +390,12 @@ Optimizer: TypeAlias = AdamW | SGD | OtherOptimizer
 
 @section
 class LRScheduler:
-    """The learning rate over the run; the first warmup_steps rise as lr * (t + 1) / warmup_steps."""
+    """The learning rate over the run; during warmup_steps it rises as lr * (t + 1) / warmup_steps."""
 
     type: Choice = key(
         default="constant", resume="reported", choices=LR_SCHEDULERS, synonyms="lr_decay_style lr_schedule"
     )
-    """After the warm-up: 'constant', or down to min_lr at the last step by 'linear' or 'cosine'."""
+    """After the warm-up: 'constant', or decay to min_lr at the last step ('linear' or 'cosine')."""
     warmup_steps: NonNegativeInt = key(
         default=0,
         resume="reported",
@@ -410,31 +411,31 @@ class LRScheduler:
 
 @section
 class OtherLRScheduler:
-    """An LR scheduler of DeepSpeed's ('WarmupDecayLR', ...) or torch's ('StepLR', ...) by its name there."""
+    """A DeepSpeed ('WarmupDecayLR', ...) or torch ('StepLR', ...) LR scheduler by its name there."""
 
     target: str = key(resume="reported")
     """Its name."""
     args: Dict = key(default_factory=dict)
-    """Its keyword arguments, but for the optimizer, as written; one step of it is one optimizer step."""
+    """Its keyword arguments without the optimizer, as written; it steps once per optimizer step."""
 
 
 @section
 class Zero:
-    """DeepSpeed's ZeRO: what is sharded over replicas, and (no pipeline) over ranks of a context or 2.5d's depth."""
+    """DeepSpeed's ZeRO: shards over replicas, and without a pipeline also over ranks of a context or 2.5d's depth."""
 
     stage: ZeroStage = key(default=0, resume="free", shorthand=True, synonyms="zero_stage zero_level")
-    """0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too."""
+    """Sharded state: 0 nothing, 1 optimizer state, 2 also gradients, 3 also parameters."""
     overlap_param_gather: bool = key(
         default=False, resume="free", synonyms="overlap_allgather overlap_param_sync forward_prefetch"
     )
-    """ZeRO 1 and 2: gather the weights that a step has changed under the next forward; not all are there before."""
+    """ZeRO 1 and 2: gather the updated weights during the next forward, not before it."""
     extra: Dict = key(default_factory=dict)
     """DeepSpeed's other keys of `zero_optimization`, as written."""
 
 
 @section
 class Precision:
-    """The type that the model computes in; fp32 masters stay with ZeRO."""
+    """Data type of the model's computation; ZeRO keeps fp32 master weights."""
 
     dtype: DType = key(default="fp32", resume="reported", shorthand=True, deepspeed="bf16.enabled fp16.enabled")
     """'fp32', 'bf16' or 'fp16'."""
@@ -444,7 +445,7 @@ class Precision:
 
 @section
 class Batch:
-    """Samples a step; global_size = micro_size * accumulation * data size."""
+    """Samples per step; global_size = micro_size * accumulation * data size."""
 
     global_size: PositiveInt | None = key(
         default=None,
@@ -453,7 +454,7 @@ class Batch:
         synonyms="global_batch_size train_batch_size batch_size",
         capitals="GLOBAL_BATCH_SIZE",
     )
-    """Samples of one optimizer step, over all ranks."""
+    """Samples per optimizer step, over all ranks."""
     micro_size: PositiveInt | None = key(
         default=None,
         resume="free",
@@ -462,7 +463,7 @@ class Batch:
         "micro_batch",
         capitals="BATCH_SIZE",
     )
-    """Samples of one forward of one data rank (one tensor group), before x splits them."""
+    """Samples per forward of one data rank (one tensor group), before axis x splits them."""
     accumulation: PositiveInt | None = key(
         default=None,
         resume="free",
@@ -472,12 +473,12 @@ class Batch:
         "num_microbatches grad_accumulation_steps grad_acc_steps gas",
         capitals="NUM_MICRO_BATCHES",
     )
-    """Micro-batches a step; with a pipeline, the micro-batches in flight."""
+    """Micro-batches per step; with a pipeline, those that run through it."""
 
 
 @section
 class Dist:
-    """LiBai's form of `parallel`; sizes of 1 or None say nothing."""
+    """LiBai's form of `parallel`; sizes of 1 or None have no effect."""
 
     data_parallel_size: PositiveInt | None = key(default=None, resume="free")
     """Data-parallel replicas."""
@@ -486,7 +487,7 @@ class Dist:
     pipeline_parallel_size: PositiveInt | None = key(default=None, resume="free")
     """Pipeline stages."""
     pipeline_num_layers: PositiveInt | None = key(default=None, resume="free")
-    """Transformer layers; must be the model's."""
+    """Number of transformer layers; must be the model's."""
     custom_pipeline_stage_id: IntList | None = key(default=None, resume="free")
     """The stage of each transformer layer."""
     auto_pipeline_stage_id: IntList | None = key(default=None, resume="free")
@@ -497,7 +498,7 @@ class Dist:
 
 @section
 class Train:
-    """The run."""
+    """The training loop."""
 
     steps: PositiveInt = key(
         default=100,
@@ -509,103 +510,104 @@ class Train:
     seed: NonNegativeInt = key(default=1234, resume="refused", synonyms="random_seed", capitals="SEED")
     """Seed of weights, data order and dropout."""
     deterministic: bool = key(default=False, resume="reported", synonyms="use_deterministic_algorithms")
-    """Same bits each time on the same layout and machine: torch's deterministic algorithms, cuBLAS's fixed workspace,
-    NCCL's ring. Slower; an operation that has no such form is an error."""
+    """Bitwise reproducible runs on the same layout and machine: torch's deterministic algorithms, a fixed cuBLAS
+    workspace, NCCL's ring. Slower. An operation without a deterministic form is an error."""
     compile: bool = key(default=False, resume="reported", synonyms="torch_compile use_compile")
-    """Whether torch.compile makes fewer kernels of what train.compile_components names; the first step then takes
-    minutes. Kernels of its own round otherwise, in the last bits."""
+    """Use torch.compile on train.compile_components, for fewer kernels. The first step then takes minutes. Generated
+    kernels round differently in the last bits."""
     compile_components: CompileComponents = key(default=("layers", "loss"), resume="reported")
-    """'layers', the repeated ones, with ZeRO 0 to 2: ZeRO 3 gathers weights between the operations of a layer; and
-    dropout, which draws from seeds of its own, stays outside of the graphs and cuts them. 'loss', the cross-entropy,
-    which then makes no copy of the logits: goes with everything."""
+    """'layers': the repeated layers, with ZeRO 0 to 2 (ZeRO 3 gathers weights between the operations of a layer).
+    Dropout draws from its own seeds, so it stays outside the graphs and splits them. 'loss': the cross-entropy, without
+    a copy of the logits; works with everything."""
     compile_backend: CompileBackend = key(default="inductor", resume="reported", synonyms="torch_compile_backend")
-    """'inductor' (kernels of its own), or 'aot_eager' (the same graphs without: to find out which of the two is at
-    fault)."""
+    """'inductor' (generated kernels), or 'aot_eager' (the same graphs without them, to find out whether graphs or
+    kernels are at fault)."""
     clip_grad_norm: PositiveFloat | None = key(
         default=None,
         resume="reported",
         deepspeed="gradient_clipping",
         synonyms="clip_grad gradient_clipping clip_grad_norm max_grad_norm grad_clip clip_gradient",
     )
-    """Largest 2-norm of the gradient; None: no clipping."""
+    """Largest 2-norm of the gradient. None: no clipping."""
     loss_chunks: PositiveInt = key(default=1, resume="free", synonyms="num_loss_chunks loss_chunk_size")
-    """Parts of the tokens for which logits and loss are computed one after the other, and again in the backward: with
-    more than 1, logits are never whole. For long sequences and large vocabularies."""
+    """Number of chunks of tokens. Logits and loss are computed chunk by chunk, and again in the backward, so with more
+    than 1 the full logits never exist. For long sequences and large vocabularies."""
     log_interval: PositiveInt = key(default=1, resume="free", synonyms="log_period logging_steps log_every")
     """Steps between lines on the terminal."""
     eval_interval: PositiveInt | None = key(
         default=None, resume="free", synonyms="eval_period evaluation_interval eval_every", capitals="EVAL_INTERVAL"
     )
-    """Steps between evaluations; with it, also before the first step and after the last. None: no evaluation."""
+    """Steps between evaluations, which also run before the first step and after the last. None: no evaluation."""
     eval_steps: PositiveInt = key(default=8, resume="free", synonyms="eval_iters eval_iter", capitals="EVAL_ITERS")
-    """Global batches of held-out data in one evaluation."""
+    """Global batches of held-out data per evaluation."""
     output_dir: str | None = key(
         default=None, resume="free", synonyms="save_dir work_dir output_path", capitals="LOG_PATH"
     )
-    """Where the run writes; left out: outputs/<config name>."""
+    """Folder that the run writes to. Left out: outputs/<config name>."""
     save_interval: NonNegativeInt | None = key(
         default=None,
         resume="free",
         synonyms="checkpoint_period checkpoint_factor save_every save_steps checkpointer_period",
     )
-    """Steps between checkpoints, the last step always among them; left out: the last step alone; 0: never."""
+    """Steps between checkpoints; the last step is always saved. Left out: the last step alone; 0: never."""
     async_save: bool = key(default=True, resume="free", synonyms="async_checkpoint async_mode")
-    """Whether steps go on while a checkpoint is written, from a copy in the host's memory that is as large as what this
-    rank writes; the last step's, and one at SIGTERM, are waited for. False: all are, and nothing is copied on a CPU."""
+    """Continue training while a checkpoint is written, from a copy in host memory that is as large as what the rank
+    writes. The run waits for the checkpoint of the last step and for one at SIGTERM. False: wait for all checkpoints;
+    on a CPU nothing is copied."""
     step_timeout: PositiveFloat | None = key(default=600, resume="free")
-    """Seconds that a step may take before the job is taken for hanging and ended, with the stacks of all ranks; the
-    first step, a checkpoint (saved, verified, loaded) and leaving six times as many. None: it may hang for ever."""
+    """Seconds after which a step counts as hanging and the job is ended, with the stacks of all ranks. The first step,
+    a checkpoint (save, verify, load) and the exit may take six times as long. None: no limit."""
     max_skipped: PositiveInt | None = key(default=None, resume="free")
-    """Steps in a row that may be skipped since the loss or the gradient is not finite, before the run is ended; left
-    out: 3, or with fp16's dynamic loss scale, as many as that takes to fall to its least."""
+    """Consecutive steps that may be skipped because loss or gradient are not finite, before the run is ended. Left
+    out: 3, or with fp16's dynamic loss scale, as many as it takes the scale to fall to its minimum."""
     check_replicas: PositiveInt | None = key(
         default=None, resume="free", synonyms="check_weight_hash_across_dp_replicas_interval"
     )
-    """Steps between comparisons of what ranks must hold equal copies of: weights, masters, the optimizer's state,
-    counters, loss scaler, random generators. Their hashes are compared, to the bit; None: never."""
+    """Steps between comparisons of state that must be equal on several ranks: weights, master weights, optimizer state,
+    counters, loss scaler, random generators. Hashes of all bits are compared. None: never."""
     on_replica_difference: OnDifference = key(default="stop", resume="free")
-    """'stop': a difference ends the run. 'report': it is logged once and noted in metrics.jsonl, and the run goes on.
-    Either way checkpoints since the last comparison without one are marked."""
+    """'stop': a difference ends the run. 'report': it is logged once and noted in metrics.jsonl, and the run continues.
+    Either way, checkpoints since the last comparison without a difference are marked."""
     term_grace: PositiveFloat = key(default=10, resume="free")
-    """Seconds after SIGTERM in which the step under way, or on a GPU also the next one, is finished and a checkpoint
-    saved; then the rank is ended."""
+    """Seconds after SIGTERM to finish the current step (on a GPU also the next one) and to save a checkpoint; then the
+    rank is ended."""
     requeue_status: ExitStatus = key(default=75, resume="free")
-    """Exit status of a run that was stopped by SIGTERM, on which a scheduler queues it again."""
+    """Exit status of a run that SIGTERM stopped, for the scheduler to queue it again."""
     dist: Dist = key(default_factory=Dist)
     """LiBai's form of `parallel`."""
 
     @property
     def compiles_layers(self) -> bool:
-        """Whether torch.compile makes one graph of each repeated layer."""
+        """Whether torch.compile compiles each repeated layer."""
         return self.compile and "layers" in self.compile_components
 
     @property
     def compiles_loss(self) -> bool:
-        """Whether torch.compile makes kernels of cross-entropy."""
+        """Whether torch.compile compiles the cross-entropy."""
         return self.compile and "loss" in self.compile_components
 
 
 @section
 class ActivationCheckpoint:
-    """Activations that are computed again in the backward instead of being stored."""
+    """Activation checkpointing: activations are recomputed in the backward instead of being stored."""
 
     interval: PositiveInt = key(resume="free", shorthand=True)
-    """Layers that go together: of so many in a row only the first one's input is stored; 1: of each layer."""
+    """Consecutive layers per segment; only the input of each segment is stored. 1: the input of each layer."""
     offload: bool = key(default=False, resume="free", synonyms="cpu_checkpointing offload_to_cpu cpu_offload")
-    """Whether that input waits for the backward in the host's memory, and not in the device's."""
+    """Keep these inputs in host memory until the backward, not in device memory."""
     mlp_chunks: PositiveInt = key(default=1, resume="free")
-    """Parts of the tokens for which a block's second half, norm and MLP, is computed one after the other, and once more
-    in the backward: of its inner activations only one part's are ever there. Of dslpar's own models."""
+    """Number of chunks of tokens. The second half of a block (norm and MLP) is computed chunk by chunk, and again in
+    the backward, so that inner activations of only one chunk exist at a time. For dslpar's own models."""
 
 
 @section
 class Checkpoint:
-    """The checkpoints in <output_dir>/checkpoints: what is kept of them, and from which one `--resume` goes on."""
+    """The checkpoints in <output_dir>/checkpoints: the number to keep, and the one from which `--resume` continues."""
 
     keep: PositiveInt | None = key(default=None, resume="free")
-    """The newest so many; left out: all."""
+    """Number of newest checkpoints to keep. Left out: all."""
     resume_from: ResumeFrom = key(default="newest", resume="free")
-    """'newest' (damaged: an error), 'newest_whole' (passes over damaged ones), a name ('step_000005') or a path."""
+    """'newest' (an error if corrupted), 'newest_whole' (skips corrupted ones), a name ('step_000005') or a path."""
 
 
 @section
@@ -613,11 +615,11 @@ class FileMonitor:
     """A monitor that writes files: CSV or TensorBoard."""
 
     enabled: bool = key(default=True, resume="free", shorthand=True)
-    """Whether it writes."""
+    """Turn the monitor on."""
     output_path: str | None = key(default=None, resume="free")
-    """Folder that it writes to; left out: `csv` or `tensorboard` in output_dir."""
+    """Folder that it writes to. Left out: `csv` or `tensorboard` in output_dir."""
     job_name: str | None = key(default=None, resume="free")
-    """Folder of the run below it; left out: the config's name."""
+    """Subfolder of the run. Left out: the config's name."""
 
 
 @section
@@ -625,23 +627,23 @@ class WandbMonitor:
     """Weights & Biases."""
 
     enabled: bool = key(default=True, resume="free", shorthand=True)
-    """Whether it writes."""
+    """Turn the monitor on."""
     project: str | None = key(default=None, resume="free")
-    """Its project; left out: the config's name."""
+    """wandb project. Left out: the config's name."""
     group: str | None = key(default=None, resume="free")
-    """Its group."""
+    """wandb group."""
     team: str | None = key(default=None, resume="free")
-    """Its team (entity)."""
+    """wandb team (entity)."""
     offline: bool = key(default=False, resume="free")
-    """Write below output_dir, without a network; `wandb sync` sends it later."""
+    """Write below output_dir, without a network; `wandb sync` sends the data later."""
 
 
 @section
 class Monitor:
-    """Where the numbers of each step go besides metrics.jsonl, through DeepSpeed's monitors."""
+    """Outputs for the metrics of each step besides metrics.jsonl, through DeepSpeed's monitors."""
 
     csv: FileMonitor | None = key(default=None, deepspeed="csv_monitor")
-    """One CSV file a number."""
+    """One CSV file per metric."""
     tensorboard: FileMonitor | None = key(default=None, deepspeed="tensorboard")
     """TensorBoard event files; needs the package tensorboard."""
     wandb: WandbMonitor | None = key(default=None, deepspeed="wandb")
@@ -650,17 +652,17 @@ class Monitor:
 
 @section
 class GradientHandler:
-    """What is done to gradients after they are summed over micro-batches and replicas, before norm and clipping."""
+    """Code that changes gradients after their sum over micro-batches and replicas, before norm and clipping."""
 
     target: str = key()
     """A name registered with GRADIENT_HANDLER, or the dotted name of a class."""
     args: Dict = key(default_factory=dict)
-    """Its keyword arguments, after model and optimizer."""
+    """Its keyword arguments; model and optimizer are passed before them."""
 
 
 @section
 class PipelineSchedule:
-    """The order in which a pipeline works off its micro-batches."""
+    """The order in which a pipeline runs the forwards and backwards of its micro-batches."""
 
     type: Choice = key(
         default="1f1b",
@@ -672,42 +674,43 @@ class PipelineSchedule:
             "zbv": "'zero_bubble' with num_model_chunks=2 has the same bubble",
         },
     )
-    """'1f1b': one forward, one backward; 'interleaved': several chunks a rank; 'zero_bubble': the backward is split."""
+    """'1f1b': one forward, one backward; 'interleaved': several chunks per rank; 'zero_bubble': a split backward."""
     num_microbatches: PositiveInt | None = key(default=None, resume="free")
-    """Micro-batches a step; the same number as batch.accumulation."""
+    """Micro-batches per step; the same number as batch.accumulation."""
     num_model_chunks: PositiveInt | None = key(
         default=None,
         resume="free",
         aliases="num_chunks",
         synonyms="virtual_pipeline_model_parallel_size virtual_pipeline_parallel_size virtual_pipeline_size vpp",
     )
-    """Stages that each rank holds, of 'interleaved' (2) and 'zero_bubble' (1); pipeline times as many are cut."""
+    """Stages per rank, by default 2 for 'interleaved' and 1 for 'zero_bubble'. Stages in all: pipeline size * this."""
 
 
 @section
 class Cluster:
-    """The machines that a run is meant for: what `dslpar plan`, lint and show forecast memory and time with."""
+    """The machines that a run is meant for, from which `dslpar plan`, lint and show forecast memory and time."""
 
     device: str | None = key(default=None, resume="free", shorthand=True, synonyms="gpu accelerator device_type")
-    """A device of the table, 'h100-80g' or the like (`dslpar plan --help` lists them); left out: this machine's."""
+    """Name of a known device, such as 'h100-80g' (`dslpar plan --help` lists them). Left out: this machine's."""
     nodes_of: PositiveInt | None = key(
         default=None, resume="free", synonyms="gpus_per_node num_gpus_per_node devices_per_node nproc_per_node"
     )
-    """Devices of a node; left out: as many as that device's nodes usually have."""
+    """Devices per node. Left out: the usual number for that device."""
     nic_gb_per_s: PositiveFloat | None = key(default=None, resume="free")
-    """Network of a node to the others, GB/s in one direction, all cards together; left out: that device's usual."""
+    """Network bandwidth per node: GB/s in one direction, all cards together. Left out: the usual for that device."""
     calibration: str | None = key(default=None, resume="free")
-    """A file of `dslpar plan --calibrate` or `dslpar measure`, relative to the config: what these machines reach."""
+    """Measured constants of these machines: a file from `dslpar plan --calibrate` or `dslpar measure`, relative to the
+    config."""
 
 
 @section
 class Spec:
-    """Everything that a config says, defaults filled in, nothing inferred yet."""
+    """All values of a config with defaults filled in; nothing is inferred yet."""
 
     model: Model | OtherModel = key(resume="refused")
-    """What is trained: type='GPT' and its sizes, 'Sequential' with layers_cfg, or a class by its full name."""
+    """The model: type='GPT' and its sizes, 'Sequential' with layers_cfg, or a class by its full name."""
     parallel: Parallel = key(default_factory=Parallel)
-    """How ranks are divided among data, pipeline and tensor parallelism."""
+    """Division of ranks among data, pipeline, context and tensor parallelism."""
     data: (
         TextData
         | MaskedTextData
@@ -719,54 +722,54 @@ class Spec:
         | BlendData
         | OtherData
     ) = key(default_factory=TextData, resume="free")
-    """What it is trained on, by its type: text, masked text, spans, conversations, images, or a blend of them."""
+    """The training data, by type: text, masked text, spans, conversations, images, or a blend of them."""
     optimizer: AdamW | Adam | SGD | OtherOptimizer = key(
         default_factory=AdamW, resume="refused", deepspeed="optimizer optimizer.params", synonyms="optim"
     )
-    """The optimizer by its type: dslpar's own, or one of torch's or DeepSpeed's."""
+    """The optimizer, by type: dslpar's, torch's, DeepSpeed's, or your own class."""
     lr_scheduler: LRScheduler | OtherLRScheduler = key(
         default_factory=LRScheduler, resume="refused", deepspeed="scheduler", synonyms="scheduler lr_decay lr_policy"
     )
-    """The learning rate over the run, by its type."""
+    """The learning rate over the run, by type."""
     zero: Zero = key(
         default_factory=Zero,
         resume="free",
         deepspeed="zero_optimization",
         synonyms="zero_optimization zero_optimisation",
     )
-    """DeepSpeed's ZeRO: what is sharded over replicas, and (no pipeline) over ranks of a context or 2.5d's depth."""
+    """DeepSpeed's ZeRO: shards over replicas, and without a pipeline also over ranks of a context or 2.5d's depth."""
     precision: Precision = key(
         default_factory=Precision,
         resume="reported",
         deepspeed="bf16 bfloat16 fp16 data_types",
         synonyms="fp16 bf16 bfloat16 amp dtype params_dtype mixed_precision torch_dtype",
     )
-    """The type that the model computes in."""
+    """Data type of the model's computation."""
     batch: Batch = key(default_factory=Batch)
-    """Samples of a step: two of its sizes give the third."""
+    """Samples per step; two of the sizes determine the third."""
     train: Train = key(default_factory=Train)
-    """The run: steps, seed, clipping, intervals, where it writes."""
+    """The training loop: steps, seed, clipping, intervals, output folder."""
     activation_checkpoint: ActivationCheckpoint | None = key(
         default=None,
         deepspeed="activation_checkpointing",
         synonyms="activation_checkpointing checkpoint_activations recompute_granularity recompute_activations "
         "checkpoint_num_layers gradient_checkpointing recompute_num_layers",
     )
-    """Activations that are computed again in the backward; left out: none are."""
+    """Activation checkpointing: recompute activations in the backward. Left out: off."""
     checkpoint: Checkpoint = key(default_factory=Checkpoint)
-    """What is kept of the checkpoints, and from which one a run goes on."""
+    """The number of checkpoints that are kept, and the one from which a run resumes."""
     monitor: Monitor = key(
         default_factory=Monitor, synonyms="tensorboard_dir wandb_project wandb tensorboard csv_monitor"
     )
-    """Where the numbers of each step go besides metrics.jsonl."""
+    """Outputs for the metrics of each step besides metrics.jsonl."""
     gradient_handler: tuple[GradientHandler, ...] = key(default=(), resume="reported")
-    """Code of your own between the sum over micro-batches and clipping; a list of dicts, or one."""
+    """Your own code between the sum of gradients over micro-batches and clipping: a dict, or a list of dicts."""
     schedule: PipelineSchedule | None = key(default=None)
-    """The order in which a pipeline works off its micro-batches."""
+    """The order in which a pipeline runs the forwards and backwards of its micro-batches."""
     cluster: Cluster = key(default_factory=Cluster, synonyms="hardware machine")
-    """The machines that a run is meant for; nothing of a run follows from it."""
+    """The machines that a run is meant for; used only for forecasts, never by a run."""
     deepspeed: Dict = key(default_factory=dict, resume="reported")
-    """Keys of DeepSpeed's own that no other section has, merged last."""
+    """DeepSpeed keys that no other section has; merged last."""
 
 
 OPTIMIZERS: Mapping[str, type] = {"AdamW": AdamW, "Adam": Adam, "SGD": SGD}

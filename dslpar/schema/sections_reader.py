@@ -1,7 +1,7 @@
 """Read the tree of a config into a typed `Spec`; report all mistakes at once.
 
-The key of a mistake is remembered as invalid, so that a rule which needs it stays silent (`UnknownValueError`) instead
-of adding a second finding to one mistake. `None` is as absent wherever a field may be left out.
+The key of a mistake is marked as invalid. A rule that needs it then ends (`UnknownValueError`), so that no mistake gets
+a second finding. For a key that may be left out, `None` means that it is absent.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ SECTIONS = tuple(_FIELDS)
 
 
 class Reading(NamedTuple):
-    """What was read: the spec, mistakes, and which keys were written."""
+    """The result of reading: the spec, the mistakes, and the keys that were written."""
 
     spec: spec.Spec
     misreads: tuple[Misread, ...]
     invalid: frozenset[str]
-    """Canonical dotted keys whose value in `spec` is a default or a placeholder, since the written one is wrong."""
+    """Canonical dotted keys whose value in `spec` is a default or a placeholder, since the written value is invalid."""
     written: Mapping[str, str]
     """Canonical dotted key -> the dotted key as the author wrote it; keys that nobody wrote are absent."""
 
 
 def read(config: Config, registered: Registered | None = None, by_program: bool = False) -> Reading:
-    """Read every section of `config`; never raises for a user's mistake.
+    """Read every section of `config`; a user's mistake never raises.
 
-    `by_program`: a program passes the model, so that the config may lack one.
+    `by_program`: a program passes the model, so the config may lack one.
     """
     reader = Reader(config)
     top = {entry.name: entry.node for entry in entries_of(config.root, "") if entry.node.value is not None}
@@ -77,7 +77,10 @@ def _precision(reader: Reader, node: Node, registered: Registered) -> object:
 
 
 def _with_extra(reader: Reader, cls: type, known: str, node: Node, key: str) -> object:
-    """Read a section of our fields and of DeepSpeed's keys, which pass through as `extra`; `known` is their list."""
+    """Read a section with dslpar fields and DeepSpeed keys, which pass through as `extra`.
+
+    `known`: the name of the DeepSpeed keys' table in `deepspeed_policy`.
+    """
     if not node.is_mapping:
         return reader.section(cls, node, key, key)
     entries = entries_of(node, key)
@@ -111,16 +114,16 @@ _READERS: Mapping[str, Callable[[Reader, Node, Registered], object]] = {
     "precision": _precision,
     "deepspeed": _raw,
 }
-"""Sections that are read in a way of their own; of all others the fields say everything."""
+"""Sections with a reader of their own; all others are read by their fields alone."""
 
 
 # Other names ------------------------------------------------------------------------------------------------------
 
 
 def _report_other_names(reader: Reader, by_program: bool) -> None:
-    """Report top-level names that are no sections; an author's own variables may stand, unused dicts may not.
+    """Report top-level names that are not sections: unused dicts and suspicious names, but not the author's variables.
 
-    Capitals in the config of a program are the program's: ColossalAI's trainer is none that would read them.
+    In a config that a program completes, names in capitals belong to that program and are accepted.
     """
     config = reader.config
     for name in (name for name in config.modules if name in SECTIONS):

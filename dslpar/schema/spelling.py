@@ -1,6 +1,6 @@
-"""What a misspelt key or choice was meant to be: a suggestion for the message, and where only one will do, the fix.
+"""Spelling of keys and choices: suggestions for messages, and the fix if only one known name is possible.
 
-A key may also be another framework's (`dslpar.schema.keys.synonym_of`): then the message names ours.
+A key may also come from another framework (`dslpar.schema.keys.synonym_of`); the suggestion is then dslpar's key.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 def certain_name(config: Config, source_key: str, known: Iterable[str]) -> str | None:
-    """Return the one known name that a key can stand for, by its letters or in another framework.
+    """Return the only known name that a key can mean, by its spelling or in another framework; None if there is none.
 
-    Names that its section has already are none.
+    Names that the section already has are not considered.
     """
     section, _, name = source_key.rpartition(".")
     beside = config.root.get(section)
@@ -33,9 +33,9 @@ def certain_name(config: Config, source_key: str, known: Iterable[str]) -> str |
 
 
 def spelling_fix(config: Config, source_key: str, known: Iterable[str]) -> Fix | None:
-    """Return the fix of a misspelt key, where it can be only one of the known names, and none that its section has.
+    """Return the fix of a misspelt key if it can mean only one known name that its section does not have yet.
 
-    A key of another framework that is written quite otherwise here has none: its values may mean something else, too.
+    Another framework's key with a quite different name has no fix, since its values may differ in meaning too.
     """
     name, meant = source_key.rpartition(".")[2], certain_name(config, source_key, known)
     near = meant is not None and only_near(name, [meant]) is not None
@@ -43,13 +43,13 @@ def spelling_fix(config: Config, source_key: str, known: Iterable[str]) -> Fix |
 
 
 def recase_fix(config: Config, location: Location, name: object, known: Iterable[str]) -> Fix | None:
-    """Return the fix of a choice that differs from a known one by the case of its letters alone."""
+    """Return the fix of a choice that differs from a known one only in upper or lower case."""
     return rename_fix(config.sources, location, str(name), only_recased(str(name), known))
 
 
 def suggestion(source_key: str, known: Collection[str]) -> str:
-    """Return "did you mean ...?", or the key that says what another framework's key says; empty: neither is known."""
-    if source_key == "model.lora":  # a key of models of transformers' alone
+    """Return "did you mean ...?", or dslpar's key for another framework's; empty if neither is known."""
+    if source_key == "model.lora":  # a key of transformers models only
         return "choose a class of transformers', such as type='transformers.GPT2LMHeadModel': GPT exports to it"
     close, key = did_you_mean(source_key.rpartition(".")[2], known), _key_of_synonym(source_key, known)
     if key is None or key == source_key.rpartition(".")[0] or repr(key.rpartition(".")[2]) in close:
@@ -58,7 +58,7 @@ def suggestion(source_key: str, known: Collection[str]) -> str:
 
 
 def _key_of_synonym(source_key: str, known: Collection[str]) -> str | None:
-    """Return the key that another framework's key stands for; in the section of an axis, its size."""
+    """Return dslpar's key for another framework's key; in the section of an axis, that axis's size."""
     section, _, name = source_key.rpartition(".")
     key = synonym_of(name)
     return f"{key}.size" if key == section and name.endswith("size") and "size" in known else key

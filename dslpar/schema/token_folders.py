@@ -1,12 +1,12 @@
-"""Token files as they lie on disk, read without numpy: what there is, whether it fits, where a document begins.
+"""Token files on disk, read without numpy: their metadata, whether files and metadata agree, starts of documents.
 
     corpus/tokens.json       format, counts, vocabulary, digests of the files beside it, sources
     corpus/tokens.npy        ids of all documents, one after the other: uint16 or uint32 [num_tokens]
     corpus/documents.npy     where each document begins, and the end of the last: int64 [num_documents + 1]
     corpus/tokenizer/        a copy of the tokenizer.json that made them; bytes have none
 
-Megatron-LM's indexed data sets (`.bin` and `.idx`, version 1) are read too. Their stream of tokens with an index of
-documents is the idea taken from there; the files are numpy's own, so that anything reads them.
+Megatron-LM's indexed data sets (`.bin` and `.idx`, version 1) are read too. The stream of tokens with an index of
+documents comes from them. dslpar's own files are numpy files, so that other programs can read them.
 
     found = read_token_folder("corpus")
     found.problem, found.num_tokens, held_out_start(found, 0.05)
@@ -29,7 +29,7 @@ from dslpar.schema.tokenizers import TOKENIZER_JSON
 FORMAT = 1
 META, TOKENS, DOCUMENTS, TOKENIZER = "tokens.json", "tokens.npy", "documents.npy", "tokenizer"
 HEADER_BYTES = 128
-"""Of an .npy file of ours: always as long."""
+"""Header length of dslpar's .npy files, always the same."""
 TOKEN_BYTES: Mapping[str, int] = {"uint16": 2, "uint32": 4}
 _DESCRIPTIONS: Mapping[str, str] = {"uint16": "<u2", "uint32": "<u4", "int64": "<i8"}
 _HEX = re.compile(r"[0-9a-f]+")
@@ -44,11 +44,11 @@ _INDEX_DTYPES: Mapping[int, tuple[str, int]] = {
     5: ("int64", 8),
     8: ("uint16", 2),
 }
-"""Megatron-LM's codes of types that are whole numbers: numpy's name, and bytes."""
+"""Megatron-LM's code of an integer type -> (numpy's name, bytes)."""
 
 
 class TokenFolder(NamedTuple):
-    """Token files, as far as their heads tell."""
+    """Token files, described by their metadata."""
 
     path: str
     num_tokens: int = 0
@@ -56,34 +56,34 @@ class TokenFolder(NamedTuple):
     dtype: str = ""
     """numpy's name of the ids' type."""
     vocab_size: int | None = None
-    """Ids that a model must have; None: not said."""
+    """Vocabulary size that a model needs; None if unknown."""
     eos: int | None = None
-    """The id that stands after each document; None: none does."""
+    """The id at the end of each document; None if there is none."""
     tokenizer_digest: str = ""
-    """SHA-256 of the tokenizer.json that made them; empty: bytes, or not said."""
+    """SHA-256 of the tokenizer.json that made the tokens; empty for bytes, or if unknown."""
     tokens_path: str = ""
     index_path: str = ""
     """documents.npy, or Megatron-LM's .idx."""
     files: Mapping[str, Any] = {}
-    """What tokens.json has of `tokens` and `documents`: bytes and digests; of Megatron-LM's nothing."""
+    """Bytes and digests of tokens.npy and documents.npy, from tokens.json; empty for Megatron-LM's files."""
     sources: Sequence[Mapping[str, Any]] = ()
     num_sequences: int = 0
-    """Of Megatron-LM's; ours: 0."""
+    """Sequences in Megatron-LM's index; 0 for dslpar's files."""
     plan: str = ""
-    """Digest of what was tokenized, and how."""
+    """Digest of the tokenized files and the settings."""
     problem: str = ""
-    """Why they cannot be used; empty: they can."""
+    """Reason why they cannot be used; empty if they can."""
     missing: bool = False
-    """Whether there is nothing at that path."""
+    """Whether the path does not exist."""
 
     @property
     def is_megatron(self) -> bool:
-        """Whether they are an indexed data set of Megatron-LM's."""
+        """Whether this is an indexed data set of Megatron-LM."""
         return self.index_path.endswith(".idx")
 
     @property
     def tokenizer_path(self) -> str:
-        """The tokenizer.json beside them; empty: there is none."""
+        """The tokenizer.json beside the tokens; empty if there is none."""
         return os.path.join(self.path, TOKENIZER, TOKENIZER_JSON) if self.tokenizer_digest else ""
 
     @property
@@ -93,9 +93,9 @@ class TokenFolder(NamedTuple):
 
 
 def read_token_folder(path: str) -> TokenFolder:
-    """Read the heads of token files, and compare the lengths of the files; what is wrong is in the result.
+    """Read the metadata of token files, and check the lengths of the files; a mistake is in the result's `problem`.
 
-    `path`: a folder, or of Megatron-LM's files their path with or without a suffix.
+    `path`: a folder, or the path of Megatron-LM's files with or without a suffix.
     """
     prefix = path.removesuffix(".idx").removesuffix(".bin")
     try:
@@ -113,9 +113,9 @@ def read_token_folder(path: str) -> TokenFolder:
 
 
 def held_out_start(found: TokenFolder, fraction: float) -> int:
-    """Return the first token that is held out: of the last documents, at least one, and never all.
+    """Return the index of the first held-out token. The last documents are held out, at least one and never all.
 
-    Of a single document its end is held out. Raises: ValueError: the index is corrupted.
+    If there is a single document, its end is held out. Raises: ValueError: the index is corrupted.
     """
     if not fraction:
         return found.num_tokens
@@ -129,7 +129,7 @@ def held_out_start(found: TokenFolder, fraction: float) -> int:
 
 
 def npy_header(dtype: str, length: int) -> bytes:
-    """Return the head of an .npy file (version 1.0) of so many numbers: HEADER_BYTES."""
+    """Return the header (HEADER_BYTES) of an .npy file, version 1.0, with `length` numbers."""
     described = f"{{'descr': '{_DESCRIPTIONS[dtype]}', 'fortran_order': False, 'shape': ({length},), }}"
     return (
         b"\x93NUMPY\x01\x00"
@@ -140,7 +140,7 @@ def npy_header(dtype: str, length: int) -> bytes:
 
 
 def serialize(values: Mapping[str, Any]) -> bytes:
-    """Return tokens.json of these values, with their digest."""
+    """Return the content of tokens.json: these values and their digest."""
     return json.dumps({**values, "digest": _digest(values)}, indent=1).encode() + b"\n"
 
 
@@ -167,13 +167,13 @@ def _read_folder(path: str) -> TokenFolder:
 
 
 def _checked(path: str, values: Mapping[str, Any]) -> TokenFolder:
-    """Return what tokens.json says. Raises: ValueError: it is not as it was written, or of another format."""
+    """Check the values of tokens.json. Raises: ValueError: they were altered, or have another format."""
     if count(values["format"], "format", least=1) != FORMAT:
         raise ValueError(f"format {values['format']}, and this dslpar reads format {FORMAT}")
     rest = {key: value for key, value in values.items() if key != "digest"}
     if values.get("digest") != _digest(rest):
         raise ValueError("altered")
-    # Who writes nonsense can sign it too.
+    # A correct digest does not make the values valid.
     mapping(values, "it", "dtype", "num_tokens", "num_documents", "vocab_size", "eos", "tokenizer", "files", "sources")
     dtype = text(values["dtype"], "dtype", among=tuple(TOKEN_BYTES))
     num_tokens, num_documents = (count(values[key], key) for key in ("num_tokens", "num_documents"))
@@ -206,7 +206,7 @@ def _digest(values: Mapping[str, Any]) -> str:
 
 
 def _read_megatron(prefix: str) -> TokenFolder:
-    """Read an .idx: a head, then of each sequence its length (int32) and first byte (int64), then documents (int64)."""
+    """Read an .idx: a header, the lengths (int32) and first bytes (int64) of all sequences, then documents (int64)."""
     index_path, tokens_path = f"{prefix}.idx", f"{prefix}.bin"
     name, size, tokens_bytes = os.path.basename(index_path), os.path.getsize(index_path), os.path.getsize(tokens_path)
     with open(index_path, "rb") as file:
@@ -220,7 +220,7 @@ def _read_megatron(prefix: str) -> TokenFolder:
         raise ValueError(f"{name}: tokens of type {code}, which are no whole numbers")
     dtype, item = _INDEX_DTYPES[code]
     expected = _INDEX_HEADER.size + 12 * num_sequences + 8 * num_indices
-    if size not in (expected, expected + num_sequences) or num_indices < 1:  # of several modalities: a byte each more
+    if size not in (expected, expected + num_sequences) or num_indices < 1:  # several modalities add a byte each
         raise ValueError(f"{name}: {size:,} bytes, and its sequences and documents take {expected:,}")
     if tokens_bytes % item:
         raise ValueError(f"{os.path.basename(tokens_path)}: {tokens_bytes:,} bytes are no whole number of {dtype}")
@@ -235,7 +235,7 @@ def _read_megatron(prefix: str) -> TokenFolder:
 
 
 def _document_start(found: TokenFolder, document: int) -> int:
-    """Return the first token of a document; of the one after the last, the number of tokens. Raises: ValueError."""
+    """Return the first token of a document; for the one after the last, the number of tokens. Raises: ValueError."""
     if not found.is_megatron:
         return _number_at(found.index_path, HEADER_BYTES + 8 * document, "<q")
     lengths = _INDEX_HEADER.size

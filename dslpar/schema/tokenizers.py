@@ -1,4 +1,4 @@
-"""Files of Hugging Face's tokenizers, read as JSON: the vocabulary and its special tokens, without the library.
+"""Files of Hugging Face's tokenizers: read the vocabulary and special tokens as JSON, without the library.
 
 found = read_tokenizer("tokenizer.json")      # or the folder that holds it
 found.size, found.special("mask")             # 30522, 103
@@ -24,34 +24,34 @@ SPELLINGS: Mapping[str, tuple[str, ...]] = {
     "mask": ("[MASK]", "<mask>"),
     "eos": ("</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "[SEP]"),
 }
-"""Special tokens by what they are for, as BERT, RoBERTa, T5, GPT-2 and Llama spell them."""
+"""Purpose of a special token -> its spellings in BERT, RoBERTa, T5, GPT-2 and Llama."""
 _SENTINEL = re.compile(r"<extra_id_(\d+)>")
 _MAX_BYTES = 128 << 20
 
 
 class TokenizerFile(NamedTuple):
-    """A tokenizer.json, as far as its ids go."""
+    """The ids of a tokenizer.json."""
 
     path: str
     ids: Mapping[str, int] = {}
-    """Id of each token, added ones among them."""
+    """Token -> id, including added tokens."""
     special_ids: frozenset[int] = frozenset()
-    """Ids that stand for no text."""
+    """Ids of special tokens, which stand for no text."""
     names: Mapping[str, str] = {}
-    """Special token, such as "mask", -> its text, where tokenizer_config.json says it."""
+    """Purpose of a special token, such as "mask" -> its text, if tokenizer_config.json has it."""
     digest: str = ""
     problem: str = ""
-    """Why it cannot be used; empty: it can."""
+    """Reason why it cannot be used; empty if it can."""
     missing: bool = False
-    """Whether there is no such file."""
+    """Whether the file does not exist."""
 
     @property
     def size(self) -> int:
-        """The vocabulary that a model needs: the largest id and one."""
+        """The vocabulary size that a model needs: the largest id plus one."""
         return max(self.ids.values(), default=-1) + 1
 
     def special(self, name: str) -> int | None:
-        """Return the id of a special token of SPELLINGS; None: there is none."""
+        """Return the id of a special token, by its purpose in SPELLINGS; None if there is none."""
         given = (self.names[name],) if name in self.names else SPELLINGS[name]
         return next((self.ids[text] for text in given if text in self.ids), None)
 
@@ -63,7 +63,7 @@ class TokenizerFile(NamedTuple):
 
 
 def read_tokenizer(path: str) -> TokenizerFile:
-    """Read a tokenizer.json, or that of a folder; what is wrong with it is in the result."""
+    """Read a tokenizer.json, or that of a folder; a mistake is in the result's `problem`."""
     folder = path if os.path.isdir(path) else os.path.dirname(path)
     file_path = os.path.join(path, TOKENIZER_JSON) if os.path.isdir(path) else path
     try:
@@ -85,9 +85,13 @@ def read_tokenizer(path: str) -> TokenizerFile:
 
 
 def _ids_of(values: Any) -> tuple[dict[str, int], frozenset[int]]:
-    """Return the id of each token, and the ids of special ones. Raises what a file of another form gives."""
+    """Return token -> id, and the ids of special tokens.
+
+    Raises:
+        KeyError, TypeError, IndexError, AttributeError, ValueError: the file has another form.
+    """
     vocabulary = values["model"]["vocab"]
-    if isinstance(vocabulary, list):  # Unigram's: pairs of a token and its score
+    if isinstance(vocabulary, list):  # Unigram has pairs of token and score
         vocabulary = {item[0]: number for number, item in enumerate(vocabulary)}
     ids = {str(token): int(number) for token, number in vocabulary.items()}
     added = values.get("added_tokens") or ()
@@ -98,7 +102,7 @@ def _ids_of(values: Any) -> tuple[dict[str, int], frozenset[int]]:
 
 
 def _names_in(folder: str) -> dict[str, str]:
-    """Return what tokenizer_config.json calls special tokens; empty where there is none that can be read."""
+    """Return purpose -> text of the special tokens in tokenizer_config.json; empty if it cannot be read."""
     try:
         values = json.loads(read_bounded(os.path.join(folder, TOKENIZER_CONFIG), _MAX_BYTES))
     except (OSError, ValueError, RecursionError):

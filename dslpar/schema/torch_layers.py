@@ -1,4 +1,4 @@
-"""torch.nn's layers that take one tensor and give one, by name, from data/layers.json; no losses and no containers."""
+"""torch.nn layers with one input and one output tensor, by name, from data/layers.json; no losses and no containers."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class KnownLayer(NamedTuple):
     """One row of the table."""
 
     parameters: bool
-    """Whether it has something to train, unless its arguments say otherwise."""
+    """Whether it has trainable parameters, unless its arguments turn them off."""
     required: Sequence[str] | None = None
-    """Arguments without a default; None: it takes whatever it is given."""
+    """Arguments without a default; None if it accepts any arguments."""
     optional: Sequence[str] = ()
 
 

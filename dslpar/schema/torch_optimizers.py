@@ -1,6 +1,6 @@
-"""Optimizers of torch and DeepSpeed by name: where each lives, its arguments and their types (`dslpar.schema.types`).
+"""Optimizers of torch and DeepSpeed: full names, arguments and their types (`dslpar.schema.types`).
 
-The table is data/optimizers.json. AdamW, Adam and SGD are sections of dslpar's own (`dslpar.schema.sections`).
+The table is data/optimizers.json. AdamW, Adam and SGD are dslpar sections (`dslpar.schema.sections`).
 
     >>> named("RMSprop").dotted, elementwise("torch.optim.RMSprop"), elementwise("my_package.MyOptimizer")
     ('torch.optim.RMSprop', True, False)
@@ -18,21 +18,21 @@ class KnownOptimizer(NamedTuple):
     """One row of the table."""
 
     dotted: str
-    """The class, by its full name."""
+    """Full name of the class."""
     args: Mapping[str, str] = {}
-    """Keyword arguments besides lr, and their types."""
+    """Keyword argument besides lr -> its type."""
     not_elementwise: str = ""
-    """Why a shard of a tensor cannot be updated by itself; empty: it can."""
+    """Reason why a shard of a tensor cannot be updated by itself; empty if it can."""
     refused: str = ""
-    """Why dslpar does not run it; empty: it does."""
+    """Reason why dslpar does not support it; empty if it does."""
     offload: bool | None = None
-    """Whether it needs the optimizer to be offloaded to the CPU (True), cannot have it so (False), or takes both."""
+    """True: it needs offload to the CPU; False: it cannot be offloaded; None: both work."""
     on_cpu: str = ""
-    """The class in its place where the optimizer is offloaded, by its full name; empty: the same one."""
+    """Full name of the class that replaces it with offload; empty if it stays the same."""
 
     @property
     def elementwise(self) -> bool:
-        """Whether each element's update looks at that element alone: what ZeRO and tensor parallelism need."""
+        """Whether the update of an element depends only on that element, as ZeRO and tensor parallelism need."""
         return not self.not_elementwise
 
 
@@ -44,16 +44,16 @@ _BY_DOTTED = {row.dotted: name for name, row in OPTIMIZERS.items() if row.dotted
 
 
 def short(name: str) -> str:
-    """Return the table's name of a class that is written in full; any other name as it is."""
+    """Return the short name for a full name in the table; return any other name unchanged."""
     return _BY_DOTTED.get(name, name)
 
 
 def named(name: str) -> KnownOptimizer | None:
-    """Return the row of a name, short or full; None for a class that is not in the table."""
+    """Return the row of a short or full name; None if the class is not in the table."""
     return OPTIMIZERS.get(short(name))
 
 
 def elementwise(name: str) -> bool:
-    """Whether shards of a tensor can be updated alone; False for a class that is not in the table: nobody knows."""
+    """Whether shards of a tensor can be updated by themselves; False for a class that is not in the table."""
     row = named(name)
     return name in _OWN or (row is not None and row.elementwise)

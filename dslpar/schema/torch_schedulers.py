@@ -1,7 +1,6 @@
-"""Learning-rate schedulers of DeepSpeed and torch by name: where each lives, its arguments and their types.
+"""Learning-rate schedulers of DeepSpeed and torch: full names, arguments and their types (`dslpar.schema.types`).
 
-The table is data/lr_schedulers.json, the types are those of `dslpar.schema.types`; the optimizer and the number of the
-last step are not among the arguments.
+The table is data/lr_schedulers.json. The optimizer and the number of the last step are not among the arguments.
 
     >>> named("StepLR").required
     ['step_size']
@@ -19,15 +18,15 @@ class KnownLRScheduler(NamedTuple):
     """One row of the table."""
 
     dotted: str
-    """The class, by its full name."""
+    """Full name of the class."""
     args: Mapping[str, str] = {}
-    """Keyword arguments and their types."""
+    """Keyword argument -> its type."""
     required: Sequence[str] = ()
-    """Arguments without a default, but for the peak."""
+    """Arguments without a default, except the peak."""
     refused: str = ""
-    """Why dslpar does not run it; empty: it does."""
+    """Reason why dslpar does not support it; empty if it does."""
     sets_lr: str = ""
-    """The argument that is its peak, of a scheduler that has one of its own; left out: the optimizer's lr."""
+    """The argument for the peak, if the scheduler has one; if it is left out, the peak is the optimizer's lr."""
 
 
 LR_SCHEDULERS: Mapping[str, KnownLRScheduler] = {
@@ -37,10 +36,10 @@ _BY_DOTTED = {row.dotted: name for name, row in LR_SCHEDULERS.items()}
 
 
 def short(name: str) -> str:
-    """Return the table's name of a scheduler that is written in full; any other name as it is."""
+    """Return the short name for a full name in the table; return any other name unchanged."""
     return _BY_DOTTED.get(name, name)
 
 
 def named(name: str) -> KnownLRScheduler | None:
-    """Return the row of a name, short or full; None for one that is not in the table."""
+    """Return the row of a short or full name; None if the scheduler is not in the table."""
     return LR_SCHEDULERS.get(short(name))

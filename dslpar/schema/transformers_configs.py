@@ -1,7 +1,7 @@
-"""Configs of transformers' models as far as lint needs them: read by their table, without transformers.
+"""Configs of transformers models as far as lint needs them, read with a table and without transformers.
 
-A config's values are what `model.config` says, over what the config.json of `pretrained` says, over the defaults of the
-model's config class, from data/transformers.json. A class that is not in the table has no defaults here.
+A value comes from `model.config`, else from the config.json of `pretrained`, else from the defaults of the model's
+config class in data/transformers.json. A class that is not in the table has no defaults here.
 
     >>> config = config_of("transformers.GPT2LMHeadModel", {"config": {"hidden_size": 48, "n_head": 6}})
     >>> config.size("hidden"), config.key("hidden"), config.size("layers"), config.given("layers")
@@ -38,12 +38,12 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "patch": ("patch_size",),
     "channels": ("num_channels",),
 }
-"""What transformers' config classes call each size."""
+"""Size -> its names in transformers' config classes."""
 LIMIT = 2**31
-"""No size is as large; dslpar's own keys have the same bound."""
+"""Upper bound of sizes (exclusive), the same as for dslpar's own keys."""
 
 GATED = "gated-gelu"
-"""What T5's feed_forward_proj is where its MLP has a gate; a switch in the table, as fields that are true or false."""
+"""Value of T5's feed_forward_proj for an MLP with a gate; the table treats it as a switch, like a boolean field."""
 
 
 class ConfigFile(NamedTuple):
@@ -51,16 +51,16 @@ class ConfigFile(NamedTuple):
 
     path: str
     values: Mapping[str, Any]
-    """Empty where it cannot be read."""
+    """Empty if the file cannot be read."""
     text: str = ""
     problem: str = ""
-    """Why it cannot be read; empty: it can."""
+    """Reason why it cannot be read; empty if it can."""
     missing: bool = False
-    """Whether there is no such file."""
+    """Whether the file does not exist."""
 
 
 class TransformersConfig:
-    """The values of a model's config, and where each comes from."""
+    """The values of a model's config, and the origin of each."""
 
     def __init__(self, model: str, written: Mapping[str, Any], file: ConfigFile | None) -> None:
         self.model = model
@@ -68,79 +68,79 @@ class TransformersConfig:
         self.file = file
         row = table()["models"].get(model, {})
         self.row: Mapping[str, Any] = row
-        """What is known of the model; empty for a class that is not in the table."""
+        """The model's row in the table; empty if it has none."""
         self.known: Mapping[str, Any] = table()["configs"].get(row.get("config"), {})
-        """What is known of its config class."""
+        """The config class's row in the table; empty if it has none."""
         self.other_names: Mapping[str, str] = self.known.get("names", {})
         self.keys = {self.other_names.get(key, key): key for key in written}
-        """Name of a field -> as model.config writes it."""
+        """Field -> its key in model.config."""
         of_file = {self.other_names.get(key, key): value for key, value in (file.values if file else {}).items()}
         self.in_file = {self.other_names.get(key, key): key for key in (file.values if file else {})}
-        """Name of a field -> as config.json writes it."""
+        """Field -> its key in config.json."""
         of_config = {self.other_names.get(key, key): value for key, value in written.items()}
         self.values: Mapping[str, Any] = {**self.known.get("defaults", {}), **of_file, **of_config}
 
     def own_name(self, size: str) -> str:
-        """Return what this config calls a size of NAMES; empty: it has none."""
+        """Return this config's field for a size of NAMES; empty if it has none."""
         names = [self.other_names.get(name, name) for name in NAMES[size]]
         return next((name for name in names if name in self.values), "")
 
     def key(self, size: str) -> str:
-        """Return what the author calls it, or the file, or the class."""
+        """Return the key of a size as model.config, else config.json, else the class writes it."""
         return self.author_key(self.own_name(size))
 
     def author_key(self, name: str) -> str:
-        """Return what the author calls a field, or the file, or the class."""
+        """Return the key of a field as model.config, else config.json, else the class writes it."""
         return self.keys.get(name, self.in_file.get(name, name))
 
     def given(self, size: str) -> str:
-        """Return who gives a size: "config", "file", or nobody."""
+        """Return the origin of a size: "config", "file", or empty for a default."""
         return self.origin(self.own_name(size))
 
     def origin(self, name: str) -> str:
-        """Return who gives a field: "config", "file", or nobody."""
+        """Return the origin of a field: "config", "file", or empty for a default."""
         return "config" if name in self.keys else "file" if name in self.in_file else ""
 
     def size(self, size: str) -> int | None:
-        """Return a size of NAMES, as `number` has it."""
+        """Return a size of NAMES, as `number` does."""
         return self.number(self.own_name(size))
 
     def number(self, name: str) -> int | None:
-        """Return a field: a whole number from 1 to below LIMIT, or None."""
+        """Return a field if it is a whole number from 1 to below LIMIT, else None."""
         value = self.values.get(name)
         return value if type(value) is int and 0 < value < LIMIT else None
 
     @property
     def is_causal(self) -> bool:
-        """Whether tokens attend to none that come after them, by the class's name."""
+        """Whether tokens attend only to themselves and earlier tokens, by the class's name."""
         return self.model.endswith(("ForCausalLM", "LMHeadModel"))
 
     @property
     def unused_positions(self) -> int:
-        """Positions that no token has: RoBERTa counts from after its padding's id."""
+        """Rows of the position table that no token uses: RoBERTa's positions start after the id of its padding."""
         pad = self.values.get("pad_token_id")
         return pad + 1 if self.known.get("model_type") == "roberta" and type(pad) is int else 0
 
     @property
     def longest_sequence(self) -> int | None:
-        """Tokens of the longest sample; None: not known."""
+        """Tokens of the longest sample; None if unknown."""
         positions = self.size("positions")
         return None if positions is None else positions - self.unused_positions
 
     @property
     def num_layers(self) -> int | None:
-        """Blocks of all lists, which is what a pipeline cuts; None: not known."""
+        """Number of blocks in all lists, which a pipeline partitions; None if unknown."""
         counts = [self.number(name) for name in self.row.get("blocks", {}).values()]
         return None if None in counts else sum(filter(None, counts)) or None
 
 
 def table() -> Mapping[str, Any]:
-    """The table of config classes and models."""
+    """Return the table of config classes and models."""
     return load_table("transformers")
 
 
 def config_of(target: str, args: Mapping[str, Any]) -> TransformersConfig | None:
-    """Return the config of a model by its class's full name and its arguments; None: what it is cannot be told."""
+    """Return the config of a model, from its class's full name and its arguments; None if it is unknown."""
     given, folder = args.get("config"), args.get("pretrained")
     if not target.startswith(PACKAGE) or not isinstance(given, Mapping | None):
         return None
@@ -152,7 +152,7 @@ def config_of(target: str, args: Mapping[str, Any]) -> TransformersConfig | None
 
 
 def read_config_json(folder: str) -> ConfigFile:
-    """Read a folder's config.json; what is wrong with it is in the result."""
+    """Read a folder's config.json; a mistake is in the result's `problem`."""
     import json  # most configs name no folder
 
     path = os.path.join(folder, CONFIG_JSON)
@@ -174,10 +174,10 @@ def read_config_json(folder: str) -> ConfigFile:
 
 
 def visible_path(path: str) -> str:
-    """Return a path as one would write it here: relative, if it is below the working folder."""
+    """Return a path for a message: relative if it is below the working folder."""
     relative = os.path.relpath(path)
     return path if relative.startswith("..") else relative
 
 
 MAX_BYTES = 4 << 20
-"""A config.json is some KiB; with the names of 21,841 classes it is 2 MiB."""
+"""Limit for a config.json. It has some KiB, or 2 MiB with the names of 21,841 classes."""

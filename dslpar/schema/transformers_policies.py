@@ -1,6 +1,6 @@
-"""Policies of transformers' models whose plans say too little, by class. No torch.
+"""Policies of transformers models whose own plans are not sufficient, by class. No torch.
 
-What a plan says is derived from it: most decoders need no line here.
+Most decoders need no policy here, since it is derived from their plan.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ QWEN2_MOE = Policy(
 
 
 def _bert(base: str) -> Policy:
-    """Return the policy of an encoder as BERT has it; its pooler and heads are whole."""
+    """Return the policy of a BERT-like encoder; its pooler and heads are not sharded."""
     layer = f"{base}.encoder.layer"
     return Policy(
         blocks=(layer,),
@@ -160,7 +160,7 @@ DERIVED = frozenset(
         "Youtu",
     )
 )
-"""Classes whose derived policy is proven, by `python -m tests.support.derive_all` (docs/derived_policies.md)."""
+"""Classes whose derived policy was verified by `python -m tests.support.derive_all` (docs/derived_policies.md)."""
 
 POLICIES: Mapping[str, Policy] = {
     "BloomForCausalLM": BLOOM,
@@ -176,4 +176,4 @@ POLICIES: Mapping[str, Policy] = {
     "Swinv2ForImageClassification": SWINV2,
     "ResNetForImageClassification": RESNET,
 }
-"""By the class's name."""
+"""Class name -> policy."""

@@ -1,7 +1,7 @@
-"""The types of keys by name: to mypy each is a Python type, to the reader a check with a description of what is right.
+"""The types of keys by name: for mypy a Python type, for the reader a check with a description of valid values.
 
-The annotations of `dslpar.schema.sections` and the tables of torch's and DeepSpeed's arguments use these names. `True`
-is no whole number, and neither is a float, but for `WholeNumber`, since people write `5e8`.
+The annotations in `dslpar.schema.sections` and the tables of torch's and DeepSpeed's arguments use these names. `True`
+is not a whole number. A float is one only for `WholeNumber` and `PositiveWholeNumber`, since people write `5e8`.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ Dataset: TypeAlias = Any
 
 
 class ValueType(NamedTuple):
-    """What a key takes: the Python types, what else must hold, and a description of both."""
+    """The valid values of a key: Python types, a further condition, and a description of both."""
 
     python_types: tuple[type, ...]
     holds: Callable[[Any], bool]
     description: str
     choices: tuple[str, ...] = ()
-    """All strings that it takes."""
+    """All strings that are valid."""
     refused: Mapping[str, str] = {}
-    """Choices that others have and dslpar has not, and why."""
+    """Choices of other frameworks that dslpar does not have -> the reason."""
     code: str = "CFG108"
     """The rule that reports an unknown choice."""
     noun: str = ""
-    """What such a choice is called in its message; empty: its key."""
+    """The word for an unknown choice in its message; empty: the key."""
 
 
 def one_of(choices: tuple[str, ...], refused: Mapping[str, str] | None = None) -> ValueType:
-    """The type of a key with choices."""
+    """Return the type of a key with choices."""
     description = "one of " + ", ".join(map(repr, choices)) if len(choices) > 1 else repr(choices[0])
     return ValueType((str,), lambda value: value in choices, description, choices, refused or {})
 

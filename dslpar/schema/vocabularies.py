@@ -1,11 +1,11 @@
-"""Which ids a run's text has: of a tokenizer, or of bytes; what of them stands for no text. No torch, no tokenizers.
+"""The vocabulary of a run's text: ids of a tokenizer or of bytes, and special tokens. No torch, no tokenizers.
 
     vocabulary = vocabulary_of(spec.data, "configs/bert.py", spec.model)
     vocabulary.size, vocabulary.special["mask"]
 
-Bytes are ids as they are, 0 to 255, where each next one is predicted. Where there are special tokens they come first,
-as ByT5 has it: BERT's padding (0), class, separator and mask, and bytes from 4 on; T5's padding, end and unknown, bytes
-from 3 on, and its sentinels are the last ids of the model's vocabulary.
+For next-token prediction, bytes are ids 0 to 255. If there are special tokens, they come before the bytes, as in ByT5.
+For masked text, ids 0 to 3 are padding, class, separator and mask, and bytes start at 4. For spans, ids 0 to 2 are
+padding, end and unknown, bytes start at 3, and sentinels are the last ids of the model's vocabulary.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dslpar.schema.token_folders import read_token_folder
 from dslpar.schema.tokenizers import SPELLINGS, TokenizerFile, read_tokenizer
 
 BYTES = 256
-"""Tokens of byte-level text."""
+"""Vocabulary size of byte-level text."""
 _NEEDED: Mapping[type, tuple[str, ...]] = {MaskedTextData: ("cls", "sep", "mask"), SpanTextData: ("eos",)}
 
 
@@ -37,28 +37,29 @@ class Vocabulary(NamedTuple):
     """The ids of a run's text."""
 
     size: int
-    """Ids that a model must have: the largest and one."""
+    """Vocabulary size that a model needs: the largest id plus one."""
     special: Mapping[str, int]
-    """Special tokens by name: pad, cls, sep, mask, eos; those that there are."""
+    """Special token -> id, for those of pad, cls, sep, mask and eos that exist."""
     sentinels: tuple[int, ...] = ()
-    """T5's, in the order in which they stand in a sample."""
+    """Ids of T5's sentinels, in the order in which they occur in a sample."""
     first_byte: int = 0
-    """The id of byte 0, where a token is a byte."""
+    """The id of byte 0, if tokens are bytes."""
     tokenizer: TokenizerFile | None = None
     missing: str = ""
-    """A special token that the data need and the tokenizer does not have; empty: it has all."""
+    """A special token that the data need and the tokenizer lacks; empty if it has all."""
 
 
 class SpanLengths(NamedTuple):
-    """How T5's samples are cut: numbers of tokens."""
+    """Numbers of tokens in T5's samples."""
 
     text: int
-    """Of the text that a sample is made of."""
+    """Tokens of text from which a sample is made."""
     noise: int
-    """Of these in spans."""
+    """Tokens of the text that are in spans."""
     spans: int
+    """Number of spans."""
     target: int
-    """Of the decoder's sample, with padding."""
+    """Tokens of the decoder's sample, with padding."""
 
     @property
     def is_full(self) -> bool:
@@ -67,7 +68,7 @@ class SpanLengths(NamedTuple):
 
 
 def vocabulary_of(data: Data, config_path: str, model: Model | OtherModel, seq_len: int = 0) -> Vocabulary:
-    """Return the ids of a text; `seq_len` tells how many sentinels are needed. Of other data: no ids."""
+    """Return the vocabulary of text data; other data have no ids. `seq_len` determines the number of sentinels."""
     if isinstance(data, TokensData):
         return _vocabulary_of_tokens(absolute_path(config_path, data.path))
     if not isinstance(data, TextData | ChatData | HuggingFaceData) or (
@@ -79,7 +80,7 @@ def vocabulary_of(data: Data, config_path: str, model: Model | OtherModel, seq_l
     spans = span_lengths(data, seq_len).spans if isinstance(data, SpanTextData) and seq_len > 2 else 0
     if data.tokenizer is None:
         if isinstance(data, MaskedTextData):
-            first = 1 if pad == 1 else 0  # RoBERTa counts positions by it
+            first = 1 if pad == 1 else 0  # RoBERTa's positions depend on the padding's id
             special = {"pad": first, "cls": 1 - first, "sep": 2, "mask": 3}
             return Vocabulary(4 + BYTES, special, first_byte=4)
         if isinstance(data, SpanTextData):
@@ -98,15 +99,15 @@ def vocabulary_of(data: Data, config_path: str, model: Model | OtherModel, seq_l
 
 
 def _vocabulary_of_tokens(path: str) -> Vocabulary:
-    """Return the ids of token files. The tokenizer beside them is not read: to check sizes, no one needs it."""
+    """Return the vocabulary of token files, without reading the tokenizer beside them: sizes do not depend on it."""
     found = read_token_folder(path)
     return Vocabulary(found.vocab_size or 0, {} if found.eos is None else {"eos": found.eos})
 
 
 def span_lengths(data: SpanTextData, seq_len: int) -> SpanLengths:
-    """Return how many tokens of text make an encoder's sample of `seq_len` tokens, and what the decoder then tells.
+    """Return how many tokens of text make an encoder's sample of `seq_len` tokens, and the decoder's length for it.
 
-    As T5 does it: the most text whose spans, each one sentinel, leave `seq_len` tokens with the end.
+    As in T5, it is the most text that fits into `seq_len` tokens with the end token, once each span is one sentinel.
     """
     text = seq_len
     while _cut(data, text + 1)[0] <= seq_len:
@@ -118,7 +119,7 @@ def span_lengths(data: SpanTextData, seq_len: int) -> SpanLengths:
 
 
 def _cut(data: SpanTextData, text: int) -> tuple[int, int, int, int]:
-    """Return the tokens of the encoder's sample and of the decoder's, those in spans, and the spans."""
+    """Return the tokens of the encoder's sample, of the decoder's sample, and in spans, and the number of spans."""
     noise = min(max(round(text * data.noise_density), 1), max(text - 1, 1))
     spans = min(max(round(noise / data.mean_span_length), 1), noise, max(text - noise, 1))
     return text - noise + spans + 1, noise + spans + 1, noise, spans

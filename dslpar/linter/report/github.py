@@ -4,9 +4,9 @@
 
     ::error file=configs/a.py,line=3,endLine=3,col=9,endColumn=13,title=TEN103 not-a-cube::size 6, and ...%0Ahelp: ...
 
-Text is made visible, and then escaped as GitHub's own toolkit does. Paths are relative to the checkout:
-GITHUB_WORKSPACE if it is set, else the working folder. Columns are given for findings on one line only, since GitHub
-accepts none for longer ones.
+Control characters are made visible, and then the text is escaped as in GitHub's own toolkit. Paths are relative to the
+checkout: GITHUB_WORKSPACE if it is set, else the working folder. Only findings on a single line have columns, since
+GitHub does not accept columns for longer ones.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _COMMANDS = {"error": "error", "warning": "warning", "info": "notice"}
 
 
 def github(findings: Sequence[Finding], environ: Mapping[str, str]) -> str:
-    """Return one command for each finding."""
+    """Return one command per finding."""
     root = root_of(environ)
     return "".join(_command(finding, root) + "\n" for finding in findings)
 
@@ -48,12 +48,12 @@ def _command(finding: Finding, root: str) -> str:
 
 
 def message_with_help(finding: Finding) -> str:
-    """Return what is wrong and, below it, what to write instead."""
+    """Return the finding's message and, below it, its help."""
     return finding.lines() + (f"\nhelp: {visible(finding.help)}" if finding.help else "")
 
 
 def _position(finding: Finding, root: str) -> dict[str, object]:
-    """Return file, line and columns; nothing for what is in no file."""
+    """Return file, line and columns; empty for a finding without a file."""
     path, line, column, end_line, end_column = finding.location
     if path in (COMMAND_LINE, WORLD):
         return {}
@@ -62,5 +62,5 @@ def _position(finding: Finding, root: str) -> dict[str, object]:
 
 
 def _escape(text: str) -> str:
-    # % first: later it would be that of an escape.
+    # % comes first: later it would also replace the % of the other escapes.
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")

@@ -1,9 +1,9 @@
 """Findings as SARIF 2.1.0, which GitHub's code scanning and others read (OASIS Standard, 2020).
 
-Each rule with a finding is described by its page. A finding has its location, its change if one is certain, and a
-fingerprint that stays when lines are added above it. Files below the root (GITHUB_WORKSPACE, else the working folder)
-have relative addresses, others absolute ones. Columns count UTF-16 code units, as readers of SARIF do. What is in no
-file (a world size, the command line) is reported at the first line of the config, since a location must be a file.
+Each rule with a finding is described by its page. A finding has its location, its fix if there is one, and a
+fingerprint that does not change when lines are added above it. Files below the root (GITHUB_WORKSPACE, else the working
+folder) have relative addresses, other files absolute ones. Columns count UTF-16 code units, as SARIF readers do. A
+location must be a file, so findings without one (world size, command line) are at the first line of the config.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _markdown(title: str, summary: str, sections: Mapping[str, str]) -> str:
 
 
 class _Results:
-    """The results of one run, in order: equal fingerprints are numbered."""
+    """The results of one run, in order; equal fingerprints are numbered."""
 
     def __init__(self, sources: Mapping[str, str], configs: Sequence[str], root: str) -> None:
         self.configs, self.root = configs, root

@@ -25,13 +25,13 @@ _NOUNS = {"error": ("error", "errors"), "warning": ("warning", "warnings"), "inf
 
 
 def text(findings: Sequence[Finding], sources: Sources, color: bool = False) -> str:
-    """Return each finding with its line, a caret below what is wrong, and what to write instead; and a count."""
+    """Return each finding with its source line, a caret and its help; the last line counts the findings."""
     blocks = [block(finding, sources, color) for finding in findings]
     return "\n".join([*blocks, summary(findings)]) + "\n"
 
 
 def concise(findings: Sequence[Finding], sources: Sources, color: bool = False) -> str:
-    """Return one line for each finding."""
+    """Return one line per finding."""
     return "".join(f"{_head(finding, '', finding.line(), color)}\n" for finding in findings)
 
 
@@ -63,7 +63,7 @@ def _head(finding: Finding, label: str, message: str, color: bool) -> str:
 
 
 def _paint(text: str, style: str, color: bool) -> str:
-    """Put a text between the escape codes of a terminal's style."""
+    """Wrap a text in the terminal's escape codes for a style."""
     return f"\x1b[{style}m{text}\x1b[0m" if color else text
 
 
@@ -90,7 +90,7 @@ def table(findings: Sequence[Finding]) -> str:
 
 
 def wants_color(choice: str, terminal: bool, environ: Mapping[str, str]) -> bool:
-    """Decide on colour: by `choice`, else by NO_COLOR, FORCE_COLOR and CLICOLOR_FORCE, else it needs a terminal."""
+    """Return whether to use colour: by `choice`, else NO_COLOR, FORCE_COLOR and CLICOLOR_FORCE, else on a terminal."""
     if choice != "auto" or environ.get("NO_COLOR"):
         return choice == "always"
     if any(environ.get(name, "0") not in ("", "0") for name in ("FORCE_COLOR", "CLICOLOR_FORCE")):
@@ -106,7 +106,7 @@ def summary(findings: Sequence[Finding]) -> str:
 
 
 def _excerpt(finding: Finding, sources: Sources, color: bool = False) -> list[str]:
-    """Return the line of a finding and carets below it; nothing if the source is unknown."""
+    """Return the source line of a finding and the carets below it; empty if the source is unknown."""
     path, number, column, end_line, end_column = finding.location
     lines = _lines(sources.get(path, ""))
     if not 1 <= number <= len(lines):

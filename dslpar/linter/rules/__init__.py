@@ -1,5 +1,5 @@
-"""The rules of the linter, a file for each family; the tuple RULES at its end goes to `dslpar.linter.registry`.
+"""The rules of the linter, one file per family; `dslpar.linter.registry` collects the tuple RULES at the end of each.
 
 In: a `Context` (the config, its typed sections, the world, the hosts). Out: problems, each with its location. A
-rule's page is its docstring and `pages/CODE.md`; both of its examples are tested.
+rule's page consists of its docstring and `pages/CODE.md`; both examples on it are tested.
 """

@@ -1,4 +1,4 @@
-"""BAT101 and on: the samples of one step, the tokens of a sample, optimizers, and learning-rate schedulers."""
+"""BAT101 and following: the samples of a step, the tokens of a sample, optimizers, and learning-rate schedulers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def batch_does_not_fit(cx: Context) -> Iterator[Problem]:
 
 
 def _fitting_sizes(cx: Context) -> list[str]:
-    """What to write for one of the sizes so that the product fits; nothing where each would be too large for a size."""
+    """Return changes of one size that make the product fit; empty if every such size would be too large."""
     given, data, least = cx.requested_batch, cx.data_size, least_micro_size(cx.cuboid)
     global_size, micro, accumulation = given.global_size, given.micro_size, given.accumulation
     assert global_size is not None, "without a global_size the product fits"
@@ -46,7 +46,7 @@ def _fitting_sizes(cx: Context) -> list[str]:
 
 @rule("BAT102", "micro-size-does-not-divide")
 def micro_size_does_not_divide(cx: Context) -> Iterator[Problem]:
-    """micro_size is not a multiple of the number of ranks that split the samples."""
+    """micro_size is not a multiple of the number of ranks that split a micro-batch."""
     least, given = least_micro_size(cx.cuboid), cx.requested_batch
     micro, accumulation = given.micro_size or cx.batch.micro_size, given.accumulation or 1
     if micro % least == 0:
@@ -70,7 +70,7 @@ def micro_size_does_not_divide(cx: Context) -> Iterator[Problem]:
 
 @rule("BAT103", "sequence-too-long")
 def sequence_too_long(cx: Context) -> Iterator[Problem]:
-    """The samples are longer than the model's longest sequence."""
+    """data.seq_len is above the model's longest sequence."""
     length, (longest, key) = cx.spec.data.seq_len, cx.longest_sequence
     if length is not None and length > longest:
         unused = cx.unused_positions
@@ -91,9 +91,9 @@ def vocabulary_too_small(cx: Context) -> Iterator[Problem]:
 
 
 def _vocabulary_needed(cx: Context, data: Data) -> tuple[int, str]:
-    """Return how many ids the data have, and what has them; none where nobody can tell, which another rule reports."""
+    """Return the number of ids and a phrase for their source; 0 if it is unknown, which another rule reports."""
     kind = type_name(data)
-    if data.tokenizer is None and kind == "text":  # most configs need none of the rest
+    if data.tokenizer is None and kind == "text":  # most configs end here and skip the imports
         return BYTES, "byte-level text has"
     from dslpar.layout.resolve import seq_len_of
     from dslpar.schema.vocabularies import vocabulary_of
@@ -106,12 +106,12 @@ def _vocabulary_needed(cx: Context, data: Data) -> tuple[int, str]:
 
 
 BYTES = 256
-"""Tokens of byte-level text."""
+"""Size of the vocabulary of byte-level text."""
 
 
 @rule("BAT111", "text-not-found", "warning")
 def text_not_found(cx: Context) -> Iterator[Problem]:
-    """A file or folder that `data` names is not on this machine."""
+    """A file or folder of `data` does not exist on this machine."""
     for section, data in cx.datasets:
         for number, name in enumerate(data.files or ()):
             if message := _missing(cx, name):
@@ -125,17 +125,17 @@ def text_not_found(cx: Context) -> Iterator[Problem]:
 
 
 def _missing(cx: Context, name: str) -> str:
-    """Say that there is no such file or folder; empty: there is, or it cannot be told."""
+    """Return the message for a missing file or folder; empty if it exists, or if its parent folder is not here."""
     path = os.path.normpath(os.path.join(os.path.dirname(cx.config.path), name))
     folder = os.path.dirname(path) or "."
-    # A disk of the job's hosts may be missing here: only a folder that is here can be looked into.
+    # A disk of the job's hosts may not be mounted here, so a missing parent folder proves nothing.
     is_missing = os.path.isdir(folder) and not os.path.exists(path)
-    return f"{os.path.basename(path)!r} is not in {folder!r}" if is_missing else ""
+    return f"{os.path.basename(path)!r} does not exist in {folder!r}" if is_missing else ""
 
 
 @rule("BAT105", "warm-up-longer-than-the-run", "warning")
 def warm_up_longer_than_the_run(cx: Context) -> Iterator[Problem]:
-    """The learning rate never reaches its peak."""
+    """The warm-up is longer than the run, so the learning rate never reaches its peak."""
     scheduler, steps = cx.spec.lr_scheduler, cx.spec.train.steps
     if isinstance(scheduler, sections.OtherLRScheduler):
         key = "lr_scheduler.warmup_num_steps"
@@ -152,15 +152,15 @@ def warm_up_longer_than_the_run(cx: Context) -> Iterator[Problem]:
 
 
 def _default_warmup(schedule: str) -> int:
-    """DeepSpeed's own number of warm-up steps, where the config gives none."""
-    from dslpar.schema.deepspeed_policy import LR_SCHEDULER_DEFAULTS  # most configs need none of it
+    """Return DeepSpeed's default number of warm-up steps for a scheduler."""
+    from dslpar.schema.deepspeed_policy import LR_SCHEDULER_DEFAULTS  # most configs do not need it
 
     return int(LR_SCHEDULER_DEFAULTS.get(schedule, {}).get("warmup_num_steps", 0))
 
 
 @rule("BAT106", "min-lr-above-lr")
 def min_lr_above_lr(cx: Context) -> Iterator[Problem]:
-    """The last learning rate is above the peak."""
+    """The last learning rate (min_lr) is above the peak (lr)."""
     low, peak = cx.own_lr_scheduler.min_lr, cx.spec.optimizer.lr
     if low > peak:
         yield cx.problem("lr_scheduler.min_lr", f"min_lr {low} is above lr {peak}", f"at most {peak}")
@@ -178,7 +178,7 @@ def nesterov_without_momentum(cx: Context) -> Iterator[Problem]:
 
 @rule("BAT130", "differentiable-step")
 def differentiable_step(cx: Context) -> Iterator[Problem]:
-    """An optimizer with a differentiable step."""
+    """An optimizer with differentiable=True."""
     if cx.other_optimizer.args.get("differentiable"):
         message = "differentiable=True fails at the first step: torch cannot update leaves in place with autograd"
         yield cx.problem("optimizer.differentiable", message, "leave differentiable out")
@@ -186,7 +186,7 @@ def differentiable_step(cx: Context) -> Iterator[Problem]:
 
 @rule("BAT131", "fused-and-foreach")
 def fused_and_foreach(cx: Context) -> Iterator[Problem]:
-    """An optimizer with both fused and foreach."""
+    """An optimizer with both fused=True and foreach=True."""
     args = cx.other_optimizer.args
     if args.get("fused") and args.get("foreach"):
         message = "fused=True and foreach=True are two implementations of one step"
@@ -243,7 +243,7 @@ def no_momentum_to_cycle(cx: Context) -> Iterator[Problem]:
 
 @rule("BAT116", "statistics-of-the-layout", "warning")
 def statistics_of_the_layout(cx: Context) -> Iterator[Problem]:
-    """Batch norms take their statistics of a micro-batch, and no micro_size is written."""
+    """A model with batch norms without batch.micro_size: their statistics then depend on the layout."""
     if (
         cx.given("batch.micro_size")
         or "model.layers_cfg" in cx.reading.invalid
@@ -256,13 +256,13 @@ def statistics_of_the_layout(cx: Context) -> Iterator[Problem]:
 
 
 def _batch_norm(model: sections.OtherModel) -> str:
-    """What of a model looks at the samples of a micro-batch together; empty: nothing that is known."""
+    """Return the name of a batch-norm layer of the model; empty if none is known."""
     names = [str(layer.get("type", "")) for layer in model.layers or ()]
     if found := [name for name in names if name.removeprefix("torch.nn.").startswith("BatchNorm")]:
         return found[0]
     if not model.is_of_transformers:
         return ""
-    from dslpar.schema.transformers_policies import POLICIES  # most configs name no class of transformers
+    from dslpar.schema.transformers_policies import POLICIES  # most configs name no transformers class
 
     policy = POLICIES.get(model.target.rpartition(".")[2])
     return "BatchNorm" if policy and policy.batch_norms else ""

@@ -1,4 +1,4 @@
-"""BAT121 and on: blends of data, and data sets that others have saved."""
+"""BAT121 to BAT123: blends of data sets, and folders saved by Hugging Face's `datasets`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dslpar.schema.datasets import BlendData, Data, HuggingFaceData, TokensData,
 
 @rule("BAT121", "parts-do-not-blend")
 def parts_do_not_blend(cx: Context) -> Iterator[Problem]:
-    """Parts of a blend are weighted in two ways, or give samples of different lengths or vocabularies."""
+    """Parts of a blend are weighted in two ways, or have different sample lengths or vocabularies."""
     data = cx.spec.data
     if not isinstance(data, BlendData):
         return
@@ -25,11 +25,11 @@ def parts_do_not_blend(cx: Context) -> Iterator[Problem]:
         message = f"part {bare} has no weight, and part {weighted[0]} has {weights[weighted[0]]}"
         yield cx.problem(keys[bare], message, f"add weight=1 to {keys[bare]}, or {_left_out(keys, weighted)}")
     if weighted and data.temperature is not None:
-        message = "a temperature makes weights of the parts' sizes, and parts have weights"
+        message = "temperature computes weights from the parts' sizes, and parts have weights"
         yield cx.problem("data.temperature", message, f"leave it out, or {_left_out(keys, weighted)}")
     for key, part in cx.datasets:
         if part.seq_len is not None and part.seq_len != seq_len_of(cx.spec):
-            message = f"samples of {part.seq_len} tokens, and those of the blend have {seq_len_of(cx.spec)}"
+            message = f"it has samples of {part.seq_len} tokens, and those of the blend have {seq_len_of(cx.spec)}"
             yield cx.problem(f"{key}.seq_len", message, f"leave it out, or write data.seq_len={part.seq_len}")
     yield from _check_tokenizers(cx)
 
@@ -43,7 +43,7 @@ def _weights(cx: Context, data: BlendData) -> list[float | None]:
 
 
 def _check_tokenizers(cx: Context) -> Iterator[Problem]:
-    """Yield the first part whose ids are another tokenizer's than those of the parts before it."""
+    """Yield a problem for the first part whose ids come from another tokenizer than those of the parts before it."""
     first: tuple[str, str, str] | None = None
     for key, data in cx.datasets:
         made_by = _tokenizer_of(cx, data)
@@ -54,14 +54,14 @@ def _check_tokenizers(cx: Context) -> Iterator[Problem]:
             first = (name, digest, key)
         elif digest != first[1]:
             where = f"{key}.tokenizer" if data.tokenizer is not None else f"{key}.path"
-            message = f"ids of {name}, and those of {first[2]} are of {first[0]}: another vocabulary"
+            message = f"its ids come from {name}, and those of {first[2]} from {first[0]}: another vocabulary"
             hint = "choose parts of one tokenizer: `dslpar data tokenize --tokenizer FOLDER` makes them"
             yield cx.problem((where, key), message, hint)
             return
 
 
 def _tokenizer_of(cx: Context, data: Data) -> tuple[str, str] | None:
-    """Return what makes a part's ids, and its digest; None: there is no such thing, or nobody can tell."""
+    """Return a name for what makes a part's ids, and its digest; None if the part has no ids, or it is unknown."""
     from dslpar.schema.token_folders import read_token_folder
     from dslpar.schema.vocabularies import vocabulary_of
 
@@ -81,29 +81,29 @@ def _tokenizer_of(cx: Context, data: Data) -> tuple[str, str] | None:
 
 @rule("BAT122", "blend-weights", "warning")
 def blend_weights(cx: Context) -> Iterator[Problem]:
-    """Weights of a blend that look like shares and are none, or a blend of a single part."""
+    """Weights of a blend that look like shares but do not sum up to 1, or a blend of a single part."""
     data = cx.spec.data
     if not isinstance(data, BlendData):
         return
     if len(data.parts) == 1:
         kind = type_name(data.parts[0].dataset)
-        yield cx.problem("data.parts", "a blend of one part is that part", f"data=dict(type={kind!r}, ...)")
+        yield cx.problem("data.parts", "the blend has only one part", f"data=dict(type={kind!r}, ...)")
         return
     weights = [weight for weight in _weights(cx, data) if weight is not None]
     total = sum(weights)
     if len(weights) == len(data.parts) and max(weights) < 1 and abs(total - 1) > _ROUNDING:
         shares = [f"{part_key(number)}.weight={weight / total:.3g}" for number, weight in enumerate(weights)]
-        message = f"weights sum up to {total:.3g}, and are taken over their sum"
+        message = f"weights sum up to {total:.3g}, and are divided by their sum"
         yield cx.problem("data.parts", message, f"write {' and '.join(shares)}")
 
 
 _ROUNDING = 0.015
-"""Of shares written with two places."""
+"""Tolerance for the sum of shares that are written with two decimal places."""
 
 
 @rule("BAT123", "data-set-not-usable")
 def data_set_not_usable(cx: Context) -> Iterator[Problem]:
-    """A folder of Hugging Face's `datasets` cannot be read, or has no such split or column."""
+    """A folder saved by Hugging Face's `datasets` cannot be read, or lacks the split or the column."""
     for key, data in cx.datasets:
         if isinstance(data, HuggingFaceData):
             yield from _check_data_set(cx, key, data)
@@ -113,7 +113,7 @@ def _check_data_set(cx: Context, key: str, data: HuggingFaceData) -> Iterator[Pr
     from dslpar.schema.arrow_folders import read_arrow_folder  # most configs have none
 
     if data.tokenizer is not None and data.text_column is None:
-        message = "a tokenizer, and no text_column that it could read"
+        message = "there is a tokenizer, but no text_column for it"
         yield cx.problem(f"{key}.tokenizer", message, "add text_column, or leave tokenizer out")
     if data.eval_split is not None and cx.given(f"{key}.eval_fraction"):
         message = "with eval_split, no share of the rows is held out"
@@ -122,7 +122,7 @@ def _check_data_set(cx: Context, key: str, data: HuggingFaceData) -> Iterator[Pr
     splits = {"split": data.split} | ({} if data.eval_split is None else {"eval_split": data.eval_split})
     found = {name: read_arrow_folder(path, split) for name, split in splits.items()}
     for name, folder in found.items():
-        if folder.problem and not folder.missing:  # BAT111 reports that: it may be on the job's hosts
+        if folder.problem and not folder.missing:  # BAT111 reports missing folders: they may be on the job's hosts
             hint = f"choose {' or '.join(map(repr, folder.splits))}" if folder.splits else "leave it out"
             hint = hint if folder.is_split else "leave data out; or choose a folder that datasets' save_to_disk wrote"
             where = (f"{key}.{name}", f"{key}.path") if folder.is_split else f"{key}.path"
@@ -130,10 +130,10 @@ def _check_data_set(cx: Context, key: str, data: HuggingFaceData) -> Iterator[Pr
             return
     column, columns = data.text_column, found["split"].columns
     if column is not None and columns and columns.get(column) not in ("string", "large_string"):
-        problem = f"it is of {columns[column]}" if column in columns else "there is no such column"
+        problem = f"its type is {columns[column]}" if column in columns else "there is no such column"
         texts = [name for name, kind in columns.items() if kind in ("string", "large_string")]
         hint = f"choose {' or '.join(map(repr, texts))}" if texts else "leave it out: there is no column of text"
-        yield cx.problem(f"{key}.text_column", f"{column!r} is no column of text: {problem}", hint)
+        yield cx.problem(f"{key}.text_column", f"{column!r} is not a text column: {problem}", hint)
 
 
 RULES = (parts_do_not_blend, blend_weights, data_set_not_usable)

@@ -1,6 +1,6 @@
-"""CFG114 and on: the comments `# dslpar: ignore[CODE]` of a config, which `dslpar.linter.suppressions` reads.
+"""CFG114 to CFG117: the comments `# dslpar: ignore[CODE]` of a config, which `dslpar.linter.suppressions` reads.
 
-These rules run last: they look at what the others found.
+These rules run last, since they need the findings of all other rules.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def ignore_without_code(cx: Context) -> Iterator[Problem]:
 
 @rule("CFG115", "unused-ignore", "warning")
 def unused_ignore(cx: Context) -> Iterator[Problem]:
-    """`# dslpar: ignore[CODE]` where there is nothing to ignore."""
+    """`# dslpar: ignore[CODE]` without a finding to ignore."""
     yield from cx.comment_problems("CFG115")
 
 

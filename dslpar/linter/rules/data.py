@@ -1,4 +1,4 @@
-"""BAT112 and on: what `data` brings against what the model is given, and tokenizers."""
+"""BAT112 to BAT119: whether `data` suits the model, and whether tokenizers and data files can be used."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dslpar.schema.sections import ImageModel
 
 @rule("BAT112", "tokenizer-not-usable")
 def tokenizer_not_usable(cx: Context) -> Iterator[Problem]:
-    """A tokenizer's file cannot be read, or lacks a token that such data need."""
+    """A tokenizer.json cannot be read, or lacks a special token that the type of data needs."""
     for key, data in cx.datasets:
         if data.tokenizer is not None:
             yield from _check_tokenizer(cx, key, data, data.tokenizer)
@@ -37,7 +37,7 @@ def _check_tokenizer(cx: Context, key: str, data: Data, tokenizer: str) -> Itera
     file = found.tokenizer
     hint = "leave tokenizer out; or choose a tokenizer.json that Hugging Face's tokenizers wrote"
     if file is None or (file.missing and not os.path.isdir(absolute_path(cx.config.path, tokenizer))):
-        return  # BAT111 reports it: it may be on the job's hosts
+        return  # BAT111 reports a missing file: it may be on the job's hosts
     if file.problem:
         yield cx.problem(f"{key}.tokenizer", f"cannot use {file.path!r}: {file.problem}", hint)
     elif found.missing:
@@ -47,9 +47,9 @@ def _check_tokenizer(cx: Context, key: str, data: Data, tokenizer: str) -> Itera
 
 @rule("BAT113", "data-of-another-model")
 def data_of_another_model(cx: Context) -> Iterator[Problem]:
-    """The data are not what the model's class learns from."""
+    """The type of `data` is not one that the model's class learns from."""
     if not cx.given("data") and cx.config.root.get("data") is None:
-        return  # a program may bring them; train.py tells (BAT211)
+        return  # a program may bring the data; train.py reports it (BAT211)
     if type_name(cx.spec.data) == "text" and not _says_text(cx):
         return
     from dslpar.layout import transformers_data_types as data_types  # most configs name no data
@@ -63,14 +63,13 @@ def data_of_another_model(cx: Context) -> Iterator[Problem]:
             name = getattr(cx.spec.model, "target", "").rpartition(".")[2]
             takes = name.endswith("ForPreTraining")
             if name and data.next_sentence != takes:
-                message = (
-                    f"{name} {'tells' if takes else 'does not tell'} whether a second piece of text follows the first"
-                )
+                predicts = "predicts" if takes else "does not predict"
+                message = f"{name} {predicts} whether a second piece of text follows the first"
                 yield cx.problem(f"{key}.next_sentence", message, f"next_sentence={takes}, or leave it out")
 
 
 def _says_text(cx: Context) -> bool:
-    """Whether the config says more of its text than the length of samples, which a program may share."""
+    """Whether `data` has keys besides seq_len and eval_fraction, which a program with its own data may use too."""
     section = cx.config.root.get("data")
     given = set(section.value) if section is not None and section.is_mapping else set()
     return bool(given - {"seq_len", "eval_fraction"})
@@ -78,10 +77,10 @@ def _says_text(cx: Context) -> bool:
 
 @rule("BAT114", "sample-too-short")
 def sample_too_short(cx: Context) -> Iterator[Problem]:
-    """Samples with special tokens that leave no room for text."""
+    """Samples so short that their special tokens leave no room for text."""
     length = seq_len_of(cx.spec)
     if isinstance(cx.spec.data, MaskedTextData | SpanTextData) and 0 < length < _SHORTEST:
-        message = f"samples of {length} tokens, special ones among them, hold next to no text"
+        message = f"samples of {length} tokens, including special ones, have almost no room for text"
         yield cx.problem("data.seq_len", message, f"seq_len={_SHORTEST} or more")
 
 
@@ -90,7 +89,7 @@ _SHORTEST = 8
 
 @rule("BAT115", "channels-do-not-fit")
 def channels_do_not_fit(cx: Context) -> Iterator[Problem]:
-    """Means or deviations of another number of channels than the model's."""
+    """data.mean or data.std has another number of channels than the model."""
     data, model = cx.spec.data, cx.spec.model
     channels = model.num_channels if isinstance(model, ImageModel) else None
     if channels is None:
@@ -106,7 +105,7 @@ def channels_do_not_fit(cx: Context) -> Iterator[Problem]:
 
 @rule("BAT117", "token-files-not-usable")
 def token_files_not_usable(cx: Context) -> Iterator[Problem]:
-    """Token files cannot be read, were made by different tokenizers, or hold less than a step takes."""
+    """Token files cannot be read, were made by different tokenizers, or are too small for a step."""
     for key, data in cx.datasets:
         if isinstance(data, TokensData):
             yield from _check_token_files(cx, key, data)
@@ -118,7 +117,7 @@ def _check_token_files(cx: Context, section: str, data: TokensData) -> Iterator[
     names = {"path": data.path} | ({} if data.eval_path is None else {"eval_path": data.eval_path})
     found = {key: read_token_folder(absolute_path(cx.config.path, name)) for key, name in names.items()}
     for key, folder in found.items():
-        if folder.problem and not folder.missing:  # BAT111 reports that: they may be on the job's hosts
+        if folder.problem and not folder.missing:  # BAT111 reports missing files: they may be on the job's hosts
             message = f"cannot use {folder.path!r}: {folder.problem}"
             yield cx.problem(
                 f"{section}.{key}", message, "leave data out; or choose a folder that `dslpar data verify` calls intact"
@@ -142,15 +141,15 @@ def _check_token_files(cx: Context, section: str, data: TokensData) -> Iterator[
         )
         return
     samples = max(tokens - 1, 0) // length
-    needed = cx.batch.global_size if section == "data" else 1  # a part's share of a step is told where the run starts
+    needed = cx.batch.global_size if section == "data" else 1  # a part's share of a step is checked when the run starts
     if samples < needed:
-        message = f"a step takes {needed} samples, and {tokens:,} tokens to train on are {samples}"
+        message = f"a step takes {needed} samples, and {tokens:,} training tokens make {samples}"
         yield cx.problem(f"{section}.path", message, "choose more text, a smaller batch, or a shorter data.seq_len")
 
 
 @rule("BAT118", "conversations-not-usable")
 def conversations_not_usable(cx: Context) -> Iterator[Problem]:
-    """The first lines of a file of conversations are none, or nothing says how they are written as text."""
+    """The first lines of a file are not valid conversations, or there is no chat template."""
     for key, data in cx.datasets:
         if isinstance(data, ChatData):
             yield from _check_conversations(cx, key, data)
@@ -184,12 +183,12 @@ def _check_conversations(cx: Context, section: str, data: ChatData) -> Iterator[
 
 
 _LOOKED_AT_BYTES = 1 << 16
-"""Of each file: lint is to take no time; when a run starts, it reads all of them."""
+"""Limit per file, so that lint stays fast; a run reads all lines when it starts."""
 
 
 @rule("BAT119", "packing-not-exact")
 def packing_not_exact(cx: Context) -> Iterator[Problem]:
-    """Conversations are packed for a model that does not read each as if it were alone."""
+    """Conversations are packed for a model that does not read each of them as if it were alone."""
     packed = [key for key, data in cx.datasets if isinstance(data, ChatData) and data.packing]
     if not packed or cx.by_program:
         return

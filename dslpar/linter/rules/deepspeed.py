@@ -1,4 +1,4 @@
-"""DSC: the raw `deepspeed` section against DeepSpeed's list of keys, and values that DeepSpeed rejects."""
+"""DSC: check the keys of the raw `deepspeed` section against DeepSpeed's, and its values for what DeepSpeed rejects."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def unknown_deepspeed_key(cx: Context) -> Iterator[Problem]:
 def decided_elsewhere(cx: Context) -> Iterator[Problem]:
     """A key of `deepspeed` that a section of the config sets."""
     if cx.spec.deepspeed:
-        from dslpar.schema.deepspeed_policy import OURS, written_elsewhere  # most configs have no such section
+        from dslpar.schema.deepspeed_policy import OURS, written_elsewhere  # few configs have this section
 
         for name in (name for name in cx.spec.deepspeed if name in OURS):
             message = f"{name} is set by {OURS[name]}"
@@ -67,7 +67,7 @@ def deprecated_deepspeed_key(cx: Context) -> Iterator[Problem]:
 
 @rule("DSC107", "scaled-before-the-sum")
 def scaled_before_the_sum(cx: Context) -> Iterator[Problem]:
-    """Gradients that are divided before they are summed, with ZeRO 2 or 3, or over ranks with equal weights."""
+    """Gradients that are divided before they are summed, with a form of ZeRO that does not support it."""
     zero = cx.spec.zero
     scatters = zero.stage >= 2 and zero.extra.get("reduce_scatter", True)
     for name, default in (("prescale_gradients", False), ("gradient_predivide_factor", 1)):
@@ -84,7 +84,7 @@ def scaled_before_the_sum(cx: Context) -> Iterator[Problem]:
 
 @rule("DSC108", "needed-and-turned-off")
 def needed_and_turned_off(cx: Context) -> Iterator[Problem]:
-    """A key of `deepspeed` that overrides what the optimizer needs."""
+    """A key of `deepspeed` that turns off what the optimizer needs."""
     name = _optimizer_name(cx)
     if not cx.spec.zero.stage or not _is_elementwise(name):
         return  # ZER103 reports optimizers that are not elementwise
@@ -106,11 +106,11 @@ def direct_storage_without_nvme(cx: Context) -> Iterator[Problem]:
 
 
 _TESTED = ("AdamW", "Adam", "FusedAdam", "DeepSpeedCPUAdam", "Lion")
-"""Optimizers on DeepSpeed's list for ZeRO; torch's Adagrad is on it too, but not as dslpar builds it."""
+"""Optimizers that DeepSpeed lists as tested with ZeRO. It lists torch's Adagrad too, but not as dslpar builds it."""
 
 
 def _optimizer_name(cx: Context) -> str:
-    """The optimizer's name; empty for a dotted one, of which lint cannot know the class."""
+    """Return the optimizer's name; empty for a dotted name, whose class lint does not import."""
     optimizer = cx.spec.optimizer
     if isinstance(optimizer, sections.OtherOptimizer):
         return "" if "." in optimizer.target else optimizer.target
@@ -120,13 +120,13 @@ def _optimizer_name(cx: Context) -> str:
 def _is_elementwise(name: str) -> bool:
     if name in sections.OPTIMIZERS:
         return True
-    from dslpar.schema.torch_optimizers import elementwise  # most configs need none of it
+    from dslpar.schema.torch_optimizers import elementwise  # most configs do not need it
 
     return elementwise(name)
 
 
 def _runs_on_cpu(name: str) -> bool:
-    """Whether DeepSpeed has the optimizer for the CPU: those of dslpar's sections it builds itself."""
+    """Whether DeepSpeed has a CPU version of the optimizer; it has one for each of dslpar's own."""
     from dslpar.schema.torch_optimizers import named
 
     row = named(name)
@@ -134,7 +134,7 @@ def _runs_on_cpu(name: str) -> bool:
 
 
 def _value(cx: Context, name: str, default: Any) -> Any:
-    """Return a value of the section at its top level."""
+    """Return the value of a top-level key of the section. Raises UnknownValueError if the value is invalid."""
     if f"deepspeed.{name}" in cx.reading.invalid:
         raise UnknownValueError(name)
     return cx.spec.deepspeed.get(name, default)

@@ -1,6 +1,6 @@
-"""HST: the hostfile, its slots, and the choice of hosts; PERF101: tensor groups that cross hosts.
+"""HST: the hostfile, its slots, and the selection of hosts; PERF101: tensor groups that cross hosts.
 
-Examples are hostfiles, with the flags of the command line as comments.
+The examples on these pages are hostfiles. Their comments are flags of the command line.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def unequal_slots(cx: Context) -> Iterator[Problem]:
 
 
 def _common_slots(cx: Context) -> int:
-    """The most slots that all hosts have, and that whole tensor groups fill, where their size is known."""
+    """Return the most slots that all hosts have, rounded down to whole tensor groups if their size is known."""
     least = min(host.slots for host in cx.hosts.hosts if host.slots)
     with suppress(UnknownValueError):
         return least // cx.tensor_size * cx.tensor_size or least
@@ -109,7 +109,7 @@ def slots_unsaid(cx: Context) -> Iterator[Problem]:
     alone = [host for host in cx.hosts.hosts if host.syntax == "name"]
     if alone and all(host.slots == 1 for host in alone):
         name = alone[0].name
-        message = f"{name} has no slots=N, and counts as 1 (OpenMPI would take one a core, DeepSpeed reject the line)"
+        message = f"{name} has no slots=N, and counts as 1 (OpenMPI takes one per core, DeepSpeed rejects the line)"
         yield Problem(alone[0].location, message, "NAME slots=N")
 
 
@@ -140,7 +140,7 @@ def tensor_group_across_hosts(cx: Context) -> Iterator[Problem]:
 
 
 def _crossing(cx: Context, size: int, slots: int) -> str:
-    """Name the first group that crosses. The tensor axis is the fastest in both orders, so groups are runs of ranks."""
+    """Name the first group that crosses hosts. The tensor axis is the fastest, so groups are consecutive ranks."""
     first = slots // size * size
     hosts, last = cx.hosts.hosts, first + size - 1
     if any(host.slots != slots for host in hosts) or last // slots >= len(hosts):

@@ -1,4 +1,4 @@
-"""Rules of dslpar's own models of images: their sizes against the mesh, and an image against its patches."""
+"""Rules about dslpar's own image models: their sizes and the mesh, and the image size and its patches."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from dslpar.schema.sections import ImageModel
 
 @rule("TEN140", "size-of-image-model-does-not-divide")
 def size_of_image_model_does_not_divide(cx: Context) -> Iterator[Problem]:
-    """A size of a model of images does not divide over the ranks that cut it."""
+    """A size of an image model does not divide over the ranks that shard it."""
     model = cx.model_of(ImageModel)
     if model.image_size % model.patch_size:
-        return  # of how many patches is not known; TEN141 reports it
+        return  # the number of patches is unknown; TEN141 reports it
     conditions = layout_of(model).conditions(model, cx.cuboid, model.longest_sample)
     for key in dict.fromkeys(each.key for each in conditions if not each.holds):
         of_key = [each for each in conditions if each.key == key]
@@ -38,7 +38,7 @@ def _hint(model: ImageModel, key: str, conditions: Sequence[Condition]) -> str:
 
 @rule("TEN141", "image-is-not-patches")
 def image_is_not_patches(cx: Context) -> Iterator[Problem]:
-    """An image is no whole number of patches."""
+    """image_size is not a multiple of patch_size."""
     size, patch = cx.model_of(ImageModel).image_size, cx.model_of(ImageModel).patch_size
     if size % patch:
         near = sorted(divisors(size), key=lambda each: abs(each - patch))[:2]

@@ -1,4 +1,4 @@
-"""CFG101 and on: keys, types and values of the sections, as `dslpar.schema.sections_reader` reads them."""
+"""CFG101 and following: keys, types and values of the sections; `dslpar.schema.sections_reader` finds the mistakes."""
 
 from __future__ import annotations
 
@@ -58,18 +58,18 @@ def unknown_choice(cx: Context) -> Iterator[Problem]:
     yield from cx.misreads("CFG108")
 
 
-# CFG109 was of keys that a version did not support yet. Codes are never reused.
+# CFG109 reported keys that were not supported yet. Codes are never reused.
 
 
 @rule("CFG110", "said-twice")
 def said_twice(cx: Context) -> Iterator[Problem]:
-    """A value that is given twice, under two keys."""
+    """A value that is set twice, under two keys."""
     yield from cx.misreads("CFG110")
 
 
 @rule("CFG111", "unknown-model", "info")
 def unknown_model(cx: Context) -> Iterator[Problem]:
-    """The layers of the model are not known."""
+    """The model's layers are unknown to lint, and the rules about them are skipped."""
     if cx.unlisted:
         skipped = "rules about layers and sizes are skipped"
         if not cx.by_program and cx.other_model.is_of_transformers:
@@ -80,7 +80,7 @@ def unknown_model(cx: Context) -> Iterator[Problem]:
 
 @rule("CFG112", "no-world-size", "info")
 def no_world_size(cx: Context) -> Iterator[Problem]:
-    """No world size is given."""
+    """No world size is given, and the rules that need it are skipped."""
     if cx.world_size is None and cx.cluster is None:
         message = "no world size is given: rules that need it are skipped"
         yield Problem(Location(WORLD), message, "--world-size N, or --hostfile FILE")
@@ -97,7 +97,7 @@ def foreign_config(cx: Context) -> Iterator[Problem]:
     """A config of another framework."""
     found = cx.foreign
     if found is not None:
-        message = f"this is a config of {found.title}, which dslpar reads by way of `dslpar import`"
+        message = f"this is a config of {found.title}, which `dslpar import` converts"
         by_program = "or --program (where a program passes the model to dslpar.initialize)"
         more = "" if cx.config.has("model") else f"; {by_program}"
         yield Problem(Location(cx.config.path), message, f"dslpar import {cx.config.path} -o FILE{more}")

@@ -1,4 +1,4 @@
-"""CFG001 and on: the config language; `dslpar.language` makes these findings while it evaluates the file."""
+"""CFG001 to CFG013, CFG120: the config language; `dslpar.language` finds these mistakes while it evaluates the file."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ def syntax_error(cx: Context) -> Iterator[Finding]:
 
 @rule("CFG002", "unsupported-syntax")
 def unsupported_syntax(cx: Context) -> Iterator[Finding]:
-    """Python that is not part of the config language: `while`, `def`, `class`, `try`, `with`, `lambda`, `:=` ..."""
+    """Python syntax outside the config language: `while`, `def`, `class`, `try`, `with`, `lambda`, `:=` ..."""
     yield from cx.language("CFG002")
 
 
 @rule("CFG003", "unsupported-call")
 def unsupported_call(cx: Context) -> Iterator[Finding]:
-    """A call of a function that is not part of the config language."""
+    """A call of a function outside the config language."""
     yield from cx.language("CFG003")
 
 
 @rule("CFG004", "evaluation-error")
 def evaluation_error(cx: Context) -> Iterator[Finding]:
-    """An expression that fails in Python as well: a missing key, a division by zero, a failed `assert`."""
+    """An expression that fails in Python too: a missing key, a division by zero, a failed `assert`."""
     yield from cx.language("CFG004")
 
 
@@ -59,7 +59,7 @@ def star_import(cx: Context) -> Iterator[Finding]:
 
 @rule("CFG009", "unreadable-file")
 def unreadable_file(cx: Context) -> Iterator[Finding]:
-    """A file that cannot or may not be read: missing, a folder or device, not UTF-8, outside of the search path."""
+    """A file that cannot or may not be read: missing, a folder or device, not UTF-8, outside the search path."""
     yield from cx.language("CFG009")
 
 
@@ -71,19 +71,19 @@ def undefined_name(cx: Context) -> Iterator[Finding]:
 
 @rule("CFG011", "bad-override")
 def bad_override(cx: Context) -> Iterator[Finding]:
-    """A `key=value` of the command line that is malformed, or whose key cannot exist."""
+    """A `key=value` on the command line that is malformed, or whose key cannot exist."""
     yield from cx.language("CFG011")
 
 
 @rule("CFG012", "duplicate-key", "warning")
 def duplicate_key(cx: Context) -> Iterator[Finding]:
-    """A duplicate key in a dict; in YAML and JSON, an error."""
+    """A duplicate key in a dict (in YAML and JSON, an error)."""
     yield from cx.language("CFG012")
 
 
 @rule("CFG120", "section-replaced", "warning")
 def section_replaced(cx: Context) -> Iterator[Finding]:
-    """update() replaces a dict by one with fewer keys."""
+    """update() replaces a dict with one that has fewer keys."""
     yield from cx.language("CFG120")
 
 

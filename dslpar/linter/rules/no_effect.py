@@ -1,9 +1,9 @@
-"""DEAD: keys without an effect in this combination of sections; a few other DEAD rules are beside their subject.
+"""DEAD: keys without an effect in this combination of sections; some DEAD rules are in the file of their subject.
 
-A key that nothing reads costs the most and shows the least: the run is another one than was meant. Which keys have an
-effect was looked up one by one: those of dslpar's sections in dslpar, those of DeepSpeed in DeepSpeed 0.19.8
-(`_configure_zero_optimizer` of runtime/engine.py, runtime/zero/partition_parameters.py) as dslpar runs it. That such a
-key is a warning and not an error comes from clippy and actionlint.
+A key without an effect is easily missed, and the run then differs from the intended one. The keys with an effect were
+looked up one by one: dslpar's in dslpar, DeepSpeed's in DeepSpeed 0.19.8 as dslpar runs it (`_configure_zero_optimizer`
+of runtime/engine.py, runtime/zero/partition_parameters.py). To report such a key as a warning, not an error, comes from
+clippy and actionlint.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def options_of_one_rank(cx: Context) -> Iterator[Problem]:
 
 @rule("DEAD123", "chunks-without-effect", "warning")
 def chunks_without_effect(cx: Context) -> Iterator[Problem]:
-    """Parts of tokens where there are none: no head over a vocabulary, no blocks of dslpar's, too few tokens."""
+    """Chunks of tokens without an effect: no head over a vocabulary, no dslpar blocks, or too few tokens."""
     checkpoint, model = cx.spec.activation_checkpoint, cx.spec.model
     no_head = "" if _has_vocabulary_head(model) else "the model has no head over a vocabulary"
     counts = [("train.loss_chunks", cx.spec.train.loss_chunks, no_head)]
@@ -54,11 +54,11 @@ def chunks_without_effect(cx: Context) -> Iterator[Problem]:
     tokens = seq_len_of(cx.spec) // ranks(cx.cuboid, residual_cuts(cx.cuboid).sequence)
     for key, count, why in counts:
         if not why and count > max(tokens, 1):
-            yield cx.problem(key, f"{count} parts of {tokens} tokens of a sequence on each rank", f"at most {tokens}")
+            yield cx.problem(key, f"{count} chunks for {tokens} tokens of a sequence on each rank", f"at most {tokens}")
 
 
 def _has_vocabulary_head(model: Model | OtherModel) -> bool:
-    """Whether its last layer gives logits of tokens, of somebody's own class as far as its name tells."""
+    """Whether the model's last layer gives logits of tokens; for a transformers class, by its name."""
     if isinstance(model, Model):
         return isinstance(model, TokenModel)
     return model.transformers is not None and model.transformers.is_causal
@@ -66,7 +66,7 @@ def _has_vocabulary_head(model: Model | OtherModel) -> bool:
 
 @rule("DEAD111", "order-of-one-axis", "warning")
 def order_of_one_axis(cx: Context) -> Iterator[Problem]:
-    """An order of the axes that makes no difference."""
+    """parallel.order with a pipeline or data size of 1, where it makes no difference."""
     if cx.spec.parallel.order == mesh.LEGACY_ORDER and (cx.stages == 1 or cx.data_size == 1):
         why = "the pipeline has one stage" if cx.stages == 1 else "data is 1"
         yield cx.problem("parallel.order", f"order has no effect: {why}", "leave it out")
@@ -105,10 +105,10 @@ _INTERVALS: Mapping[str, str] = {
 
 @rule("DEAD126", "no-copies-to-compare", "warning")
 def no_copies_to_compare(cx: Context) -> Iterator[Problem]:
-    """train.check_replicas where no other rank holds a copy of a weight."""
+    """train.check_replicas in a layout in which no two ranks hold the same weight."""
     if cx.spec.train.check_replicas is None:
         return
-    tied = getattr(cx.spec.model, "tie_embeddings", True)  # of a class that is not ours nobody knows
+    tied = getattr(cx.spec.model, "tie_embeddings", True)  # other classes may tie weights
     if cx.num_copies == 1 and cx.cuboid.size == 1 and (cx.stages == 1 or not tied):
         why = "one rank" if cx.world == 1 else f"{cx.stages} stages, each on one rank, and no tied weights"
         yield cx.problem("train.check_replicas", f"check_replicas has no copies to compare: {why}", "leave it out")
@@ -127,14 +127,14 @@ def floor_of_a_constant(cx: Context) -> Iterator[Problem]:
     """min_lr with a constant learning rate."""
     scheduler = cx.own_lr_scheduler
     low, peak = scheduler.min_lr, cx.spec.optimizer.lr
-    if scheduler.type == "constant" and 0 < low <= peak:  # BAT106 reports one above the peak
+    if scheduler.type == "constant" and 0 < low <= peak:  # BAT106 reports a min_lr above the peak
         message = f"min_lr {low} has no effect: the learning rate is constant"
         yield cx.problem("lr_scheduler.min_lr", message, "type='cosine'")
 
 
 @rule("DEAD115", "nothing-to-shard", "warning")
 def nothing_to_shard(cx: Context) -> Iterator[Problem]:
-    """ZeRO where no other rank has the same weights."""
+    """ZeRO in a layout in which no two ranks hold the same weights."""
     if _shards_nothing(cx):
         ranks = f"{cx.world} / (pipeline {cx.stages} * tensor {cx.cuboid.size}) = 1"
         message = f"ZeRO {cx.spec.zero.stage} saves nothing: data is {ranks}"
@@ -142,7 +142,7 @@ def nothing_to_shard(cx: Context) -> Iterator[Problem]:
 
 
 def _shards_nothing(cx: Context) -> bool:
-    """Whether ZeRO is on, where no other rank has the same weights, and nothing else needs it."""
+    """Whether ZeRO is on although no two ranks hold the same weights and no other setting needs it."""
     half = cx.spec.precision.dtype != "fp32"
     if not cx.spec.zero.stage or half or offloads(cx.spec, "optimizer") or offloads(cx.spec, "param"):
         return False
@@ -160,7 +160,7 @@ def zero_key_of_another_stage(cx: Context) -> Iterator[Problem]:
             where = f"it is used at stage {_either(stages)}" if stages else "DeepSpeed never uses it"
             message = f"{name} has no effect at ZeRO stage {stage}: {where}"
             legal = [stage for stage in stages if stage < 2 or cx.stages == 1]
-            legal = [3] if name == "pipeline_loading_checkpoint" and 3 in legal else legal  # ZER108: refused below
+            legal = [3] if name == "pipeline_loading_checkpoint" and 3 in legal else legal  # ZER108 rejects 1 and 2
             hint += f", or stage={_either(legal)}" if legal else ""
         elif name == "overlap_comm" and extra[name] and overlaps_reduction(cx.spec):
             message = f"overlap_comm=True has no effect at ZeRO stage {stage}: dslpar overlaps the reduction anyway"
@@ -173,7 +173,7 @@ def zero_key_of_another_stage(cx: Context) -> Iterator[Problem]:
 
 @rule("DEAD120", "gather-without-effect", "warning")
 def gather_without_effect(cx: Context) -> Iterator[Problem]:
-    """zero.overlap_param_gather where a step leaves no weights to gather."""
+    """zero.overlap_param_gather in a layout that gathers no weights at the end of a step."""
     stage, key, hint = cx.spec.zero.stage, "zero.overlap_param_gather", "leave overlap_param_gather out"
     if not cx.spec.zero.overlap_param_gather:
         return
@@ -193,7 +193,7 @@ def _either(stages: Iterable[int]) -> str:
 
 
 def _stages_of(name: str) -> tuple[int, ...]:
-    """The stages at which DeepSpeed uses a key; other rules check offload and compute_grad_norm."""
+    """Return the stages at which DeepSpeed uses a key; other rules check offload and compute_grad_norm."""
     if name.startswith(("stage3_", "zero_")):
         return (3,)
     return next((stages for stages, names in _KEYS_OF_STAGES.items() if name in names), (0, 1, 2, 3))
@@ -248,9 +248,9 @@ def bf16_key_of_another_stage(cx: Context) -> Iterator[Problem]:
 
 @rule("DEAD121", "overlap-in-compiled-layers", "warning")
 def overlap_in_compiled_layers(cx: Context) -> Iterator[Problem]:
-    """comm_overlap beside train.compile."""
+    """comm_overlap together with train.compile."""
     if cx.cuboid.comm_overlap and cx.spec.train.compiles_layers:
-        message = "comm_overlap has no effect where torch compiles the layers: they have their collectives whole"
+        message = "comm_overlap has no effect if torch compiles the layers: their collectives are not split"
         yield cx.problem(
             "parallel.tensor.comm_overlap", message, "leave comm_overlap out; or train.compile_components=['loss']"
         )
@@ -258,18 +258,18 @@ def overlap_in_compiled_layers(cx: Context) -> Iterator[Problem]:
 
 @rule("DEAD125", "nothing-through-symmetric-memory", "warning")
 def nothing_through_symmetric_memory(cx: Context) -> Iterator[Problem]:
-    """comm_overlap='symmetric_memory' where tokens are not in pieces over y or z."""
+    """comm_overlap='symmetric_memory' in a mode that does not split tokens over y or z."""
     cuboid = cx.cuboid
     takes_it = cuboid.size > 1 and "comm_overlap" in MODES[str(cuboid.mode)].options
     if cuboid.symmetric_memory and takes_it and not (cuboid.token_axes or cx.spec.train.compiles_layers):
-        message = "comm_overlap='symmetric_memory' does no more than True: fused products are of pieces of tokens"
+        message = "comm_overlap='symmetric_memory' does no more than True: fused products need pieces of tokens"
         more = "sequence=True; or " if cuboid.mode == "1d" else ""
         yield cx.problem("parallel.tensor.comm_overlap", message, f"{more}comm_overlap=True")
 
 
 @rule("DEAD124", "compile-options-alone", "warning")
 def compile_options_alone(cx: Context) -> Iterator[Problem]:
-    """What train.compile should compile, or how, while it is off."""
+    """train.compile_components or train.compile_backend without train.compile."""
     given = [name for name in ("compile_components", "compile_backend") if cx.given(f"train.{name}")]
     if given and not cx.spec.train.compile:
         message = f"{' and '.join(given)} {'have' if len(given) > 1 else 'has'} no effect without train.compile=True"
@@ -289,7 +289,7 @@ def schedule_without_stages(cx: Context) -> Iterator[Problem]:
 
 @rule("DEAD122", "one-chunk-interleaved", "warning")
 def one_chunk_interleaved(cx: Context) -> Iterator[Problem]:
-    """The interleaved schedule with one chunk on each rank."""
+    """The interleaved schedule with one chunk per rank."""
     schedule, key = cx.spec.schedule, "schedule.num_model_chunks"
     if cx.stages > 1 and schedule is not None and schedule.type == "interleaved" and schedule.num_model_chunks == 1:
         name = cx.source_key(key).rpartition(".")[2]
@@ -299,13 +299,13 @@ def one_chunk_interleaved(cx: Context) -> Iterator[Problem]:
 
 @rule("DEAD103", "handler-with-nothing-to-do", "warning")
 def handler_with_nothing_to_do(cx: Context) -> Iterator[Problem]:
-    """A gradient handler of ColossalAI, whose work DeepSpeed or dslpar already does."""
+    """A gradient handler of ColossalAI whose work DeepSpeed or dslpar already does."""
     yield from cx.misreads("DEAD103")
 
 
 @rule("DEAD105", "nothing-to-keep", "warning")
 def nothing_to_keep(cx: Context) -> Iterator[Problem]:
-    """checkpoint.keep without any checkpoint."""
+    """checkpoint.keep in a run that saves no checkpoint."""
     if cx.spec.train.save_interval == 0 and cx.spec.checkpoint.keep is not None:
         message = "keep has no effect: save_interval 0 writes no checkpoint"
         yield cx.problem("checkpoint.keep", message, "leave keep out; or choose a train.save_interval")
@@ -313,7 +313,7 @@ def nothing_to_keep(cx: Context) -> Iterator[Problem]:
 
 @rule("DEAD106", "lr-without-effect", "warning")
 def lr_without_effect(cx: Context) -> Iterator[Problem]:
-    """optimizer.lr with a scheduler that has another peak."""
+    """optimizer.lr together with a scheduler that sets another peak."""
     name, args = cx.other_lr_scheduler.target, cx.other_lr_scheduler.args
     from dslpar.schema.torch_schedulers import LR_SCHEDULERS
 

@@ -1,4 +1,4 @@
-"""ZER104 and on: ZeRO's offload to the CPU, its stages and optimizers; DEAD107: keys of offload to NVMe."""
+"""ZER104, ZER105, ZER107: ZeRO's offload to the CPU, its stages and optimizers; DEAD107: keys of offload to NVMe."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def optimizer_in_the_wrong_place(cx: Context) -> Iterator[Problem]:
 
 @rule("ZER107", "partial-offload")
 def partial_offload(cx: Context) -> Iterator[Problem]:
-    """Partial offload of the optimizer where DeepSpeed does not support it."""
+    """Partial offload of the optimizer at a stage, or with an optimizer, for which DeepSpeed does not support it."""
     if cx.spec.zero.stage == 3 and is_cpu_adam(cx):
         return
     offload = cx.spec.zero.extra.get("offload_optimizer", {})
@@ -53,7 +53,7 @@ def partial_offload(cx: Context) -> Iterator[Problem]:
 
 @rule("DEAD107", "keys-of-nvme", "warning")
 def keys_of_nvme(cx: Context) -> Iterator[Problem]:
-    """Keys of offload to NVMe with offload to the CPU."""
+    """Keys of NVMe offload together with offload to the CPU."""
     for what in ("optimizer", "param"):
         for key in cx.spec.zero.extra[f"offload_{what}"] if offloads(cx.spec, what) else ():
             if key in _OF_NVME:

@@ -1,4 +1,4 @@
-"""PAR: the sizes of the mesh against the world size, and `parallel` against LiBai's `train.dist`."""
+"""PAR: check the sizes of the mesh against the world size, and `parallel` against LiBai's `train.dist`."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def two_forms_differ(cx: Context) -> Iterator[Problem]:
 
 
 class _Replica:
-    """The ranks of one replica, as far as sizes are known: a mistake in one axis hides none in the other."""
+    """The ranks per replica, as far as sizes are known: an invalid axis does not hide a mistake in the others."""
 
     def __init__(self, cx: Context) -> None:
         known = []
@@ -90,7 +90,7 @@ class _Replica:
         self.ranks = prod(size for size, _, _ in sizes)
         total = f" = {self.ranks}" if len(sizes) > 1 else ""
         self.product = " * ".join(f"{name} {size}" for size, name, _ in sizes) + total
-        # The larger one first: of two axes that do not fit, it is the likelier to change.
+        # The larger axis comes first: if two do not fit, it is the likelier one to change.
         self.keys = tuple(key for _, _, key in sorted(sizes, key=lambda axis: -axis[0]))
 
 

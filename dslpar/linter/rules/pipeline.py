@@ -1,5 +1,4 @@
-"""PIP: the partition of layers into stages, by hand or by a method, and schedules; DEAD101: a partition without
-stages."""
+"""PIP: the partition of layers into stages, by hand or by a method, and schedules; DEAD101: a needless partition."""
 
 from __future__ import annotations
 
@@ -45,7 +44,7 @@ def wrong_number_of_stage_ids(cx: Context) -> Iterator[Problem]:
 
 @rule("PIP103", "stage-ids-decrease")
 def stage_ids_decrease(cx: Context) -> Iterator[Problem]:
-    """Stage ids that decrease."""
+    """Stage ids decrease."""
     ids, further_chunks = _ids(cx), cx.chunks.num - 1
     for layer, (before, stage) in enumerate(pairwise(ids), start=1):
         if stage < before and not (stage == 0 and further_chunks):
@@ -58,7 +57,7 @@ def stage_ids_decrease(cx: Context) -> Iterator[Problem]:
 
 @rule("PIP104", "no-such-stage")
 def no_such_stage(cx: Context) -> Iterator[Problem]:
-    """An unknown stage id."""
+    """A stage id outside the pipeline."""
     for layer, stage in enumerate(_ids(cx)):
         if not 0 <= stage < cx.stages:
             message = f"stage id {stage}, and the stages are 0..{cx.stages - 1}"
@@ -91,7 +90,7 @@ def empty_stage(cx: Context) -> Iterator[Problem]:
 
 @rule("PIP106", "two-cuts")
 def two_cuts(cx: Context) -> Iterator[Problem]:
-    """More than one of stage_ids, counts and method."""
+    """More than one of stage_ids, counts and method is set."""
     pipeline = cx.spec.parallel.pipeline
     given = [name for name in _PARTITIONS if pipeline is not None and getattr(pipeline, name) is not None]
     if len(given) > 1:
@@ -147,7 +146,7 @@ def unknown_method(cx: Context) -> Iterator[Problem]:
 @rule("PIP110", "layers-not-known", "info")
 def layers_not_known(cx: Context) -> Iterator[Problem]:
     """A pipeline over a model whose layers are known only when it is built."""
-    if cx.unlisted and cx.stages > 1 and not cx.by_program:  # of that, CFG111 says it all
+    if cx.unlisted and cx.stages > 1 and not cx.by_program:  # for a program's model CFG111 is enough
         message = f"the partition of {cx.unlisted} over {cx.stages} stages is checked only when the model is built"
         hint = "" if cx.other_model.is_of_transformers else "add layers_cfg=[...] to model: then its layers are known"
         yield cx.problem(cx.pipeline_key, message, hint)
@@ -172,10 +171,10 @@ def cut_without_stages(cx: Context) -> Iterator[Problem]:
 
 @rule("PIP113", "stage-without-parameters")
 def stage_without_parameters(cx: Context) -> Iterator[Problem]:
-    """A stage of a layers_cfg without parameters, or a rank whose stages all have none."""
+    """A stage of a layers_cfg without parameters, or a rank whose stages all lack them."""
     model, layers = cx.other_model, cx.num_layers
     if model.layers is None:
-        return  # blocks of transformers' have parameters
+        return  # blocks of transformers models have parameters
     if listed_layers.without_parameters(model, (layers,)):
         message = "no layer of the model has parameters: there is nothing to train"
         yield cx.problem("model.layers_cfg", message, "choose a layer with parameters, such as 'Linear'")
@@ -192,7 +191,7 @@ def stage_without_parameters(cx: Context) -> Iterator[Problem]:
 
 
 def _ranks_without_parameters(cx: Context, counts: Sequence[int]) -> list[int]:
-    """Return the ranks of the pipeline that have nothing to train; of several stages, one may have nothing."""
+    """Return the pipeline ranks without parameters: those whose stages all lack them."""
     empty = set(listed_layers.without_parameters(cx.other_model, counts))
     return [rank for rank in range(cx.stages) if empty.issuperset(cx.chunks.held_by(rank))]
 
@@ -218,7 +217,7 @@ def fewer_matches_than_stages(cx: Context) -> Iterator[Problem]:
 
 
 def _even_counts(cx: Context) -> str:
-    """Layers on each stage, as even as their number allows, the fuller stages first; PIP101 reports more stages."""
+    """Return even counts of layers per stage, the fuller stages first; PIP101 reports more stages than layers."""
     stages = min(cx.chunks.stages, cx.num_layers)
     least, more = divmod(cx.num_layers, stages)
     if stages <= 16:
@@ -227,7 +226,7 @@ def _even_counts(cx: Context) -> str:
 
 
 def _even_ids(cx: Context) -> str:
-    """The stage of each layer, as one would write it."""
+    """Return the stage id of each layer as an expression for the config."""
     layers, stages = cx.num_layers, min(cx.chunks.stages, cx.num_layers)
     if layers <= 16:
         return str([layer * stages // layers % cx.stages for layer in range(layers)])
@@ -236,12 +235,12 @@ def _even_ids(cx: Context) -> str:
 
 
 def _is_method(method: str) -> bool:
-    """Whether the method is known. What follows 'type:' is checked: a regular expression may take for ever to match."""
+    """Whether the method is known. Only simple patterns may follow 'type:': a regex can take very long to match."""
     return method in sections.METHODS or (method.startswith("type:") and is_pattern(method.removeprefix("type:")))
 
 
 def partition_of(cx: Context) -> tuple[int, ...] | None:
-    """Return the layers on each stage, none of them empty; None if they are known only when the model is built.
+    """Return the number of layers of each stage, all above 0; None if it is known only when the model is built.
 
     Raises:
         UnknownValueError: the partition is not legal, which other rules report.
@@ -253,10 +252,10 @@ def partition_of(cx: Context) -> tuple[int, ...] | None:
     if pipeline is not None:
         ids, counts, method = pipeline.stage_ids, pipeline.counts, pipeline.method
         wrong = ids is not None and (len(ids) != layers or not in_order(ids, chunks))
-        wrong |= counts is not None and sum(counts) != layers  # checked before ids are made of it: it may be 10**9
+        wrong |= counts is not None and sum(counts) != layers  # check first: ids for a count of 10**9 would not fit
         if wrong or (method is not None and not _is_method(method)):
             raise UnknownValueError("partition")
-    # Guarded, so that a family's size that could not be read ends the rule; other models need no other value.
+    # The guarded spec ends the rule at an invalid size of a family; other models need no further value.
     spec = cx.reading.spec if isinstance(cx.spec.model, sections.OtherModel) else cx.spec
     found = stages_of(spec, pipeline).counts
     if found is not None and (len(found) != stages or sum(found) != layers or not all(found)):
@@ -265,17 +264,17 @@ def partition_of(cx: Context) -> tuple[int, ...] | None:
 
 
 def partition_keys(cx: Context) -> tuple[str, ...]:
-    """Return the keys that may give the partition, the most precise first."""
+    """Return the keys that can determine the partition, the most precise first."""
     return "parallel.pipeline.counts", cx.ids_key, "parallel.pipeline.method", cx.pipeline_key
 
 
 def _class_names(cx: Context) -> Sequence[str]:
-    """The classes of the model's layers; unknown if the config does not list them."""
+    """Return the class names of the model's layers. Raises UnknownValueError if the config does not list them."""
     if cx.unlisted:
         raise UnknownValueError("layers")
     model = cx.spec.model
     if isinstance(model, sections.OtherModel) and model.layers is None:
-        raise UnknownValueError("layers")  # classes of transformers' layers are known when they are built
+        raise UnknownValueError("layers")  # transformers' layer classes are known only when the model is built
     return (
         listed_layers.class_names(model)
         if isinstance(model, sections.OtherModel)
@@ -284,7 +283,7 @@ def _class_names(cx: Context) -> Sequence[str]:
 
 
 def _ids(cx: Context) -> tuple[int, ...]:
-    """The stage ids of a pipeline with several stages; unknown if there are none."""
+    """Return the stage ids of a pipeline with several stages. Raises UnknownValueError if there are none."""
     ids = cx.multi_stage_pipeline.stage_ids
     if ids is None:
         raise UnknownValueError("stage ids")
@@ -296,17 +295,17 @@ def _ids(cx: Context) -> tuple[int, ...]:
 
 @rule("PIP112", "interleaved-schedule")
 def interleaved_schedule(cx: Context) -> Iterator[Problem]:
-    """Several chunks of layers on each rank, and the schedule '1f1b', which has one."""
+    """Several chunks per rank with the schedule '1f1b', which has one."""
     schedule, key = cx.spec.schedule, "schedule.num_model_chunks"
     if schedule is not None and schedule.type == "1f1b" and (schedule.num_model_chunks or 1) > 1:
         name = cx.source_key(key).rpartition(".")[2]
-        message = f"{name} {schedule.num_model_chunks}, and the schedule '1f1b' has one chunk a rank"
+        message = f"{name} {schedule.num_model_chunks}, and the schedule '1f1b' has one chunk per rank"
         yield cx.problem(key, message, f"schedule.type='interleaved' or 'zero_bubble', or {name}=1")
 
 
 @rule("PIP116", "compiled-with-zero-bubble")
 def compiled_with_zero_bubble(cx: Context) -> Iterator[Problem]:
-    """train.compile under a schedule that splits the backward."""
+    """train.compile with the schedule 'zero_bubble', which splits the backward."""
     if cx.spec.train.compiles_layers and cx.stages > 1 and schedule_type(cx) == "zero_bubble":
         message = "train.compile under 'zero_bubble': a compiled layer's backward is one graph, and cannot be split"
         yield cx.problem("train.compile", message, f"train.compile_components=['loss'], or {unsplit(cx)}")
@@ -318,13 +317,13 @@ def schedule_type(cx: Context) -> str:
 
 
 def unsplit(cx: Context) -> str:
-    """Return what to write for the schedule whose backward is whole, of as many chunks."""
+    """Return the hint for a schedule with the same number of chunks and without a split backward."""
     return "schedule.type='interleaved'" if cx.chunks.num > 1 else "schedule.type='1f1b'"
 
 
 @rule("PIP115", "micro-batches-in-part-rounds")
 def micro_batches_in_part_rounds(cx: Context) -> Iterator[Problem]:
-    """Several chunks on each rank, and micro-batches that are not a multiple of the ranks."""
+    """Several chunks per rank, and the number of micro-batches is not a multiple of the pipeline size."""
     count = micro_batches_of(cx)
     if cx.chunks.num > 1 and count % cx.stages:
         batches = f"{count} micro-batch{'es' * (count > 1)}"
@@ -334,7 +333,11 @@ def micro_batches_in_part_rounds(cx: Context) -> Iterator[Problem]:
 
 
 def micro_batches_of(cx: Context) -> int:
-    """Return the micro-batches of a pipeline's step; unknown without a pipeline, and where the layout is not legal."""
+    """Return the number of micro-batches per step.
+
+    Raises:
+        UnknownValueError: there is no pipeline, or the layout is not legal.
+    """
     given = cx.requested_batch
     if cx.stages == 1 or (not cx.unlisted and cx.stages > cx.num_layers):
         raise UnknownValueError("pipeline")
@@ -347,15 +350,15 @@ def micro_batches_of(cx: Context) -> int:
 
 
 def batch_keys(cx: Context) -> tuple[str, ...]:
-    """Return the keys from which the number of micro-batches follows."""
+    """Return the keys that determine the number of micro-batches."""
     micro = ("batch.micro_size",) if cx.requested_batch.global_size is not None else ()
     return "batch.accumulation", "schedule.num_microbatches", *micro, "batch.global_size", cx.pipeline_key
 
 
 def other_micro_batches(cx: Context, needed: int, fits: Callable[[int], bool], worth: str = "") -> str:
-    """Return what to write for `needed` micro-batches, or, with the same samples a step, for a number that fits too.
+    """Return the hint for `needed` micro-batches, or for another number that `fits` with the same samples per step.
 
-    `worth` is what that brings.
+    `worth`: the resulting idle share, which is appended to the hint.
     """
     given = cx.requested_batch
     in_schedule = cx.given("schedule.num_microbatches") and not cx.spec.batch.accumulation

@@ -1,4 +1,4 @@
-"""CFG122: what a config may have imported and called."""
+"""CFG122: the classes and functions that a config may import and call."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from dslpar.linter.rule import rule
 
 @rule("CFG122", "untrusted-target")
 def untrusted_target(cx: Context) -> Iterator[Problem]:
-    """A call of what is neither of a known kind nor of a trusted package; or a section's class that can be none."""
+    """A call of a class or function that is not trusted, or a section's class from Python's standard library."""
     sections = (
         cx.config.root.value.get(name) for name in ("model", "data", "optimizer", "lr_scheduler", "gradient_handler")
     )
     if not any(section is not None and _may_call(section) for section in sections):
         return
-    from dslpar.linter.targets import targets_of  # most configs name none but dslpar's and torch's
+    from dslpar.linter.targets import targets_of  # most configs name only dslpar's and torch's classes
 
     for target in targets_of(cx.config.root, cx.trusted):
         if not target.allowed_by:
@@ -30,12 +30,12 @@ def untrusted_target(cx: Context) -> Iterator[Problem]:
 
 
 def _vouched_for_by_itself(cx: Context, name: str) -> str:
-    """Say that a pyproject.toml which came with the config trusts a target, and why that does not count."""
+    """Return a note that a pyproject.toml in the config's folder trusts the target but does not count; else empty."""
     from dslpar.core.trust import trusting
 
     try:
         project = find_project(os.path.dirname(cx.config.path))
-    except DslparError:  # of somebody else's folder, which is not what is linted here
+    except DslparError:  # a mistake in that pyproject.toml; this lint is about the config
         return ""
     if project is None or not trusting(name, project.trusted):
         return ""
@@ -43,7 +43,7 @@ def _vouched_for_by_itself(cx: Context, name: str) -> str:
 
 
 def _may_call(section: Node) -> bool:
-    """Whether a section names a class in full, or has arguments that are no plain values."""
+    """Whether a section has a dotted class name, or arguments that are not plain values."""
     if section.target is not None or not section.is_mapping:
         return True
     return any(

@@ -1,4 +1,4 @@
-"""TEN101 and on: mode, size and options of tensor parallelism; `dslpar.layout.modes.MODES` is the table."""
+"""TEN101 and following: mode, size and options of tensor parallelism, from the table `dslpar.layout.modes.MODES`."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def shape_is_not_the_size(cx: Context) -> Iterator[Problem]:
 
 @rule("TEN108", "option-of-another-mode")
 def option_of_another_mode(cx: Context) -> Iterator[Problem]:
-    """A key of parallel.tensor that has no effect in its mode."""
+    """A key of parallel.tensor that has no effect in the given mode."""
     tensor = cx.spec.parallel.tensor
     if tensor is None or (tensor.mode is None and tensor.size > 1) or tensor.mode not in (None, *MODES):
         return
@@ -96,7 +96,7 @@ def option_of_another_mode(cx: Context) -> Iterator[Problem]:
 
 @rule("TEN109", "context-does-not-combine")
 def context_does_not_combine(cx: Context) -> Iterator[Problem]:
-    """Context parallelism beside a tensor mode that uses its axis, or with a ulysses_size that does not divide it."""
+    """Context parallelism with a tensor mode that uses its axis, or with a ulysses_size that does not divide it."""
     tensor, context = cx.tensor, cx.spec.parallel.context
     if context is None:
         return
@@ -112,7 +112,7 @@ def context_does_not_combine(cx: Context) -> Iterator[Problem]:
 
 @rule("TEN112", "ulysses-size-without-hybrid")
 def ulysses_size_without_hybrid(cx: Context) -> Iterator[Problem]:
-    """ulysses_size has an effect with impl 'hybrid' alone."""
+    """ulysses_size without impl='hybrid'."""
     context = cx.spec.parallel.context
     if context is not None and context.ulysses_size is not None and context.impl != "hybrid":
         message = f"ulysses_size has no effect with impl {context.impl or 'ring'!r}"
@@ -121,7 +121,7 @@ def ulysses_size_without_hybrid(cx: Context) -> Iterator[Problem]:
 
 @rule("DEAD109", "keep-without-effect", "warning")
 def keep_without_effect(cx: Context) -> Iterator[Problem]:
-    """keep names panels that are not gathered."""
+    """parallel.tensor.keep names panels that are not gathered."""
     tensor, cuboid = cx.tensor, cx.cuboid
     if tensor is None or tensor.keep is None or (tensor.size == 1 and tensor.mode):
         return  # DEAD110 reports options of one rank
@@ -140,11 +140,11 @@ def keep_without_effect(cx: Context) -> Iterator[Problem]:
 
 @rule("TEN130", "layers-not-parallel")
 def layers_not_parallel(cx: Context) -> Iterator[Problem]:
-    """Tensor parallelism with torch.nn's layers in a layers_cfg."""
+    """Tensor parallelism with torch.nn layers in a layers_cfg."""
     model, size = cx.other_model, cx.cuboid.size
     if size == 1 or cx.unlisted:
         return
-    from dslpar.schema.torch_layers import LAYERS  # most configs need none of it
+    from dslpar.schema.torch_layers import LAYERS  # most configs do not need it
 
     for index, layer in enumerate(model.layers or ()):
         name = str(layer.get("type", "")).removeprefix("torch.nn.")
@@ -175,26 +175,26 @@ def sequence_does_not_divide(cx: Context) -> Iterator[Problem]:
 
 
 def gathered_panels(cuboid: mesh.Tensor) -> set[str]:
-    """Return which panels a linear layer gathers: "x", of activations, and "w", of weights."""
+    """Return the panels that a linear layer gathers: "x" for activations, "w" for weights."""
     x = cuboid.z > 1 or (cuboid.y > 1 and cuboid.residual != "replicated")
     return {name for name, there in (("x", x), ("w", cuboid.q > 1)) if there}
 
 
 def _roots(value: float, power: int) -> tuple[int, int]:
-    """The whole numbers on both sides of a root, at least 1."""
+    """Return the whole numbers below and above a root, at least 1."""
     root = max(1, math.floor(value ** (1 / power) + 1e-9))
     return root, root + 1
 
 
 def _fitting(cx: Context, sizes: list[int]) -> list[int]:
-    """The sizes of tensor groups with which the world is whole; all of them where it is not known."""
+    """Return the tensor sizes that divide the world; all of them if the world size is unknown."""
     with suppress(UnknownValueError):
         return [size for size in sizes if cx.world % (cx.stages * size) == 0]
     return sizes
 
 
 def _depths(size: int) -> list[int]:
-    """The depths with which a size is depth * q * q, the least first."""
+    """Return the depths for which the size is depth * q * q, in rising order."""
     return [size // side**2 for side in range(math.isqrt(size), 0, -1) if size % side**2 == 0]
 
 

@@ -1,6 +1,6 @@
-"""Rules of models of transformers': sizes against the mesh, config.json and weights of a folder, classes and policies.
+"""Rules about transformers models: sizes and the mesh, the config.json and weights of a folder, classes and policies.
 
-What they know of transformers is a table (`dslpar.schema.transformers_configs`); nothing of it is imported.
+All facts about transformers come from a table (`dslpar.schema.transformers_configs`); transformers is not imported.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SAVED = "choose a folder that transformers' save_pretrained wrote"
 
 
 def _model(cx: Context) -> TransformersModel:
-    if not cx.other_model.is_of_transformers:  # most configs need none of it
+    if not cx.other_model.is_of_transformers:  # most configs end here and skip the import
         raise UnknownValueError("model")
     from dslpar.linter.transformers_model import TransformersModel
 
@@ -39,20 +39,20 @@ def _model(cx: Context) -> TransformersModel:
 # Sizes ------------------------------------------------------------------------------------------------------------
 
 _OPTIONAL = ("experts", "expert_ffn", "shared_ffn", "active_experts", "decoder_layers")
-"""Sizes that may be 0: such a model has none of them."""
+"""Sizes that may be 0, for a model without experts or without a decoder."""
 
 
 @rule("CFG127", "size-of-transformers-out-of-range")
 def size_of_transformers_out_of_range(cx: Context) -> Iterator[Problem]:
-    """A size of a transformers model is text, a fraction, not positive, or larger than any size is."""
+    """An invalid size of a transformers model: a string, a fraction, not positive, or 2**31 and more."""
     model = _model(cx)
     from dslpar.schema.transformers_configs import LIMIT, NAMES
 
-    for size in NAMES if model.config.known else ():  # another class may mean something else by these names
+    for size in NAMES if model.config.known else ():  # an unknown class may give these names another meaning
         value, given, least = model.config.values.get(model.config.own_name(size)), model.config.given(size), 1
         default = model.config.known["defaults"].get(model.config.own_name(size))
         if not given or not isinstance(value, int | float | str) or isinstance(default, list):
-            continue  # None is often a default's name; some classes take a list, of a number a stage or side
+            continue  # None often stands for the default; some classes take a list, with a number per stage or side
         if size in _OPTIONAL:
             least = 0
         if type(value) is not int or not least <= value < LIMIT:
@@ -64,7 +64,7 @@ def size_of_transformers_out_of_range(cx: Context) -> Iterator[Problem]:
 
 
 _OF_IMAGES = ("embed_dim", *DECODER)
-"""Sizes of classes of images that have no name in NAMES."""
+"""Sizes of image classes that are not in NAMES."""
 
 
 def _fields_of_images(model: TransformersModel) -> Iterator[Problem]:
@@ -77,7 +77,7 @@ def _fields_of_images(model: TransformersModel) -> Iterator[Problem]:
 
 
 def _lists_by_stage(model: TransformersModel) -> Iterator[Problem]:
-    """Yield what is wrong with lists of a number for each stage, as Swin's heads and ResNet's depths are."""
+    """Yield problems of lists with a number per stage, such as Swin's heads and ResNet's depths."""
     config = model.config
     stages = config.values.get("depths")
     for name, default in config.known.get("defaults", {}).items():
@@ -85,7 +85,7 @@ def _lists_by_stage(model: TransformersModel) -> Iterator[Problem]:
             continue
         value, least = config.values[name], 0 if 0 in default else 1
         if not _has_numbers(value, least):
-            yield _wanted(model, name, f"a list of whole numbers, each at least {least}, one a stage")
+            yield _wanted(model, name, f"a list of whole numbers, each at least {least}, one per stage")
         elif _has_numbers(stages, 1) and (
             len(value) < len(stages) or (name in _NO_LONGER and len(value) > len(stages))
         ):
@@ -97,7 +97,7 @@ def _lists_by_stage(model: TransformersModel) -> Iterator[Problem]:
 
 
 _NO_LONGER = ("hidden_sizes",)
-"""Lists of which a class uses the last number; of others those beyond the stages do nothing."""
+"""Lists that must not be longer than depths, since the class uses their last number; other lists may be longer."""
 
 
 def _has_numbers(value: object, least: int) -> TypeGuard[Sequence[int]]:
@@ -128,7 +128,7 @@ def size_of_transformers_does_not_divide(cx: Context) -> Iterator[Problem]:
         if not each.holds:
             wrong.setdefault(each.key, each)
     for key, each in wrong.items():
-        if key not in roles:  # of a list, or counted from one; or a decoder's own
+        if key not in roles:  # an entry of a list, a size derived from one, or a decoder's size
             given = "config" if key in model.config.keys.values() else ""
             given = given or ("file" if key in model.config.in_file.values() else "")
             what = "heads" if key.endswith("heads") else "features"
@@ -149,7 +149,7 @@ def size_of_transformers_does_not_divide(cx: Context) -> Iterator[Problem]:
 
 @rule("TEN132", "heads-of-transformers-do-not-fit")
 def heads_of_transformers_do_not_fit(cx: Context) -> Iterator[Problem]:
-    """The heads of a transformers model do not divide its hidden size, or its heads of keys and values its heads."""
+    """Heads of a transformers model that do not divide its hidden size, or key/value heads that do not divide heads."""
     from dslpar.layout.nearest import multiples
 
     model = _model(cx)
@@ -172,7 +172,7 @@ def heads_of_transformers_do_not_fit(cx: Context) -> Iterator[Problem]:
 
 @rule("PERF110", "empty-places-of-experts", "warning")
 def empty_places_of_experts(cx: Context) -> Iterator[Problem]:
-    """Experts of a transformers model that do not divide over the tensor group."""
+    """The experts of a transformers model do not divide evenly over the tensor group."""
     model, ranks = _model(cx), cx.cuboid.size
     experts = model.size("experts")
     places = -(-experts // ranks) * ranks
@@ -183,25 +183,25 @@ def empty_places_of_experts(cx: Context) -> Iterator[Problem]:
 
 @rule("TEN134", "attention-beyond-context-parallelism")
 def attention_beyond_context_parallelism(cx: Context) -> Iterator[Problem]:
-    """Context parallelism with a transformers model whose attention has a cap, a bias, or scores of its own."""
+    """Context parallelism with a transformers model whose attention has a soft cap, a bias, or scores of its own."""
     if cx.cuboid.context == 1:
         return
     model = _model(cx)
     for key, what in beyond_masks(model.config.values):
         name = model.config.keys.get(key, key)
         given = model.config.origin(key)
-        message = f"{key}={model.config.values[key]!r}: {what}, and over cut sequences attention knows masks alone"
+        message = f"{key}={model.config.values[key]!r}: {what}, and attention over split sequences supports only masks"
         yield model.problem_of_key(name, given, message, _WHOLE[cx.spec.parallel.context is None])
     from dslpar.schema.transformers_policies import POLICIES
 
     policy = POLICIES.get(model.name)
     if policy and policy.own_attention and "policy" not in model.args:
-        message = f"{model.name}'s code makes its scores itself, of whole sequences, and context parallelism cuts them"
+        message = f"{model.name} computes attention scores from whole sequences, and context parallelism splits them"
         yield cx.problem("model.type", message, _WHOLE[cx.spec.parallel.context is None])
 
 
 _WHOLE = ("leave parallel.context out", "choose another tensor mode")
-"""How sequences stay whole: beside another mode, and where mode 'sequence' cuts them."""
+"""Hints for keeping sequences whole: if parallel.context splits them, and if mode 'sequence' does."""
 
 
 # Classes and policies ---------------------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ _WHOLE = ("leave parallel.context out", "choose another tensor mode")
 
 @rule("TEN133", "no-policy-for-class")
 def no_policy_for_class(cx: Context) -> Iterator[Problem]:
-    """A class of transformers that has no policy, over tensor ranks or stages."""
+    """A transformers class without a policy, with several tensor ranks or stages."""
     model = cx.other_model
     if not model.is_of_transformers or (cx.cuboid.size == 1 and cx.stages == 1) or "policy" in model.args:
         return
@@ -217,14 +217,14 @@ def no_policy_for_class(cx: Context) -> Iterator[Problem]:
 
     name, known = model.target.rpartition(".")[2], {*POLICIES, *DERIVED}
     if name not in known:
-        message = f"no policy is known for {name}, by which {cx.cuboid.size * cx.stages} ranks could share it"
+        message = f"no policy is known for {name}, without which {cx.cuboid.size * cx.stages} ranks cannot share it"
         hint = "choose a class of docs/transformers.md; or add policy=dict(...) (`dslpar explain TEN234`)"
         yield cx.problem("model.type", message, hint)
 
 
 @rule("TEN135", "mode-does-not-fit-class")
 def mode_does_not_fit_class(cx: Context) -> Iterator[Problem]:
-    """A tensor mode that cuts what a class of transformers keeps whole: all of ResNet, sequences of Swin."""
+    """A tensor mode that splits what a transformers class keeps whole: all of ResNet, sequences of Swin."""
     model = cx.other_model
     if not model.is_of_transformers or cx.cuboid.size == 1 or "policy" in model.args:
         return
@@ -235,23 +235,22 @@ def mode_does_not_fit_class(cx: Context) -> Iterator[Problem]:
     if policy is None:
         return
     if not policy.regions:
-        message = f"nothing of {name} can be cut, and {cx.cuboid.size} tensor ranks would share it"
+        message = f"nothing in {name} can be split, and {cx.cuboid.size} tensor ranks would share it"
         yield cx.problem(cx.tensor_key, message, f"{cx.tensor_key}=1: data and pipeline ranks can train it")
     elif policy.grid and any(ranks(cx.cuboid, cuts(cx.cuboid).sequence) > 1 for cuts in (residual_cuts, inner_cuts)):
-        message = f"{name} arranges tokens on a grid, and this mode cuts sequences"
+        message = f"{name} arranges tokens on a grid, and this mode splits sequences"
         yield cx.problem("parallel.tensor", message, "choose mode '1d' without sequence, or '2d'")
 
 
 @rule("TEN136", "tokens-of-image-do-not-divide")
 def tokens_of_image_do_not_divide(cx: Context) -> Iterator[Problem]:
-    """The tokens of an image of ViT or ViTMAE do not divide over the ranks that cut sequences."""
+    """The tokens of an image in ViT or ViTMAE do not divide over the ranks that split sequences."""
     model = _model(cx)
     by = math.lcm(*(ranks(cx.cuboid, cuts(cx.cuboid).sequence) for cuts in (residual_cuts, inner_cuts)))
     for tokens, where in _tokens_of_image(model.config):
         if tokens % by:
-            message = (
-                f"makes {tokens} tokens{where}, the class's among them, and mode {cx.cuboid.mode!r} cuts them in {by}"
-            )
+            message = f"makes {tokens} tokens{where}, with the class token"
+            message += f", and mode {cx.cuboid.mode!r} splits them over {by} ranks"
             key = "image_size"
             given = "config" if key in model.config.keys else "file" if key in model.config.in_file else ""
             message = f"image_size {model.config.number(key)} {message}"
@@ -262,7 +261,7 @@ def tokens_of_image_do_not_divide(cx: Context) -> Iterator[Problem]:
 
 
 def _tokens_of_image(config: TransformersConfig) -> Iterator[tuple[int, str]]:
-    """Yield how many tokens an image becomes, and where, in a class that prepends the class's to those of patches."""
+    """Yield (tokens per image, where) for ViT classes, which prepend a class token to the patches."""
     image, patch = config.number("image_size"), config.number("patch_size")
     if image is None or patch is None or not config.model.startswith("ViT"):
         return
@@ -275,7 +274,7 @@ def _tokens_of_image(config: TransformersConfig) -> Iterator[tuple[int, str]]:
 
 @rule("CFG126", "policy-not-understood")
 def policy_not_understood(cx: Context) -> Iterator[Problem]:
-    """A policy of an unknown name, with unknown keys, or without those that it needs."""
+    """A policy with an unknown name or unknown keys, or without a required key."""
     policy = cx.other_model.args.get("policy") if cx.other_model.is_of_transformers else None
     if policy is None or policy == "derived":
         return
@@ -294,7 +293,7 @@ def policy_not_understood(cx: Context) -> Iterator[Problem]:
 
 @rule("CFG124", "unknown-key-of-transformers", "warning")
 def unknown_key_of_transformers(cx: Context) -> Iterator[Problem]:
-    """A key that the model's config class of transformers' does not have."""
+    """A key of model.config that the model's transformers config class does not have."""
     model = _model(cx)
     known = {*model.config.known.get("defaults", ()), *model.config.other_names}
     if not known:
@@ -310,7 +309,7 @@ def unknown_key_of_transformers(cx: Context) -> Iterator[Problem]:
 
 @rule("CFG125", "config-of-another-class")
 def config_of_another_class(cx: Context) -> Iterator[Problem]:
-    """The config of a transformers model is of another class than the model's."""
+    """The config of a transformers model has another class than the model needs."""
     model = _model(cx)
     described, wanted = (model.args.get("config") or {}).get("_target_"), model.config.row.get("config")
     name = str(getattr(described, "name", described) or "").rpartition(".")[2]
@@ -321,14 +320,14 @@ def config_of_another_class(cx: Context) -> Iterator[Problem]:
 
 @rule("CKP101", "pretrained-not-usable")
 def pretrained_not_usable(cx: Context) -> Iterator[Problem]:
-    """The folder of model.pretrained lacks files, has some that cannot be read, or is of another class."""
+    """The folder of model.pretrained lacks files, has unreadable files, or is for another class."""
     model = _model(cx)
     from dslpar.schema.transformers_configs import visible_path
 
     file = model.known_file
     folder = os.path.dirname(file.path)
     if file.missing:
-        if os.path.isdir(folder):  # else it may be on the job's hosts alone: CKP102
+        if os.path.isdir(folder):  # else it may be only on the job's hosts: CKP102
             yield cx.problem("model.pretrained", f"{visible_path(folder)!r} has no config.json", _SAVED)
     elif file.problem:
         yield Problem(model.place_in_file(), f"cannot read it: {file.problem}", _SAVED, "model.pretrained")
@@ -339,7 +338,7 @@ def pretrained_not_usable(cx: Context) -> Iterator[Problem]:
 
 
 def _missing_weights(folder: str) -> str:
-    """Say which files of weights a folder lacks; empty: none."""
+    """Return a message about the weight files that a folder lacks; empty if it has all."""
     import json
 
     from dslpar.schema.transformers_configs import visible_path
@@ -358,7 +357,7 @@ def _missing_weights(folder: str) -> str:
 
 
 def _of_another_class(model: TransformersModel) -> Iterator[Problem]:
-    """Report a config.json whose class is not the model's, or that names none."""
+    """Report a config.json that names another class than the model's, or no class."""
     values = model.known_file.values
     classes, kind = values.get("architectures"), values.get("model_type")
     hint = f"choose a folder of a {model.name}"
@@ -366,12 +365,12 @@ def _of_another_class(model: TransformersModel) -> Iterator[Problem]:
         base = f"{str(model.config.row.get('config')).removesuffix('Config').removesuffix('Text')}Model"
         if model.name in classes or base in classes:  # a base model lacks a head, which may be tied
             return
-        message, key = f"this is of {' and '.join(map(str, classes))}", "architectures"
+        message, key = f"this is a config of {' and '.join(map(str, classes))}", "architectures"
         hint = f"type='transformers.{classes[0]}'; or {hint}"
     elif not isinstance(kind, str):
-        message, key = "it names neither architectures nor a model_type: which class it is of cannot be told", ""
+        message, key = "it has neither architectures nor a model_type: its class is unknown", ""
     elif kind != model.config.known.get("model_type", kind):
-        message, key = f"this is of model_type {kind!r}", "model_type"
+        message, key = f"this is a config of model_type {kind!r}", "model_type"
     else:
         return
     message = f"{message}, and the model's type is {model.name}"
@@ -380,14 +379,14 @@ def _of_another_class(model: TransformersModel) -> Iterator[Problem]:
 
 @rule("CKP102", "pretrained-not-found", "warning")
 def pretrained_not_found(cx: Context) -> Iterator[Problem]:
-    """The folder of model.pretrained is not on this machine."""
+    """The folder of model.pretrained does not exist on this machine."""
     file = _model(cx).known_file
     from dslpar.schema.transformers_configs import visible_path
 
     folder = os.path.dirname(file.path)
-    # A disk of the job's hosts may be missing here: only a folder that is here can be looked into.
+    # A disk of the job's hosts may not be mounted here, so a missing parent folder proves nothing.
     if file.missing and not os.path.isdir(folder) and os.path.isdir(os.path.dirname(folder)):
-        message = f"there is no {visible_path(folder)!r}: neither it nor the sizes in it are checked"
+        message = f"there is no folder {visible_path(folder)!r}: neither it nor its sizes are checked"
         yield cx.problem("model.pretrained", message, f"{_SAVED}, by its path from the config's folder")
 
 

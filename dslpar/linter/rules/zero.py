@@ -1,4 +1,4 @@
-"""ZER, PRE: what ZeRO shards, and the precision of a step; DEAD104: keys of a dynamic loss scale that is fixed."""
+"""ZER, PRE: ZeRO's sharding, and the precision of a step; DEAD104: keys of a dynamic loss scale with a fixed scale."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def no_gradient_norm(cx: Context) -> Iterator[Problem]:
 
 @rule("ZER103", "optimizer-not-elementwise")
 def optimizer_not_elementwise(cx: Context) -> Iterator[Problem]:
-    """An optimizer that needs whole tensors, with sharded ones."""
+    """An optimizer that needs whole tensors, together with ZeRO or tensor parallelism, which shard them."""
     optimizer = cx.other_optimizer
     from dslpar.schema.torch_optimizers import elementwise, named
 
@@ -53,7 +53,7 @@ def optimizer_not_elementwise(cx: Context) -> Iterator[Problem]:
 
 @rule("ZER106", "handler-with-zero")
 def handler_with_zero(cx: Context) -> Iterator[Problem]:
-    """A gradient handler with ZeRO."""
+    """A gradient handler together with ZeRO."""
     if cx.spec.gradient_handler and cx.spec.zero.stage:
         message = f"gradient handlers need whole gradients, which ZeRO stage {cx.spec.zero.stage} shards"
         yield cx.problem("gradient_handler", message, "zero = 0, or leave gradient_handler out")
@@ -61,7 +61,7 @@ def handler_with_zero(cx: Context) -> Iterator[Problem]:
 
 @rule("PRE101", "half-precision-needs-zero")
 def half_precision_needs_zero(cx: Context) -> Iterator[Problem]:
-    """Half precision at ZeRO 0."""
+    """Half precision at ZeRO stage 0."""
     dtype = cx.spec.precision.dtype
     if dtype != "fp32" and cx.spec.zero.stage == 0:
         message = f"{dtype} needs ZeRO stage 1 or more: at stage 0 DeepSpeed's step in half precision is wrong"
@@ -87,7 +87,7 @@ def low_precision_masters(cx: Context) -> Iterator[Problem]:
 
 @rule("DEAD104", "scale-that-never-changes", "warning")
 def scale_that_never_changes(cx: Context) -> Iterator[Problem]:
-    """Keys of the dynamic loss scale with a fixed one."""
+    """Keys of the dynamic loss scale together with a fixed loss scale."""
     extra = cx.spec.precision.extra
     for name in _DYNAMIC if extra.get("loss_scale") else ():
         if name in extra:
@@ -121,7 +121,7 @@ def refused_by_zero(cx: Context) -> Iterator[Problem]:
 
 @rule("ZER109", "secondary-shards")
 def secondary_shards(cx: Context) -> Iterator[Problem]:
-    """Secondary shards of parameters (zero_hpz_partition_size) that do not fit the ranks."""
+    """Secondary parameter shards (zero_hpz_partition_size) that do not fit the ranks."""
     size, key = int(cx.spec.zero.extra.get("zero_hpz_partition_size", 1)), "zero.zero_hpz_partition_size"
     if size < 2 or cx.spec.zero.stage != 3:
         return
@@ -136,7 +136,7 @@ def secondary_shards(cx: Context) -> Iterator[Problem]:
 
 @rule("ZER110", "compiled-with-zero-3")
 def compiled_with_zero_3(cx: Context) -> Iterator[Problem]:
-    """train.compile at ZeRO 3."""
+    """train.compile at ZeRO stage 3."""
     if cx.spec.train.compiles_layers and cx.spec.zero.stage == 3:
         message = "train.compile at ZeRO stage 3, which gathers weights between the operations of a compiled layer"
         yield cx.problem("train.compile", message, "zero.stage=2, or train.compile_components=['loss']")

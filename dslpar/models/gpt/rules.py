@@ -1,6 +1,6 @@
-"""Lint rules of GPT's fields: multiples of its sizes, the vocabulary, positions.
+"""Lint rules about GPT's keys: the divisors of its sizes, the vocabulary, positions, pretrained weights.
 
-`dslpar.layout.divisors` has the table of divisors.
+The divisors are in the table `dslpar.layout.divisors`.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def kv_features_do_not_divide(cx: Context) -> Iterator[Problem]:
     """The features of keys and values are not a multiple of the number of ranks that shard their weights."""
     sizes = attention_sizes(_gpt(cx))
     if not all(each.holds for each in divisors.heads(sizes, cx.cuboid)) or sizes.hidden_size % sizes.num_heads:
-        return  # without whole heads their features are not known; other rules report that
+        return  # the features of fractional heads are unknown; other rules report those
     if _broken(divisors.hidden(sizes, cx.cuboid), "TEN208"):
         by, features = cx.cuboid.y * cx.cuboid.q, kv_features(_gpt(cx))
         message = f"num_kv_heads {sizes.num_kv_heads} has {features} features, not a multiple of y * q = {by}"
@@ -90,7 +90,7 @@ def kv_features_do_not_divide(cx: Context) -> Iterator[Problem]:
 
 @rule("TEN209", "odd-head")
 def odd_head(cx: Context) -> Iterator[Problem]:
-    """Rotary positions are combined with an odd number of features per head."""
+    """Rotary positions with an odd number of features per head."""
     hidden, heads = _gpt(cx).hidden_size, _gpt(cx).num_heads
     if _gpt(cx).positions == "rotary" and hidden % heads == 0 and hidden // heads % 2:
         message = f"a head has {hidden // heads} features, and rotary positions rotate pairs of them"
@@ -98,7 +98,7 @@ def odd_head(cx: Context) -> Iterator[Problem]:
 
 
 def _attention(cx: Context, code: str, field: str) -> Iterator[Problem]:
-    """Report the conditions on heads and hidden_size that have this code and do not hold."""
+    """Report the conditions on heads and hidden_size that have that code and do not hold."""
     broken = _broken(divisors.attention(attention_sizes(_gpt(cx)), cx.cuboid), code)
     if broken:
         yield cx.problem(f"model.{field}", _message(cx, f"model.{field}", broken), _nearest_legal(cx))
@@ -134,7 +134,7 @@ def _name(cx: Context, key: str) -> str:
 
 @rule("DEAD119", "vocabulary-beyond-bytes", "warning")
 def vocabulary_beyond_bytes(cx: Context) -> Iterator[Problem]:
-    """Most rows of the vocabulary are for tokens that never occur in byte-level text."""
+    """Most of the vocabulary is tokens that never occur in byte-level text."""
     vocabulary = _gpt(cx).vocab_size
     is_bytes = isinstance(cx.spec.data, TextData) and cx.spec.data.tokenizer is None
     if cx.given("data") and is_bytes and vocabulary > 2 * BYTES:
@@ -166,14 +166,14 @@ def wavelength_without_rotary(cx: Context) -> Iterator[Problem]:
         yield cx.problem("model.rope_theta", message, "positions='rotary', or leave it out")
 
 
-# Weights to begin with --------------------------------------------------------------------------------------------
+# Pretrained weights -----------------------------------------------------------------------------------------------
 
 
 @rule("CKP103", "pretrained-of-another-gpt")
 def pretrained_of_another_gpt(cx: Context) -> Iterator[Problem]:
-    """The folder of a GPT's pretrained weights is unusable, or belongs to a model with other sizes."""
+    """The folder of a GPT's pretrained weights cannot be used, or has a model with other sizes."""
     folder = _gpt(cx).pretrained
-    if folder is None or not os.path.isdir(folder):  # a missing folder may exist only on the job's hosts
+    if folder is None or not os.path.isdir(folder):  # it may exist only on the job's hosts
         return
     import json
 

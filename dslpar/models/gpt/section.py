@@ -1,4 +1,4 @@
-"""Config section of a GPT: its keys, their help, and LiBai's names for them."""
+"""The config section of GPT: its keys, their help, and their names in other frameworks."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from dslpar.schema.types import Choice, Fraction, LayerCount, PositiveFloat, Pos
 
 @section
 class GPT(TokenModel):
-    """Decoder-only transformer of pre-norm blocks: GPT-2 by default, Llama with other fields."""
+    """A decoder-only transformer of pre-norm blocks: GPT-2 by default, Llama with other field values."""
 
     INLINE: ClassVar[str] = "cfg"  # LiBai keeps a model's arguments under cfg
     KNOWN_AS: ClassVar[Mapping[str, str]] = {
         r"llama[23]?": "norm='rmsnorm', activation='swiglu', positions='rotary', bias=False, tie_embeddings=False",
         r"gpt2?": "",
     }
-    """Names of models that are a GPT with some fields set: a regular expression -> the fields."""
+    """Other models' names as patterns -> the fields with which GPT is that model."""
 
     num_layers: LayerCount = key(
         resume="refused", aliases="hidden_layers", synonyms="n_layer n_layers num_hidden_layers"
@@ -36,11 +36,11 @@ class GPT(TokenModel):
     max_seq_len: PositiveInt = key(
         resume="refused", aliases="max_seq_length", synonyms="max_position_embeddings n_positions n_ctx block_size"
     )
-    """Longest sequence in tokens; also the number of rows of the table of learned positions."""
+    """The longest sequence, in tokens; the table of learned positions has this many rows."""
     num_kv_heads: PositiveInt | None = key(
         default=None, resume="refused", synonyms="n_kv_heads num_query_groups num_key_value_heads"
     )
-    """Number of key and value heads, each shared by num_heads / num_kv_heads query heads; default: num_heads."""
+    """Key/value heads, each shared by num_heads / num_kv_heads query heads; left out: num_heads."""
     ffn_hidden_size: PositiveInt | None = key(
         default=None, resume="refused", synonyms="intermediate_size mlp_ratio ffn_dim"
     )
@@ -48,13 +48,13 @@ class GPT(TokenModel):
     dropout: Fraction = key(default=0.0, resume="reported")
     """Probability of dropping an activation."""
     tie_embeddings: bool = key(default=True, resume="refused")
-    """Whether the head uses the token table's weight."""
+    """Whether the output head uses the weight of the token embedding."""
     norm: Choice = key(default="layernorm", resume="refused", choices=("layernorm", "rmsnorm"))
     """'layernorm', or 'rmsnorm' (no mean, no bias)."""
     activation: Choice = key(default="gelu", resume="refused", choices=("gelu", "gelu_tanh", "swiglu"))
-    """The MLP's activation: 'gelu', 'gelu_tanh' (GPT-2's approximation), or 'swiglu' (silu(gate) * up: 3 weights)."""
+    """MLP activation: 'gelu', 'gelu_tanh' (approximate, as in GPT-2), or 'swiglu' (silu(gate) * up, three weights)."""
     positions: Choice = key(default="learned", resume="refused", choices=("learned", "rotary"))
-    """'learned': a position table is added to the tokens; 'rotary': queries and keys are rotated by their position."""
+    """'learned': a table that is added to the token embeddings; 'rotary': queries and keys rotated by position."""
     rope_theta: PositiveFloat = key(default=10000.0, resume="refused", synonyms="rotary_base rotary_emb_base")
     """Base of rotary positions: the longest wavelength is 2 pi times this, in tokens."""
     bias: bool = key(default=True, resume="refused")
@@ -65,12 +65,12 @@ class GPT(TokenModel):
         aliases="layernorm_epsilon",
         synonyms="layer_norm_epsilon norm_epsilon layer_norm_eps rms_norm_eps",
     )
-    """Number added to the variance (RMSNorm: to the mean square) before the square root."""
+    """Added to the variance (RMSNorm: to the mean square) before the square root."""
     init_std: PositiveFloat = key(default=0.02, resume="refused", aliases="initializer_range")
     """Standard deviation of initial weights."""
     pretrained: str | None = key(default=None, resume="free")
-    """Folder with initial weights that transformers saved from a GPT2LMHeadModel or a LlamaForCausalLM; the path is
-    relative to the config.
+    """A folder with the initial weights, relative to the config: a GPT2LMHeadModel or LlamaForCausalLM saved by
+    transformers.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""Lint rules of MoCo's keys: options that conflict with its comparison of all samples of a batch."""
+"""Lint rules about MoCo's keys: layouts that do not fit its comparison of all samples of a batch."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from dslpar.models.moco.section import MoCo
 
 @rule("PIP211", "moco-over-stages")
 def moco_over_stages(cx: Context) -> Iterator[Problem]:
-    """A MoCo is cut into pipeline stages, but it is no chain of layers."""
+    """A pipeline with a MoCo model, which is not a chain of layers."""
     cx.model_of(MoCo)
     if cx.stages > 1:
-        message = f"{cx.stages} stages: an encoder of two views beside its momentum copy is no chain that could be cut"
+        message = f"{cx.stages} stages: an encoder of two views and its momentum copy are not a chain of layers"
         key = "parallel.pipeline.size" if cx.spec.parallel.pipeline is not None else "train.dist"
         yield cx.problem(key, message, "leave it out: tensor and data parallelism cut a MoCo")
 
 
 @rule("BAT220", "moco-accumulates")
 def moco_accumulates(cx: Context) -> Iterator[Problem]:
-    """A MoCo is trained with gradient accumulation."""
+    """Gradient accumulation with a MoCo model."""
     cx.model_of(MoCo)
     accumulation = cx.batch.accumulation
     if accumulation > 1:
@@ -37,7 +37,7 @@ def moco_accumulates(cx: Context) -> Iterator[Problem]:
 
 @rule("BAT221", "moco-samples-do-not-divide")
 def moco_samples_do_not_divide(cx: Context) -> Iterator[Problem]:
-    """A MoCo's micro-batch is not a multiple of the number of ranks that cut tokens."""
+    """The micro-batch of a MoCo does not divide over the ranks that split tokens."""
     cx.model_of(MoCo)
     size, needed = cx.batch.micro_size, samples(cx.cuboid)
     if size % needed.by:
@@ -50,7 +50,7 @@ def moco_samples_do_not_divide(cx: Context) -> Iterator[Problem]:
 
 @rule("PRE202", "moco-in-half-precision")
 def moco_in_half_precision(cx: Context) -> Iterator[Problem]:
-    """A MoCo is trained in bf16 or fp16, in which its momentum encoder would stop changing."""
+    """A MoCo in bf16 or fp16, in which the momentum encoder would not change."""
     cx.model_of(MoCo)
     dtype = cx.spec.precision.dtype
     if dtype != "fp32":

@@ -1,4 +1,4 @@
-"""Config section of a MoCo v3: its keys, their help, and LiBai's names for them."""
+"""The config section of MoCo v3: its keys, their help, and their names in other frameworks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dslpar.schema.types import Fraction, PositiveFloat, PositiveInt
 
 @section
 class MoCo(ImageModel):
-    """Contrastive learning: match the two views of each image among the views of a global batch."""
+    """Contrastive learning: match the two views of an image among all views of a global batch."""
 
     DATA_TYPES: ClassVar[tuple[str, ...]] = ()  # a program makes two views of an image
     INPUTS: ClassVar[tuple[str, ...]] = ("view", "other_view")
@@ -22,15 +22,15 @@ class MoCo(ImageModel):
     ffn_hidden_size: PositiveInt | None = key(default=None, resume="refused", synonyms="mlp_ratio intermediate_size")
     """Features of the MLPs' hidden layers; default: 4 * hidden_size."""
     projection_size: PositiveInt = key(default=256, resume="refused", synonyms="dim moco_dim")
-    """Features of the vectors by which views are compared."""
+    """Features of the projections that are compared."""
     projection_hidden_size: PositiveInt = key(default=4096, resume="refused", synonyms="mlp_dim moco_mlp_dim")
     """Features of the hidden layers of the projection and prediction heads."""
     temperature: PositiveFloat = key(default=0.2, resume="reported", synonyms="T moco_t")
-    """Number by which similarities are divided."""
+    """Divisor of the similarities."""
     momentum: Fraction = key(default=0.99, resume="reported", synonyms="m moco_m")
     """Share of the momentum encoder that a step keeps, at the start; it rises to 1 along half a cosine."""
     layernorm_eps: PositiveFloat = key(default=1e-6, resume="refused")
-    """Number added to the variance before the square root."""
+    """Added to the variance before the square root."""
 
     @property
     def ffn_size(self) -> int:

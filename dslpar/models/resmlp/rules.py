@@ -1,4 +1,4 @@
-"""Lint rules of a ResMLP's keys: none beyond the rules of all image models (`dslpar.linter.rules.images`)."""
+"""Lint rules about a ResMLP's keys: none besides those about all image models (`dslpar.linter.rules.images`)."""
 
 from __future__ import annotations
 

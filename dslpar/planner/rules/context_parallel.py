@@ -1,4 +1,4 @@
-"""PERF115: forms of context parallelism of which another is faster, on a device that is known."""
+"""PERF115: implementations of context parallelism that are slower than another one on the known device."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from dslpar.planner.rules.fit import known_machine
 from dslpar.schema.parallel_forms import tensor_of
 
 WORTH = 1.05
-"""Times as long as with another form that fits, from which on it is said: only their messages differ."""
+"""Least ratio of step times that is reported. All forms compute the same and differ only in what they send."""
 
 
 @rule("PERF115", "slower-context-impl", "warning")
 def slower_context_impl(cx: Context) -> Iterator[Problem]:
-    """Another impl of context parallelism makes the step shorter."""
+    """Another `impl` of context parallelism makes the step shorter."""
     machine = known_machine(cx) if cx.cuboid.context > 1 else None
     if machine is None:
         return
@@ -29,7 +29,7 @@ def slower_context_impl(cx: Context) -> Iterator[Problem]:
 
     spec, heads = cx.job.spec, heads_of(cx.job.spec.model)
     forms = context_forms(tensor_of(spec), spec.parallel.context, heads, machine.nodes.per_node)
-    sent = by_context_form(cx.job, machine.nodes.per_node)  # of those that are legal
+    sent = by_context_form(cx.job, machine.nodes.per_node)  # has only the legal forms
     own, steps = next(iter(forms)), {}
     for form in sent:
         cuboid = with_zero(cuboid_of(*forms[form], heads), spec.model, spec.zero.stage, cx.stages)
@@ -42,11 +42,12 @@ def slower_context_impl(cx: Context) -> Iterator[Problem]:
     if own not in steps or steps[own] < WORTH * steps[best]:
         return
     message = (
-        f"context parallelism by {own} sends {sent[own]:,} elements a rank and layer, by {best} {sent[best]:,}: a step"
-        f" takes {steps[own] / steps[best]:.2f} times as long ({machine.device.name}, {machine.nodes.per_node} a node)"
+        f"context parallelism by {own} sends {sent[own]:,} elements per rank and layer, by {best} {sent[best]:,}:"
+        f" a step takes {steps[own] / steps[best]:.2f} times as long"
+        f" ({machine.device.name}, {machine.nodes.per_node} per node)"
     )
     if sent[own] < sent[best]:
-        message += ", since a ring sends while it attends, and an exchange is waited for"
+        message += ", since a ring sends while it computes, and an exchange is waited for"
     context = spec.parallel.context
     section = "parallel.tensor" if context is None or context.size == 1 else "parallel.context"
     hint = _as_written(best)
@@ -56,7 +57,7 @@ def slower_context_impl(cx: Context) -> Iterator[Problem]:
 
 
 def _as_written(form: str) -> str:
-    """Return the options of a form: of 'hybrid of 4' those that make it so, whatever is left out."""
+    """Return the options that select a form, all of them explicit: for 'hybrid of 4' impl and ulysses_size."""
     impl, _, exchanging = form.partition(" of ")
     return f"impl={impl!r}" + (f", ulysses_size={exchanging}" if exchanging else "")
 

@@ -1,7 +1,7 @@
-"""FIT: whether a step fits into the memory of the devices that it is meant for.
+"""FIT: check that a step fits into the memory of the target devices.
 
-What a device is, the config says (`cluster`), the hostfile (`# device: h100-80g`), or this machine; else these rules
-are silent. They look at layouts that are legal, and at models whose costs are known.
+The device comes from the config (`cluster`), the hostfile (`# device: h100-80g`), or this machine. Without any of
+them these rules report nothing. They check only legal layouts of models whose costs are known.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ def does_not_fit(cx: Context) -> Iterator[Problem]:
 
 @rule("FIT102", "thrashes", "warning")
 def thrashes(cx: Context) -> Iterator[Problem]:
-    """A step needs so much of the device's memory that the allocator would free and ask again all the time."""
+    """A step needs so much of the device's memory that the allocator would keep freeing and requesting blocks."""
     yield from _of_memory(cx, thrashing=True)
 
 
 @rule("FIT103", "unknown-device")
 def unknown_device(cx: Context) -> Iterator[Problem]:
-    """A device that is not in the table."""
+    """A device that is not in dslpar's table of devices."""
     name, cluster = cx.spec.cluster.device, cx.cluster
     of_hosts = cluster.device if cluster is not None else None
     if name is None and of_hosts is None:
@@ -49,7 +49,7 @@ def unknown_device(cx: Context) -> Iterator[Problem]:
 
 
 def has_device(cx: Context) -> bool:
-    """Whether it is known what the run is meant for."""
+    """Whether the target device of the run is known."""
     if cx.spec.cluster.device is not None or (cx.cluster is not None and cx.cluster.device is not None):
         return True
     from dslpar.forecast.local_device import local_device
@@ -58,7 +58,7 @@ def has_device(cx: Context) -> bool:
 
 
 def known_machine(cx: Context) -> Machine | None:
-    """Return the devices and nodes that a job of known costs is meant for; None where one of both is not known."""
+    """Return the target devices and nodes; None if the device or the costs of the job are unknown."""
     if not cx.forecasts or not has_device(cx):
         return None
     # Only configs with a device need a forecast.
@@ -70,11 +70,11 @@ def known_machine(cx: Context) -> Machine | None:
     try:
         return machine_of(cx.job, cluster=cx.cluster, calibrated=False)
     except MachineError:
-        raise UnknownValueError("machine") from None  # FIT103 reports a name; a run without a device needs no forecast
+        raise UnknownValueError("machine") from None  # FIT103 reports an unknown name; else no forecast is needed
 
 
 def _of_memory(cx: Context, thrashing: bool) -> Iterator[Problem]:
-    """Report what needs more than the device has; or not that, but so much that it would thrash."""
+    """Report a step that needs more memory than the device has; with `thrashing`, one that nearly fills it."""
     machine = known_machine(cx)
     if machine is None:
         return
@@ -97,7 +97,7 @@ def _of_memory(cx: Context, thrashing: bool) -> Iterator[Problem]:
 
 
 def _repair(cx: Context, machine: Machine) -> str:
-    """Return the smallest change that fits, as one writes it."""
+    """Return the smallest change that fits, as `key=value` words."""
     from dslpar.forecast.candidate import Workloads, overrides
     from dslpar.forecast.search import nearest
 

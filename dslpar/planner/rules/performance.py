@@ -1,12 +1,12 @@
-"""PERF103 and on: layouts that are legal, but slow; each message has the number, each hint a better layout.
+"""PERF103 and following: legal but slow layouts. Each message has a number, each hint a better layout.
 
-PERF103 compares the traffic of a layout with that of another (`dslpar.costs.traffic` counts both). PERF104 to
-PERF106 are about stages that wait: for micro-batches (the bubble of one forward, one backward, PipeDream-Flush of arXiv
-2006.09503, is (S-1) / (m+S-1) for S stages and m micro-batches; `dslpar.layout.schedule` has it, and that of the other
-schedules) and for the busiest stage (`dslpar.layout.stages`).
+PERF103 compares the traffic of the layout with that of mode 1d (`dslpar.costs.traffic` counts both). PERF104 and
+PERF105 find stages that wait for micro-batches: with '1f1b' (PipeDream-Flush, arXiv 2006.09503) the bubble is
+(S-1) / (m+S-1) for S stages and m micro-batches. `dslpar.layout.schedule` computes it, also for the other schedules.
+PERF106 finds stages that wait for the busiest one (`dslpar.layout.stages`).
 
-That mode 1d sends more than another mode is not reported: every 1d group does if the micro-batch is large enough, and
-its four all-reduces within a host are often faster all the same; `show` has the numbers. A mode that sends more than 1d
+No rule reports that mode 1d sends more than another mode. Every 1d group does if the micro-batch is large enough, and
+within a host its four all-reduces are often faster nevertheless. `show` has the numbers. A mode that sends more than 1d
 can only save memory.
 """
 
@@ -39,15 +39,15 @@ from dslpar.schema.sections import Model, OtherModel
 
 @rule("PERF103", "below-break-even", "warning")
 def below_break_even(cx: Context) -> Iterator[Problem]:
-    """The tensor mode sends more than '1d' would, for micro-batches of this size."""
+    """The tensor mode sends more than mode '1d' would for micro-batches of this size."""
     cuboid, model = cx.cuboid, cx.model_of(Model)
     context = cx.spec.parallel.context
     if cuboid.x == cuboid.z == 1 or (context is not None and context.size > 1):
-        return  # the layout is 1d, whatever its mode is called; or sequences are cut besides, which 1d does not
+        return  # the layout equals 1d; or sequences are split too, which 1d by itself does not do
     seq_len = seq_len_of(cx.spec)
     if cx.batch.micro_size < 1 or not _all_hold(conditions(model, cuboid, seq_len, cx.batch.micro_size)):
         return  # other rules report that it is not legal
-    from dslpar.forecast.comparison import break_even  # most configs need none of it
+    from dslpar.forecast.comparison import break_even  # most configs do not need it
 
     found = break_even(model, cuboid, cx.batch.micro_size * seq_len)
     hints, since = [], "it never sends less"
@@ -65,7 +65,7 @@ def below_break_even(cx: Context) -> Iterator[Problem]:
             else f"saves {_percent(1 - found.held / found.held_in_1d)} of memory"
         )
         message = (
-            f"mode {cuboid.mode!r} sends {round(found.sent):,} elements a rank and layer for a micro-batch of"
+            f"mode {cuboid.mode!r} sends {round(found.sent):,} elements per rank and layer for a micro-batch of"
             f" {found.tokens} tokens, and '1d' {round(found.sent_in_1d):,}: {since}, and {saving} ({numbers})"
         )
         yield cx.problem("parallel.tensor.mode", message, " or ".join(hints))
@@ -95,38 +95,38 @@ def bubble(cx: Context) -> Iterator[Problem]:
 def too_few_micro_batches(cx: Context) -> Iterator[Problem]:
     """The pipeline has fewer micro-batches than stages."""
     stages, count = cx.stages, micro_batches_of(cx)
-    if count < stages and cx.chunks.num == 1:  # of several PIP115 reports it
+    if count < stages and cx.chunks.num == 1:  # with several chunks PIP115 reports it
         batches = f"{count} micro-batch{'es' if count > 1 else ''}"
         message = f"{batches} for {stages} stages: {stages - count} or more are always idle"
-        if not splits_backward(cx.spec):  # whose share has no simple form here
+        if not splits_backward(cx.spec):  # with a split backward the share has no simple form here
             message += f", {_percent(_idle_share(cx, cx.chunks, False, count))} of all"
         yield cx.problem(batch_keys(cx), message, _more_micro_batches(cx))
 
 
 _MOST_BUBBLE = 0.2
 _OTHER_SCHEDULES = (("zero_bubble", 1), ("interleaved", 2), ("zero_bubble", 2), ("interleaved", 4), ("zero_bubble", 4))
-"""Types with their chunks, those first that change the least."""
+"""(type, chunks per rank) to suggest, the smallest changes first."""
 
 
 def _idle_share(cx: Context, chunks: Chunks, split: bool, count: int) -> float:
-    """Return the share of a step in which ranks are idle, with times as `dslpar.layout.bubble` has them."""
+    """Return the share of a step in which ranks are idle, with the relative times of `dslpar.layout.bubble`."""
     bubble = Schedule(chunks, count, split).bubble(backward=_work(cx) - 2.0)
     return bubble / (1.0 + bubble)
 
 
 def _work(cx: Context) -> int:
-    """Return what a micro-batch takes on a stage, in forwards: F, B and W, and one more where layers are recomputed."""
+    """Return the time of a micro-batch on a stage in forwards: F, B and W, and one more if layers are recomputed."""
     return 3 if cx.spec.activation_checkpoint is None else 4
 
 
 def _speed(cx: Context, chunks: Chunks, split: bool) -> int:
-    """Return how many times shorter the bubble is than that of '1f1b'."""
-    # A split backward makes the others wait for P-1 times B alone, which holds the recomputation.
+    """Return the bubble of '1f1b' divided by that of this schedule."""
+    # With a split backward, other ranks wait only for P-1 times B, which includes the recomputation.
     return chunks.num * (_work(cx) // (_work(cx) - 2) if split else 1)
 
 
 def _formula(cx: Context, chunks: Chunks, split: bool) -> str:
-    """Write the share as a formula, of S ranks with v stages each and m micro-batches."""
+    """Return the idle share as a formula, for S ranks with v stages each and m micro-batches."""
     speed = _speed(cx, chunks, split) // chunks.num
     times = f"{speed if speed > 1 else ''}{'v' if chunks.num > 1 else ''}"
     values = f", v = {chunks.num} chunks" if chunks.num > 1 else ""
@@ -134,7 +134,7 @@ def _formula(cx: Context, chunks: Chunks, split: bool) -> str:
 
 
 def _more_micro_batches(cx: Context) -> str:
-    """Return what to write for enough micro-batches, with the same number of samples a step if that is possible."""
+    """Return the hint for enough micro-batches, with the same number of samples per step if that is possible."""
     chunks, split = cx.chunks, splits_backward(cx.spec)
     # A share of 1/5 of the step is 1/4 of the busy time.
     needed = max(cx.stages, -(-4 * (cx.stages - 1) // _speed(cx, chunks, split)))
@@ -148,7 +148,7 @@ def _more_micro_batches(cx: Context) -> str:
 
 
 def _other_schedules(cx: Context, share: float, count: int) -> list[str]:
-    """Return the first of the other schedules whose bubble is small enough, or else the one with the smallest."""
+    """Return the first other schedule whose bubble is small enough, else the one with the smallest bubble."""
     best, found = share, []
     given = "" if not cx.given("schedule.num_microbatches") else f", num_microbatches={count}"
     for kind, num in _OTHER_SCHEDULES:
@@ -165,7 +165,7 @@ def _other_schedules(cx: Context, share: float, count: int) -> list[str]:
 
 
 def _is_legal(cx: Context, chunks: Chunks, split: bool, count: int) -> bool:
-    """Whether a schedule would have no finding of its own, everything else being as it is."""
+    """Whether the config would have no further finding with that schedule."""
     if split and (
         cx.spec.train.compiles_layers or cx.spec.activation_checkpoint is not None or not _is_known_to_defer(cx)
     ):
@@ -183,14 +183,14 @@ def _is_known_to_defer(cx: Context) -> bool:
 
 
 def _is_cut_by_hand(cx: Context) -> bool:
-    """Whether the config says which layers are on which stage: of more stages, or fewer, it would be wrong."""
+    """Whether the config lists the layers of each stage, which fits only this number of stages."""
     pipeline = cx.multi_stage_pipeline
     return pipeline.stage_ids is not None or pipeline.counts is not None
 
 
 @rule("PERF112", "recomputed-and-deferred", "warning")
 def recomputed_and_deferred(cx: Context) -> Iterator[Problem]:
-    """Activation checkpointing under a split backward, which holds what was recomputed until W."""
+    """Activation checkpointing with schedule 'zero_bubble', where it saves no memory."""
     if cx.spec.activation_checkpoint is None or cx.stages == 1 or not splits_backward(cx.spec):
         return
     count = micro_batches_of(cx)
@@ -204,14 +204,14 @@ def recomputed_and_deferred(cx: Context) -> Iterator[Problem]:
 
 @rule("PERF113", "nothing-to-defer", "warning")
 def nothing_to_defer(cx: Context) -> Iterator[Problem]:
-    """A schedule that splits the backward, of a model in which nothing can be put off."""
+    """The schedule 'zero_bubble' with a model that cannot defer gradients of weights."""
     if cx.stages > 1 and schedule_type(cx) == "zero_bubble" and defers_nothing(cx.spec):
         order = "'interleaved'" if cx.chunks.num > 1 else "'1f1b'"
         if isinstance(cx.spec.model, OtherModel) and cx.spec.model.lora is not None:
-            message = f"adapters' gradients are not deferred, and what they stand beside has none: the order is {order}"
+            message = f"adapters' gradients are not deferred, and other weights are frozen: the order is {order}"
             yield cx.problem("schedule.type", message, unsplit(cx))
             return
-        message = f"all layers are torch.nn's, and dslpar.layers.Linear alone defers: the order is that of {order}"
+        message = f"all layers are torch.nn's, and only dslpar.layers.Linear defers: the order is that of {order}"
         yield cx.problem("schedule.type", message, f"{unsplit(cx)}; or choose layers of dslpar.layers")
 
 
@@ -220,17 +220,17 @@ def nothing_to_defer(cx: Context) -> Iterator[Problem]:
 
 @rule("PERF106", "uneven-stages", "warning")
 def uneven_stages(cx: Context) -> Iterator[Problem]:
-    """One stage computes over 15 % more than the mean of the stages."""
+    """The busiest stage computes over 15 % more than the mean."""
     counts, model = partition_of(cx), cx.spec.model
     if counts is None or len(counts) == 1:
         return
     if cx.world_size is not None and cx.data_size < 1:
-        return  # data_size raises where the world does not fit: other rules report that the layout is not legal
+        return  # data_size raises if the world does not fit; other rules report it
     if (cx.multi_stage_pipeline.method or "").startswith(("parameters", "type:")):
         return
     weights = pipeline_weights(model, "cost", seq_len_of(cx.spec))
     if not isinstance(weights, EvenWeights):
-        return  # layers that a config lists are weighed by their kinds alone
+        return  # the weights of listed layers depend only on their kinds
     loads = loads_of_ranks(weights.loads(counts), cx.chunks)
     share = imbalance(loads)
     if share > _MOST_IMBALANCE:
@@ -264,7 +264,7 @@ def _more_even(cx: Context, share: float, weights: EvenWeights) -> str:
     return f"choose more layers, or fewer stages: {none}"
 
 
-# What is sent or computed for nothing ------------------------------------------------------------------------------
+# Needless communication and recomputation --------------------------------------------------------------------------
 
 
 @rule("PERF108", "all-reduce-of-gradients", "warning")
@@ -273,7 +273,7 @@ def all_reduce_of_gradients(cx: Context) -> Iterator[Problem]:
     zero, key = cx.spec.zero, "zero.use_multi_rank_bucket_allreduce"
     if zero.stage in (1, 2) and zero.extra.get("use_multi_rank_bucket_allreduce") and cx.num_copies > 1:
         sums = cx.batch.accumulation if zero.stage == 2 else 1
-        message = f"{_sent(cx, 2 * sums + 1)} are sent a step and rank, and {_sent(cx, sums + 1)} are enough"
+        message = f"{_sent(cx, 2 * sums + 1)} are sent per step and rank, and {_sent(cx, sums + 1)} are enough"
         yield cx.problem(key, message, "leave it out")
 
 
@@ -282,29 +282,30 @@ def overlap_that_waits(cx: Context) -> Iterator[Problem]:
     """ZeRO 1 or 2 with DeepSpeed's overlap_comm, which waits for the device before each reduction."""
     zero, key = cx.spec.zero, "zero.overlap_comm"
     used = cx.stages == 1 and zero.stage in (1, 2) and not overlaps_reduction(cx.spec)  # else DEAD116 reports it
-    used &= zero.extra.get("reduce_scatter") is not False  # it then all-reduces, on the other stream
+    used &= zero.extra.get("reduce_scatter") is not False  # without it DeepSpeed all-reduces on the other stream
     if used and zero.extra.get("overlap_comm") and cx.num_copies > 1:
         by_rank = not zero.extra.get("use_multi_rank_bucket_allreduce")
         several = by_rank and zero.extra.get("contiguous_gradients") is not False
         each = f"up to {cx.num_copies} times a bucket, once for each rank that has the same weights"
         how_often = each if several else "once a bucket"
-        yield cx.problem(key, f"a GPU is waited for before each reduction: {how_often}", "leave overlap_comm out")
+        message = f"DeepSpeed waits for the GPU before each reduction: {how_often}"
+        yield cx.problem(key, message, "leave overlap_comm out")
 
 
 @rule("PERF109", "gradients-sent-many-times", "info")
 def gradients_sent_many_times(cx: Context) -> Iterator[Problem]:
-    """ZeRO 2 with accumulation: gradients are reduced at every micro-batch."""
+    """ZeRO 2 with gradient accumulation: gradients are reduced at every micro-batch."""
     count = cx.batch.accumulation
     if cx.spec.zero.stage == 2 and cx.stages == 1 and count > 1 and cx.num_copies > 1:
         sent, least = _sent(cx, count + 1), _sent(cx, 2)
-        message = f"ZeRO 2 sends {sent} a step and rank with {count} micro-batches, ZeRO 1 {least}"
+        message = f"ZeRO 2 sends {sent}, step and rank with {count} micro-batches, ZeRO 1 {least}"
         yield cx.problem(
             "zero.stage", message, "zero.stage=1 (if whole gradients fit); or choose fewer, larger micro-batches"
         )
 
 
 def _sent(cx: Context, times: int) -> str:
-    return f"{times * (cx.num_copies - 1) / cx.num_copies:.3g} elements a parameter"
+    return f"{times * (cx.num_copies - 1) / cx.num_copies:.3g} elements per parameter"
 
 
 def _percent(share: float) -> str:

@@ -1,4 +1,4 @@
-"""PERF114: sizes that do not fill the tiles in which devices multiply, where a device is known."""
+"""PERF114: sizes that do not fill the tiles of matrix products, on a known device."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from dslpar.planner.rules.fit import has_device
 from dslpar.schema.sections import Model
 
 TILE = 64
-"""Features of a head, and of a rank's part of the residual stream, that products and attention take whole."""
+"""Features per tile: heads, and a rank's shard of the residual stream, should have a multiple of it."""
 
 
 @rule("PERF114", "off-the-tiles", "warning")
 def off_the_tiles(cx: Context) -> Iterator[Problem]:
-    """Heads, or a rank's part of the features, that are no multiple of 64, in half precision."""
+    """Head size, or a rank's share of hidden_size, is not a multiple of 64 in half precision."""
     model = cx.model_of(Model)
     heads, hidden = getattr(model, "num_heads", None), getattr(model, "hidden_size", None)
     if cx.spec.precision.dtype == "fp32" or heads is None or hidden is None or hidden < 1024 or not has_device(cx):
@@ -41,7 +41,7 @@ _CHOOSE = f"choose sizes such that heads have {TILE} or {2 * TILE} features"
 
 
 def _heads(cx: Context, hidden: int, heads: int) -> int | None:
-    """Return the nearest number of heads that is legal and fills tiles."""
+    """Return the nearest legal number of heads that fills tiles, or None."""
     legal = [
         each for each in divisors(hidden) if hidden // each in (TILE, 2 * TILE, 4 * TILE) and _holds(cx, num_heads=each)
     ]
@@ -49,14 +49,14 @@ def _heads(cx: Context, hidden: int, heads: int) -> int | None:
 
 
 def _hidden(cx: Context, hidden: int, heads: int) -> int | None:
-    """Return the nearest hidden size, below or above, that is legal with these heads."""
+    """Return the nearest hidden size that fills tiles and is legal with these heads, or None."""
     step = TILE * cx.cuboid.y
     near = sorted(range(step, 2 * hidden, step), key=lambda each: abs(each - hidden))
     return next((each for each in near[:64] if each % heads == 0 and _holds(cx, hidden_size=each)), None)
 
 
 def _holds(cx: Context, **sizes: int) -> bool:
-    """Whether the model of other sizes divides as this layout needs."""
+    """Whether the model with these sizes divides as the layout needs."""
     model = replace(cx.reading.spec.model, **sizes)
     return all(each.holds for each in conditions(model, cx.cuboid))
 

@@ -32,7 +32,7 @@ def of_data(data: str) -> list[tuple[str, str, str]]:
         (TWO.format(", seq_len=8", "", ", seq_len=16"), "BAT121", "8", "those of the blend have 16"),
         (TWO.format(", seq_len=8", "", ""), "BAT121", "8", "samples of 8 tokens"),
         (TWO.format(", weight=0.5", ", weight=0.4", ""), "BAT122", "[dict(", "weights sum up to 0.9"),
-        ("dict(type='blend', parts=[dict(type='text')])", "BAT122", "[dict(type='text')]", "one part is that part"),
+        ("dict(type='blend', parts=[dict(type='text')])", "BAT122", "[dict(type='text')]", "only one part"),
         ("dict(type='blend', parts=[])", "CFG102", "[]", "must be a list of dicts"),
         ("dict(type='blend', parts=[3])", "CFG102", "3", "data.parts.0 must be a dict"),
         ("dict(type='blend')", "CFG104", "dict(type='blend')", "missing key 'parts'"),

@@ -14,8 +14,8 @@ from tests.support.lint import MODEL, codes
     ("files", "missing"),
     [
         ("['here.txt', 'folder']", []),
-        ("['here.txt', 'gone.txt', 'folder/gone.txt']", ["'gone.txt' is not in", "'gone.txt' is not in"]),
-        ("['dangling.txt']", ["'dangling.txt' is not in"]),
+        ("['here.txt', 'gone.txt', 'folder/gone.txt']", ["'gone.txt' does not exist in"] * 2),
+        ("['dangling.txt']", ["'dangling.txt' does not exist in"]),
         ("['/no/such/disk/text.txt']", []),  # of the job's hosts, maybe
         ("['no_such_folder/text.txt']", []),
     ],

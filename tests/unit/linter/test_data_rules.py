@@ -46,10 +46,10 @@ def test_a_length_alone_is_a_program_s_too() -> None:
 @pytest.mark.parametrize(
     ("name", "given", "said"),
     [
-        ("BertForMaskedLM", True, "BertForMaskedLM does not tell whether a second piece of text follows the first"),
+        ("BertForMaskedLM", True, "BertForMaskedLM does not predict whether a second piece of text follows the first"),
         ("BertForMaskedLM", False, ""),
         ("BertForPreTraining", True, ""),
-        ("BertForPreTraining", False, "BertForPreTraining tells whether a second piece of text follows the first"),
+        ("BertForPreTraining", False, "BertForPreTraining predicts whether a second piece of text follows the first"),
     ],
 )
 def test_pairs_of_texts_are_told_by_some_classes(name: str, given: bool, said: str) -> None:

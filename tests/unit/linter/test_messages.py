@@ -94,7 +94,7 @@ SAID = [
     ),
     (
         "parallel = dict(pipeline=2)\nschedule = dict(num_chunks=2)\nbatch = dict(accumulation=4)",
-        "num_chunks 2, and the schedule '1f1b' has one chunk a rank",
+        "num_chunks 2, and the schedule '1f1b' has one chunk per rank",
         "schedule.type='interleaved' or 'zero_bubble', or num_chunks=1",
     ),
     (

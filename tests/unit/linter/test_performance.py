@@ -210,8 +210,14 @@ def test_padding_is_reported_above_five_percent(vocab_size: int, share: str | No
 @pytest.mark.parametrize(
     ("zero", "expected"),
     [
-        ("dict(stage=1, use_multi_rank_bucket_allreduce=True)", "PERF108: 2.62 elements a parameter are sent a step"),
-        ("dict(stage=2, use_multi_rank_bucket_allreduce=True)", "PERF108: 2.62 elements a parameter are sent a step"),
+        (
+            "dict(stage=1, use_multi_rank_bucket_allreduce=True)",
+            "PERF108: 2.62 elements per parameter are sent per step",
+        ),
+        (
+            "dict(stage=2, use_multi_rank_bucket_allreduce=True)",
+            "PERF108: 2.62 elements per parameter are sent per step",
+        ),
         ("dict(stage=2, use_multi_rank_bucket_allreduce=False)", None),
         ("2", None),
     ],
@@ -227,11 +233,11 @@ def test_traffic_of_zero_is_what_tests_count(zero: str, expected: str | None) ->
     [
         (
             "dict(stage=1, overlap_comm=True, offload_optimizer='cpu')",
-            "PERF111: a GPU is waited for before each reduction: up to 8 times a",
+            "PERF111: DeepSpeed waits for the GPU before each reduction: up to 8 times a",
         ),
         (
             "dict(stage=2, overlap_comm=True, contiguous_gradients=False)",
-            "PERF111: a GPU is waited for before each reduction: once a bucket",
+            "PERF111: DeepSpeed waits for the GPU before each reduction: once a bucket",
         ),
         ("dict(stage=2, overlap_comm=True, reduce_scatter=False)", None),
         ("dict(stage=2, overlap_comm=True)", "DEAD116: overlap_comm=True has no effect at ZeRO stage 2: dslpar"),
@@ -247,7 +253,7 @@ def test_an_overlap_that_waits_for_the_device(zero: str, expected: str | None) -
 def test_accumulation_with_zero_2_is_an_info() -> None:
     (found,) = findings(f"{MODEL}zero = 2\nbatch = dict(accumulation=4)\n", ignored=())
     assert (found.code, found.severity) == ("PERF109", "info")
-    assert "ZeRO 2 sends 4.38 elements a parameter a step and rank with 4 micro-batches, ZeRO 1 1.75" in found.message
+    assert "ZeRO 2 sends 4.38 elements per parameter, step and rank with 4 micro-batches, ZeRO 1 1.75" in found.message
     assert findings(f"{MODEL}zero = 2\nbatch = dict(accumulation=4)\n", 1, ignored=()) == []
 
 

@@ -814,7 +814,7 @@ CASES: list[Row] = [
         "",
         "parallel = dict(context=4, tensor=dict(size=2, mode='1d', sequence=True))\ntrain = dict(loss_chunks=13)",
         8,
-        ["DEAD123 3 13 parts of 12 tokens of a sequence on each rank; at most 12"],
+        ["DEAD123 3 13 chunks for 12 tokens of a sequence on each rank; at most 12"],
     ),
     (
         "",
@@ -1084,8 +1084,8 @@ AND_SLOW: list[Row] = [
         8,
         [
             (
-                "PERF109 2 ZeRO 2 sends 7.88 elements a parameter a step and rank with 8 micro-batches, ZeRO 1 "
-                "1.75 elements a parameter; zero.stage=1 (if whole gradients fit); or choose fewer, larger "
+                "PERF109 2 ZeRO 2 sends 7.88 elements per parameter, step and rank with 8 micro-batches, ZeRO 1 "
+                "1.75 elements per parameter; zero.stage=1 (if whole gradients fit); or choose fewer, larger "
                 "micro-batches"
             )
         ],
@@ -1316,7 +1316,7 @@ AND_SLOW: list[Row] = [
         8,
         [
             (
-                "PERF103 2 mode '2d' sends 121,200 elements a rank and layer for a micro-batch of 192 tokens, "
+                "PERF103 2 mode '2d' sends 121,200 elements per rank and layer for a micro-batch of 192 tokens, "
                 "and '1d' 110,592: it sends less from 220 tokens on, and saves 29.2 % of memory (112,752 "
                 "elements of weights and activations, '1d' 159,336); batch.micro_size at least 4 or mode='1d'"
             )

@@ -93,7 +93,7 @@ def test_a_hyphen_is_a_slip() -> None:
         # several chunks of the one type that has none
         (
             config("dict(type='1f1b', num_model_chunks=2)"),
-            "PIP112 num_model_chunks 2, and the schedule '1f1b' has one chunk a rank;"
+            "PIP112 num_model_chunks 2, and the schedule '1f1b' has one chunk per rank;"
             " schedule.type='interleaved' or 'zero_bubble', or num_model_chunks=1",
         ),
         # one chunk of the type that has several
@@ -220,7 +220,7 @@ batch = dict(accumulation=4)
 schedule = dict(type='zero_bubble')
 """
     assert said(text) == [
-        "PERF113 adapters' gradients are not deferred, and what they stand beside has none: the order is '1f1b';"
+        "PERF113 adapters' gradients are not deferred, and other weights are frozen: the order is '1f1b';"
         " schedule.type='1f1b'"
     ]
     assert not resolve(load_text(text, PATH), 8).schedule.split
@@ -230,7 +230,7 @@ schedule = dict(type='zero_bubble')
 def test_a_model_of_torch_layers_has_nothing_to_defer(chunks: int, instead: str) -> None:
     for name in ("Linear", "torch.nn.Linear"):
         assert said(LISTED.format(name, 16, chunks)) == [
-            "PERF113 all layers are torch.nn's, and dslpar.layers.Linear alone defers:"
+            "PERF113 all layers are torch.nn's, and only dslpar.layers.Linear defers:"
             f" the order is that of {instead!r}; schedule.type={instead!r}; or choose layers of dslpar.layers"
         ]
     for name in ("dslpar.layers.Linear", "my_package.MyLayer"):

@@ -200,11 +200,11 @@ def test_what_the_config_says_holds_over_the_folder(tmp_path: Path) -> None:
         ({"config.json": SAVED, "model.safetensors.index.json": "{}"}, "has no weight_map that can be read"),
         (
             {"config.json": SAVED | {"architectures": ["GPT2LMHeadModel"]}, "model.safetensors": ""},
-            "this is of GPT2LMHeadModel, and the model's type is LlamaForCausalLM",
+            "this is a config of GPT2LMHeadModel, and the model's type is LlamaForCausalLM",
         ),
         (
             {"config.json": {"model_type": "gpt2", "max_position_embeddings": 8}, "model.safetensors": ""},
-            "this is of model_type 'gpt2', and the model's type is LlamaForCausalLM",
+            "this is a config of model_type 'gpt2', and the model's type is LlamaForCausalLM",
         ),
         ({"config.json": {"hidden_size": 64}, "model.safetensors": ""}, "neither architectures nor a model_type"),
     ],
@@ -256,8 +256,8 @@ def test_lint_imports_neither_torch_nor_transformers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "tensor", "said"),
     [
-        ("ResNet", "size=2, mode='1d'", "nothing of ResNetForImageClassification can be cut, and 2 tensor ranks"),
-        ("ResNet", "size=4, mode='2d'", "nothing of ResNetForImageClassification can be cut, and 4 tensor ranks"),
+        ("ResNet", "size=2, mode='1d'", "nothing in ResNetForImageClassification can be split, and 2 tensor ranks"),
+        ("ResNet", "size=4, mode='2d'", "nothing in ResNetForImageClassification can be split, and 4 tensor ranks"),
         ("Swin", "size=2, mode='1d', sequence=True", "SwinForImageClassification arranges tokens on a grid"),
         ("Swin", "size=2, mode='sequence'", "SwinForImageClassification arranges tokens on a grid"),
         ("Swin", "size=2, mode='1d'", ""),
@@ -276,9 +276,9 @@ def test_modes_that_a_class_of_images_refuses(name: str, tensor: str, said: str)
 @pytest.mark.parametrize(
     ("name", "image", "tensor", "said"),
     [
-        ("ViTForImageClassification", 8, "mode='1d', sequence=True", "image_size 8 makes 17 tokens, the class's"),
+        ("ViTForImageClassification", 8, "mode='1d', sequence=True", "image_size 8 makes 17 tokens, with the class"),
         ("ViTForImageClassification", 6, "mode='1d', sequence=True", ""),  # 9 patches and the class's
-        ("ViTForImageClassification", 8, "mode='sequence'", "image_size 8 makes 17 tokens, the class's"),
+        ("ViTForImageClassification", 8, "mode='sequence'", "image_size 8 makes 17 tokens, with the class"),
         ("ViTForImageClassification", 8, "mode='1d'", ""),
         ("ViTMAEForPreTraining", 8, "mode='1d', sequence=True", "image_size 8 makes 5 tokens that its encoder sees"),
         ("ViTMAEForPreTraining", 6, "mode='1d', sequence=True", "image_size 6 makes 3 tokens that its encoder sees"),
