@@ -66,6 +66,7 @@ lint: $(STAMP)
 	$(BIN)/mypy dslpar benchmarks
 	$(BIN)/lint-imports
 	$(BIN)/lint-imports --config .importlinter-torch
+	$(BIN)/python tools/prose.py
 
 test: lint
 	$(IN) python -m tests.support.durations run $(PYTEST)

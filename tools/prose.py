@@ -121,9 +121,15 @@ def problems(page: Page) -> Iterator[tuple[int, str]]:
             yield result.pos[0] - 1, f"{result.check_result.check_path}: {result.check_result.message}"
 
 
+def register() -> None:
+    """Register proselint's checks, once per process."""
+    if not CheckRegistry().checks:
+        CheckRegistry().register_many(__register__)
+
+
 def main() -> int:
     """Print all problems; return the exit status."""
-    CheckRegistry().register_many(__register__)
+    register()
     found = [f"{page.path}:{line}: {message}" for page in pages() for line, message in sorted(problems(page))]
     for line in found:
         print(line)
