@@ -118,7 +118,7 @@ def problems(page: Page) -> Iterator[tuple[int, str]]:
             yield page.text.count("\n", 0, found.start()) + 1, f"{' '.join(found[0].split())!r}: {message}"
     for result in LintFile(page.path, page.text).lint(DEFAULT) if page.text.strip() else ():
         if not result.check_result.check_path.startswith(LEFT_OUT):
-            yield result.pos[0] - 1, f"{result.check_result.check_path}: {result.check_result.message}"
+            yield result.pos[0], f"{result.check_result.check_path}: {result.check_result.message}"
 
 
 def register() -> None:
