@@ -31,6 +31,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dslpar.distributed import gloo_collectives
+
 Value = TypeVar("Value")
 Collective = Callable[[Tensor], Tensor]
 
@@ -165,12 +167,8 @@ def start_reduce_scatter(x: Tensor, axis: Axis, dim: int = 0) -> Pending:
     if torch.compiler.is_compiling():
         piece = _functional.reduce_scatter_tensor(pieces.view(-1), "sum", axis.size, axis.group_name)
         return _traced(piece.view(pieces.shape[1:]), finish)
-    if _over_gloo(axis):
-        # gloo's own reduce-scatter takes twice as long as its all-reduce. An all-to-all sends as many elements as a
-        # reduce-scatter: each rank receives its piece of every rank's tensor and sums the pieces itself.
-        pieces.stands_for = "reduce_scatter"  # type: ignore[attr-defined]  # read by tests.support.traffic_counter
-        received = torch.empty_like(pieces)
-        work = dist.all_to_all_single(received, pieces, group=axis.group, async_op=True)
+    if gloo_collectives.serves(axis.group):
+        received, work = gloo_collectives.start_reduce_scatter(pieces, axis.group)
         return Pending(received, [work], lambda pieces: finish(pieces.sum(0)) if finish else pieces.sum(0))
     piece = torch.empty_like(pieces[0])
     return Pending(piece, [_reduce_scatter(piece.view(-1), pieces.view(-1), group=axis.group, async_op=True)], finish)
@@ -187,11 +185,9 @@ def start_all_reduce_(x: Tensor, axis: Axis, op: str = "sum") -> Pending:
     if torch.compiler.is_compiling():
         return _traced(_functional.all_reduce(x.contiguous(), op, axis.group_name))
     x = x.contiguous()
-    if axis.size == 2 and op == "sum" and _over_gloo(axis):
-        # If two ranks exchange whole tensors, they send as many elements as gloo's own all-reduce, in a third of its
-        # time. Addition commutes, so both results are bit-identical.
-        x.stands_for = "all_reduce"  # type: ignore[attr-defined]  # read by tests.support.traffic_counter
-        return start_ring_shift(x, axis)._replace(finish=x.add_)
+    if axis.size == 2 and op == "sum" and gloo_collectives.serves(axis.group):
+        received, work = gloo_collectives.start_all_reduce_of_two(x, axis.index, axis.group)
+        return Pending(received, [work], sent=x)._replace(finish=x.add_)
     return Pending(x, [dist.all_reduce(x, getattr(dist.ReduceOp, op.upper()), group=axis.group, async_op=True)])
 
 
@@ -237,10 +233,6 @@ def start_all_gather_(x: Tensor, axis: Axis) -> Pending:
     return Pending(x, [_all_gather(x, own, group=axis.group, async_op=True)])
 
 
-def _over_gloo(axis: Axis) -> bool:
-    return str(dist.get_backend(axis.group)) == "gloo"
-
-
 def all_to_all(x: Tensor, axis: Axis, split_dim: int, concat_dim: int) -> Tensor:
     """Split `x` along `split_dim`, send a piece to each rank, and concatenate the received ones along `concat_dim`."""
     if axis.size == 1:
@@ -265,17 +257,8 @@ def start_ring_shift(x: Tensor, axis: Axis, received: Tensor | None = None) -> P
         )
         return _traced(_functional.all_to_all_single(x.contiguous(), of, to, axis.group_name))
     received = torch.empty_like(x) if received is None else received
-    if axis.size == 2 and _over_gloo(axis):
-        # gloo's socket thread spins while a sender holds the lock of a pair. A send from this thread holds it, longer
-        # if cores are busy. An all-to-all sends from another gloo thread and takes two thirds of the CPU time.
-        to_other = [0, x.numel()] if axis.index == 0 else [x.numel(), 0]
-        sent = x.view(-1)
-        sent.stands_for = getattr(x, "stands_for", "send")  # type: ignore[attr-defined]
-        return Pending(
-            received,
-            [dist.all_to_all_single(received.view(-1), sent, to_other, to_other, group=axis.group, async_op=True)],
-            sent=x,
-        )
+    if axis.size == 2 and gloo_collectives.serves(axis.group):
+        return Pending(received, [gloo_collectives.start_exchange(x, received, axis.index, axis.group)], sent=x)
     ahead, behind = (axis.peers[(axis.index + step) % axis.size] for step in (1, -1))
     # In one batch: NCCL would hang if two ranks both send before either receives.
     operations = [dist.P2POp(dist.isend, x, ahead, axis.group), dist.P2POp(dist.irecv, received, behind, axis.group)]

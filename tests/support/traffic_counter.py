@@ -32,10 +32,11 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from fractions import Fraction
 from operator import floordiv, mod
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 import torch._dynamo  # once, here: else each rank that counts imports it, which takes seconds
@@ -45,6 +46,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dslpar.core.mesh import Mesh
 from dslpar.costs.ring import Key, Number, Traffic
+from dslpar.distributed import gloo_collectives
 from dslpar.distributed.groups import Groups
 
 try:
@@ -115,14 +117,39 @@ def counting(groups: Groups) -> Iterator[Sent]:
     Raises: NotImplementedError, for an operation of torch.distributed that has no row in the table.
     """
     sent = Sent(groups.mesh, groups.rank)
-    with _Counting(sent):
+    counter = _Counting(sent)
+    with counter, ExitStack() as stack:
+        for name, collective in _OVER_GLOO.items():
+            function = getattr(gloo_collectives, name)
+            stack.enter_context(patch.object(gloo_collectives, name, counter.named(collective, function)))
         yield sent
+
+
+_OVER_GLOO = {
+    "start_reduce_scatter": "reduce_scatter",
+    "start_all_reduce_of_two": "all_reduce",
+    "start_exchange": "send",
+}
+"""The collective that each function sends the elements of, by other operations of torch's."""
 
 
 class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, sent: Sent) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.sent = sent
+        self._stands_for: str | None = None
+
+    def named(self, collective: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function, whose operations are counted as that collective; of nested ones, as the outer one."""
+
+        def counted(*args: Any) -> Any:
+            before, self._stands_for = self._stands_for, self._stands_for or collective
+            try:
+                return function(*args)
+            finally:
+                self._stands_for = before
+
+        return counted
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
@@ -147,7 +174,7 @@ class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if collective == "send":
                 ranks = [ranks[group.rank()], ranks[arguments["dst"]]]
             first = _first(tensors)
-            self.sent.add(_Call(getattr(first, "stands_for", collective), ranks, elements, first.element_size()))
+            self.sent.add(_Call(self._stands_for or collective, ranks, elements, first.element_size()))
 
 
 _NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor")

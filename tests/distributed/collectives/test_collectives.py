@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dslpar.core.mesh import Mesh
 from dslpar.core.mesh import Tensor as Cuboid
-from dslpar.distributed import collectives
+from dslpar.distributed import collectives, gloo_collectives
 from dslpar.distributed.collectives import Axis
 from dslpar.distributed.groups import Groups
 from tests.support.ranks import on_ranks
@@ -91,7 +91,7 @@ def apply_pair(name: str) -> list[tuple[Tensor, Tensor, bool]]:
 def branch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways of a sum: gloo's shortcuts, and torch's own collectives, which NCCL runs; here gloo runs both."""
     if not request.param:
-        monkeypatch.setattr(collectives, "_over_gloo", lambda axis: False)
+        monkeypatch.setattr(gloo_collectives, "serves", lambda group: False)
 
 
 @pytest.mark.usefixtures("branch")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from dslpar.core.mesh import Tensor
-from dslpar.distributed import collectives
+from dslpar.distributed import gloo_collectives
 from tests.distributed.layers.cases import CASES, errors
 from tests.distributed.layers.sampled_rows import EACH_SIZE, EACH_TIME, KINDS, OTHER_SIZES, PROOF, PROVEN, seen, seen_in
 from tests.support.compare_dense import TOLERANCE
@@ -46,7 +46,7 @@ QUICK = {"1d-sequence-2", "cuboid-1-2-2-sequence-batch", "3d-8-sequence-heads"}
 @pytest.mark.parametrize("name", sampled(PROOF, QUICK))
 def test_layers_equal_dense_ones_as_over_nccl(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without gloo's shortcuts: by the collectives that NCCL runs."""
-    monkeypatch.setattr(collectives, "_over_gloo", lambda axis: False)
+    monkeypatch.setattr(gloo_collectives, "serves", lambda group: False)
     assert_exact(PROVEN[name], *PROOF[name])
 
 
