@@ -18,12 +18,11 @@ import os
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from math import exp, sqrt
 from statistics import mean, median
 
 from benchmarks.published_runs import PublishedRun, by_set, read, selective_recompute_runs
-from dslpar.core.frozen import fields
 from dslpar.forecast.calibrate import PRIOR_RUNS, Run, calibrate, error_of, residuals_of
 from dslpar.forecast.constants import Constants
 from dslpar.forecast.step_time import terms_of

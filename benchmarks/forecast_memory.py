@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
 from benchmarks import published_memory
 from benchmarks.published_memory import FIGURE, NANOTRON, Run, winners, workload
-from dslpar.core.frozen import replace
 from dslpar.forecast.plan import TIGHT
 from dslpar.forecast.stage_memory import binding, stage_memory
 from dslpar.forecast.workload import Workload

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.published_runs import model_of_row, nanotron_counts, nanotron_keep
-from dslpar.core.frozen import frozen, replace
 from dslpar.core.mesh import Mesh, Tensor
 from dslpar.costs.memory import Saved
 from dslpar.costs.model_costs import Costs, ModelCosts
@@ -124,7 +124,7 @@ def _recompute(text: str) -> Recompute:
 # Workloads ---------------------------------------------------------------------------------------------------------
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class PublishedWorkload(Workload):
     """A step of another framework."""
 

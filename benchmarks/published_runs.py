@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from dslpar.core.frozen import replace
 from dslpar.core.mesh import Keep, Mesh, Tensor
 from dslpar.forecast.device import Device, device_named
 from dslpar.forecast.links import Nodes

@@ -12,9 +12,8 @@ rustc's excerpt with a caret and a `help:` line.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from dslpar.core.named_tuple import NamedTuple
 from dslpar.core.visible import visible
 
 COMMAND_LINE = "<command line>"

@@ -20,11 +20,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
 from typing import Literal
 
-from dslpar.core.frozen import field, frozen, keeping_hash
+from dslpar.core.frozen import keeping_hash
 
 Residual = Literal["replicated", "sequence", "hidden", "batch"]
 Inner = Literal["batch", "heads"]
@@ -41,7 +42,7 @@ _COMPOUND = {"tensor": TENSOR_AXES, "x": ("d", "q")}
 
 
 @keeping_hash
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Tensor:
     """Cuboid of one tensor group, and the sharding of activations on it. x = d * q, and d is the slower axis."""
 
@@ -126,7 +127,7 @@ class Tensor:
         return self.x, self.y, self.z
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Mesh:
     """Immutable mesh of all ranks of a job. Sizes are at least 1, and `order` is one of ORDERS."""
 

@@ -25,10 +25,9 @@ import argparse
 import os.path
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from dslpar.core.errors import DslparError, Finding, Location
-from dslpar.core.named_tuple import NamedTuple
 
 FILE = "pyproject.toml"
 _MAX_BYTES = 1 << 20
@@ -145,7 +144,10 @@ def _read(path: str) -> Project | None:
 def _may_have_table(text: str) -> bool:
     """Return whether a file may have the table; a false positive only costs a parse."""
     compact = text.translate({ord(char): None for char in " \t\"'"})
-    return any(mention in compact for mention in ("tool.dslpar", "dslpar=", "dslpar."))
+    if "tool.dslpar" in compact:
+        return True
+    # As a key of the table [tool]; other tables may mention modules of dslpar.
+    return ("[tool]" in compact or "tool=" in compact) and ("dslpar=" in compact or "dslpar." in compact)
 
 
 def _parse(text: str, path: str) -> dict[str, Any]:

@@ -8,9 +8,9 @@ of vectors are. A frozen weight has no gradient and no optimizer state, and its 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from dslpar.core.frozen import frozen
 from dslpar.core.mesh import Tensor
 from dslpar.costs.ring import Number, ratio
 from dslpar.layout.divisors import ranks
@@ -26,7 +26,7 @@ class Adapter(NamedTuple):
     out_features: int
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class AdapterSizes:
     """Adapters of each block by their linear (None: it is trained whole), and whether table and head are trained."""
 

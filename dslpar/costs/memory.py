@@ -26,9 +26,9 @@ the block's activations, each once, divided as tensor and sequence parallelism d
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from dslpar.core.mesh import Tensor
-from dslpar.core.named_tuple import NamedTuple
 from dslpar.costs.adapters import Adapter, AdapterSizes, Role, matrices
 from dslpar.costs.cuts import inner_cuts, residual_cuts
 from dslpar.costs.ring import Number, ratio

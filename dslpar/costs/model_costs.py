@@ -8,11 +8,10 @@ costs.
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
-from dslpar.core.frozen import frozen
-from dslpar.core.named_tuple import NamedTuple
 from dslpar.costs.flops import Flops
 from dslpar.costs.memory import LayerMemory, Saved
 from dslpar.costs.ring import LayerTraffic, Number
@@ -34,7 +33,7 @@ class Costs(NamedTuple):
         )
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class ModelCosts:
     """A model as a pipeline sees it."""
 

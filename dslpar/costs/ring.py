@@ -8,10 +8,9 @@ rank ("y", "d q"). Numbers are exact, hence fractions; multiply by the bytes of 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from dslpar.core.mesh import TENSOR_AXES, Tensor
-from dslpar.core.named_tuple import NamedTuple
 from dslpar.layout.divisors import ranks
 from dslpar.layout.sharding import Letters
 

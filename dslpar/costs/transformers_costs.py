@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-from dslpar.core.frozen import replace
 from dslpar.core.mesh import Tensor
 from dslpar.costs import flops
 from dslpar.costs.adapters import Adapter, AdapterSizes

@@ -12,9 +12,9 @@ operations for each product: one with the same rows, and one with rows and depth
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from dslpar.core.mesh import Tensor
-from dslpar.core.named_tuple import NamedTuple
 from dslpar.costs.adapters import Adapter, AdapterSizes, Role, matrices
 from dslpar.costs.cuts import inner_cuts, residual_cuts
 from dslpar.costs.ring import Number

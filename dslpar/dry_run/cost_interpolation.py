@@ -8,9 +8,9 @@ Operations, bytes and saved activations are affine in the number of samples, so 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from dslpar.core.frozen import replace
 from dslpar.costs.memory import LayerMemory, Saved
 from dslpar.costs.model_costs import Costs, ModelCosts
 from dslpar.costs.ring import LayerTraffic, Traffic

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -25,7 +26,6 @@ import torch
 from torch import Tensor, nn
 
 from dslpar.core.errors import DslparError
-from dslpar.core.frozen import replace
 from dslpar.core.mesh import Mesh
 from dslpar.core.mesh import Tensor as Cuboid
 from dslpar.costs.flops import Flops

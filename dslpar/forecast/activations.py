@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
+from typing import NamedTuple
 
-from dslpar.core.named_tuple import NamedTuple
 from dslpar.costs.cuts import residual_cuts
 from dslpar.costs.model_costs import Costs
 from dslpar.forecast.workload import Workload

@@ -14,10 +14,10 @@ runs that contradict a change.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import exp, inf, log
+from typing import NamedTuple
 
-from dslpar.core.frozen import frozen
-from dslpar.core.named_tuple import NamedTuple
 from dslpar.forecast.constants import BOUNDS, DEFAULT, ERROR, Constants, Error
 from dslpar.forecast.step_time import Terms, time_of
 
@@ -44,7 +44,7 @@ class Run(NamedTuple):
     weight: float = 1.0
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Calibration:
     """Fitted constants, and their errors on the runs that they were fitted to."""
 

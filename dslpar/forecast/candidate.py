@@ -11,11 +11,11 @@ so the maths is the same.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields, replace
 from functools import lru_cache
+from typing import Any, NamedTuple
 
-from dslpar.core.frozen import fields, replace
 from dslpar.core.mesh import Mesh, Tensor
-from dslpar.core.named_tuple import NamedTuple
 from dslpar.costs.model_costs import ModelCosts
 from dslpar.forecast.workload import CostsOf, Habits, Workload, costs_by_form, habits_of, layers_on_ranks, workload_of
 from dslpar.layout.batch import Batch, Sizes, batch_of, requested_batch
@@ -61,7 +61,7 @@ class Candidate(NamedTuple):
         return count + _num_differing(self.context, other.context)
 
 
-def _differing(one: object, other: object) -> set[str]:
+def _differing(one: Any, other: Any) -> set[str]:
     """Return the fields in which two values of one class differ."""
     if one is other:
         return set()

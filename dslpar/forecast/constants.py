@@ -10,16 +10,15 @@ The defaults are one set for all devices, frameworks and clusters, fitted to 2,0
 from __future__ import annotations
 
 from collections.abc import Mapping
-
-from dslpar.core.frozen import fields, frozen
-from dslpar.core.named_tuple import NamedTuple
+from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 FORMAT = 2
 """Version of a calibration file; in 1, launches of collectives were among those of a layer's kernels."""
 MOST_ERROR = 10.0
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Constants:
     """Fitted constants of a step's time, besides sizes and data sheets."""
 

@@ -13,8 +13,8 @@ peak that a device reaches is not in this table but a constant of the forecast (
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, replace
 
-from dslpar.core.frozen import frozen, replace
 from dslpar.core.suggest import did_you_mean
 
 GIB = 2**30
@@ -22,7 +22,7 @@ USABLE = 0.995
 """Share of a card's nominal GiB that its driver reports."""
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Device:
     """One accelerator, in a node of several."""
 

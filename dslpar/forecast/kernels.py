@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import ceil
+from typing import NamedTuple
 
-from dslpar.core.named_tuple import NamedTuple
 from dslpar.costs.work import Work
 from dslpar.forecast.constants import Constants
 from dslpar.forecast.device import Device

@@ -14,9 +14,9 @@ llm-analysis use it too, with other assumptions about the share of a node's card
 from __future__ import annotations
 
 from math import log2
+from typing import NamedTuple
 
 from dslpar.core.mesh import Mesh
-from dslpar.core.named_tuple import NamedTuple
 from dslpar.forecast.constants import Constants
 from dslpar.forecast.device import Device
 

@@ -32,8 +32,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from math import ceil
+from typing import NamedTuple
 
-from dslpar.core.named_tuple import NamedTuple
 from dslpar.forecast.workload import Buckets, Workload
 
 IN_FLIGHT = 2

@@ -9,9 +9,10 @@ ones with every pipeline and every ZeRO stage.
 
 from __future__ import annotations
 
-from dslpar.core.frozen import frozen
+from dataclasses import dataclass
+from typing import NamedTuple
+
 from dslpar.core.mesh import TENSOR_AXES
-from dslpar.core.named_tuple import NamedTuple
 from dslpar.costs.ring import LayerTraffic, Traffic
 from dslpar.forecast.device import Device
 from dslpar.forecast.kernels import Kernels, kernels_of
@@ -33,7 +34,7 @@ class Sent(NamedTuple):
     num_bytes: float
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class PartTerms:
     """Parts of a model on a machine, for one micro-batch."""
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import log2, sqrt
+from typing import NamedTuple
 
-from dslpar.core.named_tuple import NamedTuple
 from dslpar.forecast.constants import Constants
 from dslpar.forecast.kernels import attention_s, products_s
 from dslpar.forecast.part_terms import PartTerms

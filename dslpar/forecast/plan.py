@@ -12,10 +12,10 @@ so, ten are above 92 %, where none of 168 runs is that were the fastest of their
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from dslpar.core.frozen import frozen
 from dslpar.costs.family import flops_per_token
 from dslpar.forecast.constants import DEFAULT, ERROR, Constants, Error
 from dslpar.forecast.device import Device
@@ -30,7 +30,7 @@ COMFORTABLE, TIGHT = 0.84, 0.92
 """Shares of a device's memory: a layout fits up to the first, and is tight up to the second."""
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Machine:
     """Devices, their nodes, and the measured constants of both."""
 
@@ -46,7 +46,7 @@ class Machine:
         return cls(device=device, nodes=Nodes.usual(device))
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Forecast:
     """Memory and time of a step."""
 

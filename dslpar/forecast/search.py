@@ -18,11 +18,11 @@ that may be among the first.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from heapq import heappop, heappush
+from typing import NamedTuple
 
-from dslpar.core.frozen import frozen
-from dslpar.core.named_tuple import NamedTuple
 from dslpar.costs.model_costs import ModelCosts
 from dslpar.forecast.candidate import Alike, Candidate, Workloads
 from dslpar.forecast.part_terms import part_terms
@@ -33,7 +33,7 @@ from dslpar.forecast.step_time import least_s
 from dslpar.schema.sections import ContextParallel, TensorParallel
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Option:
     """A layout with its forecast."""
 

@@ -22,10 +22,9 @@ outside torch. The constants outside torch are published measurements (NCCL's is
 from __future__ import annotations
 
 from operator import itemgetter
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from dslpar.core.mesh import TENSOR_AXES, Mesh
-from dslpar.core.named_tuple import NamedTuple
 from dslpar.forecast.activations import Activations, activations
 from dslpar.forecast.model_states import States, states
 from dslpar.forecast.workload import Workload

@@ -21,9 +21,9 @@ host waits for. `terms_of` does everything that needs no constant, so that a cal
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
-from dslpar.core.frozen import frozen
-from dslpar.core.named_tuple import NamedTuple
 from dslpar.forecast.constants import DEFAULT, Constants
 from dslpar.forecast.device import Device
 from dslpar.forecast.links import NO_TRANSFER, Nodes, Transfer, group_of, transfer
@@ -38,7 +38,7 @@ HIDING_BACKWARD = 0.6
 """Share of the last micro-batch's backward that hides a gradient reduction."""
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class StepTime:
     """Seconds of a step; the parts add up to it, with `compute_s` and `weights_s` times the number of micro-batches."""
 

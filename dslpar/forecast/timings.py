@@ -10,10 +10,10 @@ hop's latency. The other constants keep their defaults. vTrain and Calculon also
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from math import exp, log
+from typing import NamedTuple
 
-from dslpar.core.frozen import frozen, replace
-from dslpar.core.named_tuple import NamedTuple
 from dslpar.costs.work import Product, Work
 from dslpar.forecast.constants import BOUNDS, DEFAULT, Constants
 from dslpar.forecast.device import Device
@@ -39,7 +39,7 @@ class TimedSum(NamedTuple):
     seconds: float
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Timings:
     """Timings on the devices at hand."""
 

@@ -9,12 +9,12 @@ Memory, time and search take a workload and a device. The forecast's benchmark m
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
 from operator import attrgetter
 from typing import Literal
 
-from dslpar.core.frozen import frozen
 from dslpar.core.mesh import Mesh, Tensor
 from dslpar.costs.family import costs_function, model_costs
 from dslpar.costs.memory import LayerMemory
@@ -32,7 +32,7 @@ CostsOf = Callable[[Tensor, int], ModelCosts | None]
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Buckets:
     """Sizes of DeepSpeed's buffers in elements, and their types: keys of its `zero_optimization`."""
 
@@ -66,7 +66,7 @@ class Buckets:
         return 5e8 if zero == 3 else float(CHOICES["zero_optimization.reduce_bucket_size"].value)
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Habits:
     """Habits of a framework around a model; the defaults are dslpar's on DeepSpeed in half precision."""
 
@@ -105,7 +105,7 @@ class Habits:
     """True if torch compiles layers; the collectives of compiled layers are not prefetched."""
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Workload:
     """One step of training."""
 

@@ -10,8 +10,9 @@ expression's location and continues with the value `UNKNOWN` (see values.py).
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from dslpar.core.errors import Finding, Location, Severity
-from dslpar.core.named_tuple import NamedTuple
 
 
 class Code(NamedTuple):

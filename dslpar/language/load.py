@@ -12,9 +12,9 @@ from __future__ import annotations
 import os.path
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import NamedTuple
 
 from dslpar.core.errors import COMMAND_LINE, WORLD, Finding, Location
-from dslpar.core.named_tuple import NamedTuple
 from dslpar.language.errors import BudgetError, ConfigError, finding
 from dslpar.language.export import export
 from dslpar.language.session import Session

@@ -11,9 +11,9 @@ import ast
 import os.path
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from typing import NamedTuple
 
 from dslpar.core.errors import Finding, Location
-from dslpar.core.named_tuple import NamedTuple
 from dslpar.language.errors import BudgetError, ConfigError, finding
 from dslpar.language.limits import MAX_FINDINGS, MAX_IMPORT_DEPTH, MAX_IMPORTS, MAX_TOTAL_BYTES, Budget, limit_error
 from dslpar.language.source import Source, parse, read_source

@@ -15,10 +15,9 @@ whose first key is `_target_`, with the `Reference` as value, as `instantiate` t
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from dslpar.core.errors import Location
-from dslpar.core.named_tuple import NamedTuple
 
 TARGET = "_target_"
 

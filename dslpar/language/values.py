@@ -9,10 +9,9 @@ error node of a compiler.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from dslpar.core.errors import Location
-from dslpar.core.named_tuple import NamedTuple
 from dslpar.language.errors import UnknownError
 from dslpar.language.limits import Budget, check_items
 from dslpar.language.tree import Reference

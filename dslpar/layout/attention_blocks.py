@@ -13,9 +13,8 @@ kinds of tiles.)
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from dslpar.core.named_tuple import NamedTuple
 from dslpar.layout.token_order import Run, Runs
 
 TILE = 1024

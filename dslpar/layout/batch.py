@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from dslpar.core.mesh import Tensor
-from dslpar.core.named_tuple import NamedTuple
 from dslpar.layout import divisors
 from dslpar.layout.decision import Decision
 from dslpar.schema import sections

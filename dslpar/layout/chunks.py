@@ -11,7 +11,7 @@ Megatron-LM's interleaved schedule (arXiv 2104.04473). Letters: P ranks, v chunk
 
 from __future__ import annotations
 
-from dslpar.core.named_tuple import NamedTuple
+from typing import NamedTuple
 
 
 class Chunks(NamedTuple):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
-
-from dslpar.core.named_tuple import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 
 class Decision(NamedTuple):

@@ -33,9 +33,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from dslpar.core.mesh import Tensor
-from dslpar.core.named_tuple import NamedTuple
 from dslpar.layout.sharding import INWARD_WEIGHT, OUTWARD_WEIGHT, inner_cuts, residual_cuts
 
 

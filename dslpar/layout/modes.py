@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import NamedTuple
 
-from dslpar.core.frozen import replace
 from dslpar.core.mesh import Inner, Keep, Residual, Tensor
-from dslpar.core.named_tuple import NamedTuple
 from dslpar.layout.decision import Decision
 from dslpar.layout.divisors import head_ranks
 from dslpar.schema.sections import ContextParallel, TensorParallel
@@ -108,7 +108,7 @@ def cuboid_of(
         cuboid = replace(cuboid, split="sequence")
     elif context is not None and context.size > 1:
         assert d == 1, "a mode that lint would have refused"
-        cuboid = replace(cuboid, d=context.size, split="sequence", impl=context.impl or "ring")
+        cuboid = replace(cuboid, d=context.size, split="sequence", impl=context.impl or "ring")  # type: ignore[arg-type]
     if cuboid.impl == "hybrid":
         cuboid = replace(cuboid, ulysses_size=ulysses_size_of(context, cuboid, heads).value)
     return replace(cuboid, zigzag=heads.is_causal and cuboid.ring > 1)

@@ -10,9 +10,9 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
+from typing import NamedTuple
 
 from dslpar.core.mesh import Tensor
-from dslpar.core.named_tuple import NamedTuple
 from dslpar.layout.divisors import Attention, attention, divisors, head_ranks, ranks, residual_axes
 
 LARGEST = 2**31 - 1

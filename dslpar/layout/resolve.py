@@ -7,9 +7,10 @@ the value needs an explanation. `dslpar.schema.parallel_forms` merges LiBai's `t
 
 from __future__ import annotations
 
-from dslpar.core.frozen import frozen, replace
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
 from dslpar.core.mesh import STANDARD_ORDER, Mesh, Tensor
-from dslpar.core.named_tuple import NamedTuple
 from dslpar.layout.batch import Batch, Sizes, batch_of, requested_batch
 from dslpar.layout.chunks import Chunks
 from dslpar.layout.decision import Decision
@@ -30,7 +31,7 @@ class Stages(NamedTuple):
     counts: tuple[int, ...] | None
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Job:
     """Run with every value decided."""
 

@@ -29,9 +29,8 @@ Letters: P ranks, r a rank, v chunks per rank, m micro-batches; F, B and W are a
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from dslpar.core.named_tuple import NamedTuple
 from dslpar.layout.chunks import Chunks
 
 Kind = Literal["F", "B", "W"]

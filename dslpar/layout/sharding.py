@@ -9,9 +9,9 @@ activations over z. The layers' placements, the divisors and the closed forms of
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from dslpar.core.mesh import TENSOR_AXES, Tensor
-from dslpar.core.named_tuple import NamedTuple
 from dslpar.layout.token_order import Runs, runs
 
 Letters = tuple[str, ...]

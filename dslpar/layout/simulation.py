@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-from dslpar.core.named_tuple import NamedTuple
 from dslpar.layout.chunks import Chunks
 from dslpar.layout.schedule import Action, Held, Orders, Schedule, messages, producer
 

@@ -18,8 +18,8 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from heapq import heapify, heapreplace
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
-from dslpar.core.named_tuple import NamedTuple
 from dslpar.layout.chunks import Chunks
 
 Counts = tuple[int, ...]

@@ -16,8 +16,7 @@ sequences must divide only by n, while Megatron-LM requires 2n.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-
-from dslpar.core.named_tuple import NamedTuple
+from typing import NamedTuple
 
 
 class Run(NamedTuple):

@@ -12,10 +12,9 @@ missing size has the class's default, if the class is known.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dslpar.core.mesh import Tensor
-from dslpar.core.named_tuple import NamedTuple
 from dslpar.layout import divisors
 from dslpar.layout.divisors import Condition
 from dslpar.schema.sections import OtherModel

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from dslpar.core.errors import DslparError, Finding, has_errors
-from dslpar.core.frozen import frozen
 from dslpar.language.load import NO_SHORTHANDS, NO_TEXTS, Config
 from dslpar.language.load import load as evaluate_file
 from dslpar.language.load import load_text as evaluate_text
@@ -36,7 +36,7 @@ Source = str | os.PathLike[str] | Mapping[str, object]
 """The path of a config file, or its sections as a dict."""
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Checked:
     """A config that was read and linted for one world; `check` makes it, and callers pass it on."""
 

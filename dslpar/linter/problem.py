@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from dslpar.core.errors import Fix, Location
-from dslpar.core.named_tuple import NamedTuple
 
 
 class UnknownValueError(Exception):

@@ -9,9 +9,9 @@ per rule from flake8 and pluggy.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 from dslpar.core.errors import Finding, Severity
-from dslpar.core.named_tuple import NamedTuple
 from dslpar.linter.context import Context
 from dslpar.linter.problem import Problem, UnknownValueError
 

@@ -7,10 +7,10 @@ what is allowed. Values outside these sections are left out, since a run never c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
 
 from dslpar.core import trust
 from dslpar.core.errors import Location
-from dslpar.core.named_tuple import NamedTuple
 from dslpar.language.tree import Node, Reference
 from dslpar.schema import datasets, families, sections
 

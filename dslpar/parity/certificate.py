@@ -12,9 +12,8 @@ import platform
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from dslpar.core.named_tuple import NamedTuple
 from dslpar.language.load import Config
 
 PROVED, DIFFERS, REFUSED = "proved", "differs", "refused"

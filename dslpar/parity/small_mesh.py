@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import combinations, product
+from typing import NamedTuple
 
-from dslpar.core.frozen import replace
 from dslpar.core.mesh import Mesh
-from dslpar.core.named_tuple import NamedTuple
 from dslpar.schema.parallel_forms import pipeline_of, tensor_of
 from dslpar.schema.sections import ContextParallel, PipelineParallel, Spec, TensorParallel
 

@@ -11,11 +11,10 @@ Dropout rates become 0, since each rank draws masks for its own piece.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import fields, replace
+from typing import Any, NamedTuple
 
-from dslpar.core.frozen import fields, replace
 from dslpar.core.mesh import Tensor
-from dslpar.core.named_tuple import NamedTuple
 from dslpar.layout import family
 from dslpar.layout.divisors import Condition
 from dslpar.schema.sections import Model, OtherModel

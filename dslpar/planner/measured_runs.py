@@ -9,10 +9,10 @@ without skipped steps. The layout is that of the run's config.yaml in the world 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from dslpar.core.frozen import frozen
 from dslpar.forecast.calibrate import Run
 from dslpar.forecast.machine import MachineError, machine_of
 from dslpar.forecast.plan import Forecast, forecast
@@ -33,7 +33,7 @@ class NoMeasurementError(ValueError):
     """A folder without a usable step time; the message says why."""
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Measured:
     """A run with its measured step time and its forecast."""
 

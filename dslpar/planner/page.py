@@ -17,8 +17,8 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import resources
 from pathlib import Path
+from typing import NamedTuple
 
-from dslpar.core.named_tuple import NamedTuple
 from dslpar.forecast.device import GIB
 from dslpar.forecast.plan import COMFORTABLE, TIGHT, Forecast
 from dslpar.layout.resolve import Job

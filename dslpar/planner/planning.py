@@ -10,8 +10,8 @@ is never shown.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 
-from dslpar.core.frozen import frozen
 from dslpar.forecast.candidate import Candidate, Workloads, candidate_of, layout_settings, overrides, settings
 from dslpar.forecast.plan import Forecast, Machine, forecast
 from dslpar.forecast.search import Found, Option, search
@@ -28,7 +28,7 @@ _MOST_REFUSED = 40
 """Layouts that lint may refuse before the search stops."""
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Suggestion:
     """A layout that passes lint, with the overrides that make it."""
 
@@ -37,7 +37,7 @@ class Suggestion:
     option: Option
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """Forecast of a config on a machine, with repairs and faster layouts."""
 
@@ -54,7 +54,7 @@ class Plan:
     """Keys whose values were kept."""
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Question:
     """A config with the command line's overrides and fixed keys."""
 

@@ -9,6 +9,7 @@ Keys, the matching of names, the initial A and B, and tensor names in files are 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields
 from typing import Any
 
 from torch import nn
@@ -16,7 +17,6 @@ from transformers.pytorch_utils import Conv1D
 
 from dslpar.core.catalog import finding, raise_finding
 from dslpar.core.errors import DslparError
-from dslpar.core.frozen import fields
 from dslpar.core.suggest import did_you_mean
 from dslpar.layers import Linear
 from dslpar.layers.lora import Adapter

@@ -15,11 +15,12 @@ import ast
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, Field, fields
 from functools import cache
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from dslpar.core.frozen import MISSING, Field, fields
+from dslpar.core.frozen import is_required
 from dslpar.layout.deepspeed_config import CHOICES
 from dslpar.schema import datasets, deepspeed_policy, families, sections
 from dslpar.schema.fields import facts_of
@@ -119,17 +120,17 @@ def _fields(cls: type, section: str, of: str = "") -> Iterator[Row]:
             yield from _fields(each, key, of)
 
 
-def _section_type(field: Field) -> str:
+def _section_type(field: Field[Any]) -> str:
     if str(field.type).startswith("tuple["):
-        return "a list of dicts" if field.required else "a dict, or a list of them"
+        return "a list of dicts" if is_required(field) else "a dict, or a list of them"
     shorthand = next((name for name in map(shorthand_of, classes_of(field)) if name), "")
     return f"a dict, or its {shorthand}" if shorthand else "a dict"
 
 
-def _default(field: Field) -> str:
+def _default(field: Field[Any]) -> str:
     if field.default is not MISSING:
         return repr(field.default)
-    if field.default_factory is None:
+    if field.default_factory is MISSING:
         return "required"
     return "{}" if field.type == "Dict" else "dict()"
 

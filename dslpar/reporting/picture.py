@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 from importlib import resources
+from typing import NamedTuple
 
-from dslpar.core.named_tuple import NamedTuple
 from dslpar.core.visible import visible
 
 WIDTH = 1180

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from dslpar.core.json_values import items, mapping, parse, text
-from dslpar.core.named_tuple import NamedTuple
 
 STATE, INFO, DICT = "state.json", "dataset_info.json", "dataset_dict.json"
 _MAX_BYTES = 64 << 20

@@ -12,9 +12,8 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-from dslpar.core.named_tuple import NamedTuple
 from dslpar.core.regular_file import read_bounded
 from dslpar.schema.datasets import CHATML, ChatData, absolute_path, names_template_file
 from dslpar.schema.tokenizers import TOKENIZER_CONFIG

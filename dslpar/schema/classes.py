@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from dslpar.core.errors import Location
-from dslpar.core.frozen import replace
 from dslpar.core.suggest import did_you_mean
 from dslpar.language.tree import Node
 from dslpar.schema import families, sections

@@ -12,10 +12,9 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from dslpar.core.json_values import parse as parse_json
-from dslpar.core.named_tuple import NamedTuple
 
 SUFFIXES = (".jsonl", ".jsonl.gz")
 ASSISTANT = "assistant"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dslpar.core.frozen import replace
+from dataclasses import replace
+
 from dslpar.language.tree import Node
 from dslpar.schema import datasets
 from dslpar.schema.classes import OWN_NAME, mapping, plain

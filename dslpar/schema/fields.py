@@ -12,11 +12,9 @@ policy, the map to DeepSpeed's keys, and the hints for other frameworks' keys ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
-
-from dslpar.core.frozen import MISSING, Field, field, frozen
-from dslpar.core.named_tuple import NamedTuple
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 Resume = Literal["free", "reported", "refused"]
 """Policy for a changed value on resume; `dslpar.checkpoint.resume_policy` defines each."""
@@ -48,12 +46,12 @@ class KeyFacts(NamedTuple):
 _NOTHING = KeyFacts()
 
 
-def key(*, default: Any = MISSING, default_factory: Callable[[], Any] | None = None, **facts: Any) -> Any:
+def key(*, default: Any = MISSING, default_factory: Any = MISSING, **facts: Any) -> Any:
     """Declare a key of a section: its default, and the `KeyFacts` by name."""
     return field(default=default, default_factory=default_factory, metadata={"facts": KeyFacts(**facts)})
 
 
-def facts_of(item: Field) -> KeyFacts:
+def facts_of(item: Field[Any]) -> KeyFacts:
     """Return the facts with which a key was declared."""
     found: KeyFacts = item.metadata.get("facts", _NOTHING)
     return found
@@ -68,4 +66,4 @@ if TYPE_CHECKING:
         ...
 
 else:
-    section = frozen
+    section = dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,8 @@ import ast
 from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from importlib import resources
+from typing import NamedTuple
 
-from dslpar.core.named_tuple import NamedTuple
 from dslpar.language.errors import ConfigError
 from dslpar.language.source import Source, parse
 from dslpar.language.tree import Node

@@ -16,10 +16,11 @@ these tables.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import Field, fields
 from functools import cache
+from typing import Any, NamedTuple
 
-from dslpar.core.frozen import Field, fields, is_frozen
-from dslpar.core.named_tuple import NamedTuple
+from dslpar.core.frozen import is_frozen
 from dslpar.schema import datasets, families, sections
 from dslpar.schema.fields import KeyFacts, Resume, facts_of
 from dslpar.schema.types import TYPES, ValueType, one_of
@@ -30,7 +31,7 @@ class DeclaredKey(NamedTuple):
 
     key: str
     """Dotted key, as an author writes it; `*` stands for keys that the section does not list."""
-    field: Field
+    field: Field[Any]
     owner: type
     facts: KeyFacts
 
@@ -53,7 +54,7 @@ def _walk(cls: type, above: str) -> Iterator[DeclaredKey]:
             yield from _walk(below, f"{name}.")
 
 
-def classes_of(field: Field) -> tuple[type, ...]:
+def classes_of(field: Field[Any]) -> tuple[type, ...]:
     """Return the section classes in an annotation: `AdamW | SGD | None` has two, and `Model` those of all families."""
     names = str(field.type).removeprefix("tuple[").removesuffix(", ...]").split(" | ")
     classes: list[type] = []
@@ -67,7 +68,7 @@ def classes_of(field: Field) -> tuple[type, ...]:
     return tuple(classes)
 
 
-def type_of(field: Field) -> ValueType:
+def type_of(field: Field[Any]) -> ValueType:
     """Return the value type of a field that is not a section."""
     facts = facts_of(field)
     if facts.choices:

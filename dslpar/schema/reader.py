@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import Field, fields
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from dslpar.core.errors import Fix, Location
-from dslpar.core.frozen import Field, fields
-from dslpar.core.named_tuple import NamedTuple
+from dslpar.core.frozen import is_required
 from dslpar.core.suggest import did_you_mean, only_recased
 from dslpar.language.errors import WRITE_VALUE
 from dslpar.language.source import import_by_position
@@ -22,10 +22,12 @@ from dslpar.schema.spelling import certain_name, recase_fix, spelling_fix, sugge
 from dslpar.schema.types import SEQUENCE, TYPES, ValueType
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
     from dslpar.language.load import Config
 
 
-Section = TypeVar("Section")
+Section = TypeVar("Section", bound="DataclassInstance")
 Registered = Mapping[str, Collection[str]]
 """Names that this process has registered, by "models", "layers" and "gradient_handlers"."""
 
@@ -77,7 +79,7 @@ class Reader:
         if node.is_mapping:
             return self.fields(cls, entries_of(node, source_key), node, key, source_key)
         if not shorthand or isinstance(node.value, SEQUENCE):
-            names = [item.name for item in fields(cls) if item.required] or [item.name for item in fields(cls)][:2]
+            names = [item.name for item in fields(cls) if is_required(item)] or [item.name for item in fields(cls)][:2]
             hint = f"{source_key.rpartition('.')[2]}=dict({', '.join(name + '=...' for name in names)})"
             self.report("CFG102", node.location, f"{source_key} must be a dict", hint, source_key, key)
             return None
@@ -97,7 +99,7 @@ class Reader:
                 self._field(field, entry, f"{key}.{field.name}", values)
         return self._make(cls, known, values, node, key, source_key)
 
-    def _field(self, field: Field, entry: Entry, key: str, values: dict[str, object]) -> None:
+    def _field(self, field: Field[Any], entry: Entry, key: str, values: dict[str, object]) -> None:
         if key in self.written:
             both = f"{entry.source_key} and {self.written[key]}"
             location = self.config.key_at(entry.source_key)
@@ -113,7 +115,7 @@ class Reader:
     def _make(
         self,
         cls: type[Section],
-        known: Mapping[str, Field],
+        known: Mapping[str, Field[Any]],
         values: dict[str, object],
         node: Node,
         key: str,
@@ -123,7 +125,7 @@ class Reader:
         for name, field in known.items():
             if values.get(name) is None:
                 values.pop(name, None)
-            if name in values or not field.required:
+            if name in values or not is_required(field):
                 continue
             values[name] = _PLACEHOLDER
             if not {f"{key}.{name}", f"{source_key}.{name}"} & (self.invalid | self.config.unknown):

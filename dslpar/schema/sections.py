@@ -7,6 +7,7 @@ effect. Sections accept only the keys listed here, an idea from nanotron.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
@@ -221,6 +222,8 @@ class Model:
 
     num_layers: LayerCount
     """Layers that a pipeline partitions."""
+    if TYPE_CHECKING:  # each family's section is a dataclass
+        __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 
     @property
     def longest_sample(self) -> int:

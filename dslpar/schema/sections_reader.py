@@ -7,11 +7,10 @@ a second finding. For a key that may be left out, `None` means that it is absent
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dslpar.core.errors import COMMAND_LINE, Location
-from dslpar.core.frozen import fields
-from dslpar.core.named_tuple import NamedTuple
 from dslpar.core.suggest import did_you_mean
 from dslpar.language.source import import_by_position
 from dslpar.language.tree import Node, Reference

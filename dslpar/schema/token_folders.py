@@ -20,10 +20,9 @@ import os
 import re
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from dslpar.core.json_values import count, items, mapping, parse, text
-from dslpar.core.named_tuple import NamedTuple
 from dslpar.schema.tokenizers import TOKENIZER_JSON
 
 FORMAT = 1

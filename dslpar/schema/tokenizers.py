@@ -11,9 +11,8 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-from dslpar.core.named_tuple import NamedTuple
 from dslpar.core.regular_file import read_bounded
 
 TOKENIZER_JSON, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"

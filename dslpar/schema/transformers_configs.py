@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-from dslpar.core.named_tuple import NamedTuple
 from dslpar.core.regular_file import read_bounded
 from dslpar.schema.tables import load_table
 

@@ -7,10 +7,9 @@ is not a whole number. A float is one only for `WholeNumber` and `PositiveWholeN
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from dslpar.core.mesh import ORDERS
-from dslpar.core.named_tuple import NamedTuple
 
 PositiveInt: TypeAlias = int
 NonNegativeInt: TypeAlias = int

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import NamedTuple
 
-from dslpar.core.named_tuple import NamedTuple
 from dslpar.schema.datasets import (
     ChatData,
     Data,

@@ -12,9 +12,9 @@ import json
 from collections.abc import Iterator, Sequence
 from itertools import groupby, islice
 from math import ceil
+from typing import NamedTuple
 
 from dslpar.core.mesh import TENSOR_AXES, Mesh, expand
-from dslpar.core.named_tuple import NamedTuple
 from dslpar.reporting.picture import WIDTH, Picture, bar, label, shown
 
 AXES = ("pipe", "data", "tensor", "x", "y", "z")

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
+from typing import NamedTuple
 
-from dslpar.core.named_tuple import NamedTuple
 from dslpar.layout import bubble
 from dslpar.layout.resolve import Job
 from dslpar.reporting.picture import CHAR, WIDTH, Picture, bar, label, upright

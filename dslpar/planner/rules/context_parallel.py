@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
-from dslpar.core.frozen import replace
 from dslpar.layout.modes import context_forms, cuboid_of
 from dslpar.layout.resolve import heads_of, with_zero
 from dslpar.linter.context import Context

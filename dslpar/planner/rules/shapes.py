@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
-from dslpar.core.frozen import replace
 from dslpar.layout.divisors import divisors
 from dslpar.layout.family import conditions
 from dslpar.linter.context import Context
@@ -57,7 +57,7 @@ def _hidden(cx: Context, hidden: int, heads: int) -> int | None:
 
 def _holds(cx: Context, **sizes: int) -> bool:
     """Whether the model with these sizes divides as the layout needs."""
-    model = replace(cx.reading.spec.model, **sizes)
+    model = replace(cx.model_of(Model), **sizes)
     return all(each.holds for each in conditions(model, cx.cuboid))
 
 

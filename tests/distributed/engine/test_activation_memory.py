@@ -9,7 +9,7 @@ weights that were put off. The vocabulary is so small that logits are next to no
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from itertools import cycle
 from typing import Any
@@ -18,7 +18,6 @@ import pytest
 import torch
 
 from dslpar.core import mesh
-from dslpar.core.frozen import fields
 from dslpar.core.mesh import Mesh
 from dslpar.distributed.groups import Groups
 from dslpar.engine.pipeline_executor import PipelineExecutor

@@ -7,6 +7,7 @@ Micro-batches have so few tokens that activations are next to nothing, and bucke
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -14,7 +15,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from dslpar.core.frozen import replace
 from dslpar.forecast.activations import activations
 from dslpar.forecast.model_states import States, owner_of, states
 from dslpar.forecast.stage_memory import stage_memory

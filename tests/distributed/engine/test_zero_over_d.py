@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dslpar.core.frozen import replace
 from dslpar.core.mesh import Mesh
 from dslpar.core.mesh import Tensor as Cuboid
 from dslpar.distributed import deepspeed_patches

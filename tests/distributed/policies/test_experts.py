@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -10,7 +11,6 @@ import pytest
 import torch
 from torch import nn
 
-from dslpar.core.frozen import replace
 from dslpar.core.mesh import Mesh, Tensor
 from dslpar.distributed import collectives
 from dslpar.distributed.groups import Groups

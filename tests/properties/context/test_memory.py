@@ -6,6 +6,7 @@ One rank of a world whose others are not there: shapes are right, so is what is 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
@@ -14,7 +15,6 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from dslpar.core import mesh
-from dslpar.core.frozen import replace
 from dslpar.core.mesh import Mesh
 from dslpar.distributed.groups import Groups
 from dslpar.forecast.activations import activations

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
 import pytest
 
-from dslpar.core.frozen import replace
 from dslpar.core.mesh import Tensor
 from dslpar.costs.family import costs_of, flops_per_token, model_costs
 from dslpar.costs.model_costs import ModelCosts

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dslpar.core.errors import DslparError
-from dslpar.core.frozen import replace
 from dslpar.data.corpus import Corpus, File, load_corpus, read, split
 from dslpar.layout.resolve import Job, resolve
 from dslpar.models.gpt import section

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from dslpar.core.frozen import replace
 from dslpar.costs.family import flops_per_token
 from dslpar.costs.model_costs import ModelCosts
 from dslpar.dry_run.op_counter import OpCounter

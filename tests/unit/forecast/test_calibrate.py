@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from math import exp, log
 
 import pytest
 
-from dslpar.core.frozen import replace
 from dslpar.core.mesh import Mesh, Tensor
 from dslpar.forecast.calibrate import Run, calibrate, error_of, held_out_error, quantile, residuals_of, solve
 from dslpar.forecast.constants import BOUNDS, DEFAULT, ERROR, Constants

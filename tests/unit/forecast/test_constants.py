@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
-from dslpar.core.frozen import fields, replace
 from dslpar.forecast.constants import BOUNDS, DEFAULT, ERROR, Constants, Error, dump, load
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import islice, pairwise
 from statistics import median
 from typing import Any
 
 import pytest
 
-from dslpar.core.frozen import replace
 from dslpar.forecast import plan
 from dslpar.forecast.candidate import NO_TENSOR, Candidate, Workloads, settings
 from dslpar.forecast.device import device_named

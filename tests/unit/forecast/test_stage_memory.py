@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
 import pytest
 
-from dslpar.core.frozen import replace
 from dslpar.core.mesh import Mesh, Tensor
 from dslpar.forecast.activations import activations, fullest
 from dslpar.forecast.model_states import states

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from dslpar.core.frozen import replace
 from dslpar.core.mesh import Mesh, Tensor
 from dslpar.forecast.constants import DEFAULT
 from dslpar.forecast.device import Device, device_named

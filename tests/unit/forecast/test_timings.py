@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
+
 import pytest
 
-from dslpar.core.frozen import fields, replace
 from dslpar.costs.work import Product, Work
 from dslpar.forecast.constants import BOUNDS, DEFAULT, Constants
 from dslpar.forecast.device import Device, device_hint, device_named
