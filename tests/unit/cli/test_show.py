@@ -194,7 +194,7 @@ def test_show_of_a_model_whose_costs_are_not_known(tmp_path: Path, capsys: pytes
     assert main(["show", str(config), "--world-size", "2"]) == 0
     assert "  memory " not in capsys.readouterr().out
     assert main(["show", str(config), "--world-size", "2", "--format", "html"]) == 0
-    assert "It is not known what this model" in capsys.readouterr().out
+    assert "The memory of this model's layers is unknown" in capsys.readouterr().out
 
 
 def test_a_page_and_its_pictures_in_a_folder(config: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ GPT = "model = dict(type='GPT', num_layers=1, hidden_size=8, num_heads=1, vocab_
 LAYERS = "model = dict(type='Sequential', layers_cfg=[dict(type='torch.nn.Linear', in_features=4, out_features=4)])"
 
 
-@pytest.mark.parametrize(("rank", "text", "message"), [(9, GPT, "no rank 9"), (0, LAYERS, "a dry run knows GPT")])
+@pytest.mark.parametrize(("rank", "text", "message"), [(9, GPT, "no rank 9"), (0, LAYERS, "a dry run supports GPT")])
 def test_wrong_usage(rank: int, text: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     job = check.resolve(check.load_text(f"{text}\nbatch = dict(micro_size=1)\ntrain = dict(steps=1)", "dry.py"), 1)
     with pytest.raises(SystemExit) as exit_:
