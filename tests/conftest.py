@@ -1,4 +1,4 @@
-"""Settings for every test: one thread a process, no accelerator, compiled ops beside the environment.
+"""Settings of every test: one thread per process, no accelerator, compiled ops beside the environment.
 
 They stand in the environment before anything imports torch, so ranks and subprocesses inherit them. Markers, the
 default selection and the time-out are in setup.cfg.

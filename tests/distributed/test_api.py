@@ -1,4 +1,4 @@
-"""`dslpar.initialize` and the engine's two ways: whole steps and single micro-batches; loaders, optimizers, order."""
+"""`dslpar.initialize` and both uses of the engine, whole steps and micro-batches; loaders, optimizers, order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`train.deterministic`: what torch, cuBLAS and NCCL are told before a rank computes; the user's own word stands."""
+"""`train.deterministic`: settings of torch, cuBLAS and NCCL before a rank computes; the user's own win."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks that fork: their values, the first failure, dead locks and endless loops, and a machine that is busy."""
+"""Forked ranks: return values, the first failure, deadlocks, endless loops, and a busy machine."""
 
 from __future__ import annotations
 

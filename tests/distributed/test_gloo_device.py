@@ -1,4 +1,4 @@
-"""One device of gloo's a process: its thread is there once, whatever groups there are, and they work."""
+"""One gloo device per process: its thread starts once for any number of groups, and all groups work."""
 
 from __future__ import annotations
 

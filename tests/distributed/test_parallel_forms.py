@@ -1,4 +1,4 @@
-"""Each accepted form of `parallel` trains: two steps from its text, with the losses of one process.
+"""Every accepted form of `parallel` trains two steps with the losses of one process.
 
 Forms that mean the same job are run once. fp32 through DeepSpeed: 1e-6, since the noise of fp32 itself is 3e-7.
 """

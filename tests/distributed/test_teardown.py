@@ -1,4 +1,4 @@
-"""The end of a program's rank: its groups go when its device is idle, and it does not wait for what never ends."""
+"""Teardown of a program's rank: groups are destroyed once the device is idle, and nothing waits forever."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m tests.properties.random_layouts`: layouts drawn at random, each proved; half of them resume another.
+"""`python -m tests.properties.random_layouts`: random layouts, each proved; half of them resume another layout.
 
     python -m tests.properties.random_layouts --minutes 60                  seeds 0, 1, 2, ... for an hour
     python -m tests.properties.random_layouts --seeds 17 23                 of some seeds alone

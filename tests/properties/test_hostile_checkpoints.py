@@ -1,4 +1,4 @@
-"""Checkpoints that are well-signed and wrong: `verify` and `--resume` say the same, and neither ends in a traceback.
+"""Checkpoints with valid digests and wrong contents: `verify` and `--resume` agree, without a traceback.
 
 A real checkpoint is changed as a program would, not as a disk does: a value of its manifest, of its index, of a header
 or of a state becomes another one, and all digests are made anew. Each is verified, listed and shown, and loaded into a

@@ -1,4 +1,4 @@
-"""Somebody else's text through every door: no character commands a terminal, no line is forged, no CI system obeys.
+"""Hostile text through every input: it controls no terminal, forges no line, and commands no CI system.
 
 The texts stand wherever text comes in: names of files and folders, keys and values of configs and of other frameworks'
 files, messages of asserts, arguments, hosts, tracebacks, manifests of checkpoints. `make test` sends some hundreds of

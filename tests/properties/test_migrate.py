@@ -1,4 +1,4 @@
-"""Nothing is dropped in silence: random sources of each kind, unknown keys among them, and their reports."""
+"""`dslpar import` drops nothing silently: random sources of each kind, with unknown keys, and their reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every file under configs/ and hostfiles/: it lints clean for the world of its launch command, shows, and trains.
+"""Every file under configs/ and hostfiles/: lints clean for its launch command's world, shows, and trains.
 
 The runs are scaled down (width, sequence, batch), and their losses equal those of one process: the layout is the only
 thing that these configs are about. AdamW amplifies rounding where a gradient is zero, hence 1e-5 and not 1e-6.

@@ -1,4 +1,4 @@
-"""Runs that fail by what they compute or where they write, or are told to stop: real ones, of one process."""
+"""Failing and stopped runs of one process: divergence, full disks, deleted folders, signals, out of memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs that die: what a rank leaves, who is said to be first, and that nothing outlives a launcher."""
+"""Jobs that die: what each rank leaves behind, which one is named first, and that nothing outlives a launcher."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rank that hangs before the first step or after the last one ends the job as in a step, with the stacks of all."""
+"""A rank that hangs before the first step or after the last ends the job, with the stacks of all ranks."""
 
 from __future__ import annotations
 

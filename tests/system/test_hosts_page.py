@@ -1,4 +1,4 @@
-"""docs/hosts.md: its commands run (those that would start or visit hosts, printed), its flags and codes are real."""
+"""docs/hosts.md: its commands run (those that reach hosts are only printed), and its flags and codes exist."""
 
 from __future__ import annotations
 

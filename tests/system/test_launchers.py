@@ -1,4 +1,4 @@
-"""train.py under every launcher: the same run, rank 0 alone speaks. (Ranks that fail: test_faults.)
+"""train.py under every launcher: the same run, with output from rank 0 alone. Failing ranks: test_faults.py.
 
 `make test` starts `deepspeed` as a user does, by `dslpar launch`, and mpirun with what is refused; `make prove` all
 of them, also by tools/train.sh.

@@ -1,4 +1,4 @@
-"""A model of transformers by imports in the config: `LazyCall(LlamaForCausalLM)(config=LazyCall(LlamaConfig)(...))`."""
+"""A transformers model from imports in the config: `LazyCall(LlamaForCausalLM)(config=LazyCall(LlamaConfig)(...))`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The layouts of LiBai's page on distributed configuration, as they stand but for the import line.
+"""The layouts of LiBai's page on distributed configuration, with only the import line changed.
 
 There each is a part of `configs/bert_large_pretrain.py`, whose rest is `...`: here that file is imported.
 """

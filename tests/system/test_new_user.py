@@ -1,4 +1,4 @@
-"""A new user's path: docs/tutorials/your_text.md in a fresh clone, each command a process, against the clock.
+"""A new user's path: docs/tutorials/your_text.md in a fresh clone, each command in its own process, timed.
 
 The clone is of what is committed. Its package is used, with the Python environment that runs the tests: what `make
 setup` takes is pip's, and the network's.

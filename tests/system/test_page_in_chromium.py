@@ -1,4 +1,4 @@
-"""The page of `dslpar show --format html` in a real browser: no error, no request, ranks that can be pointed at."""
+"""The page of `dslpar show --format html` in a real browser: no error, no request, and hovering over ranks works."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Killed and resumed: real runs of train.py, under launchers; and what --eval-only and --dry-run do."""
+"""train.py killed and resumed, under launchers; --eval-only and --dry-run."""
 
 from __future__ import annotations
 

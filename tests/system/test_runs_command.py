@@ -1,4 +1,4 @@
-"""`dslpar runs` beside real runs: running, killed, resumed, told to stop, finished."""
+"""`dslpar runs` beside real runs: running, killed, resumed, stopped by a signal, finished."""
 
 from __future__ import annotations
 

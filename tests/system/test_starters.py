@@ -1,4 +1,4 @@
-"""What `dslpar init` writes trains: each model for two steps in one process, and over ranks."""
+"""Configs from `dslpar init`: each model trains two steps in one process, and over ranks."""
 
 from __future__ import annotations
 

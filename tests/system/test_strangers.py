@@ -1,4 +1,4 @@
-"""An adversary beside a real job, on its host: it trains as if nobody were there."""
+"""An adversary on the job's host: the job trains undisturbed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""train.py as a program: what it writes, what it refuses, and that two layouts write the same curve."""
+"""train.py as a program: what it writes and refuses, and that two layouts write the same curve."""
 
 from __future__ import annotations
 

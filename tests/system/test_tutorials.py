@@ -1,4 +1,4 @@
-"""The tutorials, docs/tutorials: every block of code is run, from top to bottom of its page, in a folder of its own.
+"""docs/tutorials: every block of code runs, in the page's order and in its own folder.
 
 `tests/support/tutorials.py` says what blocks there are. `dslpar launch` and `torchrun` start their ranks here by a
 fork, and a program of a page runs as it is.

@@ -1,4 +1,4 @@
-"""train.py, and a program: a config calls what is trusted; what is not stops the run before it starts."""
+"""Trust in train.py and in a program: trusted calls run, and an untrusted call stops the run before it starts."""
 
 from __future__ import annotations
 

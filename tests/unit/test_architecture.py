@@ -1,4 +1,4 @@
-"""What docs/architecture.md says of imports, where import-linter cannot look: modules that are named in strings."""
+"""docs/architecture.md on imports that import-linter cannot see: modules named in strings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""tools/docs.py: the generated pages are what the program prints today, and their links lead somewhere."""
+"""tools/docs.py: the generated pages are current, and their links resolve."""
 
 from __future__ import annotations
 

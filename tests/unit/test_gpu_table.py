@@ -1,6 +1,4 @@
-"""The table of `make gpu`, as far as it can be looked at without a GPU: every check exists, every config resolves, and
-the models that dslpar is compared with are GPTs of the same size that learn.
-"""
+"""The table of `make gpu` without a GPU: every check exists, every config resolves, baselines are equal GPTs."""
 
 from __future__ import annotations
 

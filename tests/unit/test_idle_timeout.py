@@ -1,4 +1,4 @@
-"""The time-out of tests: it ends one that waits for nothing, and not one that works or is kept from working."""
+"""The tests' time-out: it ends an idle test, and none that works or is kept from working."""
 
 from __future__ import annotations
 

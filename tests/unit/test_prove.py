@@ -1,4 +1,4 @@
-"""`make prove` goes on where it stopped: a part runs again when anything that it reads has changed, and only then."""
+"""`make prove` resumes: a part runs again exactly when a file that it reads has changed."""
 
 from __future__ import annotations
 

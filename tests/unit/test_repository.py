@@ -1,4 +1,4 @@
-"""The house itself: imports stay light, every package ships, the tree holds no trace of a machine.
+"""The repository: imports stay light, every package ships, and no file has a trace of a machine.
 
 Each check that could pass by looking at nothing has a companion that shows it fail.
 """

@@ -1,4 +1,4 @@
-"""A save whose writing a thread does: what it holds is of its step, whatever the steps after it change."""
+"""Asynchronous saves: a checkpoint holds the state of its step, whatever later steps change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`dslpar checkpoint export --format peft`, and `--format hf --merge-lora`: peft and transformers compute the same."""
+"""Exported adapters: `--format peft` and `--format hf --merge-lora` load in peft and transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`dslpar checkpoint export --format hf`: the files that transformers would have written, to the byte."""
+"""Exports of `--format hf`: byte for byte the files that transformers would write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints as files: what is visible when, what is kept, what is refused, and what ranks agree on."""
+"""Checkpoint folders: when files become visible, what is kept or refused, and what ranks agree on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole weights out of one layout and into another: equal to the bit, over all modes, through pipelines and ZeRO.
+"""Full state dicts: bitwise equal after saving and loading, over all modes, pipelines and ZeRO.
 
 What is saved under a layout is drawn by names, so it must equal what one process draws; what is loaded under another is
 other weights (another seed), which must come back as they were given.

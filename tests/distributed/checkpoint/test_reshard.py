@@ -1,4 +1,4 @@
-"""`dslpar checkpoint`: what is cut or exported offline is what ranks would have read; what is damaged is named."""
+"""Offline `dslpar checkpoint`: shards and exports equal what ranks would read, and corrupted files are named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What few runs have, and a resume must restore: each is one engine that saves, and a fresh one that loads."""
+"""Rarely used state that a resume must restore: one engine saves it, and a fresh one loads it."""
 
 from __future__ import annotations
 

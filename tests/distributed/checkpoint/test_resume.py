@@ -1,4 +1,4 @@
-"""Resume, to the bit: ten steps, against five, a checkpoint, new processes, and five more; over layouts and stages."""
+"""Bitwise resume: ten steps equal five steps, a checkpoint, new processes and five more, over layouts and stages."""
 
 from __future__ import annotations
 

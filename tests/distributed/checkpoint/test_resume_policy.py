@@ -1,4 +1,4 @@
-"""What a resume may change: every key of the spec has a class, and each class does what it says."""
+"""Resume policy: every key of the spec has a class, and each class behaves as documented."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which elements each rank writes, and where DeepSpeed's optimizers keep masters and steps."""
+"""Shards: the elements each rank writes, and where DeepSpeed's optimizers keep master weights and step counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every collective and its backward, against arithmetic on all ranks' tensors at once; on 3 ranks over gloo.
+"""Every collective and its backward, on 3 gloo ranks, against arithmetic on all ranks' tensors at once.
 
 Values are small integers in float32, so all sums are exact and compared for equality.
 """

@@ -1,4 +1,4 @@
-"""Gradients in bf16 are summed over replicas in fp32, unless the author says otherwise (`communication_data_type`).
+"""Summing bf16 gradients over replicas in fp32, unless `communication_data_type` is set.
 
 Rank 0 has gradients of 1, rank 1 of 2**-9: bf16, which keeps 8 bits, holds each, and rounds their mean to 0.5.
 """

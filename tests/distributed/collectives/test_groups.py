@@ -1,4 +1,4 @@
-"""Groups are the mesh's, and real: each is tried with a sum over its ranks. And `on_ranks` itself."""
+"""Process groups: each matches the mesh, and sums over its ranks. Also tests `on_ranks` itself."""
 
 from __future__ import annotations
 

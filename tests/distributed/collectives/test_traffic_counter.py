@@ -1,4 +1,4 @@
-"""The counter against what each collective must send, on real ranks; DeepSpeed's and DTensor's collectives too."""
+"""Traffic counter: counts on real ranks, for collectives of dslpar, DeepSpeed and DTensor."""
 
 from __future__ import annotations
 

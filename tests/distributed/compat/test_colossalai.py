@@ -1,4 +1,4 @@
-"""What people bring from ColossalAI: schedules, registries, gradient handlers, and a whole script of theirs."""
+"""ColossalAI's API: schedules, registries, gradient handlers, and a whole ColossalAI script."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The code of ColossalAI's page on parallelization, as it stands but for its import lines and what it leaves out."""
+"""The code of ColossalAI's page on parallelization, with only imports and omitted parts changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people bring from LiBai: layer_idx, get_layer_stage_id, stage ids that the cut follows."""
+"""LiBai's API: layer_idx, get_layer_stage_id, and stage ids that the partition follows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What waits for its backward is what dslpar.forecast.activations says: bytes that are alive, within 2 %.
+"""Activation memory: live bytes of saved activations are within 2 % of dslpar.forecast.activations.
 
 Models on every layout, with each choice of what is kept, and with recomputation; and real pipelines of all schedules,
 on which is counted after each action, when nothing runs. Whatever is alive then counts but weights, gradients, ids, and

@@ -1,4 +1,4 @@
-"""train.compile: a run with compiled layers is the run without, in pipelines, tensor groups, ZeRO and recomputation."""
+"""train.compile: compiled layers change no loss, in pipelines, tensor groups, ZeRO and recomputation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A dry run counts what the engine's own step asks of its groups: calls and bytes, by operation and axis.
+"""Dry runs: calls and bytes by operation and axis equal those of the engine's real step.
 
 The engine is DeepSpeed's with all that it is built of in training, on CPU tensors, as one rank of torch's fake process
 group; every micro-batch is computed. What it asks of data replicas is DeepSpeed's, and left out on both sides.

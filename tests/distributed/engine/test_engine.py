@@ -1,4 +1,4 @@
-"""The engine beyond invariance: what it reports, averages and refuses; and DeepSpeed's bugs, watched."""
+"""The engine beyond invariance: what it reports, averages and refuses, and DeepSpeed bugs that tests watch."""
 
 from __future__ import annotations
 

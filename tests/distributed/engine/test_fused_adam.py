@@ -1,4 +1,4 @@
-"""Adam and AdamW in one kernel: the same steps as torch's other ones, whatever shards them, and whoever began."""
+"""Fused Adam and AdamW: the same steps as torch's other implementations, on any shards and after any resume."""
 
 from __future__ import annotations
 

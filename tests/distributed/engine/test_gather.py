@@ -1,4 +1,4 @@
-"""Weights are gathered while the next forward runs: in which order, with which result, and who waits for them.
+"""Gathering weights under the next forward: order, result, and who waits for it.
 
 Most tests run with `late()`: what another rank sends is not a number until somebody waits for it, however fast it came.
 So a layer, or whatever reads weights, that does not wait is found each time, and not only where the network is slow.

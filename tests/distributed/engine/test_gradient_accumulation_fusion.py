@@ -1,4 +1,4 @@
-"""Weight gradients that products add up themselves, where a device has such products; here the CPU plays one."""
+"""Weight gradients accumulated by fused products, on a CPU stand-in for the device that has them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How often a step makes the host wait for an accelerator: once, wherever DeepSpeed lets it."""
+"""Host reads: a step makes the host wait for an accelerator once, if DeepSpeed allows it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first value that is not finite is found where it is made, whatever the schedule computes before it."""
+"""Non-finite values: the first one is reported at the layer that made it, under every schedule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Offload to the CPU: what a step still waits for, its norm, and where the optimizer's states lie."""
+"""CPU offload: what a step waits for, its gradient norm, and where the optimizer states lie."""
 
 from __future__ import annotations
 

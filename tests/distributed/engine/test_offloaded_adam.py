@@ -1,4 +1,4 @@
-"""Which Adam steps what is offloaded, that both are one, and that a run may go on with the other."""
+"""Adam under offload: which implementation steps, that both give equal steps, and that runs can switch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Optimizers and schedules by name: the reported rate is the one that moved the weights; shards change nothing."""
+"""Optimizers and LR schedulers by name: the reported rate moved the weights, and shards change nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""fp16 with its loss scale: a step that overflows is skipped by all ranks alike, the scale halves, the run goes on."""
+"""fp16 loss scaling: on an overflow all ranks skip the step, the scale halves, and the run continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients are reduced while the backward makes the next ones: in which order, with which result, at which cost."""
+"""Overlapped gradient reduction: order, result and cost of reducing during the backward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schedules of a pipeline as they run: DeepSpeed's own numbers in 1F1B, the orders that are simulated, equal masks."""
+"""Running pipeline schedules: 1F1B equals DeepSpeed's, orders equal the simulation, dropout masks are equal."""
 
 from __future__ import annotations
 

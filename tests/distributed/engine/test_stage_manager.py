@@ -1,4 +1,4 @@
-"""A rank's place in the pipeline under ColossalAI's names, and what each stage holds."""
+"""ColossalAI's names for a rank's place in the pipeline, and what each stage holds."""
 
 from __future__ import annotations
 

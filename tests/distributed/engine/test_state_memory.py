@@ -1,4 +1,4 @@
-"""What DeepSpeed's engine holds is what dslpar.forecast.model_states says: bytes of tensors that are alive, within 2 %.
+"""Model-state memory: live bytes of DeepSpeed's engine are within 2 % of dslpar.forecast.model_states.
 
 Counted on real ranks: storages that Python or autograd keeps alive, each once. Between steps by the garbage collector's
 list of tensors; the peak of forwards and backwards after each operation, by a dispatch mode that sees all results.

@@ -1,4 +1,4 @@
-"""Hashes of tensors: each bit counts, wherever it stands, and equal bits have equal hashes."""
+"""Tensor hashes: every bit counts at every position, and equal bits have equal hashes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Vectors' gradients are summed over tensor ranks once a step, whatever the number of layers and micro-batches."""
+"""Gradients of vectors: summed over tensor ranks once per step, for any number of layers and micro-batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights that are gathered ahead, through DeepSpeed: steps are the same to the bit as where each waits for its own."""
+"""Weight prefetch through DeepSpeed: steps are bitwise equal to those without it."""
 
 from __future__ import annotations
 

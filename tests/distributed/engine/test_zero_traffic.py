@@ -1,4 +1,4 @@
-"""What data parallelism sends in a step: counted at torch's own collectives, equal to the ring's closed forms.
+"""Data-parallel traffic of a step, counted at torch's collectives, against closed forms of the ring.
 
 In elements a rank, ring counts, for N ranks and a tensor of E elements: an all-gather or a reduce-scatter sends
 (N-1)/N E, an all-reduce twice that. A reduce to one rank passes E along a chain of N ranks: N - 1 sends for N ranks,

@@ -1,4 +1,4 @@
-"""Loss, perplexity and accuracy: those of training's own evaluation, and the same in every layout."""
+"""Loss, perplexity and accuracy: equal to training's own evaluation, in every layout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run whose ranks held several stages each is used as any other: one stage a rank, cut anew."""
+"""Inference from a run with several stages per rank: the layers are partitioned anew, one stage per rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rows of the proof `make test` runs: a sample in which all that matters occurs; `make prove` runs all rows.
+"""Rows of the proof that `make test` runs: a sample that covers every feature; `make prove` runs all rows.
 
     for layout, cases in PROOF.items(): ...       # {'1d-2': ('inward', 'outward', ...), ...}
 

@@ -1,4 +1,4 @@
-"""Conversions: what a model of the user's own does with them is what one process does; what they refuse and send.
+"""Activation conversions in a user's model: equal to one process, what they refuse, and what they send.
 
 Each conversion by itself, in every layout: tests/distributed/layers/cases/embedding_norm_loss.py.
 """

@@ -1,4 +1,4 @@
-"""Attention beyond the proof: what padding may not touch, grouped heads in every version of torch, half precision.
+"""Attention beyond the proof: padding, grouped heads in every version of torch, half precision.
 
 That outputs and gradients are right in every mode is in the proof (cases attention_*, block_llama), and what the proof
 sees going wrong between ranks, in test_mutations.py.

@@ -1,4 +1,4 @@
-"""In which order a linear's backward communicates and computes, for each choice of the panels that are kept.
+"""Order of communication and computation in a linear's backward, for each choice of kept panels.
 
 X that is gathered once more is under way while dgrad's product runs, and dX is reduced while wgrad's does: neither is
 waited for before the product that hides it (docs/architecture.md). With what result, test_linear.py has.

@@ -1,4 +1,4 @@
-"""swiglu's own backward against the composition of torch's functions, and what each keeps in memory."""
+"""swiglu's hand-written backward against the composition of torch's functions, and the memory both keep."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ColossalAI's names of layers check the mode, and take what Linear takes."""
+"""ColossalAI's layer names: they check the tensor mode, and take the arguments of Linear."""
 
 from __future__ import annotations
 

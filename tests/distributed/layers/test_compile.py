@@ -1,5 +1,4 @@
-"""torch.compile over layers and loss: a block is one graph in every tensor mode, all blocks share it, and computes the
-same; so is the loss.
+"""torch.compile over layers and loss: one shared graph per block in every tensor mode, with equal results.
 
 By `aot_eager`, which runs the traced graphs of forward and backward with the kernels that they had: collectives in the
 graph are torch's functional ones, over gloo.

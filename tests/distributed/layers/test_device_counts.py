@@ -1,4 +1,4 @@
-"""What a block, the loss and a step ask of an accelerator: within what was asked, and within each row's limits."""
+"""Device work of a block, the loss and a step: within the targets, and within each row's limits."""
 
 from __future__ import annotations
 

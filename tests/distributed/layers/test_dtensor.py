@@ -1,4 +1,4 @@
-"""Tensors of one's own over the mesh: LiBai's documented example to the element, stages, gradients, what is refused."""
+"""A user's own tensors over the mesh: LiBai's documented example, stages, gradients, and refusals."""
 
 from __future__ import annotations
 

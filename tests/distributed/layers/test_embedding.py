@@ -1,4 +1,4 @@
-"""Tables: the row of padding, ids that no row has, and what a tied head does to both.
+"""Embedding tables: the padding row, ids out of range, and the effect of a tied head on both.
 
 Values and gradients in every layout: tests/distributed/layers/cases/embedding_norm_loss.py.
 """

@@ -1,4 +1,4 @@
-"""Weights from a layer's building to a run: drawn at once, kept where a program writes them, else drawn by name."""
+"""Initial weights: drawn when the layer is built, kept if a program writes them, else drawn by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Linear's hand-written product against its definition: collectives with their backward around torch's own linear.
+"""Linear's hand-written product against its definition: differentiable collectives around torch's linear.
 
 Both do the same sums in the same order, but for a bias that torch's kernel adds as it multiplies: 1e-15 is some units
 in the last place. That the definition itself is right is proven against dense layers, in test_layers.py.

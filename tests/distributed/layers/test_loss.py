@@ -1,4 +1,4 @@
-"""The loss and the accuracy are torch's, over any shape, and never see the padding of the vocabulary.
+"""Loss and accuracy: equal to torch's for any shape, and independent of the vocabulary's padding.
 
 The reference is torch's own function over the whole row in one process. Float64 throughout but where stated: sums of at
 most some hundred terms, so right results differ by some 1e-15 of the largest; a term that is missing or counted twice

@@ -1,4 +1,4 @@
-"""What layers hold is what dslpar.forecast.memory says: elements of weights, and of what autograd saves; exactly.
+"""Memory of layers: elements of weights and of saved tensors equal dslpar.forecast.memory exactly.
 
 Measured: the storages that autograd's saved tensors keep alive, each once, parameters left out, in elements of float64,
 in which all is computed here (statistics too: `wide` is as wide as the rest). Small constants, such as the empty states

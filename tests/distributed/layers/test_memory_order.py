@@ -1,4 +1,4 @@
-"""Tokens by sequence first in memory: within a block alone, and with few copies."""
+"""Memory layout of activations: sequence first inside a block, with few copies."""
 
 from __future__ import annotations
 

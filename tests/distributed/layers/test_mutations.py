@@ -1,4 +1,4 @@
-"""The proof can fail: each reduction left out, each order of cuts reversed, is seen, and by a wide margin.
+"""The proof can fail: leaving out a reduction or reversing a partition order shows by a wide margin.
 
 Thresholds are far above TOLERANCE (1e-12) and below what was measured (0.1 to 1), so no test hangs on its number.
 A mutation is made inside the ranks, which are processes of their own; nothing has to be undone.

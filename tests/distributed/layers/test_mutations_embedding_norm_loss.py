@@ -1,4 +1,4 @@
-"""The comparison with dense norms, tables, heads, losses and conversions can fail: each mistake is seen, by far.
+"""The comparison with dense norms, tables, heads, losses and conversions can fail, by a wide margin.
 
 As in test_mutations.py: thresholds are far above the proof's tolerance (1e-12), and below what was measured.
 """

@@ -1,4 +1,4 @@
-"""Norms in float32 and bfloat16, where cut: what is lost is rounding, as in torch's own; and frozen, they send less.
+"""Sharded norms in float32 and bfloat16: they lose no more than torch's rounding, and send less if frozen.
 
 Float64, and all gradients: tests/distributed/layers/cases/embedding_norm_loss.py.
 """

@@ -1,4 +1,4 @@
-"""Products in parts, whose collectives run under them: the same numbers, and nothing exposed but one kind of sum."""
+"""Products in parts with overlapped collectives: equal numbers, and only one kind of sum stays exposed."""
 
 from __future__ import annotations
 

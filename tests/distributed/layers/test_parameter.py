@@ -1,4 +1,4 @@
-"""What a layer is made of: its parameters keep their placements, and a wrong size or option is refused at once."""
+"""Parameters of layers: they keep their placements, and invalid sizes and options are refused at once."""
 
 from __future__ import annotations
 

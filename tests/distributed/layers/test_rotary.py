@@ -1,4 +1,4 @@
-"""Rotary positions: known rotations, what they are for, and what they must not depend on.
+"""Rotary positions: known rotations, their purpose, and what they must not depend on.
 
 That they are right where ranks hold pieces of a sequence is in the proof (cases attention_rotary, block_llama).
 """

@@ -1,4 +1,4 @@
-"""What a rank holds and sees of an MLP: facts/shapes.json."""
+"""Local shapes of an MLP's weights and activations, against facts/shapes.json."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every layer, and GPT, in every mode after three steps of an optimizer: float32 against the dense ones in float64.
+"""Every layer, and GPT, in every mode after three optimizer steps: float32 against dense float64.
 
 A step is where a gradient that differs between copies, or that is scaled wrongly, would part the weights: copies are
 compared to the bit. Each parameter's rate follows its size and gradient, so all move visibly, by a hundredth of their

@@ -1,4 +1,4 @@
-"""Products whose tokens come through symmetric memory: the numbers of those that wait, on torch's stand-ins for CPUs.
+"""Products over symmetric memory, on torch's CPU stand-ins: equal to products that wait for their tokens.
 
 That devices give the same is `make gpu`'s to show, where there are several.
 """

@@ -1,4 +1,4 @@
-"""Every public layer against torch's own, with options at other values than their defaults, through the orders of use.
+"""Every public layer against its torch counterpart, with non-default options, in every order of use.
 
 One process, float64. A row is a layer and what torch has for it: a module, and by which of torch's names the layer's
 weights go. Each row is taken through every order of building, loading, initializing, training, copying and saving, and

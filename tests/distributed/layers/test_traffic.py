@@ -1,4 +1,4 @@
-"""What layers send is what dslpar.forecast.traffic says they send: counted, and equal, by collective and axis.
+"""Traffic of layers: counts by collective and axis equal dslpar.forecast.traffic.
 
 Both are exact numbers: there is no tolerance. Sizes are the proof's, so every layout divides them.
 """

@@ -1,4 +1,4 @@
-"""A backward in two parts, B and W, against the one that computes all: every gradient, in every mode.
+"""Split backward (B and W) against the unsplit one: every gradient, in every mode.
 
 Both do the same sums in the same order, so gradients are equal to the bit; but for a table that is looked up and is the
 head too, whose part of B is added before that of W, where the unsplit backward adds them first: CLOSE.

@@ -1,4 +1,4 @@
-"""Weights that are gathered ahead, and their gradients that come late: the same bits, whatever happens between.
+"""Prefetched weights and delayed gradients: bitwise equal, whatever happens in between.
 
 Each case trains two models of the same weights for a few rounds, one of which prefetches. Weights change between rounds
 through `.data`, as DeepSpeed's steps do, which torch does not count: a panel that outlived its round would be seen.

@@ -1,4 +1,4 @@
-"""Several chunks of a model on each rank, however the model is given, against plain torch in one process."""
+"""Several chunks of a model per rank, for every kind of model, against plain torch in one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights that a program gives to layers of dslpar.layers before `dslpar.initialize`: kept, or refused."""
+"""Weights that a program sets in dslpar.layers before `dslpar.initialize`: kept, or refused."""
 
 from __future__ import annotations
 

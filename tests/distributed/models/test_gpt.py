@@ -1,4 +1,4 @@
-"""GPT as layers: weights that no layout or stage cut changes, tied weights, the loss's scale, dropout, half precision.
+"""GPT: weights independent of layout and stages, tied weights, loss scale, dropout, half precision.
 
 That its numbers are right in every mode is tests/distributed/layers/test_layers.py.
 """

@@ -1,4 +1,4 @@
-"""What models of images send and hold is what their costs say: counted on one rank of each layout, and equal."""
+"""Costs of image models: traffic and memory, counted on one rank of each layout, equal the forecast."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ResMLP tells digits and MoCo's loss falls, over stages, replicas and tensor ranks, from configs of a few lines."""
+"""ResMLP learns digits and MoCo's loss falls, over stages, replicas and tensor ranks, from short configs."""
 
 from __future__ import annotations
 

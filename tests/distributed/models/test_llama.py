@@ -1,5 +1,4 @@
-"""GPT in Llama's form through DeepSpeed: a pipeline whose first stage has no position table, and ZeRO-3, against one
-process.
+"""GPT in Llama's form through DeepSpeed, in a pipeline and under ZeRO-3, against one process.
 
 Float32 with SGD: other orders of summation differ by some 1e-7; the tolerance is 1e-6, of losses, norms and weights.
 """

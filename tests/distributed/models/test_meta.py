@@ -1,6 +1,4 @@
-"""A whole model, its loss, their backward and the step's arithmetic on torch's meta device, in every mode: nothing is
-left on the CPU.
-"""
+"""A whole model, its loss, backward and step on torch's meta device, in every mode: nothing runs on the CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MoCo v3 against one written in plain torch: two steps over replicas and tensor ranks are those of a whole batch.
+"""MoCo v3 against plain torch: two steps over replicas and tensor ranks equal those of a whole batch.
 
 Compared in float64: the loss, all gradients (averaged over replicas, as an engine does), and after a step of SGD and of
 the momentum encoder the loss of other images and the momentum encoder's weights.

@@ -1,4 +1,4 @@
-"""Packed conversations by dslpar's own GPT: loss and every gradient as if each were alone, on every layout."""
+"""Packed conversations in GPT: loss and every gradient as if each were alone, on every layout."""
 
 from __future__ import annotations
 

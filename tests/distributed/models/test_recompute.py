@@ -1,4 +1,4 @@
-"""Activation checkpointing: the same numbers to the bit, blocks that run twice, and less memory until the backward."""
+"""Activation checkpointing: bitwise equal results, blocks that run twice, and less memory until the backward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that are lists of layers, against plain torch in one process: the cut changes no number."""
+"""Models that are lists of layers: the partition changes no number, against plain torch in one process."""
 
 from __future__ import annotations
 

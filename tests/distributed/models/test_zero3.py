@@ -1,4 +1,4 @@
-"""ZeRO-3 empties parameters between their uses: vectors read outside their own module, and saved weights, still work.
+"""ZeRO-3 empties parameters between uses: vectors read outside their module, and saved weights, still work.
 
 Two data replicas of a tensor group of two; every gradient after the backward against one process. Float32: sums of some
 hundred terms in other orders differ by 1e-6 at most; a stale or empty parameter is off by its own size.

@@ -1,4 +1,4 @@
-"""`prove --on-devices` on the ranks of a job: what is right is proved in its precision, and one end for all ranks."""
+"""`prove --on-devices` on a job's ranks: correct layouts pass in their precision, and all ranks end alike."""
 
 from __future__ import annotations
 

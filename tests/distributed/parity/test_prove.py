@@ -1,4 +1,4 @@
-"""`prove` on real ranks: layouts that are right are proved, and mistakes are found and named."""
+"""`prove` on real ranks: correct layouts pass, and mistakes are found and named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every config that ships, and every plan of docs/plans.md, is proved, as `dslpar prove CFG` does it."""
+"""`dslpar prove CFG` on every shipped config and every plan of docs/plans.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policies that are derived, of every class of transformers' that has a plan: exact, or refused, and none wrong."""
+"""Derived policies of every transformers class with a plan: each is exact or refused, and none is wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packed documents by policy against each of them alone in plain transformers: logits, loss, every gradient.
+"""Packed documents by policy against each document alone in plain transformers: logits, loss, every gradient.
 
 Of models whose positions are relative (rotary), so that a document is the same wherever it begins. But for rounding:
 transformers makes the angles in float32, so that the reference has each document at the positions that it is packed at.

@@ -1,4 +1,4 @@
-"""Mixtures of experts alone: what they send, experts that no token visits, and transformers' fused products."""
+"""Mixtures of experts: traffic, experts that get no token, and transformers' fused products."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a frozen base costs through DeepSpeed: its weights in the run's dtype, and nothing else."""
+"""Cost of a frozen base model through DeepSpeed: its weights in the run's dtype, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""transformers' models learn, in 3-D, as they do in one process; the configs differ in `parallel` alone."""
+"""transformers' models learn in 3-D as in one process, from configs that differ in `parallel` alone."""
 
 from __future__ import annotations
 

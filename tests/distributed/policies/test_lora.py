@@ -1,4 +1,4 @@
-"""Adapters in every tensor mode against peft's over plain transformers: logits, loss and every gradient, in float64."""
+"""LoRA adapters in every tensor mode against peft over plain transformers: logits, loss, gradients, in float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""27 and 64 ranks, forked, over gloo: logits, loss and every gradient are those of one process, in float64.
+"""27 and 64 forked gloo ranks: logits, loss and every gradient equal those of one process, in float64.
 
 Each rank has a sample, a head or a few features: sizes are the least that divide. So many ranks take turns on the cores
 there are, which is why each layout runs once, with two blocks.

@@ -1,4 +1,4 @@
-"""Programs over transformers' classes that no policy knows: with a loss of their own, and nothing cut, as they are."""
+"""Programs with transformers classes that have no policy: their own loss, and layers that stay whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model by policy sends, call by call: as much as dslpar's own GPT of the same shape."""
+"""Traffic of a model by policy, call by call: equal to that of dslpar's own GPT of the same shape."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`execute_pipeline`, `no_sync` and `sync_grads` of the engine, ColossalAI's names: the steps of `train_batch`."""
+"""ColossalAI's `execute_pipeline`, `no_sync` and `sync_grads`: the same steps as `train_batch`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`dslpar.fit`: a program has train.py's loop, its metrics, checkpoints, resume, evaluation, signals and ends."""
+"""`dslpar.fit`: train.py's loop in a program, with metrics, checkpoints, resume, evaluation and signals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A program of one's own has what train.py has: save and resume, SIGTERM, a bound for hangs, its folder to itself."""
+"""User programs: save and resume, SIGTERM, the hang timeout, and an exclusive run folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`train.check_replicas`: a flipped bit is found in each kind of state, with ranks and step; clean runs are silent."""
+"""`train.check_replicas`: finds a flipped bit in any state, names ranks and step, and is silent otherwise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How runs end whose replicas differ: programs, `dslpar.fit` and train.py; what is marked, and what a resume takes."""
+"""Runs whose replicas differ: how programs, `dslpar.fit` and train.py end, and what a resume accepts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which attention is compared under context parallelism, as data.
+"""Attention cases compared under context parallelism, as data.
 
 CASES          # name -> Case: what attends how, and which tokens
 worlds()       # name -> (cuboid, cases that go with it): what one set of ranks runs

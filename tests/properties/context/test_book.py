@@ -1,4 +1,4 @@
-"""A book in one sample: 131,072 tokens over eight ranks, trained through DeepSpeed, in memory of a few GB a rank.
+"""A book in one sample: 131,072 tokens over eight ranks through DeepSpeed, in a few GB per rank.
 
 One process could not hold its activations beside other ranks of this machine; that losses are those of one process is
 compared at an eighth of the length, with the same layers.

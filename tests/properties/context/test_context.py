@@ -1,4 +1,4 @@
-"""Attention over cut sequences is attention: output and every gradient, in float64, against one process."""
+"""Attention over sharded sequences: output and every gradient equal one process, in float64."""
 
 from __future__ import annotations
 

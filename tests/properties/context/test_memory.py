@@ -1,4 +1,4 @@
-"""What long sequences take: a share of one process's memory for each rank, and nothing that grows with their square.
+"""Memory of long sequences: each rank takes a share of one process's memory, and nothing grows quadratically.
 
 One rank of a world whose others are not there: shapes are right, so is what is kept, and kernels compute.
 """

@@ -1,4 +1,4 @@
-"""A row's run through DeepSpeed, plain transformers' in one process and double precision, and how far apart they are.
+"""Run a row through DeepSpeed and through plain transformers in float64, and return how far they are apart.
 
 The reference is transformers' own class with torch's optimizer: neither a policy nor DeepSpeed has a part in it.
 """

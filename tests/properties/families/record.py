@@ -1,4 +1,4 @@
-"""What was seen when rows ran: proven.jsonl, a line a row, written by `python -m tests.properties.families`.
+"""The record of rows that ran: proven.jsonl, a line per row, written by `python -m tests.properties.families`.
 
 The tables of pages are made of it, so they say what ran; a test compares its rows with those of the table of tests.
 """

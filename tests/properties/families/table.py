@@ -1,4 +1,4 @@
-"""Which families run in which layouts, as data: modes, stages, replicas, ZeRO, ties, recomputing and padding in pairs.
+"""Layouts that each family runs in, as data: modes, stages, replicas, ZeRO, ties, recomputing, padding in pairs.
 
     ROWS           # name -> Row: what trains
     REFUSED        # name -> Row: what lint refuses, by the code that `refusal` gives

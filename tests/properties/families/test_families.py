@@ -1,4 +1,4 @@
-"""Families of transformers' through DeepSpeed: three steps are those of plain transformers, or lint refuses them."""
+"""transformers' families through DeepSpeed: three steps equal plain transformers, or lint refuses them."""
 
 from __future__ import annotations
 

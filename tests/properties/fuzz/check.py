@@ -1,4 +1,4 @@
-"""One input through the linter, watched: what it costs, what it does to the machine, whether its findings are sound.
+"""Run the linter on one input and watch it: its cost, its side effects, and whether its findings are sound.
 
     report = run(range(1000))        # in this process, which is spent: an audit hook cannot be taken off
     report.failures, report.slowest

@@ -1,4 +1,4 @@
-"""Random inputs of `dslpar lint`, each from its own seed: a config file as bytes, overrides, a hostfile, a world.
+"""Random inputs of `dslpar lint`, one per seed: a config file as bytes, overrides, a hostfile, a world.
 
     given = sample(17)
     given.name, given.data, given.overrides, given.hostfile, given.world

@@ -1,4 +1,4 @@
-"""No input makes the linter crash, hang or do anything; whatever it finds has a place in the file."""
+"""Fuzzing: no input makes the linter crash, hang or act, and every finding has a place in the file."""
 
 from __future__ import annotations
 

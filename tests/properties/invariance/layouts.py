@@ -1,4 +1,4 @@
-"""Layouts that are followed for ten steps: each optimizer and precision, in pipelines and with ZeRO.
+"""Layouts that run for ten steps: each optimizer and precision, in pipelines and with ZeRO.
 
 What a layout computes in three steps is proved by tests/properties/layouts, in every combination; here is what takes
 longer to show, or is not computed in fp32: momenta that have settled, loss scales that grow, masters beside weights.

@@ -1,4 +1,4 @@
-"""One layout's run, the reference's, and how far they are apart."""
+"""Run one layout and its reference, and return how far they are apart."""
 
 from __future__ import annotations
 

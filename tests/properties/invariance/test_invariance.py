@@ -1,4 +1,4 @@
-"""Ten steps of one process, whatever the layout, optimizer and precision; and the test can fail."""
+"""Ten steps equal one process, for every layout, optimizer and precision; and the test can fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Covering arrays over `tests.support.layout_factors`: which rows there are, and how they are made.
+"""Covering arrays over `tests.support.layout_factors`: their rows, and how they are generated.
 
     python -m tests.properties.layouts.arrays                 # mends the arrays: after a change of factors, or of lint
     python -m tests.properties.layouts.arrays --anew daily    # makes one anew; `prove` takes more than ten minutes

@@ -1,4 +1,4 @@
-"""Promise 1: whatever the layout, every gradient, loss, norm and weight is that of one process.
+"""Promise 1: every gradient, loss, norm and weight equals that of one process, on any layout.
 
 Each row of a covering array is a call of `dslpar.parity.prove`, which is `dslpar prove`: two to nine layers in
 miniature, three steps. `python -m tests.support.kill_matrix` shows what these rows see.

@@ -1,4 +1,4 @@
-"""`python -m tests.properties.mutation`: which changes of the rules do the tests of the linter notice?
+"""`python -m tests.properties.mutation`: print the mutants of the rules that the linter's tests miss.
 
     python -m tests.properties.mutation                         every mutant; prints those that no test notices
     python -m tests.properties.mutation linter/rules/zero.py    of some files

@@ -1,4 +1,4 @@
-"""Mutants of rules: one small change of a function each, such as a tester would make to see whether a test notices.
+"""Mutants of rules: each changes one function slightly, to show whether a test notices.
 
 The changes are the classical ones (DeMillo, Lipton and Sayward, "Hints on test data selection", 1978; the operators of
 mutmut and cosmic-ray): another comparison, a condition the other way round or left out, a number one off, another

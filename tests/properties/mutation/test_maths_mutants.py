@@ -1,4 +1,4 @@
-"""The mutants of the maths stand, and `dslpar prove` finds some of them.
+"""Mutants of the maths: each still applies to the code, and `dslpar prove` finds some of them.
 
 Each is a mistake that a layout invites. `python -m tests.support.kill_matrix` shows all of them to tests and to proofs,
 which takes hours.

@@ -1,6 +1,4 @@
-"""A test of the tests: a disabled rule is noticed, and so is a small change; see
-tests/properties/mutation/__main__.py.
-"""
+"""The linter's tests notice a disabled rule and a small change; see tests/properties/mutation/__main__.py."""
 
 from __future__ import annotations
 

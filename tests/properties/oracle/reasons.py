@@ -1,4 +1,4 @@
-"""Why lint refuses what DeepSpeed would take: code -> reason. A refusal whose code stands here in vain is no fault.
+"""Reasons why lint refuses what DeepSpeed accepts: code -> reason. A code that no sample triggers is no fault.
 
 Most of them are promises of dslpar's own: nothing is ignored or converted, nothing is trained wrong in silence.
 """

@@ -1,4 +1,4 @@
-"""What lint passes, DeepSpeed accepts; what DeepSpeed refuses, lint refuses: random configs through both.
+"""Random configs through lint and DeepSpeed: what lint passes, DeepSpeed accepts, and the reverse.
 
 Of each config that lint passes, rank 0 and another rank of its world go the real way, up to deepspeed.initialize and,
 where nothing has to come from a neighbour, one step. What lint refuses is built all the same: where DeepSpeed takes it,

@@ -1,4 +1,4 @@
-"""The layouts that save and resume, and which pairs of them are proven, as data.
+"""Layouts that save and resume, and the proven pairs of them, as data.
 
 PAIRS       # (saved under, resumed under), names of LAYOUTS
 SAMPLE      # from and to every mode, every ZeRO stage, pipelines and replicas

@@ -1,4 +1,4 @@
-"""A run that saves under one layout, a run that resumes under another, and what both hold at that moment."""
+"""Save a run under one layout, resume it under another, and return the state of both at that moment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Saved under one layout, resumed under another: the same tensors to the bit, and the curve of a run never stopped."""
+"""Resume on another layout: bitwise equal tensors, and the curve of an uninterrupted run."""
 
 from __future__ import annotations
 

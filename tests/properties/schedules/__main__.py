@@ -1,4 +1,4 @@
-"""`python -m tests.properties.schedules [WORD...]`: runs rows whose names have all words; prints their deviations."""
+"""`python -m tests.properties.schedules [WORD...]`: run the rows whose names have all words, and print deviations."""
 
 from __future__ import annotations
 

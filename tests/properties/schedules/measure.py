@@ -1,4 +1,4 @@
-"""Rows' runs, those of 1F1B, and how far apart they are: `run(rows)`, on one set of ranks for all rows of a world.
+"""Run rows and their 1F1B counterparts, and return how far they are apart: `run(rows)`.
 
 Ranks fork once and build one engine after the other: on few cores, 32 of them take longer to start than to compute.
 """

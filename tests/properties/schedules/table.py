@@ -1,4 +1,4 @@
-"""Which layouts are compared with 1F1B, as data; and which of them `make test` runs.
+"""Layouts that are compared with 1F1B, as data, and the sample that `make test` runs.
 
 ROWS           # name -> Row
 SAMPLE         # names

@@ -1,4 +1,4 @@
-"""A step's time over gloo is what the simulation says, where each action takes a known time."""
+"""Step time over gloo equals the simulation's if each action takes a known time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mistakes that schedules invite, each made on purpose: the comparison with 1F1B sees it, far beyond its bound.
+"""Deliberate mistakes in schedules: the comparison with 1F1B detects each, far beyond its bound.
 
 None of them raises or hangs by itself: a run would go on, with gradients that are not the model's.
 """

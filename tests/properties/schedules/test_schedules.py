@@ -1,4 +1,4 @@
-"""Schedules and 1F1B are one maths: equal losses, and norm and every gradient within the rounding of sums."""
+"""Schedules against 1F1B: equal losses, and norms and gradients within the rounding of sums."""
 
 from __future__ import annotations
 

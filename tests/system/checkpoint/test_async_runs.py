@@ -1,4 +1,4 @@
-"""Runs of train.py whose checkpoints are written while they train, on a disk that is slow, full or never answers.
+"""Runs of train.py with asynchronous saves, on a disk that is slow, full or never answers.
 
 Slow it is by `os.fsync`, which the forked ranks have from here: of one file of one checkpoint it waits until the run
 has done what the test is about, so nothing here depends on how fast anything is. All else is the program itself.

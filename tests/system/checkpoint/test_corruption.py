@@ -1,4 +1,4 @@
-"""A real checkpoint, damaged in 250 ways: each is found, and its file named, before anything is built on it.
+"""A real checkpoint, corrupted in 250 ways: each is found and its file named before anything is built on it.
 
 200 of them are a changed byte or a file cut short; the others are lost, swapped and added files, and blocks of zeros.
 """

@@ -1,4 +1,4 @@
-"""A save that is killed before any of its operations on files: what is visible is whole, and the next save succeeds.
+"""Saves killed before each of their file operations: visible files are intact, and the next save succeeds.
 
 In a child, calls of the system that change files are counted, and the child kills itself at the k-th: of a write, after
 half of its bytes.

@@ -1,4 +1,4 @@
-"""Killed at random moments, and resumed: nothing lost that was said to be saved, and the undisturbed run's curve.
+"""Runs killed at random moments and resumed: no reported save is lost, and the curve is the undisturbed run's.
 
 Eight ranks of train.py (pipeline 2, data 2, tensor 2, ZeRO 1, dropout; 1F1B, or two interleaved stages a rank) are
 killed, resumed, killed again, until the run is done; then the next run, until there were as many kills as were asked

@@ -1,4 +1,4 @@
-"""Faults of jobs on two hosts: they end in time on both, with a status that is not 0, and name who it was."""
+"""Faults of jobs on two hosts: both end in time, with a nonzero status, and name the failed rank."""
 
 from __future__ import annotations
 

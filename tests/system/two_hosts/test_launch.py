@@ -1,5 +1,4 @@
-"""`dslpar launch` over two hosts (tests/system/two_hosts): what each launcher hands to ranks there, and runs without
-ssh.
+"""`dslpar launch` over two hosts: what each launcher passes to remote ranks, and runs without ssh.
 
 A probe takes the training program's place where only words and variables are looked at: it says what it was given.
 """

@@ -1,4 +1,4 @@
-"""An adversary on another host, beside a job of two: it trains as if nobody were there, and no secret is to be seen."""
+"""An adversary on the second host of a two-host job: it trains undisturbed, and no process shows a secret."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""train.py across two real hosts, over ssh: pipeline 2 x data 2 x tensor 2, four ranks on each; and without ssh.
+"""train.py across two hosts, with and without ssh: pipeline 2 x data 2 x tensor 2, four ranks on each.
 
 With two ranks on each there is no data parallelism. `make test` has one such run, what hosts are, and what is refused:
 a rank that starts costs two seconds of a core.

@@ -1,4 +1,4 @@
-"""The benchmark of the forecast of memory: what each framework's rows hold, and its scores on the data."""
+"""The memory forecast's benchmark: the memory that each framework's rows hold, and its scores on the data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark of the forecast of time: rows as workloads, the arithmetic of its scores, and a quick run of it."""
+"""The time forecast's benchmark: rows as workloads, the arithmetic of its scores, and a quick run."""
 
 from __future__ import annotations
 

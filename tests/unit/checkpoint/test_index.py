@@ -1,4 +1,4 @@
-"""The index: as JSON, merged of what ranks have written, refused when it is none."""
+"""The checkpoint index: JSON, merging over ranks, and refusal of invalid ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Boxes, fragments and their overlaps, against `Placement.cut` and against sets of indices; no ranks needed."""
+"""Boxes, fragments and their overlaps, against `Placement.cut` and sets of indices; no ranks needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensor files: written, mapped, refused when they are malformed."""
+"""Tensor files: writing, memory-mapping, and refusal of malformed ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reader that assembles pieces of one layout from those of another."""
+"""Tensor reader: assembles pieces of one layout from those of another."""
 
 from __future__ import annotations
 

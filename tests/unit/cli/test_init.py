@@ -1,4 +1,4 @@
-"""`dslpar init`: every file that it writes lints clean for the ranks asked for; what is asked, and what is refused."""
+"""`dslpar init`: every written file lints clean for the requested ranks; its questions and refusals."""
 
 from __future__ import annotations
 

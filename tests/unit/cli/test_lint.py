@@ -1,4 +1,4 @@
-"""`dslpar lint` as a person runs it: output, exit status, hostfiles, JSON, what to report, and which files."""
+"""`dslpar lint` on the command line: output, exit status, hostfiles, JSON, selected rules and files."""
 
 from __future__ import annotations
 

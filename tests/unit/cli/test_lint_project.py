@@ -1,4 +1,4 @@
-"""`dslpar lint` in a project: `[tool.dslpar]` and the flags, which files, where the report goes, exit statuses."""
+"""`dslpar lint` in a project: `[tool.dslpar]`, flags, files, report destinations, exit statuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands of docs/linting.md: each runs, in a folder that holds what it names."""
+"""The commands of docs/linting.md: each runs in a folder with the files it names."""
 
 from __future__ import annotations
 

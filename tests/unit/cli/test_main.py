@@ -1,4 +1,4 @@
-"""The command `dslpar`: which command is meant, its help, wrong usage, and output that nobody reads."""
+"""The command `dslpar`: selecting a command, its help, wrong usage, and closed output pipes."""
 
 from __future__ import annotations
 

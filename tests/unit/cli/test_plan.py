@@ -1,4 +1,4 @@
-"""`dslpar plan`: the report, JSON with its contract, words that make what is suggested, and --apply."""
+"""`dslpar plan`: the report, its JSON contract, overrides that yield the suggested layouts, and --apply."""
 
 from __future__ import annotations
 

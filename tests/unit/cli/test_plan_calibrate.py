@@ -1,4 +1,4 @@
-"""`dslpar plan --calibrate`: constants from runs of one's own, and what a plan makes of them."""
+"""`dslpar plan --calibrate`: constants from a user's runs, and how plans use them."""
 
 from __future__ import annotations
 

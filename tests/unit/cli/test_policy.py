@@ -1,4 +1,4 @@
-"""`dslpar policy`: what is shown of a class, and what is found out about it."""
+"""`dslpar policy`: what it prints for a class, and what it finds out about it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`dslpar show`: text, and JSON with its contract."""
+"""`dslpar show`: text, and its JSON contract."""
 
 from __future__ import annotations
 

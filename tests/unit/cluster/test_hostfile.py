@@ -1,4 +1,4 @@
-"""Hostfiles: what each launcher reads, what none does, the choice among hosts, and the files that we ship."""
+"""Hostfiles: syntax of each launcher, errors, selecting hosts, and the shipped files."""
 
 from __future__ import annotations
 

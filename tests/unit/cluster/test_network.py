@@ -1,4 +1,4 @@
-"""Interfaces by their addresses, as psutil tells them."""
+"""Network interfaces by address, as psutil lists them."""
 
 from __future__ import annotations
 

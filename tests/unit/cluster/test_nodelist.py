@@ -1,4 +1,4 @@
-"""Slurm's lists of nodes: examples of its manuals, random lists there and back; and allocations of Slurm and PBS."""
+"""Slurm node lists: its manuals' examples and random round trips; allocations of Slurm and PBS."""
 
 from __future__ import annotations
 

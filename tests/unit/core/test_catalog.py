@@ -1,4 +1,4 @@
-"""The catalogue: each finding of a run has one data file, and is raised by its code alone."""
+"""The catalogue: each runtime finding has one data file, and is raised by its code alone."""
 
 from __future__ import annotations
 

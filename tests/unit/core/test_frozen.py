@@ -1,4 +1,4 @@
-"""`@frozen` is a frozen dataclass for the standard library, for pickle, and for its users."""
+"""`@frozen`: behaves as a frozen dataclass for the standard library, pickle and its users."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NamedTuple of ours against typing's: fields, defaults, methods, documentation, pickle."""
+"""dslpar's NamedTuple against typing's: fields, defaults, methods, documentation, pickle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`[tool.dslpar]` of pyproject.toml: which file holds, what its keys mean, and what is wrong with them."""
+"""`[tool.dslpar]` of pyproject.toml: which file applies, the meaning of its keys, and their errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Suggestions: the nearest name for a message, and the only one that can be meant for a fix."""
+"""Suggestions: the nearest name for a message, and the only possible one for a fix."""
 
 from __future__ import annotations
 

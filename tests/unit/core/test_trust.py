@@ -1,4 +1,4 @@
-"""What a config may have called: by name, and by what the name turns out to be."""
+"""Trust: what a config may call, by its name and by the object that the name resolves to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Classes of data that configs of tests name."""
+"""Data classes that the tests' configs name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for each type of data: a run goes on in the middle of an epoch, on another layout, with the same samples.
+"""Every data type: a mid-epoch resume on another layout continues with the same samples.
 
 A new type of data is one more row of CASES.
 """

@@ -1,4 +1,4 @@
-"""Blends as samples: each from its part, in the part's own order; what does not fit is told at the part."""
+"""Blends as samples: each from its part, in the part's own order; errors name the part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversations as samples, by hand: what is learned of each, what is cut and said, rows, splits and errors."""
+"""Conversations as samples, by hand: learned tokens, truncation and its report, rows, splits, errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which text is trained on and which held out; and what is said where there is none."""
+"""Text corpora: the training and held-out parts, and errors for missing text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes of text files, mapped: the same samples as of one array of all bytes, and no more memory than samples need."""
+"""Memory-mapped text: the samples of one array of all bytes, in no more memory than samples need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Masked text by brute force: what is told, what is shown, pairs, words; and that numbers alone decide."""
+"""Masked text by brute force: targets, masked inputs, pairs, words; numbers alone decide."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which sample comes when: the same whatever the layout."""
+"""Order of samples: independent of the layout."""
 
 from __future__ import annotations
 

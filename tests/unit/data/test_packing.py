@@ -1,4 +1,4 @@
-"""Packing by brute force: nothing is lost or doubled, no row is too long, and there are few of them."""
+"""Packing by brute force: nothing is lost or doubled, no row is too long, and rows are few."""
 
 from __future__ import annotations
 

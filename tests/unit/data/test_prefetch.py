@@ -1,4 +1,4 @@
-"""Micro-batches made ahead: the same, in the same order, and what making them raises comes in its own step."""
+"""Prefetched micro-batches: equal, in equal order, and errors raised in their own step."""
 
 from __future__ import annotations
 

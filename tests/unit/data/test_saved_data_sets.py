@@ -1,4 +1,4 @@
-"""Data sets that Hugging Face's `datasets` has saved, against that library: rows, splits, columns; what is refused."""
+"""Saved data sets of Hugging Face's `datasets`, against that library: rows, splits, columns, refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""T5's spans by brute force: encoder and decoder give the text back, and lengths are those of T5's own arithmetic."""
+"""T5 spans by brute force: encoder and decoder restore the text, and lengths follow T5's own arithmetic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Token files: what is written is what the library gives, is read back as it was, and is refused once it is not."""
+"""Token files: equal to the library's tokens, read back unchanged, and refused once changed."""
 
 from __future__ import annotations
 

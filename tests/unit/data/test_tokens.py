@@ -1,4 +1,4 @@
-"""Text as ids: bytes, and tokens as Hugging Face's tokenizers gives them; special tokens; what is refused."""
+"""Text as ids: bytes, and tokens of Hugging Face's tokenizers; special tokens; refusals."""
 
 from __future__ import annotations
 

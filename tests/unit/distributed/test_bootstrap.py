@@ -1,4 +1,4 @@
-"""Where a process stands, from each launcher's environment."""
+"""Rank and world size of a process, from each launcher's environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which CPUs are beside a device, as sysfs says it, and that a rank is bound to them where nobody has bound it."""
+"""CPUs near a device, from sysfs, and binding a rank to them unless it is bound already."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a micro-batch keeps for the backward, tensor by tensor, is what the forecast's closed forms say."""
+"""Memory of a dry run: what a micro-batch saves, tensor by tensor, equals the forecast's closed forms."""
 
 from __future__ import annotations
 

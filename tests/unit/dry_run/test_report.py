@@ -1,4 +1,4 @@
-"""The report of a dry run, as text and as JSON, with problems and without; and what the command exits with."""
+"""The report of a dry run, as text and JSON, with and without problems; the exit status."""
 
 from __future__ import annotations
 

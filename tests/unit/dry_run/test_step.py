@@ -1,4 +1,4 @@
-"""A dry run of every mode and schedule finds nothing, whatever the rank; and each kind of mistake is found."""
+"""Dry runs of every mode and schedule find nothing on any rank; each kind of mistake is found."""
 
 from __future__ import annotations
 

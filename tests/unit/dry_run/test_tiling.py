@@ -1,4 +1,4 @@
-"""Shards tile a parameter exactly once, and what does not is found, by closed form and by looking at every element."""
+"""Shards tile a parameter exactly once; gaps and overlaps are found, by closed form and by brute force."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Costs that a trace finds are those of the closed forms, where there are some, and torch's own counts elsewhere."""
+"""Traced costs equal the closed forms if there are any, and otherwise torch's own counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bubble of a job: of its cut, its schedule, and what is computed again."""
+"""The bubble of a job, from its partition, schedule and recomputation."""
 
 from __future__ import annotations
 

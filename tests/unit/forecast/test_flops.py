@@ -1,4 +1,4 @@
-"""FLOPs of a step, against torch's count over the real module; peaks of devices, by the names that drivers give."""
+"""FLOPs of a step, against torch's count over the real module; peaks of devices, by driver names."""
 
 from __future__ import annotations
 

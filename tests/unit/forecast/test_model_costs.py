@@ -1,4 +1,4 @@
-"""What a model's parts cost adds up to what its layers were counted to send and hold one by one."""
+"""Costs of a model's parts: they sum to the traffic and memory counted for its layers one by one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The search: what it yields fits, is ranked, keeps the global batch, and honours pinned values."""
+"""The layout search: its results fit, are ranked, keep the global batch, and honour pinned values."""
 
 from __future__ import annotations
 

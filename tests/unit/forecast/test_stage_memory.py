@@ -1,4 +1,4 @@
-"""The waterfall of a rank's memory: what it is made of, which moment and which rank bind, and what keys of a config do.
+"""A rank's memory waterfall: its parts, the binding moment and rank, and the effect of config keys.
 
 That states, buffers and activations are what ranks hold is measured in tests/distributed/engine, test_state_memory.py
 and test_activation_memory.py.

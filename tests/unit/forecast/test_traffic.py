@@ -1,4 +1,4 @@
-"""Closed forms by known answers: a paper's count, the design's formula, a break-even by trial; and what `show` is told.
+"""Traffic formulas against a paper's count, the design's formula and a break-even by trial; `show`'s input.
 
 That they are what the layers send is for tests/distributed/layers/test_traffic.py.
 """

@@ -1,4 +1,4 @@
-"""Prompts as what a user says: by the run's template, or its tokenizer's; where an answer ends."""
+"""Chat prompts: the user's text in the template of the run or tokenizer, and the end of an answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks of labels, accuracy and F1 against scikit-learn and torch; which metrics there are."""
+"""Ranks of labels, accuracy and F1 against scikit-learn and torch; the list of metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a run's text becomes ids, and ids text: by what its data say, whichever type they are of."""
+"""Prompts: text to ids and back, as the run's data of any type define it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draws of tokens: by brute force what may be drawn, and that frequencies are the probabilities."""
+"""Sampling of tokens, by brute force: the allowed tokens, and frequencies against probabilities."""
 
 from __future__ import annotations
 

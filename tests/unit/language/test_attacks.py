@@ -1,4 +1,4 @@
-"""Hostile files: each ends in findings within 1 s of CPU and 100 MB, and nothing of it runs.
+"""Hostile config files: each ends in findings within 1 s of CPU and 100 MB, and none of it runs.
 
 Every case is loaded in a forked child of its own, which reports its CPU time and its peak of memory over the parent's.
 """

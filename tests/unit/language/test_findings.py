@@ -1,4 +1,4 @@
-"""Every message of the language, with its code and its location; mistakes do not hide or multiply each other."""
+"""Every message of the language, with code and location; mistakes neither hide nor multiply each other."""
 
 from __future__ import annotations
 

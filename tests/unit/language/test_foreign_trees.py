@@ -1,4 +1,4 @@
-"""Trees of configs in LiBai's and ColossalAI's shapes: what we read equals what CPython makes of the same files."""
+"""Config trees in LiBai's and ColossalAI's shapes: values equal those that CPython computes."""
 
 from __future__ import annotations
 

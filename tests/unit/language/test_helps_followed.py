@@ -1,4 +1,4 @@
-"""What people write in a config that is no Python of this language: each help, followed to the letter, mends it.
+"""Python outside the config language: the help, followed to the letter, fixes each case.
 
 A case is a config, the same as its author writes it once the help is read, and the help's words. `...` in the code of a
 help stands for what its reader puts there; all other code of it must be in the mended config.

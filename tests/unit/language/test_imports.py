@@ -1,4 +1,4 @@
-"""Imports between configs: by position, afresh each time, bounded, and never of anything but config files."""
+"""Imports between configs: relative, evaluated anew each time, bounded, and of config files only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LazyCall for programs: describe, change, build; what cannot be imported says so at its location."""
+"""LazyCall in programs: describe, change, build; failed imports are reported at their location."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every value knows where it was written: through names, containers, imports and overrides."""
+"""Origins: the location of every value, through names, containers, imports and overrides."""
 
 from __future__ import annotations
 

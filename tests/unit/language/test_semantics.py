@@ -1,4 +1,4 @@
-"""Random programs inside the subset: the evaluator gives what CPython's `exec` gives, values and types.
+"""Random programs inside the subset: the evaluator's values and types equal those of CPython's `exec`.
 
 Where Python raises, the evaluator has a finding at the line that raised.
 """

@@ -1,4 +1,4 @@
-"""config.yaml out and in: exact values, with locations, and nothing constructed from tags."""
+"""Writing and reading config.yaml: exact values, with locations, and no construction from tags."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Command lines, from a job and its hosts; nothing is started but `mpirun --version`."""
+"""Command lines of a job on its hosts; only `mpirun --version` is started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hosts of a job before it starts: what is said of each kind of trouble; and the end of what is left of a job.
+"""Preflight checks of a job's hosts: the message for each problem; and ending a job's leftovers.
 
 The pure part on made-up hosts; then two real ones (tests/system/two_hosts), over ssh.
 """

@@ -1,4 +1,4 @@
-"""Blocks of attention without a kernel: plain products, and dropout whose masks follow from a seed."""
+"""Blockwise attention without a kernel: plain products, and dropout masks from a seed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Placements: cut and merge undo each other, copies count once, padding is stripped; no ranks needed."""
+"""Placements: partition and merge are inverse, copies count once, padding is stripped; no ranks needed."""
 
 from __future__ import annotations
 

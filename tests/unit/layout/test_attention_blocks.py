@@ -1,4 +1,4 @@
-"""Blocks against the pairs of tokens one by one: each that attends is in one block, and nothing else is computed."""
+"""Attention blocks against single pairs of tokens: each attending pair is in one block, and no other work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dict for DeepSpeed: every key that it decides, and that DeepSpeed takes it as meant."""
+"""DeepSpeed's config dict: every key that dslpar sets, and that DeepSpeed takes it as meant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must divide: the table against the layers' placements, lint against the table; no ranks needed."""
+"""Divisors: the table against the layers' placements, lint against the table; no ranks needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cut of listed layers: what weighs, and where layers of one index, or of none, go."""
+"""Partition of listed layers: their weights, and layers that share an index or have none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a spec to a Job: stages, names of runs, findings."""
+"""Resolving a spec to a Job: stages, names of runs, findings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schedules: orders against those of others, closed forms against the simulation, messages against both ends."""
+"""Schedules: orders against other implementations, closed forms against the simulation, matched messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The simulation: times by hand, orders that cannot run, what a rank holds."""
+"""The simulation: times by hand, orders that cannot run, and what a rank holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cuts of layers over stages: the best cut against brute force, LiBai's rule, no empty stage ever."""
+"""Partitions of layers over stages: the best against brute force, LiBai's rule, and no empty stage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lint counts of a transformers model, against the model that transformers builds on the meta device."""
+"""Lint's costs of a transformers model, against the model that transformers builds on the meta device."""
 
 from __future__ import annotations
 

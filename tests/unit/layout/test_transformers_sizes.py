@@ -1,4 +1,4 @@
-"""Lint's arithmetic of a transformers model's sizes, against the layers that are built."""
+"""Lint's sizes of a transformers model, against the layers that are built."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conditions that other frameworks check, or fail to, each by name: the codes that check it here, or why none does.
+"""Conditions that other frameworks check, or fail to: the codes that check each here, or why none does.
 
 The list was gathered from the checks of Megatron-LM, Megatron-DeepSpeed, DeepSpeed, GPT-NeoX, nanotron, picotron,
 torchtitan, LiBai, ColossalAI and accelerate, and from their users' issues. A line with a reason alone does not apply to

@@ -1,4 +1,4 @@
-"""`data` under lint: its type against the model's class, its tokenizer against the vocabulary; nothing is imported."""
+"""Lint of `data`: its type against the model, its tokenizer against the vocabulary; nothing is imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The section `deepspeed`: misspelt keys at every depth, wrong types, DeepSpeed's nesting, values that it rejects."""
+"""Lint of `deepspeed`: misspelt keys at every depth, types, nesting, and values that DeepSpeed rejects."""
 
 from __future__ import annotations
 

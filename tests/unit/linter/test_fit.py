@@ -1,4 +1,4 @@
-"""FIT: what needs more than a device has, where a device is known."""
+"""FIT: jobs that need more memory than a known device has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every help of every rule is followed to the letter: the finding is gone, and there is no new one.
+"""Every help of every rule, followed to the letter, removes its finding and adds none.
 
 The examples of the rules' pages are what is mended. Where a help says that only the author knows what to write, the
 table ANSWERS has what an author might; where it does not, `tests.support.helps` carries it out.

@@ -1,4 +1,4 @@
-"""Hints are right: with a suggested value the finding is gone, and there is no other."""
+"""Hints are right: a suggested value removes the finding and adds none."""
 
 from __future__ import annotations
 

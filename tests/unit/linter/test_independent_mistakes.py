@@ -1,4 +1,4 @@
-"""All findings at once: a mistake in one field hides no other that does not depend on it."""
+"""All findings at once: a mistake in one field hides no independent one."""
 
 from __future__ import annotations
 

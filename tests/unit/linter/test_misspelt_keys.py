@@ -1,4 +1,4 @@
-"""A misspelt key, or one of another framework, is one mistake: one finding, and a fix only if it is certain."""
+"""A misspelt key, or another framework's: one finding, and a fix only if it is certain."""
 
 from __future__ import annotations
 

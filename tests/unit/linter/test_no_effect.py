@@ -1,4 +1,4 @@
-"""DEAD110 and on, CFG120, CFG121: keys without an effect have a finding, keys with one have none."""
+"""DEAD110 and up, CFG120, CFG121: keys without an effect have a finding, and no others do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PERF: messages have the numbers that forecast and layout count, and suggested layouts have no finding."""
+"""PERF: messages have the numbers of forecast and layout, and suggested layouts have no finding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A config that a program completes: `--program`, in lint and show, and a dict in place of a file."""
+"""Configs that a program completes: `--program` in lint and show, and a dict in place of a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `dslpar lint` prints: colour, GitHub's commands, SARIF against its schema, statistics.
+"""Reports of `dslpar lint`: colour, GitHub's commands, SARIF against its schema, statistics.
 
 sarif-2.1.0.json is the schema of SARIF 2.1.0 as Microsoft's SARIF SDK ships it (npm `@microsoft/sarif-multitool-linux`
 5.7.0, MIT licence).

@@ -1,4 +1,4 @@
-"""The exact findings of rules, and none one step beyond their boundary: each row is a config next to a boundary.
+"""Exact findings on both sides of each rule's boundary: each row is a config next to a boundary.
 
 A row has what differs in the model, the rest of the config, the world (or the hostfile, or both), and each finding as
 `CODE line message; help`. The mutants of tests/properties/mutation/__main__.py say where a row is missing.

@@ -1,4 +1,4 @@
-"""Every rule has a page whose examples do what it says; codes and names are unique."""
+"""Rule pages: the examples behave as the page says; codes and names are unique."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schedules under lint: what is wrong with one, and which other one would have a smaller bubble."""
+"""Lint of schedules: invalid ones, and alternatives with a smaller bubble."""
 
 from __future__ import annotations
 

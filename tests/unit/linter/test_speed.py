@@ -1,4 +1,4 @@
-"""Lint stays quick: milliseconds a file, and no more than in proportion to its length. `make bench` has the figures.
+"""Lint's speed: milliseconds per file, at most linear in its length. `make bench` has the figures.
 
 The bounds are wide, and of CPU time: they are for what makes lint slow, not for a machine that is.
 """

@@ -1,4 +1,4 @@
-"""`# dslpar: ignore[CODE]`: which findings a comment silences, and which it cannot."""
+"""`# dslpar: ignore[CODE]`: the findings that a comment silences, and those it cannot."""
 
 from __future__ import annotations
 

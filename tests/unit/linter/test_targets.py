@@ -1,4 +1,4 @@
-"""CFG122 and the list of targets: what a config would have imported and called, whatever form it has."""
+"""CFG122 and `--targets`: what a config would import and call, in any form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lint of transformers models: config.json, defaults, and the mesh; at their places, without transformers."""
+"""Lint of transformers models: config.json, defaults, and the mesh; without importing transformers."""
 
 from __future__ import annotations
 

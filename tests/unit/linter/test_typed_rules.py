@@ -1,4 +1,4 @@
-"""mypy checks what rules read of a config: `cx.spec` has the fields of the sections, and no others."""
+"""mypy checks the fields that rules read: `cx.spec` has the fields of the sections, and no others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`dslpar import`: configs of the three frameworks, in their own shapes, to dslpar files."""
+"""`dslpar import`: configs of three frameworks, in their own shapes, to dslpar files."""
 
 from __future__ import annotations
 

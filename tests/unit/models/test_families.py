@@ -1,4 +1,4 @@
-"""A model family is one folder and one line: a toy one is read, linted, cut, shown, explained and built."""
+"""Model families: a toy family of one folder and one line is read, linted, partitioned, shown and built."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What GPT makes of its logits: a loss and a program's output, both without the columns that pad its vocabulary."""
+"""GPT's loss and output from its logits, both without the columns that pad the vocabulary."""
 
 from __future__ import annotations
 

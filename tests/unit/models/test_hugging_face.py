@@ -1,4 +1,4 @@
-"""A GPT and the model of transformers' that it is: equal logits, fields from a config.json, what is another model."""
+"""GPT against its transformers counterpart: logits, fields from a config.json, incompatible models."""
 
 from __future__ import annotations
 

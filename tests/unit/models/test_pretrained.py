@@ -1,4 +1,4 @@
-"""Weights of a folder: each rank's pieces, and nothing else read; what is wrong with a folder is told."""
+"""Pretrained weights: each rank reads only its pieces, and errors in the folder are reported."""
 
 from __future__ import annotations
 

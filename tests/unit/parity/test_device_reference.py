@@ -1,4 +1,4 @@
-"""The reference of a whole first step: how much memory it needs, where it fits, and what bounds are made of."""
+"""The reference of a whole first step: its memory, where it fits, and how bounds are derived."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One process by our layers and by transformers' own forward agree in float64."""
+"""One process with dslpar's layers against transformers' own forward, in float64."""
 
 from __future__ import annotations
 

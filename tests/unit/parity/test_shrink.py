@@ -1,4 +1,4 @@
-"""Jobs in miniature: all that must divide divides, what decides the maths stays, and every change is named."""
+"""Jobs in miniature: divisibility holds, features that decide the maths stay, and every change is named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small worlds: every axis stays, two ranks at least; pairs meet where all together do not fit."""
+"""Small worlds: every axis keeps at least two ranks; if all do not fit together, pairs meet."""
 
 from __future__ import annotations
 

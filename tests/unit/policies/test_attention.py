@@ -1,4 +1,4 @@
-"""What `attn_implementation` does: torch's attention with any kernel, with FlashAttention's alone, or an error."""
+"""`attn_implementation`: torch's attention with any kernel, with FlashAttention alone, or an error."""
 
 from __future__ import annotations
 

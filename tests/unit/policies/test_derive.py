@@ -1,4 +1,4 @@
-"""What is read from transformers' plans, and seen in models; whether it is exact is tests/distributed/policies."""
+"""Deriving policies from transformers' plans and models; tests/distributed/policies tests exactness."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a policy model is made of: its layers, its initial weights, what it refuses."""
+"""Policy models: their layers, their initial weights, and what they refuse."""
 
 from __future__ import annotations
 

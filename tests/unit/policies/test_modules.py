@@ -1,4 +1,4 @@
-"""What stands in place of transformers' modules: parameters that are lent, and linears that begin a region."""
+"""Replacements of transformers' modules: lent parameters, and linears that begin a region."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What modules of transformers' do, found by trying them."""
+"""Probing transformers' modules: what they do, found by calling them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What transformers would save: names, views of states, and states read back from files that hold them otherwise."""
+"""Weights as transformers saves them: names, views of states, and files in other forms."""
 
 from __future__ import annotations
 

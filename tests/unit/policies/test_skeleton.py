@@ -1,4 +1,4 @@
-"""What a skeleton, and the chain of it, refuse: forwards in which blocks are not a chain on the residual."""
+"""Skeletons and their chains refuse forwards whose blocks are not a chain on the residual."""
 
 from __future__ import annotations
 

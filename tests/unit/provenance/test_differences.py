@@ -1,4 +1,4 @@
-"""`dslpar diff`: nothing where only form differs, everything where something does, and the same from either side."""
+"""`dslpar diff`: no difference in form counts, every other one is listed, from either side."""
 
 from __future__ import annotations
 

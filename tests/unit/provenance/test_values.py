@@ -1,4 +1,4 @@
-"""Each value of a config, and why: places are where values stand, numbers are the Job's, any form of a key is heard.
+"""Each value of a config and its reason: locations, the Job's numbers, and every accepted form of a key.
 
 The leaves of every shipped config are walked, in the world of its launch command and in none.
 """

@@ -1,4 +1,4 @@
-"""metrics.jsonl as it may be found: the end of a long one, damaged lines, steps that come again."""
+"""metrics.jsonl as found on disk: the end of a long file, damaged lines, repeated steps."""
 
 from __future__ import annotations
 

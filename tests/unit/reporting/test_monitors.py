@@ -1,4 +1,4 @@
-"""Monitors: what is sent where, what is asked of the machine before, and that W&B ends and needs no network."""
+"""Monitors: what they send and need, and that W&B ends and needs no network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of a job: what is drawn, that it is well formed in every case, and that nobody's text does harm in it."""
+"""The page of a job: its drawings, well-formed in every case, and hostile text that does no harm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures of schedules: a box an action, where and when it runs, by colour and shade."""
+"""Pictures of schedules: a box per action, placed by rank and time, by colour and shade."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The list of runs: how each stands, by what is in its folder; and that nothing in a folder ends the list."""
+"""The list of runs: the status of each from its folder; no folder's contents end the list."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The list of DeepSpeed's keys, held against the DeepSpeed that is installed; each key in one of dslpar's classes."""
+"""The list of DeepSpeed's keys, against the installed DeepSpeed; each key is in one of dslpar's classes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A key is declared once: what is said of keys elsewhere follows from their fields, and knows a new one at once."""
+"""Keys are declared once: all other text about a key follows from its field."""
 
 from __future__ import annotations
 

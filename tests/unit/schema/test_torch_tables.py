@@ -1,4 +1,4 @@
-"""Our tables of torch's and DeepSpeed's names, held against the torch and the DeepSpeed that are installed."""
+"""Tables of torch's and DeepSpeed's names, against the installed torch and DeepSpeed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of transformers' configs, against the transformers that is installed."""
+"""The table of transformers' configs, against the installed transformers."""
 
 from __future__ import annotations
 

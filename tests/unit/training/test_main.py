@@ -1,4 +1,4 @@
-"""What a rank does before it imports torch: one config, read once and linted once."""
+"""Start of a rank before it imports torch: the config is read once and linted once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether processes make progress, by their CPU time: with samples as given, and of processes of this machine."""
+"""Progress of processes, by their CPU time: from given samples, and of this machine's processes."""
 
 from __future__ import annotations
 

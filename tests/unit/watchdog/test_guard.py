@@ -1,4 +1,4 @@
-"""Guards of ranks: who is told to be the first, and that everybody ends, whatever became of a rank.
+"""Guards of ranks: which rank is reported first, and that all processes end, whatever became of a rank.
 
 Real processes and real guards; the ranks do nothing but what a test tells them, so that no torch has to start.
 """

@@ -1,4 +1,4 @@
-"""Hang analysis: which rank holds the others up, by stacks that are written out here."""
+"""Hang analysis: finds the rank that holds up the others, from stacks written out here."""
 
 from __future__ import annotations
 

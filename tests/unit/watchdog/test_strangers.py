@@ -1,4 +1,4 @@
-"""An adversary on the sockets of guards and of `dslpar launch`: no stranger, and no line of a peer, does any harm."""
+"""An adversary on the sockets of guards and of `dslpar launch`: strangers and malformed lines do no harm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every layer, as a case of the proof: a function from this rank's groups to (what was compared, error)."""
+"""Every layer as a case of the proof: a function from this rank's groups to (what was compared, error)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers of models of images, and a ResMLP: patches, affine maps, linears over tokens, poolings, BatchNorm."""
+"""Layers of image models and of ResMLP: patches, affine maps, linears over tokens, pooling, BatchNorm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Linear layers: blocks of features, [tokens, features], gathered output, and whatever is frozen."""
+"""Linear layers: blocks of features, [tokens, features], gathered output, and frozen weights."""
 
 from __future__ import annotations
 
