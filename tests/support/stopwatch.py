@@ -36,7 +36,7 @@ class Stopwatch:
 
 
 def _now() -> tuple[float, float, float]:
-    """Return wall time, the machine's CPU time without idle time, and the CPU time of this process and ended children."""
+    """Return wall time, the machine's CPU time without idle, and the CPU time of this process and ended children."""
     cpu = psutil.cpu_times()
     usages = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
     busy = sum(cpu) - cpu.idle - cpu.iowait - cpu.guest - cpu.guest_nice

@@ -240,8 +240,7 @@ _SENDS: Mapping[str, tuple[str, Callable[[Tensors, dist.ProcessGroup, Mapping[st
     "shard_dim_alltoall": ("all_to_all", _ring, "input"),
     "isend": ("send", _whole, "tensor"),
 }
-"""torch's name of an operation without underscores -> its collective, the count of what this rank sends, its argument.
-"""
+"""torch's name of an operation without underscores -> collective, count of what this rank sends, its argument."""
 
 _SILENT = (
     "recv",
