@@ -1,13 +1,13 @@
-"""Generates docs/config.md and docs/rules/ from what the program prints about keys and rules.
+"""Generate docs/config.md, docs/plans.md and docs/rules/ from the output of the program.
 
 python tools/docs.py            # writes the pages
 python tools/docs.py --check    # writes nothing; names the pages that are out of date, and exits with 1 if any are
 
-docs/config.md is `dslpar config --reference --format markdown`, docs/plans.md what `dslpar plan` prints of the configs
-in examples/plans. docs/rules/ has a page for each family, with the pages
-of `dslpar explain`, and an index of all rules by code, name, severity and whether `dslpar lint --fix` repairs them: it
-does if the finding in the rule's own example carries a fix. (A page for each family, not for each rule as on ruff's
-site: on GitHub a family reads well from top to bottom, and each rule is a heading to link to.)
+docs/config.md is `dslpar config --reference --format markdown`. docs/plans.md is the output of `dslpar plan` for the
+configs in examples/plans. docs/rules/ has a page per family, with the pages of `dslpar explain`, and an index of all
+rules with code, name, severity, and whether `dslpar lint --fix` repairs them, which it does if the finding in the
+rule's own example has a fix. (Pages are per family, not per rule as on ruff's site: on GitHub a family reads well from
+top to bottom, and each rule is a heading to link to.)
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def generate() -> dict[str, str]:
     """Return the text of each generated file by its path below docs/."""
     families: dict[str, list[Page]] = {family: [] for family in FAMILIES}
     for page in all_pages():
-        families[_family(page)].append(page)  # a KeyError is a family without a title
+        families[_family(page)].append(page)  # a KeyError means a family without a title
     files = {"config.md": config_page(), "plans.md": plans_page(), "rules/README.md": index(families)}
     return files | {f"rules/{family}.md": family_page(family, pages) for family, pages in families.items()}
 
@@ -79,7 +79,7 @@ suggestion if it resembles one that is. Where a section may be \"or its size\", 
 
 
 def plans_page() -> str:
-    """Return the page of worked plans: what `dslpar plan` prints of each config in examples/plans."""
+    """Return the page of worked plans: the output of `dslpar plan` for each config in examples/plans."""
     head = f"""{_GENERATED}
 # Plans, worked
 
@@ -95,20 +95,20 @@ def _size(path: Path) -> tuple[int, str]:
 
 
 def _command(path: Path) -> list[str]:
-    """Return the words after `dslpar` in a config's docstring."""
+    """Return the arguments of `dslpar` in a config's docstring."""
     found = re.search(r"^dslpar (plan .+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
     assert found is not None, f"{path} has no command"
     return found[1].split()
 
 
 def _plan(path: Path) -> str:
-    """Return the section of a config: its heading, the question, the command, and what it prints."""
+    """Return the section of a config: its heading, the question, the command and its output."""
     docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
     title, _, question = docstring.partition("\n")[0].partition(":")
     words = _command(path)
     printed = io.StringIO()
     folder = os.getcwd()
-    os.chdir(ROOT)  # the paths in the commands start there
+    os.chdir(ROOT)  # the commands' paths start there
     try:
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(io.StringIO()):
             main_of_dslpar(words)
@@ -151,7 +151,7 @@ def _family(page: Page) -> str:
 
 
 def family_page(family: str, pages: list[Page]) -> str:
-    """Return the page of a family: those of its rules, one below the other."""
+    """Return the page of a family: its rules' pages, one below the other."""
     head = f"{_GENERATED}\n# {family}: {FAMILIES[family]}\n\n[All rules](README.md)\n"
     return "\n".join([head, *map(_section, pages)])
 
@@ -174,12 +174,12 @@ def _prose(text: str) -> str:
 
 
 def fixable(page: Page) -> bool:
-    """Whether a finding in the rule's own example carries a fix."""
+    """Return whether the finding in the rule's own example has a fix."""
     return any(finding.code == page.code and finding.fix is not None for finding in example_findings(page))
 
 
 def example_findings(page: Page) -> list[Finding]:
-    """Lint a rule's example as tests/unit/linter/test_rule_pages.py does; a hostfile has nothing to fix."""
+    """Lint a rule's example as tests/unit/linter/test_rule_pages.py does; hostfiles have no fixes."""
     if not isinstance(page, Rule) or page in HOST_RULES:
         return []
     example = split_page(page.text())[1].get("Example", "") + "\n"
@@ -192,7 +192,7 @@ def example_findings(page: Page) -> list[Finding]:
 
 
 def stale(folder: Path = DOCS) -> list[str]:
-    """Return the pages that differ from what would be written: changed, missing, or of a family that is gone."""
+    """Return the pages that are out of date: changed, missing, or of a removed family."""
     generated = generate()
     existing = {path.relative_to(folder).as_posix() for path in (folder / "rules").glob("*.md")}
     changed = {name for name, text in generated.items() if _read(folder / name) != text}
@@ -200,7 +200,7 @@ def stale(folder: Path = DOCS) -> list[str]:
 
 
 def write(folder: Path = DOCS) -> None:
-    """Write all pages, and delete those of families that are gone."""
+    """Write all pages, and delete those of removed families."""
     generated = generate()
     for name in stale(folder):
         if name in generated:
@@ -215,7 +215,7 @@ def _read(path: Path) -> str | None:
 
 
 def main() -> int:
-    """Write the pages, or compare them; return the exit status."""
+    """Write or compare the pages. Return the exit status."""
     parser = argparse.ArgumentParser(description="Generate docs/config.md and docs/rules/.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a page is out of date")
     if not parser.parse_args().check:
