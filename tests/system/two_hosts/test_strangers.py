@@ -36,7 +36,7 @@ def environ_of(pid: int) -> dict[str, str]:
 
 
 def strike(hosts: Hosts, port: int, secret: str, service: str) -> None:
-    """From host1, as strangers and as rank 2's guard."""
+    """Attack from host1, as strangers and as rank 2's guard."""
     for known in ("", secret):
         code = ATTACK.format(root=str(ROOT), port=port, count=NUM_STRINGS, secret=known, service=service)
         done = hosts.run(1, [sys.executable, "-c", code])
