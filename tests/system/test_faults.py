@@ -514,7 +514,7 @@ sys.exit(supervise.run(launch, job))
 def supervised(
     tmp_path: Path, launcher: str, config: str = CONFIG, others: str = "()", *, remote: bool = False
 ) -> subprocess.Popen[str]:
-    """Start `dslpar launch` over a program that launches badly, and `others`; all processes have SUPERVISED=tmp_path."""
+    """Start `dslpar launch` over a program that launches badly, and `others`; processes have SUPERVISED=tmp_path."""
     path = str(write_config(tmp_path, config))
     paths = {"root": str(ROOT), "mark": str(tmp_path), "folder": str(tmp_path), "config": path}
     code = SUPERVISED.format(**paths, python=PYTHON, launcher=launcher, others=others, remote=remote)
