@@ -1,9 +1,9 @@
 """Data-parallel traffic of a step, counted at torch's collectives, against closed forms of the ring.
 
-In elements a rank, ring counts, for N ranks and a tensor of E elements: an all-gather or a reduce-scatter sends
-(N-1)/N E, an all-reduce twice that. A reduce to one rank passes E along a chain of N ranks: N - 1 sends for N ranks,
-(N-1)/N E on average, and the ranks take turns as roots of equal pieces. So does a broadcast, along the chain the other
-way. Weights are chosen so that nothing is padded.
+Ring counts in elements per rank, for N ranks and a tensor of E elements: an all-gather or a reduce-scatter sends
+(N-1)/N E, an all-reduce twice that. A reduce to one rank passes E along a chain of N ranks. That makes N - 1 sends for
+N ranks, (N-1)/N E on average, and the ranks take turns as roots of equal pieces. A broadcast does the same in the other
+direction. Weights are chosen so that nothing is padded.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from tests.support.sampling import sampled
 
 Sent = Counter[str]
 SMALL = 2
-"""Elements of what is no gradient and no weight: a loss, a norm, a flag of overflow."""
+"""Elements of a tensor that is neither gradient nor weight: a loss, a norm, an overflow flag."""
 
 
 def _size(tensors: Any) -> int:
-    """Elements of a tensor, or of a list of them, of lists of them."""
+    """Return the elements of a tensor, or of nested lists of tensors."""
     return tensors.numel() if isinstance(tensors, torch.Tensor) else sum(map(_size, tensors))
 
 
@@ -44,13 +44,13 @@ SENDS: Mapping[str, Callable[[int, tuple[Any, ...]], float]] = {
     "_reduce_scatter_base_": lambda n, args: (n - 1) / n * _size(args[1]),
     "broadcast_": lambda n, args: (n - 1) / n * _size(args[0]),
     "reduce_": lambda n, args: (n - 1) / n * _size(args[0]),
-    "alltoall_base_": lambda n, args: _size(args[1]),  # our own sums of two ranks over gloo: all goes to the other
+    "alltoall_base_": lambda n, args: _size(args[1]),  # dslpar's sums of two ranks over gloo: all goes to the other
 }
-"""What one call sends by torch's name for it, from the group's size and the operator's arguments."""
+"""By torch's name, the elements that one call sends, from the group's size and the operator's arguments."""
 
 
 class _Counting(TorchDispatchMode):
-    """While active, every collective of torch.distributed is counted; one that is not in the table is an error."""
+    """Counts every collective of torch.distributed while active; one outside of the table is an error."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ def _group_of(args: tuple[Any, ...]) -> dist.ProcessGroup:
 
 
 def _a_step(made: Job) -> tuple[Sent, int, int]:
-    """What the second step sends, and the elements of this rank's matrices and vectors."""
+    """Return the second step's traffic, and the elements of this rank's matrices and vectors."""
     engine = engine_of(made)
     data_rank = engine.groups.coord["data"]
     engine.train_batch(batches(made, data_rank, 0))
