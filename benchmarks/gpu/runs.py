@@ -183,8 +183,7 @@ dslpar.fit(run, engine, train, held_out, hooks=[spin])
 STACKS_S = 5.0
 """Time for the guards to collect all stacks."""
 LEAVING_S = 5.0
-"""Further time: the guard checks several times per second, and the driver removes the kernel from the device.
-"""
+"""Further time: the guard checks several times per second, and the driver removes the kernel from the device."""
 
 
 class _Spun(NamedTuple):

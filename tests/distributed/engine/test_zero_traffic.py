@@ -94,7 +94,7 @@ def trained(world: int, stage: int, accumulation: int, dtype: str = "fp32", **ze
 
 
 def counted(made: Job) -> tuple[float, Sent]:
-    """Parameters' worth of what a rank sends, on average over ranks, over (N-1)/N; and the calls of rank 0."""
+    """Return a rank's average traffic in parameters' worth over (N-1)/N, and the calls of rank 0."""
     ranks = on_ranks(made.mesh.world_size, _a_step, made, init="deepspeed")
     n, (_, matrices, vectors) = made.mesh.world_size, ranks[0]
     assert matrices % (2 * n) == vectors % (2 * n) == 0, "nothing to pad: DeepSpeed aligns shards to 2 elements"
@@ -103,7 +103,7 @@ def counted(made: Job) -> tuple[float, Sent]:
     return elements / (matrices + vectors) / ((n - 1) / n), ranks[0][0]
 
 
-# A gradient is reduced to the rank that holds its optimizer state; the weights come back.
+# A gradient is reduced to the rank with its optimizer state, and the weights come back.
 @pytest.mark.parametrize("world", sampled([2, 4], {2}))
 @pytest.mark.parametrize(
     ("stage", "accumulation", "parameters"),
@@ -111,7 +111,7 @@ def counted(made: Job) -> tuple[float, Sent]:
         (1, 1, 2),
         (2, 1, 2),
         (1, 2, 2),  # micro-batches add up before they are sent
-        (2, 2, 3),  # ZeRO 2 keeps no whole gradient, so it reduces each micro-batch's
+        (2, 2, 3),  # ZeRO 2 keeps no full gradient, so it reduces each micro-batch's
     ],
 )
 def test_zero_sends_two_parameters_a_step(world: int, stage: int, accumulation: int, parameters: int) -> None:
@@ -129,7 +129,9 @@ def test_weights_that_are_gathered_under_the_forward_are_as_many(world: int, sta
 
 @pytest.mark.parametrize("stage", [1, 2])
 def test_deepspeed_s_default_sends_three(stage: int) -> None:
-    """An all-reduce where a reduce would do: what `use_multi_rank_bucket_allreduce=False`, our default, saves."""
+    """An all-reduce is sent where a reduce would do; dslpar's default, `use_multi_rank_bucket_allreduce=False`, avoids
+    it.
+    """
     found, _ = counted(trained(2, stage, 1, use_multi_rank_bucket_allreduce=True))
     assert found == pytest.approx(3, rel=1e-12)
 
@@ -147,7 +149,7 @@ def test_half_precision_sends_as_many(dtype: str, stage: int) -> None:
 
 
 def test_deepspeed_waits_for_the_device_before_each_reduction_that_overlaps() -> None:
-    """What PERF111 says, in DeepSpeed's source: it goes when this fails."""
+    """This checks PERF111's claim in DeepSpeed's source. When this fails, the rule can go."""
     source = inspect.getsource(stage_1_and_2.DeepSpeedZeroOptimizer.allreduce_and_copy)
     assert "if self.overlap_comm:" in source
     assert source.index("get_accelerator().synchronize()") < source.index("self.allreduce_bucket(")

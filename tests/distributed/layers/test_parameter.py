@@ -66,7 +66,9 @@ def gradient_of_a_copy() -> tuple[float, ...]:
 
 
 def test_gradients_of_a_copy_are_whole() -> None:
-    """Six tokens over both ranks; without its placement a rank's bias would have the gradient of its own three."""
+    """Six tokens are split over both ranks. Without its placement, a rank's bias would have the gradient of its own
+    three.
+    """
     assert on_ranks(2, gradient_of_a_copy) == [(6.0,) * 8] * 2
 
 

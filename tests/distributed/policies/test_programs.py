@@ -76,7 +76,7 @@ def test_what_is_cut_needs_a_policy(tmp_path: Path) -> None:
     assert all("TEN234" in each for each in on_ranks(2, rank, init="deepspeed"))
 
 
-# ---- what docs/porting.md shows ----
+# ---- the code in docs/porting.md ----
 
 
 def _example(code: str) -> Any:

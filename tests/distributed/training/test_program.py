@@ -32,7 +32,9 @@ def config(folder: Path, text: str = "", more: str = "") -> str:
 
 
 def program(path: str, until: int = STEPS, act: Callable[[Any], None] = lambda engine: None) -> Any:
-    """What the documentation shows: resume, steps, a checkpoint at the end. Losses by step; where it began; weights."""
+    """Run the documented program: resume, steps, a checkpoint at the end. Return losses by step, the start, and
+    weights.
+    """
     engine = dslpar.initialize(path, model=mlp(), optimizer=sgd).engine
     resumed = engine.resume()
     losses = {}

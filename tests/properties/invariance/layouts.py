@@ -68,8 +68,7 @@ class Layout(NamedTuple):
     gather: bool = False
     """Whether weights are gathered under the next forward, in small buckets."""
     chunks: int = 1
-    """Parts of the tokens for the loss. With recomputation also for MLPs, and stored activations are offloaded.
-    """
+    """Parts of the tokens for the loss. With recomputation also for MLPs, and stored activations are offloaded."""
     schedule: tuple[str, int] = ("1f1b", 1)
     """The pipeline schedule, and the number of stages per rank."""
 
@@ -279,8 +278,7 @@ def _transformers_resnet(tied: bool) -> sections.OtherModel:
 
 
 OF_MICRO_BATCHES = ("transformers' ResNet",)
-"""Models whose batch norms take statistics per micro-batch: the maths is equal only with equal micro-batches.
-"""
+"""Models whose batch norms take statistics per micro-batch: the maths is equal only with equal micro-batches."""
 
 
 def _transformers_gpt2(tied: bool) -> sections.OtherModel:

@@ -32,8 +32,7 @@ batch = dict(global_size=4)
 data = dict(files=['text.txt'])
 """
 LONGEST_S = 60.0
-"""A write that is held up longer fails, and so does the run. The test then shows the condition that did not come.
-"""
+"""A write that is held up longer fails, and so does the run. The test then shows the condition that did not come."""
 RANKS = 2
 
 
