@@ -18,7 +18,7 @@ SLEEPS = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
 
 @pytest.fixture
 def quick() -> Iterator[None]:
-    """A time-out of a second in the place of this test's own."""
+    """Replace this test's time-out by one of a second."""
     idle_timeout.start_timer(limit_s=60, idle_s=1, interval_s=0.1)
     yield
     idle_timeout.stop_timer()

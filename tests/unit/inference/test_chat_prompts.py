@@ -30,7 +30,7 @@ def job(folder: Path, data: Any) -> Job:
 
 
 def tokenizer(folder: Path, **values: Any) -> str:
-    """A folder as a tokenizer's, of which the template's files are read alone."""
+    """Write a tokenizer's folder, of which only the template's files are read."""
     folder.mkdir()
     (folder / "tokenizer_config.json").write_text(json.dumps(values))
     return str(folder)

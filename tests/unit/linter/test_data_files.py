@@ -16,7 +16,7 @@ from tests.support.lint import MODEL, codes
         ("['here.txt', 'folder']", []),
         ("['here.txt', 'gone.txt', 'folder/gone.txt']", ["'gone.txt' is not in", "'gone.txt' is not in"]),
         ("['dangling.txt']", ["'dangling.txt' is not in"]),
-        ("['/no/such/disk/text.txt']", []),  # of the job's hosts, maybe
+        ("['/no/such/disk/text.txt']", []),  # perhaps on the job's hosts
         ("['no_such_folder/text.txt']", []),
     ],
 )

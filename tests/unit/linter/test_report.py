@@ -35,7 +35,7 @@ def finding(path: str = "cfg.py", message: str = "message", severity: Any = "err
 
 
 def log_of(found: list[Finding], sources: dict[str, str], status: int = 1, **env: str) -> Any:
-    """A SARIF log that is valid by its schema."""
+    """Return a SARIF log that its schema validates."""
     log = json.loads(sarif(found, sources, ["cfg.py"], status, env))
     VALIDATOR.validate(log)
     return log["runs"][0]

@@ -28,7 +28,7 @@ ERRORS = {
 }
 
 
-@pytest.mark.prove  # a mypy of all, half a minute on two busy cores
+@pytest.mark.prove  # mypy on everything, half a minute on two busy cores
 def test_a_misspelt_field_is_a_type_error(tmp_path: Path) -> None:
     rule = tmp_path / "rule.py"
     rule.write_text(RULE)

@@ -37,7 +37,7 @@ def skeleton(model: Any) -> Skeleton:
 
 
 def record(between: Callable[[Tensor], Tensor], argument: Callable[[Tensor], Tensor]) -> None:
-    """Have a chain record what blocks are called with, in a forward with something between them."""
+    """Make a chain record the arguments of blocks, in a forward with something between them."""
 
     class Around(LlamaModel):
         def forward(self, *, inputs_embeds: Tensor, **_: Any) -> Any:
