@@ -1,4 +1,4 @@
-"""Runs the named benchmarks, or all, and prints one line a ratio; exit status 1 if one misses its target."""
+"""Run the named benchmarks, or all, and print a line per ratio; exit status 1 if one misses its target."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAMES = (
 
 
 def main() -> int:
-    """See the module."""
+    """Run the benchmarks on the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"any of {', '.join(NAMES)}; all by default")
     names = parser.parse_args().names or NAMES

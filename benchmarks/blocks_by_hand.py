@@ -1,12 +1,12 @@
-"""Transformer blocks as torch users write them in parallel: over DTensor, and by hand; what ours are compared with.
+"""Reference blocks for dslpar's: tensor-parallel transformer blocks over DTensor, and by hand.
 
-`Block` is plain torch.nn, with the projections q, k and v in one. `over_dtensor` gives it torch's own plan of column-
-and row-wise linears, as torchtitan's parallelize.py does (`use_local_output`, and with `sequence` the norms between
-them on pieces of the sequence). `ByHand` is Megatron-LM's pair of functions f and g (arXiv 1909.08053) around linears
-that hold this rank's rows or columns, and no more than that.
+`Block` is plain torch.nn, with one projection for q, k and v. `over_dtensor` gives it torch's own plan of column- and
+row-wise linears, as torchtitan's parallelize.py does (`use_local_output`, and with `sequence` the norms between them on
+pieces of the sequence). `ByHand` is Megatron-LM's pair of functions f and g (arXiv 1909.08053) around linears with this
+rank's rows or columns.
 
-The rows of `Block.qkv` are by head, (head, q k v, feature), for only so may a plan cut them; `by_head` brings ours,
-(q k v, head, feature), into that order.
+The rows of `Block.qkv` are ordered (head, q k v, feature), the only order that a plan can shard. `by_head` converts
+dslpar's order, (q k v, head, feature).
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from torch.nn import functional
 
 WORLD = 2
 Weights = Mapping[str, Tensor]
-"""Of a block, under the names that dslpar gives them."""
+"""Weights of a block, under dslpar's names."""
 
 
 class Attention(nn.Module):
-    """Causal; as many heads as the projection's output has."""
+    """Causal attention, with as many heads as the projection's output has."""
 
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Attention(nn.Module):
 
 
 class Apart(Attention):
-    """With a projection for each of q, k and v."""
+    """Attention with separate projections for q, k and v."""
 
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__(hidden, heads)
@@ -67,7 +67,7 @@ class Apart(Attention):
 
 
 class MLP(nn.Module):
-    """Up, gelu, down."""
+    """Up projection, GELU, down projection."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class Block(nn.Module):
 
 
 def apart(block: Block) -> Block:
-    """The block with a projection for each of q, k and v, as torchtitan has it."""
+    """Return the block with separate projections for q, k and v, as in torchtitan."""
     fused = block.attention
     hidden, heads = fused.qkv.in_features, fused.qkv.in_features // fused.head_dim
     block.attention = Apart(hidden, heads)
@@ -108,7 +108,7 @@ def apart(block: Block) -> Block:
 
 
 def load(block: Block, weights: Weights) -> Block:
-    """Takes the whole weights of one of our blocks."""
+    """Load the full weights of one of dslpar's blocks."""
     heads = block.attention.qkv.in_features // block.attention.head_dim
     by_name = {name: by_head(value, heads) if ".qkv." in name else value for name, value in weights.items()}
     block.load_state_dict(by_name)
@@ -116,7 +116,7 @@ def load(block: Block, weights: Weights) -> Block:
 
 
 def by_head(rows: Tensor, heads: int) -> Tensor:
-    """(q k v, head, feature) to (head, q k v, feature), along the first dim."""
+    """Reorder (q k v, head, feature) to (head, q k v, feature), along the first dim."""
     apart: Tensor = rows.unflatten(0, (3, heads, -1))
     return apart.transpose(0, 1).flatten(0, 2)
 
@@ -125,7 +125,7 @@ def by_head(rows: Tensor, heads: int) -> Tensor:
 
 
 def over_dtensor(blocks: nn.Sequential, *, sequence: bool) -> nn.Sequential:
-    """Every block by torch's plan."""
+    """Parallelize every block by torch's plan."""
     mesh = init_device_mesh("cpu", (WORLD,))
     for block in blocks:
         parallelize_module(block, mesh, sequence_plan() if sequence else plan())
@@ -133,7 +133,9 @@ def over_dtensor(blocks: nn.Sequential, *, sequence: bool) -> nn.Sequential:
 
 
 def plan() -> dict[str, ParallelStyle]:
-    """The residual whole on every rank; what enters attention is marked once, so that its gradient is summed once."""
+    """Keep the residual whole on every rank. The input of attention is marked once, so that its gradient is summed
+    once.
+    """
     whole: dict[str, Any] = {"input_layouts": (Replicate(),), "desired_input_layouts": (Replicate(),)}
     return {
         "attention": PrepareModuleInput(**whole),
@@ -145,7 +147,7 @@ def plan() -> dict[str, ParallelStyle]:
 
 
 def sequence_plan() -> dict[str, ParallelStyle]:
-    """The residual and the norms on pieces of the sequence, gathered once before attention and MLP."""
+    """Shard the residual and the norms along the sequence, gathered once before attention and MLP."""
     whole: dict[str, Any] = {"input_layouts": (Shard(1),), "desired_input_layouts": (Replicate(),)}
     return {
         "norm1": SequenceParallel(),
@@ -163,7 +165,7 @@ def sequence_plan() -> dict[str, ParallelStyle]:
 
 
 class _Copy(torch.autograd.Function):
-    """f: the input of a column-wise linear."""
+    """Megatron-LM's f: the input of a column-wise linear."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -177,7 +179,7 @@ class _Copy(torch.autograd.Function):
 
 
 class _Reduce(torch.autograd.Function):
-    """g: the output of a row-wise linear."""
+    """Megatron-LM's g: the output of a row-wise linear."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -198,7 +200,7 @@ class Column(nn.Linear):
 
 
 class Row(nn.Linear):
-    """This rank's columns of a linear; the bias is whole."""
+    """This rank's columns of a linear; the bias is not sharded."""
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., piece] to [..., whole]."""
@@ -206,7 +208,7 @@ class Row(nn.Linear):
 
 
 def by_hand(block: Block, rank: int) -> Block:
-    """The block with this rank's rows and columns."""
+    """Return the block with this rank's rows and columns."""
     block.attention.qkv, block.mlp.up = _rows(block.attention.qkv, rank), _rows(block.mlp.up, rank)
     block.attention.out, block.mlp.down = _columns(block.attention.out, rank), _columns(block.mlp.down, rank)
     return block

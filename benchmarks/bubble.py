@@ -1,11 +1,11 @@
-"""How long a step of a pipeline takes under each schedule, over what the simulation says: what waits between actions.
+"""Time of a pipeline step under each schedule, relative to the simulation.
 
     python -m benchmarks bubble
 
-Four ranks over gloo, 8 micro-batches through a tiny GPT. Each action does its work and then sleeps, until it has taken
-exactly the time that the simulation gives it; so few cores do for all ranks, and what is over is the executor's, the
-messages' and the sums at the end. A step's time is that of its slowest rank. A line's name has the bubble measured and
-simulated: the idle time of a rank over its busy time.
+Four ranks over gloo send 8 micro-batches through a tiny GPT. Each action does its work and then sleeps until it has
+taken exactly its simulated time. So few cores suffice for all ranks, and the excess is the time of the executor, the
+messages and the final sums. A step's time is that of its slowest rank. A line's name has the measured and the simulated
+bubble: a rank's idle time over its busy time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from dslpar.linter import check
 TARGET = 1.02
 WORLD, MICRO_BATCHES, STEPS = 4, 8, 2
 FORWARD_S = 0.6
-"""Of all stages of a rank together, and as long as each half of a backward; long, so that work fits in."""
+"""Forward time of all stages of a rank together, equal to each half of a backward; long, so that the work fits in."""
 SCHEDULES = (("1f1b", 1), ("interleaved", 2), ("zero_bubble", 1), ("zero_bubble", 2))
 CONFIG = """
 model = dict(type='GPT', num_layers=8, hidden_size=16, num_heads=2, vocab_size=256, max_seq_len=8)
@@ -46,13 +46,13 @@ train = dict(steps=1000)
 
 
 def ratios() -> Iterator[Ratio]:
-    """One line a schedule."""
+    """Yield a line per schedule."""
     for schedule, chunks in SCHEDULES:
         yield measured(schedule, chunks)
 
 
 def measured(schedule: str, chunks: int) -> Ratio:
-    """Time of the best step over that of the simulation; the interval is of all steps."""
+    """Return the time of the best step over the simulation's; the interval is over all steps."""
     job = job_of(schedule, chunks)
     timeline = ideal(job)
     steps = step_times(job)
@@ -63,25 +63,25 @@ def measured(schedule: str, chunks: int) -> Ratio:
 
 
 def measured_bubble(schedule: str, chunks: int) -> float:
-    """Idle over busy time of the best step."""
+    """Return idle over busy time of the best step."""
     job = job_of(schedule, chunks)
     return min(step_times(job)) / max(ideal(job).busy) - 1
 
 
 def job_of(schedule: str, chunks: int) -> Job:
-    """The Job of a schedule."""
+    """Return the job of a schedule."""
     text = CONFIG.format(world=WORLD, schedule=schedule, chunks=chunks, micro_batches=MICRO_BATCHES)
     return check.resolve(check.load_text(text, "bubble.py"), WORLD)
 
 
 def durations(job: Job) -> Durations:
-    """What each action is made to take."""
+    """Return the duration of each action."""
     each_s = FORWARD_S / job.schedule.chunks.num
     return even_durations(job.schedule.chunks.stages, each_s, each_s, each_s)
 
 
 def ideal(job: Job) -> Timeline:
-    """A step whose messages take no time."""
+    """Return the simulated step with instant messages."""
     return simulate(job.schedule.orders(), job.schedule.chunks, durations(job))
 
 
@@ -89,12 +89,12 @@ def ideal(job: Job) -> Timeline:
 
 
 def step_times(job: Job) -> list[float]:
-    """Seconds of steps, after one that takes what work it takes; of each the slowest rank's."""
+    """Return the seconds of each step on its slowest rank, after a warm-up step."""
     return [max(seconds) for seconds in zip(*on_ranks(WORLD, partial(rank_times, job)), strict=True)]
 
 
 def rank_times(job: Job) -> list[float]:
-    """Seconds of this rank's steps, which all ranks begin together."""
+    """Return the seconds of this rank's steps, which all ranks begin together."""
     warnings.simplefilter("ignore")
     start_deepspeed()
     engine = build_engine(job, Groups(job.mesh), all_counted=True)
@@ -106,7 +106,7 @@ def rank_times(job: Job) -> list[float]:
 
 
 def step_s(step: Callable[[], object]) -> float:
-    """Wall seconds of a step."""
+    """Return the wall seconds of a step."""
     dist.barrier()
     began = time.monotonic()
     step()
@@ -114,14 +114,14 @@ def step_s(step: Callable[[], object]) -> float:
 
 
 def pad(job: Job) -> None:
-    """Have each action sleep after its work, until it has taken its time."""
+    """Make each action sleep after its work, until its time is over."""
     take_s = partial(durations(job).of, split=job.schedule.split)
     for name in ("_forward", "_backward", "_weight_gradients"):
         setattr(PipelineExecutor, name, padded(getattr(PipelineExecutor, name), take_s))
 
 
 def padded(method: Callable[..., None], take_s: Callable[[Action], float]) -> Callable[..., None]:
-    """Return an action that sleeps before it sends, counted from when what it takes in was there."""
+    """Return an action that sleeps before it sends, counted from the arrival of its input."""
 
     def run(self: Any, action: Action, *args: Any) -> None:
         messages = self._messages

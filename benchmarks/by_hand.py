@@ -1,7 +1,7 @@
-"""The model of dslpar.models.GPT as one writes it without dslpar: torch layers, DeepSpeed, nothing else.
+"""The model of dslpar.models.GPT without dslpar: torch layers and DeepSpeed alone.
 
-The reference of benchmarks.overhead: same sizes, same optimizer and groups, same batch; with two stages, the same cut.
-Its parameters stand in the order of dslpar's, so that weights can be copied from one to the other.
+It is the reference of benchmarks.overhead, with the same sizes, optimizer and groups, batch, and partition into stages.
+Its parameters are in dslpar's order, so that weights can be copied.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MicroBatch = tuple[Tensor, Tensor]
 
 
 class Sizes(NamedTuple):
-    """Of the model and of a step."""
+    """Sizes of the model and of a step."""
 
     layers: int = 4
     hidden: int = 256
@@ -103,7 +103,7 @@ class GPT(nn.Module):
 
 
 def stages(sizes: Sizes, count: int) -> PipelineModule:
-    """The same as a pipeline; `uniform` cuts it where dslpar's config does."""
+    """Return the same model as a pipeline; `uniform` partitions it as dslpar's config does."""
     specs = [
         TiedLayerSpec("tokens", Tokens, sizes, tied_weight_attr=["weight"]),
         LayerSpec(Positions, sizes),
@@ -116,12 +116,12 @@ def stages(sizes: Sizes, count: int) -> PipelineModule:
 
 
 def loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """The mean over tokens."""
+    """Return the mean loss over tokens."""
     return functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
 def build(sizes: Sizes, world: int) -> Any:
-    """DeepSpeed's engine; with more than one rank, each is a stage."""
+    """Return DeepSpeed's engine; with more than one rank, each is a stage."""
     module = GPT(sizes) if world == 1 else stages(sizes, world)
     config = {
         "train_batch_size": sizes.micro * sizes.accumulation,
@@ -140,7 +140,7 @@ def build(sizes: Sizes, world: int) -> Any:
 
 
 def train_batch(engine: Any, batches: Sequence[MicroBatch]) -> float:
-    """One step; its loss."""
+    """Take one step, and return its loss."""
     if isinstance(engine.module, PipelineModule):
         return float(engine.train_batch(iter(batches)))
     losses = []
@@ -153,7 +153,7 @@ def train_batch(engine: Any, batches: Sequence[MicroBatch]) -> float:
 
 
 def copy_weights(module: GPT, weights: Iterator[Tensor]) -> None:
-    """Takes dslpar's weights, in order: they differ in shape at most (q, k, v are one dim more)."""
+    """Copy dslpar's weights in order. Only shapes may differ: q, k, v have one dim more."""
     with torch.no_grad():
         for mine, theirs in zip(module.parameters(), weights, strict=True):
             mine.copy_(theirs.view_as(mine))

@@ -1,12 +1,12 @@
-"""What a checkpoint costs over torch.distributed.checkpoint for the same tensors: wall time of a save and of a load.
+"""Checkpoint cost relative to torch.distributed.checkpoint for the same tensors: wall time of a save and of a load.
 
     python -m benchmarks checkpoint_cost
 
-The tensors are an engine's, where it holds them: shards of fp32 masters, and both of Adam's states. Each side saves
-them all, every element once, and brings its files to the disk (torch's writer does so by default); ours hashes them as
-well, and writes index, manifest, random states and schedule. Each side loads what it saved, in place: ours reads every
-byte against its digest first, and gives the model its weights again; torch's does neither. The page cache is warm for
-both. Each measurement is of all ranks together, from a barrier to a barrier.
+The tensors are an engine's own: shards of fp32 master weights, and both Adam states. Each side saves every element
+once, and flushes its files to disk, as torch's writer does by default. dslpar also hashes them, and writes index,
+manifest, random states and schedule. Each side loads its save in place. dslpar first checks every byte against its
+digest, and restores the model's weights. torch does neither. The page cache is warm for both. Each measurement covers
+all ranks together, from barrier to barrier.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ zero = dict(stage=1)
 optimizer = dict(type='AdamW', lr=3e-4)
 train = dict(output_dir={output_dir!r})
 """
-"""19 M parameters: 228 MB of masters and states."""
+"""19 M parameters: 228 MB of master weights and states."""
 
 
 def ratios() -> Iterator[Ratio]:
-    """Two data ranks with ZeRO 1, and two of those on two tensor ranks each."""
+    """Measure two data ranks with ZeRO 1, and the same with two tensor ranks each."""
     for world, tensor in ((2, 1), (4, 2)):
         with tempfile.TemporaryDirectory() as made:
             saves, loads = on_ranks(world, partial(measure, Path(made), world, tensor))[0]
@@ -61,7 +61,7 @@ def ratios() -> Iterator[Ratio]:
 
 
 def measure(folder: Path, world: int, tensor: int) -> tuple[list[float], list[float]]:
-    """The ratios of saves and of loads, on one of the ranks."""
+    """Return the ratios of saves and of loads, on one of the ranks."""
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     engine = trained(folder / "ours", world, tensor)
@@ -76,7 +76,7 @@ def measure(folder: Path, world: int, tensor: int) -> tuple[list[float], list[fl
 
 
 def trained(output_dir: Path, world: int, tensor: int) -> Engine:
-    """An engine after one step: Adam has its states."""
+    """Return an engine after one step, when Adam has its states."""
     start_deepspeed()
     text = CONFIG.format(sequence=SEQUENCE, tensor=tensor, output_dir=str(output_dir))
     job = check.resolve(check.load_text(text, "checkpoint_cost.py"), world)
@@ -90,13 +90,13 @@ Tensors = dict[str, torch.Tensor]
 
 
 def tensors_of(engine: Engine) -> Tensors:
-    """What our save writes on this rank, under names of its own on each: so torch saves each of them, too."""
+    """Return dslpar's tensors on this rank, under names that are unique per rank, so that torch saves each, too."""
     _, tensors = saving._collect_tensors(engine, engine.groups.rank)
     return {f"{key}@{engine.groups.rank}": tensor for key, tensor in tensors.items()}
 
 
 def check_same_size(engine: Engine, tensors: Tensors, folder: Path) -> None:
-    """Both sides write as many bytes, but for names and indices: torch leaves no tensor out as a copy of another."""
+    """Check that both sides write equally many bytes, apart from names and indices: torch drops no tensor as a copy."""
     save(engine)
     save_theirs(tensors, folder)
     ours, theirs = (
@@ -110,7 +110,7 @@ def check_same_size(engine: Engine, tensors: Tensors, folder: Path) -> None:
 
 
 def timed(act: Callable[[], object]) -> Costs:
-    """Wall seconds, until all ranks are through."""
+    """Return wall seconds until all ranks have finished."""
     dist.barrier()
     began = time.perf_counter()
     act()
@@ -119,26 +119,26 @@ def timed(act: Callable[[], object]) -> Costs:
 
 
 def cleared(folder: Path) -> None:
-    """Each save writes new files."""
+    """Empty the folder, so that each save writes new files."""
     dist.barrier()
     if dist.get_rank() == 0:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def save(engine: Engine) -> Costs:
-    """Ours."""
+    """Save with dslpar."""
     cleared(Path(engine.job.output_dir))
     return timed(partial(checkpoint.save, engine))
 
 
 def save_theirs(tensors: Tensors, folder: Path) -> Costs:
-    """torch's."""
+    """Save with torch."""
     cleared(folder)
     return timed(partial(torch_save, tensors, checkpoint_id=folder))
 
 
 def load(engine: Engine) -> Costs:
-    """Ours: the newest, once all of it is known to be whole."""
+    """Load the newest checkpoint with dslpar, after verifying all of it."""
 
     def newest() -> None:
         stored = checkpoint.find_checkpoint(engine.job, world_of(engine))
@@ -149,5 +149,5 @@ def load(engine: Engine) -> Costs:
 
 
 def load_theirs(tensors: Tensors, folder: Path) -> Costs:
-    """torch's."""
+    """Load with torch."""
     return timed(partial(torch_load, tensors, checkpoint_id=folder))

@@ -1,10 +1,11 @@
-"""What attention over a cut sequence costs: CPU time of our ring's forward and backward, against torch's own.
+"""Cost of attention over a sharded sequence: CPU time of dslpar's ring, forward and backward, against torch's ring.
 
-Four ranks over gloo, one sample of 8,192 tokens, fp32, a causal mask. torch's is the ring of its experimental context
+Four ranks over gloo, one sample of 8,192 tokens, fp32, a causal mask. torch's ring is its experimental context
 parallelism (`torch.distributed.tensor.experimental`, with its balanced order, which is on by default). It has operators
-for CUDA alone, so here it calls the one for CPUs that ours calls, too. Before anything is timed, both give the same.
+for CUDA alone, so here it calls the CPU operator that dslpar calls, too. Both must give equal results before anything
+is timed.
 
-And one process through our attention against torch's scaled_dot_product_attention, which it calls.
+A second line compares dslpar's attention in one process with torch's scaled_dot_product_attention, which it calls.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def ratios() -> Iterator[Ratio]:
-    """Of the ring, and of one process."""
+    """Measure the ring, and one process."""
     torch.set_num_threads(1)
     with side(check_same, RANKS):
         pass
@@ -49,7 +50,7 @@ def ratios() -> Iterator[Ratio]:
 
 
 def step_of(make: Callable[[], Attend], length: int) -> Callable[[], Tensor]:
-    """Return a forward and backward of attention on this rank's tokens; it gives the queries' gradient."""
+    """Return attention's forward and backward on this rank's tokens as a function that gives the queries' gradient."""
     attend, parts = make(), numbers(length)
     y_grad = numbers(length)[0].detach()
 
@@ -64,7 +65,7 @@ def step_of(make: Callable[[], Attend], length: int) -> Callable[[], Tensor]:
 
 
 def numbers(length: int) -> list[Tensor]:
-    """Return queries, keys and values of this rank."""
+    """Return this rank's queries, keys and values."""
     rank = dist.get_rank() if dist.is_initialized() else 0
     generator = torch.Generator().manual_seed(rank)
     shape = 1, HEADS, length, HEAD_DIM
@@ -109,7 +110,7 @@ class _TorchsRing(torch.autograd.Function):
 
 
 def check_same() -> Callable[[], None]:
-    """Both rings' gradients of the queries: fp32 sums in other orders are some 1e-6 apart."""
+    """Compare both rings' gradients of the queries: fp32 sums in other orders differ by some 1e-6."""
     own, others = (step_of(make, TOKENS // RANKS)() for make in (our_ring, torch_s_ring))
     torch.testing.assert_close(own, others, rtol=1e-4, atol=1e-6)
     return lambda: None

@@ -1,7 +1,7 @@
-"""What a block and the loss ask of an accelerator, forward and backward, on a rank of a world that is not there.
+"""Accelerator work of a block and the loss, forward and backward, counted on a fake rank.
 
-`plain_counts` is of the same block in torch.nn: benchmarks.one_device has GPT's, benchmarks.plain_torch Llama's. Each
-function that takes a mode makes this process a rank of torch's fake group: call it in a process of its own.
+`plain_counts` counts the same block in torch.nn: GPT's from benchmarks.one_device, Llama's from benchmarks.plain_torch.
+Each function with a mode makes this process a rank of torch's fake group, so call it in a separate process.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ PLAIN: Mapping[str, Callable[[], nn.Module]] = {
 
 
 class BlockCounts(NamedTuple):
-    """Of one block."""
+    """Counts of one block."""
 
     forward: Kernels
     backward: Kernels
     graph_breaks: int
     exposed_share: float | None = None
-    """With `comm_overlap`: what `exposed_share` returns."""
+    """`exposed_share`'s value with `comm_overlap`."""
 
 
 def block_counts(form: str, tensor: str) -> BlockCounts:
@@ -72,10 +72,11 @@ def block_counts(form: str, tensor: str) -> BlockCounts:
 
 
 def exposed_share(groups: Groups, form: str, shape: tuple[int, ...]) -> float:
-    """Return, of a block in the middle of a model, collectives that no product hides, over all that it would have.
+    """Return the share of exposed collectives of a block in the middle of a model, relative to those without overlap.
 
-    Would have without `comm_overlap`, which cuts them into more. What two blocks expose more than one is the second's:
-    a model's first gathering and last reduction of weights are no layer's.
+    `comm_overlap` splits collectives into more, so the denominator is counted without it. The exposed ones are those of
+    two blocks minus those of one block, since the model's first gather and last reduction of weights belong to no
+    layer.
     """
     one, two = (_both(_blocks(groups, form, count), shape) for count in (1, 2))
     tensor = replace(groups.tensor, comm_overlap=False)
@@ -97,7 +98,7 @@ def _blocks(groups: Groups, form: str, count: int) -> nn.Module:
 
 
 def plain_counts(form: str) -> BlockCounts:
-    """Count the block of this form that is plain torch.nn."""
+    """Count the plain torch.nn block of this form."""
     warnings.simplefilter("ignore")
     return _counts(PLAIN[form](), (MICRO, SEQUENCE, HIDDEN))
 
@@ -107,7 +108,7 @@ def _counts(block: nn.Module, shape: tuple[int, ...]) -> BlockCounts:
 
 
 def _run(block: nn.Module, shape: tuple[int, ...]) -> tuple[Kernels, Kernels]:
-    """Count a second forward and backward: tables are made, and the order of weights learnt, in the first."""
+    """Count a second forward and backward; the first one makes tables and learns the order of weights."""
     for _ in range(2):
         x = torch.ones(shape, dtype=torch.bfloat16, requires_grad=True)
         with count_kernels() as forward:
@@ -119,18 +120,20 @@ def _run(block: nn.Module, shape: tuple[int, ...]) -> tuple[Kernels, Kernels]:
 
 
 def graph_breaks(block: nn.Module, shape: tuple[int, ...]) -> int:
-    """Count where torch.compile breaks a block's graph, in the forward and what it traces of the backward."""
+    """Count the graph breaks of torch.compile in a block's forward and the traced part of its backward."""
     torch._dynamo.reset()
     explained = torch._dynamo.explain(block)(torch.ones(shape, dtype=torch.bfloat16, requires_grad=True))
     return int(explained.graph_break_count)
 
 
 TOKENS, VOCAB_SIZE = 64, 4096
-"""Of a loss."""
+"""Sizes of the loss."""
 
 
 def loss_bytes() -> tuple[float, float]:
-    """Return bytes that a loss and its backward move for a logit in bfloat16: torch's, of upcast logits, and ours."""
+    """Return the bytes that the loss and its backward move per bfloat16 logit: torch's with upcast logits, and
+    dslpar's.
+    """
     found = []
     labels = torch.zeros(TOKENS, dtype=torch.int64, device="meta")
     ours = partial(cross_entropy, Groups(Mesh()), vocab_size=VOCAB_SIZE)
@@ -143,16 +146,16 @@ def loss_bytes() -> tuple[float, float]:
 
 
 def compiled_loss_bytes(tensor: str, tokens: int = TOKENS, vocab_size: int = VOCAB_SIZE) -> float:
-    """Return what `loss_bytes` counts, of our loss in a mode and with train.compile, as torch's inductor counts it.
+    """Return the bytes per logit of dslpar's compiled loss in a mode, as torch's inductor counts them.
 
-    Of the CPU's kernels, since they run; an accelerator's are fused alike.
+    The count is of CPU kernels, since those can run here. An accelerator's kernels are fused alike.
     """
-    from torch._inductor import compile_fx, config, metrics  # here: it takes a second, and this function alone asks
+    from torch._inductor import compile_fx, config, metrics  # here: it takes a second, for this function alone
 
     cuboid = TENSORS[tensor]
     labels = torch.zeros(1, tokens, dtype=torch.int64)
     metrics.reset()
-    compile_fx.inductor_metrics_log.setLevel(logging.INFO)  # without, it counts nothing
+    compile_fx.inductor_metrics_log.setLevel(logging.INFO)  # otherwise it counts nothing
     with fake_world(cuboid.size - 1, cuboid.size), config.patch(force_disable_caches=True), compiled_losses("inductor"):
         logits = torch.zeros(1, tokens, vocab_size // cuboid.size, dtype=torch.bfloat16, requires_grad=True)
         cross_entropy(Groups(Mesh(tensor=cuboid)), logits, labels, vocab_size).backward()

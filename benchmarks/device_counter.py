@@ -1,12 +1,12 @@
-"""What an accelerator would be asked to do, counted on a CPU where nothing runs on one.
+"""Count the work of an accelerator on a CPU: kernels, bytes, collectives, and waits of the host.
 
     with count_kernels() as counts: block(x).backward(...)
     with count_waits() as waits: engine.train_batch(batches)
 
 Collectives are those of torch's fake process group. Kernels are operations of torch's dispatcher that compute or move
-elements: views and allocations are none. The host waits for the device where it reads a tensor's value, where it copies
-a value of its own to the device without pinned memory, and where it asks for it (`synchronize`). A value is the host's
-own where it was made of Python's numbers, or of such values alone.
+elements, without views and allocations. The host waits for the device when it reads a tensor's value, when it copies a
+host value to the device without pinned memory, and when it calls `synchronize`. A host value is made from Python
+numbers, or only from such values.
 """
 
 from __future__ import annotations
@@ -41,30 +41,30 @@ ALLOCATIONS = (
 COPIES = ("clone", "copy_", "_to_copy", "contiguous", "cat", "stack")
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "linear")
 PICKS = ("gather", "scatter_", "scatter_add_")
-"""Of the large tensor they touch as many elements as there are indices."""
+"""Operations that touch as many elements of the large tensor as there are indices."""
 PRODUCT_PREFIXES = ("_scaled_dot_product", "_flash_attention")
 
 
 @dataclass
 class Kernels:
-    """What was asked of the device."""
+    """Work of the device."""
 
     kernels: int = 0
     layout_copies: int = 0
-    """Kernels that move elements and compute nothing, but for changes of type."""
+    """Kernels that move elements without computing, apart from dtype changes."""
     num_bytes: int = 0
-    """Read and written by all kernels, each of which reads its inputs and writes its outputs once."""
+    """Bytes read and written by all kernels; each reads its inputs once and writes its outputs once."""
     collectives: int = 0
     exposed: int = 0
-    """Collectives that are waited for with no product enqueued since they began."""
+    """Collectives that are waited for before any product is enqueued after their start."""
     by_name: Counter[str] = field(default_factory=Counter)
 
     def __add__(self, other: Kernels) -> Kernels:
-        """Return what both asked for."""
+        """Return the sum of both counts."""
         return Kernels(**{name: getattr(self, name) + getattr(other, name) for name in self.__dict__})
 
     def __sub__(self, before: Kernels) -> Kernels:
-        """Return what was asked since `before`, a copy of these counts."""
+        """Return the work since `before`, a copy of these counts."""
         return Kernels(**{name: getattr(self, name) - getattr(before, name) for name in self.__dict__})
 
 
@@ -73,13 +73,13 @@ class _KernelMode(TorchDispatchMode):
         super().__init__()
         self.counts = Kernels()
         self._under_way: dict[int, tuple[object, int]] = {}
-        """By id, what each collective not waited for is waited by, and how many products were enqueued when it began.
+        """By id, the handle of each unfinished collective, and the number of products enqueued at its start.
 
-        Held, so that no other gets its id. A collective may be waited for in another linear than it was started in.
+        The handle is kept so that its id is not reused. A linear may wait for a collective that another one started.
         """
         self._products = 0
         self._cast: Tensor | None = None
-        """What the last operation has made, if that changed a type."""
+        """The result of the last operation, if it changed a dtype."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -96,15 +96,15 @@ class _KernelMode(TorchDispatchMode):
                     self.wait(begun)
             return result
         if func.is_view or name in ALLOCATIONS:
-            # An allocation's contents are what a collective that never runs leaves: zeros, not what was in memory.
+            # A collective that never runs leaves an allocation as it is: use zeros, not the old contents of memory.
             if name.startswith(("empty", "new_empty")) and isinstance(result, Tensor):
                 result.zero_()
             return result
-        inputs = {key: value for key, value in (kwargs or {}).items() if key != "out"}  # which is the result
+        inputs = {key: value for key, value in (kwargs or {}).items() if key != "out"}  # `out` is the result
         tensors = [leaf for leaf in tree_flatten((args, inputs, result))[0] if isinstance(leaf, Tensor)]
-        if result is None:  # as of fused optimizers, which write into what they were given
+        if result is None:  # such as fused optimizers, which write into their arguments
             tensors += _written(func, args)
-        if not tensors:  # a question about the processor, a mark for a profiler
+        if not tensors:  # a query of the processor, or a mark for a profiler
             return result
         if name in PICKS:
             tensors = [each for each in tensors if each.numel() <= args[2].numel()] * 2
@@ -112,8 +112,8 @@ class _KernelMode(TorchDispatchMode):
         self.counts.by_name[name] += 1
         self.counts.num_bytes += sum(map(_num_bytes, tensors))
         if name == "_softmax" and self._cast is not None and args[0] is self._cast:
-            # Of float16 softmax(x, dtype=torch.float32) upcasts by a kernel of its own on a CPU alone; of bfloat16 on a
-            # GPU too, as a profile of an H200 has shown.
+            # On a CPU, softmax(x, dtype=torch.float32) upcasts float16 by a separate kernel. For bfloat16 a GPU does
+            # so, too, as a profile of an H200 showed.
             self.counts.kernels -= 1
             self.counts.num_bytes -= 2 * _num_bytes(self._cast)
         self._cast = result if name == "_to_copy" and args[0].dtype == torch.float16 else None
@@ -123,13 +123,13 @@ class _KernelMode(TorchDispatchMode):
         return result
 
     def wait(self, begun: object) -> None:
-        """The collective is waited for, by its Work or, a functional one, by its tensor; a second time is none."""
+        """Note the wait for a collective, by its Work or a functional one's tensor. A second wait changes nothing."""
         _, products = self._under_way.pop(id(begun), (None, -1))
         self.counts.exposed += products == self._products
 
 
 def _waited_by(result: Any) -> object:
-    """Return the Work that a collective's operation has made, as Python gets it; of a functional one, its tensor."""
+    """Return the Work of a collective's operation as Python gets it, or a functional one's tensor."""
     leaves = tree_flatten(result)[0]
     boxed = next((leaf for leaf in leaves if isinstance(leaf, torch.ScriptObject)), None)
     return leaves[0] if boxed is None else Work.unbox(boxed)
@@ -140,7 +140,7 @@ def _num_bytes(x: Tensor) -> int:
 
 
 def _written(func: Any, args: tuple[Any, ...]) -> list[Tensor]:
-    """Return the arguments that an operation writes into."""
+    """Return the arguments that an operation writes to."""
     pairs = zip(func._schema.arguments, args, strict=False)
     written = [value for argument, value in pairs if argument.alias_info is not None and argument.alias_info.is_write]
     return [leaf for leaf in tree_flatten(written)[0] if isinstance(leaf, Tensor)]
@@ -148,7 +148,7 @@ def _written(func: Any, args: tuple[Any, ...]) -> list[Tensor]:
 
 @contextmanager
 def count_kernels() -> Iterator[Kernels]:
-    """Count what is asked of the device within the context."""
+    """Count the device's work inside the `with`."""
     mode, work = _KernelMode(), cast("Any", FakeWork)
     original = work.wait
 
@@ -167,17 +167,17 @@ def count_kernels() -> Iterator[Kernels]:
 # ---- waits of the host ----
 
 CHECKS_OF_CPUS = "check_range"
-"""Reads on a CPU; on an accelerator the device itself looks at the ids, and nobody waits."""
+"""Reads that happen only on a CPU: an accelerator checks the ids itself, and nobody waits."""
 _READS = ("item", "tolist", "__bool__", "__float__", "__int__", "__index__", "cpu", "numpy", "is_nonzero", "nonzero")
 
 
 @dataclass
 class Waits:
-    """How often the host waited for the device, and where."""
+    """The host's waits for the device, and their places in the code."""
 
     reads: list[str] = field(default_factory=list)
     copies: list[str] = field(default_factory=list)
-    """Of values of the host's own to the device."""
+    """Copies of host values to the device."""
     synchronizations: list[str] = field(default_factory=list)
 
 
@@ -205,7 +205,7 @@ class _WaitMode(TorchFunctionMode):
 
 @contextmanager
 def count_waits() -> Iterator[Waits]:
-    """Count where the host waits for the device within the context."""
+    """Count the host's waits for the device inside the `with`."""
     mode, accelerator = _WaitMode(), get_accelerator()
     synchronize = accelerator.synchronize
 
@@ -222,7 +222,7 @@ def count_waits() -> Iterator[Waits]:
 
 
 def _is_counter_of_steps() -> bool:
-    """Whether torch's optimizers are at work: their counters of steps are on the host, and say so by a device."""
+    """Return whether a torch optimizer is running: its step counters are on the host, and declare so by a device."""
     return "/torch/optim/" in sys._getframe(2).f_code.co_filename
 
 
@@ -231,7 +231,7 @@ def _place_in(function: str) -> bool:
 
 
 def _place() -> str:
-    """Return the line of code that is at work, of this project or of DeepSpeed."""
+    """Return the current line of code of this project or of DeepSpeed."""
     for frame in reversed(traceback.extract_stack()):
         if "torch" not in frame.filename.split("/") and not frame.filename.endswith("device_counter.py"):
             return f"{frame.filename.rpartition('/')[2]}:{frame.lineno}: {frame.line}"

@@ -1,19 +1,19 @@
-"""What a block and a step ask of an accelerator, counted on a CPU: as a rank of a world whose others are not there.
+"""Accelerator work of a block and a step, counted on a CPU by a fake rank.
 
     python -m benchmarks.device_counts              # all rows
     python -m benchmarks.device_counts pipeline     # rows whose names hold the word
 
-Of a block, forward and backward: kernels, those of them that only move elements, bytes that kernels read and write,
-collectives, those that no product hides, and where torch.compile would break its graph; with overlap also which share
-no product hides in the middle of a model, of the collectives that the block has without. Of the loss: bytes for each
-logit in bfloat16. Of a step, the second one: the same, and how often the host waits for the device. Rows of `plain
-torch` are the same model in torch.nn; a step of it is a loop with autocast.
+For a block, forward and backward, the rows count kernels, kernels that only move elements, bytes that kernels read and
+write, collectives, exposed collectives (hidden by no product), and graph breaks of torch.compile. With overlap they
+also have the exposed share in the middle of a model, relative to the block's collectives without overlap. For the loss
+they count bytes per logit in bfloat16. For a step, which is the second one, they count the same, and the host's waits
+for the device. Rows of `plain torch` are the same model in torch.nn, stepped by a loop with autocast.
 
-Below the rows stands what was asked (benchmarks.device_targets) beside what it was before and what is seen. Exit status
-1: something asked is missed that is not known to be, or a count is above its row's limit.
+Below the rows are the targets (benchmarks.device_targets) beside the earlier and the current counts. Exit status 1
+means that a target has an unknown miss, or that a count is above its row's limit.
 
-Numbers are those of torch's operations before any fusion, so they say what is enqueued and not how long it takes; what
-is called compiled is of the kernels that torch's inductor makes of them.
+The numbers are of torch's operations before any fusion, so they count enqueued work and not time. Rows called compiled
+count the kernels that torch's inductor makes of them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,6 @@ from benchmarks.device_steps import (
 from benchmarks.device_targets import Counts, Found
 from tests.support.fake_world import LostError, in_forks
 
-"""For one row."""
 BLOCKS: Mapping[str, Callable[[], BlockCounts]] = {
     f"{form}, {kind}": partial(block_counts, form, kind) if kind in TENSORS else partial(plain_counts, form)
     for form in FORMS
@@ -60,7 +59,7 @@ BYTES: Mapping[str, Callable[[], Counts]] = {
     "the loss": lambda: dict(zip(("torch's", "bytes a logit"), loss_bytes(), strict=True)),
     "the loss, compiled": lambda: {"bytes a logit": compiled_loss_bytes("one process")},
     "the loss, compiled, 1d": lambda: {"bytes a logit": compiled_loss_bytes("1d")},
-    # From so many on, what is not compiled goes by parts.
+    # at this size, the uncompiled loss would run in chunks
     "the loss, compiled, 1d, many": lambda: {"bytes a logit": compiled_loss_bytes("1d", 1024, 40_960)},
     "a gradient's sum": lambda: {"bytes a parameter": accumulation_bytes()},
 }
@@ -97,7 +96,7 @@ def _columns(kernels: Kernels) -> dict[str, float]:
 
 
 def main() -> int:
-    """Print the tables; see the module."""
+    """Print the tables."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.device_counts", description=__doc__.split("\n")[0])
     parser.add_argument("words", nargs="*", metavar="WORD", help="only rows whose names hold all words")
     parser.add_argument("--write-limits", action="store_true", help="make what is counted these rows' limits")
@@ -111,7 +110,7 @@ def main() -> int:
 
 
 def _count(words: Sequence[str]) -> tuple[Found, list[str]]:
-    """Count the rows and print them; also those that did not end."""
+    """Count the rows and print them, and the rows that did not finish."""
     found: dict[tuple[str, str], Counts] = {}
     lost = []
     for table, rows in TABLES.items():

@@ -1,11 +1,11 @@
-"""What a whole step asks of an accelerator and how often its host waits, on a rank of a world that is not there.
+"""Accelerator work of a whole step, and the waits of its host, counted on a fake rank.
 
-A step is the second one, of ACCUMULATION micro-batches: of an engine, or of a plain loop over such a model in torch.nn.
-Each function makes this process a rank of torch's fake group: call it in a process of its own.
+The second step is counted, of ACCUMULATION micro-batches, in an engine or in a plain loop over such a torch.nn model.
+Each function makes this process a rank of torch's fake group, so call it in a separate process.
 
-What DeepSpeed offloads is counted like the rest: on a CPU the optimizer's kernel of the host cannot be told from one of
-a device. Sends and receives of a pipeline count as collectives. Not seen is what waits for a stream, as DeepSpeed's
-ZeRO 3 does after each backward: a CPU has none.
+Offloaded work is counted like the rest, since on a CPU the optimizer's host kernel looks like a device's. Sends and
+receives of a pipeline count as collectives. Waits for a stream, as in ZeRO 3 after each backward, are not seen, since a
+CPU has no streams.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ LLAMA = (
 
 @dataclass(frozen=True)
 class Layout:
-    """A job, and the rank that is looked at."""
+    """A job, and the counted rank."""
 
     keys: str
     world: int = 1
     rank: int = 0
     form: str = ""
-    """More of the model's fields."""
+    """Further fields of the model."""
 
 
 def _tensor(size: int, mode: str, more: str = "") -> str:
@@ -90,7 +90,7 @@ LAYOUTS_OF_STEPS: Mapping[str, Layout] = {
 
 
 class StepCounts(NamedTuple):
-    """Of one step."""
+    """Counts of one step."""
 
     waits: Waits
     kernels: Kernels
@@ -101,14 +101,14 @@ def step_counts(layout: str) -> StepCounts:
     of = LAYOUTS_OF_STEPS[layout]
     with _counting() as (waits, kernels), _rank_of(of):
         engine = _engine(of)
-        engine.host_reads.local_flags = lambda: (False, False, False)  # as the loop of train.py has it
+        engine.host_reads.local_flags = lambda: (False, False, False)  # as in the loop of train.py
         counts = _second_step(engine.train_batch, waits, kernels)
         assert not engine.skipped, "a step that is skipped is another one"
     return counts
 
 
 def plain_step_counts(form: str) -> StepCounts:
-    """Count the second step of a plain loop over the model of this form in torch.nn."""
+    """Count the second step of a plain torch.nn loop over the model of this form."""
     warnings.simplefilter("ignore")
     model: nn.Module = by_hand.GPT(SIZES) if form == "GPT" else Llama(SIZES, KV_HEADS)
     with _counting() as (waits, kernels):
@@ -116,7 +116,7 @@ def plain_step_counts(form: str) -> StepCounts:
 
 
 def accumulation_bytes() -> float:
-    """Return bytes that adding a bf16 gradient to its sum moves, for a parameter and micro-batch."""
+    """Return the bytes moved to add a bf16 gradient to its sum, per parameter and micro-batch."""
     of = MODES["one process, ZeRO 1"]
     with _rank_of(of):
         zero = _engine(of).deepspeed.optimizer
@@ -136,7 +136,7 @@ def _counting() -> Iterator[tuple[Waits, Kernels]]:
 
 @contextmanager
 def _rank_of(layout: Layout) -> Iterator[None]:
-    """This process as that rank, in the environment that a launcher would give it."""
+    """Make this process that rank, in a launcher's environment."""
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     deepspeed_patches.skip_shm_op()
@@ -149,7 +149,7 @@ def _rank_of(layout: Layout) -> Iterator[None]:
 
 
 def _header(*_: object) -> list[tuple[torch.dtype, tuple[int, ...]]]:
-    """What the other stage would say before its first message, which is not of the second step."""
+    """Return the header that the other stage sends before its first message, which the second step does not have."""
     return [(torch.bfloat16, (SIZES.micro, SIZES.sequence, SIZES.hidden))]
 
 
@@ -162,7 +162,7 @@ def _engine(layout: Layout) -> Any:
 def _second_step(step: Callable[[list[tuple[Tensor, Tensor]]], Any], waits: Waits, kernels: Kernels) -> StepCounts:
     ids = torch.arange(4 * 33).view(4, 33) % 256
     batches = [(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())] * ACCUMULATION
-    step(batches)  # makes the optimizer's states
+    step(batches)  # creates the optimizer's states
     for places in (waits.reads, waits.copies, waits.synchronizations):
         places.clear()
     before = copy.deepcopy(kernels)

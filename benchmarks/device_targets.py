@@ -1,8 +1,8 @@
-"""What is asked of the counts of benchmarks.device_counts, what they were before, and how far each row may go.
+"""Targets of benchmarks.device_counts, the earlier counts, and the limits of each row.
 
-FIGURES are what was asked. A row that misses one is always printed as MISSED, also where KNOWN tells why. The limits in
-device_limits.json are what each row counted when they were written: a count above its limit is a step back. They are of
-one version of torch, whose operations change with the next, and are judged with that version alone.
+FIGURES are the targets. A row that misses one is always printed as MISSED, even if KNOWN has the reason. The limits in
+device_limits.json are each row's counts when they were written, so a count above its limit is a regression. They hold
+for one version of torch, since operations change with versions, and are checked with that version alone.
 
     python -m benchmarks.device_counts --write-limits      # after a change that is worth what it costs
 """
@@ -17,24 +17,24 @@ from typing import Any, NamedTuple, cast
 import torch
 
 Counts = Mapping[str, float]
-"""A row: a number for each column."""
+"""A row: column -> number."""
 Found = Mapping[tuple[str, str], Counts]
-"""By table and row."""
+"""(table, row) -> counts."""
 
 
 class Figure(NamedTuple):
-    """Something that was asked of a column."""
+    """A target of a column."""
 
     what: str
     table: str
     column: str
     was: str
     asked: float
-    """At most."""
+    """Upper bound."""
     applies: Callable[[str], bool] = lambda row: "plain torch" not in row
 
     def rows(self, found: Found) -> dict[str, float]:
-        """Return what each row of which it is asked has in its column."""
+        """Return the column's value of each row with this target."""
         return {
             row: counts[self.column]
             for (table, row), counts in found.items()
@@ -60,13 +60,13 @@ FIGURES = (
     Figure("clones, a block with sequence", "block", "clones", "8", 2, _is_sequence),
     Figure("all copies, a block with sequence", "block", "copies", "-", 2, _is_sequence),
     Figure("bytes a logit, the loss", "bytes", "bytes a logit", "64", 16),
-    # The gradient is read in bf16, its sum read and written in float32. On CUDA the product adds to the sum by itself.
+    # The gradient is read in bf16, its sum read and written in float32. On CUDA the product itself adds to the sum.
     Figure("bytes a parameter, a gradient's sum", "bytes", "bytes a parameter", "18", 10),
 )
 
 
 class Known(NamedTuple):
-    """A figure that some rows are known to miss, and why."""
+    """A figure that some rows are known to miss, and the reason."""
 
     column: str
     applies: Callable[[str], bool]
@@ -94,7 +94,7 @@ class Miss(NamedTuple):
     row: str
     seen: float
     why: str | None
-    """Of one that is known."""
+    """The reason of a known miss."""
 
     def __str__(self) -> str:
         text = f"MISSED {self.figure.what}: {self.row}: {self.seen:g}, asked at most {self.figure.asked:g}"
@@ -116,7 +116,7 @@ def _known(figure: Figure, row: str) -> list[Known]:
 
 
 def wrong(found: Found) -> list[str]:
-    """Return what needs a hand: misses that are not known, known ones that are none any more, counts above limits."""
+    """Return problems: unknown misses, known misses that are gone, counts above limits."""
     missed = misses(found)
     return [str(miss) for miss in missed if not miss.why] + _met_again(found, missed) + list(_above(found))
 
@@ -138,12 +138,12 @@ LIMITED = ("kernels", "copies", "KB moved", "collectives", "exposed")
 
 
 def torch_version() -> str:
-    """Return torch's version without its patch: 2.13."""
+    """Return torch's version without the patch number, such as 2.13."""
     return ".".join(torch.__version__.split(".")[:2])
 
 
 def are_of_this_torch() -> bool:
-    """Whether the limits were written with this version of torch."""
+    """Return whether the limits were written with this version of torch."""
     return bool(_read()["torch"] == torch_version())
 
 
@@ -166,7 +166,7 @@ def _above(found: Found) -> Iterator[str]:
 
 
 def write_limits(found: Found, keep_others: bool = False) -> None:
-    """Write what was counted as the limits, a row a line, so that a diff shows the rows that changed."""
+    """Write the counts as the limits, a row per line, so that a diff shows the changed rows."""
     limits: dict[str, dict[str, Counts]] = _read() if keep_others else {}
     for (table, row), counts in found.items():
         if "kernels" in counts:
@@ -184,7 +184,7 @@ def write_limits(found: Found, keep_others: bool = False) -> None:
 
 
 def report(found: Found) -> list[str]:
-    """Print what was asked beside what was and what is seen, and all that misses it; return what is wrong."""
+    """Print the targets beside the earlier and current counts, and all misses. Return what is wrong."""
     print(f"\n{'asked':42}     was  at most   seen")
     for figure in FIGURES:
         rows = figure.rows(found)
@@ -202,7 +202,7 @@ def report(found: Found) -> list[str]:
 
 
 def _by_reason(missed: list[Miss]) -> list[str]:
-    """Return a line for each figure that is missed and reason for it, with its rows."""
+    """Return a line per missed figure and reason, with its rows."""
     rows: dict[tuple[str, str | None], list[str]] = {}
     for miss in missed:
         rows.setdefault((miss.figure.what, miss.why), []).append(f"{miss.row} {miss.seen:g}")

@@ -1,8 +1,8 @@
-"""How jobs fail: for each launcher and fault, seconds from the fault to the end of the last process, status, last line.
+"""Failing jobs: for each launcher and fault, the seconds until the last process ends, the status, the last line.
 
     python -m benchmarks.faults                  # the table, as markdown
 
-Three ranks on this host, a pipeline of three stages; the fault is rank 1's.
+Three ranks on this host form a pipeline of three stages. Rank 1 has the fault.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
 WORLD = 3
 RANK, STEP = 1, 3
-"""The rank that meets the fault, and the step in which it does."""
+"""The rank with the fault, and its step."""
 
 CONFIG = """\
 parallel = dict(pipeline=3)
@@ -61,28 +61,28 @@ LAUNCHERS: Mapping[str, tuple[str, ...]] = {
 }
 IN_RANK_1 = ("exception", "SIGKILL")
 SENT = {"SIGINT": signal.SIGINT, "SIGTERM": signal.SIGTERM, "launcher SIGKILL": signal.SIGKILL}
-"""To the launcher's process alone, as `kill` does; a terminal would send it to all."""
+"""Signals to the launcher's process alone, as `kill` sends them; a terminal would signal all processes."""
 LIMIT_S = 15
-"""The longest that a job may take to end."""
+"""The longest time in which a job may end."""
 TABLE = ("deepspeed", "mpirun", "torchrun", "dslpar launch"), ("exception", "SIGKILL", "SIGINT")
 
 
 class Outcome(NamedTuple):
-    """How one job ended."""
+    """The end of one job."""
 
     launcher: str
     fault: str
     seconds: float
     """From the fault to the end of the last process."""
     status: int
-    """Of the launcher; negative: ended by a signal."""
+    """The launcher's exit status; negative: ended by a signal."""
     survivors: int
     """Processes that were alive at the deadline, and were killed."""
     lines: list[str]
-    """All that was printed."""
+    """All output."""
 
     def rank_output(self) -> list[str]:
-        """Return the last message of a rank: its own line, and the traceback that follows; empty: there is none."""
+        """Return the last message of a rank: its own line and the traceback after it, or nothing."""
         at = max((number for number, line in enumerate(self.lines) if line.startswith("[rank ")), default=None)
         if at is None:
             return []
@@ -92,13 +92,13 @@ class Outcome(NamedTuple):
         return self.lines[at : ends + (ends > at + 1)]  # the exception's own line
 
     def last_line(self) -> str:
-        """Return the last line that means something: of a rank, else of a launcher."""
+        """Return the last meaningful line: a rank's, else the launcher's."""
         lines = self.lines if self.launcher.startswith("dslpar") else self.rank_output() or self.lines
         return next(line.strip() for line in reversed(lines) if re.search(r"\w", line))
 
 
 def run_with_fault(launcher: str, fault: str, timeout_s: float = 120) -> Outcome:
-    """Run a job under a launcher, into a fault, to its end; at most `timeout_s` before the fault, and after it."""
+    """Run a job under a launcher, through a fault, to its end, with at most `timeout_s` before and after the fault."""
     mark = f"FAULT_MARK={uuid.uuid4().hex}"
     with tempfile.TemporaryDirectory(prefix="dslpar_faults_") as name:
         folder = Path(name)
@@ -137,7 +137,7 @@ def _start(launcher: str, folder: Path, mark: str) -> subprocess.Popen[bytes]:
 
 
 def _wait_for_fault(fault: str, process: subprocess.Popen[bytes], folder: Path, timeout_s: float) -> float:
-    """Return when the fault came, in seconds since the epoch; send it where rank 1 does not meet it by itself."""
+    """Return the time of the fault in seconds since the epoch. Inject the fault if rank 1 does not cause it itself."""
     at, deadline = folder / "at", time.time() + timeout_s
     while not (at.exists() and at.read_text()):
         said = (folder / "output").read_text(errors="replace")[-3000:]
@@ -169,8 +169,8 @@ def _free_port() -> int:
 
 
 def main() -> int:
-    """Print the table; return 1 if a job did not end in time, or ended with 0."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it is ignored, and would be below
+    """Print the table. Return 1 if a job did not end in time, or ended with status 0."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it, and so would children
     print("| launcher | fault | seconds | status | left over | last line |")
     print("|---|---|---|---|---|---|", flush=True)
     failed = False

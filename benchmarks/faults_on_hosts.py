@@ -1,13 +1,13 @@
-"""How jobs fail on two hosts: for each fault and launcher, seconds from the fault until no process is left on either
-host, the exit status, and whether the job has said who failed (rank), where (host, stage) and when (step).
+"""Failing jobs on two hosts: for each fault and launcher, the seconds until no process is left on either host, the exit
+status, and whether the job's report names the failed rank, its host and stage, and the step.
 
     python -m benchmarks.faults_on_hosts                       # the table, as markdown; about half a minute a row
     python -m benchmarks.faults_on_hosts hang "host gone"      # some rows
 
-Four ranks, two on each of two hosts that are namespaces of this machine (tests/support/two_hosts.py), a pipeline
-of two stages with data parallelism 2. Rank 2 meets the fault: the first on host1, of stage 1. It comes from outside of
-dslpar: a `sitecustomize` in PYTHONPATH wraps `Engine.train_batch` as its module is imported, the same under every
-launcher; links are cut, disks are small, signals are sent. The exit status is 1 if a job falls short.
+Four ranks, two on each of two hosts that are namespaces of this machine (tests/support/two_hosts.py), form a pipeline
+of two stages with data parallelism 2. Rank 2 has the fault: the first on host1, in stage 1. Faults come from outside of
+dslpar. Under every launcher, a `sitecustomize` in PYTHONPATH wraps `Engine.train_batch` when its module is imported.
+Other faults cut links, shrink disks or send signals. The exit status is 1 if a job falls short.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from tests.support.paths import ROOT
 from tests.support.two_hosts import Hosts, Job, missing, two_hosts
 
 SLOTS, RANK, STEP = 2, 2, 3
-"""Ranks of a host; the rank that fails; the step in which it does."""
+"""Ranks per host, the failing rank, and its step."""
 HANG_S = 8
 """train.step_timeout."""
 LIMIT_S = 15
-"""The longest that a job may take to end; one that hangs, HANG_S more."""
+"""The longest time in which a job may end; a hanging one has HANG_S more."""
 WATCHED_S = 45
-"""After which whatever is left is killed."""
+"""After this time, remaining processes are killed."""
 
 CONFIG = """\
 parallel = dict(pipeline=2)
@@ -45,8 +45,8 @@ data = dict(files=['text.txt'])
 """
 
 ALIVE = "-o ServerAliveInterval=3 -o ServerAliveCountMax=2"
-"""Without it ssh, and so pdsh and `deepspeed`, waits a quarter of an hour for a host that is gone. `dslpar launch` sets
-it; under bare `deepspeed` it belongs into ~/.ssh/config, or into this variable, which pdsh reads.
+"""Without these options ssh, and so pdsh and `deepspeed`, waits a quarter of an hour for a host that is gone. `dslpar
+launch` sets them. For bare `deepspeed`, put them into ~/.ssh/config, or into this variable, which pdsh reads.
 """
 LAUNCHERS: Mapping[str, tuple[str, ...]] = {
     "deepspeed": (
@@ -63,20 +63,20 @@ LAUNCHERS: Mapping[str, tuple[str, ...]] = {
 
 
 class Fault(NamedTuple):
-    """A fault, and what is expected of a job that meets it."""
+    """A fault, and the expected behaviour of a job with it."""
 
     details: tuple[str, ...] = (rf"rank {RANK}\b", "host1", r"stage 1\b", rf"step ({STEP - 1}|{STEP})\b")
-    """What a report must say, as patterns: who, where, at which stage, when."""
+    """Patterns that a report must contain: rank, host, stage, step."""
     inject: Callable[[Hosts, Job], None] | None = None
-    """None: the rank meets it by itself."""
+    """Injects the fault; None: the rank causes it itself."""
     save_interval: int = 100000
     disk_bytes: int = 0
-    """The size of the file system that both hosts write to; 0: large enough."""
+    """Size of the file system that both hosts write to; 0: large enough."""
     limit_s: float = LIMIT_S
     saves_under: tuple[str, ...] = ()
-    """Launchers under which there must be a checkpoint at the end."""
+    """Launchers that must leave a checkpoint at the end."""
     launchers: tuple[str, ...] = tuple(LAUNCHERS)
-    """Those that it is for."""
+    """Launchers that meet this fault."""
 
 
 def _cut(hosts: Hosts, job: Job) -> None:
@@ -93,7 +93,7 @@ def _terminate(hosts: Hosts, job: Job) -> None:
 
 
 def _warn(hosts: Hosts, job: Job) -> None:
-    """Signal the launcher, which passes this one on and does no more."""
+    """Signal the launcher, which only forwards this signal."""
     os.kill(job.pid, signal.SIGUSR1)
 
 
@@ -117,7 +117,7 @@ FAULTS: Mapping[str, Fault] = {
     "disk full": Fault(
         details=(r"rank \d", r"host\d", r"stage \d", _STEP_OR_LATER), save_interval=STEP, disk_bytes=40_000
     ),
-    # Of SIGTERM `mpirun` leaves ranks a quarter of a second, whatever its options: what they save in it is luck.
+    # After SIGTERM `mpirun` leaves ranks a quarter of a second, whatever its options: saving in it is luck.
     "SIGTERM": Fault(details=(), inject=_terminate, saves_under=tuple(name for name in LAUNCHERS if name != "mpirun")),
     "SIGTERM to ranks": Fault(details=(), inject=_terminate_ranks, saves_under=tuple(LAUNCHERS)),
     "SIGUSR1": Fault(details=(), inject=_warn, saves_under=("mpirun",), launchers=("mpirun",)),
@@ -125,27 +125,27 @@ FAULTS: Mapping[str, Fault] = {
 
 
 class Outcome(NamedTuple):
-    """How one job ended."""
+    """The end of one job."""
 
     launcher: str
     fault: str
     seconds: float
-    """From the fault until nothing was left on either host."""
+    """Time from the fault until no process was left on either host."""
     status: int | None
-    """Of the launcher; negative: ended by a signal; None: it had to be killed."""
+    """The launcher's exit status; negative: ended by a signal; None: it had to be killed."""
     left: list[str]
-    """Command lines that ran on either host at the end of the watch."""
+    """Command lines that still ran on either host at the end of the watch."""
     lines: list[str]
-    """All that was printed."""
+    """All output."""
     checkpoints: tuple[str, ...] = ()
-    """What the run has saved."""
+    """The saved checkpoints."""
 
     def missing_details(self) -> list[str]:
-        """Return the patterns that no report has, of those that one must."""
+        """Return the required patterns that no report has."""
         return [pattern for pattern in FAULTS[self.fault].details if not re.search(pattern, self.report())]
 
     def report(self) -> str:
-        """Return the line that has most of the details; of equals the last."""
+        """Return the line with the most details, the last one of equals."""
         patterns = FAULTS[self.fault].details
         if not patterns:
             return f"saved: {', '.join(self.checkpoints) or 'nothing'}"
@@ -153,7 +153,7 @@ class Outcome(NamedTuple):
         return self.lines[max(said)[1]].strip() if said and max(said)[0] else ""
 
     def shortfalls(self) -> list[str]:
-        """Return what falls short; empty: all is as it should be."""
+        """Return what falls short, or nothing if all is well."""
         found = [f"{self.seconds:.0f} s"] if self.seconds > FAULTS[self.fault].limit_s else []
         found += [f"{len(self.left)} processes left"] if self.left else []
         found += ["status 0"] if self.status == 0 else ["no end"] if self.status is None else []
@@ -162,7 +162,7 @@ class Outcome(NamedTuple):
 
 
 def run_with_fault(launcher: str, fault: str, start_s: float = 120) -> Outcome:
-    """Run a job over two hosts into a fault, to its end. The fault must come within `start_s`."""
+    """Run a job on two hosts through a fault, to its end. The fault must come within `start_s`."""
     wanted = FAULTS[fault]
     with tempfile.TemporaryDirectory(prefix="dslpar_faults_") as name:
         folder = Path(name)
@@ -185,7 +185,7 @@ def _prepare(folder: Path, fault: str) -> None:
 
 
 def _wait_for_fault(fault: Fault, hosts: Hosts, job: Job, folder: Path, start_s: float) -> float:
-    """Return when the fault came, in seconds since the epoch; inject it where the rank does not meet it by itself."""
+    """Return the time of the fault in seconds since the epoch. Inject it if the rank does not cause it itself."""
     at, deadline = folder / "at", time.time() + start_s
     while not at.exists():
         said = (folder / "output").read_text(errors="replace")[-5000:]
@@ -217,7 +217,7 @@ def _all(hosts: Hosts) -> list[str]:
 
 
 def is_rank(pid: int) -> bool:
-    """Whether a process is a rank, rather than what launches it or stands beside it."""
+    """Return whether a process is a rank, not a launcher or a helper."""
     environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     return any(each.startswith((b"LOCAL_RANK=", b"OMPI_COMM_WORLD_RANK=")) for each in environ)
 
@@ -234,7 +234,7 @@ HEADER = "| fault | launcher | seconds | status | left over | the report | verdi
 
 
 def main(words: list[str]) -> int:
-    """Print the table, of the named faults and launchers, or of all; return 1 where one falls short."""
+    """Print the table of the named faults and launchers, or of all. Return 1 if one falls short."""
     if reason := missing():
         print(reason, file=sys.stderr)
         return 2

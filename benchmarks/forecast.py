@@ -1,14 +1,14 @@
-"""The forecast of a step's time against 2,000 steps that others measured: errors, and how well it ranks layouts.
+"""Step-time forecasts against 2,000 published measurements: errors, and the ranking of layouts.
 
     python -m benchmarks.forecast [--data ../shared/data] [--seeds 2] [--folds 5] [--quick] [--fit]
 
-All scores are of runs that the constants were not fitted on: the sets of each stack (a framework on a cluster) are
-dealt into folds, and each fold is forecast with constants of the others, from neutral ones. Two kinds: one set of
-constants for all stacks, and constants of each stack's own, which is what `dslpar plan --calibrate` gives. nanotron's
-runs are filtered as the data's README says; the unfiltered scores stand beside. Ranking: of sets with at least four
-layouts, each as fast as its fastest run, whether the fastest is among our first one, three and five, and how far behind
-it the best of our first three is. Of two sources no run is ever fitted: Megatron-LM's of 2021 (arXiv 2104.04473,
-2201.11990), and those of arXiv 2205.05198.
+All scores are of runs that the constants were not fitted on. The sets of each stack (a framework on a cluster) are
+dealt into folds, and each fold is forecast with constants fitted on the others, starting from neutral ones. There are
+two kinds: one set of constants for all stacks, and a set per stack, as from `dslpar plan --calibrate`. nanotron's runs
+are filtered as the data's README says, and the unfiltered scores are beside. Ranking uses sets with at least four
+layouts, each as fast as its fastest run. It scores whether the fastest is among the forecast's first one, three and
+five, and how far behind it the best of the first three is. The runs of two sources are never fitted: Megatron-LM's of
+2021 (arXiv 2104.04473, 2201.11990), and those of arXiv 2205.05198.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ UNFITTED = "Megatron-LM"
 RANKED = ("vTrain single", "vTrain multi", "BigScience", "nanotron")
 LEAST_ALTERNATIVES = 4
 NEAR = 1.05
-"""A layout counts as good as the fastest of its set up to that much slower."""
+"""A layout counts as good as its set's fastest if it is at most this much slower."""
 QUICK_RUNS = 120
-"""Of a stack, at most, with --quick."""
+"""The largest number of runs per stack with --quick."""
 
 NEUTRAL = Constants(
     product_efficiency=0.75,
@@ -66,20 +66,20 @@ NEUTRAL = Constants(
     unfused_optimizer=5.0,
     step_s=5e-3,
 )
-"""Where fits begin: round values, of no run."""
+"""Start of fits: round values, taken from no run."""
 NEUTRAL_RUNS = 0.02
-"""The weight of the prior on them, in runs: next to nothing."""
+"""Weight of the prior on them, in runs: almost nothing."""
 
 
 @dataclass(frozen=True)
 class Data:
-    """Runs, and their terms."""
+    """Runs and their terms."""
 
     runs: Sequence[PublishedRun]
     terms: Sequence[Run]
 
     def of_stack(self, stack: str, filtered: bool = True) -> list[int]:
-        """Return the positions of a stack's runs; filtered: without those that the README leaves out."""
+        """Return the positions of a stack's runs. `filtered`: without those that the README leaves out."""
         return [i for i, run in enumerate(self.runs) if run.stack == stack and not (filtered and run.filtered)]
 
 
@@ -93,7 +93,7 @@ def load(path: str) -> Data:
 
 
 def fit(data: Data, chosen: Sequence[int], start: Constants = NEUTRAL, prior_runs: float = NEUTRAL_RUNS) -> Constants:
-    """Fit constants to some runs; each stack weighs as the square root of its runs."""
+    """Fit constants to some runs; each stack weighs as the square root of its number of runs."""
     counts: dict[str, int] = {}
     for index in chosen:
         counts[data.runs[index].stack] = counts.get(data.runs[index].stack, 0) + 1
@@ -103,7 +103,7 @@ def fit(data: Data, chosen: Sequence[int], start: Constants = NEUTRAL, prior_run
 
 
 def deal(data: Data, seed: int, folds: int) -> list[int]:
-    """Return the fold of each run: the sets of each stack are shuffled and dealt."""
+    """Return the fold of each run: the sets of each stack are shuffled and dealt out."""
     rng = random.Random(seed)
     fold_of: dict[str, int] = {}
     for stack in sorted({run.stack for run in data.runs}):
@@ -123,7 +123,7 @@ class OutOfFold:
 
 
 def cross_validate(data: Data, seed: int, folds: int, most: int | None = None) -> OutOfFold:
-    """Forecast each run with constants of the other folds; `most` runs of a stack are fitted to, or all."""
+    """Forecast each run with constants of the other folds, fitted to at most `most` runs per stack."""
     fold_of = deal(data, seed, folds)
     found = OutOfFold([0.0] * len(data.runs), [0.0] * len(data.runs))
     for fold in range(folds):
@@ -141,7 +141,7 @@ def cross_validate(data: Data, seed: int, folds: int, most: int | None = None) -
 
 
 def thinned(data: Data, chosen: Sequence[int], most: int | None) -> list[int]:
-    """Return at most so many runs of each stack, evenly spread."""
+    """Return at most `most` runs of each stack, evenly spread."""
     if most is None:
         return list(chosen)
     kept = []
@@ -162,7 +162,7 @@ def _forecast(data: Data, held: Sequence[int], constants: Constants, into: list[
 
 @dataclass(frozen=True)
 class Errors:
-    """Shares by which forecasts err."""
+    """Errors of forecasts, as shares."""
 
     median: float
     mean: float
@@ -177,18 +177,18 @@ class Errors:
 
 @dataclass(frozen=True)
 class Ranking:
-    """How well forecasts order the alternatives of sets: shares of the sets, and a mean correlation."""
+    """The forecast's ordering of a set's alternatives: shares of the sets, and a mean correlation."""
 
     num_sets: int
     spearman: float
     top: Mapping[int, float]
-    """By n: the fastest is among the first n."""
+    """By n: the share of sets whose fastest layout is among the first n."""
     near: float
-    """The best of the first three is within 5 % of the fastest."""
+    """The share of sets in which the best of the first three is within 5 % of the fastest."""
 
 
 def ranking(sets: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Ranking:
-    """Score sets of (forecasts or any other key to order by, measured)."""
+    """Score sets of (forecasts or another sort key, measured)."""
     places, near, correlations = [], [], []
     for keys, measured in sets:
         order = sorted(range(len(keys)), key=lambda i: keys[i])
@@ -201,7 +201,7 @@ def ranking(sets: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Ranking:
 
 
 def spearman(one: Sequence[float], other: Sequence[float]) -> float:
-    """Return the correlation of ranks; of equal values the mean rank. 0 where one of both does not vary."""
+    """Return the rank correlation, with mean ranks of equal values; 0 if one of the two does not vary."""
     first, second = ranks(one), ranks(other)
     middle = (len(first) + 1) / 2
     both = sum((a - middle) * (b - middle) for a, b in zip(first, second, strict=True))
@@ -218,7 +218,7 @@ def ranks(values: Sequence[float]) -> list[float]:
 def ranked_sets(
     data: Data, stack: str, key: Callable[[int], object], filtered: bool = True
 ) -> list[tuple[list[float], list[float]]]:
-    """Return what `ranking` takes of a stack's sets, ordered by a key of each run; runs of one layout are one of it."""
+    """Return `ranking`'s input for a stack's sets, ordered by a key of each run; runs of one layout count once."""
     chosen = data.of_stack(stack, filtered)
     made = []
     for members in by_set([data.runs[i] for i in chosen]).values():
@@ -231,7 +231,7 @@ def ranked_sets(
 
 
 def _layouts(data: Data, indices: Sequence[int]) -> list[int]:
-    """Return the fastest run of each layout among runs of a set: some were measured twice."""
+    """Return the fastest run of each layout in a set: some were measured twice."""
     fastest: dict[Workload, int] = {}
     for index in sorted(indices, key=lambda i: data.runs[i].step_s):
         fastest.setdefault(data.runs[index].workload, index)
@@ -239,13 +239,13 @@ def _layouts(data: Data, indices: Sequence[int]) -> list[int]:
 
 
 def smallest_tensor(run: PublishedRun) -> object:
-    """A rule of thumb: the least tensor parallelism, then the shortest pipeline, then the largest micro-batch."""
+    """A rule of thumb: the smallest tensor parallelism, then the shortest pipeline, then the largest micro-batch."""
     workload = run.workload
     return workload.mesh.tensor.size, workload.mesh.pipe, -workload.micro_size
 
 
 def bubble_and_share(run: PublishedRun) -> object:
-    """Another: the least sum of the bubble and of what a tensor group's ring sends; then the largest micro-batch."""
+    """Another rule: the smallest sum of bubble and tensor-ring traffic, then the largest micro-batch."""
     workload = run.workload
     size = workload.mesh.tensor.size
     bubble = (workload.mesh.pipe - 1) / (workload.chunks.num * workload.micro_batches)
@@ -257,12 +257,12 @@ def bubble_and_share(run: PublishedRun) -> object:
 
 @dataclass
 class Table:
-    """Lines of results; those with a target pass or miss."""
+    """Lines of results; lines with a target pass or miss."""
 
     missed: int = 0
 
     def line(self, name: str, seen: Sequence[float], target: float | None = None, at_least: bool = False) -> None:
-        """Print the mean of some seeds in percent, and their range."""
+        """Print the mean over seeds in percent, and the range."""
         value = mean(seen)
         span = f"{100 * min(seen):6.1f} ..{100 * max(seen):6.1f}" if len(seen) > 1 else ""
         text = f"{name:58s} {100 * value:6.1f} %  {span:16s}"
@@ -274,7 +274,7 @@ class Table:
 
 
 def report(data: Data, found: Sequence[OutOfFold]) -> int:
-    """Print all scores; return the number of targets that are missed."""
+    """Print all scores, and return the number of missed targets."""
     table = Table()
     one, own = [each.one_set for each in found], [each.calibrated for each in found]
     print("one set of constants for all stacks, out of fold")
@@ -346,7 +346,7 @@ def _naive(data: Data, stack: str, rule: Callable[[PublishedRun], object]) -> Ra
 
 
 def _report_selective(found: Sequence[OutOfFold], table: Table) -> None:
-    """Print the error on arXiv 2205.05198's table 5, of which no run was ever fitted."""
+    """Print the error on table 5 of arXiv 2205.05198, whose runs are never fitted."""
     runs = selective_recompute_runs()
     terms = [Run(terms_of(run.workload, run.device, run.nodes), run.step_s) for run in runs]
     seeds = []
@@ -357,7 +357,7 @@ def _report_selective(found: Sequence[OutOfFold], table: Table) -> None:
 
 
 def _new_defaults(data: Data, found: Sequence[OutOfFold]) -> Iterator[str]:
-    """Yield the constants of a fit to all runs, and the errors out of fold, each stack weighing the same."""
+    """Yield constants fitted to all runs, and the out-of-fold errors, with equal weight per stack."""
     constants = fit(data, [i for stack in STACKS for i in data.of_stack(stack)])
     yield from (f"    {item.name}: float = {getattr(constants, item.name):.4g}" for item in fields(constants))
     errors = [error_of([each.one_set[i] for i in data.of_stack(stack)]) for each in found for stack in STACKS]
@@ -366,7 +366,7 @@ def _new_defaults(data: Data, found: Sequence[OutOfFold]) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """See the module."""
+    """Print the scores."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.forecast", description=__doc__.split("\n")[0])
     parser.add_argument("--data", default=DATA, help="the folder with published_runs.csv")
     parser.add_argument("--seeds", type=int, default=2, help="ways to deal the sets into folds")

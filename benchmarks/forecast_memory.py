@@ -1,12 +1,12 @@
-"""The forecast of memory, scored on runs of others.
+"""Memory forecasts, scored on published runs.
 
     python -m benchmarks.forecast_memory [../shared/data]
 
-Each line has a score, its target, and PASS or MISS; exit status 1 says that a target is missed, 2 that the data are not
-there. A peak is compared with what torch gives out (`StageMemory.allocated`), a verdict is of all of it: runs that ran
-must not be refused, runs that failed should be; those that the data's README says to have thrashed are neither. Not all
-that failed did so for want of memory: 89 % is as much as there is to be had. No figure of arXiv 2205.05198 counts
-tables, logits and what the running layer needs.
+Each line has a score, its target, and PASS or MISS. Exit status 1 means a missed target, 2 missing data. A peak is
+compared with torch's allocated memory (`StageMemory.allocated`), a verdict with all memory. Runs that ran must not be
+refused, and runs that failed should be. Runs that thrashed by the data's README count as neither. Not all failures were
+for lack of memory, so 89 % is the highest possible share. No figure of arXiv 2205.05198 counts tables, logits and the
+running layer's own needs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ GIB = 2**30
 
 
 class Score(NamedTuple):
-    """A number and what it should be."""
+    """A number and its target."""
 
     name: str
     value: float
@@ -38,7 +38,7 @@ class Score(NamedTuple):
 
     @property
     def passes(self) -> bool:
-        """Whether the target is met."""
+        """Return whether the target is met."""
         return self.value <= self.target if self.at_most else self.value >= self.target
 
     def __str__(self) -> str:
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def all_scores(runs: Sequence[Run]) -> Iterator[Score]:
-    """Yield what has a target."""
+    """Yield the scores with a target."""
     nanotron = [run for run in runs if run.source == NANOTRON]
     few = [_error(run) for run in nanotron if run.peak_gib and run.mesh.tensor.size <= 2]
     yield Score("nanotron, peak, tensor 1 and 2: median error", 100 * median(map(abs, few)), 4.0)
@@ -97,7 +97,7 @@ def peaks(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def figure(run: Run) -> float:
-    """Return the bytes of a row of the figure: weights and optimizer states of layers, and what these save."""
+    """Return the bytes of a row of the figure: weights, optimizer states and saved activations of layers."""
     made: Workload = workload(run)
     layers = replace(run.model, vocab_size=1, max_seq_len=1, dropout=0.1)
     found = stage_memory(replace(made, model=layers), 0)

@@ -1,7 +1,7 @@
-"""`dslpar generate` against transformers' own `generate` on the same weights, both with keys and values kept.
+"""`dslpar generate` against transformers' own `generate` on the same weights, both with a KV cache.
 
-A Llama of four layers is trained for a step and exported; then 8 prompts of one length are gone on with greedily, in
-one process, on one thread. The tokens are seen to be the same. What is timed is generation alone.
+A Llama of four layers is trained for a step and exported. Then 8 prompts of one length are continued greedily, in one
+process and on one thread. The tokens must be equal. Only generation is timed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ train = dict(steps=1, output_dir='out')
 
 
 def ratios() -> Iterator[Ratio]:
-    """CPU time."""
+    """Yield the ratio of CPU time."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "text.txt").write_text("what is learned does not matter here\n" * 500)
@@ -78,6 +78,6 @@ _KNOWN: list[list[list[int]]] = []
 
 
 def _seen(tokens: list[list[int]]) -> None:
-    """Fail unless both sides generate the same."""
+    """Fail unless both sides generate the same tokens."""
     _KNOWN.append(tokens)
     assert _KNOWN[0] == tokens

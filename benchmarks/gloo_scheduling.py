@@ -1,10 +1,9 @@
-"""What ranks on few cores cost under SCHED_BATCH: CPU time of small all-reduces, against Linux's usual policy.
+"""Cost of ranks on few cores under SCHED_BATCH: CPU time of small all-reduces, against Linux's default policy.
 
     python -m benchmarks gloo_scheduling
 
-Eight ranks, forked anew for each run, all-reduce 64 numbers a hundred times. The ratio is of all that they use, with
-the start of the ranks. `dslpar.distributed.gloo_device` says why it is below one. With a core per thread there is no
-gain.
+Eight ranks, forked anew for each run, all-reduce 64 numbers a hundred times. The ratio includes the start of the ranks.
+`dslpar.distributed.gloo_device` explains why it is below one. With a core per thread there is no gain.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ RANKS, TIMES = 8, 100
 
 
 def ratios() -> Iterator[Ratio]:
-    """One line."""
+    """Yield one line."""
     torch.set_num_threads(1)
     name = f"{RANKS} ranks, {TIMES} all-reduces: SCHED_BATCH"
     yield ratio(name, [cpu for (cpu,) in in_turns(run, _usual)], TARGET)
 
 
 def run() -> Costs:
-    """Seconds of CPU of all ranks."""
+    """Return the CPU seconds of all ranks."""
     before = _used_s()
     forked_ranks.run_on_ranks(RANKS, reduce)
     return (_used_s() - before,)
@@ -43,7 +42,7 @@ def _usual() -> Costs:
 
 
 def reduce() -> None:
-    """What a rank does."""
+    """Run on each rank."""
     x = torch.ones(64)
     for _ in range(TIMES):
         dist.all_reduce(x)  # noqa: TID251  # what torch makes of it is measured

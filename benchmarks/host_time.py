@@ -1,8 +1,9 @@
-"""What the host pays to enqueue a step: CPU time of dslpar's engine, of a plain loop, and of a nanoGPT-like script.
+"""Host time to enqueue a step: CPU time of dslpar's engine, of a plain loop, and of a nanoGPT-like script.
 
-A GPU that computes faster than its host enqueues waits for it: of 350 million parameters, 8 samples at a time, one H200
-computes for 101 ms of a step, and the host took 142. Here the same 24 layers are so narrow that a CPU spends its time
-as the host does, in Python and torch's dispatch, and not in products. In bf16, at ZeRO 1 where there is a choice.
+A GPU that computes faster than its host enqueues waits for the host. With 350 million parameters and 8 samples, one
+H200 computes for 101 ms per step, and the host took 142 ms. Here the same 24 layers are so narrow that a CPU spends its
+time as the host does: in Python and torch's dispatch, not in products. Precision is bf16, with ZeRO 1 if there is a
+choice.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ CPU = torch.device("cpu")
 
 
 def ratios() -> Iterator[Ratio]:
-    """A step of ours over each of the others'."""
+    """Yield the CPU time of a dslpar step over each other side's."""
     torch.set_num_threads(1)
     for other, target in TARGETS.items():
         with side(step_of_dslpar, 1) as ours, side(partial(step_of_other, other), 1) as reference:
@@ -34,12 +35,12 @@ def ratios() -> Iterator[Ratio]:
 
 
 def step_of_dslpar() -> Step:
-    """Builds dslpar's engine."""
+    """Build dslpar's engine."""
     start_deepspeed()
     engine = engine_of(speed.CONFIG.format(s=SIZES, train=""))
     return partial(engine.train_batch, speed.batches_of(SIZES, CPU))
 
 
 def step_of_other(name: str) -> Step:
-    """Builds the other side."""
+    """Build the other side."""
     return partial(speed.OTHERS[name](SIZES, CPU), speed.batches_of(SIZES, CPU))

@@ -1,4 +1,4 @@
-"""Faults injected from outside of dslpar: a `sitecustomize` in PYTHONPATH wraps `Engine.train_batch` when its module is
+"""Inject faults from outside of dslpar: a `sitecustomize` in PYTHONPATH wraps `Engine.train_batch` when its module is
 imported.
 
 injected.write(folder, "hang", rank=2, step=3)      # the same under every launcher that takes PYTHONPATH along
@@ -56,11 +56,11 @@ sys.meta_path.insert(0, Inject())
 
 
 def write(folder: Path, fault: str, rank: int, step: int) -> None:
-    """Write files into `folder` by which a rank meets a fault in that step; `folder`/at then holds the time, since the
+    """Write files into `folder` that cause a fault of a rank in that step. `folder`/at then has the time since the
     epoch.
 
-    "exception", "SIGKILL", "hang", "NaN" (in its weights) and "out of memory" it meets by itself; any other is to be
-    injected by the caller when `at` is there.
+    The rank itself causes "exception", "SIGKILL", "hang", "NaN" (in its weights) and "out of memory". The caller must
+    inject any other fault once `at` exists.
     """
     (folder / "sitecustomize.py").write_text(_SITECUSTOMIZE)
     fault_of_rank = {"fault": fault, "rank": rank, "step": step, "at": str(folder / "at")}

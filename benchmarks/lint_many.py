@@ -1,7 +1,7 @@
-"""Many files in one process, and long files: CPU time a file, and a line, of all rules and the printed text.
+"""Lint many files in one process, and long files: CPU time per file and per line, with all rules and printing.
 
-The files are drawn at random: GPT in all tensor modes, pipelines and ZeRO stages, plainly, in LiBai's form and as lists
-of layers; in every third something is wrong. What grows with a file must grow no faster: statements, layers, mistakes.
+The files are random: GPT in all tensor modes, pipelines and ZeRO stages, in plain form, in LiBai's form and as lists of
+layers. Every third has a mistake. The cost must grow no faster than a file's statements, layers or mistakes.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from dslpar.linter.report import text as report_text
 FILES = 1000
 MOST_MS = 5.0
 MOST_EXPONENT = 1.1
-"""Of the length of a file, in its cost; 1 is linear, and everything that does not grow with a file makes it less."""
+"""Largest exponent of a file's length in its cost. 1 is linear; fixed costs make it smaller."""
 FACTORS = (1, 2, 4, 8, 16)
 WORLDS = (8, 16, 64)
 
 
 def ratios() -> Iterator[Ratio]:
-    """Milliseconds a file, and how the cost grows with a file's length."""
+    """Yield milliseconds per file, and the growth of the cost with a file's length."""
     rng = random.Random(0)
     costs = [1e3 * cost_s(config(rng), rng.choice(WORLDS)) for _ in range(FILES)]
     yield ratio(f"dslpar lint, ms of CPU a file, median of {FILES}", costs, MOST_MS)
@@ -39,7 +39,7 @@ def ratios() -> Iterator[Ratio]:
 
 
 def cost_s(text: str, world: int, path: str = "cfg.py") -> float:
-    """Seconds of CPU to read, lint and print one file."""
+    """Return the CPU seconds to read, lint and print one file."""
     began = time.process_time()
     config = check.load_text(text, path)
     report_text.text(check.lint(config, world), config.sources)
@@ -47,14 +47,14 @@ def cost_s(text: str, world: int, path: str = "cfg.py") -> float:
 
 
 def costs_of_lengths(long_file: Callable[[int], str], times: int = 5) -> dict[int, float]:
-    """Seconds of CPU a line, by the number of lines; the least of some, in turns."""
+    """Return CPU seconds by number of lines: the smallest of several, in turns."""
     texts = [long_file(FACTORS[-1] * 4 * factor) for factor in FACTORS]
     costs = [[cost_s(text, 8) for text in texts] for _ in range(times)]
     return {text.count("\n"): min(each) / text.count("\n") for text, *each in zip(texts, *costs, strict=True)}
 
 
 def exponent(costs: Mapping[int, float]) -> float:
-    """The slope of log(cost) over log(length), by least squares."""
+    """Return the slope of log(cost) over log(length), by least squares."""
     points = [(log(length), log(cost)) for length, cost in costs.items()]
     x, y = (mean(each) for each in zip(*points, strict=True))
     return float(sum((a - x) * (b - y) for a, b in points) / sum((a - x) ** 2 for a, _ in points))
@@ -86,7 +86,7 @@ _MISTAKES = (
 
 
 def config(rng: random.Random) -> str:
-    """A config such as people write; in every third something is wrong."""
+    """Return a realistic config; every third has a mistake."""
     text = rng.choice((_plain, _libai, _listed))(rng)
     return text + (rng.choice(_MISTAKES) + "\n" if rng.random() < 1 / 3 else "")
 
@@ -161,4 +161,4 @@ def _mistakes(lines: int) -> str:
 
 
 LONG: Mapping[str, Callable[[int], str]] = {"statements": _statements, "layers": _layers, "mistakes": _mistakes}
-"""By what grows: the text of a file of about so many lines."""
+"""By the growing part: a function from a number of lines to the text of a file."""

@@ -1,6 +1,6 @@
-"""A whole `dslpar lint` process against a bare interpreter that imports the modules any linter needs.
+"""Time of a `dslpar lint` process against a bare interpreter that imports the modules any linter needs.
 
-Both run in this environment, with compiled modules: where they cannot be written, every start would compile them.
+Both run in this environment with compiled modules. If those could not be written, every start would compile them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BARE = (sys.executable, "-c", "import argparse, ast, dataclasses, difflib, json"
 
 
 def ratios() -> Iterator[Ratio]:
-    """CPU time and wall time of the process."""
+    """Yield CPU time and wall time of the process."""
     process_cost(LINT), process_cost(BARE)
     cpu, wall = zip(*in_turns(lambda: process_cost(LINT), lambda: process_cost(BARE), pairs=41), strict=True)
     yield ratio("dslpar lint / python importing ast etc., CPU time", cpu, TARGET)
@@ -28,7 +28,7 @@ def ratios() -> Iterator[Ratio]:
 
 
 def process_cost(command: tuple[str, ...], may_end_with: tuple[int, ...] = (0,)) -> Costs:
-    """CPU and wall seconds of one process, from its start to its end."""
+    """Return CPU and wall seconds of one process, from start to end."""
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     with open(os.devnull, "w") as silent:
         actions = [(os.POSIX_SPAWN_DUP2, silent.fileno(), number) for number in (1, 2)]

@@ -1,9 +1,9 @@
-"""Two things measured in turns, so that both meet the same machine: the median of the ratios, and how sure it is.
+"""Measure two things in turns, so that both meet the same machine: the median of the ratios, and its interval.
 
-The interval holds the true median with 95 % confidence at least, whatever the distribution: from one order statistic to
-another, by the sign test (Conover, Practical Nonparametric Statistics, 3.2). A line says PASS where the median is at
-most the target; NEAR where it is above, and the interval reaches the target: the turns do not tell; else FAIL. The exit
-status is 1 for a FAIL, and for a NEAR of a line that is `strict`.
+The interval contains the true median with at least 95 % confidence, for any distribution. It reaches from one order
+statistic to another, by the sign test (Conover, Practical Nonparametric Statistics, 3.2). A line has PASS if the median
+is at most the target, NEAR if the median is above but the interval reaches the target (undecided), and otherwise FAIL.
+The exit status is 1 for a FAIL, and for a NEAR of a `strict` line.
 
     >>> median_of([1.0, 1.2, 1.1, 0.9, 1.3, 1.0])
     (1.05, 0.9, 1.3)
@@ -21,25 +21,25 @@ HEADER = f"{'measured against a reference, in turns':58} ratio   95 % interval  
 
 
 class Ratio(NamedTuple):
-    """How many times the reference something costs."""
+    """Cost of one thing in multiples of a reference."""
 
     name: str
     ratio: float
     low: float
     high: float
     target: float
-    """The most that the ratio should be."""
+    """Upper bound of the ratio."""
     strict: bool = False
     """Whether the median itself must be within the target."""
 
     @property
     def passed(self) -> bool:
-        """Whether the target is met: by the median, or else within reach of the interval."""
+        """Return whether the median meets the target, or the interval reaches it."""
         return (self.ratio if self.strict else self.low) <= self.target
 
     @property
     def verdict(self) -> str:
-        """What the line says of the target."""
+        """Return the verdict that the line prints."""
         return "PASS" if self.ratio <= self.target else "NEAR" if self.low <= self.target else "FAIL"
 
     def __str__(self) -> str:
@@ -48,13 +48,13 @@ class Ratio(NamedTuple):
 
 
 Costs = tuple[float, ...]
-"""Seconds of one run, by what is counted: (CPU,) or (CPU, wall)."""
+"""Seconds of one run by kind: (CPU,) or (CPU, wall)."""
 
 
 def in_turns(
     ours: Callable[[], Costs], reference: Callable[[], Costs], pairs: int = PAIRS
 ) -> Iterator[tuple[float, ...]]:
-    """The ratios of `pairs` pairs of runs, each kind of cost by itself; which of the two goes first alternates."""
+    """Yield the ratios of `pairs` pairs of runs, each kind of cost separately; the two take turns in going first."""
     assert pairs >= 15, "too few for an interval"
     for pair in range(pairs):
         order = (ours, reference) if pair % 2 else (reference, ours)
@@ -63,7 +63,7 @@ def in_turns(
 
 
 def median_of(ratios: Sequence[float]) -> tuple[float, float, float]:
-    """The median, and the ends of its 95 % interval."""
+    """Return the median and the ends of its 95 % interval."""
     ordered, n = sorted(ratios), len(ratios)
     below, outside = 0, 1 / 2**n  # outside: P(at most `below` of n values lie below the true median)
     while below + 1 < n // 2 and outside + comb(n, below + 1) / 2**n <= 0.025:
@@ -73,5 +73,5 @@ def median_of(ratios: Sequence[float]) -> tuple[float, float, float]:
 
 
 def ratio(name: str, ratios: Sequence[float], target: float, *, strict: bool = False) -> Ratio:
-    """Their median with its interval, against a target."""
+    """Return the median and interval against a target."""
     return Ratio(name, *median_of(ratios), target, strict)

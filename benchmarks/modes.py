@@ -1,4 +1,4 @@
-"""All tensor modes over one another, at 4 and at 8 ranks: what a step of two transformer blocks takes of each rank.
+"""Compare all tensor modes on 4 and on 8 ranks: cost per rank of a step of two transformer blocks.
 
     python -m benchmarks.modes
 
@@ -12,8 +12,8 @@ peak       the most that torch's allocator holds at once within a step: weights,
            the median of three steps, within some 10 %: gloo's threads let go of what they sent when they come to it
 sent       elements that a rank sends, by ring counts (tests.support.traffic_counter)
 
-Megabytes are 10^6 bytes; of ranks that differ, the most. Ranks share the cores of this machine: CPU time says what the
-work is, not how long a cluster takes for it.
+Megabytes are 10^6 bytes, on the rank with the most. Ranks share the cores of this machine, so CPU time measures the
+work, not the time on a cluster.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ HEADER = f"{'mode':22} {'cpu ms':>8} {'of 1d':>6} {'weights MB':>11} {'saved MB'
 
 
 class Cost(NamedTuple):
-    """Of one rank."""
+    """Cost of one rank."""
 
     cpu_s: tuple[float, ...]
-    """Of each step."""
+    """Seconds of each step."""
     weights_bytes: int
     saved_bytes: int
     peak_bytes: int
@@ -79,7 +79,7 @@ class Cost(NamedTuple):
 
 
 def main() -> int:
-    """See the module."""
+    """Print the tables."""
     torch.set_num_threads(1)
     print(__doc__)
     for world, modes in MODES.items():
@@ -91,7 +91,7 @@ def main() -> int:
 
 
 def lines(names: list[str], ranks: list[list[Cost]]) -> Iterator[str]:
-    """One a mode; the first is what the others are compared with."""
+    """Yield a line per mode; the first is the reference of the others."""
     by_mode = list(zip(*ranks, strict=True))
     cpu_s = [[sum(step) for step in zip(*(cost.cpu_s for cost in mode), strict=True)] for mode in by_mode]
     for name, mode, steps in zip(names, by_mode, cpu_s, strict=True):
@@ -105,7 +105,7 @@ def lines(names: list[str], ranks: list[list[Cost]]) -> Iterator[str]:
 
 
 def costs(modes: list[mesh.Tensor]) -> list[Cost]:
-    """Of each mode, on this rank; all are built first, and then take steps in turns."""
+    """Return the cost of each mode on this rank. All are built first, and then step in turns."""
     sides = [Side(Groups(Mesh(tensor=tensor))) for tensor in modes]
     for side in sides:
         for _ in range(WARM_UP):
@@ -115,14 +115,14 @@ def costs(modes: list[mesh.Tensor]) -> list[Cost]:
 
 
 def cpu_s_of(step: Callable[[], None]) -> float:
-    """CPU seconds of this process, all its threads."""
+    """Return the CPU seconds of this process, all threads included."""
     began = time.process_time()
     step()
     return time.process_time() - began
 
 
 class Side:
-    """The blocks of one mode, with this rank's piece of one micro-batch."""
+    """The blocks of one mode, with this rank's shard of one micro-batch."""
 
     def __init__(self, groups: Groups) -> None:
         self.groups = groups
@@ -133,13 +133,13 @@ class Side:
         self.y_grad = torch.randn(at.local_shape)
 
     def step(self) -> None:
-        """Forward and backward; gradients begin and end as nothing."""
+        """Run forward and backward, with gradients reset before and after."""
         self.model(self.x).backward(self.y_grad)
         self.model.zero_grad()
         self.x.grad = None
 
     def cost(self, cpu_s: tuple[float, ...]) -> Cost:
-        """With more steps, to count each of the others."""
+        """Return the cost, with more steps to count the other columns."""
         weights = sum(p.numel() * p.element_size() for p in self.model.parameters())
         with counting(self.groups) as sent:
             self.step()
@@ -147,7 +147,7 @@ class Side:
         return Cost(cpu_s, weights, self.saved_bytes(), weights + int(peak), int(sent.elements.total))
 
     def saved_bytes(self) -> int:
-        """Storages that the forward keeps, each once."""
+        """Return the bytes of storages that the forward keeps, each counted once."""
         held = {storage(tensor) for tensor in (*self.model.parameters(), self.x)}
         saved: dict[int, int] = {}
 
@@ -163,7 +163,7 @@ class Side:
         return sum(saved.values())
 
     def peak_bytes(self) -> int:
-        """The most that one step allocates at once: torch's profiler has each allocation and release as an event."""
+        """Return the peak allocation of one step, from the allocations and releases that torch's profiler records."""
         cpu = [torch.profiler.ProfilerActivity.CPU]
         with without_stderr(), torch.profiler.profile(activities=cpu, profile_memory=True) as profile:
             self.step()
@@ -178,7 +178,7 @@ class Side:
 
 @contextmanager
 def without_stderr() -> Iterator[None]:
-    """The profiler talks there: of its beginning and end, and of memory that it did not see allocated."""
+    """Silence the profiler, which prints its start, its end, and memory whose allocation it did not see."""
     stderr = os.dup(2)
     with tempfile.TemporaryFile() as elsewhere:
         os.dup2(elsewhere.fileno(), 2)
@@ -190,7 +190,7 @@ def without_stderr() -> Iterator[None]:
 
 
 def storage(tensor: Tensor) -> int:
-    """Which memory it lies in."""
+    """Return the id of a tensor's storage."""
     return tensor.untyped_storage().data_ptr()
 
 

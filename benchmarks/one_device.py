@@ -1,10 +1,10 @@
-"""What our block costs on one rank over the same maths in torch.nn: forward and backward.
+"""Cost of dslpar's block on one rank, relative to the same maths in torch.nn: forward and backward.
 
     python -m benchmarks.one_device         # also one of `python -m benchmarks`
 
-On a GPU: bf16, hidden 2048, 4096 tokens and more; seconds by the device's own events, and the target is at most 1.03.
-Without one, a small size in fp32 by CPU time: the code path is the same, but the target is of a GPU, so the line is for
-reading. Needs torch and dslpar.layers, no DeepSpeed and no process group.
+On a GPU: bf16, hidden size 2048, 4096 tokens and more, seconds by the device's own events, and a target of at most
+1.03. Without a GPU: a small size in fp32, by CPU time. The code path is the same, but the target applies to GPUs only.
+This needs torch and dslpar.layers, but no DeepSpeed and no process group.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ WARM_UP = 3
 
 
 class Size(NamedTuple):
-    """Of a comparison."""
+    """Sizes of a comparison."""
 
     hidden: int
     heads: int
     micro: int
     sequence: int
     steps: int
-    """Steps a turn."""
+    """Steps per turn."""
 
 
 ON_GPU = (Size(2048, 16, 4, 1024, 10), Size(2048, 16, 4, 2048, 10), Size(4096, 32, 2, 2048, 10))
@@ -46,7 +46,7 @@ Run = Callable[[], Costs]
 
 
 def ratios() -> Iterator[Ratio]:
-    """One a size."""
+    """Yield a line per size."""
     gpu = torch.cuda.is_available()
     torch.set_num_threads(torch.get_num_threads() if gpu else 1)
     device, dtype = (torch.device("cuda"), torch.bfloat16) if gpu else (torch.device("cpu"), torch.float32)
@@ -57,7 +57,7 @@ def ratios() -> Iterator[Ratio]:
 
 
 def compare(size: Size, device: torch.device, dtype: torch.dtype) -> list[float]:
-    """The ratios of turns; first, that both have the same output and gradients."""
+    """Return the ratios of turns, after checking that both have the same output and gradients."""
     ours = Block(Groups(Mesh()), size.hidden, size.heads)
     initialize(ours, ours.groups, seed=1)
     theirs = Plain(size.hidden, size.heads)
@@ -68,7 +68,7 @@ def compare(size: Size, device: torch.device, dtype: torch.dtype) -> list[float]
 
 
 def check_same(ours: nn.Module, theirs: nn.Module, dtype: torch.dtype) -> None:
-    """Every gradient of the last warm-up step; both ran the same kernels, and may add in another order."""
+    """Compare every gradient of the last warm-up step; both ran the same kernels, which may add in another order."""
     tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-5
     expected = dict(theirs.named_parameters())
     for name, p in ours.named_parameters():
@@ -80,7 +80,7 @@ def check_same(ours: nn.Module, theirs: nn.Module, dtype: torch.dtype) -> None:
 
 
 def run(block: nn.Module, size: Size, device: torch.device, dtype: torch.dtype) -> Run:
-    """A turn of `block`, which is warm."""
+    """Run a turn of a warm block."""
     generator = torch.Generator().manual_seed(1)
     shape = (size.micro, size.sequence, size.hidden)
     x, y_grad = (torch.randn(shape, generator=generator).to(device, dtype) for _ in range(2))
@@ -97,7 +97,7 @@ def run(block: nn.Module, size: Size, device: torch.device, dtype: torch.dtype) 
 
 
 def seconds_of(work: Callable[[], None], device: torch.device) -> float:
-    """On a GPU from event to event; on the CPU this process's time."""
+    """Measure from event to event on a GPU, and this process's time on a CPU."""
     if device.type == "cpu":
         began = time.process_time()
         work()
@@ -114,7 +114,7 @@ def seconds_of(work: Callable[[], None], device: torch.device) -> float:
 
 
 class Plain(nn.Module):
-    """A pre-norm block."""
+    """A pre-norm block in torch.nn."""
 
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ class Plain(nn.Module):
 
 
 class PlainAttention(nn.Module):
-    """Causal, of one projection."""
+    """Causal attention with one projection."""
 
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ class PlainAttention(nn.Module):
 
 
 def main() -> int:
-    """See the module."""
+    """Print the lines."""
     print(HEADER)
     missed = 0
     for found in ratios():

@@ -1,7 +1,7 @@
-"""What dslpar costs on top of DeepSpeed: CPU time of a training step against the same GPT written by hand.
+"""Overhead of dslpar over DeepSpeed: CPU time of a training step against the same GPT written by hand.
 
-Each side is built once, in processes of its own (one, or two that are the stages of a pipeline), forked from this one;
-then they take steps in turns. Before anything is timed, both must give the same loss for the same weights.
+Each side is built once, in separate processes forked from this one (one, or two pipeline stages). Then the sides take
+steps in turns. Both must give the same loss for the same weights before anything is timed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ train = dict(clip_grad_norm=1.0, steps=1000)
 
 
 def ratios() -> Iterator[Ratio]:
-    """One process, and a pipeline of two."""
+    """Measure one process, and a pipeline of two."""
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
     alone = FORK.Process(target=check_same_model)
@@ -48,7 +48,7 @@ def ratios() -> Iterator[Ratio]:
 
 
 def compare(name: str, world: int) -> Ratio:
-    """CPU time of steps in a world of 1 rank, or of 2 stages."""
+    """Return the CPU time ratio of steps in a world of 1 rank, or of 2 stages."""
     with side(partial(step_of_dslpar, world), world) as ours, side(partial(step_by_hand, world), world) as reference:
         return ratio(name, [cpu for (cpu,) in in_turns(ours, reference)], TARGET)
 
@@ -57,27 +57,27 @@ def compare(name: str, world: int) -> Ratio:
 
 
 def step_of_dslpar(world: int) -> Step:
-    """Builds dslpar's engine."""
+    """Build dslpar's engine."""
     start_deepspeed()
     job = job_for(world)
     return partial(build_engine(job, Groups(job.mesh), all_counted=True).train_batch, batches_of_step())
 
 
 def step_by_hand(world: int) -> Step:
-    """Builds the engine written by hand."""
+    """Build the engine written by hand."""
     start_deepspeed()
     return partial(by_hand.train_batch, by_hand.build(SIZES, world), batches_of_step())
 
 
 def job_for(world: int) -> Job:
-    """dslpar's Job of SIZES, cut into equal stages."""
+    """Return dslpar's job of SIZES, split into equal stages."""
     half = SIZES.layers // 2
     cut = f"parallel = dict(pipeline=dict(size=2, counts=[{half}, {half}]))" if world == 2 else ""
     return check.resolve(check.load_text(CONFIG.format(s=SIZES) + cut, "overhead.py"), world)
 
 
 def check_same_model() -> None:
-    """Both models, with the same weights, give the same loss."""
+    """Check that both models give the same loss with the same weights."""
     ours = build_module(
         GPT(
             num_layers=SIZES.layers,
@@ -96,14 +96,14 @@ def check_same_model() -> None:
 
 
 def batches_of_step() -> list[MicroBatch]:
-    """The same micro-batches for everyone."""
+    """Return the same micro-batches for both sides."""
     shape = (SIZES.accumulation, SIZES.micro, SIZES.sequence + 1)
     tokens = torch.randint(SIZES.vocab, shape, generator=torch.Generator().manual_seed(1))
     return [(row[:, :-1].contiguous(), row[:, 1:].contiguous()) for row in tokens]
 
 
 def start_deepspeed() -> None:
-    """DeepSpeed over the running process group, without compiling its shared-memory op."""
+    """Start DeepSpeed on the running process group, without compiling its shared-memory op."""
     import deepspeed
     from deepspeed.ops import __compatible_ops__
 

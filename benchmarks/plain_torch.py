@@ -1,8 +1,8 @@
-"""GPT and Llama in torch.nn alone, and the loop that trains them without an engine: what others are compared with.
+"""GPT and Llama in plain torch.nn, and a training loop without an engine, as references.
 
-`LlamaBlock` has the parameters of dslpar's block of that form, under the same names. `StockGPT` is made of torch's own
-nn.TransformerEncoderLayer. `training_step` is the loop: weights in float32, bf16 by autocast, fused AdamW, clipping
-by torch.
+`LlamaBlock` has the parameters of dslpar's Llama block, under the same names. `StockGPT` uses torch's own
+nn.TransformerEncoderLayer. `training_step` is the loop: weights in float32, bf16 by autocast, fused AdamW, clipping by
+torch.
 
     step = training_step(StockGPT(sizes))
     step(batches)
@@ -20,9 +20,9 @@ from torch.nn import functional
 from benchmarks.by_hand import MicroBatch, Sizes, loss
 
 GROUPS_HEADS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 5)
-"""Whether torch's attention takes fewer heads of keys than of queries."""
+"""Whether torch's attention accepts fewer key heads than query heads."""
 TrainingStep = Callable[[Sequence[MicroBatch]], Tensor]
-"""From the micro-batches of a step to the last one's loss, which stays on the device."""
+"""Maps the micro-batches of a step to the last one's loss, which stays on the device."""
 
 
 class LlamaBlock(nn.Module):
@@ -42,7 +42,7 @@ class LlamaBlock(nn.Module):
 
 
 class LlamaAttention(nn.Module):
-    """Causal, of one projection; `kv_heads` heads of keys and values serve all heads of queries."""
+    """Causal attention with one projection; `kv_heads` key and value heads serve all query heads."""
 
     def __init__(self, hidden: int, heads: int, kv_heads: int) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class SwiGLU(nn.Module):
 
 
 class Llama(nn.Module):
-    """Tokens, blocks, a norm, and a head of its own."""
+    """Token table, blocks, a norm, and an untied head."""
 
     def __init__(self, sizes: Sizes, kv_heads: int) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class Llama(nn.Module):
 
 
 class StockGPT(nn.Module):
-    """A GPT of torch's own layers, as its documentation puts them together; the head is the token table."""
+    """A GPT from torch's own layers, as in its documentation, with a head tied to the token table."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class StockGPT(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         """[batch, sequence] to logits."""
         x = self.tokens(ids) + self.positions.weight[: ids.shape[1]]
-        # Of the mask nothing is read where a layer is told that it is causal; torch asks for one all the same.
+        # A causal layer never reads the mask, but torch requires one.
         mask = nn.Transformer.generate_square_subsequent_mask(ids.shape[1], device=ids.device, dtype=x.dtype)
         for block in self.blocks:
             x = block(x, src_mask=mask, is_causal=True)

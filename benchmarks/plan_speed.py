@@ -1,9 +1,9 @@
-"""A whole `dslpar plan` process: its CPU time against what it may take, and against a bare interpreter's.
+"""Time of a `dslpar plan` process: CPU time against its limit, and against a bare interpreter's.
 
-The seconds are those of an idle machine of about 4 billion instructions a second; the ratio to an interpreter that
-imports what any such tool needs holds on others too. Of the example plans one each of 64 and of 1,024 devices, and the
-slowest of all, whose long sequences are split in many ways. How much a search looks at is counted in
-tests/unit/forecast/test_search.py.
+The limits in seconds are for an idle machine with about 4 billion instructions per second. The ratio to an interpreter
+that imports what any such tool needs also holds on other machines. The plans are one of 64 devices, one of 1,024, and
+the slowest example, whose long sequences can be split in many ways. tests/unit/forecast/test_search.py counts the
+layouts that a search examines.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ DSLPAR = str(Path(sys.executable).with_name("dslpar"))
 
 
 class Line(NamedTuple):
-    """A plan, and what it may take."""
+    """A plan and its limits."""
 
     config: str
     world_size: int
     most_s: float | None
-    """CPU seconds with start-up; None: not asked for."""
+    """CPU seconds with start-up; None: no limit."""
     most_of_bare: float
-    """Of CPU time, over a bare interpreter's."""
+    """CPU time over a bare interpreter's."""
 
 
 LINES = (
@@ -39,12 +39,12 @@ LINES = (
 
 
 def ratios() -> Iterator[Ratio]:
-    """CPU time of each plan."""
+    """Yield the CPU time of each plan."""
     for line in LINES:
         command = (DSLPAR, "plan", f"examples/plans/{line.config}.py", "--world-size", str(line.world_size))
         name = f"dslpar plan {line.config}"
 
-        plan = partial(process_cost, command, (0, 1))  # 1: it does not fit as it is
+        plan = partial(process_cost, command, (0, 1))  # status 1: the config does not fit unchanged
         plan(), process_cost(BARE)
         if line.most_s is not None:
             most: Costs = (line.most_s, line.most_s)

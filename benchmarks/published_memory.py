@@ -1,11 +1,11 @@
-"""Measured runs of others, for the forecast of memory: what each row holds, its peak, or that it failed.
+"""Published memory measurements as workloads of the forecast: each row's state, and its peak or failure.
 
     runs = read(DATA / "published_runs.csv")
     workload(runs[0]), runs[0].peak_gib
 
-`benchmarks.published_runs` has those with a time; here are all that have a peak, a failure, or the best time of a set.
-What a framework holds around the model is in its habits below; what it saves for the backward otherwise than dslpar's
-layers do, in `PublishedWorkload.costs`. No constant is fitted.
+`benchmarks.published_runs` has the rows with a time. Here are all rows with a peak, a failure, or the best time of a
+set. The memory that a framework holds around the model is in its habits below. Differences from dslpar's layers in what
+it saves for the backward are in `PublishedWorkload.costs`. No constant is fitted.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from dslpar.models.gpt.costs import model_costs
 from dslpar.models.gpt.section import GPT
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
-"""Beside the repository; not part of it."""
+"""Beside the repository, not part of it."""
 NANOTRON, FIGURE = 0, 13
-"""Sources by number: nanotron's runs, and figure 1 of arXiv 2205.05198, which is computed."""
+"""Numbers of sources: nanotron's runs, and figure 1 of arXiv 2205.05198, which is computed."""
 MOST_PANELS = 8
-"""Over more ranks nanotron is taken to keep pieces. Its peaks without a pipeline are there as of panels; but by these
-14 of its runs would be refused that ran. Megatron-LM keeps pieces.
+"""Above this number of ranks, nanotron is assumed to keep pieces. Its peaks without a pipeline suggest panels there
+too, but then 14 runs that ran would be refused. Megatron-LM keeps pieces.
 """
 _LEFT_OUT = (7, 12, 14)
-"""Sources that do not tell the micro-batch, the sequence, or the precision in which they are forecast."""
+"""Sources that do not report the micro-batch, the sequence, or the precision in which they are forecast."""
 _DEVICES = {
     "H100-SXM-80GB": "h100-80g",
     "H100-SXM-96GB-HBM2e-500W": "h100-96g",
@@ -54,7 +54,7 @@ class Run(NamedTuple):
 
     source: int
     set: str
-    """Rows of one set are alternatives: one model, devices, sequence and global batch."""
+    """Rows of one set are alternatives with the same model, devices, sequence and global batch."""
     device: Device
     mesh: Mesh
     chunks: Chunks
@@ -66,7 +66,7 @@ class Run(NamedTuple):
     fuses_attention: bool
     dtype: str
     thrashes: bool
-    """Whether the source's step was several times slower than its neighbours', for want of memory."""
+    """Whether the source's step was several times slower than its neighbours', for lack of memory."""
     step_s: float | None
     peak_gib: float | None
     failed: bool
@@ -75,7 +75,7 @@ class Run(NamedTuple):
 
 
 def read(path: Path) -> list[Run]:
-    """Return the rows of a file that a forecast can be made of."""
+    """Return the rows of a file that can be forecast."""
     with path.open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if int(row["source"]) not in _LEFT_OUT]
     return [_run(row) for row in rows]
@@ -84,7 +84,7 @@ def read(path: Path) -> list[Run]:
 def _run(row: Mapping[str, str]) -> Run:
     source, data, micro_size, pipe, size = (int(row[name]) for name in ("source", "dp", "mbs", "pp", "tp"))
     chunks = Chunks(pipe, int(row["vp"] or 1) if pipe > 1 else 1)
-    # The figure has no global batch: its pipelines are full.
+    # the figure has no global batch: assume full pipelines
     count = int(row["gbs"]) // (data * micro_size) if row["gbs"] else 4 * pipe
     is_sharded = row["sp"] == "1" and size > 1
     tensor = Tensor(
@@ -129,11 +129,11 @@ class PublishedWorkload(Workload):
     """A step of another framework."""
 
     saved_inner: float = 0.0
-    """Elements that a token's layer saves besides ours, of those that tensor parallelism divides."""
+    """Elements per token and layer that it saves in addition to dslpar, and that tensor parallelism divides."""
 
     @cached_property
     def costs(self) -> ModelCosts:
-        """What the model's parts cost a rank."""
+        """Return the costs of the model's parts per rank."""
         assert isinstance(self.model, GPT)
         known = model_costs(self.model, self.mesh.tensor, float(self.tokens), self.seq_len)
         return replace(known, layer=_with_saved(known.layer, self.tokens * self.saved_inner / self.mesh.tensor.y))
@@ -146,7 +146,7 @@ def _with_saved(costs: Costs, elements: float) -> Costs:
 
 
 def workload(run: Run) -> PublishedWorkload:
-    """Return a row as the forecast sees it."""
+    """Return a row as a workload of the forecast."""
     is_nanotron = run.source == NANOTRON
     return PublishedWorkload(
         model=replace(run.model, dropout=0.1) if run.source == FIGURE else run.model,
@@ -173,15 +173,17 @@ def _even(num_layers: int, stages: int) -> tuple[int, ...]:
 # Frameworks --------------------------------------------------------------------------------------------------------
 
 _MEGATRON = Habits(name="megatron", gradient_bytes=4.0, buckets=None, boundaries=0)
-"""Gradients in fp32, beside masters: 18 bytes a weight. It frees what a stage has sent, and what it took is saved."""
+"""Gradients in fp32, beside master weights: 18 bytes per weight. It frees a stage's sent output, and its input is
+saved.
+"""
 _NANOTRON = Habits(name="nanotron", gradient_bytes=6.0, buckets=None, logit_bytes=10.0)
-"""Gradients in bf16, in buckets of torch's DDP, beside sums in fp32; logits in bf16, and in fp32 with a gradient."""
+"""Gradients in bf16, in buckets of torch's DDP, beside fp32 sums; logits in bf16, and in fp32 with a gradient."""
 _NANOTRON_ONE_REPLICA = replace(_NANOTRON, gradient_bytes=4.0)
 """One replica needs no DDP, and has no buckets."""
 _FSDP = Habits(name="fsdp", gradient_bytes=2.0, buckets=None)
-"""16 bytes a weight: gradients in fp32, and no weights in bf16 between their uses, which ours keep."""
+"""16 bytes per weight: fp32 gradients, and no bf16 weights between their uses, which dslpar keeps."""
 _FOUNDRY = replace(_FSDP, logit_bytes=4.0)
-"""flash-attn's cross-entropy: logits in bf16, and their gradient."""
+"""flash-attn's cross-entropy: bf16 logits and their gradient."""
 _DEEPSPEED = Habits(name="megatron-deepspeed", buckets=Buckets(overlapped=False, reduce=5e8))
 
 
@@ -196,13 +198,13 @@ def _habits(run: Run) -> Habits:
 
 
 def _saved_by_nanotron(model: GPT) -> float:
-    """Return what nanotron's layer saves of a token besides ours: copies around the rotation, and of swiglu."""
+    """Return what nanotron's layer saves per token in addition to dslpar: copies around the rotation, and of swiglu."""
     kv_size = model.hidden_size // model.num_heads * model.kv_heads
     return 2 * model.hidden_size + 2 * kv_size + model.ffn_size
 
 
 def winners(runs: Iterable[Run]) -> list[Run]:
-    """Return the fastest run of each set that has several."""
+    """Return the fastest run of each set with several."""
     by_set: dict[str, list[Run]] = {}
     for run in runs:
         if run.set and run.step_s:

@@ -1,10 +1,10 @@
-"""Training steps that others measured, as workloads: the rows of ../shared/data/published_runs.csv.
+"""Published training steps as workloads of the forecast: the rows of ../shared/data/published_runs.csv.
 
     runs = read("../shared/data/published_runs.csv")
     runs[0].stack, runs[0].workload, runs[0].step_s
 
-Each framework has its habits: how it cuts layers over stages, what it keeps, sums and sends. Runs that computed in fp8
-are left out, and those of which the source does not tell the micro-batch.
+Each framework has its habits: its partition into stages, and what it keeps, sums and sends. Runs in fp8 are left out,
+and so are runs without a reported micro-batch.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ STACKS = {
     "10": "BigScience",
     "11": "BigScience",
 }
-"""By the number of the source in the data's README; others are not scored."""
+"""By the source's number in the data's README; other sources are not scored."""
 MOST_NODES = 32
-"""Of nanotron's runs: with 64 its fabric was two to three times slower."""
+"""Limit for nanotron's runs: on 64 nodes its fabric was two to three times slower."""
 
 _DEVICES = {
     "H100-SXM-80GB": "h100-80g",
@@ -51,7 +51,7 @@ _NETWORKS = {
     "IB HDR 1600": 200,
     "Omni-Path": 50,
 }
-"""GB/s of a node, by how its description begins."""
+"""GB/s per node, by the beginning of its description."""
 
 _MEGATRON = Habits(
     name="Megatron",
@@ -62,9 +62,11 @@ _MEGATRON = Habits(
     splits_messages=True,
 )
 _FUSED_SOFTMAX_DIVISOR = 4
-"""Of samples times heads, where Megatron's softmax is one kernel."""
+"""Megatron's softmax is one kernel if this divides samples times heads."""
 _UNFUSED_SOFTMAX = replace(_MEGATRON, launch_ratio=21 / 17)
-"""Else four more (to float32, scale, mask, and back) than the 17 that a layer's forward has, as counted by reading."""
+"""Otherwise it has four more kernels (to float32, scale, mask, and back) than the 17 of a layer's forward, as counted
+in the source.
+"""
 _HABITS = {
     "nanotron": Habits(name="nanotron", blocking_messages=True, fused_optimizer=False),
     "foundry": Habits(name="FSDP", gradient_bytes=2.0, reduced_bytes=2.0),
@@ -73,13 +75,13 @@ _HABITS = {
 
 @dataclass(frozen=True)
 class PublishedRun:
-    """A step that somebody measured."""
+    """A published measurement of a step."""
 
     stack: str
     set: str
-    """Runs of one set share model, devices and global batch: they are alternatives."""
+    """Runs of one set are alternatives with the same model, devices and global batch."""
     filtered: bool
-    """Whether what the data's README says of flags and nodes leaves it out of the filtered scores."""
+    """Whether the filtered scores leave it out, by the data's README on flags and nodes."""
     workload: Workload
     device: Device
     nodes: Nodes
@@ -87,14 +89,14 @@ class PublishedRun:
 
 
 def read(path: str) -> list[PublishedRun]:
-    """Read the runs that are scored. Raises: OSError."""
+    """Return the scored runs. Raises: OSError."""
     with open(path, newline="") as file:
         rows = list(csv.DictReader(file))
     return [published_run(row) for row in rows if is_scored(row)]
 
 
 def is_scored(row: Mapping[str, str]) -> bool:
-    """Whether a row has a time, and all that a workload needs."""
+    """Return whether a row has a time, and everything that a workload needs."""
     return bool(row["source"] in STACKS and row["step_s"] and row["mbs"] and "fp8" not in row["precision"])
 
 
@@ -142,12 +144,12 @@ def workload_of_row(row: Mapping[str, str]) -> Workload:
 
 
 def _megatron(samples_and_heads: int) -> Habits:
-    """Return Megatron's habits, for attention of so many samples times heads on a rank."""
+    """Return Megatron's habits for attention over so many samples times heads per rank."""
     return _UNFUSED_SOFTMAX if samples_and_heads % _FUSED_SOFTMAX_DIVISOR else _MEGATRON
 
 
 def model_of_row(row: Mapping[str, str]) -> GPT:
-    """Return the model of a row: Llama's form where its MLP is gated, else GPT-2's."""
+    """Return the model of a row: Llama's form if its MLP is gated, else GPT-2's."""
     llama = row["act"] == "swiglu"
     return GPT(
         num_layers=int(row["L"]),
@@ -166,33 +168,33 @@ def model_of_row(row: Mapping[str, str]) -> GPT:
 
 
 def nanotron_keep(pipe: int, size: int) -> Keep:
-    """Return what nanotron keeps of the panels that a layer gathers, by its steps and peaks: over two ranks, and
-    without a pipeline, whole panels; else pieces, which it gathers again.
+    """Return what nanotron keeps of a layer's gathered panels, judged by its steps and peaks: whole panels on two ranks
+    and without a pipeline, else pieces, which it gathers again.
     """
     return "x" if pipe == 1 or size <= 2 else "none"
 
 
 def _vocab_size(row: Mapping[str, str]) -> int:
-    """Return the size of a row's vocabulary as its ranks have it.
+    """Return the size of a row's vocabulary on its ranks.
 
     vTrain's models have 50,257 tokens (src/config.py of its repository), and the data has them padded for eight ranks.
-    That one rank alone does not pad them is inferred from its steps: what does not grow with the layers grows by
-    4.7 ms with each sample on one rank, and by 0.9 ms on each of two.
+    That a single rank does not pad is inferred from its steps: the part independent of the layers grows by 4.7 ms per
+    sample on one rank, and by 0.9 ms on each of two.
     """
     return 50257 if STACKS.get(row["source"], "").startswith("vTrain") and row["tp"] == "1" else int(row["vocab"])
 
 
 def counts_of_row(stack: str, model: GPT, chunks: Chunks) -> Counts:
-    """Return the layers on each stage: nanotron weighs the head as what it multiplies, Megatron counts layers."""
+    """Return the layers on each stage: nanotron weighs the head by its products, Megatron counts layers."""
     return nanotron_counts(model, chunks.pipe) if stack == "nanotron" else uniform(model.num_layers, chunks.stages)
 
 
 def nanotron_counts(model: GPT, pipe: int) -> Counts:
-    """Return the layers on each stage, as nanotron's `build_model` (src/nanotron/models/base.py) cuts them.
+    """Return the layers on each stage, as nanotron's `build_model` (src/nanotron/models/base.py) partitions them.
 
-    A stage takes layers until their cost, and that of all before them, reaches its share of the whole, the head's
-    among it. The code there has "exceeds"; but both the steps and the peaks of the model of 16 layers whose head weighs
-    just what four do are those of ten layers on the first of two stages, and not of eleven.
+    A stage takes layers until their cost and the cost of all earlier layers reach its share of the total, with the head
+    included. The code there has "exceeds". But for the model of 16 layers whose head costs as much as four layers, both
+    steps and peaks match ten layers on the first of two stages, not eleven.
 
     >>> model = GPT(num_layers=16, hidden_size=2048, num_heads=32, vocab_size=131072, max_seq_len=4096,
     ...             ffn_hidden_size=8192, activation="swiglu")
@@ -216,7 +218,7 @@ def _recompute(text: str) -> Recompute:
 
 
 def by_set(runs: Sequence[PublishedRun]) -> dict[str, list[int]]:
-    """Return the positions of the runs of each set."""
+    """Return the positions of each set's runs."""
     found: dict[str, list[int]] = {}
     for index, run in enumerate(runs):
         found.setdefault(run.set, []).append(index)
@@ -235,9 +237,9 @@ _SELECTIVE_TABLE = (
 
 
 def selective_recompute_runs() -> list[PublishedRun]:
-    """Return the eight steps of Korthikanti et al., 22B to 1T parameters on A100s, each in two ways.
+    """Return the eight steps of Korthikanti et al., 22B to 1T parameters on A100s, each in two variants.
 
-    All activations computed again; and those of attention's scores alone, with sequence parallelism.
+    The variants are full recomputation, and recomputation of attention scores alone, with sequence parallelism.
     """
     device = device_named("a100-80g")
     made = []

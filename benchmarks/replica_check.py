@@ -1,11 +1,11 @@
-"""What `train.check_replicas` costs: CPU time of a comparison of replicas, in percent of 50 steps without one.
+"""Cost of `train.check_replicas`: CPU time of a comparison of replicas, in percent of 50 steps without one.
 
     python -m benchmarks replica_check
 
-Two engines of one GPT take steps of 512 tokens a rank in turns, and one of them compares after each step. What its
-steps take longer, over 50, is the share of a run that compares every 50 steps. All that a comparison does is in it:
-hashes, the all-gather, and the verdict. Most is hashed without ZeRO: weights and both of Adam's moments. The share
-falls with the tokens of a step: a step of T tokens computes 6 T operations for a weight, a comparison 2 for each word.
+Two engines of one GPT take steps of 512 tokens per rank in turns, and one of them compares after each step. Its extra
+time over 50 is the share in a run that compares every 50 steps. It includes the hashes, the all-gather and the verdict.
+Without ZeRO the most is hashed: weights and both Adam moments. The share falls with the tokens per step: a step of T
+tokens computes 6 T operations per weight, a comparison 2 per word.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ LAYOUTS = {
 
 
 def ratios() -> Iterator[Ratio]:
-    """A line a layout."""
+    """Yield a line per layout."""
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
     for name, layout in LAYOUTS.items():
@@ -53,7 +53,7 @@ def ratios() -> Iterator[Ratio]:
 
 
 def steps(layout: str, interval: int | None) -> Step:
-    """A step, and what `train.check_replicas` adds to it."""
+    """Return a function that takes a step, with the comparison of `train.check_replicas`."""
     start_deepspeed()
     text = CONFIG.format(sequence=SEQUENCE, interval=interval) + layout
     job = check.resolve(check.load_text(text, "replica_check.py"), WORLD)

@@ -1,13 +1,12 @@
-"""Peak memory of `dslpar checkpoint reshard` and `export --format hf`: of a model, and of one four times as deep.
+"""Peak memory of `dslpar checkpoint reshard` and `export --format hf`, for a model and one four times as deep.
 
 python -m benchmarks reshard_memory
 
-Both have the same largest tensor, the token table; they are cut from one rank to 2d over four, and put together again,
-or, cut so, written as a folder of transformers'.
-What is counted is anonymous memory (RssAnon of /proc/PID/status): what the process itself has allocated. Pages of the
-stored files, which are mapped, and of the written ones are the system's cache: they go when something else needs the
-room. The parent reads it about every millisecond, from when the child has imported everything to its end; the child's
-allocator gives large blocks back at once (MALLOC_MMAP_THRESHOLD_), so that what is seen is what is in use.
+Both have the same largest tensor, the token table. They are resharded from one rank to 2d on four and back, or exported
+from four ranks to a folder of transformers. The measure is anonymous memory (RssAnon of /proc/PID/status), which the
+process itself allocated. Pages of mapped and of written files belong to the system's cache, which shrinks on demand.
+The parent reads the value about every millisecond, from the end of the child's imports to its exit. The child's
+allocator returns large blocks at once (MALLOC_MMAP_THRESHOLD_), so that the value is memory in use.
 """
 
 from __future__ import annotations
@@ -36,24 +35,24 @@ COMMANDS = ("reshard", "export --format hf")
 LAYERS = (4, 16)
 VOCAB_SIZE = 16384
 MOST_GROWTH = 0.05
-"""Of the peak, for each byte that the model is larger: the index knows more names."""
+"""Growth of the peak per byte of model growth: the index has more names."""
 MOST_TENSORS = 1.5
-"""The peak, in largest tensors."""
+"""Peak in multiples of the largest tensor."""
 
 
 class Peak(NamedTuple):
-    """What one reshard took."""
+    """Memory of one reshard."""
 
     anonymous_bytes: int
-    """The most that it had allocated, over what it had when all was imported."""
+    """Peak allocation beyond that after all imports."""
     largest_bytes: int
-    """Of one tensor."""
+    """Size of the largest tensor."""
     stored_bytes: int
-    """Of all tensors."""
+    """Size of all tensors."""
 
 
 def ratios() -> Iterator[Ratio]:
-    """How the peak grows with the model, and how many of its largest tensors it is."""
+    """Yield the growth of the peak with the model, and the peak in multiples of the largest tensor."""
     for command in COMMANDS if find_spec("transformers") else COMMANDS[:1]:
         peaks = [peak(layers, command=command) for layers in LAYERS]
         for layers, one in zip(LAYERS, peaks, strict=True):
@@ -70,7 +69,7 @@ _WORDS = ("peak", "largest tensor", "all tensors")
 
 
 def peak(num_layers: int, vocab_size: int = VOCAB_SIZE, command: str = COMMANDS[0]) -> Peak:
-    """Of a command in a process of its own."""
+    """Return the peak of a command in a separate process."""
     with tempfile.TemporaryDirectory(prefix="dslpar_reshard_") as folder:
         environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "131072", "OMP_NUM_THREADS": "1"}
         words = ["-m", "benchmarks.reshard_memory", folder, str(num_layers), str(vocab_size), command]
@@ -89,7 +88,7 @@ def peak(num_layers: int, vocab_size: int = VOCAB_SIZE, command: str = COMMANDS[
 
 
 def anonymous_bytes(process: int) -> int:
-    """What a process has allocated; 0 when it has ended."""
+    """Return the memory that a process has allocated; 0 if it has ended."""
     try:
         lines = Path(f"/proc/{process}/status").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):
@@ -106,7 +105,7 @@ def _most(child: subprocess.Popen[str]) -> int:
 
 
 def _line(output: Iterable[str]) -> str:
-    """The child's own: libraries may print others before it."""
+    """Return the child's own line: libraries may print others before it."""
     return next(line.removeprefix("ready ") for line in output if line.startswith("ready "))
 
 
@@ -114,7 +113,7 @@ def _line(output: Iterable[str]) -> str:
 
 
 def main(folder: Path, num_layers: int, vocab_size: int, command: str) -> None:
-    """Makes a checkpoint, tells its sizes, waits for a line, and reshards it, there and back, or exports it."""
+    """Make a checkpoint, print its sizes, wait for a line, and reshard it there and back, or export it."""
     from dslpar.checkpoint import folder as files
     from dslpar.checkpoint.reshard import reshard
     from dslpar.schema import sections as schema_sections
@@ -132,7 +131,7 @@ def main(folder: Path, num_layers: int, vocab_size: int, command: str) -> None:
         from dslpar.checkpoint.export_transformers import export_transformers
 
         found = files.open_checkpoint(reshard(found, cut, folder / "cut"))
-        export_transformers(found, folder / "first")  # what is imported, and stays, is no part of it
+        export_transformers(found, folder / "first")  # its imports, which stay in memory, are not measured
     print("ready", largest, stored, flush=True)
     sys.stdin.readline()
     if command == COMMANDS[1]:
@@ -143,7 +142,7 @@ def main(folder: Path, num_layers: int, vocab_size: int, command: str) -> None:
 
 
 def job_of(num_layers: int, vocab_size: int, world: int, **sections: Any) -> Job:
-    """A GPT whose token table is larger than any other of its weights."""
+    """Return a GPT whose token table is its largest weight."""
     from dslpar.layout import resolve as layout_resolve
     from dslpar.models.gpt.section import GPT
     from dslpar.schema import sections as schema_sections
@@ -155,9 +154,9 @@ def job_of(num_layers: int, vocab_size: int, world: int, **sections: Any) -> Job
 
 
 def write_checkpoint(root: Path, cut: Job, whole: Job) -> tuple[int, int]:
-    """As the one rank of `whole` would have saved it; bytes of the largest tensor, and of all.
+    """Write a checkpoint as the single rank of `whole` would, and return the bytes of the largest tensor and of all.
 
-    `cut` is the same model on ranks that share its tensors, which says what it is made of.
+    `cut` is the same model on several ranks, from which the list of tensors is taken.
     """
     from dslpar.checkpoint import folder, index, manifest, reshard, writer
 
@@ -178,7 +177,7 @@ _KEYS = ("", "exp_avg", "exp_avg_sq")
 
 
 def _tensors(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> FileDigest:
-    """Random weights and states, one at a time."""
+    """Write random weights and states, one at a time."""
     import torch
 
     from dslpar.checkpoint.index import file_key

@@ -1,10 +1,10 @@
-"""How long steps wait for a checkpoint that a thread writes, over how long they wait for one that is written at once.
+"""Stall of a step by an asynchronous save, relative to a synchronous one.
 
     python -m benchmarks save_stall
 
-A GPT of 50 M parameters, AdamW and ZeRO 1 on two data ranks: 600 MB. The wait for one that a thread writes is that for
-the copy, and then for the publishing of what all ranks have written; what is between them, steps would fill. The copy
-is in memory that the save before it has used, as all but a run's first are. A line's name has the seconds of both.
+A GPT of 50 M parameters with AdamW and ZeRO 1 on two data ranks saves 600 MB. An asynchronous save stalls steps for the
+copy, and then for publishing what all ranks have written. Steps would fill the time between. The copy reuses the memory
+of the previous save, as all but a run's first do. A line's name has the seconds of both.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from dslpar.engine.engine import Engine
 from dslpar.linter import check
 
 TARGET = 0.5
-"""A copy of memory that is there, over hashing the same bytes and bringing them to the disk."""
+"""Target: copying to existing memory, over hashing the same bytes and flushing them to disk."""
 PAIRS = 15
 WORLD = 2
 SEQUENCE = 8
@@ -44,7 +44,7 @@ train = dict(output_dir={output_dir!r})
 
 
 def ratios() -> Iterator[Ratio]:
-    """One line: the wait of a step."""
+    """Yield one line: the stall of a step."""
     with tempfile.TemporaryDirectory() as made:
         waits = on_ranks(WORLD, partial(measure, Path(made)))[0]
     begun, published, whole = (median(seconds) for seconds in zip(*waits, strict=True))
@@ -54,7 +54,7 @@ def ratios() -> Iterator[Ratio]:
 
 
 def measure(folder: Path) -> list[tuple[float, float, float]]:
-    """Seconds of a copy, of publishing, and of a save that is written at once."""
+    """Return the seconds of a copy, of publishing, and of a synchronous save."""
     warnings.simplefilter("ignore")
     engine, buffers = trained(folder), HostBuffers()
     begin_and_publish(engine, buffers)
@@ -67,7 +67,7 @@ def measure(folder: Path) -> list[tuple[float, float, float]]:
 
 
 def trained(output_dir: Path) -> Engine:
-    """An engine after one step: Adam has its states."""
+    """Return an engine after one step, when Adam has its states."""
     start_deepspeed()
     text = CONFIG.format(sequence=SEQUENCE, output_dir=str(output_dir))
     job = check.resolve(check.load_text(text, "save_stall.py"), WORLD)
@@ -78,7 +78,7 @@ def trained(output_dir: Path) -> Engine:
 
 
 def begin_and_publish(engine: Engine, buffers: HostBuffers) -> Costs:
-    """Wall seconds of both, with all that is between them outside."""
+    """Return the wall seconds of copy and publishing, without the time between them."""
     cleared(Path(engine.job.output_dir))
     pending: list[checkpoint.PendingSave] = []
     (begin_s,) = timed(lambda: pending.append(checkpoint.begin_save(engine, buffers)))

@@ -1,12 +1,12 @@
-"""What the executor of schedules costs: CPU time of a step of 1F1B against DeepSpeed's own, on one kind of engine.
+"""Overhead of the schedule executor: CPU time of a 1F1B step against DeepSpeed's own, on equal engines.
 
     python -m benchmarks schedule_overhead
 
-Both sides are dslpar's engine of the GPT of `overhead`, as a pipeline of two, with the same micro-batches; each takes
-its steps by other code. DeepSpeed's is `train_batch`: 1F1B, sums of tied gradients, the optimizer's step, the mean loss
-on all ranks. Ours is `PipelineExecutor.forward_backward`, whose loss is that mean, and `optimizer_step`. What dslpar's
-engine does around a step (seeds, checks of batches, the read of its loss) is on neither side: `overhead` has it. Before
-anything is timed, both must give the same losses.
+Both sides use dslpar's engine of the GPT of `overhead`, as a pipeline of two, with the same micro-batches, but
+different code for a step. DeepSpeed's is `train_batch`: 1F1B, sums of tied gradients, the optimizer's step, the mean
+loss on all ranks. dslpar's is `PipelineExecutor.forward_backward`, whose loss is that mean, and `optimizer_step`. The
+work of dslpar's engine around a step (seeds, checks of batches, reading the loss) is on neither side: `overhead`
+measures it. Both must give the same losses before anything is timed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Step = Callable[[], torch.Tensor]
 
 
 def ratios() -> Iterator[Ratio]:
-    """One line."""
+    """Yield one line."""
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
     ours, theirs = (on_ranks(WORLD, partial(losses, build)) for build in (by_executor, by_deepspeed))
@@ -43,13 +43,13 @@ def ratios() -> Iterator[Ratio]:
 
 
 def losses(build: Callable[[], Step]) -> list[float]:
-    """Of three steps."""
+    """Return the losses of three steps."""
     step = build()
     return [float(step()) for _ in range(3)]
 
 
 def by_executor() -> Step:
-    """A step by the executor's actions."""
+    """Return a step by the executor's actions."""
     engine, batches = built(), batches_of_step()
     pipeline = engine._pipeline
     assert pipeline is not None
@@ -63,14 +63,14 @@ def by_executor() -> Step:
 
 
 def by_deepspeed() -> Step:
-    """A step by DeepSpeed's instructions, which ask the rank for its stage, as they do of themselves."""
+    """Return a step by DeepSpeed's instructions, which ask the engine for its stage, as in DeepSpeed's own."""
     engine, batches = built(), batches_of_step()
     del engine.deepspeed.is_first_stage, engine.deepspeed.is_last_stage
     return lambda: engine.deepspeed.train_batch(iter(batches))
 
 
 def built() -> Engine:
-    """The engine of both."""
+    """Return the engine of both sides."""
     start_deepspeed()
     job = job_for(WORLD)
     return build_engine(job, Groups(job.mesh), all_counted=True)

@@ -1,9 +1,9 @@
-"""A side of a comparison: ranks that were built once and take steps when they are told to.
+"""One side of a comparison: ranks that are built once and take steps on demand.
 
     with side(build_ours, world=2) as ours, side(build_theirs, world=2) as theirs:
         ratio(name, [cpu for (cpu,) in in_turns(ours, theirs)], target)
 
-Only one side runs at a time. CPU time is of all ranks of a side, waiting excluded. `on_ranks` runs a function once.
+Only one side runs at a time. CPU time is summed over a side's ranks, without waiting. `on_ranks` runs a function once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import torch.distributed as dist
 from benchmarks.measure import Costs
 
 STEPS = 2
-"""Steps a turn."""
+"""Steps per turn."""
 WARM_UP = 3
 FORK = multiprocessing.get_context("fork")
 
@@ -35,12 +35,12 @@ Step = Callable[[], object]
 
 @contextmanager
 def side(build: Callable[[], Step], world: int, steps: int = STEPS) -> Iterator[Callable[[], Costs]]:
-    """Ranks that are built and warm, as a function: take `steps` steps, and return the CPU seconds of all of them.
+    """Return warm ranks as a function that takes `steps` steps and returns the CPU seconds of all ranks.
 
-    `build` runs on every rank, in the environment that a launcher would give it, over gloo.
+    `build` runs on every rank, in a launcher's environment, over gloo.
 
     Raises:
-        EOFError: a rank ended; what it said is on stderr.
+        EOFError: a rank ended; its output is on stderr.
     """
     with started(world, partial(serve, build)) as ends:
 
@@ -55,10 +55,10 @@ def side(build: Callable[[], Step], world: int, steps: int = STEPS) -> Iterator[
 
 
 def on_ranks(world: int, fn: Callable[[], Any]) -> list[Any]:
-    """What `fn` returns on every rank.
+    """Return `fn()` on every rank.
 
     Raises:
-        EOFError: a rank ended; what it said is on stderr.
+        EOFError: a rank ended; its output is on stderr.
     """
     with started(world, lambda end: end.send(fn())) as ends:
         return [end.recv() for end in ends]
@@ -66,7 +66,7 @@ def on_ranks(world: int, fn: Callable[[], Any]) -> list[Any]:
 
 @contextmanager
 def started(world: int, run: Callable[[Connection], None]) -> Iterator[list[Connection]]:
-    """Ranks that run it, by the other ends of their pipes; killed in the end."""
+    """Start ranks that run a function, and return this end of their pipes. The ranks are killed at the end."""
     with tempfile.TemporaryDirectory() as folder:
         pipes = [FORK.Pipe() for _ in range(world)]
         ranks = [
@@ -86,7 +86,7 @@ def started(world: int, run: Callable[[Connection], None]) -> Iterator[list[Conn
 
 
 def start(rank: int, world: int, folder: Path, run: Callable[[Connection], None], end: Connection) -> None:
-    """One rank: over gloo, in the environment that a launcher would give it."""
+    """Run one rank over gloo, in a launcher's environment."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), LOCAL_SIZE=str(world))
@@ -97,7 +97,7 @@ def start(rank: int, world: int, folder: Path, run: Callable[[Connection], None]
 
 
 def serve(build: Callable[[], Step], end: Connection) -> None:
-    """One rank of a side: builds, warms up, then answers each number of steps with its CPU seconds."""
+    """Run one rank of a side: build, warm up, then answer each number of steps with its CPU seconds."""
     step = build()
     cpu_s_of(step, WARM_UP)
     end.send(None)
@@ -106,7 +106,7 @@ def serve(build: Callable[[], Step], end: Connection) -> None:
 
 
 def cpu_s_of(step: Step, count: int) -> float:
-    """CPU seconds of this process, all its threads, for so many steps."""
+    """Return this process's CPU seconds, all threads included, for so many steps."""
     began = time.process_time()
     for _ in range(count):
         step()

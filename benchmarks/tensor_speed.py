@@ -1,9 +1,10 @@
-"""What tensor parallelism costs: CPU time of a training step of our blocks in `1d`, against others' of the same maths.
+"""Cost of tensor parallelism: CPU time of a training step of dslpar's blocks in `1d`, against other implementations.
 
 Four pre-norm blocks on 2 ranks over gloo, micro-batches of 4 samples of 64 tokens, fp32: forward, backward, and a step
 of SGD. The references are in blocks_by_hand.py: torch DTensor with its column- and row-wise plan, as torchtitan writes
-it (a projection each for q, k and v) and with one projection for all three, which costs it less; and Megatron-LM's pair
-of functions by hand. Before anything is timed, both sides give the same losses over some steps, from the same weights.
+it (separate projections for q, k and v) and with one projection for all three, which is cheaper; and Megatron-LM's pair
+of functions by hand. Both sides must give the same losses over some steps, from the same weights, before anything is
+timed.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from dslpar.layers import Block, gather, initialize, placement, placement_of
 
 LAYERS, HEADS, MICRO, SEQUENCE = 4, 4, 4, 64
 STEPS = 3
-"""Steps a turn."""
+"""Steps per turn."""
 PLAIN = mesh.Tensor(y=others.WORLD, mode="1d")
 IN_PIECES = mesh.Tensor(y=others.WORLD, mode="1d", residual="sequence")
 
@@ -35,7 +36,7 @@ Step = Callable[[], float]
 
 
 def ratios() -> Iterator[Ratio]:
-    """Against DTensor, whole and in pieces of the sequence; against the pair by hand."""
+    """Measure against DTensor, with whole and with sharded sequences, and against the pair by hand."""
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
     for name, hidden, tensor, theirs, target in COMPARISONS:
@@ -46,7 +47,7 @@ Build = Callable[[int, mesh.Tensor], Step]
 
 
 def compare(name: str, hidden: int, tensor: mesh.Tensor, theirs: Build, target: float) -> Ratio:
-    """CPU time of a step; first, that both take the same steps."""
+    """Return the CPU time ratio of a step, after checking that both take the same steps."""
     with side(partial(check_same, hidden, tensor, theirs), others.WORLD):
         pass
     build_ours, build_theirs = partial(of_ours, hidden, tensor), partial(theirs, hidden, tensor)
@@ -55,7 +56,7 @@ def compare(name: str, hidden: int, tensor: mesh.Tensor, theirs: Build, target: 
 
 
 def check_same(hidden: int, tensor: mesh.Tensor, theirs: Build) -> Step:
-    """The losses of three steps; fp32 sums in other orders are some 1e-7 apart."""
+    """Return a step that checks the losses of three steps; fp32 sums in other orders differ by some 1e-7."""
     losses = [[step() for _ in range(3)] for step in (of_ours(hidden, tensor), theirs(hidden, tensor))]
     torch.testing.assert_close(*map(torch.tensor, losses), rtol=1e-5, atol=0)
     assert len(set(losses[0])) == 3, "no step was taken"
@@ -66,24 +67,24 @@ def check_same(hidden: int, tensor: mesh.Tensor, theirs: Build) -> Step:
 
 
 def of_ours(hidden: int, tensor: mesh.Tensor) -> Step:
-    """dslpar.layers."""
+    """Build the step with dslpar.layers."""
     groups = Groups(Mesh(tensor=tensor))
     return training(blocks(groups, hidden), tensor)
 
 
 def of_dtensor(hidden: int, tensor: mesh.Tensor) -> Step:
-    """torch.distributed.tensor.parallel, with projections apart."""
+    """Build the step with torch.distributed.tensor.parallel and separate projections."""
     model = nn.Sequential(*(others.apart(block) for block in plain(hidden)))
     return training(others.over_dtensor(model, sequence=tensor.residual == "sequence"), tensor)
 
 
 def of_dtensor_fused(hidden: int, tensor: mesh.Tensor) -> Step:
-    """The same with one projection."""
+    """Build the same with one projection."""
     return training(others.over_dtensor(nn.Sequential(*plain(hidden)), sequence=tensor.residual == "sequence"), tensor)
 
 
 def by_hand(hidden: int, tensor: mesh.Tensor) -> Step:
-    """f and g."""
+    """Build the step with Megatron-LM's f and g."""
     model = nn.Sequential(*(others.by_hand(block, dist.get_rank()) for block in plain(hidden)))
     return training(model, tensor)
 
@@ -98,18 +99,18 @@ COMPARISONS = (
     ("1d / column and row by hand", 256, PLAIN, by_hand, 1.05),
     ("1d / column and row by hand", 128, PLAIN, by_hand, 1.05),
 )
-"""What, hidden size, our layout, the other side, at most; CPU time a step of both ranks."""
+"""Name, hidden size, dslpar's layout, the other side, target: CPU time per step of both ranks."""
 
 
 def blocks(groups: Groups, hidden: int) -> nn.Sequential:
-    """Ours, with the weights of everyone."""
+    """Return dslpar's blocks, with the common weights."""
     model = nn.Sequential(*(Block(groups, hidden, HEADS) for _ in range(LAYERS)))
     initialize(model, groups, seed=1234)
     return model
 
 
 def plain(hidden: int) -> list[others.Block]:
-    """Blocks with the same weights in plain torch, whole."""
+    """Return unsharded plain torch blocks with the same weights."""
     groups = Groups(Mesh(tensor=PLAIN))
     return [
         others.load(
@@ -127,7 +128,7 @@ def _whole(p: nn.Parameter, groups: Groups) -> Tensor:
 
 
 def training(model: nn.Module, tensor: mesh.Tensor) -> Step:
-    """Steps of SGD towards a fixed target, on this rank's piece of one micro-batch; each returns its loss."""
+    """Return steps of SGD towards a fixed target, on this rank's shard of one micro-batch; each returns its loss."""
     hidden = next(model.parameters()).shape[-1]
     coord = Mesh(tensor=tensor).coord(dist.get_rank())
     at = placement.residual(tensor, MICRO, SEQUENCE, hidden)

@@ -1,7 +1,8 @@
 """`dslpar data tokenize` against Hugging Face's tokenizers called directly on the same files, on all cores.
 
-The reference reads the standard library's source, encodes it with `encode_batch` by the library's own threads, and
-takes the ids; it writes nothing. Ours is all but the start of Python: reading, encoding, writing, digests, fsync.
+The reference reads the standard library's source, encodes it with `encode_batch` on the library's own threads, and
+takes the ids, without writing. dslpar's time includes all but the start of Python: reading, encoding, writing, digests,
+fsync.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ print(time.perf_counter() - began)
 
 
 def ratios() -> Iterator[Ratio]:
-    """Wall time."""
+    """Yield wall time."""
     files = [file.path for file in walk(sysconfig.get_path("stdlib")) if file.name.endswith(".py")][:400]
     with tempfile.TemporaryDirectory() as folder:
         train_tokenizer(files[:40], f"{folder}/tokenizer", 8000)
@@ -46,7 +47,7 @@ def ratios() -> Iterator[Ratio]:
             return (time.perf_counter() - began,)
 
         def reference() -> Costs:
-            # A process of its own: its threads, once started, could not be forked.
+            # in a separate process: this process could not fork after its threads have started
             command = [sys.executable, "-c", _REFERENCE, tokenizer, *files]
             done = subprocess.run(command, capture_output=True, text=True, check=True)
             return (float(done.stdout),)

@@ -1,11 +1,10 @@
-"""What a rank sends, forward and backward: counted on real ranks, beside our formula and the papers' counts.
+"""Traffic of a rank, forward and backward: counts on real ranks, beside dslpar's formula and the papers' counts.
 
     python -m benchmarks.traffic
 
-Elements of one micro-batch by ring counts (tests.support.traffic_counter); `formula` is dslpar.costs.traffic's, and
-exit status 1 says
-that the two differ somewhere, or that a target is missed. `papers` counts the linear layers alone, by the scheme of the
-mode's paper:
+The table has elements of one micro-batch by ring counts (tests.support.traffic_counter). `formula` is from
+dslpar.costs.traffic. Exit status 1 means that the two differ somewhere, or that a target is missed. `papers` counts
+the linear layers alone, by the scheme of the mode's paper:
 
 1d        Megatron-LM (1909.08053): its f and g, an all-reduce of each input that is shared and of each output that is
           summed; four a block, which are 8 b s h (t-1)/t by ring counts. Derived.
@@ -17,10 +16,9 @@ mode's paper:
 3d        2105.14450: all-gather two operands, reduce-scatter the third, forward and once more backward: 6 (q-1)/q^3 of
           matrices of one size, as its authors' documentation gives it (ColossalAI, 3D tensor parallelism).
 
-Sequence splits have a count of their own for attention (ring: 2105.13120, DeepSpeed-Ulysses: 2309.14509), and no linear
-that moves activations. DeepSpeed's AutoTP is run, and counted by the same counter: forward and backward of a stack of
-Llama's layers on two ranks. There is one data replica, and the optimizer's step is not counted, so that nothing but
-tensor parallelism sends.
+Sequence splits have their own counts for attention (ring: 2105.13120, DeepSpeed-Ulysses: 2309.14509), and their linears
+move no activations. DeepSpeed's AutoTP runs under the same counter: forward and backward of a stack of Llama layers on
+two ranks. With one data replica and without the optimizer's step, only tensor parallelism sends.
 """
 
 from __future__ import annotations
@@ -53,7 +51,7 @@ from dslpar.schema import sections
 from tests.support.traffic_counter import counting
 
 TARGET = 0.58
-"""Ours in 1d against AutoTP: 4 all-reduces against 7 are 0.571."""
+"""dslpar's 1d against AutoTP: 4 all-reduces against 7 are 0.571."""
 BATCH, SEQUENCE, HIDDEN, HEADS, FFN = 8, 16, 64, 8, 256
 TOKENS = BATCH * SEQUENCE
 KEEPS: tuple[mesh.Keep, ...] = ("x", "w", "both", "none")
@@ -81,12 +79,12 @@ MODES: dict[int, tuple[dict[str, Any], ...]] = {
 
 
 class Layer(NamedTuple):
-    """What is measured, and what is said of it."""
+    """A measured layer, and its formula."""
 
     build: Callable[[Groups], nn.Module]
     formula: Callable[[mesh.Tensor], LayerTraffic]
     linears: tuple[tuple[int, int], ...]
-    """(in, out) features of the products, inward and outward in turn."""
+    """(in, out) features of the products, alternately inward and outward."""
 
 
 LAYERS = {
@@ -109,7 +107,7 @@ LAYERS = {
 
 
 def main() -> int:
-    """Prints the table; exit status 1 if a count differs from its formula, or a target is missed."""
+    """Print the table. The exit status is 1 if a count differs from its formula, or a target is missed."""
     logging.disable(logging.WARNING)
     wrong = 0
     print("| ranks | mode | keep | layer | measured | formula | papers | measured / papers |\n" + "|---" * 8 + "|")
@@ -133,11 +131,11 @@ class Row(NamedTuple):
     tensor: mesh.Tensor
     layer: str
     measured: list[Traffic]
-    """By rank."""
+    """Traffic by rank."""
 
     @property
     def right(self) -> bool:
-        """Whether every rank sent what is said, by collective and axis."""
+        """Return whether every rank sent what the formula gives, by collective and axis."""
         said = LAYERS[self.layer].formula(self.tensor).both
         return all(each == said for each in self.measured)
 
@@ -153,7 +151,7 @@ class Row(NamedTuple):
 
 
 def rows_of(world: int, tensors: list[mesh.Tensor]) -> Iterator[Row]:
-    """Every layer in every cuboid of a world."""
+    """Yield every layer in every cuboid of a world."""
     ranks = on_ranks(world, partial(sent_by_all, tensors))
     for index, tensor in enumerate(tensors):
         for name in LAYERS:
@@ -161,11 +159,11 @@ def rows_of(world: int, tensors: list[mesh.Tensor]) -> Iterator[Row]:
 
 
 def sent_by_all(tensors: list[mesh.Tensor]) -> list[dict[str, Traffic]]:
-    """By cuboid and layer, what this rank sends."""
+    """Return this rank's traffic by cuboid and layer."""
     found = []
     for _, alike in groupby(tensors, lambda tensor: replace(tensor, keep="x")):
         groups = None
-        for tensor in alike:  # they differ in `keep` alone, so one set of process groups serves them all
+        for tensor in alike:  # they differ in `keep` alone, so one set of process groups serves all of them
             groups = _groups_of(tensor, groups)
             found.append({name: sent_by(groups, layer.build) for name, layer in LAYERS.items()})
     return found
@@ -178,7 +176,7 @@ def _groups_of(tensor: mesh.Tensor, made: Groups | None) -> Groups:
 
 
 def sent_by(groups: Groups, build: Callable[[Groups], nn.Module]) -> Traffic:
-    """Forward and backward of a layer."""
+    """Count forward and backward of a layer."""
     tensor, layer = groups.tensor, build(groups)
     initialize(layer, groups, seed=1)
     x = torch.zeros(placement.residual(tensor, BATCH, SEQUENCE, HIDDEN).local_shape, requires_grad=True)
@@ -192,7 +190,7 @@ def _asked(world: int, mode: dict[str, Any]) -> sections.TensorParallel:
 
 
 def _keeps(tensor: mesh.Tensor) -> list[mesh.Tensor]:
-    """With every `keep` that changes what is sent, or the mode's own alone."""
+    """Return the layouts with every `keep` that changes the traffic, or the mode's own alone."""
     kept = [replace(tensor, keep=keep) for keep in KEEPS]
     sent = {LAYERS["block"].formula(each).both for each in kept}
     return kept if len(sent) > 1 else [tensor]
@@ -202,7 +200,7 @@ def _keeps(tensor: mesh.Tensor) -> list[mesh.Tensor]:
 
 
 def papers_count(tensor: mesh.Tensor, linears: tuple[tuple[int, int], ...]) -> Fraction | None:
-    """Of the linear layers, by the scheme of the mode's paper; None where it has none."""
+    """Return the linear layers' traffic by the scheme of the mode's paper, or None if it has none."""
     count = _SCHEMES.get(tensor.mode or "")
     if count is None:
         return None
@@ -210,7 +208,7 @@ def papers_count(tensor: mesh.Tensor, linears: tuple[tuple[int, int], ...]) -> F
 
 
 def _megatron(tensor: mesh.Tensor, k: int, n: int, inward: bool) -> Fraction:
-    """One all-reduce: backward of the input, or forward of the output."""
+    """Return one all-reduce: in the backward of the input, or in the forward of the output."""
     return 2 * _f(tensor.y) * TOKENS * (k if inward else n)
 
 
@@ -239,7 +237,7 @@ LAYERS_OF_STACK = 4
 
 
 def ratios() -> Iterator[Ratio]:
-    """Ours over AutoTP, for the same stack on two ranks: counts, which have no spread."""
+    """Yield dslpar's count over AutoTP's for the same stack on two ranks: counts have no spread."""
     ours, theirs = on_ranks(2, sent_by_our_stack), on_ranks(2, sent_by_autotp)
     said = costs.layer_traffic(LLAMA, mesh.Tensor(y=2, mode="1d"), TOKENS).total * LAYERS_OF_STACK
     assert ours == [said] * 2, f"ours sent {ours}, and the formula says {said}"
@@ -249,7 +247,7 @@ def ratios() -> Iterator[Ratio]:
 
 
 def sent_by_our_stack() -> Number:
-    """Elements, forward and backward."""
+    """Return elements of forward and backward."""
     form = Form(norm="rmsnorm", activation="swiglu", bias=False)
 
     def stack(groups: Groups) -> nn.Module:
@@ -261,7 +259,7 @@ def sent_by_our_stack() -> Number:
 
 
 def sent_by_autotp() -> Number:
-    """Elements, forward and backward, of the second micro-batch: at the first, inputs are compared."""
+    """Return elements of forward and backward of the second micro-batch: in the first, AutoTP compares inputs."""
     import deepspeed
     from deepspeed.ops import __compatible_ops__
 
@@ -294,7 +292,7 @@ def sent_by_autotp() -> Number:
 
 
 class LlamaBlock(nn.Module):
-    """As Llama's, with seven linears; AutoTP knows them by name."""
+    """A Llama block with seven linears, which AutoTP knows by name."""
 
     q_proj: nn.Linear
     k_proj: nn.Linear
@@ -313,7 +311,7 @@ class LlamaBlock(nn.Module):
             self.add_module(f"{name}_proj", nn.Linear(k, n, bias=False))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, sequence, hidden] to the same; heads are those that this rank has."""
+        """Map [batch, sequence, hidden] to the same, with the heads of this rank."""
         normed = self.norm1(x)
         q, k, v = (self._heads(project(normed)) for project in (self.q_proj, self.k_proj, self.v_proj))
         y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)

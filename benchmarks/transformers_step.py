@@ -1,11 +1,11 @@
-"""What a model of transformers costs by policy: a training step against transformers' own, and against its own TP.
+"""Cost of a transformers model by policy: a training step against transformers alone, and against its own TP.
 
-One process: the same class as transformers has it, CPU time. Two ranks over gloo: Llama in `1d`, against transformers'
-own tensor parallelism (`from_pretrained` with `DistributedConfig(tp_size=2, tp_plan="auto")`), wall and CPU time; wall
-time of ranks that wait for a busy machine's cores says less than CPU time does.
+In one process, CPU time is compared with the same class in plain transformers. On two gloo ranks, wall and CPU time of
+Llama in `1d` are compared with transformers' own tensor parallelism (`from_pretrained` with
+`DistributedConfig(tp_size=2, tp_plan="auto")`). On a busy machine, wall time means less than CPU time.
 
 Four blocks, hidden size 256, micro-batches of 4 samples of 64 tokens, fp32: forward, loss, backward, and a step of SGD.
-Both sides read the same folder, and before anything is timed they give the same losses over some steps. Targets are of
+Both sides read the same folder, and must give the same losses over some steps before anything is timed. Targets are for
 the median.
 """
 
@@ -31,9 +31,9 @@ from dslpar.models import build_module
 
 HIDDEN, LAYERS, HEADS, MICRO, SEQUENCE, VOCAB = 256, 4, 4, 4, 64, 1024
 STEPS = 3
-"""Steps a turn."""
+"""Steps per turn."""
 PROCESSES = 5
-"""How often each side starts anew."""
+"""Number of times that each side starts anew."""
 CONFIGS: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": dict(
         hidden_size=HIDDEN,
@@ -59,7 +59,7 @@ Step = Callable[[], float]
 
 
 def ratios() -> Iterator[Ratio]:
-    """Each class in one process; Llama on two ranks."""
+    """Measure each class in one process, and Llama on two ranks."""
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
     for name in CONFIGS:
@@ -83,9 +83,9 @@ Build = Callable[[str, str], Step]
 
 
 def compare(name: str, folder: str, world: int, reference: Build) -> list[Costs]:
-    """The ratios of turns, CPU and wall; first, that both take the same steps.
+    """Return the ratios of turns, CPU and wall, after checking that both take the same steps.
 
-    Where a process happens to lie in memory makes all its steps some percent faster or slower: so several of each side.
+    The memory addresses of a process make all its steps some percent faster or slower, so each side runs several times.
     """
     with side(partial(check_same, name, folder, reference), world):
         pass
@@ -100,7 +100,7 @@ def compare(name: str, folder: str, world: int, reference: Build) -> list[Costs]
 
 
 def with_wall(run: Callable[[], Costs]) -> Callable[[], Costs]:
-    """The same turn, with its wall time besides."""
+    """Return the same turn, with its wall time in addition."""
 
     def timed() -> Costs:
         began = time.perf_counter()
@@ -111,7 +111,7 @@ def with_wall(run: Callable[[], Costs]) -> Callable[[], Costs]:
 
 
 def check_same(name: str, folder: str, reference: Build) -> Step:
-    """The losses of three steps; fp32 sums in other orders are some 1e-7 apart."""
+    """Return a step that checks the losses of three steps; fp32 sums in other orders differ by some 1e-7."""
     losses = [[step() for _ in range(3)] for step in (ours(name, folder), reference(name, folder))]
     torch.testing.assert_close(*map(torch.tensor, losses), rtol=1e-5, atol=0)
     assert len(set(losses[0])) == 3, "no step was taken"
@@ -119,7 +119,7 @@ def check_same(name: str, folder: str, reference: Build) -> Step:
 
 
 def _in_child(run: Callable[..., None], *args: str) -> None:
-    """Run in a process of its own: this one must not have run threads, since ranks fork from it."""
+    """Run in a separate process: this one must not have run threads, since ranks fork from it."""
     child = FORK.Process(target=run, args=args)
     child.start()
     child.join()

@@ -1,4 +1,4 @@
-"""ColossalAI's training loop as its users write it, over its import names.
+"""ColossalAI's training loop, with its import names.
 
 deepspeed --num_gpus 2 examples/colossalai_trainer.py --config examples/configs/points.py
 """
@@ -16,13 +16,13 @@ NUM_EPOCHS = 2
 
 
 def points(count: int) -> TensorDataset:
-    """Return points of a plane, and whether each is in the circle."""
+    """Return points of a plane, and whether each is inside the circle."""
     x = torch.randn(count, 2, generator=torch.Generator().manual_seed(0))
     return TensorDataset(x, (x.norm(dim=1) > 1).long())
 
 
 def main() -> None:
-    """Train for some epochs; a checkpoint after each."""
+    """Train for some epochs, with a checkpoint after each."""
     args = dslpar.arguments()
     run = colossalai.launch_from_torch(config=dslpar.load(args.config, args.overrides, trusted=args.trust))
     model = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 2))

@@ -1,4 +1,4 @@
-"""Fine-tuning of a Hugging Face model, all of it or by LoRA.
+"""Fine-tune a Hugging Face model, in full or by LoRA.
 
 python examples/fine_tune.py --config examples/configs/fine_tuning.py --make     # a tiny model with random weights
 deepspeed --num_gpus 2 examples/fine_tune.py --config examples/configs/fine_tuning.py
@@ -15,7 +15,7 @@ LORA = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]}
 
 
 def make(folder: str) -> None:
-    """Write a Llama of random weights, as `save_pretrained` writes any model; its tokens are bytes."""
+    """Write a Llama with random weights, in the format of `save_pretrained`; its tokens are bytes."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -25,14 +25,14 @@ def make(folder: str) -> None:
 
 
 def print_weights_trained(event: dslpar.Event) -> None:
-    """Print how many tensors of this rank are trained: by LoRA its adapters alone."""
+    """Print the number of trained tensors on this rank; with LoRA, only adapters are trained."""
     if event.name == "end" and event.engine.groups.rank == 0:
         trained = sum(p.requires_grad for _, p in event.engine.named_parameters())
         print(f"{trained} tensors of rank 0 were trained, in {event.step} steps", flush=True)
 
 
 def main() -> None:
-    """Make the folder, or fine-tune what is there."""
+    """Write the folder, or fine-tune the model in it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--make", action="store_true", help="write a tiny model to --folder, and stop")
     parser.add_argument("--folder", default="outputs/tiny_llama", help="where --make writes, as the config has it")

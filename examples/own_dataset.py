@@ -1,4 +1,4 @@
-"""A data set and a model of one's own, trained with all that train.py does.
+"""Train your own model on your own data set, with every feature of train.py.
 
 deepspeed --num_gpus 2 examples/own_dataset.py --config examples/configs/points.py
 deepspeed --num_gpus 2 examples/own_dataset.py --config examples/configs/points.py --resume train.steps=80
@@ -14,7 +14,7 @@ import dslpar
 
 
 class Points(Dataset[tuple[Tensor, Tensor]]):
-    """Points of a plane; the class of each is the quadrant that it is in."""
+    """Points of a plane; the class of each is its quadrant."""
 
     def __init__(self, count: int, seed: int) -> None:
         self.points = torch.randn(count, 2, generator=torch.Generator().manual_seed(seed))
@@ -28,13 +28,13 @@ class Points(Dataset[tuple[Tensor, Tensor]]):
 
 
 def print_held_out_loss(event: dslpar.Event) -> None:
-    """Print the held-out loss: hooks are called on every rank, and rank 0 speaks."""
+    """Print the held-out loss: hooks run on every rank, and rank 0 prints."""
     if event.name == "eval" and event.engine.groups.rank == 0:
         print(f"after {event.step} steps the held-out loss is {event.metrics['eval_loss']:.3f}", flush=True)
 
 
 def main() -> None:
-    """Train; with --resume go on from the newest checkpoint, on any layout."""
+    """Train. With --resume, continue from the newest checkpoint, on any layout."""
     args = dslpar.arguments()
     run = dslpar.start(args.config, args.overrides, args.trust)
     torch.manual_seed(run.job.spec.train.seed)

@@ -1,4 +1,4 @@
-"""A model of one's own over dslpar.layers: the same weights and losses in every tensor mode, the config's text as data.
+"""Train your own model over dslpar.layers on the config's text: every tensor mode gives the same weights and losses.
 
 deepspeed --num_gpus 4 examples/own_model.py --config examples/configs/text.py
 
@@ -29,7 +29,7 @@ def language_model(groups: Groups) -> nn.Sequential:
 
 
 def main() -> None:
-    """Train on the config's text, in whatever layout the config says."""
+    """Train on the config's text, in the config's layout."""
     args = dslpar.arguments()
     run = dslpar.start(args.config, args.overrides, args.trust)
 

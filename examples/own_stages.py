@@ -1,4 +1,4 @@
-"""A torch model of one's own, split over pipeline stages by hand: each rank builds its stage alone.
+"""Split your own torch model over pipeline stages by hand: each rank builds only its stage.
 
 deepspeed --num_gpus 2 examples/own_stages.py --config examples/configs/points.py parallel.pipeline=2
 """
@@ -13,7 +13,7 @@ import dslpar
 
 
 def pictures(count: int, seed: int) -> TensorDataset:
-    """Return noise of [1, 8, 8] with a bright row, and which row that is."""
+    """Return noise of [1, 8, 8] with a bright row, and the index of that row."""
     generator = torch.Generator().manual_seed(seed)
     images, rows = torch.randn(count, 1, 8, 8, generator=generator), torch.randint(8, (count,), generator=generator)
     images[torch.arange(count), 0, rows] += 2
@@ -21,14 +21,14 @@ def pictures(count: int, seed: int) -> TensorDataset:
 
 
 def stage(index: int) -> nn.Module:
-    """Return the convolutions, or what classifies their features."""
+    """Return the convolutions, or the classifier on their features."""
     if index == 0:
         return nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.AvgPool2d(2))
     return nn.Sequential(nn.Flatten(), nn.Linear(128, 32), nn.ReLU(), nn.Linear(32, 8))
 
 
 def main() -> None:
-    """Train; a stage may be anything that takes one tensor and gives one."""
+    """Train. A stage is any module that maps one tensor to one tensor."""
     args = dslpar.arguments()
     run = dslpar.start(args.config, args.overrides, args.trust)
     torch.manual_seed(run.job.spec.train.seed)

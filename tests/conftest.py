@@ -1,6 +1,6 @@
-"""Settings for every test: one thread a process, no accelerator, compiled ops beside the environment.
+"""Settings of every test: one thread per process, no accelerator, compiled ops beside the environment.
 
-They stand in the environment before anything imports torch, so ranks and subprocesses inherit them. Markers, the
+They are set in the environment before anything imports torch, so ranks and subprocesses inherit them. Markers, the
 default selection and the time-out are in setup.cfg.
 """
 
@@ -21,10 +21,10 @@ from tests.support import idle_timeout
 
 signal.signal(
     signal.SIGINT, signal.default_int_handler
-)  # `nohup make test &` ignores it, and children would inherit that
-settings.register_profile("busy machine", deadline=None)  # two workers share two cores: a pause is no finding
+)  # `nohup make test &` ignores SIGINT, and children would inherit that
+settings.register_profile("busy machine", deadline=None)  # two workers share two cores: a pause is no failure
 settings.load_profile("busy machine")
-os.environ["OMP_NUM_THREADS"] = "1"  # ranks share the cores; and a fork must not meet torch's thread pool
+os.environ["OMP_NUM_THREADS"] = "1"  # ranks share the cores, and a fork must not inherit torch's thread pool
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix, "torch_extensions")))
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
@@ -32,9 +32,9 @@ os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.envir
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_collection() -> Generator[None, None, None]:
-    """Collect without the garbage collector, and let it never look at what was imported: it stays to the end.
+    """Collect without the garbage collector, and exclude imported objects from it, since they live to the end.
 
-    Ranks that fork from here do not look at it either, nor copy the pages on which its objects lie.
+    Forked ranks do not scan them either, and so do not copy their memory pages.
     """
     gc.disable()
     yield
@@ -43,7 +43,7 @@ def pytest_collection() -> Generator[None, None, None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with tests that take minutes: at the end, workers would wait for one of them."""
+    """Run tests that take minutes first: at the end, workers would wait for one of them."""
     items.sort(key=_minutes, reverse=True)
 
 
@@ -54,21 +54,21 @@ def _minutes(item: pytest.Item) -> float:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool:
-    """In the place of pytest-timeout's own timer, which counts the wall clock alone."""
+    """Replace pytest-timeout's timer, which only counts wall-clock time."""
     idle_timeout.start_timer(settings.timeout)
     return True
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_timeout_cancel_timer(item: pytest.Item) -> bool:
-    """As above."""
+    """Stop the replaced timer."""
     idle_timeout.stop_timer()
     return True
 
 
 @pytest.fixture(autouse=True)
 def keep_default_dtype() -> Iterator[None]:
-    """A test may compute in float64; the next one starts in float32 again."""
+    """Restore the default dtype: a test may compute in float64, and the next one starts in float32 again."""
     yield
     if torch := sys.modules.get("torch"):
         torch.set_default_dtype(torch.float32)

@@ -3,11 +3,11 @@
 python tools/deepspeed_keys.py            # writes the file anew
 python tools/deepspeed_keys.py --check    # compares; exits 1, with the difference, where they differ
 
-DeepSpeed keeps no list of its keys. Sections that are pydantic models tell theirs; of all others the reading is
-watched: DeepSpeed is handed a config that notes which keys it is asked for, and with which default. A key whose default
-is no plain value is tried as a section, until nothing new is asked for. What is read outside of DeepSpeedConfig, and
-what stands in a `*_DEFAULT` constant beside the key, comes from DeepSpeed's source by its syntax tree. No name is
-written here by hand but those of DeepSpeed's modules.
+DeepSpeed keeps no list of its keys. Sections that are pydantic models list their fields. For all others, DeepSpeed gets
+a config that records the keys it reads, with their defaults. A key whose default is no plain value is tried as a
+section, until no new keys are read. Keys that are read outside of DeepSpeedConfig, and defaults in a `*_DEFAULT`
+constant beside the key, come from the syntax tree of DeepSpeed's source. The only names written by hand are those of
+DeepSpeed's modules.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ REMOVED_OF_ZERO: Mapping[str, str] = ds_config._REMOVED_ZERO_CONFIG_KEYS
 
 
 class Row(NamedTuple):
-    """One key: the words of its type, and its default."""
+    """One key: the names of its types, and its default."""
 
     type: str
     default: Any
 
 
 class Found:
-    """What was found; keys are dotted paths."""
+    """The collected keys, by dotted path."""
 
     def __init__(self) -> None:
         self.keys: dict[Path_, dict[str, Row]] = {}
@@ -66,11 +66,11 @@ class Found:
         self.other_names: dict[str, str] = {}
 
     def add(self, path: Path_, name: str, row: Row) -> None:
-        """Note a key; what is known of it already stays."""
+        """Add a key, unless it is already known."""
         self.keys.setdefault(path, {}).setdefault(name, row)
 
 
-# Watching what is read --------------------------------------------------------------------------------------------
+# Watching reads ---------------------------------------------------------------------------------------------------
 
 _MARK = "watched section"
 _REFUSALS = (ds_config.DeepSpeedConfigError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
@@ -78,7 +78,7 @@ _ABSENT = object()
 
 
 class Watched(dict):  # type: ignore[type-arg]
-    """A section that notes which keys it is asked for: {(path, key): default, or _ABSENT if none was named}."""
+    """A section that records the keys that are read: {(path, key): default, or _ABSENT if none was named}."""
 
     def __init__(self, path: Path_, asked: Asked, items: Mapping[str, Any]) -> None:
         super().__init__(items)
@@ -101,7 +101,7 @@ class Watched(dict):  # type: ignore[type-arg]
         return super().get(key, default)
 
     def keys(self) -> Any:
-        """The section itself, which can be asked and walked as its keys can."""
+        """Return the section itself, which supports lookups and iteration as its keys do."""
         return self
 
     def __copy__(self) -> Watched:
@@ -140,7 +140,7 @@ class Watch:
             module.get_scalar_param = _asking
         DeepSpeedConfigModel.__init__ = noting  # type: ignore[method-assign]
         try:
-            with suppress(*_REFUSALS):  # a section where DeepSpeed wants a plain value: what was asked before counts
+            with suppress(*_REFUSALS):  # a section where DeepSpeed expects a plain value: earlier reads still count
                 ds_config.DeepSpeedConfig(self._made(()))
         finally:
             DeepSpeedConfigModel.__init__ = init  # type: ignore[method-assign]
@@ -159,7 +159,7 @@ def _asking(section: Any, name: str, default: Any) -> Any:
 
 
 def _watched_scalar_param() -> tuple[Any, list[Any]]:
-    """DeepSpeed's get_scalar_param, which would ask for keys as an ordinary dict has them, and who imports it."""
+    """Return DeepSpeed's get_scalar_param, which needs an ordinary dict, and the modules that import it."""
     scalar = ds_config.get_scalar_param
     return scalar, [module for module in _modules() if getattr(module, "get_scalar_param", None) is scalar]
 
@@ -169,7 +169,7 @@ def _modules() -> list[types.ModuleType]:
 
 
 class Seen:
-    """What all runs together asked for."""
+    """Reads of all runs together."""
 
     def __init__(self) -> None:
         self.asked: Asked = {}
@@ -183,7 +183,7 @@ class Seen:
                 self._run(path)
 
     def _run(self, path: Path_) -> None:
-        """Try a path as a section of its own, and where it is none, as a value."""
+        """Try a path as a section, and if that fails, as a value."""
         above = {path[:length] for length in range(1, len(path))}
         trial = Watch(above | {path} - {()}, {})
         if path and not (path in trial.models or any(where == path for where, _ in trial.asked)):
@@ -201,7 +201,7 @@ class Seen:
 
 
 def _other(default: Any) -> Any:
-    """A value that may lead further than the default: what is off goes on."""
+    """Return a value that may enable more reads than the default, such as True for a switch that is off."""
     return True if default is False else "text"
 
 
@@ -209,7 +209,7 @@ def _other(default: Any) -> Any:
 
 
 def add_model(found: Found, path: Path_, model: type[DeepSpeedConfigModel]) -> None:
-    """The fields of a pydantic model, and of the models in it."""
+    """Add the fields of a pydantic model, and of its nested models."""
     found.keys.setdefault(path, {})
     for name, field in model.model_fields.items():
         key, dotted = field.alias or name, ".".join((*path, field.alias or name))
@@ -249,14 +249,14 @@ def _model_of(annotation: Any) -> type[DeepSpeedConfigModel] | None:
 
 
 def _parts(annotation: Any) -> Iterator[Any]:
-    """An annotation and those within it."""
+    """Yield an annotation and all nested ones."""
     yield annotation
     for part in typing.get_args(annotation):
         yield from _parts(part)
 
 
 def _words(annotation: Any) -> str:
-    """The words of a type: what stands for it in a config."""
+    """Return the names of a type, as they are written in a config."""
     if isinstance(annotation, type) and not typing.get_args(annotation):
         if issubclass(annotation, enum.Enum):
             return "int" if issubclass(annotation, int) else "str"
@@ -273,11 +273,11 @@ def _words(annotation: Any) -> str:
     return str(getattr(annotation, "__name__", annotation)).lower()
 
 
-# What is read by constants ----------------------------------------------------------------------------------------
+# Keys read by constants --------------------------------------------------------------------------------------------
 
 
 def add_watched(found: Found, seen: Seen) -> None:
-    """Keys that were asked for by name."""
+    """Add keys that were read by name."""
     sections = seen.sections | set(seen.models)
     removed = {((), name) for name in REMOVED} | {(("zero_optimization",), name) for name in REMOVED_OF_ZERO}
     for (path, name), default in seen.asked.items():
@@ -291,17 +291,17 @@ def add_watched(found: Found, seen: Seen) -> None:
 
 
 def _default_beside(path: Path_, name: str) -> Any:
-    """The constant of its default, by the name that DeepSpeed gives such constants."""
+    """Return the constant with a key's default, by DeepSpeed's naming of such constants."""
     names = ["_".join((*path, name)).upper() + "_DEFAULT", name.upper() + "_DEFAULT"]
     values = (getattr(ds_config, key) for key in names if hasattr(ds_config, key))
     return next(values, None)
 
 
-# What is read outside of DeepSpeedConfig --------------------------------------------------------------------------
+# Keys read outside of DeepSpeedConfig ------------------------------------------------------------------------------
 
 
 def add_read_elsewhere(found: Found) -> None:
-    """Keys of `pipeline`, whose defaults stand in a dict, and those that `initialize` looks for itself."""
+    """Add keys of `pipeline`, whose defaults are in a dict, and keys that `initialize` reads itself."""
     (defaults,) = (
         ast.literal_eval(node.value)
         for node in ast.walk(ast.parse(inspect.getsource(ds_config.get_pipeline_config)))
@@ -321,7 +321,7 @@ def _row(default: Any) -> Row:
 
 
 def _read_of(file: Path, names: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
-    """Constant keys that a file takes of a variable or attribute of these names, by item, `get` or `in`."""
+    """Yield constant keys that a file reads from a variable or attribute of these names, by item, `get` or `in`."""
     for node in ast.walk(ast.parse(file.read_text())):
         match node:
             case ast.Subscript(value=of, slice=ast.Constant(value=str(key))) if _called(of) in names:
@@ -344,7 +344,7 @@ def _called(node: ast.expr) -> str:
 
 
 def arguments(table: Mapping[str, Any], without: tuple[str, ...]) -> dict[str, dict[str, Any]]:
-    """Name -> argument -> default, of the classes in a table that are DeepSpeed's."""
+    """Return name -> argument -> default, for the table's classes that are DeepSpeed's."""
     rows = {name: row.dotted for name, row in table.items() if row.dotted.startswith("deepspeed.")}
     return {name: _arguments(dotted, without) for name, dotted in rows.items()}
 
@@ -359,11 +359,11 @@ def _arguments(dotted: str, without: tuple[str, ...]) -> dict[str, Any]:
     }
 
 
-# The file that is written ---------------------------------------------------------------------------------------
+# The written file --------------------------------------------------------------------------------------------------
 
 
 def _plain(value: Any) -> Any:
-    """A value as a literal: enums by value, subclasses of numbers as numbers, what is no literal as None."""
+    """Return a value as a literal: an enum's value, a subclass of a number as a number, None if it is no literal."""
     if isinstance(value, enum.Enum):
         return _plain(value.value)
     for kind in (bool, int, float, str):
@@ -375,8 +375,8 @@ def _plain(value: Any) -> Any:
 
 
 def collect() -> Found:
-    """Everything that DeepSpeed reads."""
-    logging.disable(logging.CRITICAL)  # of what it is tried with, DeepSpeed warns
+    """Return everything that DeepSpeed reads."""
+    logging.disable(logging.CRITICAL)  # DeepSpeed warns of the values that are tried
     try:
         found, seen = Found(), Seen()
     finally:
@@ -389,7 +389,7 @@ def collect() -> Found:
 
 
 def text() -> str:
-    """The file: a line a key, so that a difference reads well."""
+    """Return the file's text: a line per key, so that diffs read well."""
     found = collect()
     keys = {
         ".".join(path): {name: tuple(row) for name, row in sorted(rows.items())}
@@ -418,7 +418,7 @@ def _as_json(value: Any, depth: int = 3, indent: str = "") -> str:
 
 
 def difference(old: str, new: str) -> str:
-    """What the installed DeepSpeed says otherwise than was recorded, another version first; empty if nothing."""
+    """Return the differences of the installed DeepSpeed from the file, the version first, or ""."""
     recorded = json.loads(old)["version"]
     other = recorded != deepspeed.__version__
     head = f"recorded from another DeepSpeed: {recorded}, installed: {deepspeed.__version__}\n" if other else ""
@@ -426,7 +426,7 @@ def difference(old: str, new: str) -> str:
 
 
 def main(arguments: list[str] | None = None, say: Callable[[str], object] = print) -> int:
-    """Write the file, or compare it. Returns the exit status."""
+    """Write the file, or compare it. Return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="compare, write nothing; 1 where they differ")
     if not parser.parse_args(arguments).check:

@@ -1,4 +1,4 @@
-"""Generates docs/config.md and docs/rules/ from what the program prints about keys and rules.
+"""Generate docs/config.md, docs/plans.md and docs/rules/ from the output of the program.
 
 python tools/docs.py            # writes the pages
 python tools/docs.py --check    # writes nothing; names the pages that are out of date, and exits with 1 if any are
@@ -64,7 +64,7 @@ def generate() -> dict[str, str]:
     """Return the text of each generated file by its path below docs/."""
     families: dict[str, list[Page]] = {family: [] for family in FAMILIES}
     for page in all_pages():
-        families[_family(page)].append(page)  # a KeyError is a family without a title
+        families[_family(page)].append(page)  # a KeyError means a family without a title
     files = {"config.md": config_page(), "plans.md": plans_page(), "rules/README.md": index(families)}
     files["architecture.md"] = with_mends((DOCS / "architecture.md").read_text(encoding="utf-8"))
     return files | {f"rules/{family}.md": family_page(family, pages) for family, pages in families.items()}
@@ -100,7 +100,7 @@ suggestion if it resembles one that is. Where a section may be \"or its size\", 
 
 
 def plans_page() -> str:
-    """Return the page of worked plans: what `dslpar plan` prints of each config in examples/plans."""
+    """Return the page of worked plans: the output of `dslpar plan` for each config in examples/plans."""
     head = f"""{_GENERATED}
 # Plans, worked
 
@@ -116,20 +116,20 @@ def _size(path: Path) -> tuple[int, str]:
 
 
 def _command(path: Path) -> list[str]:
-    """Return the words after `dslpar` in a config's docstring."""
+    """Return the arguments of `dslpar` in a config's docstring."""
     found = re.search(r"^dslpar (plan .+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
     assert found is not None, f"{path} has no command"
     return found[1].split()
 
 
 def _plan(path: Path) -> str:
-    """Return the section of a config: its heading, the question, the command, and what it prints."""
+    """Return the section of a config: its heading, the question, the command and its output."""
     docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
     title, _, question = docstring.partition("\n")[0].partition(":")
     words = _command(path)
     printed = io.StringIO()
     folder = os.getcwd()
-    os.chdir(ROOT)  # the paths in the commands start there
+    os.chdir(ROOT)  # the commands' paths start there
     try:
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(io.StringIO()):
             main_of_dslpar(words)
@@ -172,7 +172,7 @@ def _family(page: Page) -> str:
 
 
 def family_page(family: str, pages: list[Page]) -> str:
-    """Return the page of a family: those of its rules, one below the other."""
+    """Return the page of a family: its rules' pages, one below the other."""
     head = f"{_GENERATED}\n# {family}: {FAMILIES[family]}\n\n[All rules](README.md)\n"
     return "\n".join([head, *map(_section, pages)])
 
@@ -195,12 +195,12 @@ def _prose(text: str) -> str:
 
 
 def fixable(page: Page) -> bool:
-    """Whether a finding in the rule's own example carries a fix."""
+    """Return whether the finding in the rule's own example has a fix."""
     return any(finding.code == page.code and finding.fix is not None for finding in example_findings(page))
 
 
 def example_findings(page: Page) -> list[Finding]:
-    """Lint a rule's example as tests/unit/linter/test_rule_pages.py does; a hostfile has nothing to fix."""
+    """Lint a rule's example as tests/unit/linter/test_rule_pages.py does; hostfiles have no fixes."""
     if not isinstance(page, Rule) or page in HOST_RULES:
         return []
     example = split_page(page.text())[1].get("Example", "") + "\n"
@@ -213,7 +213,7 @@ def example_findings(page: Page) -> list[Finding]:
 
 
 def stale(folder: Path = DOCS) -> list[str]:
-    """Return the pages that differ from what would be written: changed, missing, or of a family that is gone."""
+    """Return the pages that are out of date: changed, missing, or of a removed family."""
     generated = generate()
     existing = {path.relative_to(folder).as_posix() for path in (folder / "rules").glob("*.md")}
     changed = {name for name, text in generated.items() if _read(folder / name) != text}
@@ -221,7 +221,7 @@ def stale(folder: Path = DOCS) -> list[str]:
 
 
 def write(folder: Path = DOCS) -> None:
-    """Write all pages, and delete those of families that are gone."""
+    """Write all pages, and delete those of removed families."""
     generated = generate()
     for name in stale(folder):
         if name in generated:

@@ -1,14 +1,14 @@
-"""Runs the tests with other versions of Python and torch than the pinned ones, and writes docs/versions.md.
+"""Run the tests with other versions of Python and torch than the pinned ones, and write docs/versions.md.
 
 make versions                    # every row of ROWS, each in an environment of its own below .nox/
 make versions ROW=3.11-oldest    # one row
 
-A row with the oldest torch takes every runtime dependency at the lower bound that setup.cfg gives, but DeepSpeed, whose
-keys and behaviours are those of one version; a row with the newest takes today's torch, and all else as constraints.txt
-has it. ruff, mypy and the import contracts are not run again: they read the source, and that for Python 3.10.
-A row whose Python is not on PATH fails: nothing is skipped in silence.
+A row with the oldest torch uses the lower bound in setup.cfg for every runtime dependency except DeepSpeed, whose keys
+and behaviour belong to one version. A row with the newest torch uses today's torch, and the versions of constraints.txt
+for the rest. ruff, mypy and the import contracts do not run again: they read the source, as for Python 3.10. A row
+whose Python is not on PATH fails, so nothing is skipped silently.
 
-nox makes the environments and finds the interpreters.
+nox creates the environments and finds the interpreters.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "versions.md"
 ROWS = [("3.10", "oldest"), ("3.11", "oldest"), ("3.11", "newest"), ("3.13", "newest")]
 UNPINNED = {"torch": "", "sympy": ""}
-"""What a row leaves to pip: each torch has a sympy of its own."""
+"""Packages without a constraint: each torch needs its own sympy."""
 SHOWN = ("torch", "deepspeed", "numpy")
 """Packages whose versions the page shows."""
 
@@ -42,7 +42,7 @@ def bounds() -> dict[str, str]:
 
 
 def pins(torch: str) -> list[str]:
-    """Return the constraints of a row: those of constraints.txt, but for what the row chooses itself."""
+    """Return the constraints of a row: constraints.txt without the row's own choices."""
     chosen = UNPINNED if torch == "newest" else {**UNPINNED, **bounds()}
     chosen = {name: bound for name, bound in chosen.items() if name != "deepspeed"}
     lines = (ROOT / "constraints.txt").read_text().splitlines()
@@ -66,18 +66,18 @@ def tests(session: nox.Session, torch: str) -> None:
     environment = {
         "OMP_NUM_THREADS": "1",
         "PYTHONDONTWRITEBYTECODE": None,
-        "TMPDIR": None,  # nox's is inside the repository, whose configs and pyproject.toml tests would then find
+        "TMPDIR": None,  # nox's folder is inside the repository, whose configs and pyproject.toml tests would find
         "TORCH_EXTENSIONS_DIR": str(Path(session.virtualenv.location) / "torch_extensions"),
     }
     session.chdir(ROOT)
     options = session.posargs or os.environ.get("PYTEST", "-q -n auto --dist worksteal").split()
     session.run("pytest", *options, f"--junitxml={report}", env=environment)
-    if report.exists() and not session.posargs:  # neither --install-only nor a part of the tests
+    if report.exists() and not session.posargs:  # not after --install-only or a part of the tests
         _write(session, report, "-".join((str(session.python), torch)))
 
 
 def _write(session: nox.Session, report: Path, row: str) -> None:
-    """Write a row's line, whose run was green, into the page's table."""
+    """Write the line of a successful row into the page's table."""
     suite = ET.parse(report).getroot().find("testsuite")
     assert suite is not None
     skipped = int(suite.get("skipped", 0))
@@ -91,7 +91,7 @@ def _write(session: nox.Session, report: Path, row: str) -> None:
 
 
 def updated(page: str, cells: list[str]) -> str:
-    """Return the page with a row's line in its table: in place of the line that it had, or at the end."""
+    """Return the page with a row's line in its table: replaced, or added at the end."""
     line = f"| {' | '.join(cells)} |"
     text, found = re.subn(rf"^\| {re.escape(cells[0])} \|.*$", line, page, flags=re.MULTILINE)
     return text if found else text.rstrip("\n") + f"\n{line}\n"

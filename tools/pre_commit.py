@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Runs `dslpar` from this checkout for .pre-commit-hooks.yaml: `rev` decides which linter it is, nothing is installed.
+"""Run `dslpar` from this checkout for .pre-commit-hooks.yaml: `rev` selects the linter, and nothing is installed.
 
-Linting needs just Python 3.10, and PyYAML for configs in YAML; an environment made by pre-commit would have torch and
-DeepSpeed in it, gigabytes that no lint imports.
+Linting needs only Python 3.10, and PyYAML for configs in YAML. pre-commit's own environment would install torch and
+DeepSpeed, gigabytes that lint never imports.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def main() -> int:
-    """Run `dslpar`, which exits with its status; return 2 if this Python cannot run it."""
+    """Run `dslpar`, which exits with its own status. Return 2 if this Python cannot run it."""
     if sys.version_info < (3, 10):  # noqa: UP036 - this is whatever python3 the machine has
         return _refuse("needs Python 3.10 or newer")
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))

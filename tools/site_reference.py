@@ -1,10 +1,10 @@
-"""The directive `public`: the reference of a module's public names, those of its `__all__`, from their docstrings.
+"""Sphinx directive `public`: the reference of a module's `__all__` from docstrings.
 
     .. public:: dslpar.layers
 
-autodoc's own `automodule` passes over names that are imported when they are first used, as most of dslpar's are. A name
-that another module has too is described on the page of dslpar itself. Docstrings are written to be read in an editor;
-what in them is not reStructuredText is made so here: examples below a sentence, tables, and `name: what it is`.
+autodoc's `automodule` skips names that are imported on first use, as most of dslpar's are. A name that several modules
+export is described on the page of dslpar itself. Docstrings are written for editors. This module converts what is not
+reStructuredText: examples below a sentence, tables, and `name: what it is`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from sphinx.util.docutils import SphinxDirective
 from sphinx.util.nodes import nested_parse_with_titles
 
 FIRST = "dslpar"
-"""The module whose page describes a name that several have."""
+"""The module whose page describes names that several modules export."""
 
 
 class Public(SphinxDirective):
-    """`.. public:: MODULE`: all of its public names."""
+    """`.. public:: MODULE`: all public names of a module."""
 
     required_arguments = 1
 
@@ -60,7 +60,7 @@ _OPTIONS = {"class": ("   :members:",), "data": ("   :no-value:",)}  # a value's
 
 
 def kind_of(value: object) -> str:
-    """Return what autodoc calls the kind of a value."""
+    """Return autodoc's name for the kind of a value."""
     if inspect.isclass(value):
         return "exception" if issubclass(value, BaseException) else "class"
     if inspect.ismodule(value):
@@ -103,22 +103,22 @@ def converted(lines: Sequence[str]) -> Iterator[str]:
                 yield ""
             within = "text"
         indent = "    " if _TABLE.match(line) else ""
-        # Deeper, it would be a definition of the line above.
+        # with a deeper indent, it would become a definition of the line above
         yield f"  {line.strip()}" if within == "item" and line.startswith("    ") else indent + line
         before = line
 
 
 def _convert(app: Sphinx, what: str, name: str, thing: object, options: object, lines: list[str]) -> None:
-    if lines and lines[0].startswith("Alias for field number"):  # what Python says of a NamedTuple's field
+    if lines and lines[0].startswith("Alias for field number"):  # Python's docstring of a NamedTuple's field
         lines.clear()
     if what in ("attribute", "data", "property"):
         lines[:] = converted(lines)
-    else:  # only sections of a function are Google's; of an attribute, napoleon takes "text: more" for a type
+    else:  # Only a function's sections are in Google style. For an attribute, napoleon takes "text: more" for a type.
         lines[:] = GoogleDocstring(list(converted(lines)), Config(), app, what, name, thing, options).lines()
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Register the directive, and what makes docstrings reStructuredText."""
+    """Register the directive, and the conversion of docstrings."""
     app.add_directive("public", Public)
     app.connect("autodoc-process-docstring", _convert)
     return {"parallel_read_safe": True}

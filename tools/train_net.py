@@ -6,7 +6,7 @@ bash tools/train.sh tools/train_net.py configs/bert_large_pretrain.py 8 train.di
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as Python does for train.py, which stands there
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as Python does for train.py in that folder
 
 from dslpar.distributed.bootstrap import exit_process
 from dslpar.training.main import main

@@ -1,11 +1,12 @@
-"""Write dslpar/schema/data/transformers.json: what configs of transformers' models take, and what the models hold.
+"""Write dslpar/schema/data/transformers.json: the config fields and the parameters of transformers' models.
 
 python tools/transformers_tables.py            # writes the file anew
 python tools/transformers_tables.py --check    # compares; exits 1, with the difference, where they differ
 
-A config class is a dataclass, whose fields are read. What a model holds is found by trying: it is built on the meta
-device with sizes that no sum or product confuses, and each dim of each parameter is named by the size that it equals.
-Then each switch of the config is turned, to see what it adds. Models that do not come out so have their config alone.
+A config class is a dataclass, whose fields are read. A model's parameters are found by trying: the model is built on
+the meta device with sizes that no sum or product confuses, and each dim of each parameter is named by the size that it
+equals. Then each switch of the config is toggled, to see what it adds. Models for which this fails have only their
+config in the file.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ ROOT = Path(__file__).parents[1]
 TARGET = ROOT / "dslpar" / "schema" / "data" / "transformers.json"
 
 MORE = ("ViTMAEForPreTraining",)
-"""Models beside those that have a policy, and the causal language models that transformers lists."""
+"""Models in addition to those with a policy, and the causal language models that transformers lists."""
 LEFT_OUT = {
     "DogeForCausalLM": "the square of the number of its experts is a size",
     "StableLmForCausalLM": "it has a norm a head, which looks like a size",
     "XLNetLMHeadModel": "its size of heads follows from others, and is refused where it does not",
 }
-"""Models that come out, but wrong for other sizes: tests/unit/layout/test_transformers_costs.py."""
+"""Models whose analysis succeeds, but is wrong for other sizes: tests/unit/layout/test_transformers_costs.py."""
 SIZES: Mapping[str, int] = {
     "heads": 77,
     "kv_heads": 7,
@@ -57,31 +58,31 @@ SIZES: Mapping[str, int] = {
     "patch": 11,
     "channels": 5,
 }
-"""Sizes to try: no two of them, nor small multiples or sums that a weight may have, are equal."""
+"""Sizes to try: no two of them are equal, nor small multiples or sums that a weight may have."""
 NUM_LAYERS, NUM_LABELS = 3, 23
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 TO_BUILD: Mapping[str, Mapping[str, Any]] = {
     "CohereCompassForCausalLM": {"rope_parameters": {"full_attention": _ROPE, "sliding_attention": _ROPE}},
 }
-"""What a model cannot be built without, beside sizes."""
+"""Settings that a model needs in addition to sizes."""
 CONSTANTS = 16
-"""Dims up to here may be numbers that no config gives."""
+"""Dims up to this may be constants of the code."""
 KNOWN = {*DERIVED, *POLICIES}
-"""Classes that have a policy: of these lint knows the blocks at least."""
+"""Classes with a policy, for which lint needs at least the blocks."""
 OF_EVERY_CONFIG = {field.name for field in dataclasses.fields(transformers.PreTrainedConfig)}
 OLDER = {"torch_dtype", "rope_scaling", "rope_theta", "num_labels", "attn_implementation", "experts_implementation"}
 OLDER |= {"pad_token_id", "bos_token_id", "eos_token_id", "sep_token_id", "decoder_start_token_id", "output_attentions"}
-"""Keys that each config class takes besides, or that older files have under another name."""
+"""Further keys that each config class accepts, or that older files have under another name."""
 SAME_MODEL = OF_EVERY_CONFIG - {"tie_word_embeddings"} | {"use_cache", "is_decoder"}
-"""Switches that add nothing to a model that is trained."""
+"""Switches that do not change a trained model."""
 
 
 class NotUnderstoodError(Exception):
-    """A model does not come out as sums of products of sizes."""
+    """A model's parameters are not sums of products of sizes."""
 
 
 def main() -> int:
-    """Write or compare."""
+    """Write or compare the file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="compare, and write nothing")
     parser.add_argument("--verbose", action="store_true", help="say why a model has its config alone")
@@ -99,7 +100,7 @@ def main() -> int:
 
 
 def tables(*, verbose: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the rows of config classes, and those of models."""
+    """Return the rows of config classes, and the rows of models."""
     configs: dict[str, Any] = {}
     models: dict[str, Any] = {}
     for name in sorted({*modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values(), *KNOWN, *MORE} - {*LEFT_OUT}):
@@ -118,15 +119,15 @@ def tables(*, verbose: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def lists_of(cls: Any) -> dict[str, str]:
-    """Return the lists of blocks alone; none of a class that takes none of the sizes which are tried."""
+    """Return only the lists of blocks, or nothing for a class without the tried sizes."""
     try:
         return Probe(cls, takes_head_dim=True).lists()
-    except (NotUnderstoodError, AttributeError):  # the latter: one block more makes other lists
+    except (NotUnderstoodError, AttributeError):  # AttributeError: one more block makes other lists
         return {}
 
 
 def as_json(configs: Mapping[str, Any], models: Mapping[str, Any]) -> str:
-    """Return a file with a row a line."""
+    """Return the file's text, with a line per row."""
     parts = []
     for name, rows in (("configs", configs), ("models", models)):
         lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(row)}" for key, row in rows.items())
@@ -140,7 +141,7 @@ def as_json(configs: Mapping[str, Any], models: Mapping[str, Any]) -> str:
 
 
 def config_row(config: Any, model: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields with their defaults, and other names of some."""
+    """Return the fields with their defaults, and their other names."""
     defaults: dict[str, Any] = {}
     for field in dataclasses.fields(config):
         if field.name in OF_EVERY_CONFIG and field.name != "tie_word_embeddings":
@@ -156,7 +157,7 @@ def config_row(config: Any, model: Mapping[str, Any]) -> dict[str, Any]:
     if not {*NAMES["head_dim"]} & {*defaults} and any(
         re.search(r"\bq\b", terms) for terms in model.get("parts", {}).values()
     ):
-        defaults.setdefault("head_dim", None)  # some models take it, and their config does not say so
+        defaults.setdefault("head_dim", None)  # some models read it, although their config does not declare it
     row: dict[str, Any] = {"model_type": config.model_type, "defaults": defaults}
     names = {name: own for name, own in config.attribute_map.items() if own in defaults and name not in defaults}
     return row | ({"names": names} if names else {})
@@ -166,15 +167,15 @@ def config_row(config: Any, model: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def row_of(cls: Any) -> dict[str, Any]:
-    """Return what a model holds. Raises: NotUnderstoodError."""
+    """Return a model's parameters. Raises: NotUnderstoodError."""
     try:
         return Probe(cls, takes_head_dim=True).row()
-    except NotUnderstoodError:  # its heads have the hidden size by their number
+    except NotUnderstoodError:  # its heads have size hidden / heads
         return Probe(cls, takes_head_dim=False).row()
 
 
 class Probe:
-    """A model, built again and again with other sizes and switches."""
+    """A model that is built repeatedly with other sizes and switches."""
 
     def __init__(self, cls: Any, *, takes_head_dim: bool) -> None:
         self.cls = cls
@@ -192,7 +193,7 @@ class Probe:
         self.dims = dict(self._dims())
 
     def row(self) -> dict[str, Any]:
-        """Return what the model holds. Raises: NotUnderstoodError."""
+        """Return the model's parameters. Raises: NotUnderstoodError."""
         if "layers" not in self.own or "hidden" not in self.own:
             raise NotUnderstoodError("no number of layers, or no hidden size")
         model = self.build({})
@@ -241,11 +242,11 @@ class Probe:
         return [name for name in self.fields if name in {*NAMES["layers"], *NAMES["decoder_layers"]}]
 
     def lists(self) -> dict[str, str]:
-        """Return the lists of blocks alone, of a model whose blocks differ."""
+        """Return only the lists of blocks, for a model whose blocks differ."""
         return self._lists(self.build({}))
 
     def _lists(self, model: Any) -> dict[str, str]:
-        """Return the lists of blocks, outermost, with the field that says how many."""
+        """Return the outermost lists of blocks, each with the field of its length."""
         found: dict[str, str] = {}
         for name, module in model.named_modules():
             is_inner = any(name.startswith(f"{other}.") for other in found)
@@ -261,7 +262,7 @@ class Probe:
         return found
 
     def _parts(self, model: Any, lists: Mapping[str, str]) -> dict[str, Counter[str]]:
-        """Return what stands in the table, before, in and after blocks, and in the head."""
+        """Return the parameters in the table, before, in and after the blocks, and in the head."""
         table, head = model.get_input_embeddings(), model.get_output_embeddings()
         parts: dict[str, Counter[str]] = {}
         seen: set[int] = set()
@@ -297,7 +298,7 @@ class Probe:
     # ---- dims ----
 
     def _dims(self) -> Iterator[tuple[int, Counter[str]]]:
-        """Yield what a dim may be: a sum of sizes, by its value; of equal ones the last holds."""
+        """Yield candidates for a dim: a sum of sizes, with its value; the last of equal ones wins."""
         sizes = {size: value for size, value in self.sizes.items() if size in self.own}
         others = [field for field in self.fields.values() if field.name not in self.own.values()]
         numbers = Counter(field.default for field in others if type(field.default) is int)
@@ -312,9 +313,9 @@ class Probe:
         if "kv_heads" in self.own:
             sizes["kv"] = self.sizes["kv_heads"] * self.sizes["head_dim"]
             yield sizes["q"] + 2 * sizes["kv"], Counter({"q": 1, "kv": 2})
-        if "positions" in sizes:  # tables of OPT and RoBERTa have two rows more
+        if "positions" in sizes:  # the tables of OPT and RoBERTa have two more rows
             yield sizes["positions"] + 2, Counter({"positions": 1, "": 2})
-        for size in sorted(sizes, key="hidden".__eq__):  # where it equals q, it is called hidden
+        for size in sorted(sizes, key="hidden".__eq__):  # a size that equals q is called hidden
             yield from ((times * sizes[size], Counter({size: times})) for times in (8, 6, 4, 3, 2, 1))
 
     def _terms(self, shape: tuple[int, ...]) -> Counter[str]:
@@ -351,7 +352,7 @@ def _minus(a: Counter[str], b: Counter[str]) -> Counter[str]:
 
 
 def _text(terms: Counter[str]) -> str:
-    """Return terms as they are written: "2 hidden + 3 hidden*ffn"."""
+    """Return terms as text, such as "2 hidden + 3 hidden*ffn"."""
     return " + ".join(f"{count} {term}" if count != 1 else term for term, count in sorted(terms.items()))
 
 

@@ -1,12 +1,12 @@
-"""What only a GPU can show, as a table: `make gpu`, on a machine with one GPU or several.
+"""Checks that need a GPU, as a table: `make gpu`, on a machine with one or more GPUs.
 
     python -m benchmarks.gpu                       # every check, each in a process of its own
     python -m benchmarks.gpu layers speed_350M     # some of them
     python -m benchmarks.gpu --device cpu          # those that a CPU can run, small: that the checks themselves work
 
-A check that fails, or outlasts its limit, is a row like any other; exit status 1 says that a row did not hold. What
-needs more GPUs than there are says so. All together end within 15 minutes: the last line names the checks for which no
-time was left, and exit status 2 says that there were some, where all rows held.
+A check that fails or exceeds its limit is a row like any other. Exit status 1 means that a row did not hold. Checks
+that need more GPUs say so. All together end within 15 minutes. The last line names the checks for which no time was
+left. Exit status 2 means that there were some, and that all rows held.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from benchmarks.gpu.processes import ROOT
 from benchmarks.gpu.rows import Row
 
 BUDGET_S = 15 * 60.0
-"""For all checks together."""
+"""Time limit of all checks together."""
 _LEAST_S = 20.0
-"""With less than this left no check begins: torch and DeepSpeed alone take ten seconds to import."""
+"""No check begins with less time left: importing torch and DeepSpeed alone takes ten seconds."""
 _FAILED, _NOT_RUN = 1, 2
 
 
 class Check(NamedTuple):
-    """One function that yields rows."""
+    """A function that yields rows."""
 
     where: str
     """Its module and name, below benchmarks.gpu."""
     limit_s: float
-    """More than the limits of the programs that it starts, each by itself."""
+    """Larger than the limits of each program that it starts."""
     on_cpu: bool = False
-    """Whether it runs on a CPU too."""
+    """Whether it also runs on a CPU."""
 
     def function(self) -> Callable[[torch.device], Iterator[Row]]:
-        """Import it."""
+        """Import the function."""
         module, name = self.where.split(".")
         found: Callable[[torch.device], Iterator[Row]] = getattr(import_module(f"benchmarks.gpu.{module}"), name)
         return found
@@ -78,11 +78,11 @@ CHECKS = {
     "compiled": Check("training.compiled_learns", 240),
     "speed_compiled": Check("speed.gpt_350m_compiled", 240),
 }
-"""By name, in the order of the table: what compiles for minutes comes last, and may find no time left."""
+"""Checks in the order of the table. Those that compile for minutes come last, and may find no time left."""
 
 
 def main() -> int:
-    """See the module."""
+    """Run the checks on the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.split("\n")[0])
     parser.add_argument("checks", nargs="*", metavar="CHECK", help=f"any of {', '.join(CHECKS)}; all by default")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
@@ -114,7 +114,7 @@ def _run_here(names: list[str], device: torch.device) -> int:
 
 
 def _run_all(names: list[str], device: str) -> int:
-    """Run one check after the other while there is time; the last line sums up."""
+    """Run one check after the other while there is time. The last line sums up."""
     # In order, so that a check in its own session is not left running; Ctrl-C raises by itself.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     deadline = time.monotonic() + BUDGET_S
@@ -128,7 +128,7 @@ def _run_all(names: list[str], device: str) -> int:
 
 
 def _run(name: str, device: str, left_s: float) -> int:
-    """Run a check in a process of its own, whose rows go to this one's output as they come."""
+    """Run a check in a separate process, and pass on its rows as they come."""
     if left_s < _LEAST_S:
         print(Row(name, "not run: no time left"), flush=True)
         return _NOT_RUN
@@ -158,9 +158,9 @@ def _run(name: str, device: str, left_s: float) -> int:
 
 
 def _kill_all(process: subprocess.Popen[bytes]) -> None:
-    """Leave nothing of a check on the GPU: it would be in the way of the next one, and slow it down.
+    """Kill everything that a check left on the GPU, which would disturb and slow down the next one.
 
-    Also of a check that ended, or crashed: what it had started is in its process group.
+    This includes checks that ended or crashed: their children are in the process group.
     """
     processes.kill(process)
     with contextlib.suppress(ProcessLookupError):

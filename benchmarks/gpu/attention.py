@@ -1,4 +1,4 @@
-"""Attention by blocks, as context parallelism computes it, against plain products in float64 on the CPU."""
+"""Blockwise attention, as in context parallelism, against plain products in float64 on the CPU."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from dslpar.layers import fused_attention
 from dslpar.layers.context_attention import RingOptions, ring
 
 HEADS, LENGTH = 8, 1000
-"""No multiple of what kernels take at once."""
+"""A length that is no multiple of kernels' block sizes."""
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
-"""Relative to the largest element, as of layers."""
+"""Relative to the largest element, as for layers."""
 
 
 class _Case(NamedTuple):
     groups: int = HEADS
     features: int = 64
     options: Mapping[str, Any] = MappingProxyType({})
-    """Of the ring."""
+    """Options of the ring."""
     mask: str = ""
-    """"padded": the second sample is shorter; "packed": of documents."""
+    """"padded": the second sample is shorter; "packed": several documents."""
 
 
 CASES = {
@@ -52,14 +52,14 @@ def _mask(kind: str) -> Tensor | None:
 
 
 def _inputs(case: _Case) -> list[Tensor]:
-    """q, k, v and the gradient of the result, in float64."""
+    """Return q, k, v and the gradient of the result, in float64."""
     generator = torch.Generator().manual_seed(1)
     heads = (HEADS, case.groups, case.groups, HEADS)
     return [torch.randn(2, num, LENGTH, case.features, generator=generator, dtype=torch.float64) for num in heads]
 
 
 def _exact(case: _Case, qkv: list[Tensor], y_grad: Tensor, valid: Tensor | None) -> list[Tensor]:
-    """Attend by plain products."""
+    """Compute attention by plain products."""
     q, k, v = (part.clone().requires_grad_() for part in qkv)
     times = HEADS // case.groups
     distance = torch.arange(LENGTH)[:, None] - torch.arange(LENGTH)
@@ -79,7 +79,9 @@ def _exact(case: _Case, qkv: list[Tensor], y_grad: Tensor, valid: Tensor | None)
 
 
 def blocks(device: torch.device) -> Iterator[Row]:
-    """A ring of one rank, which attends block by block, in each dtype: the result and the gradients of q, k and v."""
+    """Check a ring of one rank, which attends block by block, in each dtype: the result and the gradients of q, k and
+    v.
+    """
     torch.backends.cuda.matmul.allow_tf32 = False
     for name, case in CASES.items():
         *qkv, y_grad = _inputs(case)

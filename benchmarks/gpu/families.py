@@ -1,7 +1,7 @@
-"""Models of transformers by policy on one device, each a run of train.py: half precision against float32.
+"""transformers' models by policy on one device, each in a run of train.py: half precision against float32.
 
-What they have and dslpar's own models have not, buffers and code that makes tensors as it goes, is on the device at
-every stage of ZeRO, or such a run fails.
+Unlike dslpar's own models, they have buffers, and code that makes tensors as it runs. A run fails if one of these is
+not on the device, at any ZeRO stage.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from benchmarks.gpu.rows import Row, holds
 from benchmarks.gpu.runs import how_it_ended, losses_of, write_text
 
 LIMIT_S = 120.0
-"""For one run, of AT_ONCE beside each other."""
+"""Time limit of one run, with AT_ONCE runs in parallel."""
 AT_ONCE = 6
 CONFIG = """
 model = dict({model})
@@ -46,7 +46,7 @@ MODELS: Mapping[str, tuple[str, str]] = {
         "type='span'",
     ),
 }
-"""By name: the model, and how text becomes its samples."""
+"""By name: the model, and the conversion of text to its samples."""
 KINDS: Mapping[str, str] = {
     "fp32": "zero = 0\n",
     "bf16, ZeRO 1": "precision = 'bf16'\nzero = 1\n",
@@ -54,9 +54,9 @@ KINDS: Mapping[str, str] = {
     "fp16, ZeRO 3": "precision = dict(dtype='fp16', initial_scale_power=12)\nzero = 3\n",
 }
 ON_CPU = ("fp32", "bf16, ZeRO 1")
-"""Of one model, where the check itself is checked."""
+"""Kinds of one model, when the check itself is tested."""
 CLOSE = 0.05
-"""Relative, as for dslpar's own models: half precision's last loss against float32's."""
+"""Relative difference of the last loss in half precision and float32, as for dslpar's own models."""
 
 
 def config_of(model: str, kind: str) -> str:
@@ -66,7 +66,7 @@ def config_of(model: str, kind: str) -> str:
 
 
 def learn(device: torch.device) -> Iterator[Row]:
-    """The first and the last loss of each run; several run at once, for most of it is imports."""
+    """Check the first and the last loss of each run. Several run at once, since most of the time is imports."""
     if find_spec("transformers") is None:
         yield Row("models of transformers", "not run", "transformers")
         return

@@ -1,4 +1,4 @@
-"""Layers on the device: their numbers against float64, no wait of the host, kernels, bits, memory."""
+"""Layers on the device: numbers against float64, waits of the host, kernels, determinism, memory."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ FORMS = {
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 """Relative to the largest element: a few dozen roundings of a sum whose terms are as large as it is."""
 NARROW_SUMS = ("norm1", "norm2")
-"""Whose gradients torch's LayerNorm sums over the tokens in the weights' dtype on a CPU, and in float32 on a GPU."""
+"""Parameters whose gradients torch's LayerNorm sums over tokens in the weights' dtype on a CPU, but in float32 on a
+GPU.
+"""
 
 
 def _block(form: str, hidden: int, heads: int, dropout: float = 0.0) -> Block:
@@ -54,7 +56,7 @@ def _input(hidden: int, device: torch.device, dtype: torch.dtype, micro: int = 2
 
 
 def _results(block: nn.Module, x: Tensor) -> dict[str, Tensor]:
-    """The output and all gradients by name."""
+    """Return the output and all gradients by name."""
     y = block(x)
     y.backward(torch.ones_like(y) / 8)
     assert x.grad is not None
@@ -63,7 +65,7 @@ def _results(block: nn.Module, x: Tensor) -> dict[str, Tensor]:
 
 
 def numbers(device: torch.device) -> Iterator[Row]:
-    """A block's output and gradients in each dtype, against the same in float64 on the CPU."""
+    """Check a block's output and gradients in each dtype against float64 on the CPU."""
     torch.backends.cuda.matmul.allow_tf32 = False
     hidden, heads = (256, 8) if device.type == "cpu" else (1024, 16)
     for form in FORMS:
@@ -80,14 +82,14 @@ def numbers(device: torch.device) -> Iterator[Row]:
 
 
 SCALE = 64.0
-"""Of the sum of the losses, as a loss scale does: a probability of 1 / vocabulary is a subnormal number in float16."""
+"""Scale of the summed losses, like a loss scale: a probability of 1 / vocabulary is subnormal in float16."""
 
 
 def head_and_loss(device: torch.device) -> Iterator[Row]:
-    """A head with its loss and their gradients, against torch's own in float64 on the CPU.
+    """Check a head with its loss, and their gradients, against torch's in float64 on the CPU.
 
-    On a GPU the loss has steps of its own, also where one rank has all of the vocabulary. Here the vocabulary is
-    padded, some labels are ignored, and in the second row the others are smoothed.
+    On a GPU the loss has its own steps, even if one rank has the whole vocabulary. Here the vocabulary is padded, some
+    labels are ignored, and in the second row the others are smoothed.
     """
     torch.backends.cuda.matmul.allow_tf32 = False
     hidden, vocab, width = (64, 1000, 1024) if device.type == "cpu" else (1024, 50257, 50304)
@@ -118,17 +120,17 @@ def _exact_loss(head: Head, x: Tensor, labels: Tensor, vocab: int, smoothing: fl
 
 
 def _distance(found: Mapping[str, Any], exact: Mapping[str, Any]) -> float:
-    """Return the largest difference of an element, relative to its tensor's largest; NaN where there is one."""
+    """Return the largest difference of an element, relative to its tensor's largest, or NaN if there is one."""
     off = [(found[name].double().cpu() - other).abs().max() / other.abs().max() for name, other in exact.items()]
     return float(torch.stack(off).max())
 
 
 def waits(device: torch.device) -> Iterator[Row]:
-    """That neither forward nor backward of a block waits for the device; torch makes an error of it."""
+    """Check that neither forward nor backward of a block waits for the device, by torch's errors on waits."""
     for form in FORMS:
         block = _block(form, 256, 8).to(device, torch.bfloat16)
         x = _input(256, device, torch.bfloat16)
-        _results(block, x)  # tables are made at their first use
+        _results(block, x)  # the first use makes tables
         torch.cuda.set_sync_debug_mode("error")
         try:
             _results(block, x)
@@ -141,7 +143,7 @@ def waits(device: torch.device) -> Iterator[Row]:
 
 
 def kernels(device: torch.device) -> Iterator[Row]:
-    """Kernels of a block by torch's profiler, and which attention ran."""
+    """Yield a block's kernels by torch's profiler, and the attention kernel that ran."""
     for form in FORMS:
         block = _block(form, 1024, 16).to(device, torch.bfloat16)
         x = _input(1024, device, torch.bfloat16)
@@ -161,9 +163,9 @@ def kernels(device: torch.device) -> Iterator[Row]:
 
 
 def sums(device: torch.device) -> Iterator[Row]:
-    """That a product adds to a sum in fp32 without rounding to half precision.
+    """Check that a product adds to an fp32 sum without rounding to half precision.
 
-    Training in half precision at ZeRO 1 adds up weights' gradients so, where torch has such products.
+    Half-precision training at ZeRO 1 accumulates weight gradients in this way if torch has such products.
     """
     generator = torch.Generator().manual_seed(1)
     for dtype in (torch.bfloat16, torch.float16):
@@ -175,12 +177,12 @@ def sums(device: torch.device) -> Iterator[Row]:
             continue
         gradient_accumulation_fusion.add_product_(total, a, b)
         off = float((total.double() - exact).abs().max() / exact.abs().max())
-        # A sum of 4,096 products in fp32, in whatever order; one rounding to bf16 is up to 2e-3.
+        # A sum of 4,096 products in fp32, in any order; one rounding to bf16 is up to 2e-3.
         yield at_most(f"sums in products, {name}, against float64", off, 1e-5)
 
 
 def bits(device: torch.device) -> Iterator[Row]:
-    """That recomputing with dropout on changes no bit, and that two runs of the same are the same."""
+    """Check that recomputation with dropout changes no bit, and that two equal runs give equal bits."""
     for name, value in VARIABLES.items():  # as train.deterministic sets them, before cuBLAS starts
         os.environ.setdefault(name, value)
     torch.use_deterministic_algorithms(True)
@@ -213,11 +215,11 @@ SECTIONS: Mapping[str, Mapping[str, Any]] = {
     "GPT": {},
     "Llama": dict(norm="rmsnorm", activation="swiglu", positions="rotary", num_kv_heads=4, bias=False),
 }
-"""The fields of a GPT's section for each of FORMS."""
+"""The fields of a GPT's section per form."""
 
 
 def saved(device: torch.device) -> Iterator[Row]:
-    """Memory that a block keeps for its backward, over the closed form of dslpar.costs.memory."""
+    """Check the memory that a block keeps for its backward, over the closed form of dslpar.costs.memory."""
     hidden, heads, micro, sequence = 2048, 16, 4, 2048
     sizes: dict[str, Any] = dict(
         hidden_size=hidden, num_heads=heads, ffn_hidden_size=4 * hidden, vocab_size=1, max_seq_len=sequence
@@ -230,13 +232,13 @@ def saved(device: torch.device) -> Iterator[Row]:
         before = torch.cuda.memory_allocated()
         y = block(x)
         torch.cuda.synchronize()
-        # The input is kept as well, and was there before; the output is the next layer's to keep.
+        # The input is kept as well, but existed before; the output belongs to the next layer.
         kept = torch.cuda.memory_allocated() - before + 2 * x.numel() - 2 * y.numel()
         found = costs.layer_memory(section.GPT(num_layers=1, **sizes, **fields), Mesh().tensor, micro * sequence).saved
-        # The closed form counts the result of an RMSNorm, which torch keeps on a CPU; its kernel for GPUs does not.
+        # The closed form counts the result of an RMSNorm, which torch keeps on a CPU, but its GPU kernel does not.
         results = 2 * x.numel() if form == "Llama" else 0
         forecast = 2 * float(found.elements - results) + 4 * float(found.wide)
         ratio = kept / forecast
         name = f"{form} block: kept for the backward, over the forecast"
-        del y  # and with it what its block has kept: else the next one's would begin with that
+        del y  # frees what its block has kept, which the next count would include
         yield holds(name, f"{ratio:.3f}", "0.95 to 1.05", 0.95 <= ratio <= 1.05)

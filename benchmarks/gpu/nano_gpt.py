@@ -1,8 +1,8 @@
-"""A GPT and its loop as small training scripts have them, nanoGPT's kind, written for this table.
+"""A GPT and training loop in the style of small scripts such as nanoGPT, written for this table.
 
-The formulas are GPT-2's. Of such scripts' habits: one projection for q, k and v; a head tied to the token table;
-weights of std 0.02, and those that add to the residual smaller by sqrt(2 layers); no decay of vectors; AdamW's betas
-0.9 and 0.95; bf16 by autocast, fused AdamW, clipping by torch.
+The formulas are GPT-2's. As in such scripts, it has one projection for q, k and v, and a head tied to the token table.
+Weights have std 0.02, divided by sqrt(2 layers) if they add to the residual. Vectors do not decay, AdamW's betas are
+0.9 and 0.95, bf16 is by autocast, AdamW is fused, and torch clips.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The most memory that a step takes on each of some layouts, against what `dslpar plan` forecasts of it."""
+"""Peak memory of a step on several layouts, against the forecast of `dslpar plan`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ LAYOUTS: Mapping[int, Mapping[str, str]] = {
     },
     4: {"2d": BF16 + ONE + FLAT.format(4, "2d", "")},
 }
-"""By ranks."""
+"""Layouts by number of ranks."""
 
 
 def config_of(keys: str) -> str:
@@ -49,7 +49,7 @@ def config_of(keys: str) -> str:
 
 
 def of_layouts(device: torch.device) -> Iterator[Row]:
-    """The most that torch gives out in a step, over what `dslpar plan` says, of the rank that needs the most."""
+    """Check torch's peak allocation in a step over the forecast of `dslpar plan`, on the rank with the largest peak."""
     for world, layouts in LAYOUTS.items():
         if world > ranks.most_ranks(device):
             for layout in layouts:

@@ -1,4 +1,4 @@
-"""Programs that end: by themselves, or at a limit, and then with all that they have started."""
+"""Run programs with a time limit, and kill them with everything they started."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Ended(NamedTuple):
-    """How a program ended."""
+    """The end of a program."""
 
     status: int | None
     """None: it hung, and was killed."""
@@ -24,13 +24,14 @@ class Ended(NamedTuple):
 
     @property
     def text(self) -> str:
-        """All that it said."""
+        """All output."""
         return self.errors + self.output
 
     @property
     def reason(self) -> str:
-        """Why it failed, in a line: the first error that it names, for torchrun's own comes after a rank's; else what
-        it said last."""
+        """Return the reason of a failure in one line: the first error, since torchrun's own follows a rank's, or else
+        the last line of output.
+        """
         lines = [line.strip() for line in (self.errors.strip() or self.output).splitlines()]
         named = [line for line in lines if _ERROR.search(line) and "[warning]" not in line]
         worded = [line for line in lines if any(map(str.isalpha, line))]
@@ -38,13 +39,13 @@ class Ended(NamedTuple):
 
 
 _ERROR = re.compile(r"^\S*(Error|Exception|Interrupt)\b|(^|\s)[A-Z]{3,4}\d{3} ")
-"""Python's, and the codes of dslpar's own."""
+"""Python's errors, and the codes of dslpar's own."""
 
 
 def run(command: Sequence[str], limit_s: float, env: Mapping[str, str], cwd: Path = ROOT) -> Ended:
-    """Run a program for at most so long.
+    """Run a program with a time limit.
 
-    What it says goes to files: a pipe would stay open for as long as anything that it has started lives.
+    Output goes to files, since a pipe would stay open as long as any descendant lives.
     """
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(command, cwd=cwd, env=env, stdout=output, stderr=errors)
@@ -60,14 +61,14 @@ def run(command: Sequence[str], limit_s: float, env: Mapping[str, str], cwd: Pat
 
 
 def kill(process: subprocess.Popen[str] | subprocess.Popen[bytes]) -> None:
-    """Kill a program that still runs, and what it has started; torchrun's workers are in sessions of their own."""
+    """Kill a running program and everything it started; torchrun's workers are in their own sessions."""
     if process.poll() is not None:
         return
     family = psutil.Process(process.pid).children(recursive=True)
     process.kill()
     for each in family:
         try:
-            each.kill()  # psutil compares times of birth: a number that was given anew is not hit
+            each.kill()  # psutil compares creation times, so that a reused pid is not killed
         except psutil.NoSuchProcess:
             continue
     process.wait()

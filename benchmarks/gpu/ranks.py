@@ -1,10 +1,10 @@
-"""Several ranks over NCCL: tensor and context groups, pipelines and ZeRO over data ranks give the losses of one.
+"""Several ranks over NCCL: tensor and context groups, pipelines and ZeRO give the losses of one rank.
 
-They take a GPU each. Where there are fewer, all can share the first: NCCL from 2.31 on does that, if it is told to.
+Each rank takes a GPU. If there are fewer, all can share the first one, with an option of NCCL 2.31 and newer.
 
     LD_PRELOAD=/path/to/libnccl.so.2 NCCL_MULTI_RANK_GPU_ENABLE=1 python -m benchmarks.gpu ranks
 
-That shows that the branch for NCCL is right, not how fast it is: ranks take turns on the device.
+That tests the correctness of the NCCL branch, not its speed, since ranks take turns on the device.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from benchmarks.gpu.runs import CLOSE
 from benchmarks.gpu.worlds import Seen
 
 LIMIT_S = 150
-"""For all layouts of a number of ranks."""
+"""Time limit of all layouts with one number of ranks."""
 CONFIG = """
 model = dict(type='GPT', num_layers=4, hidden_size=256, num_heads=8, vocab_size=256, max_seq_len=64)
 optimizer = dict(type='AdamW', lr=1e-3)
@@ -75,20 +75,21 @@ THROUGH_SYMMETRIC_MEMORY: Mapping[str, str] = {
     "1d, sequence, symmetric memory": _SYMMETRIC,
     "1d, sequence, symmetric memory, bf16": f"{_SYMMETRIC}\n{BF16}",
 }
-"""Of 2 ranks, in a launch of their own: on CPUs there is none, and two GPUs may not reach each other's memory."""
+"""Layouts of 2 ranks in a separate launch: CPUs have no symmetric memory, and two GPUs may not reach each other's."""
 CLOSE_BF16 = 1e-2
-"""Relative, of losses in bf16 on one rank and on several: two roundings of 2**-9 in a layer, of sums in other orders,
-over four layers; and the weights of half a dozen steps differ by as much."""
+"""Relative difference of bf16 losses on one rank and on several. Sums in other orders are two roundings of 2**-9 per
+layer, over four layers, and the weights of half a dozen steps differ by as much.
+"""
 ON_CPU = 2
-"""Ranks over gloo, where the check itself is checked."""
+"""Number of gloo ranks, when the check itself is tested."""
 SHARED = 8
-"""Ranks that may share a GPU."""
+"""Number of ranks that may share a GPU."""
 SHARING: Mapping[str, str] = {
     "NCCL_NVLS_ENABLE": "0",
     "NCCL_MAX_CTAS": "2",
     "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",
 }
-"""Little of NCCL's for each of many ranks on one device, whose memory they reach."""
+"""Limits of NCCL's resources per rank, for many ranks on one device with mutual memory access."""
 
 
 def most_ranks(device: torch.device) -> int:
@@ -100,7 +101,7 @@ def most_ranks(device: torch.device) -> int:
 
 
 def over_nccl(device: torch.device) -> Iterator[Row]:
-    """For each layout that the ranks here can hold: the largest distance of a loss from one rank's."""
+    """Check the largest difference of a loss from one rank's, for each layout that fits the ranks here."""
     most = most_ranks(device)
     ended, alone = train({"": CONFIG, BF16: CONFIG + BF16}, 1, device)
     if len(alone) < 2:
@@ -116,7 +117,7 @@ def over_nccl(device: torch.device) -> Iterator[Row]:
         for layout, keys in layouts.items():
             name, precision = f"{layout} on {world} ranks", BF16 if BF16 in keys else ""
             if layout not in found:
-                yield failed(name, ended)  # the first such; those after it were not begun
+                yield failed(name, ended)  # only the first failure; later layouts were not started
                 continue
             pairs = zip(found[layout].losses, alone[precision].losses, strict=True)
             off = max(abs(own / other - 1) for own, other in pairs)
@@ -124,17 +125,17 @@ def over_nccl(device: torch.device) -> Iterator[Row]:
 
 
 def failed(name: str, ended: Ended) -> Row:
-    """Say how a launch ended that was to give more."""
+    """Return a row on the end of a launch that should have given more losses."""
     said = f"it hung: no end in {LIMIT_S} s" if ended.status is None else f"it failed: {ended.reason[:160]}"
     return holds(name, said, "a run", held=False)
 
 
 def train(configs: Mapping[str, str], world: int, device: torch.device) -> tuple[Ended, dict[str, Seen]]:
-    """Train configs on so many ranks; also what those gave that came to their end."""
+    """Train configs on that many ranks, and return the results of those that finished."""
     with tempfile.TemporaryDirectory() as name:
         texts, output = Path(name) / "configs.json", Path(name) / "seen.jsonl"
         texts.write_text(json.dumps(configs))
-        # --standalone: at a free port, so that what may be left of another run is not met.
+        # --standalone uses a free port, so that leftovers of another run are not reached.
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
         command = [*launcher, "-m", "benchmarks.gpu.worlds", str(texts), str(output)]
         env = os.environ | {"DS_ACCELERATOR": device.type, "OMP_NUM_THREADS": "1"}

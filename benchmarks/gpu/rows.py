@@ -1,4 +1,4 @@
-"""A row of the table: what was seen, what was asked, and whether it held."""
+"""A row of the table: the measured value, the target, and whether it held."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from typing import NamedTuple
 
 
 class Row(NamedTuple):
-    """One thing that was looked at."""
+    """One measurement."""
 
     name: str
     seen: str
     asked: str = ""
     held: bool | None = None
-    """None: a number to read, of which nothing is asked."""
+    """None: a number without a target."""
 
     @property
     def verdict(self) -> str:
-        """What the table says of it."""
+        """Return the table's text for the verdict."""
         return {True: "ok", False: "FAIL", None: ""}[self.held]
 
     def __str__(self) -> str:
@@ -24,10 +24,10 @@ class Row(NamedTuple):
 
 
 def at_most(name: str, value: float, limit: float, unit: str = "") -> Row:
-    """A number that must not be above a limit."""
+    """Return a row for a number with an upper limit."""
     return Row(name, f"{value:.3g}{unit}", f"at most {limit:g}{unit}", value <= limit)
 
 
 def holds(name: str, seen: object, asked: str, held: bool) -> Row:
-    """A statement."""
+    """Return a row for a statement."""
     return Row(name, str(seen), asked, bool(held))

@@ -1,4 +1,4 @@
-"""Whole runs of train.py: from CPU to GPU and back, out of memory, a bad id, and a kernel that never ends."""
+"""Whole runs of train.py: from CPU to GPU and back, out of memory, an invalid id, and an endless kernel."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from benchmarks.gpu.processes import Ended
 from benchmarks.gpu.rows import Row, at_most, holds
 
 LIMIT_S = 60.0
-"""For one run of train.py: most of it is imports. Less than the limit of any check here."""
+"""Time limit of one run of train.py, mostly imports. It is below the limit of any check here."""
 CONFIG = """
 model = dict(type='GPT', num_layers=2, hidden_size=64, num_heads=4, vocab_size=256, max_seq_len=32)
 optimizer = dict(type='AdamW', lr=1e-3)
@@ -31,7 +31,7 @@ train = dict(steps=8, save_interval=4, clip_grad_norm=1.0)
 data = dict(files=['text.txt'])
 """
 CLOSE = 1e-4
-"""Relative, of float32's losses on another device."""
+"""Relative difference of float32 losses on another device."""
 
 
 def _run(folder: Path, *words: str, **env: str) -> Ended:
@@ -40,7 +40,7 @@ def _run(folder: Path, *words: str, **env: str) -> Ended:
 
 
 def how_it_ended(ended: Ended) -> str:
-    """What a run that should have ended in order has said."""
+    """Return the message of a run that should have ended in order."""
     return "it hung" if ended.status is None else f"it failed: {ended.reason[:160]}"
 
 
@@ -52,7 +52,7 @@ def _folder(folder: str, config: str = CONFIG, num_lines: int = 400) -> Path:
 
 
 def write_text(folder: Path, num_lines: int = 400) -> None:
-    """Write the text that runs here train on, text.txt."""
+    """Write text.txt, the training text of the runs here."""
     (folder / "text.txt").write_text("".join(f"line {i} says {i * i}\n" for i in range(num_lines)))
 
 
@@ -62,7 +62,9 @@ def losses_of(output: Path) -> list[float]:
 
 
 def across_devices(device: torch.device) -> Iterator[Row]:
-    """A run whose second half is on the other device, against the run that stays; on a CPU, on the same one."""
+    """Check a run whose second half is on the other device (on a CPU-only machine, the same) against the run that
+    stays.
+    """
     pairs = (("cuda", "cpu"), ("cpu", "cuda")) if device.type == "cuda" else (("cpu", "cpu"),)
     with tempfile.TemporaryDirectory() as name:
         folder = _folder(name)
@@ -77,7 +79,7 @@ def across_devices(device: torch.device) -> Iterator[Row]:
 
 
 def twice(device: torch.device) -> Iterator[Row]:
-    """A run with `train.deterministic=True`, and the same run again: equal losses, to the bit."""
+    """Check that two runs with `train.deterministic=True` have bitwise equal losses."""
     config = CONFIG.replace("max_seq_len=32", "max_seq_len=32, dropout=0.1") + "precision = 'bf16'\nzero = 1\n"
     with tempfile.TemporaryDirectory() as name:
         folder = _folder(name, config)
@@ -88,7 +90,7 @@ def twice(device: torch.device) -> Iterator[Row]:
 
 
 def _compare(name: str, ends: list[Ended], stays: Path, moves: Path, limit: float) -> Row:
-    """The largest distance of the losses of two runs, both of which must have ended in order."""
+    """Return a row with the largest difference of the losses of two runs, both of which must have ended in order."""
     failed = next((end for end in ends if end.status != 0), None)
     if failed is not None:
         return holds(name, how_it_ended(failed), "a run", held=False)
@@ -97,7 +99,7 @@ def _compare(name: str, ends: list[Ended], stays: Path, moves: Path, limit: floa
 
 
 # Float32 logits of 320 samples are 66 GB, their softmax and its gradient as much again; the weights are 300 MB. Few
-# devices have room for them, and the host draws no more than any small model's weights.
+# devices have room for that, and the host draws no more weights than for any small model.
 TOO_LARGE = """
 model = dict(type='GPT', num_layers=2, hidden_size=1024, num_heads=16, vocab_size=50304, max_seq_len=1024)
 optimizer = dict(type='AdamW', lr=1e-3)
@@ -107,7 +109,7 @@ data = dict(files=['text.txt'])
 cluster = dict(device='b300-288g')  # or lint, which knows the device at hand, would let nothing start
 """
 TOO_LARGE_LINES = 60_000
-"""1.5 MB: 320 samples of 1025 bytes, and what is held out."""
+"""1.5 MB: 320 samples of 1025 bytes, and the held-out part."""
 BAD_ID = '''
 import torch
 from torch.utils.data import Dataset
@@ -126,7 +128,7 @@ class BadIds(Dataset):
 
 
 def out_of_memory(device: torch.device) -> Iterator[Row]:
-    """A batch that no device has room for: what is said of it, and the status."""
+    """Check the report and exit status of a batch that no device has room for."""
     with tempfile.TemporaryDirectory() as name:
         ended = _run(_folder(name, TOO_LARGE, TOO_LARGE_LINES), f"train.output_dir={name}/run")
         said = re.search(r"HST230[^\n]*", ended.text)
@@ -141,7 +143,7 @@ def out_of_memory(device: torch.device) -> Iterator[Row]:
 
 
 def bad_id(device: torch.device) -> Iterator[Row]:
-    """An id outside the vocabulary in the data: the device stops, and the report says why."""
+    """Check an id outside the vocabulary: the device stops, and the report gives the reason."""
     with tempfile.TemporaryDirectory() as name:
         folder = _folder(name, CONFIG.replace("dict(files=['text.txt'])", "dict(type='bad_ids.BadIds')"))
         (folder / "bad_ids.py").write_text(BAD_ID)
@@ -156,7 +158,7 @@ def bad_id(device: torch.device) -> Iterator[Row]:
         )
 
 
-# ---- a kernel that never ends ----
+# ---- an endless kernel ----
 
 STEP_TIMEOUT_S, TERM_GRACE_S = 10, 5
 SPINS = "the device spins"
@@ -179,13 +181,13 @@ def spin(event):
 dslpar.fit(run, engine, train, held_out, hooks=[spin])
 """
 STACKS_S = 5.0
-"""For the guards to collect all stacks."""
+"""Time for the guards to collect all stacks."""
 LEAVING_S = 5.0
-"""What an end may take besides: the guard looks several times a second, the driver takes the kernel off the device."""
+"""Further time: the guard checks several times per second, and the driver removes the kernel from the device."""
 
 
 class _Spun(NamedTuple):
-    """What became of a program whose device spins."""
+    """The end of a program whose device runs an endless kernel."""
 
     taken_s: float
     """From there on."""
@@ -195,17 +197,18 @@ class _Spun(NamedTuple):
 
 
 def spinning_kernel(device: torch.device) -> Iterator[Row]:
-    """A kernel that never ends, after step 3: the report comes at the time-out of step 4, with stacks, and blames
-    nobody who waits."""
+    """Check an endless kernel after step 3: the report comes at the time-out of step 4, with stacks, and blames no
+    waiting rank.
+    """
     spun = _spin(f"train.step_timeout={STEP_TIMEOUT_S}", "train.term_grace=600")
-    # faulthandler tells files and lines, no source: where the host reads the numbers of a step.
+    # faulthandler prints files and lines without source: the place where the host reads the numbers of a step
     has_stack = "wait for the device" in spun.text and "host_reads.py" in spun.text
     due_s = STEP_TIMEOUT_S + STACKS_S
     yield _row("a spinning kernel: the report", spun, "with" if has_stack else "without", due_s, has_stack)
 
 
 def ended_while_spinning(device: torch.device) -> Iterator[Row]:
-    """SIGTERM while a kernel spins, so that no step ends: the guard ends the rank when `train.term_grace` is over."""
+    """Check SIGTERM during an endless kernel: the guard ends the rank after `train.term_grace`."""
     spun = _spin("train.step_timeout=600", f"train.term_grace={TERM_GRACE_S}", number=signal.SIGTERM)
     yield _row("a spinning kernel: SIGTERM", spun, "", TERM_GRACE_S, True)
 
@@ -226,7 +229,7 @@ def _row(name: str, spun: _Spun, stack: str, due_s: float, held: bool) -> Row:
 
 
 def _spin(*words: str, number: signal.Signals | None = None) -> _Spun:
-    """Run SPIN, send it that signal once its device spins, and wait for its end: at most a minute."""
+    """Run SPIN, send it the signal once its device spins, and wait at most a minute for its end."""
     with tempfile.TemporaryDirectory() as name:
         folder = _folder(name)
         (folder / "spin.py").write_text(SPIN)
@@ -239,7 +242,7 @@ def _spin(*words: str, number: signal.Signals | None = None) -> _Spun:
             _wait_for(SPINS, said, process)
             began = time.monotonic()
             if number is not None and process.poll() is None:
-                time.sleep(2)  # the host goes on to step 4, and waits there
+                time.sleep(2)  # the host continues to step 4, and waits there
                 process.send_signal(number)
                 began = time.monotonic()
             status = None
@@ -251,7 +254,7 @@ def _spin(*words: str, number: signal.Signals | None = None) -> _Spun:
 
 
 def _wait_for(word: str, path: Path, process: subprocess.Popen[bytes]) -> None:
-    """Wait until a program has said a word, or has ended; at most a minute."""
+    """Wait at most a minute until a program has printed a word, or has ended."""
     deadline = time.monotonic() + LIMIT_S
     while word not in path.read_text() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -1,8 +1,8 @@
-"""Tokens a second and MFU of dslpar's engine against plain torch and a nanoGPT-like model, in turns.
+"""Tokens per second and MFU of dslpar's engine, against plain torch and a nanoGPT-like model, in turns.
 
-Plain torch is a loop over torch's own transformer layers, benchmarks.plain_torch; the other is what small training
-scripts do, benchmarks.gpu.nano_gpt. Both compute by autocast in bf16, with fused AdamW and one micro-batch after the
-other. dslpar takes turns with one and then with the other: the states of three would not fit beside each other.
+Plain torch is a loop over torch's own transformer layers (benchmarks.plain_torch). The other is in the style of small
+training scripts (benchmarks.gpu.nano_gpt). Both compute in bf16 by autocast, with fused AdamW and one micro-batch after
+the other. dslpar takes turns with one and then with the other, since the states of all three would not fit.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dslpar.engine.compiled_layers import loses_gradients
 TURNS, STEPS = 7, 4
 GPT_350M = by_hand.Sizes(layers=24, hidden=1024, heads=16, vocab=50304, sequence=1024, micro=8, accumulation=2)
 GPT_1500M = by_hand.Sizes(layers=48, hidden=1536, heads=16, vocab=50304, sequence=1024, micro=2, accumulation=2)
-"""With the states of two sides, 14 and 16 bytes a parameter and more for gradients, this fits into 80 GB."""
+"""With the states of two sides (14 and 16 bytes per parameter, and more for gradients), this fits into 80 GB."""
 TINY = by_hand.Sizes(layers=2, hidden=64, heads=4, vocab=256, sequence=64, micro=2, accumulation=2)
 CONFIG = """
 model = dict(type='GPT', num_layers={s.layers}, hidden_size={s.hidden}, num_heads={s.heads},
@@ -40,7 +40,7 @@ precision = 'bf16'
 zero = 1
 """
 TARGET = 1.05
-"""Of the seconds of a step, over the other side's."""
+"""Seconds per step over the other side's."""
 
 Step = Callable[[], object]
 
@@ -56,23 +56,23 @@ OTHERS: Mapping[str, Callable[[by_hand.Sizes, torch.device], TrainingStep]] = {
     "plain torch": plain_step,
     "nanoGPT-like": nano_step,
 }
-"""What dslpar is compared with."""
+"""The other sides."""
 
 
 def gpt_350m(device: torch.device) -> Iterator[Row]:
-    """GPT of 350M parameters; on a CPU a tiny one, of which nothing is asked."""
+    """Measure a GPT of 350M parameters; on a CPU a tiny one without a target."""
     if device.type == "cpu":
         return _in_turns("tiny", TINY, device, target=None)
     return _in_turns("350M", GPT_350M, device)
 
 
 def gpt_1500m(device: torch.device) -> Iterator[Row]:
-    """GPT of 1.5B parameters: in a process of its own, for what is left of another engine would not fit beside it."""
+    """Measure a GPT of 1.5B parameters, in a separate process since leftovers of another engine would not fit."""
     return _in_turns("1.5B", GPT_1500M, device)
 
 
 def gpt_350m_compiled(device: torch.device) -> Iterator[Row]:
-    """350M with `compile=True`; the others stay as they are."""
+    """Measure 350M with `compile=True`; the other sides are not compiled."""
     if loses_gradients():
         return iter([cannot_compile()])
     return _in_turns("350M, compile=True", GPT_350M, device, train=", compile=True")
@@ -81,7 +81,7 @@ def gpt_350m_compiled(device: torch.device) -> Iterator[Row]:
 def _in_turns(
     name: str, sizes: by_hand.Sizes, device: torch.device, train: str = "", target: float | None = TARGET
 ) -> Iterator[Row]:
-    """Tokens a second and MFU of all sides, and a step's seconds over each of the others'."""
+    """Yield tokens per second and MFU of all sides, and the seconds of a step over each other side's."""
     with one_rank(device):
         batches = batches_of(sizes, device)
         engine = engine_of(CONFIG.format(s=sizes, train=train))
@@ -100,14 +100,14 @@ def _in_turns(
 
 
 def _rate(sizes: by_hand.Sizes, seconds: float, device: torch.device) -> str:
-    """Tokens a second, and on a GPU that we know its MFU."""
+    """Return tokens per second, and the MFU on known GPUs."""
     rate = sizes.micro * sizes.accumulation * sizes.sequence / seconds
     peak = flops.peak_flops_per_s(torch.cuda.get_device_name(device), "bf16") if device.type == "cuda" else None
     return f"{rate:,.0f} tokens/s" + (f", MFU {rate * _flops_per_token(sizes) / peak:.1%}" if peak else "")
 
 
 def _flops_per_token(sizes: by_hand.Sizes) -> float:
-    """Forward and backward; attention is causal, and counted as half."""
+    """Return FLOPs of forward and backward; causal attention counts as half."""
     weights = 12 * sizes.layers * sizes.hidden**2 + sizes.vocab * sizes.hidden
     return 6 * weights + 6 * sizes.layers * sizes.hidden * sizes.sequence
 
@@ -120,7 +120,7 @@ def batches_of(sizes: by_hand.Sizes, device: torch.device) -> list[tuple[Tensor,
 
 
 def _seconds(sides: dict[str, Step], device: torch.device) -> dict[str, list[float]]:
-    """Of STEPS steps each, in turns, after a warm-up."""
+    """Return the seconds of STEPS steps of each side, in turns, after a warm-up."""
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for turn in range(TURNS + 1):
         for name, step in sides.items():
@@ -140,7 +140,7 @@ def _wait(device: torch.device) -> None:
 
 
 def _free(device: torch.device) -> None:
-    """Give back what a side has left, for the next one."""
+    """Free what a side has left."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""Training through DeepSpeed on one device: precisions, ZeRO stages, offload, recomputation; what a step waits for."""
+"""Training through DeepSpeed on one device: precisions, ZeRO stages, offload, recomputation, waits of a step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ train = dict(steps=100, clip_grad_norm=1.0{train})
 """
 LLAMA = "norm='rmsnorm', activation='swiglu', positions='rotary', bias=False, num_kv_heads=2, tie_embeddings=False"
 BF16 = "precision = 'bf16'\n"
-# At DeepSpeed's first loss scale, 2**16, some of the twelve steps are skipped, and not the same ones at each stage.
+# At DeepSpeed's initial loss scale of 2**16, some of the twelve steps are skipped, which ones depends on the stage.
 FP16 = "precision = dict(dtype='fp16', initial_scale_power=12)\n"
 KINDS: Mapping[str, str] = {
     "fp32": "zero = 0\n",
@@ -33,20 +33,20 @@ KINDS: Mapping[str, str] = {
     "bf16, ZeRO 1, recomputed": f"{BF16}zero = 1\nactivation_checkpoint = 1\n",
 }
 REFUSED: Mapping[str, str] = {"bf16, ZeRO 0": f"{BF16}zero = 0\n", "fp16, ZeRO 0": f"{FP16}zero = 0\n"}
-"""DeepSpeed's step of half precision without ZeRO is wrong: lint says so, and nothing runs."""
+"""DeepSpeed's half-precision step without ZeRO is wrong: lint refuses these configs, and nothing runs."""
 FORMS: Mapping[str, str] = {"GPT": "", "Llama": LLAMA}
 CLOSE = 0.05
-"""Relative: half precision's losses after some steps, against those of float32."""
+"""Relative difference of losses after some steps, half precision against float32."""
 
 
 def learns(device: torch.device) -> Iterator[Row]:
-    """Losses of GPT and Llama over the same micro-batches, in each precision and at each ZeRO stage."""
+    """Check the losses of GPT and Llama over equal micro-batches, in each precision and ZeRO stage."""
     with one_rank(device):
         for form, keys in FORMS.items():
             reference = math.nan
             for kind, more in KINDS.items():
                 if device.type == "cpu" and "offload" in kind:
-                    continue  # there all states are on the CPU
+                    continue  # on a CPU all states are there anyway
                 losses = _losses(CONFIG.format(form=keys, train="") + more)
                 if kind == "fp32":
                     reference = losses[1]
@@ -55,7 +55,7 @@ def learns(device: torch.device) -> Iterator[Row]:
 
 
 def refusals() -> Iterator[Row]:
-    """What cannot be trained, and that lint says so; a row each, so that no stage is left out in silence."""
+    """Check that lint refuses what cannot be trained, with a row each, so that no stage is silently left out."""
     for (form, keys), (kind, more) in product(FORMS.items(), REFUSED.items()):
         try:
             check.resolve(check.load_text(CONFIG.format(form=keys, train="") + more, "gpu.py"), 1)
@@ -66,7 +66,7 @@ def refusals() -> Iterator[Row]:
 
 
 def compiled_learns(device: torch.device) -> Iterator[Row]:
-    """The same of compiled blocks, against those that are not; apart, since torch.compile takes minutes."""
+    """Check compiled blocks against uncompiled ones; separate, since torch.compile takes minutes."""
     more = KINDS["bf16, ZeRO 1"]
     if loses_gradients():
         yield cannot_compile()
@@ -82,7 +82,7 @@ def compiled_learns(device: torch.device) -> Iterator[Row]:
 
 
 def cannot_compile() -> Row:
-    """Say that this torch's compiler is refused (HST233)."""
+    """Return a row for a torch whose compiler is refused (HST233)."""
     return Row("compiled layers", "not run", f"torch {torch.__version__} loses gradients")
 
 
@@ -106,7 +106,7 @@ def _losses(config: str) -> tuple[float, float]:
 
 
 def step_waits(device: torch.device) -> Iterator[Row]:
-    """How often a step waits for the device: warnings of torch's, each of which is one."""
+    """Count the waits of a step for the device: each is one of torch's warnings."""
     import warnings
 
     with one_rank(device):

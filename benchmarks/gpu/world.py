@@ -1,4 +1,4 @@
-"""A world of one rank on a device, and an engine in it."""
+"""One-rank world on a device, and an engine in it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dslpar.linter import check
 
 @contextmanager
 def one_rank(device: torch.device) -> Iterator[None]:
-    """This process as the only rank, in the environment that a launcher would give it."""
+    """Make this process the only rank, in a launcher's environment."""
     import deepspeed
 
     logging.disable(logging.WARNING)
@@ -38,6 +38,6 @@ def one_rank(device: torch.device) -> Iterator[None]:
 
 
 def engine_of(config: str) -> Engine:
-    """The engine of a config's text."""
+    """Return the engine of a config's text."""
     job = check.resolve(check.load_text(config, "gpu.py"), 1)
     return build_engine(job, Groups(job.mesh), all_counted=True)

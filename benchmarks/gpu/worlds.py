@@ -1,10 +1,10 @@
-"""Engines of many configs, one after the other, on the ranks of one launch: `torchrun ... -m benchmarks.gpu.worlds`.
+"""Train many configs one after the other on the ranks of one launch: `torchrun ... -m benchmarks.gpu.worlds`.
 
     python -m torch.distributed.run --standalone --nproc-per-node=2 -m benchmarks.gpu.worlds CONFIGS OUTPUT
 
-CONFIGS is a file of JSON, texts of configs by name; a line of OUTPUT is what one of them gave: the losses of its steps
-over the same random tokens for every layout, and by rank what it holds of the pipeline and the most memory that torch
-gave out in the last step. Ranks start once for all: on a machine with few cores that takes longer than the steps.
+CONFIGS is a JSON file with texts of configs by name. Each line of OUTPUT is one config's result: the losses of its
+steps, over the same random tokens for every layout, and each rank's place in the pipeline and torch's peak allocation
+in the last step. Ranks start once for all configs, since on few cores that takes longer than the steps.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ SEED = 1
 
 
 class Seen(NamedTuple):
-    """What a layout gave."""
+    """The result of a layout."""
 
     name: str
     losses: list[float]
     peaks: list[tuple[int, int]]
-    """Of each rank: its place in the pipeline, and bytes beyond those of before; none on a CPU."""
+    """Per rank: its place in the pipeline, and peak bytes beyond the earlier ones; none on a CPU."""
 
 
 class _Tokens:
-    """Random tokens, small ids more often than large ones: something can be learned."""
+    """Random tokens with more small ids than large ones, so that something can be learned."""
 
     num_samples = 64
     all_counted = True
@@ -53,7 +53,7 @@ class _Tokens:
         self.tokens = (torch.rand(self.num_samples, length + 1, generator=generator) ** 4 * vocab).long()
 
     def batch(self, samples: Sequence[int], numbers: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Ids, and those that follow them."""
+        """Return ids and the ids that follow them."""
         rows = self.tokens[list(samples)]
         return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
 
@@ -65,7 +65,7 @@ def of_config(name: str, text: str, device: torch.device) -> Seen:
     model, mesh = job.spec.model, job.mesh
     assert isinstance(model, TokenModel)
     groups = Groups(mesh)
-    before = torch.cuda.memory_allocated() if device.type == "cuda" else 0  # what an engine before has left
+    before = torch.cuda.memory_allocated() if device.type == "cuda" else 0  # memory that an earlier engine has left
     engine = build_engine(job, groups, all_counted=True)
     samples, losses = _Tokens(model.max_seq_len, model.vocab_size), []
     for step in range(STEPS):
@@ -88,9 +88,9 @@ def of_config(name: str, text: str, device: torch.device) -> Seen:
 
 
 def _start_libraries(device: torch.device) -> None:
-    """Multiply forward and backward: what torch gives cuBLAS to work in, in either thread, stands from then on.
+    """Multiply forward and backward, which allocates torch's cuBLAS workspaces in both threads permanently.
 
-    The forecast has it outside of what torch gives out for a step (`dslpar.forecast.stage_memory.CONTEXT`).
+    The forecast counts them outside of a step's allocations (`dslpar.forecast.stage_memory.CONTEXT`).
     """
     for dtype in (torch.float32, torch.bfloat16):
         x = torch.ones(64, 64, device=device, dtype=dtype, requires_grad=True)
@@ -98,7 +98,7 @@ def _start_libraries(device: torch.device) -> None:
 
 
 def main(configs: str, output: str) -> None:
-    """Train each config; rank 0 writes what they gave."""
+    """Train each config; rank 0 writes the results."""
     dist_env = bootstrap.read_distributed_env(os.environ)
     bootstrap.setup_distributed(dist_env, os.environ)
     device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
@@ -112,7 +112,7 @@ def main(configs: str, output: str) -> None:
 
 
 def read(output: Path) -> dict[str, Seen]:
-    """Return by name what has been written."""
+    """Return the written results by name."""
     lines = output.read_text().splitlines() if output.exists() else []
     return {seen.name: seen for seen in (Seen(*json.loads(line)) for line in lines)}
 

@@ -1,4 +1,4 @@
-# A folder of transformers' to begin from, which examples/fine_tune.py --make writes; any other goes here as well.
+# Starts from a folder that transformers saved, such as the one that examples/fine_tune.py --make writes.
 # deepspeed --num_gpus 2 examples/fine_tune.py --config examples/configs/fine_tuning.py
 parallel = dict(tensor=dict(size=2, mode="1d"))
 model = dict(type="transformers.LlamaForCausalLM", pretrained="../outputs/tiny_llama")

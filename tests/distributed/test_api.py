@@ -1,4 +1,4 @@
-"""`dslpar.initialize` and the engine's two ways: whole steps and single micro-batches; loaders, optimizers, order."""
+"""`dslpar.initialize` and both uses of the engine, whole steps and micro-batches; loaders, optimizers, order."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def engine_of(path: str, **more: Any) -> Any:
 
 
 def _two_ways(path: str, by_hand: bool) -> tuple[list[float], list[Tensor]]:
-    """Steps of the engine, or DeepSpeed's own."""
+    """Take steps with the engine, or with DeepSpeed's own methods."""
     engine, losses = engine_of(path), []
     for step in range(4):
         batches = shares(engine, *points(step))
@@ -138,7 +138,7 @@ def test_a_pipeline_has_no_single_passes(tmp_path: Path) -> None:
 
 
 class Squares(torch.utils.data.Dataset[Any]):
-    """Sample i is (its number, its square); 10 of them."""
+    """10 samples; sample i is (its number, its square)."""
 
     def __len__(self) -> int:
         return 10
@@ -168,7 +168,9 @@ def _read(path: str, passes: int) -> Any:
 
 
 def test_the_order_of_a_data_set_does_not_depend_on_the_layout(tmp_path: Path) -> None:
-    """10 samples, 4 a step: the first pass takes 3 steps and 2 samples of the next epoch, the second begins there."""
+    """10 samples with 4 per step: the first pass takes 3 steps and 2 samples of the next epoch, where the second
+    begins.
+    """
     batch = "batch = dict(global_size=4, accumulation=2)\n"
     ((seen, lengths, consumed, held),) = on_ranks(1, _read, written(tmp_path, batch), 2, init="deepspeed")
     assert (lengths, consumed) == ([3, 2], 20)
@@ -198,7 +200,7 @@ def test_what_holds_no_pairs_is_no_data(tmp_path: Path) -> None:
 
 
 class Two(nn.Module):
-    """A model of two inputs."""
+    """A model with two inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -225,7 +227,7 @@ def test_inputs_may_be_tuples_and_a_loader_ones_own(tmp_path: Path) -> None:
     assert loss == pytest.approx(expected, rel=1e-6)
 
 
-# ---- what the program gives, and what the config says ----
+# ---- the program's arguments, and the config's keys ----
 
 
 def _scheduled(path: str) -> tuple[list[float], str, float]:
@@ -246,7 +248,7 @@ def test_the_schedule_is_the_config_s_over_the_program_s_rate(tmp_path: Path) ->
 
 
 class Signs(torch.optim.SGD):
-    """An optimizer that nobody knows."""
+    """An unknown optimizer."""
 
 
 def _refusals(path: str) -> list[str]:
@@ -305,7 +307,7 @@ def _of_another_length(path: str) -> list[str]:
 
 
 def test_ranks_with_data_of_other_lengths_are_refused(tmp_path: Path) -> None:
-    """They would read in other orders, and wait for each other at the end of the shorter epoch."""
+    """They would read in different orders, and wait for each other at the end of the shorter epoch."""
     for train, held_out in on_ranks(2, _of_another_length, written(tmp_path, CONFIG), init="deepspeed"):
         assert re.search("HST203 ranks-differ: rank 1 on .* has another number of training samples", train)
         assert re.search("HST203 ranks-differ: rank 1 on .* has another number of evaluation samples", held_out)
@@ -340,7 +342,7 @@ def test_a_norm_in_evaluation_mode_stays_so_after_an_evaluation(tmp_path: Path) 
 
 
 def _two_rates(path: str) -> tuple[list[list[float]], str]:
-    """Of an optimizer with a rate for the first layers and one for the last, on the stages of each."""
+    """Use an optimizer with one rate for the first layers and one for the last, on their stages."""
     model, rates = mlp(), []
     groups = [{"params": list(model[:-1].parameters()), "lr": 1e-3}, {"params": list(model[-1].parameters())}]
     engine = dslpar.initialize(path, model=model, optimizer=torch.optim.SGD(groups, lr=1e-2)).engine
@@ -351,7 +353,7 @@ def _two_rates(path: str) -> tuple[list[list[float]], str]:
 
 
 def test_an_optimizer_s_rates_do_not_depend_on_the_cut(tmp_path: Path) -> None:
-    """The schedule's share is of the first group's rate, also on a stage that has none of that group."""
+    """The scheduler's factor is relative to the first group's rate, even on a stage without that group."""
     config = CONFIG + "lr_scheduler = dict(type='linear', min_lr=2e-4)\n"
     ((whole, job),) = on_ranks(1, _two_rates, written(tmp_path, config), init="deepspeed")
     cut = "parallel = dict(pipeline=dict(size=2, counts=(4, 1)))\n"
@@ -398,7 +400,7 @@ def test_a_criterion_sees_fp32_so_that_a_mean_of_losses_does_not_depend_on_the_l
         world: on_ranks(world, _loss_in_half, written(tmp_path, more + config), init="deepspeed")[0]
         for world, more in ((1, ""), (2, ""), (4, "parallel = dict(pipeline=2, data=2)\n"))
     }
-    # Each sample's logits are the same numbers in each layout; what is left is the order of fp32 sums.
+    # Each sample's logits are the same numbers in each layout, so only the order of fp32 sums differs.
     assert losses[2] == pytest.approx(losses[1], rel=1e-6)
     assert losses[4] == pytest.approx(losses[1], rel=1e-6)
 
@@ -411,7 +413,7 @@ def _everything_from_the_config(path: str) -> tuple[float, float, int]:
 
 
 def test_all_of_it_may_come_from_the_config(tmp_path: Path) -> None:
-    """As train.py has it: the same model, text and order."""
+    """As in train.py: the same model, text and order."""
     from tests.support.runs import CONFIG as GPT
     from tests.support.runs import write_config
 

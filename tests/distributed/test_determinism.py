@@ -1,4 +1,4 @@
-"""`train.deterministic`: what torch, cuBLAS and NCCL are told before a rank computes; the user's own word stands."""
+"""`train.deterministic`: settings of torch, cuBLAS and NCCL before a rank computes; the user's own win."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ ALLOCATOR = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:128"}
     ("parallel", "world", "several"),
     [
         ({}, 1, False),
-        ({}, 4, False),  # gradients alone are sent
+        ({}, 4, False),  # only gradients are sent
         (dict(tensor=dict(size=2, mode="1d")), 2, False),
-        (dict(tensor=dict(size=2, mode="1d")), 4, True),  # gradients, while the backward of layers sends
+        (dict(tensor=dict(size=2, mode="1d")), 4, True),  # gradients, while the layers' backward sends
         (dict(pipeline=2), 2, False),
         (dict(pipeline=2), 4, True),
         (dict(tensor=dict(size=4, mode="2d")), 4, True),
@@ -61,7 +61,7 @@ ALLOCATOR = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:128"}
     ],
 )
 def test_what_nccl_and_the_allocator_are_told(parallel: dict[str, Any], world: int, several: bool) -> None:
-    """An order of launches where several communicators are in flight; segments that grow, in any case."""
+    """NCCL gets a launch order if several communicators are in flight; the allocator gets expandable segments."""
     text = "model = dict(type='GPT', num_layers=2, hidden_size=64, num_heads=8, vocab_size=256, max_seq_len=32)\n"
     text += f"parallel = {parallel!r}\n"
     told = device_environment(check.resolve(check.load_text(text, "cfg.py"), world), {})

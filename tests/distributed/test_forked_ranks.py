@@ -1,4 +1,4 @@
-"""Ranks that fork: their values, the first failure, dead locks and endless loops, and a machine that is busy."""
+"""Forked ranks: return values, the first failure, deadlocks, endless loops, and a busy machine."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_an_endless_loop_is_ended_and_nothing_stays() -> None:
 
 @contextlib.contextmanager
 def _busy(count: int) -> Iterator[None]:
-    """Processes that keep every core busy."""
+    """Keep every core busy with other processes."""
     words = [sys.executable, "-S", "-c", "while True: pass"]
     ones = [subprocess.Popen(words) for _ in range(count)]
     try:
@@ -101,7 +101,7 @@ def _busy(count: int) -> Iterator[None]:
 
 
 def _works_on_rank_0(cpu_s: float) -> float:
-    """One rank computes and the others wait for it, as in a pipeline."""
+    """Let one rank compute while the others wait for it, as in a pipeline."""
     if rank() == 0:
         while time.process_time() < cpu_s:
             pass
@@ -110,7 +110,7 @@ def _works_on_rank_0(cpu_s: float) -> float:
 
 
 def test_a_starved_rank_is_not_ended() -> None:
-    """It computes for some seconds, in pauses that are as long as `idle_s`."""
+    """It computes for some seconds, with pauses as long as `idle_s`."""
     with _busy(8):
         found = run_on_ranks(2, _works_on_rank_0, 0.3, idle_s=0.5)
     assert found[0] >= 0.3

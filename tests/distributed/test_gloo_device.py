@@ -1,4 +1,4 @@
-"""One device of gloo's a process: its thread is there once, whatever groups there are, and they work."""
+"""One gloo device per process: its thread starts once for any number of groups, and all groups work."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from tests.support.ranks import on_ranks
 
 
 def threads(name: str) -> int:
-    """Threads of this process whose name begins so, once no name has changed for a while: a thread names itself."""
+    """Count this process's threads with this name prefix, once names no longer change: a thread names itself."""
     seen, since = list[str](), time.monotonic()
     while time.monotonic() < since + 0.3:
-        with suppress(OSError):  # one has ended in between
+        with suppress(OSError):  # a thread has ended in between
             names = sorted(comm.read_text() for comm in Path("/proc/self/task").glob("*/comm"))
             if names != seen:
                 seen, since = names, time.monotonic()
@@ -54,7 +54,7 @@ def test_all_groups_of_a_process_share_one_thread_for_sockets() -> None:
 
 
 def before_and_after() -> tuple[bool, bool, list[int]]:
-    """A world that torch set up by itself, then groups on a device of theirs; and a second world on the same one."""
+    """Make a world by torch alone, then groups on a gloo device, and a second world on the same device."""
     distributed_c10d.ProcessGroupGloo = distributed_c10d.ProcessGroupGloo.__mro__[1]  # type: ignore[attr-defined, misc]
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     world = distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
@@ -97,7 +97,7 @@ def test_a_group_from_before_is_still_one_of_gloo_s() -> None:
 
 @pytest.mark.parametrize("interfaces", ["lo", "lo,lo"])
 def test_interfaces_of_the_environment_are_used(monkeypatch: pytest.MonkeyPatch, interfaces: str) -> None:
-    """As many devices as torch would open, and two threads of each for a group's collectives."""
+    """There are as many devices as torch would open, and two threads each for a group's collectives."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", interfaces)
     count = len(interfaces.split(","))
     for loops, runners, sums in on_ranks(4, lambda: many_groups(dist.get_rank())):
@@ -107,7 +107,7 @@ def test_interfaces_of_the_environment_are_used(monkeypatch: pytest.MonkeyPatch,
 
 
 def policies() -> list[int]:
-    """Of all threads of this process: how Linux schedules them."""
+    """Return the Linux scheduling policies of all threads of this process."""
     dist.all_reduce(torch.ones(1))  # noqa: TID251  # not ours is looked at, but gloo's threads
     return [os.sched_getscheduler(int(thread)) for thread in os.listdir("/proc/self/task")]
 

@@ -1,4 +1,4 @@
-"""The end of a program's rank: its groups go when its device is idle, and it does not wait for what never ends."""
+"""Teardown of a program's rank: groups are destroyed once the device is idle, and nothing waits forever."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from tests.support.ranks import on_ranks
 
 
 class Device:
-    """An accelerator whose stream answers so."""
+    """An accelerator whose stream gives this answer."""
 
     def __init__(self, query: Callable[[], bool]) -> None:
         self.query = query
 
     def is_synchronized_device(self) -> bool:
-        """As CUDA says."""
+        """Return CUDA's value."""
         return False
 
     def current_stream(self) -> Device:
-        """Its only one."""
+        """Return its only stream."""
         return self
 
 
@@ -33,7 +33,7 @@ def _failed() -> bool:
 
 
 DEVICES: dict[str, tuple[Callable[[], bool], bool]] = {
-    # name: (what its stream answers, whether the groups are destroyed)
+    # name: (the stream's answer, whether the groups are destroyed)
     "idle": (lambda: True, True),
     "soon idle": (iter([False, False, True]).__next__, True),
     "a collective whose peer never comes": (lambda: False, False),
@@ -42,7 +42,7 @@ DEVICES: dict[str, tuple[Callable[[], bool], bool]] = {
 
 
 def _torn_down(name: str) -> tuple[bool, float]:
-    """Whether the groups are gone, and the seconds that it took."""
+    """Return whether the groups are gone, and the seconds that it took."""
     device = Device(DEVICES[name][0])
     bootstrap._LAST_KERNELS_S = 0.5
     deepspeed.accelerator.get_accelerator = lambda: device

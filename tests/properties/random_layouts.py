@@ -1,15 +1,15 @@
-"""`python -m tests.properties.random_layouts`: layouts drawn at random, each proved; half of them resume another.
+"""`python -m tests.properties.random_layouts`: random layouts, each proved; half of them resume another layout.
 
     python -m tests.properties.random_layouts --minutes 60                  seeds 0, 1, 2, ... for an hour
     python -m tests.properties.random_layouts --seeds 17 23                 of some seeds alone
     python -m tests.properties.random_layouts --minutes 60 --first 1000     from seed 1000 on
 
-A seed draws a family and a level of every factor of `tests.support.layout_factors`; factors that lint refuses together
+A seed draws a family and a level of every factor of `tests.support.layout_factors`. Factors that lint refuses together
 fall back to their plainest level, one at a time, until the row is legal. Most worlds have up to 16 ranks, one in fifty
-27 or more. Each row is run by `dslpar.parity.prove`; every second one saves half-way, and another layout of the same
-model goes on. Nothing may differ, and nothing may end without a finding.
+27 or more. Each row is run by `dslpar.parity.prove`. Every second one saves half-way, and another layout of the same
+model resumes. Nothing may differ, and no error may end without a finding.
 
-That combinations are where layouts go wrong, and that drawing finds them, is what Megatron-LM's issue 7452 shows.
+Megatron-LM's issue 7452 shows that layouts fail in combinations, and that random drawing finds them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.support.layout_factors import job_of
 
 
 class Outcome(NamedTuple):
-    """What became of a row."""
+    """The result of a row."""
 
     kind: str
     """'proved', 'differs', 'refused' (with a finding), or 'broken' (without one)."""
@@ -35,7 +35,7 @@ class Outcome(NamedTuple):
 
 
 def run(drawn: Drawn) -> Outcome:
-    """Prove one."""
+    """Prove one drawn layout."""
     from dslpar.distributed.forked_ranks import RankError
     from dslpar.parity.prove import prove
 
@@ -55,7 +55,7 @@ def run(drawn: Drawn) -> Outcome:
 
 
 def seeds(arguments: argparse.Namespace) -> Iterator[int]:
-    """Yield the seeds that were asked for, until the time is over."""
+    """Yield the given seeds, until the time is over."""
     if arguments.seeds:
         yield from arguments.seeds
         return
@@ -66,7 +66,7 @@ def seeds(arguments: argparse.Namespace) -> Iterator[int]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prove layouts; 1 if one is not proved."""
+    """Prove layouts. Return 1 if one is not proved."""
     raw = argparse.RawDescriptionHelpFormatter
     name = "python -m tests.properties.random_layouts"
     parser = argparse.ArgumentParser(prog=name, description=__doc__, formatter_class=raw)

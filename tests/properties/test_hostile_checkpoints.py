@@ -1,8 +1,8 @@
-"""Checkpoints that are well-signed and wrong: `verify` and `--resume` say the same, and neither ends in a traceback.
+"""Checkpoints with valid digests and wrong contents: `verify` and `--resume` agree, without a traceback.
 
-A real checkpoint is changed as a program would, not as a disk does: a value of its manifest, of its index, of a header
-or of a state becomes another one, and all digests are made anew. Each is verified, listed and shown, and loaded into a
-real engine: what is intact loads (or is refused as another run's), what is not is a finding on both sides.
+A real checkpoint is changed as by a program, not as by a disk: a value of its manifest, its index, a header or a state
+is replaced, and all digests are recomputed. Each is verified, listed, shown, and loaded into a real engine. Intact ones
+load, or are refused as another run's. Others are findings on both sides.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Change = Callable[[random.Random, Any], Any]
 
 
 def mutated(rng: random.Random, tree: Any, times: int = 1) -> Any:
-    """The tree with some of its values changed, lost, doubled or moved."""
+    """Return the tree with some of its values changed, lost, doubled or moved."""
     tree = copy.deepcopy(tree)
     for _ in range(times):
         parents = [node for node in nodes(tree) if isinstance(node, dict | list) and node]
@@ -102,7 +102,7 @@ def change_states(rng: random.Random, at: Path) -> None:
 
 
 def change_files(rng: random.Random, at: Path) -> None:
-    """Files themselves: another's bytes, none, or something that is none, all of it signed."""
+    """Replace whole files: by another's bytes, by nothing, or by garbage, with valid digests."""
     name = rng.choice(sorted(manifest_of(at)["files"]))
     other = rng.choice(["index.json", "state.pt", "ranks/00000.pt"])
     write(at, name, rng.choice([b"", b"[" * 100_000, b"{}", b"PK\3\4", (at / other).read_bytes()]))
@@ -134,15 +134,15 @@ def write(at: Path, name: str, data: bytes) -> None:
     sign(at, manifest)
 
 
-# ---- what is said ----
+# ---- results ----
 
 
 class Said(NamedTuple):
-    """What became of one checkpoint."""
+    """The results of one checkpoint."""
 
     name: str
     codes: tuple[str, ...]
-    """Of the findings of a resume; none: it loaded."""
+    """Codes of a resume's findings; () if it loaded."""
     seconds: float
 
 
@@ -180,7 +180,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def copies(source: Path, root: Path, count: int) -> dict[Path, str]:
-    """Changed copies, by what was changed."""
+    """Return changed copies, each with a description of the change."""
     places = {}
     for number in range(count):
         what = list(CHANGES)[number % len(CHANGES)]
@@ -192,7 +192,7 @@ def copies(source: Path, root: Path, count: int) -> dict[Path, str]:
 
 
 MISMATCH = {"CKP202", "CKP208"}
-"""An intact checkpoint, of another run or another model."""
+"""Codes of an intact checkpoint of another run or another model."""
 
 
 @pytest.mark.parametrize("count", [60, pytest.param(3000, marks=pytest.mark.prove)])
@@ -300,7 +300,7 @@ def test_what_is_said_of_an_index(
 def test_what_verify_called_intact_and_a_resume_could_not_read(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An optimizer's tensor that no file holds; a state of another step; a rank without its random states."""
+    """Cases: an optimizer's tensor that no file holds, a state of another step, a rank without its random states."""
     place = Path(shutil.copytree(source, tmp_path / source.name))
     index = json.loads((place / "index.json").read_bytes())
     next(iter(index["parameters"].values()))["states"]["missing"] = "F32"

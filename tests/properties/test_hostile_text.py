@@ -1,8 +1,8 @@
-"""Somebody else's text through every door: no character commands a terminal, no line is forged, no CI system obeys.
+"""Hostile text through every input: it controls no terminal, forges no line, and commands no CI system.
 
-The texts stand wherever text comes in: names of files and folders, keys and values of configs and of other frameworks'
-files, messages of asserts, arguments, hosts, tracebacks, manifests of checkpoints. `make test` sends some hundreds of
-them through every door; `make prove` 10,000.
+The texts appear wherever text is read: names of files and folders, keys and values of configs and of other frameworks'
+files, messages of asserts, arguments, hosts, tracebacks, manifests of checkpoints. `make test` sends several hundred
+through every input, and `make prove` 10,000.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from dslpar.watchdog.marks import Rank, Report, Verdict
 from tests.support.lint import MODEL
 
 FORGED = "FORGED"
-"""Begins the lines that a text would add."""
+"""The beginning of a line that a text tries to add."""
 PIECES = (
     *("\x1b[2J", "\x1b]0;title\x07", "\x1b[31m", "\x9b2J", "\r", "\x08", "\0", "\x7f", "\x0b", "\x0c", "\x85"),
     *("\u2028", "\u2029", "\u200b", "\u200e", "\u202e", "\u2066", "\u2069", "\ufeff", "\u061c", "\u3164", "\u00ad"),
@@ -62,7 +62,7 @@ _COMMAND = re.compile(r"^\s*::[A-Za-z]|##\w*\[", re.MULTILINE)
 
 
 def assert_harmless(printed: str, *, of_lines: bool = False) -> None:
-    """Whatever a terminal, a log reader or a CI system would obey is not in it; `of_lines`: it may have lines."""
+    """Check that nothing commands a terminal, a log reader or a CI system. `of_lines`: line breaks are allowed."""
     for char in set(printed) - set("\n\t"):
         assert char.isprintable(), f"{char!r} in {printed!r}"
         assert unicodedata.category(char) != "Cf"
@@ -119,7 +119,7 @@ def test_json_is_ascii_and_any_parser_reads_it(count: int) -> None:
 
 
 def without_lone_surrogates(text: str) -> str:
-    """As JSON for strict parsers has it."""
+    """Return the text as JSON for strict parsers has it."""
     joined = text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
     return joined.encode("utf-8", "backslashreplace").decode()
 
@@ -150,12 +150,12 @@ def test_findings_in_every_format(count: int) -> None:
 
 
 def file_name(text: str) -> str:
-    """The text as a file may be named: bytes that are no UTF-8 are what `os.fsdecode` makes of them."""
+    """Return the text as a file name: `os.fsdecode` of bytes that may be invalid UTF-8."""
     name = re.sub("[/\0\ud800-\udc7f\udd00-\udfff]", "", text)
     return os.fsdecode(os.fsencode(name)[:150]) or "empty"
 
 
-# ---- what ranks, guards and `dslpar launch` say ----
+# ---- messages of ranks, guards and `dslpar launch` ----
 
 
 def said(capfd: pytest.CaptureFixture[str], write: Callable[[str], None], text: str) -> str:
@@ -197,7 +197,7 @@ def test_command_lines_are_visible_and_mean_the_same() -> None:
 
 @pytest.fixture
 def restored_loggers() -> Iterator[None]:
-    """Ranks that are forked from this process later must not inherit a run's handlers."""
+    """Restore the loggers: ranks that are forked later must not inherit a run's handlers."""
     loggers = [logging.getLogger(name) for name in ("dslpar", "DeepSpeed", "py.warnings")]
     before = [(logger.handlers[:], logger.propagate, logger.level) for logger in loggers]
     yield
@@ -229,7 +229,7 @@ Argv = list[str]
 
 
 def write_config(root: Path, text: str, content: str) -> str:
-    """A config in a folder and a file of hostile names."""
+    """Write a config into a folder and a file with hostile names."""
     below = root / file_name(text)
     below.mkdir(exist_ok=True)
     path = below / f"{file_name(text)}.py"
@@ -238,7 +238,7 @@ def write_config(root: Path, text: str, content: str) -> str:
 
 
 def written(content: Callable[[str], str], *argv: str) -> Callable[[Path, str], Argv]:
-    """A command on a config, which stands where CFG does."""
+    """Return a command on a config, which replaces CFG."""
 
     def command(root: Path, text: str) -> Argv:
         path = write_config(root, text, content(text))
@@ -290,7 +290,7 @@ def other_config(root: Path, text: str) -> Argv:
 
 
 def stored(*argv: str) -> Callable[[Path, str], Argv]:
-    """A command on a run's folder with a checkpoint whose manifest is signed and hostile."""
+    """Return a command on a run's folder with a hostile checkpoint manifest and valid digests."""
 
     def command(root: Path, text: str) -> Argv:
         checkpoints = root / file_name(text) / "checkpoints"
@@ -357,7 +357,7 @@ COMMANDS: dict[str, Callable[[Path, str], Argv]] = {
 
 
 def output_of(argv: Argv) -> tuple[str, str]:
-    """What a command prints to stdout and stderr."""
+    """Return what a command prints to stdout and stderr."""
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), contextlib.suppress(SystemExit):
         main(argv)
@@ -392,7 +392,7 @@ def test_a_file_name_adds_no_line_to_what_is_imported(tmp_path: Path) -> None:
 
 
 def test_a_diff_names_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`patch` reads it: a line break in a file's name would have it change another file."""
+    """`patch` reads it: a line break in a file's name could make it change another file."""
     monkeypatch.delenv("CI", raising=False)
     path = tmp_path / "a\n--- b\n+++ b\n@@ -1 +1 @@\n-x\n+y\n.py"
     path.write_text(MODEL + "parallel = dict(pipline=1)\n")

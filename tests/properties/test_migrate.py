@@ -1,4 +1,4 @@
-"""Nothing is dropped in silence: random sources of each kind, unknown keys among them, and their reports."""
+"""`dslpar import` drops nothing silently: random sources of each kind, with unknown keys, and their reports."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ STRANGE = ("hidden_sizes", "nheads", "levle", "xyz", "steps", "Name2")
 
 
 def keys_of(table: Table) -> list[str]:
-    """A key for each row, some for rows that take any rest, and keys that no row has."""
+    """Return a key per row, some for rows that take any rest, and unknown keys."""
     made = []
     for row in table.rows:
         if "_target_" in row.pattern:
@@ -64,7 +64,7 @@ def keys_of(table: Table) -> list[str]:
 
 
 def tree_of(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted keys as nested dicts; a key below a value that is no mapping is left out."""
+    """Nest dotted keys; a key below a value that is no mapping is left out."""
     tree: dict[str, Any] = {}
     for key, value in flat.items():
         *above, last = key.split(".")
@@ -77,7 +77,7 @@ def tree_of(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The leaf keys of a tree, found anew for the test."""
+    """Yield the leaf keys of a tree, found independently for the test."""
     if isinstance(value, dict) and (value or not path):
         for key, item in value.items():
             yield from leaves(item, f"{path}.{key}" if path else key)
@@ -86,14 +86,14 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def text_of(name: str, tree: Mapping[str, Any]) -> tuple[str, str]:
-    """The source as a file of that framework, and its name."""
+    """Return the source as a file of that framework, and its name."""
     if name == "deepspeed":
         return json.dumps(tree, indent=1), "ds.json"
     return "".join(f"{key} = {value!r}\n" for key, value in tree.items()), "source.py"
 
 
 def wrong(made: Import, tree: Mapping[str, Any]) -> list[str]:
-    """What a report does not say as it should."""
+    """Return errors of a report."""
     expected, text = dict(leaves(dict(tree))), file_of(made)
     counts = Counter(entry.key for entry in made.entries if entry.key)
     said = [f"{key}: {counts[key]} times" for key in expected if counts[key] != 1]
@@ -118,7 +118,7 @@ def wrong(made: Import, tree: Mapping[str, Any]) -> list[str]:
 
 
 def words(text: str) -> str:
-    """A text without the signs of comments and the ends of lines."""
+    """Return a text without comment signs and line ends."""
     return " ".join(word for word in text.split() if word != "#")
 
 

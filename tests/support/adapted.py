@@ -1,4 +1,4 @@
-"""Layers of dslpar.layers whose weights are frozen beside adapters, as `model.lora` makes them."""
+"""Layers of dslpar.layers with frozen weights and LoRA adapters, as `model.lora` makes them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ R = 3
 
 
 def adapted(layer: nn.Module, targets: Mapping[str, tuple[slice, ...]]) -> nn.Module:
-    """The layer with all of its own parameters frozen; its linears of these names have adapters of these blocks."""
+    """Freeze all parameters of a layer, and add adapters over these blocks to its linears of these names."""
     layer.requires_grad_(False)
     for name, blocks in targets.items():
         for index, each in enumerate(blocks):

@@ -1,7 +1,7 @@
-"""docs/checkpoints.md, run on a real checkpoint; `python -m tests.support.checkpoint_page` writes the outputs anew.
+"""Run docs/checkpoints.md on a real checkpoint. `python -m tests.support.checkpoint_page` rewrites its outputs.
 
-A console of the page holds a command and what it prints; numbers of bytes are not compared, since what torch.save makes
-of random states differs by its version. `text changes` and `text refused` are what a resume would say.
+A console block of the page has a command and its output. Numbers of bytes are not compared, since torch.save's file of
+the random states depends on torch's version. The blocks `text changes` and `text refused` are what a resume prints.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ RUN = Path("outputs", "gpt")
 
 
 def blocks(page: str) -> Iterator[tuple[str, str, str]]:
-    """(language, name, text) of each block that says what is printed."""
+    """Yield (language, name, text) of each block with output."""
     found = (match.groups(default="") for match in _BLOCK.finditer(page))
     yield from (block for block in found if block[0] == "console" or block[1] in ("changes", "refused"))
 
 
 def printed(page: str, run: Path, here: Path) -> list[str]:
-    """What each of these blocks should hold, in `here`, where a copy of the run stands below outputs."""
+    """Return the current output of each block, from commands run in `here` with a copy of the run under outputs."""
     for language, name, text in (match.groups(default="") for match in _BLOCK.finditer(page)):
         if language == "python":
             (here / name).write_text(text)
@@ -71,7 +71,7 @@ def _run(text: str) -> str:
 
 
 def _damaged(text: str) -> str:
-    """With one bit of a file changed, for as long as it takes."""
+    """Flip one bit of a file inside the `with`."""
     spoilt = next(RUN.rglob("00001.safetensors"))
     whole = spoilt.read_bytes()
     spoilt.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
@@ -98,7 +98,7 @@ def _refused() -> str:
 
 
 def rewritten(page: str, run: Path, here: Path) -> str:
-    """The page with what is printed now."""
+    """Return the page with its outputs as printed now."""
     made = iter(printed(page, run, here))
     told = {"changes", "refused"}
 
@@ -112,7 +112,7 @@ def rewritten(page: str, run: Path, here: Path) -> str:
 
 
 def without_bytes(text: str) -> str:
-    """Without the sizes of files, and the columns that they make wide."""
+    """Remove the sizes of files, and the padding of their columns."""
     return re.sub(r" +[\d,]+(?= bytes|  intact)", " N", re.sub(r"(?m)^(name +samples +bytes) +", r"\1 ", text))
 
 

@@ -23,7 +23,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 
 
 def executable() -> str | None:
-    """The browser of this machine, if it has one."""
+    """Return the path of this machine's browser, if it has one."""
     return next((found for name in NAMES if (found := shutil.which(name))), None)
 
 
@@ -33,9 +33,9 @@ class Browser:
     def __init__(self, folder: Path, width: int = 1280, height: int = 900, timeout_s: float = 60) -> None:
         self.folder, self.size, self.timeout_s = folder, (width, height), timeout_s
         self.problems: list[str] = []
-        """What the console has of errors, what was blocked, what a script raised."""
+        """Errors of the console, blocked requests, exceptions of scripts."""
         self.requests: list[str] = []
-        """Addresses that were asked for."""
+        """Requested addresses."""
         self._rest, self._count, self._session, self._loaded = b"", 0, "", False
 
     def __enter__(self) -> Browser:
@@ -72,7 +72,7 @@ class Browser:
         os.close(self._in)
 
     def open(self, path: Path, scheme: str = "light", scripts: bool = True) -> None:
-        """Load a file, for a viewer who prefers a colour scheme; `scripts`: who has not turned them off."""
+        """Load a file, for a viewer who prefers a colour scheme. `scripts`: whether JavaScript is on."""
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self._ask("Emulation.setEmulatedMedia", features=features)
         self._ask("Emulation.setScriptExecutionDisabled", value=not scripts)
@@ -83,7 +83,7 @@ class Browser:
             self._handle(self._receive(deadline))
 
     def evaluate(self, expression: str) -> Any:
-        """The value of a JavaScript expression."""
+        """Return the value of a JavaScript expression."""
         answer = self._ask("Runtime.evaluate", expression=expression, returnByValue=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
@@ -105,12 +105,12 @@ class Browser:
             self._ask("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
     def press(self, key: str, code: int) -> None:
-        """Press a key, "ArrowRight" or the like, by its name and its number."""
+        """Press and release a key by its name, such as "ArrowRight", and its code."""
         for kind in ("keyDown", "keyUp"):
             self._ask("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code)
 
     def screenshot(self, whole: bool = True) -> bytes:
-        """A PNG of the page, or of what is in view."""
+        """Return a PNG of the whole page, or of the visible part."""
         answer = self._ask("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
         return base64.b64decode(answer["data"])
 

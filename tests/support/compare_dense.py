@@ -1,18 +1,18 @@
-"""Runs a layer on this rank's pieces and its dense reference on the whole, and says how far apart they are.
+"""Run a layer on this rank's shards and its dense reference on full tensors, and return how far they are apart.
 
     def inward(groups: Groups) -> Found:
         layer = Linear(groups, HIDDEN, FFN, role="inward")
         yield from compare(groups, layer, dense.linear, residual(groups), inner(groups, FFN))
 
-Everything is compared, by every rank its piece: the output, the gradient of the input, the gradient of every parameter.
-What several ranks hold must be equal to the bit (`assert_copies_equal`, once for all cases: messages between ranks are
-what a proof spends its time on). Errors are max|a - b| / max|b|, of the piece and of the whole. All is float64 with
-sums of at most some hundred terms, so a right layer is off by a few units of 1e-16; TOLERANCE leaves room for a longer
-path, and any missing or doubled term is off by 1e-3 and more. The cases themselves are in
+Every rank compares its shard of the output, of the input's gradient and of every parameter's gradient. Copies on
+several ranks must be bitwise equal. `assert_copies_equal` checks that once for all cases, since a proof spends its time
+on messages between ranks. The error is max|a - b| / max|b|, with a - b over the shard and b over the full tensor. All
+values are float64 with sums of at most some hundred terms, so a correct layer is off by a few times 1e-16. TOLERANCE
+leaves room for a longer path. A missing or doubled term is off by 1e-3 or more. The cases are in
 `tests.distributed.layers.cases`.
 
-A case serves twice. Where its groups are `Training`, the layer takes STEPS steps of an optimizer in float32 and its
-reference the same in float64, each on numbers of its own step; then outputs and weights are compared (`proven`).
+A case serves twice. If its groups are `Training`, the layer takes STEPS optimizer steps in float32 and its reference
+takes the same steps in float64, with other numbers in each step. Then outputs and weights are compared (`proven`).
 """
 
 from __future__ import annotations
@@ -33,17 +33,18 @@ TOLERANCE = 1e-12
 STEPS = 3
 
 BATCH, SEQUENCE, HIDDEN, HEADS, FFN, VOCAB = 12, 12, 48, 12, 72, 17
-"""Divisible by all that the layouts divide by; the vocabulary by nothing, so it is always padded. A head has 4
-features, which makes two frequencies of rotary positions."""
+"""The layouts divide all sizes but the vocabulary, which nothing divides, so it is always padded. A head has 4
+features, which makes two frequencies of rotary positions.
+"""
 QUERY_HEADS, KV_HEADS = 24, 12
-"""Of grouped-query attention: both divide by all that cuts heads."""
+"""Grouped-query attention: every axis that shards heads divides both."""
 
 Errors = dict[str, float]
 Found = Iterator[tuple[str, float]]
 
 
 class Training(Groups):
-    """This rank's groups, in a run whose cases take steps of an optimizer before they compare."""
+    """This rank's groups in a run whose cases take optimizer steps before they compare."""
 
     def __init__(self, mesh: Mesh, optimizer: Callable[[list[dict[str, Any]]], torch.optim.Optimizer]) -> None:
         super().__init__(mesh)
@@ -51,7 +52,7 @@ class Training(Groups):
 
 
 def tokens() -> tuple[Tensor, Tensor]:
-    """Ids and labels of one micro-batch, equal on all ranks; one sample has no counted label at all."""
+    """Return ids and labels of one micro-batch, equal on all ranks. One sample has no counted label."""
     generator = torch.Generator().manual_seed(5)
     ids = torch.randint(VOCAB, (BATCH, SEQUENCE), generator=generator)
     labels = torch.randint(VOCAB, (BATCH, SEQUENCE), generator=generator)
@@ -62,7 +63,7 @@ def tokens() -> tuple[Tensor, Tensor]:
 def compare(
     groups: Groups, layer: nn.Module, reference: Callable[..., Tensor], x_at: Placement, y_at: Placement
 ) -> Found:
-    """One layer between two activations, fed with random numbers and a random gradient of its output."""
+    """Compare one layer between two activations, with random inputs and a random gradient of its output."""
     full = whole(randomized(layer, groups), groups)
 
     def once(step: int) -> Found:
@@ -78,9 +79,9 @@ def compare(
 
 
 def proven(groups: Groups, layer: nn.Module, full: dense.Parameters, once: Callable[[int], Found]) -> Found:
-    """What `once(step)` finds, and of parameters their gradients; or, after some steps, their values.
+    """Yield what `once(step)` finds, and each parameter's gradient, or its value after the optimizer steps.
 
-    `once` runs layer and reference, forward and backward, on numbers of that step; only then yields what it compares.
+    `once` runs layer and reference, forward and backward, on that step's numbers, and only then yields comparisons.
     """
     if isinstance(groups, Training):
         yield from _after_steps(groups, layer, full, once)
@@ -90,13 +91,13 @@ def proven(groups: Groups, layer: nn.Module, full: dense.Parameters, once: Calla
 
 
 def gradients(layer: nn.Module, full: dense.Parameters, groups: Groups) -> Found:
-    """Of every parameter, against those of the reference's."""
+    """Compare the gradient of every parameter with the reference's."""
     for name, p in layer.named_parameters():
         yield f"gradient of {name}", error(p.grad, p.placement, full[name].grad, groups)
 
 
 def error(shard: Tensor | None, at: Placement, whole: Tensor | None, groups: Groups) -> float:
-    """This rank's piece against the reference's; padding must be 0. Notes the piece, to be compared with its copies."""
+    """Return the error of this rank's shard; padding must be 0. The shard is noted, to be compared with its copies."""
     assert shard is not None, "no gradient came"
     assert whole is not None, "the reference has no gradient"
     note_copy(shard, at, groups)
@@ -113,13 +114,13 @@ _copies: dict[str, list[Tensor]] = {}
 
 
 def note_copy(shard: Tensor, at: Placement, groups: Groups) -> None:
-    """To be compared with what the other ranks that store the same hold."""
+    """Keep a shard, to be compared with its copies on other ranks."""
     if at.replicas and groups.axis(*at.replicas).size > 1:
         _copies.setdefault("".join(at.replicas), []).append(shard.detach().double().flatten().clone())
 
 
 def assert_copies_equal(groups: Groups) -> None:
-    """Of all that was noted, to the bit; it is forgotten then."""
+    """Compare all kept shards with their copies, bitwise, and forget them."""
     noted = sorted(_copies.items())
     _copies.clear()
     for letters, shards in noted:
@@ -128,7 +129,7 @@ def assert_copies_equal(groups: Groups) -> None:
 
 
 def randomized(layer: nn.Module, groups: Groups) -> nn.Module:
-    """Every parameter random, gains and biases too: a zero bias would hide a wrong one."""
+    """Randomize every parameter, gains and biases too: a zero bias would hide a wrong one."""
     for p in layer.parameters():
         p.init = Init(mean=0.1, std=0.3)
     initialize(layer, groups, seed=7)
@@ -136,7 +137,7 @@ def randomized(layer: nn.Module, groups: Groups) -> nn.Module:
 
 
 def whole(layer: nn.Module, groups: Groups) -> dict[str, Tensor]:
-    """Every parameter, gathered (all in one message), as the reference takes them."""
+    """Return every parameter in full, gathered in one message, under the reference's names."""
     params = dict(layer.named_parameters())
     flat = torch.cat([p.detach().flatten() for p in params.values()])
     by_rank = [
@@ -150,22 +151,22 @@ def whole(layer: nn.Module, groups: Groups) -> dict[str, Tensor]:
 
 
 def numbers(shape: tuple[int, ...], seed: int) -> Tensor:
-    """Random ones, equal on all ranks; in float64, of values that the layers' type has."""
+    """Return random numbers, equal on all ranks: in float64, and exact in the layers' dtype."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).double()
 
 
 def piece(full: Tensor, at: Placement, groups: Groups) -> Tensor:
-    """What this rank stores of it, in the layers' type."""
+    """Return this rank's shard in the layers' dtype."""
     return at.cut(full.detach(), groups.coord).to(torch.get_default_dtype())
 
 
 def residual(groups: Groups) -> Placement:
-    """Where the stored residual of BATCH, SEQUENCE, HIDDEN lies."""
+    """Return the placement of the stored residual [BATCH, SEQUENCE, HIDDEN]."""
     return placement.residual(groups.tensor, BATCH, SEQUENCE, HIDDEN)
 
 
 def inner(groups: Groups, features: int) -> Placement:
-    """Where an inner activation of BATCH, SEQUENCE lies."""
+    """Return the placement of an inner activation [BATCH, SEQUENCE, features]."""
     return placement.inner(groups.tensor, BATCH, SEQUENCE, features)
 
 
@@ -189,7 +190,7 @@ def _after_steps(groups: Training, layer: nn.Module, full: dense.Parameters, onc
 
 
 def _optimizers(groups: Training, layer: nn.Module, full: dense.Parameters) -> list[torch.optim.Optimizer]:
-    """Of the layer and of the reference, the same for both: each parameter with a rate for its size and gradient."""
+    """Return equal optimizers of the layer and the reference, with a rate per parameter from its size and gradient."""
     ours: list[dict[str, Any]] = []
     theirs: list[dict[str, Any]] = []
     for name, p in layer.named_parameters():

@@ -1,4 +1,4 @@
-"""What tests that compile layers let torch do: its own tracing does what torch warns of."""
+"""Warnings of torch's own tracing that tests of compiled layers ignore."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ import pytest
 
 TORCH_S_OWN_WARNINGS = [
     pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
-    # torch keeps it from being printed, but not from being raised.
+    # torch suppresses the printing of this warning, but not the raising
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
 ]

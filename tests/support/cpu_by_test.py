@@ -1,10 +1,9 @@
-"""A pytest plugin: the CPU seconds of each test, with those of the ranks and programs that it has waited for.
+"""A pytest plugin: CPU seconds per test, with the ranks and programs that the test waited for.
 
     python -m pytest -q -n 2 -p tests.support.cpu_by_test --cpu-by-test build/cpu_by_test.json tests/unit
     python -m tests.support.durations tests    # the table of what `make test` has left so
 
-A fixture that several tests share counts in the test that sets it up. What no test has is what workers take to start
-and to collect.
+A shared fixture counts in the test that sets it up. The time of workers to start and collect counts in no test.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ _PROPERTY = "cpu_s"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The file's name; without it, nothing is measured."""
+    """Add the option with the file's name. Without it, nothing is measured."""
     parser.addoption("--cpu-by-test", type=Path, help="write the CPU seconds of each test into this JSON file")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register what measures, in each worker, and what adds up, where there are no workers above."""
+    """Register the meter in each worker, and the sum in the controller, or in the only process."""
     path: Path | None = config.getoption("cpu_by_test")
     if path is not None:
         config.pluginmanager.register(_Recorder(None if hasattr(config, "workerinput") else path))
@@ -44,7 +43,7 @@ class _Recorder:
     def pytest_runtest_makereport(self) -> Generator[None, Any, None]:
         outcome = yield
         now_s = used_s()
-        # A report's properties are what xdist brings from a worker.
+        # xdist brings a report's properties from the worker
         outcome.get_result().user_properties.append((_PROPERTY, now_s - self._since_s))
         self._since_s = now_s
 
@@ -59,6 +58,6 @@ class _Recorder:
 
 
 def used_s() -> float:
-    """Return the CPU seconds of this process and of all that it has waited for."""
+    """Return the CPU seconds of this process and of all children that it has waited for."""
     own, below = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
     return own.ru_utime + own.ru_stime + below.ru_utime + below.ru_stime

@@ -1,4 +1,4 @@
-"""A tensor of each data type that checkpoints know."""
+"""Tensors of every dtype that checkpoints support."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ LENGTHS = {"F32": 5, "BF16": 3, "F64": 2, "BOOL": 7, "F8_E4M3": 1, "U8": 0, "I64
 
 
 def one_each() -> dict[str, torch.Tensor]:
-    """Of many dtypes, small odd lengths, one of them empty."""
+    """Return a tensor per dtype, of small odd lengths; one is empty."""
     return {name: torch.arange(length).to(DTYPES[name]) for name, length in LENGTHS.items()}

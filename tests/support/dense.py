@@ -1,6 +1,6 @@
-"""The layers once more, whole and plain: what the sharded ones are compared with. Nothing here is of dslpar.
+"""Dense reference layers in plain torch, without dslpar, which the sharded ones are compared with.
 
-Each takes its parameters in a dict of full tensors under the names that dslpar gives them, relative to the layer.
+Each takes a dict of full parameters under dslpar's names, relative to the layer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Parameters = Mapping[str, Tensor]
 
 
 def under(p: Parameters, prefix: str) -> Parameters:
-    """The parameters of a layer within a layer."""
+    """Return the parameters of a sublayer."""
     return {name.removeprefix(f"{prefix}."): value for name, value in p.items() if name.startswith(f"{prefix}.")}
 
 
@@ -34,24 +34,24 @@ def rms_norm(p: Parameters, x: Tensor, eps: float = 1e-5) -> Tensor:
 
 
 def token_linear(p: Parameters, x: Tensor) -> Tensor:
-    """[batch, tokens, H]: over tokens, each feature by itself."""
+    """[batch, tokens, H]: a linear over tokens, for each feature alone."""
     return torch.einsum("tu,buh->bth", p["weight"], x) + p.get("bias", torch.zeros(1)).unsqueeze(-1)
 
 
 def patches(p: Parameters, images: Tensor, patch_size: int) -> Tensor:
-    """A convolution whose kernels do not overlap."""
+    """Convolve with kernels that do not overlap."""
     kernel = p["projection.weight"].unflatten(1, (images.shape[1], patch_size, patch_size))
     found = torch.nn.functional.conv2d(images, kernel, p.get("projection.bias"), stride=patch_size)
     return found.flatten(2).transpose(1, 2)
 
 
 def batch_norm(p: Parameters, x: Tensor, eps: float = 1e-5) -> Tensor:
-    """torch's own, over the first dim."""
+    """Call torch's BatchNorm over the first dim."""
     return torch.nn.functional.batch_norm(x, None, None, p.get("weight"), p.get("bias"), training=True, eps=eps)
 
 
 def resmlp(p: Parameters, images: Tensor, num_layers: int, patch_size: int) -> Tensor:
-    """As its paper's appendix has it."""
+    """ResMLP as in its paper's appendix."""
 
     def affine(p: Parameters, x: Tensor) -> Tensor:
         return x * p["weight"] + p.get("bias", 0)
@@ -82,7 +82,7 @@ def attention(
     theta: float | None = None,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """Head by head of keys, softmax written out; a query without keys gives zeros."""
+    """Attention per key head with an explicit softmax. A query without keys gives zeros."""
     (_, sequence, hidden), groups = x.shape, num_kv_heads or num_heads
     size = hidden // num_heads
     inner = linear(under(p, "qkv"), x).unflatten(-1, (-1, size))
@@ -92,7 +92,7 @@ def attention(
     allowed = torch.ones(sequence, sequence, dtype=torch.bool).tril() if causal else torch.ones(1, 1, dtype=torch.bool)
     if mask is not None:
         allowed = allowed & (mask[:, None, :] > 0)
-        if mask.dtype != torch.bool:  # numbers of documents
+        if mask.dtype != torch.bool:  # ids of documents
             allowed = allowed & (mask[:, :, None] - mask[:, None, :] == 0)
     heads = []
     for head in range(num_heads):
@@ -104,7 +104,7 @@ def attention(
 
 
 def rotated(x: Tensor, theta: float) -> Tensor:
-    """[batch, sequence, heads, features]: feature i and its partner half a head on as one complex number, turned."""
+    """Rotate x [batch, sequence, heads, features]: features i and i + half a head form one complex number."""
     half = x.shape[-1] // 2
     speeds = torch.tensor([theta ** (-i / half) for i in range(half)], dtype=torch.float64)
     angles = torch.arange(x.shape[1])[:, None, None] * speeds
@@ -122,7 +122,7 @@ def mlp_swiglu(p: Parameters, x: Tensor) -> Tensor:
 
 
 def block(p: Parameters, x: Tensor, num_heads: int, **of_attention: Any) -> Tensor:
-    """GPT-2's; Llama's where norms have no bias."""
+    """GPT-2's block, or Llama's if the norms have no bias."""
     normed, fed = (norm, mlp) if "norm1.bias" in p else (rms_norm, mlp_swiglu)
     x = x + attention(under(p, "attention"), normed(under(p, "norm1"), x), num_heads, **of_attention)
     return x + fed(under(p, "mlp"), normed(under(p, "norm2"), x))
@@ -138,7 +138,7 @@ def positions(p: Parameters, x: Tensor) -> Tensor:
 
 
 def token_losses(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
-    """0 where the label is -100."""
+    """Return the loss per token, 0 if the label is -100."""
     log_probabilities = logits.log_softmax(-1)
     of_label = log_probabilities.gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1)
     smoothed = (1 - smoothing) * of_label + smoothing * log_probabilities.mean(-1)
@@ -150,14 +150,14 @@ def cross_entropy(logits: Tensor, labels: Tensor, denominator: float | None = No
 
 
 def accuracy(logits: Tensor, labels: Tensor) -> float:
-    """Token by token, in Python: the first of the largest."""
+    """Count token by token in Python; ties go to the first of the largest."""
     rows = zip(logits.flatten(0, -2).tolist(), labels.flatten().tolist(), strict=True)
     counted = [(row, label) for row, label in rows if label != -100]
     return sum(row.index(max(row)) == label for row, label in counted) / len(counted)
 
 
 def gpt(p: Parameters, ids: Tensor, num_layers: int, num_heads: int, **of_attention: Any) -> Tensor:
-    """GPT-2; Llama where norms have no bias."""
+    """GPT-2, or Llama if the norms have no bias."""
     x = embedding(under(p, "embedding.tokens"), ids)
     if "embedding.positions.weight" in p:
         x = positions(under(p, "embedding.positions"), x)

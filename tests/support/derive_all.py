@@ -1,12 +1,13 @@
-"""Every causal language model of transformers that has a tensor plan: is what its plan tells exact, in every mode?
+"""Derive a policy for every transformers causal LM with a tensor plan, and compare it with plain transformers.
 
     python -m tests.support.derive_all                              # all, some minutes
     python -m tests.support.derive_all --classes LlamaForCausalLM OlmoForCausalLM
     python -m tests.support.derive_all --part 1/4                   # every fourth, from the first one on
 
-Each class's policy is derived (`policy='derived'`) in miniature, and compared on forked CPU ranks with plain
-transformers: logits, loss and every gradient in float64, samples padded. A class is exact in all modes, or refused by a
-finding; anything else, a crash among it, is an error: exit status 1. `--page` writes docs/derived_policies.md.
+Each class's policy is derived (`policy='derived'`) for a small model, and compared with plain transformers on forked
+CPU ranks: logits, loss and every gradient in float64, with padded samples. A class must be exact in all modes, or
+refused by a finding. Anything else, a crash included, is an error with exit status 1. `--page` writes
+docs/derived_policies.md.
 """
 
 from __future__ import annotations
@@ -55,15 +56,15 @@ SIZES: Mapping[str, Any] = {
     "num_hidden_layers": 3,
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
-    "head_dim": 24,  # not hidden_size / num_attention_heads: who confuses them is found
+    "head_dim": 24,  # not hidden_size / num_attention_heads, to find code that confuses them
     "vocab_size": 70,  # which every mode must pad
     "max_position_embeddings": 32,
     "sliding_window": 5,
-    "initializer_range": 0.15,  # so that activations are of order 1, and a lost term shows
+    "initializer_range": 0.15,  # activations are of order 1, so a lost term shows
     "pad_token_id": None,
     "bos_token_id": 0,
     "eos_token_id": 1,
-    # multipliers that are 1 by default would hide that they are lost
+    # multipliers of 1, the default, would hide a lost one
     "embedding_multiplier": 1.3,
     "residual_multiplier": 0.7,
     "attention_multiplier": 0.3,
@@ -94,20 +95,20 @@ SIZES: Mapping[str, Any] = {
     "num_expert_group": 1,
     "n_shared_experts": 1,
     "first_k_dense_replace": 1,
-    "router_jitter_noise": 0.0,  # else it is refused
+    "router_jitter_noise": 0.0,  # otherwise it is refused
 }
-"""Of all that have a field of the name; what divides by 2 d of 2, and nothing equal to another length."""
+"""Sizes of every class with the field. Sharded ones divide by two axes of 2, and no two lengths are equal."""
 
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 OWN: Mapping[str, Mapping[str, Any]] = {
     "CohereCompassForCausalLM": {"rope_parameters": dict.fromkeys(("full_attention", "sliding_attention"), _ROPE)},
-    "Gemma3ForCausalLM": {"attn_logit_softcapping": None},  # which its attention does not read
+    "Gemma3ForCausalLM": {"attn_logit_softcapping": None},  # its attention ignores it
     "Gemma3nForCausalLM": {"num_kv_shared_layers": 0, "activation_sparsity_pattern": None},
-    # rows of a second table of tokens for each layer are refused
+    # a second table of tokens per layer is refused
     "Gemma4ForCausalLM": {"num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0},
-    "HeliumForCausalLM": {"head_dim": 8},  # no other one computes
+    "HeliumForCausalLM": {"head_dim": 8},  # no other size computes
     "Lfm2MoeForCausalLM": {"layer_types": ["conv", "full_attention", "conv"]},
-    "Mistral4ForCausalLM": {"head_dim": 10},  # both parts of a key; rotary's is partial_rotary_factor of it
+    "Mistral4ForCausalLM": {"head_dim": 10},  # both parts of a key; partial_rotary_factor gives rotary's share
     "Qwen4ExpForCausalLM": {
         "indexer_budget": 8,
         "indexer_compress_ratio": 2,
@@ -117,36 +118,36 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     },
     "SmolLM3ForCausalLM": {"no_rope_layers": [1, 0, 1]},
 }
-"""What a class needs besides, by its name."""
+"""Further settings by class name."""
 
 
 class Row(NamedTuple):
-    """What a class has shown."""
+    """The result of one class."""
 
     name: str
     outcome: str
     """exact, refused, wrong, or crashed."""
     worst: float
-    """How far the farthest tensor of all modes is off, relative to its largest element."""
+    """The largest error of any tensor in any mode, relative to the tensor's largest element."""
     why: str
-    """The mode and the tensor that are farthest; the finding; or the error."""
+    """The mode and tensor of the largest error, or the finding, or the traceback."""
     seconds: float
 
 
 def classes() -> list[str]:
-    """Names of transformers' causal language models whose configs have a tensor plan."""
+    """Return the names of transformers' causal LMs whose configs have a tensor plan."""
     names = [name for name in dir(transformers) if name.endswith(("ForCausalLM", "LMHeadModel"))]
     configs = {name: getattr(getattr(transformers, name), "config_class", None) for name in names}
     return [name for name in names if getattr(configs[name], "base_model_tp_plan", None)]
 
 
 def miniature(name: str) -> Any:
-    """Make a config of a class: small, with every kind of layer that its default has."""
+    """Make a small config of a class, with every kind of layer of its default."""
     cls = getattr(transformers, name).config_class
     default = cls()
     known = {*vars(default), *getattr(default, "attribute_map", {})}
     sizes = {key: value for key, value in SIZES.items() if key in known}
-    if "kv_lora_rank" in known:  # latent attention: a key of its own for each head, and rotary's dims are head_dim
+    if "kv_lora_rank" in known:  # latent attention: one key per head, and rotary's dims are head_dim
         sizes |= {"num_key_value_heads": sizes["num_attention_heads"]}
         sizes |= {"head_dim": SIZES["qk_rope_head_dim"]} if "head_dim" in known else {}
     for key in ("layer_types", "mlp_layer_types"):
@@ -166,7 +167,7 @@ def row(name: str) -> Row:
         outcome, worst, why = _compared(Subject(getattr(transformers, name), miniature(name), "derived"))
     except DslparError as error:
         outcome, worst, why = "refused", 0.0, _messages(error).removeprefix(f"{name}: ")
-    except Exception:  # whatever transformers' code raises is a row of the table, and an error of it
+    except Exception:  # any exception of transformers' code becomes a row, and an error of this command
         outcome, worst, why = "crashed", 0.0, traceback.format_exc(limit=-3)
     return Row(name, outcome, worst, why, time.monotonic() - began)
 
@@ -176,10 +177,10 @@ def _messages(error: DslparError) -> str:
 
 
 def _compared(subject: Subject) -> tuple[str, float, str]:
-    """Return outcome, worst, and why, of all modes together."""
+    """Return outcome, largest error and reason over all modes."""
     torch.set_default_dtype(torch.float64)
     model = HuggingFaceModel(*subject)
-    # What torch's own attention cannot do, transformers does in plain torch.
+    # torch's SDPA lacks these features, and transformers computes them in plain torch.
     eager = getattr(subject.config, "attn_logit_softcapping", None) or not subject.cls._supports_sdpa
     plain, weights = compare.plain(subject.cls, subject.config, "eager" if eager else "sdpa")
     if differs := unlike(model, plain):
@@ -201,7 +202,7 @@ def _compared(subject: Subject) -> tuple[str, float, str]:
 
 
 def unlike(model: HuggingFaceModel, plain: Any) -> str:
-    """Return a parameter whose initial values have not the mean and spread of transformers' own; "": none."""
+    """Return a parameter whose initial mean and spread differ from transformers'; "" if there is none."""
     with torch.random.fork_rng():
         torch.manual_seed(5)
         fresh = dict(type(plain)._from_config(copy.deepcopy(plain.config)).named_parameters())
@@ -218,7 +219,7 @@ def unlike(model: HuggingFaceModel, plain: Any) -> str:
 
 
 class Cell(NamedTuple):
-    """What one mode has shown on one rank."""
+    """The result of one mode on one rank."""
 
     outcome: str
     worst: float
@@ -228,7 +229,7 @@ class Cell(NamedTuple):
 def _cells(
     folder: str, model: HuggingFaceModel, weights: Mapping[str, torch.Tensor], batch: compare.Batch, reference: Any
 ) -> dict[str, Cell]:
-    """Compare in every mode whose ranks this one is among, one after the other."""
+    """Compare in every mode that includes this rank, one after the other."""
     rank, found = int(os.environ["RANK"]), {}
     for mode, tensor in LAYOUTS.items():
         if rank >= tensor.size:
@@ -248,13 +249,13 @@ def _cells(
 
 
 def part_of(names: Sequence[str], part: str) -> list[str]:
-    """Return the names of part "1/4"."""
+    """Return the names of a part, such as "1/4"."""
     number, _, count = part.partition("/")
     return list(names)[int(number) - 1 :: int(count)]
 
 
 def rows(names: Sequence[str]) -> Iterator[Row]:
-    """Yield what each class has shown."""
+    """Yield the result of each class."""
     transformers.logging.set_verbosity_error()
     before = torch.get_default_dtype()
     try:
@@ -285,12 +286,13 @@ def _short(why: str) -> str:
 
 
 _PAGE = """\
-# Policies that are derived
+# Derived policies
 
-Of {number} causal language models of transformers {version} that have a tensor plan, {num_exact} need no line of a
-policy: in 1d, 1d with `sequence=True`, 2d, 3d and a cuboid (1, 2, 2), logits, loss and every gradient are those of
-plain transformers, to 1e-12 in float64, with padded samples. Each other one is refused, and the message names what is
-not understood. None computes something else. (Written by `python -m tests.support.derive_all --page`; `make prove` runs
+Of {number} causal language models of transformers {version} with a tensor plan, {num_exact} need no line of a \
+policy. In 1d, 1d with
+`sequence=True`, 2d, 3d and a cuboid (1, 2, 2), their logits, loss and every gradient equal those of plain transformers,
+to 1e-12 in float64, with padded samples. The others are refused, with a message that names the part that is not
+understood. No class computes something else. (Written by `python -m tests.support.derive_all --page`; `make prove` runs
 all of them again.)
 
 {exact}

@@ -1,4 +1,4 @@
-"""scikit-learn's digits, from its file: importing scikit-learn for them takes two seconds, of each process."""
+"""scikit-learn's digits, read from its file: importing scikit-learn takes two seconds per process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 
 class Digits(NamedTuple):
-    """1,797 scans of handwritten digits, as `sklearn.datasets.load_digits` has them."""
+    """1,797 scans of handwritten digits, as in `sklearn.datasets.load_digits`."""
 
     images: NDArray[np.float64]
     """[samples, 8, 8], from 0 to 16."""
@@ -22,7 +22,7 @@ class Digits(NamedTuple):
 
 @lru_cache
 def load_digits() -> Digits:
-    """Return all of them, in their order."""
+    """Return all digits in their order."""
     rows = np.loadtxt(folder() / "datasets" / "data" / "digits.csv.gz", delimiter=",")
     return Digits(rows[:, :-1].reshape(-1, 8, 8), rows[:, -1].astype(np.int64))
 

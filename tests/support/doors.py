@@ -1,14 +1,14 @@
-"""How many files an addition touches: `python -m tests.support.doors` carries out the recipes of docs/contributing.md.
+"""Run the recipes of docs/contributing.md (`python -m tests.support.doors`), and count the files each touches.
 
-Each recipe is applied to a copy of this checkout, as the page shows it; then its commands run there, and must print
-what the page says they print. The files that changed are counted against the bound that the page gives. Pages of rules
-and generated ones are not counted, nor are tests: they come with every addition.
+Each recipe is applied to a copy of this checkout as the page shows it. Then its commands run there, and must print the
+page's output. The number of changed files must stay within the page's bound. Rule pages, generated pages and tests do
+not count, since they come with every addition.
 
-A block of the page names its file, and where in it the code goes; without `after` or `before` the file is new:
+A block of the page names its file and the position of the code. Without `after` or `before`, the file is new:
 
     ```python file=dslpar/linter/rules/parallel.py before="RULES = ("
 
-Of the blocks that begin with `$`, each line after a command is a line of its output; others may stand between them.
+In blocks that begin with `$`, the lines after a command are lines of its output, in order, perhaps with others between.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ SHELL = re.compile(r"^```\n(\$ .*?)^```", re.MULTILINE | re.DOTALL)
 IGNORED = re.compile(
     r"tests/|outputs/|docs/(config|import)\.md|docs/rules/|.*/pages/\w+\.md|.*__pycache__/|\.\w+_cache/"
 )
-"""Not counted: tests, pages of rules (data, not code), and pages that are generated."""
+"""Uncounted files: tests, rule pages (data, not code), and generated pages."""
 
 
 class Edit(NamedTuple):
-    """One block of a recipe: what is written into which file."""
+    """One block of a recipe: its file, position and code."""
 
     path: str
     how: str
@@ -50,7 +50,7 @@ class Edit(NamedTuple):
     text: str
 
     def apply(self, folder: Path) -> None:
-        """Write it below `folder`; the anchor must stand there once, in one line."""
+        """Write the block below `folder`. The anchor must occur there once, within one line."""
         file = folder / self.path
         if not self.anchor:
             assert not file.exists(), f"{self.path} is there already"
@@ -66,19 +66,19 @@ class Edit(NamedTuple):
 
 
 class Recipe(NamedTuple):
-    """A section of the page."""
+    """A section of the page with a recipe."""
 
     name: str
     folder: str
-    """One that is new, and whose files are not counted; empty: there is none."""
+    """A new folder whose files are not counted; "" if there is none."""
     bound: int
     edits: tuple[Edit, ...]
     commands: tuple[tuple[str, tuple[str, ...]], ...]
-    """Each with lines of its output."""
+    """Commands, each with lines of its output."""
 
 
 def recipes() -> Iterator[Recipe]:
-    """The recipes of docs/contributing.md."""
+    """Yield the recipes of docs/contributing.md."""
     for name, folder, bound, text in SECTION.findall(PAGE.read_text(encoding="utf-8")):
         shells = "".join(SHELL.findall(text))
         parts = [part.splitlines() for part in re.split(r"^\$ ", shells, flags=re.MULTILINE) if part]
@@ -92,10 +92,10 @@ def recipes() -> Iterator[Recipe]:
 
 
 def carry_out(recipe: Recipe, folder: Path) -> list[str]:
-    """Apply a recipe to a copy of the checkout in `folder`, and run its commands there; the files that it touched.
+    """Apply a recipe to a copy of the checkout in `folder`, run its commands, and return the files that it touched.
 
     Raises:
-        AssertionError: an anchor is gone, or a command prints something else.
+        AssertionError: an anchor is missing, or a command prints something else.
     """
     copy = folder / "checkout"
     for name in tracked():
@@ -112,7 +112,7 @@ def carry_out(recipe: Recipe, folder: Path) -> list[str]:
         )
         ran = subprocess.run(words, cwd=copy, env=environ, capture_output=True, text=True)
         printed = ran.stdout + ran.stderr
-        # `dslpar lint` has found what it should where it exits with 1; a program or a test must end well.
+        # `dslpar lint` exits with 1 after the expected findings; programs and tests must exit with 0.
         assert command.startswith("dslpar ") or ran.returncode == 0, f"{command}: status {ran.returncode}:\n{printed}"
         for line in expected:
             assert line in printed, f"{command}: no line {line!r} in:\n{printed}"
@@ -120,14 +120,14 @@ def carry_out(recipe: Recipe, folder: Path) -> list[str]:
 
 
 def tracked() -> Iterator[str]:
-    """Files that git tracks or would track."""
+    """Yield files that git tracks or would track."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     yield from (name for name in listed.split("\0") if name and os.path.lexists(ROOT / name))
 
 
 def touched(copy: Path) -> Iterator[str]:
-    """Files of the copy that are new or other than here; not tests, nor pages that are generated."""
+    """Yield new and changed files of the copy, without tests and generated pages."""
     for file in copy.rglob("*"):
         name = file.relative_to(copy).as_posix()
         if file.is_file() and not IGNORED.match(name):
@@ -137,7 +137,7 @@ def touched(copy: Path) -> Iterator[str]:
 
 
 def main() -> int:
-    """Print each recipe's files against its bound; 1 if one has too many, or does not work."""
+    """Print each recipe's files and bound. Return 1 if a recipe exceeds its bound, or does not work."""
     failed = False
     for recipe in recipes():
         files: list[str] = []

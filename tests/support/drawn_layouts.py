@@ -1,4 +1,4 @@
-"""Layouts drawn at random, from a seed."""
+"""Random layouts from a seed."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ OF_THE_RUN = ("family", "tied", "adapters", "optimizer", "clip")
 """Factors that a resume must not change."""
 MOST_RANKS, RARE_RANKS, RARE = 16, 64, 0.02
 SHARE_PLAIN = 0.5
-"""How often a factor has its plainest level: else hardly a row would be legal."""
+"""Probability that a factor keeps its plainest level; otherwise few rows would be legal."""
 
 
 class Drawn(NamedTuple):
-    """What a seed stands for."""
+    """The layouts of a seed."""
 
     seed: int
     row: Row
     resumes: Row | None
-    """The layout that goes on; None: the run is not interrupted."""
+    """The layout that resumes, or None if the run is not interrupted."""
 
     def __str__(self) -> str:
         more = "" if self.resumes is None else f" | resumed under: {describe(self.resumes)}"
@@ -28,7 +28,7 @@ class Drawn(NamedTuple):
 
 
 def draw(seed: int) -> Drawn:
-    """Draw a row, and every second time another layout of the same run."""
+    """Draw a row, and in half of the cases another layout of the same run."""
     rng = random.Random(seed)
     most = RARE_RANKS if rng.random() < RARE else MOST_RANKS
     row = _legal(rng, {}, most)
@@ -37,7 +37,7 @@ def draw(seed: int) -> Drawn:
 
 
 def _legal(rng: random.Random, fixed: Row, most_ranks: int) -> Row:
-    """Draw a row that lint passes."""
+    """Draw a row that passes lint."""
     while True:
         row: dict[str, Any] = {
             name: levels[0] if rng.random() < SHARE_PLAIN else rng.choice(levels) for name, levels in FACTORS.items()
@@ -45,7 +45,7 @@ def _legal(rng: random.Random, fixed: Row, most_ranks: int) -> Row:
         row |= {"family": rng.choice(FACTORS["family"]), "mode": rng.choice(tuple(MODES))} | dict(fixed)
         free = [name for name in FACTORS if name not in (*fixed, "family") and row[name] != PLAIN[name]]
         rng.shuffle(free)
-        free.sort(key=lambda name: name in ("mode", "pipe"))  # which make a layout: given up last
+        free.sort(key=lambda name: name in ("mode", "pipe"))  # the layout itself is given up last
         while findings_of(row) and free:
             name = free.pop(0)
             row[name] = PLAIN[name]

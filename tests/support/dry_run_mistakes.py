@@ -1,4 +1,4 @@
-"""Mistakes of layouts that a dry run must find: each a patch, and where and how it is to be told."""
+"""Layout mistakes that a dry run must find: each a patch, with the expected place and message."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _every_rank_holds_the_first_piece() -> Iterator[None]:
 
 @contextmanager
 def _a_placement_of_the_last_rank() -> Iterator[None]:
-    """The last rank thinks that a weight's gradient comes in parts."""
+    """The last rank takes a weight's gradient to be a partial sum."""
     original = placement.outward_weight
 
     def outward_weight(*args: Any) -> Placement:
@@ -75,7 +75,7 @@ def _layers(change: Callable[[LayerSpec], LayerSpec]) -> Iterator[None]:
 
 
 def _wider_blocks(spec: LayerSpec) -> LayerSpec:
-    """Another hidden size from the seventh block on."""
+    """Change the hidden size from the seventh block on."""
 
     def build() -> nn.Module:
         block = spec.build()
@@ -87,14 +87,14 @@ def _wider_blocks(spec: LayerSpec) -> LayerSpec:
 
 
 def _half_the_batch(spec: LayerSpec) -> LayerSpec:
-    """A stage that goes on with half of what it takes in."""
+    """A stage passes on half of its input batch."""
     halved = lambda module, x: spec.apply(module, x)[: len(x) // 2]  # noqa: E731
     return replace(spec, forward=halved) if spec.name == "blocks.3" else spec
 
 
 @contextmanager
 def _every_layer_halves() -> Iterator[None]:
-    """Layers that are all alike, none of which gives the form that it takes: one cannot stand for the others."""
+    """Every layer has the same wrong shape: its output differs from its input, so none may stand for the others."""
     original = Block.forward
     with patch.object(Block, "forward", lambda self, x, mask=None: original(self, x, mask)[: len(x) // 2]):
         yield
@@ -105,7 +105,7 @@ def _in_another_type(spec: LayerSpec) -> LayerSpec:
 
 
 def _one_more_sum(last: bool) -> Callable[[], Any]:
-    """A rank of a tensor group that sums once more, or in another shape."""
+    """A rank of a tensor group sums once more, or a tensor of another shape."""
 
     @contextmanager
     def patched() -> Iterator[None]:

@@ -1,11 +1,11 @@
-"""Shows what the last `make test` and `make prove` have taken, in wall-clock and CPU seconds.
+"""Show the wall-clock and CPU seconds of the last `make test` and `make prove`.
 
     python -m tests.support.durations                    # reads what they have left in build/
     python -m tests.support.durations tests              # the folders, files and tests of which it has taken most
     python -m tests.support.durations run -q tests/unit  # runs pytest with these words, as `make test` does
 
-CPU seconds are those of pytest and of all below it: ranks, launchers, compilers. On a busy machine they are up to twice
-those of a quiet one: ranks that wait for each other are scheduled more often, and caches are shared.
+CPU seconds include pytest and all its descendants: ranks, launchers, compilers. A busy machine takes up to twice the
+CPU time of a quiet one, since waiting ranks are scheduled more often and caches are shared.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from tests.support.prove import RECORD, Record
 LAST_TEST = ROOT / "build" / "test.json"
 BY_TEST = ROOT / "build" / "cpu_by_test.json"
 NUM_ROWS = 60
-"""Of files and of test functions."""
+"""Rows in the tables of files and of test functions."""
 
 
 def run(pytest_args: Sequence[str], path: Path = LAST_TEST) -> int:
-    """Run pytest, keep what it has taken, and return its status."""
+    """Run pytest, keep its times, and return its status."""
     began = time.monotonic()
     measured = ["-p", "tests.support.cpu_by_test", "--cpu-by-test", str(path.with_name(BY_TEST.name))]
     process = subprocess.Popen([sys.executable, "-m", "pytest", *measured, *pytest_args], cwd=ROOT)
@@ -41,7 +41,7 @@ def run(pytest_args: Sequence[str], path: Path = LAST_TEST) -> int:
 
 
 def taken(last_test: Path = LAST_TEST, record: Path = RECORD) -> Mapping[str, tuple[float, float]]:
-    """Return (wall seconds, CPU seconds) of each that has been run."""
+    """Return (wall seconds, CPU seconds) of each recorded command."""
     found = {}
     if last_test.exists():
         row = json.loads(last_test.read_text())
@@ -52,7 +52,7 @@ def taken(last_test: Path = LAST_TEST, record: Path = RECORD) -> Mapping[str, tu
 
 
 def by_test(cpu_s: Mapping[str, float]) -> list[str]:
-    """Return tables of where CPU seconds went, of {test id: CPU seconds}; most first, rows of a test added up."""
+    """Return tables of CPU seconds from {test id: CPU seconds}, largest first, with all rows of a test added up."""
     sums: dict[str, defaultdict[str, float]] = {what: defaultdict(float) for what in ("folder", "file", "test")}
     for test, taken_s in cpu_s.items():
         file, _, name = test.partition("::")
@@ -67,7 +67,7 @@ def by_test(cpu_s: Mapping[str, float]) -> list[str]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run, or print the table."""
+    """Run pytest, or print the table."""
     if argv[:1] == ["run"]:
         return run(argv[1:])
     if argv[:1] == ["tests"]:

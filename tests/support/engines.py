@@ -1,4 +1,4 @@
-"""A small GPT's job, its engine on this rank, and what it is fed."""
+"""A small GPT's job, its engine on this rank, and its micro-batches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def job(world: int, model: Any = None, batch: schema_sections.Batch | None = Non
 
 
 def batches(made: Job, data_rank: int, step: int = 0, ignored: int = 0) -> list[tuple[Tensor, Tensor]]:
-    """Random micro-batches; of the global batch, the first `ignored` tokens are not counted."""
+    """Return random micro-batches. The first `ignored` tokens of the global batch are not counted."""
     generator = torch.Generator().manual_seed(step)
     tokens = torch.randint(0, VOCAB, (made.batch.global_size, LENGTH + 1), generator=generator)
     ids, labels = tokens[:, :-1], tokens[:, 1:].clone()

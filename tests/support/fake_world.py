@@ -1,8 +1,8 @@
-"""Ranks of worlds that are not there: torch's fake process group, whose collectives return at once.
+"""Fake ranks: single ranks of a world under torch's fake process group, whose collectives return at once.
 
-Shapes are right and numbers are not; so what is sent and what is kept can be counted for any world in one process, and
-what DeepSpeed refuses at its start can be seen. It must not be the test's own: `on_last_ranks(fn, tensors)` runs
-`fn(tensor)` for one cuboid after another in a fork, `in_forks(fn, items)` each item in a fork of its own.
+Shapes are right, and numbers are not. So one process can count traffic and memory for any world, and see what DeepSpeed
+refuses at its start. It must not be the test's own process: `on_last_ranks(fn, tensors)` runs `fn(tensor)` for one
+cuboid after another in one fork, and `in_forks(fn, items)` runs each item in its own fork.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 
 import torch.distributed as dist
-from torch.testing._internal.distributed.fake_pg import FakeStore  # here, and not in every fork: it takes a second
+from torch.testing._internal.distributed.fake_pg import FakeStore  # once, not in every fork: it takes 1 s
 
 from dslpar.core.fork import fork
 from dslpar.core.mesh import Tensor
@@ -30,12 +30,12 @@ Item = TypeVar("Item")
 
 
 class LostError(Exception):
-    """A fork ended without an answer, by a signal or at the time-out."""
+    """A fork that ended without an answer, by a signal or at the time-out."""
 
 
 @contextmanager
 def fake_world(rank: int, world: int) -> Iterator[None]:
-    """This process as one rank of a world of which the others are not there."""
+    """Make this process one rank of a world without the others."""
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
     try:
         yield
@@ -44,7 +44,7 @@ def fake_world(rank: int, world: int) -> Iterator[None]:
 
 
 def on_last_ranks(fn: Callable[[Tensor], Any], tensors: Sequence[Tensor]) -> list[Any]:
-    """What `fn(tensor)` returns on the last rank of each cuboid, in a world of its ranks alone."""
+    """Return `fn(tensor)` on the last rank of each cuboid, in a world of exactly its ranks."""
     (values,) = on_ranks(1, _one_by_one, fn, tensors, init=None)
     return list(values)
 
@@ -57,13 +57,13 @@ def _one_by_one(fn: Callable[[Tensor], Any], tensors: Sequence[Tensor]) -> list[
     return values
 
 
-# ---- one fork an item ----
+# ---- one fork per item ----
 
 
 def in_forks(fn: Callable[[Item], Any], items: Sequence[Item], at_once: int = 2, idle_s: float = IDLE_S) -> list[Any]:
-    """What `fn(item)` returns, by item, each in a fork of its own; a LostError in the place of what never came.
+    """Return `fn(item)` for each item, run in its own fork, or a LostError if no answer came.
 
-    What the forks print is lost. `fn` must catch what it wants to tell.
+    The output of forks is lost. `fn` must catch exceptions that it wants to report.
     """
     values: dict[int, Any] = {}
     running: dict[int, _Fork] = {}
@@ -82,7 +82,7 @@ def in_forks(fn: Callable[[Item], Any], items: Sequence[Item], at_once: int = 2,
 
 
 class _Fork:
-    """A child at work on one item."""
+    """A child process at work on one item."""
 
     def __init__(self, fn: Callable[[Any], Any], item: Any, index: int, progress: Progress) -> None:
         self.index, self.progress, self.data = index, progress, b""
@@ -96,11 +96,11 @@ class _Fork:
         os.close(writing)
 
     def hangs(self) -> bool:
-        """Whether it has made no progress for too long."""
+        """Return whether it has made no progress for too long."""
         return self.progress.is_due() and self.progress.is_stuck(processor_use([self.pid]))
 
     def end(self) -> int:
-        """Ends the child, if it has not ended; its status."""
+        """End the child if it still runs, and return its status."""
         os.close(self.pipe)
         os.kill(self.pid, signal.SIGKILL)
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
@@ -112,7 +112,7 @@ def _answer(pipe: int, fn: Callable[[Any], Any], item: Any) -> NoReturn:
         null = os.open(os.devnull, os.O_RDWR)
         for descriptor in (0, 1, 2):
             os.dup2(null, descriptor)
-        warnings.resetwarnings()  # pytest's make errors of them, a run's do not
+        warnings.resetwarnings()  # pytest turns warnings into errors, a run does not
         answer = pickle.dumps(fn(item))
         with open(pipe, "wb") as writing:
             writing.write(answer)
@@ -122,7 +122,7 @@ def _answer(pipe: int, fn: Callable[[Any], Any], item: Any) -> NoReturn:
 
 
 def _gather(running: dict[int, _Fork], values: dict[int, Any]) -> None:
-    """Waits until a fork has something to say; those that have ended, or have hung too long, leave `running`."""
+    """Wait until a fork has an answer. Forks that ended, or hung too long, leave `running`."""
     ready, _, _ = select.select(list(running), [], [], 0.5)
     for pipe in list(running):
         fork = running[pipe]

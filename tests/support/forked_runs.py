@@ -1,12 +1,12 @@
-"""Ranks of train.py without a launcher: forked from this process, which has imported all that they need.
+"""Ranks of train.py without a launcher, forked from this process, which has imported all that they need.
 
     job = start_job(8, ["--config", "cfg.py"], Path("said.txt"))    # what the ranks say comes to that file
     job.kill(3)                                                     # as the kernel does it, with no word to anybody
     assert job.wait(60) == [1, 1, 1, -9, 1, 1, 1, 1]
 
-Eight starts of Python, torch and DeepSpeed take half a minute on two cores, eight forks a tenth of a second. From there
-on it is the program itself: `train.main`, with a launcher's variables in the environment, and sockets between ranks.
-A launcher would end the peers of a rank that died; here they are left to themselves.
+Starting Python, torch and DeepSpeed eight times takes half a minute on two cores; eight forks take a tenth of a second.
+The rest is the program itself: `train.main`, with a launcher's environment variables, and sockets between ranks. A
+launcher would end the peers of a dead rank. Here they are left to themselves.
 
     done = train_alone("--config", "cfg.py", "train.steps=2")       # one process, to its end
 """
@@ -39,7 +39,7 @@ class ForkedJob:
         self._statuses: dict[int, int] = {}
 
     def statuses(self) -> list[int | None]:
-        """Of each rank, as subprocess gives them: -9 of one that was killed; None while it lives."""
+        """Return each rank's status as subprocess does: -9 if it was killed, None while it runs."""
         for pid in self.pids:
             if pid not in self._statuses:
                 ended, status = os.waitpid(pid, os.WNOHANG)
@@ -49,21 +49,21 @@ class ForkedJob:
 
     @property
     def runs(self) -> bool:
-        """Whether all ranks live."""
+        """Return whether all ranks run."""
         return all(status is None for status in self.statuses())
 
     def kill(self, *ranks: int) -> None:
-        """SIGKILL, to these ranks in this order; to all, where none is named."""
+        """Send SIGKILL to these ranks in this order, or to all if none is given."""
         for rank in ranks or range(len(self.pids)):
-            if self.pids[rank] not in self._statuses:  # else the number may be another's by now
+            if self.pids[rank] not in self._statuses:  # a finished rank's pid may belong to another process
                 os.kill(self.pids[rank], signal.SIGKILL)
 
     def freeze(self) -> None:
-        """SIGSTOP to all: what they are doing stays as it is, until `thaw`."""
+        """Send SIGSTOP to all ranks, which stay as they are until `thaw`."""
         self._send_all(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """SIGCONT to all that are there."""
+        """Send SIGCONT to all remaining ranks."""
         self._send_all(signal.SIGCONT)
 
     def _send_all(self, number: int) -> None:
@@ -72,10 +72,10 @@ class ForkedJob:
                 os.kill(pid, number)
 
     def wait(self, idle_s: float = IDLE_S) -> list[int | None]:
-        """The statuses when all have ended.
+        """Return the statuses when all ranks have ended.
 
         Raises:
-            AssertionError: no rank has made progress for `idle_s`; the ranks are killed then.
+            AssertionError: no rank made progress for `idle_s`. The ranks are killed.
         """
         try:
             wait_until(lambda: None not in self.statuses(), "", idle_s)
@@ -87,7 +87,7 @@ class ForkedJob:
 
 
 def start_job(ranks: int, argv: Sequence[str], output: Path) -> contextlib.AbstractContextManager[ForkedJob]:
-    """Starts train.py on that many ranks of this host. What is left of it at the end of the `with` is killed."""
+    """Start train.py on that many ranks of this host. At the end of the `with`, remaining ranks are killed."""
 
     def program() -> int:
         from dslpar.training.main import main
@@ -99,7 +99,7 @@ def start_job(ranks: int, argv: Sequence[str], output: Path) -> contextlib.Abstr
 
 @contextlib.contextmanager
 def start_program(ranks: int, program: Callable[[], int | None], output: Path) -> Iterator[ForkedJob]:
-    """Starts any program so: what it returns is its status, as what it raises is to Python."""
+    """Start any program in this way. Its return value or exception decides its status, as in Python."""
     warm.import_deepspeed()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -118,7 +118,7 @@ def start_program(ranks: int, program: Callable[[], int | None], output: Path) -
 
 
 def train_alone(*argv: str, idle_s: float = IDLE_S) -> Finished:
-    """A run of train.py in one process, which nobody has launched."""
+    """Run train.py in one process, without a launcher."""
     with tempfile.TemporaryDirectory(prefix="dslpar_alone_") as folder:
         output = Path(folder, "said.txt")
         with start_job(1, argv, output) as job:
@@ -127,13 +127,13 @@ def train_alone(*argv: str, idle_s: float = IDLE_S) -> Finished:
 
 
 def _place(rank: int, ranks: int, port: str) -> dict[str, str]:
-    """What a launcher tells a rank."""
+    """Return the environment variables that a launcher sets for a rank."""
     world = {"WORLD_SIZE": str(ranks), "LOCAL_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     return {"RANK": str(rank), "LOCAL_RANK": str(rank), **world}
 
 
 def _rank(variables: dict[str, str], program: Callable[[], int | None], output: Path) -> NoReturn:
-    """A rank's whole life, in which nothing of pytest is left: its files, its warnings, what it would run at exit."""
+    """Run a rank to its end without pytest's state: its files, its warnings, its exit handlers."""
     try:
         _speak_to(output)
         os.chdir(ROOT)
@@ -156,7 +156,7 @@ def _rank(variables: dict[str, str], program: Callable[[], int | None], output: 
 
 
 def _speak_to(output: Path) -> None:
-    """Standard output and error, in Python and below it; pytest has put its own files in their places."""
+    """Redirect standard output and error, in Python and below it; pytest has replaced them by its own files."""
     opened = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(opened, 1)
     os.dup2(opened, 2)

@@ -1,4 +1,4 @@
-"""Ranks with real guards, for tests of these: processes that do nothing but what a test tells them, without torch."""
+"""Ranks with real guards, for tests of guards: processes without torch that do only what a test asks for."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ WAITS = "wait(600)"
 
 
 class Ranks:
-    """The processes of a job, one by one; guards are theirs. `then`: what each does once it is in step 7.
+    """The processes of a job, each with its guard. `then`: what each does once it is in step 7.
 
-    `launcher`: of rank 0, a program that starts what it is given with Python.
+    `launcher`: a program that starts rank 0, with Python.
     """
 
     def __init__(self, folder: Path, *then: str, reports: str = "", launcher: Path | None = None) -> None:
@@ -78,21 +78,21 @@ class Ranks:
             process.wait()
 
     def statuses(self) -> list[int]:
-        """Of all ranks, when they and their guards are gone."""
+        """Return all ranks' statuses, once they and their guards have ended."""
         codes = [wait(process) for process in self.processes]
         wait_until(lambda: not processes_with(self.mark), "a guard stays")
         return codes
 
     def said(self, rank: int) -> str:
-        """By the rank and its guard, on the terminal."""
+        """Return the terminal output of a rank and its guard."""
         return (self.folder / f"said{rank}").read_text()
 
     def all_said(self) -> list[str]:
-        """The lines of all."""
+        """Return the lines of all ranks."""
         return [line for rank in range(len(self.processes)) for line in self.said(rank).splitlines()]
 
     def wait_until_met(self) -> None:
-        """Until all guards are at the hub: who is frozen sooner is missed by nobody."""
+        """Wait until all guards have joined the hub. Nobody misses a rank that is frozen earlier."""
         hub, others = psutil.Process(self.guard_of(0)), len(self.processes) - 1
 
         def met() -> bool:
@@ -103,6 +103,6 @@ class Ranks:
         self.watch = Stopwatch()
 
     def guard_of(self, rank: int) -> int:
-        """Its process."""
+        """Return the pid of a rank's guard."""
         below = processes.descendants(self.processes[rank].pid)
         return next(pid for pid in below if "guard.main()" in " ".join(processes.command_line(pid)))

@@ -1,8 +1,8 @@
-"""Follow the help of a finding to the letter: what `carry_out` cannot read, an author could not follow either.
+"""Follow the help of a finding to the letter. An author could not follow a help that `carry_out` cannot read.
 
-A help is one or more alternatives between "or". Each is edits between "with" or "and": what it says in brackets, after
-a colon, or in a clause of its own without "or" explains. An edit names keys from their section on, or beside the key of
-its finding:
+A help has one or more alternatives, separated by "or". Each has one or more edits, separated by "with" or "and". Text
+in brackets, after a colon, or in a separate clause without "or" is explanation. An edit names keys from their section
+on, or keys beside its finding's:
 
     batch.micro_size=4                 also "add k=1 to zero", "at least 4", "4 or more", "such as 4"
     4                                  of the finding's own key
@@ -11,7 +11,7 @@ its finding:
     here that is train.steps           the value moves, as by "write it under train.steps"
     start 16 ranks, --world-size 6     of the world
 
-What only the author can know stands as a hole (`...`, `N`, `NAME`), or after "choose": a caller has the answers.
+Values that only the author knows are holes (`...`, `N`, `NAME`), or follow "choose". The caller has the answers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.support.lint import PATH
 
 
 class Linted(NamedTuple):
-    """All that a finding may be about."""
+    """Everything that a finding may refer to."""
 
     text: str
     world: int | None = 8
@@ -39,12 +39,12 @@ class Linted(NamedTuple):
     hosts: tuple[str, str] = ("", "")
     """--include or --exclude, and its value."""
     trusted: tuple[str, ...] = ()
-    """Packages that the config may have called, by pyproject.toml or --trust."""
+    """Packages that the config may call, from pyproject.toml or --trust."""
     by_program: bool = False
     """--program."""
 
     def findings(self, ignored: Sequence[str] = ()) -> list[Finding]:
-        """What lint says."""
+        """Return lint's findings."""
         cluster = parse(self.hostfile, "hosts") if self.hostfile is not None else None
         if cluster is not None and self.hosts[0]:
             cluster = filter_hosts(cluster, self.hosts[1], self.hosts[0])  # type: ignore[arg-type]
@@ -56,26 +56,26 @@ class Linted(NamedTuple):
         ]
 
     def set(self, key: str, value: str) -> Linted:
-        """Set a key."""
+        """Return a copy with a key set."""
         return self._replace(overrides=(*self.overrides, f"{key}={value}"))
 
     def without(self, key: str) -> Linted:
-        """Leave a key out."""
+        """Return a copy without a key."""
         return self._replace(overrides=(*self.overrides, f"~{key}"))
 
     def value(self, key: str) -> str:
-        """The value of a key, as one would write it."""
+        """Return the value of a key, as source text."""
         node = load_text(self.text, PATH, self.overrides).root.get(key)
         assert node is not None, key
         return repr(node.plain())
 
     def written(self, place: Location) -> str:
-        """The characters at a place."""
+        """Return the characters at a location."""
         start, end = self._span(place)
         return (self.hostfile or "" if place.path == "hosts" else self.text)[start:end]
 
     def rewritten(self, place: Location, new: str) -> Linted:
-        """Put other characters in a place."""
+        """Return a copy with other characters at a location."""
         start, end = self._span(place)
         if place.path == "hosts":
             assert self.hostfile is not None
@@ -89,17 +89,17 @@ class Linted(NamedTuple):
 
 
 class UnreadableHelpError(Exception):
-    """A help that says nothing which could be carried out to the letter."""
+    """A help without an edit that can be carried out to the letter."""
 
 
 HOLE = re.compile(r"\.\.\.|\b(?:N|NAME|SLOT|FILE|VALUE|REGEX|choose|correct|value itself|key=value)\b")
-"""What marks a help as one that only its reader can complete."""
+"""Marks of a help that only its reader can complete."""
 
 Edit = Callable[[Linted], Linted]
 
 
 def carry_out(finding: Finding, before: Linted) -> Iterator[tuple[str, Linted]]:
-    """Yield each alternative of a help that has no holes, and what is to be linted once it is carried out."""
+    """Yield each alternative of a help without holes, and the result of carrying it out."""
     for alternative in alternatives(finding.help):
         after = before
         for edit in _edits(alternative, finding):
@@ -108,7 +108,7 @@ def carry_out(finding: Finding, before: Linted) -> Iterator[tuple[str, Linted]]:
 
 
 def alternatives(text: str) -> list[str]:
-    """Split a help at its "or"s: those without holes, without what explains."""
+    """Split a help at each "or" into alternatives without holes and explanations."""
     text = re.sub(r"(?<=\S) \([^()]*\)", "", text).replace("? Or ", "?; or ")
     text = re.sub(r"start (\d+) or (\d+) ranks", r"start \1 ranks or start \2 ranks", text)
     first, *more = _split(text, r"; ")
@@ -122,7 +122,7 @@ def alternatives(text: str) -> list[str]:
         for part in _split(clause.removeprefix("or "), r",? or (?!more)"):
             if not HOLE.search(part):
                 known += _kept_one(_split(part.removeprefix("nearest legal: "), r": ")[0].strip())
-    for number, part in enumerate(known):  # of `size=4 or 8`, the second is of the first's key
+    for number, part in enumerate(known):  # in `size=4 or 8`, the second value belongs to the first's key
         key = re.match(rf"{_KEY} ?= ?", known[number - 1]) if number else None
         if key and re.fullmatch(_VALUE, part):
             known[number] = key[0] + part
@@ -138,7 +138,7 @@ def _kept_one(part: str) -> list[str]:
 
 
 def _split(text: str, separator: str) -> list[str]:
-    """Split where the separator stands outside of quotes, backticks and brackets."""
+    """Split at separators outside of quotes, backticks and brackets."""
     masked = text
     for code in (r"`[^`]*`", r"'[^']*'", r"\"[^\"]*\"", r"\([^()]*\)", r"\([^()]*\)", r"\[[^\[\]]*\]"):
         masked = re.sub(code, lambda match: "~" * len(match[0]), masked)
@@ -192,7 +192,7 @@ def _without_statement(before: Linted, place: Location) -> Linted:
 
 
 def _leave_entry(words: Mapping[str, str], finding: Finding) -> Edit:
-    """Of the entries of a key in a dict, the first or the second."""
+    """Leave out the first or the second entry of a key in a dict."""
 
     def write(before: Linted) -> Linted:
         for node in ast.walk(ast.parse(before.text)):
@@ -236,7 +236,7 @@ def _trust(words: Mapping[str, str], finding: Finding) -> Edit:
 
 
 def _code(words: Mapping[str, str], finding: Finding) -> Edit:
-    """Python in backticks, or a name, in the place of what the finding marks."""
+    """Put a name, or Python in backticks, in place of the text that the finding marks."""
     return lambda before: before.rewritten(finding.location, words["code"])
 
 
@@ -251,7 +251,7 @@ def _slots(words: Mapping[str, str], finding: Finding) -> Edit:
 
 
 def _resolve(name: str, finding: Finding) -> str:
-    """The whole key: from its section on, or beside the finding's."""
+    """Return the full key: from its section on, or beside the finding's."""
     if not name:
         return finding.key
     if name.partition(".")[0] in SECTIONS:

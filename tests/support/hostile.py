@@ -1,4 +1,4 @@
-"""What strangers, and peers gone mad, may write to a socket: bytes that end, freeze or deceive parsers."""
+"""Hostile bytes that a stranger or a broken peer may write to a socket: they end, freeze or deceive parsers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dslpar.watchdog.authentication import Key
 from dslpar.watchdog.protocol import Connection
 
 MEMORY_BYTES = 100_000_000
-"""The most that whoever is attacked may ever have."""
+"""Memory limit of the attacked process."""
 
 FIXED = (
     b"[" * 200_000,
@@ -47,11 +47,11 @@ _VALUES: tuple[Any, ...] = (
     *(None, -1, 10**30, 1e308, "", "\x1b[2J", "x" * 100_000, [], {}, [1], ["", "", "7"], ["", "", True]),
     *([[[]]], ["", 0, 0], {"at": 1}, "0.born", "0.board", "٣.born", -9, 2**63, "\ud800"),
 )
-"""None is right for a field of these, but for texts in `stacks`, `text`, `who` and `host`, which do no harm."""
+"""No value is valid for any of these fields, except harmless texts in `stacks`, `text`, `who` and `host`."""
 
 
 def hostile_lines(count: int, seed: int = 0) -> Iterator[bytes]:
-    """Byte strings, most of which end with a line break; none orders what a guard of the job may order."""
+    """Yield byte strings, most of which end with a line break. No string is a valid order to a guard."""
     draw = random.Random(seed)
     for number in range(count):
         if number < len(FIXED):
@@ -62,7 +62,7 @@ def hostile_lines(count: int, seed: int = 0) -> Iterator[bytes]:
             yield draw.randbytes(draw.choice((1, 7, 60, 1023, 1024, 1025, 3000)))
         elif kind == 1:
             yield _message(draw) + b"\n"
-        elif kind == 2:  # a bit, or a byte, of something else
+        elif kind == 2:  # flip a bit, or replace a byte
             text = bytearray(draw.choice(FIXED)[:2000] or b"{}")
             for _ in range(draw.randrange(1, 4)):
                 text[draw.randrange(len(text))] = draw.randrange(256)
@@ -74,12 +74,14 @@ def hostile_lines(count: int, seed: int = 0) -> Iterator[bytes]:
 
 def _message(draw: random.Random) -> bytes:
     wrong = {draw.choice(_FIELDS): draw.choice(_VALUES) for _ in range(draw.randrange(1, 4))}
-    wrong.pop("stuck", None)  # a text is an order
+    wrong.pop("stuck", None)  # a text there would be a valid order
     return json.dumps(wrong, ensure_ascii=draw.random() < 0.5).encode("utf-8", "surrogatepass")
 
 
 def dial(port: int, number: int = 0, address: str = "127.0.0.1") -> socket.socket:
-    """Connects; on this host from one of many addresses, so that ports are not used up. Closing leaves none behind."""
+    """Connect, on this host from one of many addresses, so that ports do not run out. Closing leaves no connection
+    behind.
+    """
     source = f"127.{1 + number // 60_000 % 250}.{number // 250 % 240}.{1 + number % 250}"
     here = (source, 0) if address == "127.0.0.1" else None
     stranger = socket.create_connection((address, port), 5, source_address=here)
@@ -90,17 +92,17 @@ def dial(port: int, number: int = 0, address: str = "127.0.0.1") -> socket.socke
 def join(
     port: int, key: Key, rank: int, fields: messages.Fields = messages.FROM_HUB, address: str = "127.0.0.1"
 ) -> Connection:
-    """Connects as the guard of a rank does."""
-    # A guard beside ranks that train answers when it is its turn: on few cores, with a browser beside, not within 5 s.
+    """Connect as the guard of a rank."""
+    # A guard beside training ranks answers when it is scheduled: on few cores with a browser beside, not within 5 s.
     connection = protocol.connect(address, port, key, rank=rank, fields=fields, timeout_s=30)
     assert connection is not None
     return connection
 
 
 def attack(port: int, count: int, key: Key | None, rank: int = 1, address: str = "127.0.0.1") -> None:
-    """Sends each string on a connection of its own; with the job's secret, as a guard of that rank."""
+    """Send each string on its own connection, with a key as the guard of that rank."""
     for number, line in enumerate(hostile_lines(count, seed=count)):
-        with contextlib.suppress(OSError):  # it is closed in the middle
+        with contextlib.suppress(OSError):  # the peer closes it in the middle
             if key is None:
                 with dial(port, number, address) as stranger:
                     stranger.sendall(line)
@@ -112,6 +114,6 @@ def attack(port: int, count: int, key: Key | None, rank: int = 1, address: str =
 
 
 def peak_bytes(pid: int) -> int:
-    """The most memory that a process has ever had."""
+    """Return the peak memory of a process."""
     status = Path(f"/proc/{pid}/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0]) * 1024

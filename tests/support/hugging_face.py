@@ -1,4 +1,4 @@
-"""transformers models of a size that ranks of a test can hold."""
+"""Small transformers models that the ranks of a test can hold."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIZES = {
     "intermediate_size": 48,
     "vocab_size": 70,  # which every mode must pad
     "max_position_embeddings": 32,
-    "initializer_range": 0.2,  # so that activations are of order 1, and a lost term shows
+    "initializer_range": 0.2,  # activations are of order 1, so a lost term shows
     "pad_token_id": None,
     "bos_token_id": 0,
     "eos_token_id": 1,
@@ -26,23 +26,23 @@ SIZES = {
 
 
 class Family(NamedTuple):
-    """A class of transformers', and its config."""
+    """A transformers class and its config."""
 
     name: str
-    """Of its classes, without "ForCausalLM" and "Config"."""
+    """The name of its classes without "ForCausalLM" and "Config"."""
     sizes: Mapping[str, Any]
     head: str = "ForCausalLM"
     attention: str = "sdpa"
     model: str = ""
-    """The class, where it is not the name with the head."""
+    """The model class, if its name is not the family's with the head."""
 
     def classes(self) -> tuple[Any, Any]:
-        """The model's and the config's."""
+        """Return the classes of model and config."""
         cls = getattr(transformers, self.model or self.name + self.head)
         return cls, cls.config_class
 
     def config(self, **more: Any) -> Any:
-        """Its config, in miniature."""
+        """Return its config in miniature."""
         return self.classes()[1](**{**self.sizes, **more})
 
 
@@ -87,7 +87,7 @@ _T5 = {
 _OF_TEXT = {"num_key_value_heads", "vocab_size", "max_position_embeddings"}
 _IMAGES = {name: value for name, value in SIZES.items() if name not in _OF_TEXT and "token" not in name}
 _IMAGES |= _NO_DROPOUT | {"image_size": 12, "patch_size": 4, "num_channels": 2, "num_labels": 5}
-"""Nine patches and the token of the class."""
+"""Nine patches and the class token."""
 _SWIN = _NO_DROPOUT | {
     "image_size": 32,
     "patch_size": 4,
@@ -100,7 +100,7 @@ _SWIN = _NO_DROPOUT | {
     "drop_path_rate": 0.0,
     "initializer_range": 0.2,
 }
-"""Windows of 4 x 4 on grids of 8 x 8, where every second block shifts them, and of 4 x 4, where there is one."""
+"""4 x 4 windows on 8 x 8 grids, shifted in every second block, and on 4 x 4 grids, with a single window."""
 _MAE = _IMAGES | {
     "mask_ratio": 0.6,
     "decoder_hidden_size": 16,
@@ -108,7 +108,7 @@ _MAE = _IMAGES | {
     "decoder_num_attention_heads": 4,
     "decoder_intermediate_size": 24,
 }
-"""Three of nine patches stay, and the token of the class."""
+"""Three of nine patches remain, and the class token."""
 _RESNET = {
     "num_channels": 2,
     "embedding_size": 8,
@@ -177,10 +177,10 @@ FAMILIES: dict[str, Family] = {
 
 
 def plain(family: Family) -> tuple[Any, dict[str, Tensor]]:
-    """The model as transformers has it, in float64, and its weights."""
+    """Return the transformers model in float64, and its weights."""
     return compare.plain(family.classes()[0], family.config(), family.attention)
 
 
 def subject(family: Family) -> compare.Subject:
-    """What is compared with it."""
+    """Return the subject of the comparison."""
     return compare.Subject(family.classes()[0], family.config())

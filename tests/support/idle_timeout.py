@@ -1,8 +1,8 @@
-"""The time-out of every test: it ends a test in which nothing has happened, however busy the machine is.
+"""Idle time-out of every test: it ends a test without progress, however busy the machine is.
 
-A test fails when neither its process nor any below it has made progress for IDLE_S seconds, by CPU time
-(`dslpar.watchdog.cpu_progress`). So a test waits for a process, or for a file, without a limit of its own. The
-`timeout` of setup.cfg is by the wall clock, and far away: it ends what loops for ever.
+A test fails when neither its process nor a descendant has made progress for IDLE_S seconds, by CPU time
+(`dslpar.watchdog.cpu_progress`). So a test needs no limit of its own when it waits for a process or a file. The
+`timeout` of setup.cfg is much longer wall-clock time. It ends endless loops.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _INTERVAL_S = 10.0
 
 
 def start_timer(limit_s: float, idle_s: float = IDLE_S, interval_s: float = _INTERVAL_S) -> None:
-    """Look every `interval_s` seconds, from the signal handler of an alarm, and fail the test that runs then."""
+    """Check every `interval_s` seconds, in an alarm's signal handler, and fail the running test."""
     progress, ends, looking_s = Progress(idle_s, interval_s), time.monotonic() + limit_s, 0.0
 
     def look(number: int, frame: FrameType | None) -> None:
         nonlocal looking_s
         began_s = time.process_time()
         used, own = use_of_each(os.getpid()), os.getpid()
-        used[own] = Use(used[own].cpu_s - looking_s, held_back=False)  # it runs just now, to look
+        used[own] = Use(used[own].cpu_s - looking_s, held_back=False)  # this process runs now only because it checks
         looking_s += time.process_time() - began_s
         if progress.is_stuck(used):
             _fail(f"nothing has happened for {idle_s:g} s, here and in {len(used) - 1} processes below")
@@ -43,7 +43,7 @@ def start_timer(limit_s: float, idle_s: float = IDLE_S, interval_s: float = _INT
 
 
 def stop_timer() -> None:
-    """Look no more."""
+    """Stop checking."""
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
 

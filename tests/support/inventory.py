@@ -1,12 +1,12 @@
-"""What a user or a test can name, as lines of text: run it before and after a change of structure, and compare.
+"""Print every public name as a line of text, to compare before and after a refactoring.
 
     python -m tests.support.inventory > before.txt      # on one commit
     python -m tests.support.inventory > after.txt       # on the next
     diff before.txt after.txt                           # what was lost, and what came
 
-It asks the program itself: codes (`dslpar explain`), keys (`dslpar config --reference`), commands and their flags
-(`--help`), the public names of `dslpar`, `dslpar.layers` and `dslpar.models`, and pytest's list of tests. Tests are
-counted by function and parameters, without the path of their file, so that a move is no loss.
+The lines come from the program itself: codes (`dslpar explain`), keys (`dslpar config --reference`), commands and their
+flags (`--help`), the public names of `dslpar`, `dslpar.layers` and `dslpar.models`, and pytest's list of tests. Tests
+are counted by function and parameters, without the path of their file, so that moving a test changes nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PACKAGES = ("dslpar", "dslpar.layers", "dslpar.models", "dslpar.config")
 
 
 def output(*command: str) -> str:
-    """What a command of this Python prints; it must end well, or print its usage."""
+    """Return a command's output. It must exit with 0, or print its usage."""
     ran = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True)
     assert ran.returncode in (0, 2), f"{command}: {ran.stderr[-2000:]}"
     return ran.stdout
@@ -35,20 +35,20 @@ def dslpar(*arguments: str) -> str:
 
 
 def codes() -> Iterator[str]:
-    """Code, severity and name of every finding."""
+    """Yield code, severity and name of every finding."""
     for line in dslpar("explain").splitlines():
         if found := re.match(r"([A-Z]+\d+)\s+(\w+)\s+(\S+)", line):
             yield "code " + " ".join(found.groups())
 
 
 def keys() -> Iterator[str]:
-    """Every key with its default and its other names."""
+    """Yield every key with its default and its other names."""
     for entry in json.loads(dslpar("config", "--reference", "--format", "json")):
         yield f"key {entry['key']} ({entry['of']}) = {entry['default']} {' '.join(sorted(entry['aliases']))}".strip()
 
 
 def commands(prefix: tuple[str, ...] = ()) -> Iterator[str]:
-    """Every command, and the flags that it takes."""
+    """Yield every command and its flags."""
     text = dslpar(*prefix, "--help")
     yield from (f"flag {' '.join(prefix)} {flag}" for flag in sorted(set(re.findall(r"(?<![\w-])--[a-z][\w-]*", text))))
     below = text.partition("\ncommands:\n")[2]
@@ -58,14 +58,14 @@ def commands(prefix: tuple[str, ...] = ()) -> Iterator[str]:
 
 
 def names() -> Iterator[str]:
-    """What a program may import."""
+    """Yield the names that a program may import."""
     for package in PACKAGES:
         code = f"import {package} as package; print(*package.__all__)"
         yield from (f"name {package}.{name}" for name in sorted(output("-c", code).split()))
 
 
 def tests() -> Iterator[str]:
-    """Every test by function and parameters, with how often it occurs; those of `make prove` among them."""
+    """Yield every test by function and parameters, with its count, including those of `make prove`."""
     listed = output("-m", "pytest", "--collect-only", "-q", "-m", "", "-p", "no:cacheprovider").splitlines()
     counted = Counter(line.partition("::")[2] for line in listed if "::" in line)
     yield from (f"test {name} * {number}" for name, number in sorted(counted.items()))

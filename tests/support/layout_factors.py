@@ -1,10 +1,10 @@
-"""What a layout is made of, as factors with levels: rows of covering arrays, and layouts that are drawn.
+"""Factors of a layout with their levels, for covering arrays and random layouts.
 
     row = {name: levels[0] for name, levels in FACTORS.items()} | {"mode": "2d", "zero": 1}
     config, world_size = config_of(row)          # sections as a dict, of sizes as they are published
     job_of(row)                                  # None: lint refuses it
 
-Configs are as large as published ones, and `dslpar.parity` makes them small: so shrinking is tried as well.
+Configs are as large as published ones. `dslpar.parity` shrinks them, so shrinking is tested as well.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dslpar.linter import check
 Row = Mapping[str, Any]
 
 HIDDEN, HEADS, KV_HEADS, LAYERS, LENGTH, VOCABULARY = 2304, 144, 72, 12, 1152, 50_001
-"""Sizes that divide over 2, 3, 4, 9 and 16 ranks, and a vocabulary that needs padding on all of them."""
+"""Sizes that 2, 3, 4, 9 and 16 ranks divide, and a vocabulary that all of them must pad."""
 
 _DENSE = {
     "hidden_size": HIDDEN,
@@ -91,11 +91,11 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         _LLAMA | {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 768, "mlp_only_layers": [0]},
     ),
 }
-"""By name: the type of the model, and its sizes."""
+"""Name -> model type and sizes."""
 OF_TRANSFORMERS = tuple(name for name, (kind, _) in FAMILIES.items() if kind.startswith("transformers."))
 
 DECODERS = tuple(name for name, (kind, _) in FAMILIES.items() if kind.endswith(("ForCausalLM", "LMHeadModel")))
-"""Those whose head may be its own, and whose linears may have adapters."""
+"""Families with an optional own head, and linears that can have adapters."""
 
 MODES: Mapping[str, Mapping[str, Any] | None] = {
     "none": None,
@@ -150,19 +150,19 @@ FACTORS: Mapping[str, tuple[Any, ...]] = {
     "loss_chunks": (1, 3),
     "tied": (True, False),
     "adapters": (False, True),
-    "accumulation": (1, 2, 4),  # of a pipeline so many times its ranks
+    "accumulation": (1, 2, 4),  # in a pipeline, multiplied by its ranks
     "clip": (None, 1.0),
     "optimizer": tuple(OPTIMIZERS),
     "order": (None, ("data", "pipe", "tensor")),
 }
-"""Each factor's levels, the plainest first."""
+"""Levels of each factor, the plainest first."""
 
 PLAIN: Row = {name: levels[0] for name, levels in FACTORS.items()}
 """A GPT on one process."""
 
 
 def config_of(row: Row) -> tuple[dict[str, Any], int]:
-    """Return the sections of a row, and its number of ranks."""
+    """Return the sections and the number of ranks of a row."""
     mode, context = MODES[row["mode"]], CONTEXTS[row["context"]]
     parallel: dict[str, Any] = {}
     if row["pipe"] > 1:
@@ -205,21 +205,21 @@ def config_of(row: Row) -> tuple[dict[str, Any], int]:
 
 
 def job_of(row: Row) -> Job | None:
-    """Return the job of a row; None: lint refuses it."""
+    """Return the job of a row, or None if lint refuses it."""
     config, world_size = config_of(row)
     checked = check.check(check.load(config), world_size, forecasts=False)
     return None if checked.has_errors else checked.job
 
 
 def findings_of(row: Row) -> list[str]:
-    """Return why lint refuses a row: its errors."""
+    """Return lint's errors for a row."""
     config, world_size = config_of(row)
     found = check.check(check.load(config), world_size, forecasts=False).findings
     return [f"{each.code} {each.message}" for each in found if each.severity == "error"]
 
 
 def describe(row: Row) -> str:
-    """Return what of a row is not the plainest."""
+    """Return the levels of a row that are not the plainest."""
     return ", ".join(f"{name} {row[name]}" for name in FACTORS if row[name] != PLAIN[name] or name == "family")
 
 
@@ -252,7 +252,7 @@ _LAYERS_CFG = [
 
 
 def _batch(family: str) -> dict[str, Any]:
-    """MoCo's loss tells one sample from the others."""
+    """MoCo's loss contrasts samples, so a micro-batch needs several."""
     return {"micro_size": 16} if family == "MoCo" else {}
 
 

@@ -1,4 +1,4 @@
-"""The layouts that the layers are proven in: a name, and the cuboid with what is kept how."""
+"""The layouts of the layer proofs: name -> cuboid, with the way it keeps activations and panels."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ CONTEXT = {
         CUBOID["cuboid-1-2-2-sequence-batch"], d=2, split="sequence", zigzag=True
     ),
 }
-"""Context parallelism, beside other modes too."""
+"""Context parallelism, also beside other modes."""
 LAYOUTS = ONE_D | SEQUENCE | TWO_D | TWO_AND_A_HALF_D | THREE_D | CUBOID | SPLIT | ZIGZAG | CONTEXT
 EACH_MODE = (
     *("1d-2", "1d-sequence-2", "2d-4", "2.5d-3-depth-3", "3d-8", "cuboid-1-2-2-sequence-batch"),
     *("ring-2", "ulysses-2", "ring-2-zigzag", "ring-2-1d-2"),
 )
-"""A layout of each mode, as `mode_of` tells them apart."""
+"""A layout per mode, as `mode_of` names them."""
 
 RESIDUALS = ("replicated", "sequence", "hidden", "batch")
 INNERS = ("batch", "heads")
 
 
 def _cuboid(x: int, y: int, z: int) -> dict[str, Tensor]:
-    """One shape with every way to keep the residual and the inner activations; a cube is mode 3d."""
+    """Return one shape with every way to keep the residual and the inner activations; a cube is mode 3d."""
     mode = "3d" if x == y == z else "cuboid"
     return {
         f"{mode}-{x}-{y}-{z}-{residual}-{inner}": Tensor(
@@ -76,22 +76,22 @@ CUBOIDS = {
     for name, tensor in _cuboid(*shape).items()
     if tensor not in LAYOUTS.values()
 }
-"""Shapes whose sides differ, and the cube, with each residual and inner."""
+"""Shapes with different sides, and the cube, with each way to keep the residual and the inner activations."""
 
 KEEPS = ("x", "w", "both", "none")
 
 
 def kept(names: list[str]) -> dict[str, Tensor]:
-    """The named layouts with each choice of the panels that live until the backward."""
+    """Return the named layouts with each choice of panels that are kept until the backward."""
     return {
         f"{name}-keep-{keep}": replace((LAYOUTS | CUBOIDS)[name], keep=keep) for name, keep in product(names, KEEPS)
     }  # type: ignore[arg-type]
 
 
 def everything() -> dict[str, Tensor]:
-    """Every cuboid up to 8 ranks with no axis above 2, every way to keep the residual and the inner activations.
+    """Return every cuboid up to 8 ranks with axes of 1 or 2, in every way to keep residual and inner activations.
 
-    Left out: a batch in 8 pieces, which the 12 samples of the proof do not divide into.
+    A batch in 8 pieces is left out, since 8 does not divide the proof's 12 samples.
     """
     return {
         f"d{d}q{q}y{y}z{z}-{residual}-{inner}-{keep}": Tensor(
@@ -115,9 +115,9 @@ def everything() -> dict[str, Tensor]:
 
 
 def mode_of(tensor: Tensor) -> str:
-    """The mode, with what is a mode of its own in all but name: 1d with sequence, ring and Ulysses.
+    """Return the mode, counting 1d with sequence, ring and Ulysses as separate modes.
 
-    One more is context parallelism beside a mode, and with it whatever is both ring and Ulysses.
+    "context" is context parallelism beside a mode, or ring and Ulysses together.
     """
     if tensor.beside_context != tensor.size or tensor.impl == "hybrid":
         return "context"

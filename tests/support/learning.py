@@ -1,4 +1,4 @@
-"""Data from which small models learn in a minute: bytes of this Python's own source, and digits."""
+"""Data from which small models learn in a minute: bytes of Python's own source, and digits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOT_COUNTED = -100
 
 @lru_cache
 def windows() -> Tensor:
-    """Windows of bytes [samples, LENGTH]."""
+    """Return windows of bytes [samples, LENGTH]."""
     sources = [torch.__file__, folder() / "datasets" / "__init__.py", Path(torch.__file__).with_name("_tensor.py")]
     text = b"".join(Path(source).read_bytes() for source in sources)
     tokens = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
@@ -28,7 +28,7 @@ def windows() -> Tensor:
 
 
 class Masked:
-    """A seventh of the bytes of a window masked, to be told; and whether its second half comes after its first."""
+    """Windows with a seventh of the bytes masked as targets, and whether the second half follows the first."""
 
     def __init__(self) -> None:
         self.tokens = windows()
@@ -51,7 +51,7 @@ class Masked:
 
 
 class Denoised:
-    """A span of eight bytes of a window is one token: the decoder tells the span."""
+    """Windows with a span of eight bytes replaced by one token; the decoder predicts the span."""
 
     SPAN = 8
 
@@ -71,7 +71,7 @@ class Denoised:
 
 
 class NextByte:
-    """Each next byte of a window."""
+    """Windows with each next byte as target."""
 
     def __init__(self) -> None:
         self.tokens = windows()
@@ -84,7 +84,7 @@ class NextByte:
 
 
 class Hidden:
-    """Digits, of whose sixteen patches a part is hidden, drawn anew for each sample, to be told by the others."""
+    """Digits with some of their sixteen patches hidden as targets, drawn anew for each sample."""
 
     PATCHES = 16
 
@@ -105,7 +105,7 @@ class Digits(NamedTuple):
 
 @lru_cache
 def digits() -> Digits:
-    """Images [samples, 1, 8, 8] of about mean 0 and variance 1, and their classes."""
+    """Return images [samples, 1, 8, 8] of about mean 0 and variance 1, and their classes."""
     found = load_digits()
     images = (torch.tensor(found.images, dtype=torch.float32)[:, None] - 4.9) / 6.0
     classes = torch.tensor(found.target)
@@ -115,7 +115,7 @@ def digits() -> Digits:
 
 
 def accuracy(engine: Any) -> float:
-    """The share of held-out digits that a trained model tells; -1 on a rank that has no logits."""
+    """Return a model's accuracy on held-out digits, or -1 on a rank without logits."""
     images, classes = digits().held_out
     size = engine.job.batch.micro_size * engine.job.batch.accumulation
     right = total = 0

@@ -1,4 +1,4 @@
-"""Configs as text, linted for a world."""
+"""Lint configs given as text."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ MODEL = "model = dict(type='GPT', num_layers=8, hidden_size=96, num_heads=24, vo
 BATCH = "batch = dict(micro_size=16)\n"
 PATH = "cfg.py"
 TOO_SMALL = ("PERF103", "PERF104", "PERF105", "PERF106")
-"""What the sizes of tests would always get: next to no micro-batch here is large enough for any mode but '1d', and next
-to no pipeline has more micro-batches than one, or layers enough to cut them evenly."""
+"""Findings that the tests' small sizes always cause. Few micro-batches here are large enough for modes beyond '1d', and
+few pipelines have several micro-batches, or enough layers for an even partition.
+"""
 
 
 def findings(
@@ -26,7 +27,7 @@ def findings(
     include: str = "",
     exclude: str = "",
 ) -> list[Finding]:
-    """What lint says of a config's text."""
+    """Return lint's findings for a config's text."""
     cluster = parse(hostfile, "hosts") if hostfile is not None else None
     if cluster is not None and (include or exclude):
         cluster = filter_hosts(cluster, include or exclude, "--include" if include else "--exclude")
@@ -36,12 +37,12 @@ def findings(
 
 
 def codes(text: str, world: int | None = 8, overrides: Sequence[str] = (), hostfile: str | None = None) -> list[str]:
-    """The codes alone."""
+    """Return only the codes."""
     return [finding.code for finding in findings(text, world, overrides, hostfile)]
 
 
 def marked(text: str, finding: Finding) -> str:
-    """The characters that a finding in `text` points at, on its first line."""
+    """Return the characters that a finding in `text` points at, on its first line."""
     place = finding.location
     line = text.splitlines()[place.line - 1]
     end = place.end_column if place.end_line == place.line else len(line) + 1
@@ -49,5 +50,5 @@ def marked(text: str, finding: Finding) -> str:
 
 
 def wrong(text: str, world: int | None = 8) -> list[Finding]:
-    """What lint says, but for what is legal and slow."""
+    """Return lint's findings without those about speed."""
     return [finding for finding in findings(text, world) if not finding.code.startswith("PERF")]

@@ -1,4 +1,4 @@
-"""Which tensors' memory is alive, and the most that was: storages, each once, as a dispatch mode sees them."""
+"""Track live tensor memory and its peak: each storage once, as seen by a dispatch mode."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from torch.utils._pytree import tree_leaves
 
 
 class LiveStorages(TorchDispatchMode):
-    """While active, knows which storages are alive; those that were there before must be `watch`ed."""
+    """A mode that tracks live storages while it is active; earlier storages must be passed to `watch`."""
 
     def __init__(self) -> None:
         super().__init__()
         self._alive: dict[int, tuple[StorageWeakRef, int]] = {}
         self.peak = 0
-        """Most bytes that were alive after an operation."""
+        """Peak of live bytes after an operation."""
         self.largest = 0
-        """Bytes of the largest storage that there was."""
+        """Bytes of the largest storage so far."""
 
     def watch(self, tensors: Iterable[Any]) -> None:
-        """Count the storages of floating-point tensors, as long as they are alive."""
+        """Count the storages of floating-point tensors while they are alive."""
         for tensor in tensors:
             if isinstance(tensor, Tensor) and tensor.device.type != "meta" and tensor.is_floating_point():
                 storage = tensor.untyped_storage()
@@ -34,7 +34,7 @@ class LiveStorages(TorchDispatchMode):
                     self.largest = max(self.largest, storage.nbytes())
 
     def bytes(self, without: Iterable[Tensor] = ()) -> int:
-        """Bytes that are alive, without those of some tensors."""
+        """Return live bytes, without those of some tensors."""
         for key in [key for key, (reference, _) in self._alive.items() if reference.expired()]:
             del self._alive[key]
         left_out = {tensor.untyped_storage()._cdata for tensor in without}
@@ -48,7 +48,7 @@ class LiveStorages(TorchDispatchMode):
 
 
 def watching() -> LiveStorages:
-    """A mode that knows all tensors of this process."""
+    """Return a mode that knows all tensors of this process."""
     live = LiveStorages()
     gc.collect()
     tensors = [each for each in gc.get_objects() if issubclass(type(each), Tensor)]  # a class may be deprecated

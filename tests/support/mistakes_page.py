@@ -1,8 +1,8 @@
-"""docs/mistakes.md, run: `python -m tests.support.mistakes_page` writes what lint prints of each example into the page.
+"""Run docs/mistakes.md: `python -m tests.support.mistakes_page` writes lint's output of each example into the page.
 
-A section of the page has the files of the mistake, a console with the command and what it prints, and the files of
-which the same command prints nothing; a file's name stands behind the language of its block. The page is the test's
-table, as in rustc's error index and Go's testable examples.
+A section of the page has the files of the mistake, a console block with the command and its output, and the corrected
+files, for which the same command prints nothing. A file's name follows the language of its block. The page is the
+test's table, as in rustc's error index and Go's testable examples.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Example(NamedTuple):
 
 
 def examples(page: str) -> Iterator[Example]:
-    """Every section of the page that has a console."""
+    """Yield every section of the page with a console block."""
     for section in re.split(r"^## ", page, flags=re.MULTILINE)[1:]:
         title, blocks = section.partition("\n")[0], _BLOCK.findall(section)
         (console,) = (number for number, (language, _, _) in enumerate(blocks) if language == "console")
@@ -48,7 +48,7 @@ def examples(page: str) -> Iterator[Example]:
 
 
 def run(command: str, files: dict[str, str]) -> tuple[int, str]:
-    """The exit status and the output of a command, in a folder that holds these files alone."""
+    """Return the exit status and output of a command, in a folder with only these files."""
     name, *words = shlex.split(command)
     assert name == "dslpar", command
     here, out = os.getcwd(), io.StringIO()
@@ -65,7 +65,7 @@ def run(command: str, files: dict[str, str]) -> tuple[int, str]:
 
 
 def rewritten(page: str) -> str:
-    """The page with what the commands print now."""
+    """Return the page with the commands' current output."""
     for example in examples(page):
         _, printed = run(example.command, example.mistake)
         console = f"```console\n$ {example.command}\n"

@@ -1,4 +1,4 @@
-"""A model of one's own in transformers' manner, as docs/transformers.md writes a policy for it."""
+"""A user's model in transformers' style; docs/transformers.md writes a policy for it."""
 
 from __future__ import annotations
 
@@ -94,11 +94,11 @@ class OwnDecoder(PreTrainedModel):
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
-        """The token table."""
+        """Return the token table."""
         return self.tokens
 
     def get_output_embeddings(self) -> nn.Module:
-        """The head."""
+        """Return the head."""
         return self.head
 
     def forward(

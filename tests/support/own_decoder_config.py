@@ -1,4 +1,4 @@
-"""A model of one's own by policy, as docs/transformers.md shows it."""
+"""A user's model by policy, as in docs/transformers.md."""
 
 model = dict(
     type="tests.support.own_decoder.OwnDecoder",

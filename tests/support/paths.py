@@ -1,4 +1,4 @@
-"""Where things are: the root of the checkout, and the acceptance tables."""
+"""Paths: the root of the checkout, and the acceptance tables."""
 
 from __future__ import annotations
 

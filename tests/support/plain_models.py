@@ -1,4 +1,4 @@
-"""Models of plain torch that programs bring, their data, and what plain torch makes of them."""
+"""Plain torch models of user programs, their data, and reference results of plain torch."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def mlp() -> nn.Sequential:
 
 
 def points(step: int, inputs: int = 6, classes: int = 4) -> tuple[Tensor, Tensor]:
-    """A global batch."""
+    """Return a global batch."""
     generator = torch.Generator().manual_seed(step)
     return torch.randn(GLOBAL, inputs, generator=generator), torch.randint(classes, (GLOBAL,), generator=generator)
 
 
 def shares(engine: Any, x: Tensor, y: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """This rank's micro-batches of a global batch."""
+    """Return this rank's micro-batches of a global batch."""
     batch, data, rank = engine.job.batch, engine.job.mesh.data, engine.groups.coord["data"]
     return [(xs[rank::data][0], ys[rank::data][0]) for xs, ys in zip(*_cut(batch, data, x, y), strict=True)]
 
@@ -48,7 +48,7 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
 
 
 def plain_torch(module: nn.Module, micro_size: int, steps: int = STEPS, clip: float = 0.5, draw: Any = points) -> Any:
-    """What one process without DeepSpeed gives: [(loss, norm)], weights and buffers."""
+    """Return [(loss, norm)], weights and buffers of one process without DeepSpeed."""
     optimizer, rows = sgd(module.parameters()), []
     for step in range(steps):
         x, y = draw(step)
@@ -64,7 +64,7 @@ def plain_torch(module: nn.Module, micro_size: int, steps: int = STEPS, clip: fl
 
 
 def assert_equal(got: list[Any], expected: Any, rel: float = 1e-6) -> None:
-    """Losses and norms on every rank; weights gathered from all ranks, each one there."""
+    """Compare losses and norms on every rank, and the weights gathered from all ranks, none missing."""
     rows, weights = expected
     held: Weights = {}
     for ours, theirs in got:

@@ -1,4 +1,4 @@
-"""Counts the panels of weights that were gathered ahead."""
+"""Count the prefetched panels of weights."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dslpar.layers import weight_prefetch
 
 
 def count_ahead() -> list[bool]:
-    """Return a list that grows by each panel that came ahead: whether it was used."""
+    """Return a list that gets an entry per prefetched panel: whether it was used."""
     used: list[bool] = []
     original = weight_prefetch._Ahead.is_of
 

@@ -1,14 +1,14 @@
-"""Runs the parts of `make prove`, and goes on where the last run stopped.
+"""Run the parts of `make prove`, and continue where the last run stopped.
 
     python -m tests.support.prove                  # parts that were green at the same content are not run again
     python -m tests.support.prove --fresh          # all parts
     python -m tests.support.prove --part kills     # one part
     python -m tests.support.prove --list
 
-The content of a part is what its result follows from: the product's sources, the files of its tests, all that these
-import from tests/, benchmarks/ and tools/, the pages that tests read, and the versions of Python and of all installed
-packages. What a part has shown stands in build/prove.json, written after each part. A part is recorded as green only
-where its content was the same before and after.
+The content of a part is everything its result depends on: the product's sources, its test files with all their imports
+from tests/, benchmarks/ and tools/, the pages that tests read, and the versions of Python and all installed packages.
+Results are in build/prove.json, written after each part. A part is recorded as green only if its content was the same
+before and after.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from typing import Any, NamedTuple
 from tests.support.paths import ROOT
 
 PRODUCT = ("dslpar", "layers", "configs", "examples", "hostfiles", "train.py", "setup.cfg", "pyproject.toml")
-"""Every part reads them."""
+"""Read by every part."""
 PAGES = ("docs", "README.md", "Makefile", ".ci", ".importlinter", "constraints.txt", "benchmarks", "tools")
-"""Parts that test pages and tools read them too."""
+"""Also read by parts that test pages and tools."""
 SHARED = ("tests/conftest.py", "tests/support")
 RECORD = ROOT / "build" / "prove.json"
 
@@ -50,7 +50,7 @@ SELECTS = (
     "--collect-only",
     "--co",
 )
-"""Words to pytest by which it may run fewer tests: such a run is not recorded."""
+"""pytest options that may select fewer tests: such a run is not recorded."""
 
 
 class Part(NamedTuple):
@@ -58,7 +58,7 @@ class Part(NamedTuple):
 
     paths: tuple[str, ...]
     without: tuple[str, ...] = ()
-    """Folders below `paths` that are other parts."""
+    """Folders below `paths` that belong to other parts."""
     pages: bool = False
     """Whether its tests read PAGES."""
 
@@ -88,11 +88,11 @@ PARTS: Mapping[str, Part] = {
     "hosts": Part(("tests/system/two_hosts",), pages=True),
     "system": Part(("tests/system",), _below("tests/system", "kills two_hosts"), pages=True),
 }
-"""Together they are all of tests/."""
+"""Together the parts are all of tests/."""
 
 
 class Result(NamedTuple):
-    """What a part has shown."""
+    """The result of a part."""
 
     content: str
     green: bool
@@ -105,7 +105,7 @@ class Result(NamedTuple):
 
 
 def content(part: Part, root: Path = ROOT) -> str:
-    """Return a hash of all that a part's result follows from."""
+    """Return a hash of everything that a part's result depends on."""
     own = [path for path in _files(root, part.paths) if not any(_is_below(path, root / out) for out in part.without)]
     named = (*PRODUCT, *SHARED, *(PAGES if part.pages else ()))
     digest = hashlib.blake2b("\n".join(versions()).encode(), digest_size=16)
@@ -115,7 +115,7 @@ def content(part: Part, root: Path = ROOT) -> str:
 
 
 def versions() -> list[str]:
-    """Return Python's, and those of all installed packages."""
+    """Return the versions of Python and all installed packages."""
     return [platform.python_version(), *sorted({f"{one.name}=={one.version}" for one in distributions()})]
 
 
@@ -131,7 +131,7 @@ def _is_below(path: Path, folder: Path) -> bool:
 
 
 def _imported(root: Path, files: Iterable[Path]) -> set[Path]:
-    """Return what these files import from tests/, benchmarks/ and tools/, and what these import, and so on."""
+    """Return the files from tests/, benchmarks/ and tools/ that these files import, directly or indirectly."""
     found, left = set[Path](), list(files)
     while left:
         path = left.pop()
@@ -159,19 +159,19 @@ def _imports(tree: ast.AST) -> Iterator[str]:
 
 
 class Record:
-    """What each part has shown last, in a file."""
+    """The last result of each part, in a file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def read(self) -> dict[str, Result]:
-        """Return what is known, by part; nothing where there is no file."""
+        """Return the known results by part, or nothing if there is no file."""
         if not self.path.exists():
             return {}
         return {name: Result(**row) for name, row in json.loads(self.path.read_text()).items()}
 
     def write(self, name: str, result: Result) -> None:
-        """Keep what a part has shown, in the place of what it had shown before."""
+        """Store a part's result in place of its last one."""
         rows: dict[str, Any] = {key: row._asdict() for key, row in (self.read() | {name: result}).items()}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         unready = self.path.with_suffix(".part")
@@ -179,7 +179,7 @@ class Record:
         unready.replace(self.path)
 
     def green(self, name: str, now: str) -> Result | None:
-        """Return what a part has shown, if it was green at this content."""
+        """Return a part's result if it was green at this content."""
         known = self.read().get(name)
         return known if known and known.green and known.content == now else None
 
@@ -188,7 +188,7 @@ class Record:
 
 
 def run(name: str, part: Part, pytest_args: Sequence[str], folder: Path, root: Path = ROOT) -> Result:
-    """Run a part's tests and return what they have shown."""
+    """Run a part's tests and return their result."""
     report, before, began = folder / f"{name}.xml", content(part, root), time.monotonic()
     folder.mkdir(parents=True, exist_ok=True)
     report.unlink(missing_ok=True)
@@ -209,7 +209,7 @@ def _passed(report: Path) -> int:
 
 
 def prove(names: Iterable[str], record: Record, pytest_args: Sequence[str], fresh: bool = False) -> bool:
-    """Run parts that are not green in the record, print a table of all, and return whether all are green."""
+    """Run the parts that are not green in the record, print a table of all, and return whether all are green."""
     rows, all_green = [f"{'part':12} {'passed':>7} {'wall min':>9} {'CPU s':>7}"], True
     for name in names:
         known = None if fresh else record.green(name, content(PARTS[name]))
@@ -228,7 +228,7 @@ def prove(names: Iterable[str], record: Record, pytest_args: Sequence[str], fres
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run what the command line asks for; 1 where a part is red."""
+    """Run the parts on the command line; return 1 if a part is red."""
     parser = argparse.ArgumentParser(prog="python -m tests.support.prove", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--part", choices=PARTS, help="this part alone")
     parser.add_argument("--fresh", action="store_true", help="run green parts again")

@@ -1,10 +1,10 @@
-"""Configs of other frameworks as CPython itself runs them, with stand-ins for the frameworks: what we must read equals.
+"""Run configs of other frameworks in CPython, with stand-ins for the frameworks, as a reference for the evaluator.
 
     python -m tests.support.python_configs ROOT FILE...      # one JSON object: file -> its values, or its error
 
-Every module that is not below ROOT is a stand-in whose attributes are names; calling one fails, as it would do without
-the package. Only what configs themselves are made of works: LazyCall, get_config and relative imports as LiBai's
-LazyConfig has them (each afresh, dicts with attributes), DictConfig and OmegaConf.create (which copy).
+Every module that is not below ROOT is a stand-in whose attributes are names. Calling one fails, as without the package.
+Only the building blocks of configs work: LazyCall, get_config and relative imports as in LiBai's LazyConfig (evaluated
+anew each time, dicts with attributes), DictConfig and OmegaConf.create (which copy).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROOT = ""
 
 
 class Name:
-    """A class or function of a package that is not here."""
+    """A class or function of a missing package."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -35,7 +35,7 @@ class Name:
 
 
 class StandIn(types.ModuleType):
-    """A package that is not here."""
+    """A missing package."""
 
     def __getattr__(self, attribute: str) -> Name:
         if attribute.startswith("__"):
@@ -44,7 +44,7 @@ class StandIn(types.ModuleType):
 
 
 class Packages(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds a stand-in for every module that neither Python's own library nor the tree has."""
+    """Finds a stand-in for every module outside of Python's standard library and the tree."""
 
     def find_spec(self, fullname: str, path: object, target: object = None) -> importlib.machinery.ModuleSpec | None:
         below = os.path.join(ROOT, *fullname.split("."))
@@ -65,7 +65,7 @@ class Packages(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 class DictConfig(dict[str, Any]):
-    """OmegaConf's: attributes, and copies of the containers that it is given."""
+    """OmegaConf's DictConfig: attributes, and copies of the containers that it is given."""
 
     def __init__(self, content: Mapping[str, Any] | None = None) -> None:
         super().__init__({key: as_config(value) for key, value in (content or {}).items()})
@@ -90,7 +90,7 @@ class DictConfig(dict[str, Any]):
 
 
 class ListConfig(list[Any]):
-    """OmegaConf's."""
+    """OmegaConf's ListConfig."""
 
     def append(self, item: Any) -> None:
         super().append(as_config(item))
@@ -125,7 +125,7 @@ def get_config(name: str) -> DictConfig:
 
 
 def run(path: str) -> dict[str, Any]:
-    """Run a config as LazyConfig does: its relative imports name files by their place, and run them afresh."""
+    """Run a config as LazyConfig does: relative imports find files by their location, and run them anew."""
 
     def relative(name: str, globals: Any = None, locals: Any = None, names: Sequence[str] = (), level: int = 0) -> Any:
         if not level or (globals or {}).get("__file__") != path:
@@ -147,7 +147,7 @@ def run(path: str) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON has it; what JSON has not is marked."""
+    """Return a value as JSON can hold it; other values are marked."""
     if isinstance(value, Name):
         return {"$name": value._name}
     if isinstance(value, dict):
@@ -178,7 +178,7 @@ def main(root: str, files: Sequence[str]) -> None:
         except Exception as error:  # noqa: BLE001 - whatever a config raises, it does not evaluate
             found[file] = f"{type(error).__name__}: {error}"
         for name in set(sys.modules) - before:
-            del sys.modules[name]  # each file is a process of its own
+            del sys.modules[name]  # each file behaves as in a process of its own
     json.dump(found, sys.stdout)
 
 

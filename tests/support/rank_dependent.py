@@ -1,4 +1,4 @@
-"""A model of one's own whose output depends on the rank: a layout of it never computes what one process computes."""
+"""A user's model whose output depends on the rank: no layout of it computes what one process computes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class RankDependent(nn.Module):
-    """A table of tokens and a head, whose logits rank r scales by 1 + r; all ranks but 0 add a learned shift."""
+    """A token table and a head. Rank r scales the logits by 1 + r, and all ranks but 0 add a learned shift."""
 
     def __init__(self, vocab_size: int = 256, width: int = 16) -> None:
         super().__init__()
@@ -15,7 +15,7 @@ class RankDependent(nn.Module):
         self.shift = nn.Embedding(1, vocab_size)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """[batch, sequence] ids to logits [batch, sequence, vocab_size]."""
+        """Map ids [batch, sequence] to logits [batch, sequence, vocab_size]."""
         logits: Tensor = self.head(self.embedding(ids))
         rank = dist.get_rank() if dist.is_initialized() else 0
         return logits * (1 + rank) + self.shift.weight[0] if rank else logits

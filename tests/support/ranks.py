@@ -1,9 +1,9 @@
-"""Starts ranks for a test: `on_ranks(4, fn, *args)` returns what `fn` returned, by rank.
+"""Start ranks for a test: `on_ranks(4, fn, *args)` returns `fn`'s values by rank.
 
     def rank_sum(groups_of: int) -> int: ...
     assert on_ranks(2, rank_sum, 2) == [2, 2]
 
-`dslpar.distributed.forked_ranks` forks them and says how long they may take; here is what a rank would import first.
+`dslpar.distributed.forked_ranks` forks them and sets their time limits. This module imports in advance what ranks need.
 """
 
 from __future__ import annotations
@@ -30,6 +30,6 @@ def on_ranks(
     cpu_s: float = 900,
     env: dict[str, str] | None = None,
 ) -> list[Any]:
-    """As `run_on_ranks`, from a process that has imported what ranks need."""
+    """Call `run_on_ranks` from a process that has imported what ranks need."""
     warm.import_deepspeed() if init == "deepspeed" else warm.import_torch()
     return run_on_ranks(n, fn, *args, init=init, idle_s=idle_s, cpu_s=cpu_s, env=env)

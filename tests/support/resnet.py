@@ -1,4 +1,4 @@
-"""ResNet-18 for small images, in the usual parts and under torchvision's names (arXiv 1512.03385)."""
+"""ResNet-18 for small images, in the usual modules and with torchvision's names (arXiv 1512.03385)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs that go on from their newest checkpoint, and whether two of them hold the same to the bit."""
+"""Runs that continue from their newest checkpoint, and a bitwise comparison of two of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dslpar.models.gpt import section
 from dslpar.schema import sections as schema_sections
 
 VOCAB, LENGTH, SAMPLES = 61, 8, 20
-"""20 samples and 8 a step: an epoch ends within step 3, step 5 is in the middle of the second."""
+"""20 samples with 8 per step: an epoch ends within step 3, and step 5 is in the middle of the second."""
 
 
 def job_of(folder: Path, world: int, **sections: Any) -> Job:
@@ -48,7 +48,7 @@ def engine_of(job: Job) -> Any:
 
 
 def step(engine: Any) -> tuple[float, float, float]:
-    """The next one of the run."""
+    """Take the run's next step."""
     from dslpar.data.order import micro_batches
 
     job, data_rank = engine.job, engine.groups.coord["data"]
@@ -58,7 +58,7 @@ def step(engine: Any) -> tuple[float, float, float]:
 
 
 def loaded(job: Job) -> Any:
-    """A fresh engine with the newest checkpoint of the job's folder."""
+    """Return a fresh engine with the newest checkpoint of the job's folder."""
     engine = engine_of(job)
     stored = checkpoint.find_checkpoint(job, engine.groups.axis("pipe", "data", "tensor"))
     assert stored is not None
@@ -71,9 +71,9 @@ Outcome = tuple[list[tuple[int, float, float, float, bool]], dict[str, torch.Ten
 
 
 def run(job: Job, until: int, corrupt: int | None = None) -> Outcome:
-    """Goes on from the newest checkpoint to step `until`, and saves. Lines, and all that this rank holds.
+    """Continue from the newest checkpoint to step `until`, save, and return the lines and this rank's state.
 
-    At step `corrupt` the loss is infinite.
+    The loss of step `corrupt` is infinite.
     """
     from dslpar.data.order import micro_batches
     from dslpar.distributed.groups import Groups
@@ -97,13 +97,13 @@ def run(job: Job, until: int, corrupt: int | None = None) -> Outcome:
 
 
 def spoil(engine: Any) -> None:
-    """The next backward gives a gradient that is not finite."""
+    """Make the next backward give a non-finite gradient."""
     p = next(p for p in engine.module.parameters() if p.requires_grad)
     handle = p.register_hook(lambda grad: (handle.remove(), grad * float("inf"))[1])
 
 
 def held_by(engine: Any) -> dict[str, torch.Tensor]:
-    """Weights and the optimizer's state."""
+    """Return the weights and the optimizer's state."""
     weights = {name: p.detach().clone() for name, p in engine.module.named_parameters()}
     kept: dict[str, torch.Tensor] = {}
     for index, state in enumerate(engine.deepspeed.optimizer.state.values()):
@@ -112,7 +112,7 @@ def held_by(engine: Any) -> dict[str, torch.Tensor]:
 
 
 def same(one: Outcome, other: Outcome) -> list[str]:
-    """What differs, in any bit."""
+    """Return the names that differ in any bit."""
     assert one[1].keys() == other[1].keys()
     lines = [f"{a} is not {b}" for a, b in zip(one[0], other[0], strict=True) if repr(a) != repr(b)]
     return lines + [name for name in one[1] if not torch.equal(one[1][name], other[1][name])]
@@ -130,6 +130,6 @@ FOUR_LAYERS = section.GPT(num_layers=4, hidden_size=16, num_heads=2, vocab_size=
 
 
 def scheduled(kind: str, num_chunks: int, **sections: Any) -> dict[str, Any]:
-    """Sections of a pipeline over 2 ranks, of a model of four layers with a tied table."""
+    """Return the sections of a 2-rank pipeline, and a model of four layers with a tied table."""
     schedule = schema_sections.PipelineSchedule(type=kind, num_model_chunks=num_chunks)
     return {"parallel": parallel(2), "batch": PIPED, "schedule": schedule, "model": FOUR_LAYERS} | sections

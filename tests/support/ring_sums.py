@@ -1,8 +1,8 @@
-"""Sums as NCCL's ring takes them: one rank after the other, each in the tensor's own precision.
+"""Sums in the order of NCCL's ring: one rank after the other, each in the tensor's own precision.
 
     monkeypatch.setattr(collectives, "start_reduce_scatter", ring_sums.start_reduce_scatter)
 
-gloo sums once, in a wider type: of bfloat16 that flatters. A ring rounds at each hop.
+gloo sums bfloat16 once in a wider dtype, which understates the rounding. A ring rounds at each hop.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _start_all_reduce_ = collectives.start_all_reduce_
 
 
 def in_order(pieces: list[Tensor], last: int) -> Tensor:
-    """The sum that ends at rank `last`: it begins at the next one, and goes around."""
+    """Return the sum that ends at rank `last`: it begins at the next rank, and goes around."""
     size = len(pieces)
     total = pieces[(last + 1) % size]
     for step in range(2, size + 1):
@@ -27,7 +27,7 @@ def in_order(pieces: list[Tensor], last: int) -> Tensor:
 
 
 def start_reduce_scatter(x: Tensor, axis: Axis, dim: int = 0) -> Pending:
-    """As `collectives.start_reduce_scatter`."""
+    """Replace `collectives.start_reduce_scatter`."""
     if axis.size == 1:
         return Pending(x)
     whole = collectives.all_gather(x.unsqueeze(0).contiguous(), axis)
@@ -35,7 +35,7 @@ def start_reduce_scatter(x: Tensor, axis: Axis, dim: int = 0) -> Pending:
 
 
 def start_all_reduce_(x: Tensor, axis: Axis, op: str = "sum") -> Pending:
-    """As `collectives.start_all_reduce_`: each rank sums a piece, and all get all pieces."""
+    """Replace `collectives.start_all_reduce_`: each rank sums a piece, and all ranks get all pieces."""
     if axis.size == 1 or op != "sum":
         return _start_all_reduce_(x, axis, op)
     whole = collectives.all_gather(x.reshape(1, -1), axis)
@@ -45,6 +45,6 @@ def start_all_reduce_(x: Tensor, axis: Axis, op: str = "sum") -> Pending:
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have all layers sum so, here and on ranks that are forked from here."""
+    """Use these sums in all layers, here and on later forks."""
     monkeypatch.setattr(collectives, "start_reduce_scatter", start_reduce_scatter)
     monkeypatch.setattr(collectives, "start_all_reduce_", start_all_reduce_)

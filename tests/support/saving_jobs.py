@@ -1,4 +1,4 @@
-"""The smallest job that saves."""
+"""The smallest job that saves a checkpoint."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""How the code reads, in numbers: `python -m tests.support.shape` prints them beside those of codebases that we follow.
+"""Metrics of the code's shape: `python -m tests.support.shape` prints them beside those of other codebases.
 
-They are signs, not goals: a function that is cut in five so that it counts as short is harder to read than before. The
-last column is what picotron, torchtitan, nanoGPT, litgpt and equinox have, from the least to the most; "-" is what was
-not counted there.
+They are signs, not goals: a function that is split in five to count as short is harder to read than before. The last
+column is the range over picotron, torchtitan, nanoGPT, litgpt and equinox, or "-" if it was not counted there.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 TABLES = re.compile(
     r"dslpar/(schema/data|migrate/(colossalai|libai|deepspeed)\.py|schema/(deepspeed_keys|sections)\.py)"
 )
-"""Files that are mostly data: not counted among the long ones."""
+"""Files that are mostly data, which are not counted among the long ones."""
 MODELS = {
     "lines of a function: p50": "6-10",
     "p90": "24-31",
@@ -37,7 +36,7 @@ MODELS = {
 
 
 class Module(NamedTuple):
-    """A file, read once."""
+    """A parsed file."""
 
     path: str
     text: str
@@ -45,7 +44,7 @@ class Module(NamedTuple):
 
 
 def library() -> list[Module]:
-    """Every module of dslpar and of dslpar.layers."""
+    """Return every module of dslpar and of dslpar.layers."""
     found = []
     for folder in ("dslpar", "layers"):
         for path in sorted((ROOT / folder).rglob("*.py")):
@@ -63,18 +62,18 @@ def functions(modules: Iterable[Module]) -> Iterator[tuple[Module, Function]]:
 
 
 def length(node: Function) -> int:
-    """Lines from `def` to the end."""
+    """Return the number of lines from `def` to the end."""
     return (node.end_lineno or 0) - node.lineno + 1
 
 
 def nesting(node: ast.AST) -> int:
-    """How deep blocks stand in one another."""
+    """Return the depth of nested blocks."""
     blocks = (ast.If, ast.For, ast.While, ast.With, ast.Try)
     return max((isinstance(child, blocks) + nesting(child) for child in ast.iter_child_nodes(node)), default=0)
 
 
 def comments(modules: Iterable[Module]) -> tuple[int, int]:
-    """(lines with a comment, lines of code): docstrings and blank lines are neither."""
+    """Return (lines with a comment, lines of code); docstrings and blank lines are neither."""
     commented, code = 0, set()
     for module in modules:
         strings = {
@@ -93,7 +92,7 @@ def comments(modules: Iterable[Module]) -> tuple[int, int]:
 
 
 def one_use_helpers(modules: list[Module]) -> list[str]:
-    """Private functions of three lines or fewer that their module names once beside their definition."""
+    """Return private functions of three lines or fewer that their module uses once."""
     found = []
     for module, node in functions(modules):
         body = node.body[1:] if ast.get_docstring(node) else node.body
@@ -133,7 +132,7 @@ def figures() -> dict[str, str]:
 
 
 def packages() -> Counter[str]:
-    """Lines by package."""
+    """Return lines by package."""
     counted: Counter[str] = Counter()
     for one in library():
         parts = Path(one.path).parts

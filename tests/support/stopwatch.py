@@ -1,4 +1,4 @@
-"""Measures time where other processes use the machine too: `make prove` runs tests side by side.
+"""Measure time on a machine that other processes use, too: `make prove` runs tests side by side.
 
 watch = Stopwatch()
 ...
@@ -14,21 +14,21 @@ import psutil
 
 
 class Stopwatch:
-    """Counts from when it is made."""
+    """Counts from its creation."""
 
     def __init__(self) -> None:
         self._wall, self._busy, self._own = _now()
 
     def wall_s(self) -> float:
-        """Seconds by the clock."""
+        """Return wall-clock seconds."""
         return time.monotonic() - self._wall
 
     def alone_s(self) -> float:
-        """Seconds that a machine without others would have taken, about: for upper limits, and for these alone."""
+        """Return about the seconds that an otherwise idle machine would take. Use it for upper limits only."""
         return self.wall_s() * self.our_share()
 
     def our_share(self) -> float:
-        """The share of the machine that others have not used: 1 where they have not run."""
+        """Return the share of the machine that others have not used, which is 1 if they did not run."""
         before = self._wall, self._busy, self._own
         wall, busy, own = (now - then for now, then in zip(_now(), before, strict=True))
         others = max(busy - own, 0.0) / (wall * (psutil.cpu_count() or 1))
@@ -36,7 +36,7 @@ class Stopwatch:
 
 
 def _now() -> tuple[float, float, float]:
-    """Wall time; CPU time of the machine, all but idle; CPU time of this process and of those below that have ended."""
+    """Return wall time, the machine's CPU time without idle, and the CPU time of this process and ended children."""
     cpu = psutil.cpu_times()
     usages = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
     busy = sum(cpu) - cpu.idle - cpu.iowait - cpu.guest - cpu.guest_nice

@@ -1,4 +1,4 @@
-"""torch's fused products on CPUs, by what torch's own tests put in their place: collectives around plain products."""
+"""torch's fused products on CPUs, by the stand-ins of torch's own tests: collectives around plain products."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STAND_INS: dict[str, Callable[..., Any]] = {
 
 @contextmanager
 def fused_products_on_cpus() -> Iterator[Counter[str]]:
-    """Have CPUs compute them, within; counts their calls by name."""
+    """Let CPUs compute fused products inside the `with`, and count the calls by name."""
     calls: Counter[str] = Counter()
 
     def counted(name: str) -> Callable[..., Any]:

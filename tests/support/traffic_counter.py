@@ -1,12 +1,12 @@
-"""What this rank sends, counted at torch.distributed itself: elements, bytes and calls by collective and axis.
+"""Count what this rank sends through torch.distributed: elements, bytes and calls, by collective and axis.
 
     with counting(groups) as sent:
         loss(module(ids), labels).backward()
     sent.elements.of("y")                               # Traffic, as dslpar.costs.traffic has it
     sent.calls[("all_reduce", "y")]
 
-Every operation that goes through torch's dispatcher is seen, whoever calls it: dslpar's own, DeepSpeed's, DTensor's, in
-the forward, in autograd's backward and asynchronously. Ring counts, for n ranks:
+Every operation that goes through torch's dispatcher is counted: dslpar's, DeepSpeed's and DTensor's, in the forward, in
+autograd's backward, and asynchronous ones. Ring counts, for n ranks:
 
 ================  =========================================================================
 all_gather        (n-1)/n of all pieces together
@@ -20,12 +20,12 @@ scatter           what goes to other ranks, for the source alone
 reduce, gather    all that a rank puts in, for every rank but the one that gets the result
 ================  =========================================================================
 
-An axis is named by its letters that have more than one rank: "y", "d q", "data", "pipe". Groups are known by their
-ranks, so one that DeepSpeed made over the data axis is "data"; where the tensor group is the whole world its letters
-name the world too. A message goes along the axes on which its two ends differ. A group that is no axis of the mesh is
+An axis is named by its letters with more than one rank: "y", "d q", "data", "pipe". Groups are identified by their
+ranks, so DeepSpeed's own group over the data axis is "data". If the tensor group is the whole world, its letters name
+the world, too. A message goes along the axes on which its two ends differ. A group that is no axis of the mesh is
 "other".
 
-The mode steps aside for DTensor, as torch's debug modes do, and meets the plain collectives that DTensor comes down to.
+The mode steps aside for DTensor, as torch's debug modes do, and sees the plain collectives that DTensor calls.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
-import torch._dynamo  # once, here: else each rank that counts imports it, which takes seconds
+import torch._dynamo  # once, here: otherwise each rank that counts imports it, which takes seconds
 import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -58,7 +58,7 @@ OTHER = "other"
 
 
 class Sent:
-    """What was sent so far."""
+    """Everything sent so far."""
 
     def __init__(self, mesh: Mesh, rank: int) -> None:
         self._mesh, self._rank = mesh, rank
@@ -68,28 +68,28 @@ class Sent:
 
     @property
     def elements(self) -> Traffic:
-        """By (collective, axis)."""
+        """Elements by (collective, axis)."""
         return Traffic(self._elements)
 
     @property
     def bytes(self) -> Traffic:
-        """By (collective, axis)."""
+        """Bytes by (collective, axis)."""
         return Traffic(self._bytes)
 
     @property
     def calls(self) -> Mapping[Key, int]:
-        """How often this rank sent by it."""
+        """Number of sends by (collective, axis)."""
         return dict(self._calls)
 
     def add(self, call: _Call) -> None:
-        """One call, over more than one rank."""
+        """Add one call over more than one rank."""
         key = (call.collective, self._axis(call))
         self._elements[key] += call.elements
         self._bytes[key] += call.elements * call.itemsize
         self._calls[key] += 1
 
     def _axis(self, call: _Call) -> str:
-        """The letters on which these ranks differ; of a group, if they are all that differ on them alone."""
+        """Return the letters on which the call's ranks differ, if its group holds all ranks that differ only there."""
         coords = [self._mesh.coord(rank) for rank in call.ranks]
         letters = [letter for letter in self._mesh.sizes if len({coord[letter] for coord in coords}) > 1]
         if letters == ["d"] and self._mesh.tensor.impl == "hybrid":
@@ -102,7 +102,7 @@ class Sent:
 
 
 class _Call(NamedTuple):
-    """One collective, as this rank takes part in it."""
+    """One collective, with this rank's part in it."""
 
     collective: str
     ranks: Sequence[int]
@@ -112,9 +112,9 @@ class _Call(NamedTuple):
 
 @contextmanager
 def counting(groups: Groups) -> Iterator[Sent]:
-    """What this rank sends within, in the mesh of `groups`.
+    """Count what this rank sends inside the `with`, in the mesh of `groups`.
 
-    Raises: NotImplementedError, for an operation of torch.distributed that has no row in the table.
+    Raises: NotImplementedError for an operation of torch.distributed without a row in the table.
     """
     sent = Sent(groups.mesh, groups.rank)
     counter = _Counting(sent)
@@ -153,7 +153,7 @@ class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # what it comes down to comes here again
+            return NotImplemented  # its plain collectives come here again
         kwargs = kwargs or {}
         if isinstance(func, torch._ops.OpOverload) and func.namespace in _NAMESPACES:
             self._count(func, args, kwargs)
@@ -180,7 +180,7 @@ class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
 _NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor")
 
 Tensors = Any
-"""A tensor, or a list of them, of lists of them."""
+"""A tensor, or nested lists of tensors."""
 
 
 def _size(tensors: Tensors) -> int:
@@ -207,12 +207,12 @@ def _twice(tensors: Tensors, group: dist.ProcessGroup, arguments: Mapping[str, A
 
 
 def _to_others(pieces: Tensors, group: dist.ProcessGroup, _: Mapping[str, Any]) -> Number:
-    """Of this rank's piece to everyone, what all send on together: as a ring of n pieces."""
+    """Return this rank's share of an all-gather in a ring: n - 1 times the size of a piece."""
     return (group.size() - 1) * _size(pieces)
 
 
 def _parts(tensors: Tensors, group: dist.ProcessGroup, arguments: Mapping[str, Any]) -> Number:
-    """A tensor cut along its first dim, equally or as asked; or a list of parts."""
+    """Return what leaves this rank, from a tensor cut along its first dim (equally or as given), or a list of parts."""
     if not isinstance(tensors, Tensor):
         return sum(_size(part) for index, part in enumerate(tensors) if index != group.rank())
     splits: list[int] | None = arguments.get("input_split_sizes")
@@ -267,7 +267,7 @@ _SENDS: Mapping[str, tuple[str, Callable[[Tensors, dist.ProcessGroup, Mapping[st
     "shard_dim_alltoall": ("all_to_all", _ring, "input"),
     "isend": ("send", _whole, "tensor"),
 }
-"""Torch's name of an operation, stripped of underscores: what it is, what this rank sends, of which argument."""
+"""torch's name of an operation without underscores -> collective, count of what this rank sends, its argument."""
 
 _SILENT = (
     "recv",
@@ -279,4 +279,4 @@ _SILENT = (
     "wait_tensor",
     "wrap_tensor_autograd",
 )
-"""What sends no elements."""
+"""Operations that send no elements."""

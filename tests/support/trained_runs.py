@@ -1,4 +1,4 @@
-"""Runs that were trained for a test, and the layouts that they are used on."""
+"""Trained runs for tests, and the layouts on which they are used."""
 
 from __future__ import annotations
 
@@ -95,4 +95,4 @@ LAYOUTS: dict[str, tuple[int, str]] = {
     "data-2-pipe-2-1d-2": _parallel(8, pipeline=2, **_tensor(2, "1d")),
     "data-3": _parallel(3, pipeline=1),
 }
-"""Ranks, and the override that lays the model out over them; what is left of the ranks are replicas."""
+"""Number of ranks, and the override that lays the model out on them; remaining ranks are replicas."""

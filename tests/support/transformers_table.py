@@ -1,8 +1,8 @@
-"""Which models of transformers are proven in what: `python -m tests.support.transformers_table` writes it into pages.
+"""Write the tables of verified transformers models into the pages: `python -m tests.support.transformers_table`.
 
-The first table is made of the tables that tests run: families and layouts of tests/distributed/policies, and what
-trains through DeepSpeed, rows of tests/properties/layouts and the record of tests/properties/families. The second is
-that record alone. What no test runs cannot stand in them.
+The first table is made from what tests run: families and layouts of tests/distributed/policies, and training through
+DeepSpeed in rows of tests/properties/layouts and the record of tests/properties/families. The second table is that
+record alone. Neither can contain anything that no test runs.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _COLUMNS: Mapping[str, str] = {
     "ring": "ring",
     "ulysses": "Ulysses",
 }
-"""Modes, as `tests.support.layouts.mode_of` names them -> heads of columns."""
+"""Modes, as `tests.support.layouts.mode_of` names them -> column headings."""
 
 
 def table() -> str:
-    """Return the table: a row a class, the numbers of ranks in which each mode is exact."""
+    """Return the table: a row per class, with the numbers of ranks on which each mode is exact."""
     heads = ["class", *_COLUMNS.values(), "stages", "ZeRO"]
     rows = [heads, ["---"] * len(heads), *(_row(name, of) for name, of in _by_class().items())]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in rows)
@@ -66,7 +66,7 @@ def _row(cls: str, names: list[str]) -> list[str]:
         tensors += map(cuboid_of, many_ranks.LAYOUTS.values())
     for tensor in tensors:
         mode = mode_of(tensor)
-        if mode != "context":  # beside other modes, which have columns of their own
+        if mode != "context":  # beside other modes, which have their own columns
             exact["ring" if mode == "zigzag" else mode].add(tensor.size)
     rows = [row for row in rows_of_array("prove") if _trains(row, cls)]
     seen = [ROWS[name] for name in record.read() if ROWS[name].family in names]
@@ -85,7 +85,7 @@ def _numbers(found: Iterable[int]) -> str:
 
 
 def trained() -> str:
-    """Return the table of what trained: a row a family; in each mode, ZeRO stages by themselves and over two stages."""
+    """Return the table of training: a row per family, a cell per mode with ZeRO stages for 1 and 2 pipeline stages."""
     heads = ["family", *MODES, "runs", "loss", "weights"]
     seen = record.read()
     rows = [heads, ["---"] * len(heads)]
@@ -105,7 +105,7 @@ def _stages(rows: list[Row], family: str, mode: str) -> str:
 
 
 def rewritten(page: str) -> str:
-    """Return the page with its tables as they are now."""
+    """Return the page with its current tables."""
     assert _BEGIN in page, f"no place for the table: {_BEGIN}"
     for begin, made in ((_BEGIN, table), (_BEGIN_TRAINED, trained)):
         marked = re.compile(f"{re.escape(begin)}.*?{re.escape(_END)}", re.DOTALL)

@@ -1,11 +1,11 @@
-"""Pages of docs/tutorials: their blocks of code, the commands in them, and what these are to print.
+"""Pages of docs/tutorials: their blocks of code, and the commands with their expected output.
 
 A block whose info string names a file, as in
 
     ```python mine.py
 
-is that file. A `console` block has commands, which begin with `$`, and below each lines of what it prints; `...` in
-such a line stands for anything. After `# exit status N` the command must end so. There are no other blocks.
+is that file. A `console` block has commands, which begin with `$`, each followed by lines of its output. In such a
+line, `...` matches anything. `# exit status N` gives the expected exit status. There are no other blocks.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Command(NamedTuple):
     text: str
     status: int
     expected: list[str]
-    """Lines that it is to print."""
+    """Lines that it must print."""
 
     def check(self, status: int, printed: str, where: str) -> None:
-        """Fail where the status is another, or a line is not printed."""
+        """Fail on another status, or on a missing line."""
         assert status == self.status, f"{where}: {self.text}: status {status}:\n{printed}"
         for each in self.expected:
             pattern = ".*".join(map(re.escape, each.strip().split("...")))
@@ -45,14 +45,14 @@ class Command(NamedTuple):
 
 
 def blocks(page: str) -> list[Block]:
-    """The blocks of a page, in order."""
+    """Return the blocks of a page, in order."""
     text = (FOLDER / f"{page}.md").read_text(encoding="utf-8")
     found = re.finditer(r"^```(\w*) ?(\S*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     return [Block(*each.groups(), line=text[: each.start()].count("\n") + 1) for each in found]
 
 
 def commands(block: Block) -> list[Command]:
-    """The commands of a console block."""
+    """Return the commands of a console block."""
     found = []
     for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE):
         if part:

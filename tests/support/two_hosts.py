@@ -1,4 +1,4 @@
-"""Two hosts on one machine, for launchers that go over ssh: each has its own network, name, processes, mounts and sshd.
+"""Two hosts on one machine, for launchers over ssh: each has its own network, name, processes, mounts and sshd.
 
     with two_hosts() as hosts:
         hostfile = hosts.hostfile(slots=4)                  # "host0 slots=4", "host1 slots=4"
@@ -6,10 +6,10 @@
         job = hosts.start(0, ["mpirun", ...], output=path)  # job.pid: what runs, to send it a signal
         hosts.cut(1), hosts.restore(1), hosts.kill(1)
 
-A host is a process in namespaces of its own, and dies with the process that asked for it, SIGKILL included; with it go
-its network and mounts, so nothing is ever left over, and any number of these pairs live side by side. A third
-namespace is the switch: host 0 keeps its link when host 1's is cut. Files are shared, as on a cluster's file system.
-ssh finds keys in mounts that no one else sees, so nobody's ~/.ssh is read or written. Needs root.
+A host is a process in its own namespaces. It dies with the process that asked for it, even by SIGKILL, and its network
+and mounts go with it. So nothing is left over, and any number of pairs can run side by side. A third namespace is the
+switch: host 0 keeps its link when host 1's is cut. Files are shared, as on a cluster's file system. ssh finds its keys
+in private mounts, so nobody's ~/.ssh is read or written. This needs root.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PACKAGES = {
     "sshd": "openssh-server",
     "unshare": "util-linux",
 }
-"""Program to the Debian package that has it."""
+"""Program -> its Debian package."""
 SBIN = "/usr/sbin:/sbin"
 Names = Literal["known", "loopback", "unknown"]
 NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -80,7 +80,7 @@ exec "$(command -v sshd)" -D -e -f {folder}/{name}.sshd_config
 
 
 class Finished(NamedTuple):
-    """A command that has ended."""
+    """A finished command."""
 
     status: int
     output: str
@@ -90,13 +90,13 @@ class Job(NamedTuple):
     """A command that runs on a host."""
 
     process: subprocess.Popen[bytes]
-    """What entered the host, and waits there; its status is the command's."""
+    """The process that entered the host and waits there; its status is the command's."""
     pid: int
-    """The command itself, as seen from outside: where signals go."""
+    """The command's pid as seen from outside, to which signals are sent."""
 
 
 def missing() -> str:
-    """Why there can be no two hosts here, and what to install; empty where there can."""
+    """Return why two hosts cannot run here, and what to install; "" if they can."""
     if os.geteuid() != 0:
         return "two hosts need root, for namespaces"
     absent = {package for program, package in PACKAGES.items() if not shutil.which(program, path=_path(os.environ))}
@@ -108,11 +108,11 @@ def missing() -> str:
 
 @contextlib.contextmanager
 def two_hosts(*, names: Names = "known", **environ: str) -> Iterator[Hosts]:
-    """Two hosts, up and reachable by ssh.
+    """Start two hosts that reach each other by ssh.
 
-    `names`: whether a host's name is known to both as its address; or to itself as 127.0.1.1, as Debian sets it up, and
-    torch's gloo trips over it; or to nobody, and hostfiles hold addresses.
-    `environ`: set for every ssh session, on top of the settings of tests.
+    `names`: whether both hosts know a host's name as its address; or the host itself knows it as 127.0.1.1, as on
+    Debian, which torch's gloo fails on; or nobody knows it, and hostfiles contain addresses. `environ`: set for every
+    ssh session, on top of the settings of tests.
     """
     assert not missing(), missing()
     with tempfile.TemporaryDirectory(prefix="dslpar_hosts_") as folder:
@@ -138,19 +138,19 @@ class Hosts:
         self._jobs: list[subprocess.Popen[bytes]] = []
         self._hosts: list[_Namespaces | None] = [None, None]
 
-    # ---- what tests ask for ----
+    # ---- for tests ----
 
     def environ(self, host: int) -> dict[str, str]:
-        """For commands that start on a host: of this process, with the environment's programs first."""
+        """Return the variables of commands on a host: this process's, with the Python environment's programs first."""
         return os.environ | {"PYTHONPATH": str(ROOT), "PATH": _path(os.environ)} | self._session(host)
 
     @property
     def called(self) -> tuple[str, str]:
-        """What the hosts are called by each other."""
+        """Return the names by which the hosts know each other."""
         return self.addresses if self._names == "unknown" else self.names
 
     def hostfile(self, slots: int) -> str:
-        """Path of a hostfile, which DeepSpeed and OpenMPI read alike."""
+        """Return the path of a hostfile, which DeepSpeed and OpenMPI read alike."""
         path = self.folder / f"hostfile_{slots}"
         path.write_text("".join(f"{name} slots={slots}\n" for name in self.called))
         return str(path)
@@ -163,7 +163,7 @@ class Hosts:
         cwd: Path | str = ROOT,
         environ: Mapping[str, str] = NOTHING,
     ) -> Job:
-        """Starts a command on a host, in a session of its own; it inherits `environ` on top of `self.environ(host)`."""
+        """Start a command on a host, in its own session, with `environ` on top of `self.environ(host)`."""
         with open(output, "wb") as file:
             process = subprocess.Popen(
                 [*self._enter(host), f"--wd={cwd}", "--", *words],
@@ -184,8 +184,8 @@ class Hosts:
         cwd: Path | str = ROOT,
         environ: Mapping[str, str] = NOTHING,
     ) -> Finished:
-        """Runs a command on a host to its end. Without progress for `idle_s`, all on both hosts that it may have
-        started is killed, and the test fails.
+        """Run a command on a host to its end. Without progress for `idle_s`, everything that it may have started on
+        both hosts is killed, and the test fails.
         """
         output = self.folder / f"output_{time.monotonic_ns()}"
         job = self.start(host, words, output, cwd, environ)
@@ -198,30 +198,30 @@ class Hosts:
         return Finished(status, output.read_text(errors="replace"))
 
     def processes(self, host: int) -> dict[int, list[str]]:
-        """What runs on a host, sshd and the sessions that it waits for aside: process to its command line."""
+        """Return the processes on a host without sshd and its sessions: pid -> command line."""
         inside = self._hosts[host]
         return inside.processes() if inside else {}
 
     def sweep(self) -> None:
-        """Ends whatever runs on the hosts."""
+        """Kill all processes on the hosts."""
         for host in (0, 1):
             for pid in self.processes(host):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
     def cut(self, host: int) -> None:
-        """The host is gone from the network, and nobody is told: no packet comes or goes."""
+        """Cut a host off the network silently: no packet comes or goes."""
         self._on_switch("ip", "link", "set", f"port{host}", "down")
 
     def restore(self, host: int) -> None:
-        """The host is on the network again, newly booted if it had been killed."""
+        """Put a host on the network again, newly booted if it had been killed."""
         if self._hosts[host] is None:
             self._boot_host(host)
         self._on_switch("ip", "link", "set", f"port{host}", "up")
         self._until_reachable(host)
 
     def kill(self, host: int) -> None:
-        """As if the power were gone: no connection is closed, no process ends in order."""
+        """Switch a host off, as without power: no connection is closed, no process ends in order."""
         inside, self._hosts[host] = self._hosts[host], None
         assert inside is not None, f"{self.names[host]} is down"
         self.cut(host)
@@ -229,24 +229,24 @@ class Hosts:
         inside.end()
 
     def shared_disk(self, path: Path | str, size_bytes: int) -> None:
-        """On both hosts `path` is one file system of this size; outside of them it is not seen."""
+        """Mount one file system of this size at `path` on both hosts. It is invisible outside of them."""
         assert self._switch is not None
         options = ("-t", "tmpfs", "-o", f"size={size_bytes}")
         self._done(["nsenter", "-t", str(self._switch.pid), "-m", "mount", *options, "tmpfs", str(path)])
 
     def small_disk(self, host: int, path: Path | str, size_bytes: int) -> None:
-        """On that host, and there alone, `path` is a file system of this size."""
+        """Mount a file system of this size at `path` on that host alone."""
         options = ("-t", "tmpfs", "-o", f"size={size_bytes}")
         self._done([*self._enter(host), "--", "mount", *options, "tmpfs", str(path)])
 
-    # ---- how they come to be ----
+    # ---- their setup ----
 
     def boot(self) -> None:
-        """The switch, the keys, both hosts; until each answers by ssh."""
+        """Set up the switch, the keys and both hosts, and wait until each answers by ssh."""
         for name in ("key", "host_key"):
             self._done(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.folder / name)])
         (self.folder / "ssh_config").write_text(SSH_CONFIG.format(folder=self.folder))
-        # What is mounted beside the switch is seen by hosts, and not the other way round.
+        # Hosts see what is mounted beside the switch, and not the other way round.
         self._switch = _Namespaces(("-n", "-m", "--propagation", "shared"), "exec sleep infinity")
         self._on_switch("ip", "link", "add", "bridge", "type", "bridge")
         self._on_switch("ip", "link", "set", "bridge", "up")
@@ -256,7 +256,7 @@ class Hosts:
             self._until_reachable(host)
 
     def end(self) -> None:
-        """Nothing is left of the hosts."""
+        """Remove the hosts completely."""
         for namespaces in (*self._hosts, self._switch):
             if namespaces is not None:
                 namespaces.end()
@@ -285,15 +285,15 @@ class Hosts:
         self._done([*network, "address", "add", f"{address}/24", "dev", "eth0"])
 
     def _session(self, host: int) -> dict[str, str]:
-        """What is set for every session on a host."""
+        """Return the variables of every session on a host."""
         return {"TMPDIR": str(self._temporary(host)), **self._settings}
 
     def _temporary(self, host: int) -> Path:
-        """Its temporary files: OpenMPI tells jobs apart by process ids, which two hosts may have in common."""
+        """Return a host's own temporary folder: OpenMPI tells jobs apart by process ids, which two hosts may share."""
         return self.folder / f"tmp{host}"
 
     def _known_to(self, host: str) -> str:
-        """What /etc/hosts says of the names there."""
+        """Return a host's /etc/hosts."""
         known = dict(zip(self.names, self.addresses, strict=True)) if self._names != "unknown" else {}
         known |= {host: "127.0.1.1"} if self._names == "loopback" else {}
         return "".join(f"{address} {name}\n" for name, address in known.items())
@@ -321,17 +321,17 @@ class Hosts:
 
 
 class _Namespaces:
-    """A process in namespaces of its own; it dies with this one, and they with it."""
+    """A process in its own namespaces, which end with it; it ends with this process."""
 
     def __init__(self, flags: Sequence[str], script: str, beside: Sequence[str] = ()) -> None:
         end_with_us = ["setpriv", "--pdeathsig", "KILL", *beside, "unshare", "--kill-child", "-f", *flags]
         environ = os.environ | {"PATH": _path(os.environ)}
         self._process = subprocess.Popen([*end_with_us, "sh", "-c", script], env=environ, stderr=subprocess.PIPE)
         self.pid = _child(self._process)
-        """The first process of the namespaces, as seen from outside."""
+        """The pid of the namespaces' first process, as seen from outside."""
 
     def processes(self) -> dict[int, list[str]]:
-        """All in the same process namespace, but for sshd and its sessions."""
+        """Return all processes of the same pid namespace without sshd and its sessions."""
         mine, found = _namespace(self.pid), {}
         for entry in Path("/proc").iterdir():
             if entry.name.isdecimal() and _namespace(int(entry.name)) == mine:
@@ -342,7 +342,7 @@ class _Namespaces:
         return found
 
     def end(self) -> None:
-        """The kernel kills all of them with the first."""
+        """Kill the first process; the kernel kills all others with it."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         self._process.kill()
@@ -358,7 +358,7 @@ def _namespace(pid: int) -> str:
 
 
 def _child(process: subprocess.Popen[bytes]) -> int:
-    """The one child of a process that has just been started, as soon as it is there; 0 if it ended without."""
+    """Return the only child of a process that was just started, as soon as it exists, or 0 if it ended without one."""
     path, children = Path(f"/proc/{process.pid}/task/{process.pid}/children"), list[str]()
 
     def has_child() -> bool:

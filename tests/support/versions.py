@@ -1,4 +1,4 @@
-"""The torch that is installed, for what older ones do not have (`make versions`)."""
+"""The installed version of torch, for features that older ones lack (`make versions`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 import pytest
 
-# Of its metadata: importing torch takes a second, which tests without it need not pay.
+# from its metadata: importing torch takes a second, which tests without it need not pay
 TORCH = tuple(map(int, version("torch").split(".")[:2]))
 
 

@@ -1,4 +1,4 @@
-"""Waits for other processes as long as they make progress: a busy machine slows them down, and fails no test.
+"""Wait for other processes as long as they make progress: a busy machine delays them, and fails no test.
 
 wait_until(lambda: path.exists(), f"no {path}")
 status = wait(process)
@@ -23,10 +23,10 @@ def wait_until(
     idle_s: float = IDLE_S,
     longest_pause_s: float = 0.1,
 ) -> None:
-    """Return when the condition holds. It is asked in pauses that grow: asking may take time, as of all processes.
+    """Return when the condition holds. The pauses between checks grow, since a check may take time.
 
     Raises:
-        AssertionError: for `idle_s` seconds, no process below this one has made progress; the text is `otherwise`.
+        AssertionError: no descendant made progress for `idle_s` seconds; the text is `otherwise`.
     """
     pause_s, progress = 0.005, Progress(idle_s)
     while not condition():
@@ -40,7 +40,7 @@ def wait_until(
 
 
 def wait(process: subprocess.Popen[Any], idle_s: float = IDLE_S) -> int:
-    """Return the status of a process when it has ended. Raises: AssertionError, as `wait_until`."""
+    """Return the status of a process when it has ended. Raises: AssertionError, as `wait_until` does."""
     wait_until(lambda: process.poll() is not None, f"{process.args!r} hangs", idle_s)
     status: int = process.returncode
     return status

@@ -1,4 +1,4 @@
-"""Imports, once, what every rank that forks from this process would import for itself, a second of each rank's life."""
+"""Import once what every forked rank would import itself, a second per rank."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from importlib.util import find_spec
 
 @cache
 def import_torch() -> None:
-    """What a first backward imports: sympy comes with it, 0.4 s a rank."""
+    """Import what a first backward needs: sympy comes with it, 0.4 s per rank."""
     import torch.fx.experimental.symbolic_shapes  # noqa: F401
 
-    if find_spec("torch.profiler._cupti_monitor"):  # not of every torch
+    if find_spec("torch.profiler._cupti_monitor"):  # only some versions of torch have it
         import_module("torch.profiler._cupti_monitor")
 
 
 @cache
 def import_deepspeed() -> None:
-    """What a first engine imports and looks up: with ZeRO 1 and 2 torch's compiler, with ZeRO 3 more."""
+    """Import and look up what a first engine needs: torch's compiler with ZeRO 1 and 2, and more with ZeRO 3."""
     import_torch()
     for name in (
         "deepspeed.comm.mori",
@@ -40,6 +40,6 @@ def import_deepspeed() -> None:
 
 @cache
 def import_transformers(name: str) -> None:
-    """What ranks import of a class of transformers': its own code, and what a policy needs."""
+    """Import what ranks need of a transformers class: its code, and what a policy needs."""
     getattr(import_module("transformers"), name)
     import_module("dslpar.policies.model")

@@ -1,4 +1,4 @@
-"""train.py on a blend: the curve on one process, and after a resume in the middle of an epoch on four ranks."""
+"""train.py on a blend: one process's curve, and the same after a mid-epoch resume on four ranks."""
 
 from __future__ import annotations
 

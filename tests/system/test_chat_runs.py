@@ -1,4 +1,4 @@
-"""train.py on conversations: one curve on every layout and after a resume elsewhere, packed or not."""
+"""train.py on conversations: one curve on every layout and after a resume on another, packed or not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""train.py on each type of data: the same losses over ranks as in one process, and after a resume on another layout."""
+"""train.py on each data type: one process's losses on many ranks, and after a resume on another layout."""
 
 from __future__ import annotations
 

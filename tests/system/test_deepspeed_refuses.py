@@ -1,4 +1,4 @@
-"""What lint refuses of DeepSpeed's keys, the real deepspeed.initialize refuses, and takes what is said instead."""
+"""DeepSpeed keys that lint refuses: deepspeed.initialize refuses them too, and accepts the suggested ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/contributing.md: every recipe works as it stands there, and touches no more files than its heading says."""
+"""docs/contributing.md: every recipe works as written, and touches no more files than its heading says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rank that fails before the process group exists ends the others, which no launcher ends: as on several hosts."""
+"""A rank that fails before the process group exists ends the others, without help from a launcher."""
 
 from __future__ import annotations
 

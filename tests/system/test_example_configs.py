@@ -1,4 +1,4 @@
-"""Every file under configs/ and hostfiles/: it lints clean for the world of its launch command, shows, and trains.
+"""Every file under configs/ and hostfiles/: lints clean for its launch command's world, shows, and trains.
 
 The runs are scaled down (width, sequence, batch), and their losses equal those of one process: the layout is the only
 thing that these configs are about. AdamW amplifies rounding where a gradient is zero, hence 1e-5 and not 1e-6.
@@ -63,7 +63,7 @@ OF_TRANSFORMERS = {
         n_embd=32, n_layer=2, n_head=4, vocab_size=256, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0
     ),
 }
-"""Sizes and no dropout, by class."""
+"""Sizes without dropout, by class."""
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +72,7 @@ def at_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def world_of(config: str) -> int:
-    """Ranks that the launch command in the file's first comment starts."""
+    """Return the number of ranks in the launch command of the file's first comment."""
     comment = (ROOT / config).read_text().partition("\n\n")[0]
     command = re.search(r"deepspeed (?:--num_gpus (\d+)|--hostfile (\S+)).* --config (\S+)", comment)
     assert command, f"{config} does not open with its launch command"
@@ -82,7 +82,7 @@ def world_of(config: str) -> int:
 
 
 def scaled_down(config: str, images: Path) -> list[str]:
-    """Small and short, in fp32, its step the same number of samples in any world."""
+    """Return overrides to small sizes and few steps, in fp32, with the same number of samples per step in any world."""
     root, job = check.load(config).root, check.resolve(config, world_of(config))
     model = root.get("model").value
     if isinstance(job.spec.model, sections.OtherModel) and job.spec.model.is_of_transformers:
@@ -108,7 +108,7 @@ def scaled_down(config: str, images: Path) -> list[str]:
 
 
 def losses(config: str, world: int, folder: Path, *overrides: str) -> list[float]:
-    """Of two steps on `world` ranks."""
+    """Return the losses of two steps on `world` ranks."""
     words = [
         "--config",
         config,

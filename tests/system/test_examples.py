@@ -19,7 +19,7 @@ CONFIG, TEXT, TUNING = (f"examples/configs/{name}.py" for name in ("points", "te
 
 
 def run(tmp_path: Path, ranks: int, name: str, *argv: str) -> str:
-    """Run an example on so many ranks; return what they have printed."""
+    """Run an example on that many ranks, and return the output."""
     words = [f"examples/{name}.py", *argv, f"train.output_dir={tmp_path / 'out'}"]
 
     def program() -> None:

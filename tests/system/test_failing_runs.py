@@ -1,4 +1,4 @@
-"""Runs that fail by what they compute or where they write, or are told to stop: real ones, of one process."""
+"""Failing and stopped runs of one process: divergence, full disks, deleted folders, signals, out of memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.support.waiting import wait_until
 
 
 def start(folder: Path, *words: str, config: str = CONFIG, file_bytes: int = -1) -> subprocess.Popen[str]:
-    """train.py in one process, into `folder`/out; no file of it may grow beyond `file_bytes`."""
+    """Start train.py in one process, into `folder`/out; no file of it may grow beyond `file_bytes`."""
 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
@@ -50,7 +50,7 @@ def start(folder: Path, *words: str, config: str = CONFIG, file_bytes: int = -1)
 
 
 def test_a_run_that_diverges_ends_and_says_where(tmp_path: Path) -> None:
-    """Weights of 1e30 after the first step: three steps are skipped, the fourth is one too many."""
+    """The weights are 1e30 after the first step: three steps are skipped, and the fourth is one too many."""
     words = ("optimizer.lr=1e30", "train.clip_grad_norm=None", "train.steps=50", "train.save_interval=0")
     config = write_config(tmp_path)
     status, said = train_alone("--config", str(config), f"train.output_dir={tmp_path / 'out'}", *words)
@@ -77,13 +77,13 @@ def limits(bound_s: float | None) -> list[float]:
 
 @pytest.mark.parametrize(("bound_s", "limit_s"), [(3600, 3660), (10, 1800), (None, 365 * 24 * 3600)])
 def test_torch_waits_longer_than_a_checkpoint_may_take(bound_s: float | None, limit_s: float) -> None:
-    """Half an hour is gloo's own, and ten minutes NCCL's: the rank that waits would be called the first to fail."""
+    """gloo's own limit is 30 minutes, NCCL's ten: the waiting rank would be reported as the first failure."""
     assert on_ranks(2, limits, bound_s) == [[limit_s] * 2] * 2
 
 
-@pytest.mark.prove  # every time: the next one, and a checkpoint
+@pytest.mark.prove  # `make test` has the next test, and one of a checkpoint
 def test_a_disk_that_is_full_ends_the_run(tmp_path: Path) -> None:
-    """The limit of a file's size stands for it: metrics.jsonl outgrows it, and log.txt is kept below."""
+    """A limit of the file size stands in for it: metrics.jsonl exceeds it, and log.txt is kept below."""
     words = ("train.steps=100000", "train.save_interval=0", "train.log_interval=100000")
     process = start(tmp_path, *words, file_bytes=24_000)
     said, _ = process.communicate()
@@ -99,7 +99,7 @@ def test_a_disk_that_is_full_ends_the_run(tmp_path: Path) -> None:
 def test_a_disk_that_breaks_as_a_checkpoint_is_due_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the operating system says of the one file is false; the forked run is as it is."""
+    """Only the operating system's error on the one file is fake; the forked run is unchanged."""
     real = os.fsync
 
     def broken(file: int) -> None:
@@ -137,7 +137,7 @@ def test_a_run_folder_that_is_deleted_in_mid_run_is_told_and_the_step_is_saved(
     assert "Traceback" not in said
 
 
-@pytest.mark.prove  # every time: tests/distributed/training
+@pytest.mark.prove  # `make test` has tests/distributed/training
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_run_that_is_told_to_stop_saves_and_can_be_queued_again(tmp_path: Path, number: signal.Signals) -> None:
     process = start(tmp_path, "train.steps=100000", "train.log_interval=100000", "train.requeue_status=99")
@@ -152,7 +152,7 @@ def test_a_run_that_is_told_to_stop_saves_and_can_be_queued_again(tmp_path: Path
     assert f"told to stop: step {step} is saved in {saved}" in said
 
 
-# ---- what helps ----
+# ---- helps ----
 
 
 def test_memory_that_runs_out_names_the_keys_that_decide_it() -> None:
@@ -207,7 +207,7 @@ def raise_from(cause: Exception) -> None:
 
 
 def test_an_index_out_of_range_on_a_gpu_says_where_to_look() -> None:
-    """The text is torch's; on a CPU the same mistake is an IndexError at its line, which needs no help."""
+    """The text is torch's. On a CPU the same mistake is an IndexError at its line, which needs no help."""
     error = RuntimeError("CUDA error: device-side assert triggered\nCUDA kernel errors might be reported later")
     report = reports.make_report(marks.Rank(0, 1, "node", 1), "step 3", error, None)
     assert "HST232 index-out-of-range-on-device" in report.text
@@ -229,5 +229,5 @@ def test_a_full_disk_in_a_traceback() -> None:
     ],
 )
 def test_how_many_steps_may_be_skipped(tmp_path: Path, more: str, steps: int) -> None:
-    """With fp16's scale, from 2**16 down, one less than it takes until DeepSpeed raises an error of its own."""
+    """With fp16's scale, from 2**16 down, the limit is one step less than DeepSpeed takes to raise its own error."""
     assert failures.max_skipped(check.resolve(str(write_config(tmp_path, CONFIG + more)), 1)) == steps

@@ -1,4 +1,4 @@
-"""Jobs that die: what a rank leaves, who is said to be first, and that nothing outlives a launcher."""
+"""Jobs that die: what each rank leaves behind, which one is named first, and that nothing outlives a launcher."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PYTHON = sys.executable
 # ---- launcher x fault: real jobs ----
 
 QUICK = (("dslpar launch, openmpi", "SIGKILL"),)
-"""One real job; what each rank says, and who was first, are asked below of ranks without a launcher."""
+"""One real job. Tests below check each rank's message and the first failure without a launcher."""
 CELLS = sampled(product(LAUNCHERS, (*IN_RANK_1, *SENT)), QUICK)
 AT = "stage 1 (pipe 1, data 0, tensor 0), step 3"
 PEER_IS_GONE = ("Connection closed", "Connection reset", "a peer is gone")
@@ -39,7 +39,7 @@ PEER_IS_GONE = ("Connection closed", "Connection reset", "a peer is gone")
 
 @pytest.mark.parametrize(("launcher", "fault"), CELLS)
 def test_a_fault_ends_the_job(launcher: str, fault: str) -> None:
-    """Within 15 s, not with 0, and nothing is left over."""
+    """It ends within 15 s, with a nonzero status, and nothing is left over."""
     watch = Stopwatch()
     one = run_with_fault(launcher, fault)
     said = "\n".join(one.lines)
@@ -57,7 +57,7 @@ def test_a_fault_ends_the_job(launcher: str, fault: str) -> None:
 
 
 def last_lines(one: Outcome) -> None:
-    """The literal end of what `dslpar launch` prints, and its status."""
+    """Check the literal end of `dslpar launch`'s output, and its status."""
     host = os.uname().nodename
     begins = max(number for number, line in enumerate(one.lines) if line.startswith("dslpar launch: "))
     last = one.lines[begins:]
@@ -68,14 +68,14 @@ def last_lines(one: Outcome) -> None:
         assert all(line.startswith("    ") for line in last[2:-1])
         assert one.status == 1
     elif one.fault == "SIGKILL":
-        # Under torchrun the status of the rank is torchrun's to take; on a busy machine it is gone before we look.
+        # Under torchrun, torchrun reaps the rank's status; on a busy machine it is gone before we look.
         signals = ("SIGKILL", "a signal that it could not catch") if "torchrun" in one.launcher else ("SIGKILL",)
         begins = [f"dslpar launch: rank 1 of 3 on {host}, {AT}, was the first to end, by {name}" for name in signals]
         begins += [f"dslpar launch: rank 1 of 3 on {host}, {AT}, was the first to end, without a word"]
         assert last[0].startswith(tuple(begins))
         assert "the kernel's out-of-memory killer" in last[0]
         assert one.status in (1, 128 + signal.SIGKILL)
-    elif one.fault == "SIGTERM" or one.status == 75:  # of SIGINT mpirun makes ranks a SIGTERM, and some have time
+    elif one.fault == "SIGTERM" or one.status == 75:  # mpirun sends ranks SIGTERM for SIGINT, and some have time
         assert len(last) == 1
         said = rf"dslpar launch: stopped by {one.fault} after step \d+: checkpoint saved in .*/step_\d+; .*"
         assert re.fullmatch(said, last[0])
@@ -122,7 +122,7 @@ def test_a_lost_peer(error: Exception) -> None:
 
 @pytest.mark.parametrize("error", CAUSES, ids=str)
 def test_no_lost_peer(error: Exception) -> None:
-    """A data set on a network says the same words, and is a cause."""
+    """A data set on a network raises the same words, and is a cause."""
     assert not reports.is_lost_peer(error)
 
 
@@ -151,14 +151,14 @@ GLOO_ERROR = f"raise RuntimeError({CONSEQUENCES[0].args[0]!r})"
 
 
 def rank(folder: Path, then: str, number: int = 0, **environ: str) -> subprocess.Popen[str]:
-    """A rank that does nothing but `then`."""
+    """Start a rank that only runs `then`."""
     code = RANK.format(root=str(ROOT), rank=number, then=then)
     env = os.environ | {rank_monitor.REPORTS: str(folder)} | environ
     return subprocess.Popen([PYTHON, "-c", code], env=env, stderr=subprocess.PIPE, text=True)
 
 
 def end(process: subprocess.Popen[str], watch: first_failure.JobWatch) -> str:
-    """Waits as a launcher does, which looks before anybody asks for the rank's status. What the rank said."""
+    """Wait as a launcher does, which looks before anybody reaps the rank's status. Return the rank's output."""
     assert process.stderr is not None
     with process.stderr:
         said = process.stderr.read()
@@ -194,7 +194,7 @@ def test_deaths(tmp_path: Path, then: str, how: str, trace: str, number: int) ->
 
 
 def test_an_abort_is_held_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where no guard has told of it: the process shows it."""
+    """This holds without a guard's report, too: the process itself shows the abort."""
     (tmp_path / "ranks").mkdir(mode=0o700)
     watch = first_failure.JobWatch(tmp_path / "ranks")
     process = rank(
@@ -225,7 +225,7 @@ BETTER = {
 
 @pytest.mark.parametrize("name", BETTER)
 def test_another_cause_goes_before_an_abort(tmp_path: Path, name: str) -> None:
-    """Though it is told later."""
+    """The other cause wins although it is reported later."""
     for who in range(3):
         (tmp_path / f"{who}.born").write_text(json.dumps([who, 3, "abc"[who], 7]))
     (tmp_path / "1.verdict").write_text(json.dumps(ABORTED))
@@ -269,11 +269,11 @@ def test_of_several_aborts_the_first_is_told_and_who_is_killed_for_them_is_not(t
 
 
 def test_a_silent_death_after_somebody_else_asked_for_its_status(tmp_path: Path) -> None:
-    """mpirun does; then its own exit status tells the signal."""
+    """mpirun reaps it; then its own exit status shows the signal."""
     (tmp_path / "ranks").mkdir(mode=0o700)
     process = rank(tmp_path / "ranks", "os.kill(os.getpid(), signal.SIGKILL)")
     process.wait(10)
-    # What a guard writes that was quick enough to see the status, half or whole, is another test's.
+    # another test covers the partial or full report of a guard that was quick enough to see the status
     shutil.copytree(tmp_path / "ranks", tmp_path / "watched", ignore=shutil.ignore_patterns("*.verdict*"))
     watch = first_failure.JobWatch(tmp_path / "watched")
     watch.poll()
@@ -408,7 +408,7 @@ def test_nobody_launched_this_test() -> None:
 
 
 def test_a_rank_ends_though_nobody_listens(tmp_path: Path) -> None:
-    """A launcher that was killed has closed the pipe that the rank writes to."""
+    """A killed launcher has closed the pipe that the rank writes to."""
     process = rank(tmp_path, "time.sleep(0.3); print('x' * 100000); raise ValueError('wrong')")
     assert process.stderr is not None
     process.stderr.close()
@@ -423,7 +423,7 @@ time.sleep(600)
 
 
 def test_a_rank_ends_when_its_launcher_is_gone(tmp_path: Path) -> None:
-    """A program of a launcher's name, killed; the rank's report names nobody as the first to die."""
+    """A program with a launcher's name is killed; the rank's report names nobody as the first failure."""
     launcher = tmp_path / "deepspeed"
     launcher.write_text(LAUNCH)
     env = os.environ | {
@@ -443,7 +443,7 @@ def test_a_rank_ends_when_its_launcher_is_gone(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_has_promised_to_stop_in_order_does_so_when_its_launcher_is_gone(tmp_path: Path) -> None:
-    """`deepspeed` on one host dies of SIGTERM and tells nobody: as good as SIGTERM to its ranks."""
+    """`deepspeed` on one host dies of SIGTERM without forwarding it: its ranks treat that as SIGTERM."""
     launcher = tmp_path / "deepspeed"
     launcher.write_text(LAUNCH)
     stops = "monitor.stop_on_signal(5.0, 75)\nprint('promised', file=sys.stderr, flush=True)\n"
@@ -463,7 +463,7 @@ def test_a_rank_that_has_promised_to_stop_in_order_does_so_when_its_launcher_is_
     assert (stopped.step, stopped.saved, stopped.status) == (7, "there", 75)
 
 
-# ---- what mpirun does with signals ----
+# ---- mpirun and signals ----
 
 STAYS = """\
 import pathlib, signal, sys, time
@@ -478,7 +478,7 @@ time.sleep(60)
 def test_mpirun_kills_soon_after_sigterm_whatever_its_options_and_passes_on_sigusr1(
     number: int, status: int, tmp_path: Path
 ) -> None:
-    """docs/faults.md and docs/hosts.md say so: where it waits one day, they should name the option."""
+    """docs/faults.md and docs/hosts.md document it. If mpirun waits some day, they should name the option."""
     up = tmp_path / "up"
     words = [*mpirun(1), "--prtemca", "odls_base_sigkill_timeout", "30", PYTHON, "-c", STAYS, str(up)]
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -514,7 +514,7 @@ sys.exit(supervise.run(launch, job))
 def supervised(
     tmp_path: Path, launcher: str, config: str = CONFIG, others: str = "()", *, remote: bool = False
 ) -> subprocess.Popen[str]:
-    """`dslpar launch` over a program that launches badly, and `others`; its processes have SUPERVISED=tmp_path."""
+    """Start `dslpar launch` over a program that launches badly, and `others`; processes have SUPERVISED=tmp_path."""
     path = str(write_config(tmp_path, config))
     paths = {"root": str(ROOT), "mark": str(tmp_path), "folder": str(tmp_path), "config": path}
     code = SUPERVISED.format(**paths, python=PYTHON, launcher=launcher, others=others, remote=remote)
@@ -522,7 +522,7 @@ def supervised(
 
 
 def test_what_a_launcher_leaves_behind_is_ended(tmp_path: Path) -> None:
-    """DeepSpeed's runner ends with 0 when its child is killed, and leaves its ranks."""
+    """DeepSpeed's runner ends with 0 when its child is killed, and leaves its ranks running."""
     orphan = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], {how})"
     for how in ("start_new_session=False", "start_new_session=True"):
         process = supervised(tmp_path, orphan.format(how=how))
@@ -568,7 +568,7 @@ raise SystemExit(1)
 
 
 def test_the_first_failure_is_in_the_log_of_the_run(tmp_path: Path) -> None:
-    """The terminal may be closed by the time that somebody looks."""
+    """The terminal may be closed before somebody looks."""
     (tmp_path / "log.txt").write_text("")
     process = supervised(tmp_path, FAILING_RANK.format(folder=str(tmp_path)))
     said = process.communicate()[1]
@@ -604,8 +604,8 @@ def wait_for(path: Path, text: str = "") -> None:
 
 @pytest.mark.parametrize("early", [False, pytest.param(True, marks=pytest.mark.prove)])
 def test_a_signal_that_comes_twice_at_once_and_an_early_warning(tmp_path: Path, early: bool) -> None:
-    """A scheduler signals every process of the job, and the script passes it on as well: both mean the same. SIGUSR1
-    starts no clock, and the SIGTERM that follows is the first.
+    """A scheduler signals every process of the job, and the script forwards the signal as well: both count as one.
+    SIGUSR1 starts no clock, and the SIGTERM that follows is the first.
     """
     process = supervised(tmp_path, FAKE_RANK.format(folder=str(tmp_path), then="", saved="there"))
     wait_for(tmp_path / "ready")
@@ -639,7 +639,7 @@ def test_a_run_that_never_saves_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.prove
 def test_a_death_before_a_signal_is_told(tmp_path: Path) -> None:
-    """Whoever sees that a job stands still presses Ctrl-C."""
+    """A person who sees a stalled job presses Ctrl-C."""
     then = "(marks / '0.verdict').write_text(json.dumps([who, time.time(), 'hangs', '', 'step 7', 0, False]))"
     process = supervised(tmp_path, FAKE_RANK.format(folder=str(tmp_path), then=then, saved=""))
     wait_for(tmp_path / "ready")
@@ -665,7 +665,7 @@ def test_a_launcher_that_fails_by_itself(tmp_path: Path, launcher: str, status: 
 
 @pytest.mark.parametrize("remote", [False, True])
 def test_255_is_no_signal(tmp_path: Path, remote: bool) -> None:
-    """It is ssh's own, for a connection that was lost; SIGHUP, says DeepSpeed's arithmetic."""
+    """255 is ssh's status for a lost connection, not SIGHUP, as DeepSpeed's arithmetic would have it."""
     process = supervised(tmp_path, "import sys; sys.exit(255)", remote=remote)
     ssh = ", which is ssh's own where a connection was lost, or never made" if remote else ""
     said = process.communicate()[1]
@@ -674,7 +674,7 @@ def test_255_is_no_signal(tmp_path: Path, remote: bool) -> None:
 
 
 def test_a_job_outlives_the_folder_of_its_reports(tmp_path: Path) -> None:
-    """A cleaner of /tmp deletes it in the middle: the job goes on, and how it ends is told."""
+    """A cleaner of /tmp deletes the folder during the job: the job continues, and its end is reported."""
     gone = "import shutil; shutil.rmtree(marks)\n"
     process = supervised(tmp_path, FAKE_RANK.format(folder=str(tmp_path), then=gone, saved="there"))
     wait_for(tmp_path / "ready")
@@ -700,7 +700,7 @@ sys.exit(250)
 
 @pytest.mark.parametrize("better", [False, pytest.param(True, marks=pytest.mark.prove)])
 def test_an_abort_is_told_when_there_is_no_better_cause(tmp_path: Path, better: bool) -> None:
-    """Whoever is said to be the first, the job ends, and not with 0: at once, or when the abort was held back."""
+    """Whichever cause is named first, the job ends with a nonzero status: at once, or after the abort was held back."""
     raises = f"time.sleep({2 if better else 600}); raise ValueError('wrong')"
     codes = [RANK.format(root=str(ROOT), rank=number, then=then) for number, then in enumerate((raises, "os.abort()"))]
     process = supervised(tmp_path, TWO_RANKS.format(codes=codes, then="ranks[0].wait()" if better else ""))
@@ -718,7 +718,7 @@ def test_an_abort_is_told_when_there_is_no_better_cause(tmp_path: Path, better: 
 
 
 def test_a_cleaner_of_tmp_spares_the_folder_of_a_job(tmp_path: Path) -> None:
-    """systemd-tmpfiles takes each directory's lock before it deletes what is old there, or passes it over."""
+    """systemd-tmpfiles takes a directory's lock before it deletes old files there, and skips a locked directory."""
     held = marks.lock_folder(tmp_path)
     cleaner = os.open(tmp_path, os.O_RDONLY)
     with pytest.raises(BlockingIOError):
@@ -730,7 +730,7 @@ def test_a_cleaner_of_tmp_spares_the_folder_of_a_job(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("text", "when"), [('{"step": 4}\n{"st', ", after step 4"), ('{"step": 4}\n\0\0\n', "")])
 def test_half_a_line_of_metrics_is_passed_over(tmp_path: Path, text: str, when: str) -> None:
-    """What a full disk leaves, or a file system that broke, must not hide who failed."""
+    """Partial lines, left by a full disk or a broken file system, must not hide the first failure."""
     launcher = (
         f"import pathlib, sys; pathlib.Path({str(tmp_path / 'metrics.jsonl')!r}).write_text({text!r}); sys.exit(3)"
     )

@@ -19,12 +19,12 @@ from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A GPT that was trained on bytes."""
+    """Return a GPT that was trained on bytes."""
     return train(tmp_path_factory.mktemp("run"), "gpt")
 
 
 def said(folder: Path, ranks: int, *words: object) -> tuple[list[int | None], str]:
-    """Statuses of ranks that run the command, and what they have said."""
+    """Return the statuses and the output of ranks that run the command."""
     output = folder / "said.txt"
     output.unlink(missing_ok=True)
 

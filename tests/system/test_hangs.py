@@ -1,4 +1,4 @@
-"""A rank that hangs before the first step or after the last one ends the job as in a step, with the stacks of all."""
+"""A rank that hangs before the first step or after the last ends the job, with the stacks of all ranks."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ PLACES = {
     "loading": (loading, "load_index"),
     "ending": (bootstrap, "teardown_distributed"),
 }
-"""By phase: the function in which rank 1 hangs."""
+"""Phase -> the function in which rank 1 hangs."""
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The command line of a run of two ranks that has saved its step 1."""
+    """Return the command line of a run of two ranks that has saved step 1."""
     path = tmp_path_factory.mktemp("saved")
     argv = ["--config", str(write_config(path)), "--resume", f"train.output_dir={path / 'out'}"]
     with start_job(2, [*argv, "train.steps=1"], path / "said.txt") as job:
@@ -45,7 +45,7 @@ def test_a_hang_is_found_in(phase: str, saved: list[str], tmp_path: Path, monkey
 
     monkeypatch.setattr(module, name, hang_in_rank_1)
     said = tmp_path / "said.txt"
-    # An evaluation writes no checkpoint: the next case finds the same one.
+    # An evaluation writes no checkpoint, so the next case finds the same one.
     with start_job(2, [*saved, "--eval-only", "train.eval_steps=1", "train.step_timeout=0.5"], said) as job:
         assert 0 not in job.wait(60), said.read_text()
     text = said.read_text()

@@ -1,4 +1,4 @@
-"""docs/hosts.md: its commands run (those that would start or visit hosts, printed), its flags and codes are real."""
+"""docs/hosts.md: its commands run (those that reach hosts are only printed), and its flags and codes exist."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_there_are_commands() -> None:
 def test_a_command_of_the_page(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """What launchers this machine has does not matter: pdsh may be missing."""
+    """The launchers of this machine do not matter: pdsh may be missing."""
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")

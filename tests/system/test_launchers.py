@@ -1,7 +1,7 @@
-"""train.py under every launcher: the same run, rank 0 alone speaks. (Ranks that fail: test_faults.)
+"""train.py under every launcher: the same run, with output from rank 0 alone. Failing ranks: test_faults.py.
 
-`make test` starts `deepspeed` as a user does, by `dslpar launch`, and mpirun with what is refused; `make prove` all
-of them, also by tools/train.sh.
+`make test` starts `deepspeed` through `dslpar launch`, as a user does, and mpirun with refused programs. `make prove`
+starts all launchers, also by tools/train.sh.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ALL_THREE = "parallel = dict(pipeline=2, tensor=dict(size=2, mode='1d'))\n"
 
 
 def run(tmp_path: Path, launcher: list[str], parallel: str = "", idle_s: float = 120) -> str:
-    """Trains; what was printed, but for DeepSpeed's launcher's own lines."""
+    """Train, and return the output without the lines of DeepSpeed's launcher."""
     config = write_config(tmp_path, parallel + CONFIG)
     output_dir = tmp_path / "out"
     done = start([*launcher, *PROGRAM, str(config), f"train.output_dir={output_dir}"], idle_s)
@@ -39,7 +39,7 @@ def run(tmp_path: Path, launcher: list[str], parallel: str = "", idle_s: float =
     return "\n".join(line for line in done.output.splitlines() if "[INFO]" not in line and "[WARNING]" not in line)
 
 
-@pytest.mark.prove  # every time: tests/system/test_train.py
+@pytest.mark.prove  # `make test` has tests/system/test_train.py
 def test_plain_python_is_a_world_of_one(tmp_path: Path) -> None:
     printed = run(tmp_path, [PYTHON])
     assert "world of 1" in printed
@@ -59,7 +59,7 @@ def test_mpirun(tmp_path: Path) -> None:
 
 @pytest.mark.prove
 def test_mpirun_with_its_own_mapping(tmp_path: Path) -> None:
-    """Over more ranks than cores OpenMPI numbers local ranks otherwise than DeepSpeed would."""
+    """With more ranks than cores, OpenMPI numbers local ranks differently from DeepSpeed."""
     run(tmp_path, [BIN / "mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "4", PYTHON], PIPED)  # type: ignore[list-item]
 
 
@@ -97,7 +97,7 @@ def check(done: Finished, folder: Path) -> None:
     ["deepspeed", *(pytest.param(name, marks=pytest.mark.prove) for name in ("openmpi", "torchrun"))],
 )
 def test_dslpar_launch(tmp_path: Path, launcher: str) -> None:
-    """The module form of the program; the command line that it prints is the one that runs."""
+    """The program runs in module form, and the printed command line is the one that runs."""
     config = write_config(tmp_path, PIPED + CONFIG)
     done = start(launch(config, "--launcher", launcher, "--world-size", "2"))
     check(done, tmp_path)
@@ -112,7 +112,7 @@ batch = dict(global_size=4)
 """
 
 
-@pytest.mark.prove  # every time: tests/distributed/parity/test_on_devices.py, without a launcher
+@pytest.mark.prove  # `make test` has tests/distributed/parity/test_on_devices.py, without a launcher
 @pytest.mark.parametrize(
     ("launcher", "text", "words", "status", "said"),
     [
@@ -125,7 +125,7 @@ batch = dict(global_size=4)
 def test_dslpar_launch_proves(
     tmp_path: Path, launcher: str, text: str, words: list[str], status: int, said: str
 ) -> None:
-    """The status is that of the proof, also under torchrun, which tells 1 of any other than 0."""
+    """The status is the proof's, even under torchrun, which reports 1 for any nonzero status."""
     config = write_config(tmp_path, text)
     done = start([*launch(config, "--launcher", launcher, "--world-size", "2", "--prove"), *words])
     assert done.status == status, done.output
@@ -172,7 +172,9 @@ SCRIPT = ROOT / "tools" / "train.sh"
 
 @pytest.mark.prove
 def test_train_sh(tmp_path: Path) -> None:
-    """As LiBai documents its scripts; FILE is found in the repository, CONFIG from where it is called."""
+    """It is used as LiBai documents its scripts: FILE is found in the repository, CONFIG relative to the caller's
+    folder.
+    """
     write_config(tmp_path, PIPED + CONFIG)
     command = f"cd {shlex.quote(str(tmp_path))} && exec bash {shlex.quote(str(SCRIPT))} tools/train_net.py cfg.py 2"
     check(start(["bash", "-c", command + " train.steps=3 train.output_dir=out"]), tmp_path)
@@ -233,7 +235,7 @@ def test_train_sh_by_another_launcher(tmp_path: Path, launcher: str) -> None:
 
 @pytest.mark.prove
 def test_train_sh_on_two_nodes(tmp_path: Path) -> None:
-    """Both on this host, each with a rank of one pipeline."""
+    """Both nodes are this host, each with one rank of a pipeline."""
     config = write_config(tmp_path, PIPED + CONFIG)
     words = ["bash", str(SCRIPT), "train.py", str(config), "1", f"train.output_dir={tmp_path / 'out'}"]
     where = {"NODE": "2", "ADDR": "127.0.0.1", "PORT": str(free_port())}
@@ -245,11 +247,11 @@ def test_train_sh_on_two_nodes(tmp_path: Path) -> None:
         second.terminate()
 
 
-# ---- what does not run ----
+# ---- refused launches ----
 
 
 def _two_programs(first: list[str], second: list[str]) -> Finished:
-    """Two ranks of one mpirun job with different command lines, as two hosts with different files would have."""
+    """Start two ranks of one mpirun job with different command lines, as on two hosts with different files."""
     return start([*mpirun(1), sys.executable, *PROGRAM, *first, ":", "-np", "1", sys.executable, *PROGRAM, *second])
 
 

@@ -1,4 +1,4 @@
-"""A model of transformers by imports in the config: `LazyCall(LlamaForCausalLM)(config=LazyCall(LlamaConfig)(...))`."""
+"""A transformers model from imports in the config: `LazyCall(LlamaForCausalLM)(config=LazyCall(LlamaConfig)(...))`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MORE = "parallel = dict(pipeline=2)\ntrain = dict(steps=2, output_dir={!r}, eval
 
 
 def losses(folder: Path, model: str) -> list[float]:
-    """Train on two ranks; the losses, and the cut as a log line tells it."""
+    """Train on two ranks, and return the losses and the partition from the log."""
     folder.mkdir()
     config, said = folder / "cfg.py", folder / "said.txt"
     config.write_text(model + MORE.format(str(folder / "run")))

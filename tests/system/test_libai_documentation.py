@@ -1,6 +1,6 @@
-"""The layouts of LiBai's page on distributed configuration, as they stand but for the import line.
+"""The layouts of LiBai's page on distributed configuration, with only the import line changed.
 
-There each is a part of `configs/bert_large_pretrain.py`, whose rest is `...`: here that file is imported.
+On the page, each is a part of `configs/bert_large_pretrain.py`, with `...` for the rest. Here that file is imported.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ SMALL = [
 
 
 def written(folder: Path, name: str) -> str:
-    """The snippet as a file among LiBai's."""
+    """Write the snippet as a file among LiBai's."""
     shutil.copytree(ROOT / "configs" / "common", folder / "common")
     shutil.copy(ROOT / "configs" / "bert_large_pretrain.py", folder)
     path = folder / "snippet.py"
@@ -83,7 +83,7 @@ def test_snippet_lints_and_resolves(tmp_path: Path, name: str) -> None:
         assert checked.job.stages.counts == (6, 7, 7, 4)
 
 
-@pytest.mark.prove  # eight ranks each; make test trains configs/libai's files of the same layouts
+@pytest.mark.prove  # eight ranks each; `make test` trains configs/libai's files with the same layouts
 @pytest.mark.parametrize("name", SNIPPETS)
 def test_snippet_trains(tmp_path: Path, name: str) -> None:
     words = ["--config-file", written(tmp_path, name), f"train.output_dir={tmp_path / 'out'}", *SMALL]

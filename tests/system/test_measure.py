@@ -1,4 +1,4 @@
-"""`dslpar measure`: one process, and ranks that a launcher started, write a calibration that a plan takes."""
+"""`dslpar measure`: one process or launched ranks write a calibration that `dslpar plan` accepts."""
 
 from __future__ import annotations
 

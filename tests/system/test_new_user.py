@@ -1,7 +1,7 @@
-"""A new user's path: docs/tutorials/your_text.md in a fresh clone, each command a process, against the clock.
+"""A new user's path: docs/tutorials/your_text.md in a fresh clone, each command in its own process, timed.
 
-The clone is of what is committed. Its package is used, with the Python environment that runs the tests: what `make
-setup` takes is pip's, and the network's.
+The clone has the committed files. It runs in the Python environment of the tests, since the time of `make setup`
+depends on pip and the network.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 
 PAGE = "your_text"
 LIMIT_S = 8 * 60
-"""On CPU ranks, and two cores that have nothing else to do."""
+"""On CPU ranks and two otherwise idle cores."""
 
 
 def test_it_is_seven_commands() -> None:

@@ -1,4 +1,4 @@
-"""The page of `dslpar show --format html` in a real browser: no error, no request, ranks that can be pointed at."""
+"""The page of `dslpar show --format html` in a real browser: no error, no request, and hovering over ranks works."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A page with everything on it, in a file whose name would be a script."""
+    """Return the folder of a page with everything on it, whose file name would be a script."""
     made = tmp_path_factory.mktemp("shown")
     outputs = made / "outputs"
     outputs.mkdir()
@@ -126,7 +126,7 @@ def test_without_scripts_all_is_there(browser: Browser, folder: Path) -> None:
 
 
 def test_a_script_that_somebody_slips_in_is_not_run(browser: Browser, folder: Path, tmp_path: Path) -> None:
-    """Were a text not escaped: the policy would still stop it."""
+    """Even if a text were not escaped, the page's policy would block it."""
     page = tmp_path / "page.html"
     slipped = "<script>document.title = 'run'</script><img src=x onerror=\"document.title = 'run'\"></main>"
     page.write_text((folder / "page.html").read_text().replace("</main>", slipped))

@@ -1,4 +1,4 @@
-"""Killed and resumed: real runs of train.py, under launchers; and what --eval-only and --dry-run do."""
+"""train.py killed and resumed, under launchers; --eval-only and --dry-run."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ train = dict(steps=10, save_interval=5, eval_steps=2, clip_grad_norm=1.0)
 data = dict(files=['text.txt'], eval_fraction=0.2)
 """
 TEXT = "".join(f"line {i} says {i * i}\n" for i in range(110))
-"""About 24 samples to train on: an epoch is 3 steps, and step 5 is in the middle of the second."""
+"""About 24 training samples: an epoch is 3 steps, and step 5 is in the middle of the second."""
 TIMINGS = {"step_s", "tokens_per_s", "data_s", "tflops_per_s", "mfu_causal", "mfu_6n"}
 
 
 def command(folder: Path, *words: str, config: str = CONFIG, launcher: tuple[str, ...] = (PYTHON,)) -> list[str]:
-    """train.py on a config in `folder`, into `folder`/out."""
+    """Return the command of train.py on a config in `folder`, into `folder`/out."""
     folder.mkdir(exist_ok=True)
     (folder / "text.txt").write_text(TEXT)
     (folder / "cfg.py").write_text(config)
@@ -43,12 +43,12 @@ def command(folder: Path, *words: str, config: str = CONFIG, launcher: tuple[str
 
 
 def ended(words: list[str], idle_s: float = 120) -> Finished:
-    """Runs it to its end; one process is forked from here, which has imported already what it would import."""
+    """Run a command to its end; a single process is forked from here, where its imports are already done."""
     return train_alone(*words[2:]) if words[0] == PYTHON else start(words, idle_s)
 
 
 def kill_after_step_5(words: list[str], out: Path) -> None:
-    """Starts a run; as soon as the checkpoint of step 5 is there, kills it: launcher, ranks and all."""
+    """Start a run, and kill launcher and ranks as soon as the checkpoint of step 5 exists."""
     process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while not (out / "checkpoints" / "step_000005").exists():
         assert process.poll() is None, "it ended before its step 5"
@@ -61,12 +61,12 @@ def kill_after_step_5(words: list[str], out: Path) -> None:
 
 
 def lines(out: Path) -> list[dict[str, Any]]:
-    """Of metrics.jsonl, but for timings."""
+    """Return metrics.jsonl without timings."""
     return [{name: value for name, value in line.items() if name not in TIMINGS} for line in metrics(out)]
 
 
 def tensors(value: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """All tensors in what torch.load gives."""
+    """Yield all tensors in what torch.load returns."""
     if isinstance(value, torch.Tensor):
         yield path, value
     elif isinstance(value, dict):
@@ -78,7 +78,7 @@ def tensors(value: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def checkpoint_of(out: Path, step: int) -> dict[str, torch.Tensor]:
-    """Every tensor of every file, random states among them."""
+    """Return every tensor of every file, random states included."""
     root = out / "checkpoints" / f"step_{step:06d}"
     found: dict[str, torch.Tensor] = {}
     for path in sorted(root.rglob("*.pt")):
@@ -110,7 +110,7 @@ def test_killed_and_resumed_it_is_the_undisturbed_run(tmp_path: Path, name: str)
     log = (halves / "out" / "log.txt").read_text()
     assert "nothing to resume in" in log
     with (halves / "out" / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 9, "loss": 1.0}\n{"step": 10, "lo')  # what a run may have got to, and half a line
+        file.write('{"step": 9, "loss": 1.0}\n{"step": 10, "lo')  # lines of a longer run, and a partial line
     done = ended(command(halves, "--resume", config=config, launcher=launch))
     assert done.status == 0, done.output
     assert "step_000005 is loaded: step 5, sample 40" in done.output
@@ -124,12 +124,12 @@ def test_killed_and_resumed_it_is_the_undisturbed_run(tmp_path: Path, name: str)
     assert not (halves / "out" / "earlier").exists()
 
 
-# ---- what is refused, and what stops early ----
+# ---- refusals, and early ends ----
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run of 5 steps, complete."""
+    """Return the folder of a finished run of 5 steps."""
     folder = tmp_path_factory.mktemp("trained")
     done = ended(command(folder, "train.steps=5"))
     assert done.status == 0, done.output
@@ -137,7 +137,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def again(folder: Path, *words: str) -> tuple[Finished, set[Path]]:
-    """Another start in a run's folder, and the files that it changed or made there; but for its lock."""
+    """Start again in a run's folder, and return the result and the changed or new files without its lock."""
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     (folder / "cfg.py").write_text(CONFIG)
     done = train_alone("--config", str(folder / "cfg.py"), f"train.output_dir={folder / 'out'}", *words)
@@ -153,7 +153,7 @@ def test_a_complete_run_says_so(trained: Path) -> None:
 
 
 def test_what_a_kill_has_left_over_keep_is_removed_at_the_next_start(tmp_path: Path) -> None:
-    """Between publishing a checkpoint and removing the oldest there is a moment; a complete run saves no more."""
+    """A kill may come between publishing a checkpoint and removing the oldest; a finished run saves no more."""
     words = ("train.steps=3", "train.save_interval=1")
     done = ended(command(tmp_path, *words, "checkpoint.keep=3"))
     assert done.status == 0, done.output
@@ -187,7 +187,7 @@ ELSEWHERE = "parallel = dict(pipeline=2, tensor=dict(size=2, mode='1d'))\nbatch[
 
 @pytest.mark.prove
 def test_a_run_goes_on_in_another_layout_under_another_launcher(tmp_path: Path) -> None:
-    """One process to step 5; two stages of two tensor ranks from there: one metrics.jsonl, one curve."""
+    """One process runs to step 5, then two stages of two tensor ranks: one metrics.jsonl, one curve."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     for folder, *words in ((whole,), (parts, "train.steps=5")):
         done = ended(command(folder, *words, config=PLAIN))
@@ -217,7 +217,7 @@ def test_eval_only_prints_and_notes_the_held_out_loss(trained: Path) -> None:
 def test_a_run_from_another_s_checkpoint_sets_aside_the_run_that_is_in_its_folder(
     trained: Path, tmp_path: Path
 ) -> None:
-    """It is no resume of that one: whose metrics were cut, and went on as if they were one curve."""
+    """It does not resume the run in the folder, whose metrics were once truncated and continued as one curve."""
     words = command(tmp_path, "--resume", f"checkpoint.resume_from={trained / 'out' / 'checkpoints' / 'step_000005'}")
     (tmp_path / "out").mkdir()
     before = "".join(f'{{"step": {step}, "loss": 1.0}}\n' for step in range(1, 10))
@@ -250,7 +250,7 @@ def test_nothing_to_evaluate_is_a_finding(tmp_path: Path) -> None:
 
 
 def test_without_resume_the_checkpoints_are_set_aside_with_their_run(trained: Path) -> None:
-    """The last of these tests: it starts afresh in the folder."""
+    """The last of these tests, since it starts afresh in the folder."""
     (trained / "out" / "eval.jsonl").touch()  # what --eval-only leaves
     done, _ = again(trained, "train.steps=1", "train.save_interval=0")
     assert done.status == 0, done.output

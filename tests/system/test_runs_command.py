@@ -1,4 +1,4 @@
-"""`dslpar runs` beside real runs: running, killed, resumed, told to stop, finished."""
+"""`dslpar runs` beside real runs: running, killed, resumed, stopped by a signal, finished."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TWO_STAGES = CONFIG.replace("steps=3", "steps=2000, save_interval=5") + "paralle
 
 
 def wait_for_step(folder: Path, job: ForkedJob, step: int) -> Run:
-    """How the run stands when it has come so far."""
+    """Return the run's status once it has reached a step."""
     while True:
         assert job.runs
         if (folder / "config.yaml").exists() and ((run := read_run(folder)).step or 0) >= step:

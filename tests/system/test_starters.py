@@ -1,4 +1,4 @@
-"""What `dslpar init` writes trains: each model for two steps in one process, and over ranks."""
+"""Configs from `dslpar init`: each model trains two steps in one process, and over ranks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CLASSES = sorted(cls for cls in {*POLICIES, *DERIVED} if data_types(cls))
 
 
 def train(tmp_path: Path, model: str, gpus: int) -> None:
-    """Two steps of what `dslpar init --model MODEL --gpus GPUS` writes."""
+    """Train two steps of the config from `dslpar init --model MODEL --gpus GPUS`."""
     wanted = find_model(model)
     if str(wanted.section["type"]).startswith("transformers.") and not HAS_TRANSFORMERS:
         pytest.skip(NO_TRANSFORMERS)
@@ -52,7 +52,7 @@ def test_a_starter_trains(tmp_path: Path, model: str, gpus: int) -> None:
 @pytest.mark.prove
 @pytest.mark.parametrize("cls", CLASSES)
 def test_every_class_of_transformers_that_is_trained_has_a_starter(tmp_path: Path, cls: str) -> None:
-    """Among them GraniteMoE, whose first step once met the keys of the evaluation before it, in a cache."""
+    """This includes GraniteMoE, whose first step once met the keys of an earlier evaluation in a cache."""
     train(tmp_path, cls, 1)
 
 

@@ -1,4 +1,4 @@
-"""An adversary beside a real job, on its host: it trains as if nobody were there."""
+"""An adversary on the job's host: the job trains undisturbed."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tests.support.runs import BIN, CONFIG, metrics, write_config
 from tests.support.waiting import wait_until
 
 STEPS = 30
-"""Whose losses are compared."""
+"""Steps whose losses are compared."""
 NUM_STRINGS = 5_000
 
 
 def losses_undisturbed(folder: Path, config: Path, world: int) -> list[float]:
-    """Of the same ranks, forked here, with nobody else."""
+    """Return the losses of the same ranks, forked here without an adversary."""
     words = ["--config", str(config), f"train.output_dir={folder / 'alone'}", f"train.steps={STEPS}"]
     with start_job(world, words, folder / "said") as job:
         assert job.wait(120) == [0] * world, (folder / "said").read_text()
@@ -36,7 +36,7 @@ def losses_undisturbed(folder: Path, config: Path, world: int) -> list[float]:
 
 
 def guards(mark: str) -> dict[int, tuple[int, dict[str, Any]]]:
-    """Process and settings of each guard of a job, by rank."""
+    """Return process and settings of each guard of a job, by rank."""
     found = {}
     for pid in processes_with(mark):
         environ = dict(text.partition("=")[::2] for text in Path(f"/proc/{pid}/environ").read_text().split("\0"))
@@ -48,7 +48,7 @@ def guards(mark: str) -> dict[int, tuple[int, dict[str, Any]]]:
 
 @pytest.mark.prove
 def test_a_job_trains_on_among_strangers_and_guards_gone_mad(tmp_path: Path) -> None:
-    """Under torchrun, whose ranks meet at the host's name: their guards listen on the loopback alone all the same."""
+    """torchrun's ranks meet at the host's name, but their guards listen on the loopback alone."""
     config, mark = write_config(tmp_path, CONFIG), f"STRANGERS={uuid.uuid4().hex}"
     name, _, value = mark.partition("=")
     environ = os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", name: value}
@@ -90,7 +90,7 @@ def test_a_job_trains_on_among_strangers_and_guards_gone_mad(tmp_path: Path) -> 
 @pytest.mark.prove
 @pytest.mark.parametrize("launcher", ["deepspeed", "torchrun", "tools/train.sh"])
 def test_a_config_error_under_a_bare_launcher_is_told_as_one(tmp_path: Path, launcher: str) -> None:
-    """Ranks that the launcher then ends while they start are nobody's victims."""
+    """Ranks that the launcher then ends while they start are not reported as victims."""
     config = str(write_config(tmp_path, CONFIG.replace("SGD", "SGDX")))
     commands = {
         "deepspeed": [str(BIN / "deepspeed"), "--num_gpus", "3", "train.py", "--config", config],

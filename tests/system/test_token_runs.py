@@ -21,7 +21,7 @@ data = dict(type='tokens', path='tokens', eval_fraction=0.2)
 
 @pytest.fixture
 def config(tmp_path: Path) -> str:
-    """Ten documents; 19 samples are an epoch, which ends within a step."""
+    """Return a config with ten documents; an epoch is 19 samples, and ends within a step."""
     (tmp_path / "text").mkdir()
     for number in range(10):
         (tmp_path / "text" / f"{number}.txt").write_text(f"line {number} says {number * number}\n" * 2)

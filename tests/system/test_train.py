@@ -1,4 +1,4 @@
-"""train.py as a program: what it writes, what it refuses, and that two layouts write the same curve."""
+"""train.py as a program: what it writes and refuses, and that two layouts write the same curve."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FIELDS = ["step", "loss", "grad_norm", "lr", "tokens", "step_s", "tokens_per_s",
 
 
 def train(folder: Path, *words: str, config: str = CONFIG) -> Finished:
-    """Runs train.py on a config in `folder`, into `folder`/out."""
+    """Run train.py on a config in `folder`, into `folder`/out."""
     path = write_config(folder, config)
     return start([PYTHON, "train.py", "--config", str(path), f"train.output_dir={folder / 'out'}", *words])
 
@@ -36,11 +36,11 @@ def train(folder: Path, *words: str, config: str = CONFIG) -> Finished:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Finished]:
-    """A run with evaluation: its folder, and what it printed."""
+    """Return the folder and the output of a run with evaluation."""
     folder = tmp_path_factory.mktemp("run")
     config = CONFIG + "train.update(steps=5, eval_interval=2, eval_steps=2)\nlr_scheduler = dict(type='linear')\n"
     (folder / "base.py").write_text("zero = dict(stage=1)\n")
-    # Without a start of Python and torch, of which test_launchers.py and test_monitors.py have some.
+    # forked; test_launchers.py and test_monitors.py start Python and torch anew
     path = write_config(folder, "from .base import zero\n" + config)
     done = train_alone("--config", str(path), f"train.output_dir={folder / 'out'}", "train.log_interval=5")
     assert done.status == 0, done.output
@@ -111,7 +111,7 @@ def test_a_folder_with_a_run_is_not_written_over(finished: tuple[Path, Finished]
     assert train_alone("--config", config, f"train.output_dir={out}", "train.steps=1").status == 0
     before = (out / "metrics.jsonl").read_bytes()
     (out / "mine.txt").write_text("not dslpar's")
-    # from its own record, which moves while the run starts
+    # from its own record, which changes while the run starts
     again = train_alone("--config", str(out / "config.yaml"))
     assert again.status == 0
     assert f"the run that was in {out} is in {out}/earlier/1 now" in again.output
@@ -130,7 +130,7 @@ def _one_step(folder: Path) -> list[str]:
 
 @pytest.fixture
 def in_use(tmp_path: Path) -> Iterator[IO[str]]:
-    """A run's folder, which this process holds as a run would."""
+    """Hold a run's folder in this process, as a run would."""
     (tmp_path / "out" / "checkpoints").mkdir(parents=True)
     with (tmp_path / "out" / ".lock").open("w") as file:
         fcntl.lockf(file, fcntl.LOCK_EX)
@@ -258,7 +258,7 @@ def test_what_the_machine_alone_can_tell_is_told_once(tmp_path: Path) -> None:
 @pytest.mark.prove
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler on CPUs")
 def test_a_run_whose_kernels_torch_makes_anew_learns_the_same_and_ends(tmp_path: Path) -> None:
-    """By inductor and with an empty cache: it then leaves a pool of threads, which once kept a run from ending."""
+    """With inductor and an empty cache, torch leaves a pool of threads, which once kept a run from ending."""
     path, losses = write_config(tmp_path), {}
     for compiled in ("False", "True"):
         out = tmp_path / compiled

@@ -1,7 +1,7 @@
-"""The tutorials, docs/tutorials: every block of code is run, from top to bottom of its page, in a folder of its own.
+"""docs/tutorials: every block of code runs, in the page's order and in its own folder.
 
-`tests/support/tutorials.py` says what blocks there are. `dslpar launch` and `torchrun` start their ranks here by a
-fork, and a program of a page runs as it is.
+`tests/support/tutorials.py` describes the kinds of blocks. Here `dslpar launch` and `torchrun` start their ranks by a
+fork, and the page's programs run unchanged.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ KUBERNETES = json.loads((ROOT / "tests" / "support" / "kubernetes-1.37.json").re
 
 
 def manifests() -> list[dict[str, Any]]:
-    """Those of Kubernetes."""
+    """Return the manifests of Kubernetes."""
     (block,) = (block for block in blocks("hosts") if block.language == "yaml")
     return list(yaml.safe_load_all(block.text))
 
@@ -69,7 +69,7 @@ def test_the_manifests_are_valid() -> None:
 
 
 def test_what_a_pod_runs_is_what_the_page_prints() -> None:
-    """The command of the manifest is that of the page, but for where the hosts' file is, and the pod's number."""
+    """The manifest's command is the page's, apart from the path of the hosts' file, and the pod's number."""
     *_, hosts, job = manifests()
     (container,) = job["spec"]["template"]["spec"]["containers"]
     of_pod = " ".join([*container["command"], *container["args"]])
@@ -80,7 +80,7 @@ def test_what_a_pod_runs_is_what_the_page_prints() -> None:
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("page", [page for page in PAGES if page != "your_text"])  # test_new_user.py runs that
+@pytest.mark.parametrize("page", [page for page in PAGES if page != "your_text"])  # test_new_user.py runs that page
 def test_every_block_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if re.search(r"transformers\.|import transformers|from transformers", str(blocks(page))) and not HAS_TRANSFORMERS:
         pytest.skip(NO_TRANSFORMERS)
@@ -103,7 +103,7 @@ def test_every_block_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pyte
 
 
 def run(command: str, folder: Path) -> tuple[int, str]:
-    """Run a command of a page; its status, and what it has printed."""
+    """Run a command of a page, and return its status and output."""
     words = shlex.split(command)
     if words[:2] == ["dslpar", "launch"] and not {"--print", "--check"} & set(words):
         return launch(words[2:], folder)
@@ -119,7 +119,7 @@ def run(command: str, folder: Path) -> tuple[int, str]:
 
 
 def in_process(words: list[str]) -> tuple[int, str]:
-    """A command of dslpar's, in this process."""
+    """Run a command of dslpar in this process."""
     printed = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
         try:
@@ -130,7 +130,7 @@ def in_process(words: list[str]) -> tuple[int, str]:
 
 
 def launch(words: list[str], folder: Path) -> tuple[int, str]:
-    """`dslpar launch CFG --world-size N ...`: the same lint first, then the same program on as many ranks."""
+    """Run `dslpar launch CFG --world-size N ...`: the same lint, and then the same program on as many ranks."""
     at = words.index("--world-size")
     count, rest = int(words[at + 1]), words[:at] + words[at + 2 :]
     config = next(word for word in rest if not word.startswith("-") and "=" not in word)
@@ -145,14 +145,14 @@ def launch(words: list[str], folder: Path) -> tuple[int, str]:
 
 
 def run_file(name: str, argv: list[str]) -> int:
-    """A program of the page, as Python runs a file."""
+    """Run a program of the page, as Python runs a file."""
     sys.argv = [name, *argv]
     runpy.run_path(name, run_name="__main__")
     return 0
 
 
 def forked(count: int, program: Callable[[], int], folder: Path) -> tuple[int, str]:
-    """Ranks in the page's folder; the first status that is not 0."""
+    """Fork ranks in the page's folder, and return the first nonzero status."""
 
     def there() -> int:
         os.chdir(folder)

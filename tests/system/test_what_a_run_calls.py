@@ -1,4 +1,4 @@
-"""train.py, and a program: a config calls what is trusted; what is not stops the run before it starts."""
+"""Trust in train.py and in a program: trusted calls run, and an untrusted call stops the run before it starts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "cfg.py").write_text(CONFIG.format(out=str(tmp_path / "out")))
     nested = "from dslpar import L\nmodel = dict(type='other.Net', part=L('net_of_a_test.Net')(act=None, width=4))\n"
     (tmp_path / "registered.py").write_text(nested)
-    (tmp_path / "pyproject.toml").write_text("[tool.dslpar]\ntrusted = ['os', 'net_of_a_test']\n")  # of another folder
+    (tmp_path / "pyproject.toml").write_text("[tool.dslpar]\ntrusted = ['os', 'net_of_a_test']\n")  # in another folder
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "net_of_a_test", raising=False)
     return tmp_path

@@ -1,4 +1,4 @@
-"""What docs/architecture.md says of imports, where import-linter cannot look: modules that are named in strings."""
+"""docs/architecture.md on imports that import-linter cannot see: modules named in strings."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ ENVIRONMENT = {
 """Files, but for commands, that name the process's environment; and why. All else takes it as an argument."""
 _CONTRACT = (ROOT / ".importlinter").read_text().partition("[importlinter:contract:packages]")[2].partition("\n\n")[0]
 ORDER = {name: number for number, name in enumerate(re.findall(r"\w+", _CONTRACT.partition("layers =")[2]))}
-"""Packages from the top down; of two that stand side by side neither names the other."""
+"""Packages from the top down; two packages side by side do not name each other."""
 
 
 def named(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield modules of ours that strings of a file name, with their lines; docstrings are prose."""
+    """Yield dslpar modules that a file's strings name, with their lines; docstrings do not count."""
     tree = ast.parse(path.read_text())
     with_docstrings = (ast.Module, ast.ClassDef, ast.FunctionDef)
     prose = {id(node.body[0].value) for node in ast.walk(tree) if isinstance(node, with_docstrings) and _is_prose(node)}
@@ -74,7 +74,7 @@ def upward(path: Path) -> list[str]:
 
 
 def test_no_string_names_a_module_that_stands_above() -> None:
-    """As `import_module("dslpar.policies.families")` did nine times, of which no checker knew."""
+    """`import_module("dslpar.policies.families")` did so nine times, unseen by any checker."""
     files = sorted((ROOT / "dslpar").rglob("*.py"))
     assert len(files) > 500
     found = [each for path in files if str(path.relative_to(ROOT)) not in DOORS for each in upward(path)]
@@ -83,7 +83,7 @@ def test_no_string_names_a_module_that_stands_above() -> None:
 
 @pytest.mark.parametrize("door", DOORS)
 def test_a_door_is_one(door: str) -> None:
-    """It names what stands above it, or a family of models."""
+    """It names a module above it, or a family of models."""
     assert door == "dslpar/__init__.py" or upward(ROOT / door)
 
 
@@ -98,7 +98,7 @@ def test_a_string_upward_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_import_linter_looks_at_what_type_checkers_import() -> None:
-    """In all contracts but the torch line, below which types of what stands above may be named."""
+    """This holds in all contracts but the torch line, below which types of upper modules may be named."""
     parser = configparser.ConfigParser()
     for name, excluded in ((".importlinter", False), (".importlinter-torch", True)):
         parser.read_string((ROOT / name).read_text())

@@ -1,4 +1,4 @@
-"""tools/docs.py: the generated pages are what the program prints today, and their links lead somewhere."""
+"""tools/docs.py: the generated pages are current, and their links resolve."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ PAGES = [
 
 
 def links(page: Path) -> list[str]:
-    """What a page links to, but for other sites; code in it is no link."""
+    """Return a page's links, without other sites and without code."""
     text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.DOTALL)
     return [target for target in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in target]
 
 
 def test_links_are_valid() -> None:
-    """Of all pages: files that are there, headings that are in them."""
+    """All pages are checked: files exist, and headings are in them."""
     checked = 0
     for page in PAGES:
         for target in links(page):
@@ -77,7 +77,7 @@ MODULES = re.findall(r"^.. public:: (.*)$", "".join(path.read_text() for path in
 
 @pytest.mark.prove
 def test_every_public_name_has_a_docstring() -> None:
-    """The reference is made of them (docs/api)."""
+    """The API reference (docs/api) is made from them."""
     assert "dslpar.layers" in MODULES
     for module in map(importlib.import_module, MODULES):
         for name in module.__all__:
@@ -96,7 +96,7 @@ def test_docstrings_become_restructured_text(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.prove
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
-    """As `make docs` builds it: links, anchors and docstrings."""
+    """As with `make docs`: links, anchors and docstrings."""
     pytest.importorskip("sphinx", reason="the site is made with Sphinx: pip install dslpar[docs]")
     command = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--keep-going", "--quiet", "--conf-dir", "docs"]
     built = subprocess.run([*command, ".", str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
@@ -107,7 +107,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
 
 
 def test_the_index_shows_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    """docs/README.md has an example; it is run."""
+    """The example in docs/README.md is run."""
     text = (ROOT / "docs" / "README.md").read_text()
     shown = re.search(r"```\n\$ dslpar (.*)\n((?:.*\n)*?)```", text)
     assert shown is not None

@@ -1,6 +1,4 @@
-"""The table of `make gpu`, as far as it can be looked at without a GPU: every check exists, every config resolves, and
-the models that dslpar is compared with are GPTs of the same size that learn.
-"""
+"""The table of `make gpu` without a GPU: every check exists, every config resolves, baselines are equal GPTs."""
 
 from __future__ import annotations
 
@@ -80,11 +78,11 @@ def test_one_dim_is_on_every_number_of_gpus() -> None:
         assert any(f"size={world}, mode='1d'" in keys for keys in layouts.values()), world
 
 
-# ---- what no run on a CPU reaches ----
+# ---- code that no CPU run reaches ----
 
 
 def _accelerator_attributes() -> set[str]:
-    """What dslpar asks DeepSpeed's accelerator for: `get_accelerator().name`, and of a variable of that value."""
+    """Return dslpar's attributes of DeepSpeed's accelerator: `get_accelerator().name`, directly or by a variable."""
     found: set[str] = set()
     for path in (ROOT / "dslpar").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -95,14 +93,14 @@ def _accelerator_attributes() -> set[str]:
 
 
 def test_the_accelerator_of_gpus_has_what_is_asked_of_it() -> None:
-    """A CPU's answers for a name that nobody has, and a run on a GPU would end there."""
+    """A CPU accelerator answers any name, and a run on a GPU would end there."""
     names = _accelerator_attributes()
     assert {"device_name", "set_device", "max_memory_allocated"} <= names
     assert [name for name in sorted(names) if not hasattr(CUDA_Accelerator, name)] == []
 
 
 def test_a_batch_that_no_device_holds_passes_lint(tmp_path: Path) -> None:
-    """Or nothing would run out of memory: lint refuses what does not fit the device that it knows."""
+    """Otherwise nothing would run out of memory: lint refuses what does not fit a known device."""
     config = tmp_path / "cfg.py"
     config.write_text(runs.TOO_LARGE)
     runs.write_text(tmp_path, runs.TOO_LARGE_LINES)
@@ -127,7 +125,7 @@ def test_attention_by_blocks_on_a_cpu() -> None:
     assert [row.name for row in rows if not row.held] == []
 
 
-# ---- what dslpar is compared with ----
+# ---- baselines ----
 
 MODELS: dict[str, Callable[[by_hand.Sizes], nn.Module]] = {"plain torch": StockGPT, "nanoGPT-like": NanoGPT}
 

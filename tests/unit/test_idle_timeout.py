@@ -1,4 +1,4 @@
-"""The time-out of tests: it ends one that waits for nothing, and not one that works or is kept from working."""
+"""The tests' time-out: it ends an idle test, and none that works or is kept from working."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SLEEPS = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
 
 @pytest.fixture
 def quick() -> Iterator[None]:
-    """A time-out of a second in the place of this test's own."""
+    """Replace this test's time-out by one of a second."""
     idle_timeout.start_timer(limit_s=60, idle_s=1, interval_s=0.1)
     yield
     idle_timeout.stop_timer()

@@ -45,7 +45,7 @@ def test_the_hooks_run_on_a_list_of_files(tmp_path: Path, capsys: pytest.Capture
 
 
 def hook(*argv: str | Path) -> subprocess.CompletedProcess[str]:
-    """`tools/pre_commit.py` in a Python without any package, started elsewhere."""
+    """Run `tools/pre_commit.py` in a Python without packages, from another folder."""
     program = [sys.executable, "-S", str(ROOT / "tools/pre_commit.py")]
     return subprocess.run([*program, *map(str, argv)], capture_output=True, text=True, cwd="/")
 

@@ -1,4 +1,4 @@
-"""`make prove` goes on where it stopped: a part runs again when anything that it reads has changed, and only then."""
+"""`make prove` resumes: a part runs again exactly when a file that it reads has changed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PART = Part(("tests/unit",), ("tests/unit/other",))
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A product, a part of two tests of which one fails when the product is wrong, and what is beside them."""
+    """Make a product, a part with two tests, one of which fails when the product is wrong, and other files."""
     files = {
         "setup.cfg": "[tool:pytest]\npythonpath = .\nmarkers = prove: long\n",
         "dslpar/__init__.py": "",
@@ -100,7 +100,7 @@ def test_a_part_is_run_and_remembered(checkout: Path, monkeypatch: pytest.Monkey
     shown = prove.run("unit", PART, quiet, checkout / "build", checkout)
     assert (shown.green, shown.passed) == (True, 2), "with what is marked prove, and without the other part"
     assert shown.cpu_s > 0
-    (checkout / "dslpar/sums.py").write_text("ONE = 1 + 1\n")  # of another length: bytecode is stale by size and second
+    (checkout / "dslpar/sums.py").write_text("ONE = 1 + 1\n")  # another length: bytecode is checked by size and second
     broken = prove.run("unit", PART, quiet, checkout / "build", checkout)
     assert (broken.green, broken.passed) == (False, 1)
     assert broken.content != shown.content

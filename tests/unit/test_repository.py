@@ -1,6 +1,6 @@
-"""The house itself: imports stay light, every package ships, the tree holds no trace of a machine.
+"""The repository: imports stay light, every package ships, and no file has a trace of a machine.
 
-Each check that could pass by looking at nothing has a companion that shows it fail.
+Each check that could pass by checking nothing has a companion test that shows it fail.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def run(*command: str, cwd: Path = ROOT, env: dict[str, str] | None = None) -> s
 
 
 def files(*suffixes: str) -> list[Path]:
-    """Files that git tracks or would track, by the ends of their names; all of them for none."""
+    """Return files that git tracks or would track, with these suffixes, or all files."""
     listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     if listed.returncode:
         pytest.skip("not a git checkout")
@@ -42,7 +42,7 @@ def files(*suffixes: str) -> list[Path]:
 
 
 def heavy_imports(*arguments: str) -> set[str]:
-    """Heavy packages that `python *arguments` imports; it must end well."""
+    """Return heavy packages that `python *arguments` imports. It must exit with 0."""
     ran = run(sys.executable, "-X", "importtime", *arguments)
     assert ran.returncode == 0, ran.stderr[-2000:]
     assert "import time:" in ran.stderr
@@ -73,7 +73,7 @@ def test_layers_has_one_import_name() -> None:
     assert "import this package as dslpar.layers, not as layers" in ran.stderr
 
 
-# What ships -----------------------------------------------------------------------------------------------------
+# The package ------------------------------------------------------------------------------------------------------
 
 
 def listed_packages() -> set[str]:
@@ -83,7 +83,7 @@ def listed_packages() -> set[str]:
 
 
 def packages_of(root: Path) -> set[str]:
-    """Dotted names of the folders with modules in the checkout at `root`, and of the example configs."""
+    """Return dotted names of the folders with modules in the checkout at `root`, and of the example configs."""
     shipped = {"dslpar": root / "dslpar", "dslpar.layers": root / "layers", "dslpar.shipped_configs": root / "configs"}
     return {
         ".".join([name, *module.parent.relative_to(folder).parts])
@@ -104,7 +104,7 @@ def test_a_missing_package_would_be_seen(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of this checkout, built from a copy so that no build folder is left here."""
+    """Return this checkout's wheel, built from a copy so that no build folder is left here."""
     copy = tmp_path_factory.mktemp("checkout")
     for path in files():
         target = copy / path.relative_to(ROOT)
@@ -169,7 +169,7 @@ MACHINE = re.compile(r"/(?:work|root|opt/pypi|opt/wheels)(?:/|\b)")
 
 
 def traces(paths: Iterable[Path]) -> list[str]:
-    """`path:line: text` of lines that name a folder of somebody's machine."""
+    """Return `path:line: text` of lines that name a folder of somebody's machine."""
     found = []
     for path in paths:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -211,7 +211,7 @@ def test_the_readme_shows_the_example_as_it_is() -> None:
 
 
 def dead_links(pages: Iterable[Path]) -> list[str]:
-    """`page: target` of relative links that lead nowhere."""
+    """Return `page: target` of dead relative links."""
     found = []
     for page in pages:
         targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8"))
@@ -231,7 +231,7 @@ def test_a_dead_link_would_be_seen(tmp_path: Path) -> None:
 
 
 def test_no_file_cites_a_text_that_is_not_here() -> None:
-    """Documents of the authors' own have no place in comments: facts have, or a page of docs/."""
+    """Comments may cite facts, or a page of docs/, but no private documents of the authors."""
     cited = re.compile(r"\b(?:DE" + r"SIGN|FA" + r"CTS|ST" + r"YLE)\b")
     texts = {
         path: path.read_text(encoding="utf-8", errors="replace") for path in files(".py", ".md", ".cfg", "Makefile")
@@ -261,7 +261,7 @@ def test_every_mend_of_deepspeed_has_a_record_and_a_test() -> None:
 
 
 def test_every_test_is_in_one_part_of_prove() -> None:
-    """`make prove PART=...`, part by part, runs each file of tests once."""
+    """`make prove PART=...`, part by part, runs each test file once."""
     found: list[str] = []
     for part in PARTS.values():
         inside = [path.relative_to(ROOT).as_posix() for top in part.paths for path in (ROOT / top).rglob("test_*.py")]
@@ -292,7 +292,7 @@ _VISIBLE = {"visible", "visible_lines", "json_text"}
 
 
 def bare_texts(tree: ast.AST) -> list[int]:
-    """Lines where something is printed, or written to a standard stream, that is put together and not made visible."""
+    """Return lines that print, or write to a standard stream, composed text that is not made visible."""
     found = []
     for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
         written = ast.unparse(call.func)
@@ -311,7 +311,7 @@ def _put_together(node: ast.AST) -> Iterator[ast.JoinedStr]:
 
 
 def test_text_is_made_visible_where_it_leaves() -> None:
-    """A file's name that is printed as it is may command the terminal (dslpar/core/visible.py)."""
+    """A file name that is printed raw may control the terminal (dslpar/core/visible.py)."""
     found = {path: bare_texts(ast.parse(path.read_text())) for path in sorted((ROOT / "dslpar").rglob("*.py"))}
     assert {str(path.relative_to(ROOT)): lines for path, lines in found.items() if lines} == {}
     assert bare_texts(ast.parse("print(f'{path} is written')")) == [1]
@@ -324,11 +324,11 @@ FREE = (
     "tests.properties.schedules",
     "tests.properties.context",
 )
-"""Folders whose tables of layouts and of models are what others run, too."""
+"""Folders whose tables of layouts and models other folders also run."""
 
 
 def _of_other_folders(path: Path) -> Iterator[str]:
-    """Modules that a module of tests/ imports from another folder of tests, tests/support apart."""
+    """Yield modules that a test module imports from another folder of tests, except tests/support."""
     for node in ast.walk(ast.parse(path.read_text())):
         names: list[str] = []
         if isinstance(node, ast.ImportFrom) and node.module:
@@ -345,7 +345,7 @@ def _of_other_folders(path: Path) -> Iterator[str]:
 
 
 def test_what_tests_of_several_folders_share_is_in_support(tmp_path: Path) -> None:
-    """A test can be changed, and a folder of tests run or left out, without a look at the others."""
+    """So a test can be changed, and a folder of tests run or left out, without looking at the others."""
     modules = [path for path in (ROOT / "tests").rglob("*.py") if "support" not in path.relative_to(ROOT).parts]
     assert len(modules) > 300
     assert {str(path): found for path in modules if (found := [*_of_other_folders(path)])} == {}

@@ -62,7 +62,7 @@ def test_a_row_has_one_line(noxfile: ModuleType) -> None:
 
 
 def test_a_pin_that_the_oldest_python_cannot_install_says_so() -> None:
-    """By the metadata of what is installed here: else the rows of that Python fail before a test runs."""
+    """It uses the metadata of the installed packages: otherwise the rows of that Python fail before any test runs."""
     setup = ConfigParser()
     setup.read(ROOT / "setup.cfg")
     oldest = setup["options"]["python_requires"].removeprefix(">=")

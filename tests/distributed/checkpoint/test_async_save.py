@@ -1,4 +1,4 @@
-"""A save whose writing a thread does: what it holds is of its step, whatever the steps after it change."""
+"""Asynchronous saves: a checkpoint holds the state of its step, whatever later steps change."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 
 class Gate:
-    """Holds up what threads of this process write, as a slow disk would: os.write itself waits, before the first byte.
+    """Holds up writes of this process's threads, as a slow disk would: os.write itself waits before the first byte.
 
-    So nothing of the tensors has been read but what was copied.
+    So only the copies of the tensors have been read by then.
     """
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ def step(engine: Any) -> None:
 
 
 def contents(tensors: dict[str, torch.Tensor]) -> bytes:
-    """The bytes of a file of these; each chunk is gone when the next is asked for."""
+    """Return the bytes of a file of these tensors; each chunk is gone when the next is requested."""
     return b"".join(bytes(chunk) for chunk in file_bytes(tensors))
 
 
@@ -83,11 +83,11 @@ def manifest_of(root: Path, number: int) -> dict[str, Any]:
     return dict(stored.manifest)
 
 
-# ---- what it holds ----
+# ---- contents ----
 
 
 def _saved_twice(job: Job) -> tuple[dict[str, Any], dict[str, Any], list[bool]]:
-    """The manifest of a save that the run waits for, and of one of the same step with two steps behind it."""
+    """Return the manifests of a synchronous save, and of an asynchronous save of the same step after two more steps."""
     from dslpar import checkpoint
     from dslpar.distributed import collectives
 
@@ -112,7 +112,9 @@ def _saved_twice(job: Job) -> tuple[dict[str, Any], dict[str, Any], list[bool]]:
 
 @pytest.mark.parametrize("layout", sampled(LAYOUTS, {"ZeRO 3", "bf16, ZeRO 2", "pipe 2"}))
 def test_its_bytes_are_those_of_a_save_that_the_run_waits_for(tmp_path: Path, layout: str) -> None:
-    """Digests of all files: weights, states, random states, counters and the index; two steps had changed all these."""
+    """Digests of all files are equal: weights, states, random states, counters and the index. Two steps changed all
+    these.
+    """
     job = job_of(tmp_path, 2, **LAYOUTS[layout])
     for waited, later, (is_written, is_published, has_part) in on_ranks(2, _saved_twice, job, init="deepspeed"):
         assert later == waited
@@ -120,7 +122,7 @@ def test_its_bytes_are_those_of_a_save_that_the_run_waits_for(tmp_path: Path, la
 
 
 def _changed_while_it_is_copied(job: Job) -> bool:
-    """Whether a checkpoint without the copy would have been noticed: its bytes asked for after a step."""
+    """Return whether the test would notice a save without the copy, whose bytes are read after a step."""
     from dslpar.checkpoint import saving
 
     engine = engine_of(job)
@@ -140,7 +142,7 @@ def test_a_step_changes_what_was_not_copied(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("block_bytes", [3, 16, 1 << 26])
 def test_a_copy_is_the_file_whatever_the_blocks(block_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensors end within blocks and blocks within tensors, and within an element; one has gaps, one is empty."""
+    """Tensors end inside blocks, blocks inside tensors and inside elements; one tensor has gaps, one is empty."""
     monkeypatch.setattr(host_buffers, "BLOCK_BYTES", block_bytes)
     tensors = one_each() | {"gaps": torch.randn(4, 6)[:, ::2], "none": torch.tensor(3.0)}
     buffers = HostBuffers()
@@ -175,7 +177,7 @@ def test_saves_of_a_run_share_their_memory(tmp_path: Path) -> None:
     assert others == [first, first]
 
 
-# ---- what fails ----
+# ---- failures ----
 
 
 def _full_on_rank_1(job: Job) -> tuple[str, list[int]]:
@@ -186,7 +188,7 @@ def _full_on_rank_1(job: Job) -> tuple[str, list[int]]:
     step(engine)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     if engine.groups.rank == 1:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))  # past this a write fails
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))  # beyond this, writes fail
     pending = checkpoint.begin_save(engine, buffers)
     step(engine)
     with pytest.raises(DslparError) as refused:

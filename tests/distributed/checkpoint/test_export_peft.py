@@ -1,4 +1,4 @@
-"""`dslpar checkpoint export --format peft`, and `--format hf --merge-lora`: peft and transformers compute the same."""
+"""Exported adapters: `--format peft` and `--format hf --merge-lora` load in peft and transformers."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ CASES: dict[str, sections.LoRA] = {
     ),
     "phi3": sections.LoRA(r=2, lora_dropout=0.1, target_modules=("qkv_proj",)),
 }
-"""Family: three linears in one, transposed; every linear, tied; biases and whole modules; lengths that differ."""
+"""By family: three linears in one, transposed; every linear, tied; biases and whole modules; different lengths."""
 
 
 def _trained(job: Any) -> Tensor:
-    """Logits after three steps, whole; a checkpoint is saved."""
+    """Return full logits after three steps, with a checkpoint saved."""
     from dslpar import checkpoint
     from dslpar.data.order import micro_batches
     from dslpar.distributed.groups import Groups
@@ -71,7 +71,7 @@ def _trained(job: Any) -> Tensor:
 
 
 def run(family: str, root: Path, tensor: Any, world: int) -> tuple[Path, Checkpoint, Tensor]:
-    """The folder that it begins with, its checkpoint, and its logits."""
+    """Return the folder that the run begins with, its checkpoint, and its logits."""
     before = written(family, root / "before")
     name = hf.FAMILIES[family].classes()[0].__name__
     model = sections.OtherModel(target=f"transformers.{name}", args={"pretrained": str(before)}, lora=CASES[family])
@@ -93,7 +93,7 @@ def logits_of(model: Any) -> Tensor:
 
 
 def assert_close(one: Tensor, other: Tensor) -> None:
-    """As far apart as sums of float32 in another order, three blocks deep, of logits of order 1."""
+    """Compare logits of order 1, with the tolerance of float32 sums in another order, three blocks deep."""
     assert float((one - other).abs().max()) < 2e-5 * float(other.abs().max())
 
 
@@ -124,7 +124,7 @@ def in_order(value: Any) -> Any:
 @pytest.mark.prove
 @pytest.mark.parametrize("family", CASES)
 def test_the_file_is_the_one_that_peft_writes(family: str, tmp_path: Path) -> None:
-    """Names, shapes, and what the config says, but for defaults."""
+    """Compare names, shapes, and the config apart from defaults."""
     before, stored, _ = run(family, tmp_path, None, 1)
     export_peft(stored, tmp_path / "ours")
     lora = CASES[family]
@@ -178,7 +178,7 @@ train = dict(steps=2, output_dir={str(tmp_path / "run")!r})
     assert all(p.any() for p in b), "two steps have moved them from zero"
 
 
-# ---- what cannot be exported ----
+# ---- refused exports ----
 
 
 def test_a_run_without_adapters_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""`dslpar checkpoint export --format hf`: the files that transformers would have written, to the byte."""
+"""Exports of `--format hf`: byte for byte the files that transformers would write."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "pipe 2, data 2": (4, {"pipeline": sections.PipelineParallel(size=2)}),
 }
 UNCUT = "pipe 2, data 2"
-"""For a family of which nothing can be cut."""
+"""The layout of a family that no tensor mode shards."""
 EACH_TIME = {("phi3", "2d 4")}
-"""GPT-2 goes there and back in the tests below it."""
+"""Always run; tests below export GPT-2 and load it back."""
 
 
 def saved(model: Any, path: Path, layout: str = "pipe 2, 1d 2", zero: int = 0, **parallel: Any) -> Checkpoint:
-    """The checkpoint of a run that has taken no step."""
+    """Return the checkpoint of a run before its first step."""
     world, given = LAYOUTS[layout]
     job = resolve(
         sections.Spec(
@@ -82,7 +82,7 @@ def of_transformers(family: hf.Family, path: Path, **more: Any) -> sections.Othe
 
 
 def written(family: str, path: Path, **options: Any) -> Path:
-    """A folder that transformers wrote, of weights that are neither zeros nor ones."""
+    """Return a folder that transformers wrote, with weights that are neither zeros nor ones."""
     hf.plain(hf.FAMILIES[family])[0].float().save_pretrained(path, **options)
     return path
 
@@ -96,7 +96,9 @@ CELLS = [cell for cell in product(hf.FAMILIES, LAYOUTS) if (cell[0] == "resnet")
 
 @pytest.mark.parametrize(("family", "layout"), sampled(CELLS, EACH_TIME))
 def test_there_and_back_the_bytes_are_the_same(family: str, layout: str, tmp_path: Path) -> None:
-    """From transformers into a layout, no step, and back: each file, with config and generation config."""
+    """Weights go from transformers into a layout and back without a step: each file is equal, with config and
+    generation config.
+    """
     before = written(family, tmp_path / "before")
     stored = saved(of_transformers(hf.FAMILIES[family], before), tmp_path / "run", layout)
     export_transformers(stored, tmp_path / "after")
@@ -105,7 +107,7 @@ def test_there_and_back_the_bytes_are_the_same(family: str, layout: str, tmp_pat
 
 @pytest.fixture(scope="module")
 def gpt2(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Checkpoint]:
-    """A folder in many files, with a tokenizer's; and the checkpoint of a run that began with it, ZeRO 1."""
+    """Return a folder of many files with a tokenizer's, and the checkpoint of a ZeRO 1 run that began with it."""
     root = tmp_path_factory.mktemp("gpt2")
     before = written("gpt2", root / "before", max_shard_size="20KB")
     for name in ("tokenizer.json", "merges.txt", "chat_template.jinja"):
@@ -129,7 +131,7 @@ def test_files_are_as_large_as_they_may_be_and_a_tokenizer_comes_along(
 
 @pytest.mark.parametrize("kind", ["folder", "file", "tokens", "blend", "bytes"])
 def test_the_tokenizer_of_the_text_comes_along(gpt2: tuple[Path, Checkpoint], tmp_path: Path, kind: str) -> None:
-    """Of a run that did not begin with a folder of transformers'."""
+    """The run did not begin with a folder of transformers."""
     texts = {"tokenizer.json": b"{}", "tokenizer_config.json": b"its config"}
     (tmp_path / "mine" / "tokenizer").mkdir(parents=True)
     for name, text in texts.items():
@@ -150,7 +152,7 @@ def test_the_tokenizer_of_the_text_comes_along(gpt2: tuple[Path, Checkpoint], tm
 
 
 def test_transformers_loads_what_is_written_in_half_precision(gpt2: tuple[Path, Checkpoint], tmp_path: Path) -> None:
-    """The weights are those of the masters, rounded; config.json says so."""
+    """The weights are the rounded master weights, and config.json has their dtype."""
     before, stored = gpt2
     export_transformers(stored, tmp_path / "after", "BF16")
     assert json.loads((tmp_path / "after" / "config.json").read_text())["dtype"] == "bfloat16"
@@ -187,11 +189,11 @@ def test_a_gpt_takes_such_weights_and_gives_them_back(family: str, layout: str, 
     assert contents(tmp_path / "after") == contents(before)
 
 
-# ---- what cannot be exported ----
+# ---- refused exports ----
 
 
 def changed(stored: Checkpoint, model: dict[str, Any]) -> Checkpoint:
-    """The checkpoint as if its config said this of the model."""
+    """Return the checkpoint with another model in its config."""
     config = {**stored.manifest["config"], "model": model}
     return stored._replace(manifest={**stored.manifest, "config": config})
 
@@ -292,12 +294,12 @@ def test_without_transformers_it_is_said(
         export_transformers(changed(gpt2[1], GPT), tmp_path / "after")
 
 
-# ---- what a rank reads ----
+# ---- reads of a rank ----
 
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Bytes of what is taken out of files."""
+    """Count the bytes that are read from files."""
     from dslpar.models import pretrained
 
     numbers: list[int] = []
@@ -332,7 +334,7 @@ def _read_and_held(job: Any, numbers: list[int]) -> tuple[int, int, int]:
 
 
 def rows_held(at: Any, coord: Any) -> int:
-    """Rows of a table that this rank holds, without padding."""
+    """Return the rows of a table on this rank, without padding."""
     from dslpar.checkpoint.slices import box_of
 
     return sum(max(0, min(each.start + each.length, at.shape[0]) - each.start) for each in box_of(at, coord)[0])
@@ -369,7 +371,7 @@ def test_a_rank_reads_the_bytes_that_it_holds(
     assert (paddings != {0}) == (layout == "2d 4"), "70 rows do not divide by 4"
 
 
-# ---- a class that no policy knows, whole in one layer ----
+# ---- a class without a policy, whole in one layer ----
 
 RESNET = """
 from dslpar.config import LazyCall
@@ -397,7 +399,7 @@ def _train_resnet(path: str) -> dict[str, torch.Tensor]:
 
 
 def test_buffers_that_are_saved_come_along(tmp_path: Path) -> None:
-    """Statistics of batch norms, of the first replica."""
+    """Statistics of batch norms come from the first replica."""
     path = tmp_path / "resnet.py"
     path.write_text(RESNET.replace("OUT", str(tmp_path / "run")))
     first, _ = on_ranks(2, _train_resnet, str(path), init="deepspeed")

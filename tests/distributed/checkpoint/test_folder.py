@@ -1,4 +1,4 @@
-"""Checkpoints as files: what is visible when, what is kept, what is refused, and what ranks agree on."""
+"""Checkpoint folders: when files become visible, what is kept or refused, and what ranks agree on."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.support.versions import needs_torch
 
 
 def put(root: Path, step: int) -> Path:
-    """A checkpoint without tensors, of one rank; and a file more, to be corrupted."""
+    """Write a one-rank checkpoint without tensors, and another file to be corrupted."""
     part = writer.begin_save(root, step)
     counts = {"global_steps": step, "global_samples": step, "skipped_steps": 0}
     numpy: Any = np.random.RandomState(1).get_state(legacy=True)
@@ -54,7 +54,7 @@ def steps(root: Path) -> list[int]:
     return [stored.step for stored in folder.scan(root).checkpoints]
 
 
-# ---- visible, whole, kept ----
+# ---- visible, intact, kept ----
 
 
 def test_it_is_visible_with_its_manifest_and_not_before(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_the_newest_are_kept_by_their_step(tmp_path: Path, keep: int | None, lef
 
 
 def test_an_incomplete_one_is_never_kept_in_place_of_a_complete_one(tmp_path: Path) -> None:
-    """Step 10 was cut short, so the run went on from step 5, and has saved step 6."""
+    """Step 10 was incomplete, so the run continued from step 5, and has saved step 6."""
     for step in (4, 5, 10):
         put(tmp_path, step)
     os.truncate(tmp_path / "step_000010" / "weights", 1)
@@ -159,7 +159,7 @@ def test_a_kill_while_a_mark_is_written_leaves_the_checkpoint_as_it_was(
 
 
 def test_what_cannot_be_marked_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It must not hide why the run ends."""
+    """The failure must not hide why the run ends."""
     writer.mark_suspect(tmp_path / "step_000003", "a weight differs")
     assert "step_000003 cannot be marked as suspect: missing" in caplog.text
 
@@ -172,12 +172,12 @@ def test_a_mark_that_is_no_text_is_refused(tmp_path: Path) -> None:
         folder.open_checkpoint(path)
 
 
-# ---- what cannot be removed, or read ----
+# ---- checkpoints that cannot be removed or read ----
 
 
 @contextmanager
 def shared_folder() -> Iterator[Path]:
-    """A folder that two users share; within, we are the other one (if we are root; else modes alone deny)."""
+    """Yield a folder that two users share, as the other user (if the tests run as root; otherwise modes alone deny)."""
     with tempfile.TemporaryDirectory() as made:
         root = Path(made, "checkpoints")
         root.mkdir()
@@ -189,7 +189,7 @@ def shared_folder() -> Iterator[Path]:
 @contextmanager
 def other_user() -> Iterator[None]:
     before = os.geteuid()
-    finding("CKP205", "", "")  # the texts of findings come from a file that the other user may not be allowed to read
+    finding("CKP205", "", "")  # the texts of findings are in a file that the other user may not be allowed to read
     if before == 0:
         os.seteuid(65534)
     try:
@@ -209,7 +209,9 @@ def test_a_link_to_an_archive_goes_and_the_archive_stays(tmp_path: Path) -> None
 
 
 def test_what_cannot_be_removed_is_logged_and_ends_no_run(caplog: pytest.LogCaptureFixture) -> None:
-    """Another user's, or one that a process reads from a network file system. It is invisible, and tried again."""
+    """It belongs to another user, or a process reads it from a network file system. It is invisible, and tried again
+    later.
+    """
     with shared_folder() as root:
         old = put(root, 1)
         old.chmod(0o555)
@@ -228,7 +230,7 @@ def test_what_cannot_be_removed_is_logged_and_ends_no_run(caplog: pytest.LogCapt
 
 
 def test_a_folder_that_may_not_be_listed_is_not_one_without_checkpoints() -> None:
-    """The run would start at step 0, and set the other user's checkpoints aside."""
+    """Otherwise the run would start at step 0, and set the other user's checkpoints aside."""
     with shared_folder() as root:
         put(root, 5)
         root.chmod(0o300)
@@ -336,7 +338,7 @@ def test_the_panels_that_are_kept_are_no_part_of_the_layout() -> None:
 
 
 def _save(job: Job, at: list[int]) -> tuple[list[int], int]:
-    """Saves at these steps; what is visible then, and the steps of the newest whole checkpoint."""
+    """Save at these steps. Return the visible steps, and the steps of the newest intact checkpoint."""
     from dslpar import checkpoint
     from dslpar.distributed.groups import Groups
     from dslpar.engine.build import build_engine
@@ -371,7 +373,7 @@ def test_the_oldest_go_when_a_new_one_is_there(tmp_path: Path) -> None:
 
 
 def test_what_a_run_was_resumed_before_is_set_aside_and_not_resumed_from(tmp_path: Path) -> None:
-    """Steps 1 and 3 diverged, say, and the run goes another way from before: they are not the newest any more."""
+    """Say steps 1 and 3 diverged, and the run continues from an earlier step: they are no longer the newest."""
     job = job_of(tmp_path)
     on_ranks(1, _save, job, [1, 3], init="deepspeed")
     assert on_ranks(1, _save, job, [1], init="deepspeed") == [([1], 1)]
@@ -411,7 +413,7 @@ def test_a_name_that_is_not_there_is_a_finding(tmp_path: Path, requested: str) -
 
 
 def test_a_manifest_that_is_gone_or_altered_is_corruption(tmp_path: Path) -> None:
-    """A crash leaves no folder without one: someone has removed it, and with it the newest steps."""
+    """A crash leaves no folder without a manifest: someone has removed it, and with it the newest steps."""
     for step in (5, 6, 7):
         put(tmp_path / "checkpoints", step)
     (tmp_path / "checkpoints" / "step_000007" / folder.MANIFEST).unlink()
@@ -444,7 +446,7 @@ def _on_a_host_of_its_own(job: Job) -> str:
 
 
 def test_of_several_hosts_the_one_that_sees_the_corruption_is_named(tmp_path: Path) -> None:
-    """It may be a bad mount there, or its memory, and no damage of the file."""
+    """The cause may be a bad mount or memory there, and no corruption of the file."""
     (put(tmp_path / "checkpoints", 5) / "weights").write_bytes(b"1235")
     for message in on_ranks(2, _on_a_host_of_its_own, job_of(tmp_path, 2)):
         assert "step_000005 is corrupted: weights: altered (as host1 sees it)" in message
@@ -461,7 +463,7 @@ def _blind(job: Job) -> str:
 
 
 def _elsewhere(job: Job) -> Job:
-    """As on a host that has another folder of that name."""
+    """Return the job as on a host with another folder of that name."""
     return dataclasses.replace(job, output_dir=job.output_dir + "-not-here")
 
 
@@ -494,7 +496,7 @@ def _no_room(job: Job, elsewhere: bool = False) -> str:
 
 
 def _fails_on_rank_1(job: Job) -> tuple[str, list[int]]:
-    """What a save says where one rank's disk is full, and what is visible then."""
+    """Return the message of a save when one rank's disk is full, and the visible steps."""
     from dslpar import checkpoint
     from dslpar.distributed.groups import Groups
     from dslpar.engine.build import build_engine
@@ -504,7 +506,7 @@ def _fails_on_rank_1(job: Job) -> tuple[str, list[int]]:
     ids = torch.zeros(job.batch.micro_size, 4, dtype=torch.int64)
     engine.train_batch([(ids, ids)])
     if engine.groups.rank == 1:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))  # past this a write fails
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))  # beyond this, writes fail
     with pytest.raises(DslparError) as refused:
         checkpoint.save(engine)
     if engine.groups.rank == 0:
@@ -536,14 +538,14 @@ def _holds_less(job: Job) -> str:
 
 
 def test_a_checkpoint_that_lacks_an_element_is_never_visible(tmp_path: Path) -> None:
-    """As if DeepSpeed held its weights otherwise one day: better no checkpoint than one that loads zeros."""
+    """DeepSpeed may hold its weights differently some day: better no checkpoint than one that loads zeros."""
     (message,) = on_ranks(1, _holds_less, job_of(tmp_path), init="deepspeed")
     assert "not held once by the ranks, so nobody could load it: ['embedding.tokens.weight'" in message
     assert steps(tmp_path / "checkpoints") == []
 
 
 def test_random_states_of_a_run_on_cpus_are_set_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Saved where there was no accelerator, resumed where there is one."""
+    """They were saved without an accelerator, and the run resumes with one."""
     from dslpar.checkpoint import rank_state
 
     states = rank_state._random_states(torch.device("cpu"))
@@ -553,7 +555,7 @@ def test_random_states_of_a_run_on_cpus_are_set_on_a_device(monkeypatch: pytest.
 
 
 def _loses_a_file(job: Job) -> str:
-    """What a load says on a rank where a file has gone that was there a moment before."""
+    """Return the message of a load on a rank where a file has just disappeared."""
     from dslpar import checkpoint
     from dslpar.distributed import collectives
     from dslpar.distributed.groups import Groups
@@ -572,7 +574,7 @@ def _loses_a_file(job: Job) -> str:
 
 
 def test_a_file_that_goes_while_it_is_loaded_is_one_finding_on_all_ranks(tmp_path: Path) -> None:
-    """ZeRO 3 has each rank read its own shard: one finds what it needs, and must not go on alone."""
+    """In ZeRO 3 each rank reads its own shard: a rank that finds its own file must not continue alone."""
     for message in on_ranks(
         2, _loses_a_file, job_of(tmp_path, 2, zero=schema_sections.Zero(stage=3)), init="deepspeed"
     ):
@@ -580,7 +582,7 @@ def test_a_file_that_goes_while_it_is_loaded_is_one_finding_on_all_ranks(tmp_pat
         assert "00001.safetensors is no file of a checkpoint, or is corrupted: FileNotFoundError" in message
 
 
-# ---- what is in it ----
+# ---- its contents ----
 
 PIPE = schema_sections.Parallel(pipeline=schema_sections.PipelineParallel(size=2))
 TENSOR = schema_sections.Parallel(tensor=schema_sections.TensorParallel(size=2, mode="1d", sequence=True))
@@ -622,7 +624,7 @@ def test_every_element_is_stored_once(tmp_path: Path, name: str) -> None:
 
 
 def _save_and_show(job: Job) -> dict[str, int]:
-    """Elements by name, once two replicas have shown that what they hold is equal to the bit."""
+    """Return elements by name, after checking that two replicas hold bitwise equal values."""
     from dslpar.checkpoint import save, shards
     from dslpar.distributed import collectives
     from dslpar.distributed.groups import Groups

@@ -1,7 +1,7 @@
-"""Whole weights out of one layout and into another: equal to the bit, over all modes, through pipelines and ZeRO.
+"""Full state dicts: bitwise equal after saving and loading, over all modes, pipelines and ZeRO.
 
-What is saved under a layout is drawn by names, so it must equal what one process draws; what is loaded under another is
-other weights (another seed), which must come back as they were given.
+Initial weights are drawn by name, so a layout must save the same weights as one process. The loaded weights come from
+another seed, and must come back unchanged.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ State = dict[str, Tensor]
 
 @pytest.fixture(autouse=True, scope="module")
 def import_once() -> None:
-    """Here, and not on every rank: DeepSpeed takes a second."""
+    """Import once here, not on every rank: DeepSpeed takes a second."""
     import dslpar.checkpoint  # noqa: F401
 
 
@@ -52,7 +52,7 @@ CHAIN = ("1d-3", "2d-4", "ring-2", "2.5d-8-depth-2", "1d-sequence-2", "3d-8", "u
 
 
 def saved_and_loaded(tensor: mesh.Tensor, other: State) -> tuple[State, State]:
-    """What a model of seed 3 gives; and after other weights were loaded."""
+    """Return the state of a model with seed 3, and the state after other weights were loaded."""
     from dslpar.checkpoint import full_state, load_full_state
 
     groups = Groups(Mesh(tensor=tensor))
@@ -66,7 +66,7 @@ def saved_and_loaded(tensor: mesh.Tensor, other: State) -> tuple[State, State]:
 
 @pytest.mark.prove
 def test_weights_go_from_mode_to_mode() -> None:
-    """Each layout loads what the one before it saved, and saves what one process would: so all pairs agree."""
+    """Each layout loads the previous one's save, and saves the same as one process: so all pairs agree."""
     state = drawn(4)
     for name in CHAIN:
         tensor = (LAYOUTS | CUBOIDS)[name]
@@ -115,7 +115,7 @@ def batch(samples: slice) -> tuple[Tensor, Tensor]:
 
 
 def trained(made: Job, given: State | None) -> tuple[State, list[float], State]:
-    """Loads what is given, evaluates, and takes a step: what was held before it, both losses, what is held after it."""
+    """Load a state, evaluate, and take a step. Return the state before it, both losses, and the state after it."""
     from dslpar.checkpoint import full_state, load_full_state
     from dslpar.engine.build import build_engine
 
@@ -130,7 +130,7 @@ def trained(made: Job, given: State | None) -> tuple[State, list[float], State]:
 
 
 def together(ranks: list[tuple[State, list[float], State]]) -> tuple[State, list[float], State]:
-    """The union over stages; equal where ranks hold the same."""
+    """Return the union over stages; ranks with the same tensor must agree."""
     loaded: State = {}
     after: State = {}
     for held, losses, held_after in ranks:
@@ -150,11 +150,11 @@ ENGINES = {
 }
 
 
-@pytest.mark.filterwarnings("default")  # DeepSpeed's own
+@pytest.mark.filterwarnings("default")  # warnings of DeepSpeed
 @pytest.mark.parametrize("name", sampled(ENGINES, {"pipe 2, 1d 2, ZeRO 1", "data 2, ZeRO 2, offload"}))
 def test_a_model_of_one_process_goes_on_in_any_layout(name: str) -> None:
-    """Loss before a step and after it, and weights: the masters of ZeRO follow. fp32 rounds by 6e-8, sums have some
-    hundred terms.
+    """Compare the losses before and after a step, and the weights: ZeRO's master weights follow. fp32 rounds by 6e-8,
+    and sums have some hundred terms.
     """
     given = {key: value + 0.01 for key, value in drawn(5).items()}
     loaded, true, after = together(on_ranks(1, trained, job(1), given, init="deepspeed"))
@@ -168,7 +168,7 @@ def test_a_model_of_one_process_goes_on_in_any_layout(name: str) -> None:
         assert not torch.equal(value, given[key]), "a step was taken"
 
 
-@pytest.mark.filterwarnings("default")  # DeepSpeed's own
+@pytest.mark.filterwarnings("default")  # warnings of DeepSpeed
 @pytest.mark.parametrize("zero", [1, 3])
 def test_masters_of_half_precision_are_returned_and_loaded(zero: int) -> None:
     given = {key: value + 0.01 for key, value in drawn(5).items()}
@@ -179,7 +179,7 @@ def test_masters_of_half_precision_are_returned_and_loaded(zero: int) -> None:
     assert any(not torch.equal(value, value.bfloat16().float()) for value in after.values())
 
 
-# ---- weights of something else ----
+# ---- weights of another model ----
 
 
 def refused(tensor: mesh.Tensor, given: State, strict: bool) -> str:

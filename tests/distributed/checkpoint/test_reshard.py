@@ -1,4 +1,4 @@
-"""`dslpar checkpoint`: what is cut or exported offline is what ranks would have read; what is damaged is named."""
+"""Offline `dslpar checkpoint`: shards and exports equal what ranks would read, and corrupted files are named."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def job_of(output_dir: Path, world: int, **sections: Any) -> Job:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> folder.Checkpoint:
-    """Saved by a pipeline of 2 over tensors in 2, its table tied over the stages and padded, ZeRO 1."""
+    """Return a checkpoint of 2 stages and 2 tensor ranks with ZeRO 1, its table tied over stages and padded."""
     root = tmp_path_factory.mktemp("source")
     job = job_of(root, 4, parallel=parallel(2, size=2, mode="1d"), batch=PIPED, zero=zero(1))
     on_ranks(4, run, job, STEPS, init="deepspeed")
@@ -64,7 +64,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> folder.Checkpoint:
 
 
 def loaded(job: Job, path: str) -> dict[str, torch.Tensor]:
-    """All that a rank holds after it has loaded a checkpoint."""
+    """Return everything that a rank holds after loading a checkpoint."""
     from dslpar.distributed.groups import Groups
     from dslpar.engine.build import build_engine
 
@@ -80,7 +80,7 @@ def loaded(job: Job, path: str) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("name", sampled(TARGETS, EACH_TIME))
 def test_resuming_from_it_is_resuming_from_the_original(source: folder.Checkpoint, tmp_path: Path, name: str) -> None:
-    """Weights, masters and the optimizer's state, to the bit."""
+    """Weights, master weights and optimizer states are bitwise equal."""
     world, sections = TARGETS[name]
     job = job_of(tmp_path, world, **sections)
     written = reshard.reshard(source, job, tmp_path)
@@ -99,7 +99,7 @@ def test_resuming_from_it_is_resuming_from_the_original(source: folder.Checkpoin
 
 
 def test_there_and_back_is_the_same_tensors(source: folder.Checkpoint, tmp_path: Path) -> None:
-    """Through 3d over eight ranks to one, without a rank: each weight and state, whole."""
+    """The path is 3d on eight ranks, then one rank, all offline: each weight and state is equal in full."""
     eight = job_of(tmp_path, 8, parallel=parallel(size=8, mode="3d"))
     there = folder.open_checkpoint(reshard.reshard(source, eight, tmp_path / "there"))
     back = folder.open_checkpoint(reshard.reshard(there, job_of(tmp_path, 1), tmp_path / "back"))
@@ -113,7 +113,7 @@ def test_there_and_back_is_the_same_tensors(source: folder.Checkpoint, tmp_path:
 
 @pytest.fixture(scope="module")
 def interleaved(tmp_path_factory: pytest.TempPathFactory) -> folder.Checkpoint:
-    """Saved by two stages on each of two ranks, of two replicas, ZeRO 1; the table is tied."""
+    """Return a checkpoint of two stages per rank on two ranks, with two replicas and ZeRO 1; the table is tied."""
     root = tmp_path_factory.mktemp("interleaved")
     job = test_resume.job_of(root, 4, **scheduled("interleaved", 2, zero=zero(1)))
     on_ranks(4, run, job, STEPS, init="deepspeed")
@@ -133,7 +133,7 @@ OF_SCHEDULES: dict[str, tuple[int, dict[str, Any], list[list[str]]]] = {
 
 @pytest.mark.parametrize("name", sampled(OF_SCHEDULES, {"zero bubble 2, 1d 2"}))
 def test_chunks_are_cut_anew(interleaved: folder.Checkpoint, tmp_path: Path, name: str) -> None:
-    """Each rank of the target's pipeline has the blocks of its stages, and all of it is what the original has."""
+    """Each rank of the target's pipeline has the blocks of its stages, and together they equal the original."""
     world, sections, blocks = OF_SCHEDULES[name]
     job = test_resume.job_of(tmp_path, world, **sections)
     assert interleaved.manifest["layout"]["counts"] == [1, 1, 1, 1]
@@ -157,7 +157,7 @@ def test_chunks_are_cut_anew(interleaved: folder.Checkpoint, tmp_path: Path, nam
 def test_an_interleaved_run_is_verified_and_exported_as_any_other(
     interleaved: folder.Checkpoint, tmp_path: Path
 ) -> None:
-    """There and back through one process, the exported weights are the same bytes."""
+    """After a round trip through one process, the exported weights are the same bytes."""
     assert folder.verify(interleaved) == []
     alone = test_resume.job_of(tmp_path, 1, batch=PIPED, model=FOUR_LAYERS)
     whole = folder.open_checkpoint(reshard.reshard(interleaved, alone, tmp_path / "alone"))
@@ -170,7 +170,7 @@ def test_an_interleaved_run_is_verified_and_exported_as_any_other(
 
 
 def test_each_rank_of_the_target_has_its_file(source: folder.Checkpoint, tmp_path: Path) -> None:
-    """The owners alone: of data rank 0."""
+    """Only owners have one: those of data rank 0."""
     job = job_of(tmp_path, 8, parallel=parallel(2, size=2, mode="1d"), batch=PIPED)
     written = reshard.reshard(source, job, tmp_path)
     ranks = {job.mesh.rank({"pipe": pipe, "y": y}) for pipe in (0, 1) for y in (0, 1)}
@@ -178,7 +178,9 @@ def test_each_rank_of_the_target_has_its_file(source: folder.Checkpoint, tmp_pat
 
 
 def test_each_replica_takes_the_buffers_that_it_would_have_found(tmp_path: Path) -> None:
-    """Statistics of a norm on stage 1, of two replicas; of a third one, that was not there, the first one's."""
+    """They are statistics of a norm on stage 1 of two replicas. A third replica, which did not exist, gets the first
+    one's.
+    """
     before = job_of(tmp_path, 4, parallel=parallel(2), batch=PIPED)
     for rank in range(4):
         at = before.mesh.coord(rank)
@@ -203,7 +205,7 @@ def test_another_run_is_refused(source: folder.Checkpoint, tmp_path: Path, secti
 
 
 def test_a_model_with_other_parameters_is_refused(source: folder.Checkpoint, tmp_path: Path) -> None:
-    """A class may have changed behind its name: the config then is the same, and the tensors are not."""
+    """A class may have changed behind its name: the config is the same then, and the tensors are not."""
     found = index.load_index(Path(source.path))
     parameters = {name.replace("norm.w", "norms.w"): entry for name, entry in found.parameters.items()}
     job, shares = reshard.shares_of(job_of(tmp_path, 2, parallel=parallel(2), batch=PIPED), found)
@@ -244,7 +246,7 @@ def test_what_fails_on_the_way_leaves_nothing(
 
 @pytest.mark.prove
 def test_memory_is_bounded_by_the_largest_tensor() -> None:
-    """Anonymous memory; `python -m benchmarks reshard_memory` compares two models."""
+    """The memory is anonymous; `python -m benchmarks reshard_memory` compares two models."""
     took = reshard_memory.peak(num_layers=1, vocab_size=8192)
     assert took.anonymous_bytes < reshard_memory.MOST_TENSORS * took.largest_bytes < took.stored_bytes / 2
     assert took.anonymous_bytes > took.largest_bytes / 2, "else it was not seen"
@@ -262,7 +264,7 @@ def test_memory_of_an_export_to_transformers_is_too() -> None:
 
 
 def weights_after_load(job: Job, files: list[str]) -> dict[str, torch.Tensor]:
-    """Exported weights, loaded into a new model, and read from it again."""
+    """Return exported weights, loaded into a new model and read from it again."""
     from dslpar.distributed.groups import Groups
     from dslpar.engine.build import build_engine
 
@@ -297,7 +299,7 @@ def test_shards_are_as_full_as_they_may_be_and_the_index_says_where(source: fold
 
 @pytest.mark.skipif(not HAS_TRANSFORMERS, reason=NO_TRANSFORMERS)
 def test_transformers_loads_what_was_trained_and_computes_the_same(source: folder.Checkpoint, tmp_path: Path) -> None:
-    """Of a GPT: the same logits as dslpar's own, which loads the weights in dslpar's own format."""
+    """A GPT gives the same logits as in dslpar, which loads the weights in its own format."""
     from transformers import AutoModelForCausalLM
 
     from dslpar.checkpoint.export_transformers import export_transformers
@@ -341,7 +343,7 @@ def test_the_config_beside_it_is_the_run_s(source: folder.Checkpoint, tmp_path: 
 
 @pytest.fixture
 def copy(source: folder.Checkpoint, tmp_path: Path) -> Path:
-    """The run's folder, to spoil."""
+    """Return a copy of the run's folder to modify."""
     return Path(shutil.copytree(Path(source.path).parents[1], tmp_path / "run"))
 
 
@@ -350,7 +352,7 @@ Say = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def say(capsys: pytest.CaptureFixture[str]) -> Say:
-    """Runs `dslpar checkpoint WORDS`: status, standard output, standard error."""
+    """Run `dslpar checkpoint WORDS`, and return status, standard output and standard error."""
 
     def run_(*words: object) -> tuple[int, str, str]:
         try:
@@ -379,7 +381,7 @@ def test_list(copy: Path, say: Say) -> None:
 def test_the_newest_is_by_its_number_among_what_a_resume_would_choose_from(
     copy: Path, tmp_path: Path, say: Say
 ) -> None:
-    """As a run's folder that is named by its job's number; with a copy of somebody's, and one that was set aside."""
+    """The run's folder has a job's number as its name, and contains a copy and a checkpoint that was set aside."""
     run = copy.rename(copy.with_name("123456"))
     root = run / "checkpoints"
     for step, name in ((999_999, "step_999999"), (1_000_000, "step_1000000")):
@@ -460,7 +462,7 @@ def test_reshard_and_export(copy: Path, say: Say) -> None:
 
 
 def _as_step_1(checkpoint: Path) -> Path:
-    """A copy beside it, which says that it is of step 1."""
+    """Return a copy beside it that claims to be of step 1."""
     first = Path(shutil.copytree(checkpoint, checkpoint.with_name("step_000001")))
     values = {key: value for key, value in folder.open_checkpoint(checkpoint).manifest.items() if key != "digest"}
     (first / folder.MANIFEST).write_bytes(folder.serialize({**values, "step": 1}))
@@ -468,7 +470,7 @@ def _as_step_1(checkpoint: Path) -> Path:
 
 
 def test_a_suspect_checkpoint_is_taken_where_it_is_named_and_stays_one(copy: Path, say: Say) -> None:
-    """A later resume of what was made of it would go on from wrong numbers without a word."""
+    """Otherwise a later resume from the result would silently continue from wrong numbers."""
     place = copy / "checkpoints" / "step_000002"
     writer.mark_suspect(place, "copies differ")
     for words in (("export", copy, "--output", copy / "x"), reshard_words(copy)):
@@ -492,7 +494,7 @@ def test_a_suspect_checkpoint_is_taken_where_it_is_named_and_stays_one(copy: Pat
 def test_a_suspect_checkpoint_is_used_where_it_is_named(
     copy: Path, say: Say, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By eval and generate; an unmarked one before it is offered."""
+    """eval and generate use it, and suggest an earlier unmarked one."""
     newest = copy / "checkpoints" / "step_000002"
     first = _as_step_1(newest)
     writer.mark_suspect(newest, "copies differ")

@@ -1,4 +1,4 @@
-"""What few runs have, and a resume must restore: each is one engine that saves, and a fresh one that loads."""
+"""Rarely used state that a resume must restore: one engine saves it, and a fresh one loads it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _random_states(folder: Path) -> None:
     engine = engine_of(job_of(folder, 1))
     step(engine)
     random.seed(3)
-    np.random.seed(4)  # what a program's data may draw from
+    np.random.seed(4)  # a program's data may draw from it
     checkpoint.save(engine)
     expected = _draws()
     loaded(job_of(folder, 1))
@@ -49,7 +49,7 @@ def _loss_scale(folder: Path) -> None:
 
 
 def test_a_loss_scale_goes_on(tmp_path: Path) -> None:
-    """The first steps overflow, so it is not what a run begins with."""
+    """The first steps overflow, so the scale is not the initial one."""
     on_ranks(1, _loss_scale, tmp_path, init="deepspeed")
 
 
@@ -66,7 +66,7 @@ def _rows_and_columns(folder: Path) -> None:
 
 
 def test_states_of_another_shape_than_the_weight_go_on(tmp_path: Path) -> None:
-    """Adafactor's, which torch has since 2.5."""
+    """Adafactor has such states; torch has it since 2.5."""
     if TORCH >= (2, 5):
         on_ranks(1, _rows_and_columns, tmp_path, init="deepspeed")
 
@@ -118,12 +118,12 @@ def _tied_copies(folder: Path) -> None:
     copies = [each.weight for each in parameter_shards(engine) if each.tied_copy_rank is not None]
     assert len(copies) == engine.groups.coord["pipe"], "the last stage's; the first one owns the weight"
     for weight in copies:
-        weight.add_(1.0)  # as much as no rounding is
+        weight.add_(1.0)  # far more than any rounding
     checkpoint.save(engine)
     again = [each.weight for each in parameter_shards(loaded(job)) if each.tied_copy_rank is not None]
     assert all(torch.equal(a, b) for a, b in zip(again, copies, strict=True))
 
 
 def test_tied_copies_keep_their_own_bits(tmp_path: Path) -> None:
-    """Stages that step a weight each for itself may differ in its last bits: the same layout goes on with these."""
+    """Stages that each step a tied weight may differ in its last bits: a resume on the same layout restores these."""
     on_ranks(2, _tied_copies, tmp_path, init="deepspeed")

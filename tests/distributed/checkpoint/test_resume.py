@@ -1,4 +1,4 @@
-"""Resume, to the bit: ten steps, against five, a checkpoint, new processes, and five more; over layouts and stages."""
+"""Bitwise resume: ten steps equal five steps, a checkpoint, new processes and five more, over layouts and stages."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tests.support.versions import TORCH
 
 
 def _statistics(path: str, saves: bool) -> tuple[float, dict[str, torch.Tensor]]:
-    """The held-out loss of a model whose norm keeps statistics, and these, after three steps or loaded from there."""
+    """Return held-out loss and norm statistics of a model, after three steps or loaded from the path."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4))
     engine = dslpar.initialize(path, model=model, criterion=nn.CrossEntropyLoss()).engine
@@ -66,7 +66,9 @@ def test_each_replica_has_its_own_statistics_again(tmp_path: Path) -> None:
 
 
 def _elements_read(job: Job) -> dict[str, int]:
-    """Elements that this rank takes from the tensor files of a checkpoint, by state ("" is the weight)."""
+    """Return the number of elements that this rank reads from the tensor files of a checkpoint, by state ("" is the
+    weight).
+    """
     from dslpar.checkpoint.tensor_reader import TensorReader
 
     read: dict[str, int] = {}
@@ -102,7 +104,9 @@ BF16 = schema_sections.Precision(dtype="bf16")
 FP16 = schema_sections.Precision(
     dtype="fp16", extra={"initial_scale_power": 20, "hysteresis": 1, "loss_scale_window": 3}
 )
-"""So large a scale that the first three steps overflow, and so short a window that it rises, and step 9 does again."""
+"""The scale is so large that the first three steps overflow, and its window is so short that it rises and step 9
+overflows again.
+"""
 CPU = {"device": "cpu"}
 RECOMPUTED = schema_sections.ActivationCheckpoint(interval=1)
 
@@ -170,7 +174,7 @@ SCHEDULES: dict[str, tuple[str, int]] = {
 
 
 def run_whole(job: Job, until: int) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """As `run`; losses, and this rank's part of the model under its global names."""
+    """Return `run`'s losses, and this rank's part of the model under global names."""
     from dslpar.data.order import micro_batches
     from dslpar.distributed.groups import Groups
     from dslpar.engine.build import build_engine
@@ -192,12 +196,12 @@ def run_whole(job: Job, until: int) -> tuple[list[float], dict[str, torch.Tensor
 OTHER_SCHEDULES = [(one, other) for one in SCHEDULES for other in SCHEDULES if one != other]
 
 
-@pytest.mark.prove  # every time: tests/properties/reshape
+@pytest.mark.prove  # `make test` has tests/properties/reshape
 @pytest.mark.parametrize(("saves", "resumes"), OTHER_SCHEDULES)
 def test_a_run_goes_on_under_another_schedule(tmp_path: Path, saves: str, resumes: str) -> None:
-    """With dropout, on the same ranks: the numbers are those of the undisturbed run under the first one.
+    """With dropout on the same ranks, the numbers equal the undisturbed run under the first schedule.
 
-    SGD, since AdamW divides noise of gradients near zero by itself.
+    The optimizer is SGD, since AdamW divides noise of gradients near zero by itself.
     """
     sgd = schema_sections.SGD(lr=0.1, momentum=0.9)
     first, then = (scheduled(*SCHEDULES[name], optimizer=sgd) for name in (saves, resumes))
@@ -215,7 +219,7 @@ def test_a_run_goes_on_under_another_schedule(tmp_path: Path, saves: str, resume
 
 @pytest.mark.parametrize("stage", sampled([0, 1], {0}))
 def test_after_a_skipped_step_the_schedule_stays_behind(tmp_path: Path, stage: int) -> None:
-    """DeepSpeed holds the schedule back by a step that it skips; a run that is resumed must stay back as far."""
+    """DeepSpeed delays the LR scheduler by a skipped step; a resumed run must keep that delay."""
     whole, halves = (job_of(tmp_path / part, 2, zero=zero(stage)) for part in ("whole", "halves"))
     undisturbed = on_ranks(2, run, whole, 10, 4, init="deepspeed")
     on_ranks(2, run, halves, 5, 4, init="deepspeed")
@@ -227,7 +231,7 @@ def test_after_a_skipped_step_the_schedule_stays_behind(tmp_path: Path, stage: i
 
 
 def test_a_run_may_be_made_longer(tmp_path: Path) -> None:
-    """The schedule is the longer run's, from the first new step on: not the learning rate that was stored."""
+    """From the first new step on, the learning rate follows the longer run's schedule, not the stored rate."""
     job = job_of(tmp_path, 1)
     on_ranks(1, run, job, 5, init="deepspeed")
     longer = _with(job, steps=20)
@@ -241,11 +245,11 @@ def _with(job: Job, **train: Any) -> Job:
     return dataclasses.replace(job, spec=dataclasses.replace(job.spec, train=changed))
 
 
-# ---- what optimizers and precisions keep ----
+# ---- states of optimizers and precisions ----
 
 
 def runs_here(row: KnownOptimizer) -> bool:
-    """torch's; DeepSpeed's own are compiled at the first start."""
+    """Return whether it is torch's: DeepSpeed's own optimizers are compiled at first use."""
     return not row.refused and row.dotted.startswith("torch.")
 
 
@@ -254,11 +258,11 @@ OPTIMIZERS: dict[str, Any] = {
     "SGD, momentum": schema_sections.SGD(lr=0.1, momentum=0.9, nesterov=True),
     "Adam, amsgrad": schema_sections.Adam(lr=1e-2, amsgrad=True),
 } | {name: schema_sections.OtherOptimizer(target=name, lr=1e-3) for name, row in KNOWN.items() if runs_here(row)}
-"""torch's, every one that dslpar runs."""
+"""Every torch optimizer that dslpar runs."""
 
 
 def whole_tensors(engine: Any, folder: Path) -> dict[str, Any]:
-    """All that a save of the engine holds, as whole tensors and numbers."""
+    """Return everything that a save of the engine holds, as full tensors and numbers."""
     from dslpar.checkpoint import index, tensor_reader
     from dslpar.distributed import collectives
 
@@ -283,7 +287,7 @@ def whole_tensors(engine: Any, folder: Path) -> dict[str, Any]:
 
 
 def unequal(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    """Names of what is not equal to the bit."""
+    """Return the names of values that are not bitwise equal."""
     assert one.keys() == other.keys()
     same = {name: torch.equal(a, other[name]) if torch.is_tensor(a) else a == other[name] for name, a in one.items()}
     return [name for name, equal in same.items() if not equal]
@@ -318,7 +322,7 @@ def test_every_optimizer_s_state_is_restored_on_this_layout_and_on_another(tmp_p
 
 
 def _through(folder: Path, world: int, rows: list[dict[str, Any]], steps: int) -> None:
-    """A checkpoint goes through these sections one after the other, each in a fresh engine."""
+    """Pass a checkpoint through these sections one after the other, each in a fresh engine."""
     engine = engine_of(job_of(folder / "0", world, **rows[0]))
     for _ in range(steps):
         step(engine)
@@ -333,7 +337,7 @@ def _through(folder: Path, world: int, rows: list[dict[str, Any]], steps: int) -
 
 
 def _scale(engine: Any) -> float:
-    """Of the next step's loss; with fp16 it has been halved and doubled by then."""
+    """Return the scale of the next step's loss; with fp16 it has been halved and doubled by then."""
     return float(getattr(engine.deepspeed.optimizer, "loss_scale", 1.0))
 
 
@@ -359,7 +363,7 @@ def test_masters_of_half_precision_go_through_every_stage_to_the_bit(tmp_path: P
 
 
 def test_the_present_config_decides_and_training_state_is_restored(tmp_path: Path) -> None:
-    """DeepSpeed restores an optimizer's settings with its state: a changed one would have no effect."""
+    """DeepSpeed restores an optimizer's settings with its state, so a changed setting would have no effect."""
     on_ranks(1, _with_other_settings, tmp_path, init="deepspeed")
 
 
@@ -382,7 +386,7 @@ def _with_other_settings(folder: Path) -> None:
 
 
 def _frozen(path: str, saves: bool) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """A program's own model, with a frozen layer and a norm's statistics, and its own optimizer."""
+    """Train a program's own model with a frozen layer, a norm's statistics, and its own optimizer."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4))
     model[0].weight.requires_grad_(False)

@@ -1,4 +1,4 @@
-"""What a resume may change: every key of the spec has a class, and each class does what it says."""
+"""Resume policy: every key of the spec has a class, and each class behaves as documented."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def job_of(world: int = 1, **sections: Any) -> Job:
 
 
 def stored_of(job: Job, text: str = "text", **other: Any) -> Checkpoint:
-    """As read back from disk."""
+    """Return a checkpoint as read back from disk."""
     return Checkpoint("out/step_000005", json.loads(json.dumps(manifest.manifest_of(job, text, 5) | other)))
 
 
@@ -47,7 +47,7 @@ def refusal(stored: Checkpoint, job: Job, text: str = "text") -> Any:
 
 
 def leaves(section: type, above: str = "") -> Iterator[str]:
-    """Dotted keys of all fields below, of every type that a section may be; what is open as `section.*`."""
+    """Yield the dotted keys of all fields below, of every type that a section may have; open ones as `section.*`."""
     hints = typing.get_type_hints(section)
     for item in dataclasses.fields(section):
         below = [kind for kind in _kinds(hints[item.name]) if dataclasses.is_dataclass(kind)]
@@ -92,7 +92,7 @@ def test_the_walk_sees_a_new_key() -> None:
 
 
 def test_each_key_that_is_no_default_comes_into_the_manifest() -> None:
-    """What `config_of` does not write could change without a word."""
+    """A key that `config_of` does not write could change silently."""
     job = job_of(
         2,
         parallel=schema_sections.Parallel(tensor=schema_sections.TensorParallel(size=2, mode="1d")),
@@ -266,7 +266,7 @@ def test_speed_and_output_change_without_a_word() -> None:
     assert changes(stored_of(job_of()), job) == []
 
 
-# ---- told ----
+# ---- reported ----
 
 
 @pytest.mark.parametrize(

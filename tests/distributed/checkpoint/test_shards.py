@@ -1,4 +1,4 @@
-"""Which elements each rank writes, and where DeepSpeed's optimizers keep masters and steps."""
+"""Shards: the elements each rank writes, and where DeepSpeed's optimizers keep master weights and step counts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _master(group: dict[str, Any], state: dict[str, Any]) -> Master:
     ],
 )
 def test_a_step_is_counted_as_the_optimizer_counts(stored: Any, group: dict[str, Any], expected: Any) -> None:
-    """DeepSpeedCPUAdam by numbers, torch's by tensors."""
+    """DeepSpeedCPUAdam counts by numbers, torch by tensors."""
     state: dict[str, Any] = {}
     set_scalars(_master(group, state), {"step": stored})
     assert type(state["step"]) is type(expected)
@@ -54,7 +54,7 @@ def test_a_tensor_that_a_kernel_reads_is_written_into() -> None:
 
 
 def test_fp16_masters_are_pieces_of_a_flat_tensor() -> None:
-    """FP16_Optimizer's, which FusedAdam gets."""
+    """They belong to FP16_Optimizer, which FusedAdam gets."""
     weights = [nn.Parameter(torch.arange(begin, begin + 3.0).half()) for begin in (0, 10, 20)]
     optimizer = FP16_Optimizer(torch.optim.AdamW(weights, weight_decay=0.0), verbose=False)
     masters = dict(shards._fp16_masters(optimizer))

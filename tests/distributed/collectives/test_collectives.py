@@ -1,4 +1,4 @@
-"""Every collective and its backward, against arithmetic on all ranks' tensors at once; on 3 ranks over gloo.
+"""Every collective and its backward, on 3 gloo ranks, against arithmetic on all ranks' tensors at once.
 
 Values are small integers in float32, so all sums are exact and compared for equality.
 """
@@ -24,7 +24,7 @@ SHAPE = (3, 6, 9)
 
 
 def axis_of_all() -> Axis:
-    warnings.simplefilter("error")  # renamed names in torch must not shine through
+    warnings.simplefilter("error")  # no deprecated names of torch may be used
     return Groups(Mesh(tensor=Cuboid(y=SIZE))).axis("y")
 
 
@@ -36,7 +36,7 @@ def chunk(x: Tensor, rank: int, dim: int) -> Tensor:
     return x.chunk(SIZE, dim)[rank]
 
 
-# For each differentiable function: what rank r gets, of the list of all ranks' tensors, forward and backward.
+# For each differentiable function: rank r's results from the list of all ranks' tensors, forward and backward.
 Whole = Callable[[list[Tensor], int, int], Tensor]
 
 
@@ -74,7 +74,7 @@ DIMS = (0, 1, -1)
 
 
 def apply_pair(name: str) -> list[tuple[Tensor, Tensor, bool]]:
-    """For each dim, the output and the input gradient of this rank, and whether the input was left alone."""
+    """Return for each dim this rank's output and input gradient, and whether the input was left unchanged."""
     axis = axis_of_all()
     results = []
     for dim in DIMS:
@@ -89,7 +89,7 @@ def apply_pair(name: str) -> list[tuple[Tensor, Tensor, bool]]:
 
 @pytest.fixture(params=[True, False], ids=["over gloo", "as over NCCL"])
 def branch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways of a sum: gloo's shortcuts, and torch's own collectives, which NCCL runs; here gloo runs both."""
+    """Run both kinds of sums: gloo's shortcuts, and torch's own collectives, which NCCL uses. Here gloo runs both."""
     if not request.param:
         monkeypatch.setattr(gloo_collectives, "serves", lambda group: False)
 
@@ -117,7 +117,7 @@ def exchange() -> tuple[Tensor, Tensor]:
     axis = axis_of_all()
     x = numbers(axis.index, SHAPE).requires_grad_()
     y = collectives.all_to_all_autograd(x, axis, split_dim=-1, concat_dim=1)
-    y.backward(y.detach())  # the way back of what came is what was sent
+    y.backward(y.detach())  # the received tensor goes back, so the sum is what was sent
     assert x.grad is not None
     return y.detach(), x.grad
 
@@ -132,7 +132,7 @@ def test_all_to_all_and_back() -> None:
 def copy_together() -> list[Tensor]:
     axis = axis_of_all()
     tensors = [torch.zeros(shape, requires_grad=True) for shape in ((2, 3), (4,), ())]
-    first, second, _ = collectives.copy_to_group_coalesced(tensors, axis)  # the last one unused: its gradient is zero
+    first, second, _ = collectives.copy_to_group_coalesced(tensors, axis)  # the unused one's gradient is zero
     (first.sum() * axis.index + second.sum()).backward()
     return [tensor.grad for tensor in tensors if tensor.grad is not None]
 
@@ -191,7 +191,7 @@ def reduced(dtype: torch.dtype) -> bool:
 
 
 def written_in_place(dtype: torch.dtype) -> list[list[float]]:
-    """Of one vector, and of another with a part of each rank, on the second of two groups too."""
+    """Write one vector, and another with a part per rank, also on the second of two groups."""
     groups = Groups(Mesh(data=2, tensor=Cuboid(y=3, mode="1d")))
     axis = groups.axis("y")
     x, parts = torch.full((4,), groups.rank).to(dtype), torch.full((6,), -1).to(dtype)
@@ -217,7 +217,7 @@ def sums_of_two() -> list[Tensor]:
 
 @pytest.mark.usefixtures("branch")
 def test_sums_of_two_ranks() -> None:
-    """For which gloo has a shortcut of its own."""
+    """gloo has a shortcut for two ranks."""
     whole = numbers(0, (4, 2, 6)) + numbers(1, (4, 2, 6))
     for rank, (total, *pieces) in enumerate(on_ranks(2, sums_of_two)):
         assert torch.equal(total, whole)
@@ -228,5 +228,5 @@ def test_sums_of_two_ranks() -> None:
 @pytest.mark.usefixtures("branch")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_a_sum_of_pieces_in_every_type(dtype: torch.dtype) -> None:
-    """Small whole numbers: exact in all of them."""
+    """Small whole numbers are exact in all dtypes."""
     assert on_ranks(3, reduced, dtype) == [True] * 3

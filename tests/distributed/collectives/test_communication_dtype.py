@@ -1,6 +1,6 @@
-"""Gradients in bf16 are summed over replicas in fp32, unless the author says otherwise (`communication_data_type`).
+"""Summing bf16 gradients over replicas in fp32, unless `communication_data_type` is set.
 
-Rank 0 has gradients of 1, rank 1 of 2**-9: bf16, which keeps 8 bits, holds each, and rounds their mean to 0.5.
+Rank 0 has gradients of 1, rank 1 of 2**-9. bf16 keeps 8 bits, so it holds each, and rounds their mean to 0.5.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LAYOUTS: dict[str, tuple[int, sections.Parallel]] = {
 
 def summed(layout: str, stage: int, **deepspeed: str) -> Job:
     world, parallel = LAYOUTS[layout]
-    # Untied: the gradient of a table on two stages would be the sum of both.
+    # Untied: otherwise a table's gradient on two stages would be the sum of both.
     gpt = section.GPT(
         num_layers=2, hidden_size=16, num_heads=2, vocab_size=VOCAB, max_seq_len=LENGTH, tie_embeddings=False
     )
@@ -45,7 +45,7 @@ def summed(layout: str, stage: int, **deepspeed: str) -> Job:
 
 
 def gradients(made: Job) -> tuple[set[torch.dtype], int, float]:
-    """Types of this rank's gradients, and how many elements they have; and the norm of all."""
+    """Return the dtypes of this rank's gradients, their number of elements, and the norm of all."""
     engine, dtypes = engine_of(made), set[torch.dtype]()
     value = GRADIENTS[engine.groups.coord["data"]]
 

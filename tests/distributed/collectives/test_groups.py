@@ -1,4 +1,4 @@
-"""Groups are the mesh's, and real: each is tried with a sum over its ranks. And `on_ranks` itself."""
+"""Process groups: each matches the mesh, and sums over its ranks. Also tests `on_ranks` itself."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MESHES = (
 
 
 def sums(mesh: Mesh) -> list[tuple[collectives.Axis, float]]:
-    """Each axis, without its group, and the sum over it of 2^rank: names the ranks that took part."""
+    """Return each axis without its group, and the sum over it of 2^rank, which identifies the participating ranks."""
     groups = Groups(mesh)
     found = []
     for names in NAMES:
@@ -49,7 +49,7 @@ def sums(mesh: Mesh) -> list[tuple[collectives.Axis, float]]:
 
 
 def axes(mesh: Mesh) -> list[collectives.Axis]:
-    """Each axis, without its group."""
+    """Return each axis without its group."""
     groups = Groups(mesh)
     return [collectives.Axis(*_of(groups.axis(*names))) for names in NAMES]
 
@@ -114,7 +114,7 @@ def test_mpu() -> None:
 
 
 def test_mpu_where_zero_shards_over_d() -> None:
-    """What DeepSpeed calls sequence parallel are the ranks of d, and they step no copy of the weights together."""
+    """DeepSpeed's sequence parallel ranks are those of d, which do not step copies of the weights together."""
     answers = on_ranks(8, mpu_answers, Mesh(data=2, tensor=Tensor(d=2, y=2, zero_over_d=True)))[6]
     assert answers == {
         "get_sequence_parallel_group": [4, 6],
@@ -148,7 +148,7 @@ def test_a_mesh_of_another_size_is_refused() -> None:
 
 
 def _apart() -> list[float]:
-    """Ranks 0 and 2 are in one group more than rank 1, as those that hold a tied weight are."""
+    """Ranks 0 and 2 are in one more group than rank 1, like ranks with a tied weight."""
     first = Groups(Mesh(pipe=3))
     first.subgroup("pipe", [0, 2])
     every = [first.second("pipe", "again"), first.second("pipe", "and again"), Groups(Mesh(pipe=3)).axis("pipe")]
@@ -160,5 +160,5 @@ def _apart() -> list[float]:
 
 
 def test_ranks_find_each_other_though_they_are_in_different_numbers_of_groups() -> None:
-    """torch 2.13 names a group by the number of groups of the process: such ranks would wait for ever."""
+    """torch 2.13 names a group by the process's number of groups: such ranks would wait forever."""
     assert on_ranks(3, _apart) == [[3.0, 3.0, 3.0, 2.0], [3.0, 3.0, 3.0, 2.0], [3.0, 3.0, 3.0]]

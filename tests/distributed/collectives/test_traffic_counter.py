@@ -1,4 +1,4 @@
-"""The counter against what each collective must send, on real ranks; DeepSpeed's and DTensor's collectives too."""
+"""Traffic counter: counts on real ranks, for collectives of dslpar, DeepSpeed and DTensor."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MESH = Mesh(data=2, tensor=Tensor(d=2, y=2, mode="cuboid"))
 ELEMENTS = 12
 
 CALLS: dict[str, tuple[Callable[[collectives.Axis], Any], str, Fraction | int]] = {
-    # of 12 elements on each of 2 ranks
+    # 12 elements on each of 2 ranks
     "all_gather": (lambda axis: collectives.all_gather(x(), axis), "all_gather", ELEMENTS),
     "start_all_gather_": (
         lambda axis: collectives.start_all_gather_(x().repeat(2, 1).flatten(), axis).wait(),
@@ -45,12 +45,12 @@ CALLS: dict[str, tuple[Callable[[collectives.Axis], Any], str, Fraction | int]] 
 
 
 def x() -> torch.Tensor:
-    """[4, 3], in float32."""
+    """Return a [4, 3] tensor in float32."""
     return torch.ones(4, 3)
 
 
 def each_call() -> dict[str, tuple[Any, Any, Any]]:
-    """By call and axis: elements, bytes, calls."""
+    """Return elements, bytes and calls, by call and axis."""
     groups, found = Groups(MESH), {}
     for name, (call, _, _) in CALLS.items():
         for letters in (("y",), ("d",), ("data",)):
@@ -71,7 +71,7 @@ def test_each_collective_of_comm_is_counted_by_its_axis() -> None:
 
 
 def several() -> dict[str, Any]:
-    """What needs more than one axis, or ranks that are not alike."""
+    """Make calls that need several axes, or ranks that differ."""
     groups, found = Groups(MESH), {}
     model, world = groups.axis("d", "y"), groups.axis("pipe", "data", "tensor")
     with counting(groups) as sent:
@@ -95,7 +95,7 @@ def several() -> dict[str, Any]:
     found["stranger"] = dict(sent.elements)
     collectives.all_reduce(x(), model)
     found["after"] = dict(sent.elements)
-    pair = (groups.rank // 4 * 4, groups.rank // 4 * 4 + 3)  # both differ on d and on y, and are not all that do
+    pair = (groups.rank // 4 * 4, groups.rank // 4 * 4 + 3)  # they differ on d and y, but are not all that do
     two = dist.new_group(list(pair), use_local_synchronization=True) if groups.rank in pair else None
     with counting(groups) as sent:
         if two is not None:
@@ -120,7 +120,7 @@ def test_axes_that_are_several_and_backwards() -> None:
 
 
 def dtensor() -> dict[str, Any]:
-    """A column-parallel and a row-parallel linear by DTensor: an all-reduce forward and one backward."""
+    """Run a column- and a row-parallel linear by DTensor: an all-reduce in the forward, and one in the backward."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -140,7 +140,7 @@ def test_dtensor_s_collectives_are_counted_once() -> None:
 
 
 def deepspeed_s() -> dict[str, Any]:
-    """Collectives through deepspeed.comm, over a group of its own."""
+    """Call collectives through deepspeed.comm, over a separate group."""
     import deepspeed.comm
 
     groups = Groups(Mesh(data=2))
@@ -157,7 +157,7 @@ def test_deepspeed_s_collectives_are_counted() -> None:
 
 
 def a_step() -> tuple[dict[Any, Any], int]:
-    """What ZeRO 1 sends in a step, and the elements that it shards."""
+    """Return the traffic of a ZeRO 1 step, and the elements that it shards."""
     made = job(2, zero=sections.Zero(stage=1))
     engine = engine_of(made)
     step = batches(made, engine.groups.coord["data"], 0)
@@ -168,7 +168,7 @@ def a_step() -> tuple[dict[Any, Any], int]:
 
 
 def test_a_step_of_zero_reduces_gradients_and_gathers_weights() -> None:
-    """A piece of each for each rank; DeepSpeed pads pieces, by at most some elements a group and rank."""
+    """Each rank gets a piece. DeepSpeed pads pieces, by a few elements per group and rank at most."""
     (first, elements), (second, _) = on_ranks(2, a_step, init="deepspeed")
     assert first.keys() <= {(name, "data") for name in ("reduce", "all_gather", "all_reduce", "broadcast")}
     assert first["reduce", "data"] + second["reduce", "data"] == elements

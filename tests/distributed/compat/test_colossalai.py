@@ -1,4 +1,4 @@
-"""What people bring from ColossalAI: schedules, registries, gradient handlers, and a whole script of theirs."""
+"""ColossalAI's API: schedules, registries, gradient handlers, and a whole ColossalAI script."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CONFIG = "batch = dict(global_size=16, accumulation=4)\ntrain = dict(steps=5, cl
 
 
 def micro_batches(size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """The global batches of five steps, in pieces of `size` samples."""
+    """Yield the global batches of five steps, in pieces of `size` samples."""
     for step in range(5):
         x, y = points(step)
         yield from zip(x.split(size), y.split(size), strict=True)
@@ -118,7 +118,7 @@ def test_a_schedule_without_pipeline(tmp_path: Path) -> None:
 
 
 class Halve(dslpar.BaseGradientHandler):
-    """All gradients times `by`."""
+    """Multiplies all gradients by `by`."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, by: float = 0.5) -> None:
         super().__init__(model, optimizer)
@@ -131,7 +131,7 @@ class Halve(dslpar.BaseGradientHandler):
 
 
 class FreezeBiases(dslpar.BaseGradientHandler):
-    """No bias is trained."""
+    """Zeroes all gradients of biases."""
 
     def handle_gradient(self) -> None:
         for p in self.model.parameters():
@@ -212,7 +212,7 @@ def test_a_registry_is_filled_by_name_and_says_what_it_lacks() -> None:
     assert not names.has("Chosen")
 
 
-# ---- a script of ColossalAI's kind, for real ----
+# ---- a script in ColossalAI's style, run for real ----
 
 SCRIPT = """\
 from pathlib import Path
@@ -311,7 +311,7 @@ def test_the_script_is_the_same_in_one_process(script: Path) -> None:
     assert GLOBAL == 16
 
 
-# ---- what docs/porting.md shows ----
+# ---- the code in docs/porting.md ----
 
 
 def _readme(folder: str, code: str) -> tuple[float | None, int]:

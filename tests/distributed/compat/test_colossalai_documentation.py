@@ -1,4 +1,4 @@
-"""The code of ColossalAI's page on parallelization, as it stands but for its import lines and what it leaves out."""
+"""The code of ColossalAI's page on parallelization, with only imports and omitted parts changed."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ INTERLEAVED_LOOP = LOOP.replace(
 
 
 def run_snippets(config: dict[str, Any], model: str, data: Any, loop: str = LOOP) -> Any:
-    """The loop's losses, what was warned of, and what is said at the end of the data."""
+    """Return the loop's losses, the warnings, and the output at the end of the data."""
     colossalai.launch_from_torch(config=config)
     losses: list[float | None] = []
     names: dict[str, Any] = {"torch": torch, "nn": nn, "losses": losses, "resnet18": lambda num_classes: resnet()}
@@ -120,23 +120,23 @@ def run_snippets(config: dict[str, Any], model: str, data: Any, loop: str = LOOP
 
 
 def batches_of_images() -> Any:
-    """A loader of whole batches, as ColossalAI's programs have it."""
+    """Return a loader of whole batches, as in ColossalAI's programs."""
     pairs = [images(step) for step in range(STEPS)]
     every = torch.utils.data.TensorDataset(torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs]))
     return torch.utils.data.DataLoader(every, batch_size=GLOBAL)
 
 
 def points_of_three() -> Any:
-    """A data set, which dslpar orders and splits by itself."""
+    """Return a data set, which dslpar orders and splits."""
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(3 * GLOBAL, 3, generator=generator)
     return torch.utils.data.TensorDataset(x, torch.randint(512, (3 * GLOBAL,), generator=generator))
 
 
 def test_the_resnet_that_is_split_by_hand_trains() -> None:
-    """The page's loop leaves engine.step() out: each step is taken as the next one begins, and a warning says so.
+    """The page's loop has no engine.step(): each step is taken when the next one begins, with a warning.
 
-    Convolutions sum in fp32, over five steps: 1e-4.
+    Convolutions sum in fp32 over five steps, so the tolerance is 1e-4.
     """
     first, last = on_ranks(2, run_snippets, PIPELINE | CONFIG, SPLIT, batches_of_images, init="deepspeed")
     rows, _ = plain_torch(resnet(), micro_size=4, draw=images)
@@ -148,7 +148,7 @@ def test_the_resnet_that_is_split_by_hand_trains() -> None:
 
 
 def test_a_model_from_config_trains_the_same_with_and_without_a_pipeline() -> None:
-    """Its part on each rank has parameters for an optimizer, and len(train_dataloader) counts steps."""
+    """The part on each rank has parameters for an optimizer, and len(train_dataloader) counts steps."""
     _, (losses, *_) = on_ranks(2, run_snippets, PIPELINE | CONFIG, FROM_CONFIG, points_of_three, init="deepspeed")
     ((alone, *_),) = on_ranks(1, run_snippets, CONFIG, FROM_CONFIG, points_of_three, init="deepspeed")
     assert len(losses) == 3
@@ -159,7 +159,7 @@ def test_a_model_from_config_trains_the_same_with_and_without_a_pipeline() -> No
 
 
 def four_linears() -> nn.Sequential:
-    """Built alike on all ranks, as what a page calls `sequential_model`."""
+    """Return linears that are equal on all ranks, as the page's `sequential_model`."""
     with torch.random.fork_rng():
         torch.manual_seed(3)
         return nn.Sequential(nn.Linear(3, 16), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16), nn.Linear(16, 512))
@@ -170,7 +170,7 @@ FOUR_FROM_CONFIG = FROM_CONFIG.replace(
     "            dict(type='Linear', in_features=512, out_features=512),\n",
     "            dict(type='Linear', in_features=512, out_features=512),\n" * 3,
 )
-"""The page's list goes on after two layers: `...`."""
+"""The page's list continues after two layers: `...`."""
 
 
 INTERLEAVED: dict[str, tuple[dict[str, Any], str]] = {
@@ -184,7 +184,7 @@ EACH_TIME = set(zip((1, 2, 2, 1), INTERLEAVED, strict=True))
 
 @pytest.mark.parametrize(("data", "name"), sampled(product((1, 2), INTERLEAVED), EACH_TIME))
 def test_the_interleaved_schedule_of_the_page_trains(data: int, name: str) -> None:
-    """Where the config is silent, num_chunks says how many; the loss is that of one process and plain 1F1B."""
+    """If the config does not set it, num_chunks gives their number. The loss equals one process and plain 1F1B."""
     config, model = INTERLEAVED[name]
     ranks = on_ranks(
         2 * data, run_snippets, PIPELINE | CONFIG | config, model, points_of_three, INTERLEAVED_LOOP, init="deepspeed"
@@ -207,7 +207,7 @@ model = nn.ModuleList([stages[rank], stages[rank + 2]])
 
 
 def test_the_chunks_of_a_model_that_is_split_by_hand() -> None:
-    """As ColossalAI has them: a ModuleList of each rank's."""
+    """As in ColossalAI, each rank has a ModuleList of its chunks."""
     parts = PIPELINE | CONFIG | CHUNKS, HAND_SPLIT
     _, (losses, *_) = on_ranks(2, run_snippets, *parts, points_of_three, INTERLEAVED_LOOP, init="deepspeed")
     ((alone, *_),) = on_ranks(1, run_snippets, CONFIG, SEQUENTIAL, points_of_three, init="deepspeed")
@@ -302,7 +302,7 @@ def _losses(model: nn.Module) -> list[float | None]:
 
 
 def _launched_by(launcher: str) -> Any:
-    """A pipeline of modules that are built already, under a launcher's own variables."""
+    """Train a pipeline of modules that are already built, with a launcher's own variables."""
     host, port = os.environ.pop("MASTER_ADDR"), int(os.environ.pop("MASTER_PORT"))
     for name, theirs in RANK_VARIABLES[launcher].items():
         os.environ[theirs] = os.environ.pop(name)
@@ -320,7 +320,7 @@ def _in_one_process() -> list[float | None]:
 
 @pytest.mark.parametrize("launcher", RANK_VARIABLES)
 def test_under_slurm_and_openmpi_each_rank_has_its_part_of_a_built_model(launcher: str) -> None:
-    """The parts are of the model as it was built: the losses are those of one process."""
+    """The parts come from the model as built, so the losses are those of one process."""
     first, last = on_ranks(2, _launched_by, launcher, init=None)
     assert [first[:2], last[:2]] == [((0, 0, 7), [3 * 16, 16]), ((1, 1, 7), [16 * 512, 512])]
     (alone,) = on_ranks(1, _in_one_process, init="deepspeed")

@@ -1,4 +1,4 @@
-"""What people bring from LiBai: layer_idx, get_layer_stage_id, stage ids that the cut follows."""
+"""LiBai's API: layer_idx, get_layer_stage_id, and stage ids that the partition follows."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _placements(path: str) -> Any:
 
 @needs_torch(5, "it has no DTensor that computes right")
 def test_the_placement_of_a_layer_is_the_mesh_of_its_stage(tmp_path: Path) -> None:
-    """LiBai's get_layer_placement; a rank of another stage may ask, and holds nothing."""
+    """LiBai's get_layer_placement is also allowed on a rank of another stage, which holds nothing."""
     model = GPT.replace("num_layers=2", "num_layers=3").replace("clip_grad_norm=1.0", "{}")
     ids = "dist=dict(tensor_parallel_size=2, pipeline_parallel_size=2, custom_pipeline_stage_id=[0, 1, 1])"
     ranks = on_ranks(8, _placements, written(tmp_path, model.replace("{}", ids)), init="deepspeed")
@@ -87,7 +87,7 @@ def test_a_model_of_the_program_is_cut_by_what_the_config_says(tmp_path: Path) -
 
 
 class Block(nn.Module):
-    """A layer that knows its index, as LiBai's do."""
+    """A layer that knows its index, as LiBai's layers do."""
 
     def __init__(self, layer_idx: int) -> None:
         super().__init__()
@@ -113,14 +113,14 @@ def _cut(path: str) -> Any:
 
 
 def test_the_cut_follows_stage_ids_over_layer_idx(tmp_path: Path) -> None:
-    """Four indices, six layers: what stands before goes with the first, the head (-1) with the last."""
+    """There are four indices for six layers: earlier layers go with the first index, the head (-1) with the last."""
     ids = "train = dict(dist=dict(pipeline_parallel_size=2, custom_pipeline_stage_id=[0, 1, 1, 1]))\n"
     ranks = on_ranks(2, _cut, written(tmp_path, ids + BATCH), init="deepspeed")
     assert ranks == [((0, 1, 1, 1), ["1"]), ((0, 1, 1, 1), ["2", "3", "4", "5"])]
 
 
 def test_layers_of_the_library_take_a_layer_idx() -> None:
-    """As LiBai's do: where they stand in an nn.Sequential, it is their place in the cut."""
+    """As in LiBai, layers of an nn.Sequential use it as their place in the partition."""
     groups = Groups.without_processes(Mesh(pipe=2))
     model = nn.Sequential(
         library.Embedding(groups, 8, 4, layer_idx=0),
@@ -140,7 +140,7 @@ def test_layers_of_the_library_take_a_layer_idx() -> None:
 
 
 class Wrapped(nn.Module):
-    """A layer of the cut around one of the library's, which says its own place."""
+    """A layer of the partition around a library layer with its own index."""
 
     def __init__(self, groups: Groups, layer_idx: int) -> None:
         super().__init__()
@@ -162,7 +162,7 @@ def _nested(path: str, places: tuple[int, ...]) -> str:
 
 
 def test_a_layer_within_a_layer_is_where_it_says(tmp_path: Path) -> None:
-    """Its index is of the same cut as that of the layer around it; one that says another stage is refused by name."""
+    """Its index belongs to the same partition as the outer layer's; an index of another stage is refused by name."""
     path = written(tmp_path, "parallel = dict(pipeline=2)\n" + BATCH)
     assert on_ranks(2, _nested, path, (0, 1, 2, -1), init="deepspeed") == ["built"] * 2
     for said in on_ranks(2, _nested, path, (0, 3, 9, 3), init="deepspeed"):
@@ -185,7 +185,7 @@ def test_the_order_is_checked_without_stages_too(tmp_path: Path) -> None:
 
 
 def test_a_layer_of_a_config_is_given_its_layer_idx() -> None:
-    """As LiBai's classes take it; torch's, which do not, are placed by it all the same."""
+    """LiBai's classes take it. torch's do not, but are placed by it as well."""
     name = f"{Block.__module__}.Block"
     cfg = [{"type": name, "layer_idx": 0}, {"type": "Tanh", "layer_idx": 0}, {"type": name, "layer_idx": -1}]
     specs = Layers(cfg).layers(one_d())
@@ -213,7 +213,7 @@ data = dict(files=['text.txt'], seq_len=16)
 
 
 def test_layers_of_a_config_alone_train_on_text(tmp_path: Path) -> None:
-    """By train.py: in one process, and over two stages."""
+    """By train.py, in one process and over two stages."""
     config = write_config(tmp_path, LAYERS)
     done = train_alone("--config", str(config), f"train.output_dir={tmp_path / 'one'}")
     assert done.status == 0, done.output

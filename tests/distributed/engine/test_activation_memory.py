@@ -1,9 +1,9 @@
-"""What waits for its backward is what dslpar.forecast.activations says: bytes that are alive, within 2 %.
+"""Activation memory: live bytes of saved activations are within 2 % of dslpar.forecast.activations.
 
-Models on every layout, with each choice of what is kept, and with recomputation; and real pipelines of all schedules,
-on which is counted after each action, when nothing runs. Whatever is alive then counts but weights, gradients, ids, and
-what there was before the first micro-batch: saved tensors, what a stage received and sent, operands of gradients of
-weights that were put off. The vocabulary is so small that logits are next to nothing.
+The tests cover models on every layout, with each choice of kept panels and with recomputation, and real pipelines under
+all schedules. Pipelines are measured after each action, while nothing runs. Everything alive counts except weights,
+gradients, ids, and whatever existed before the first micro-batch: saved tensors, received and sent activations,
+operands of delayed weight gradients. The vocabulary is so small that logits hardly count.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ INTERVALS = (0, 1, 3)
 
 
 def _waiting(gpt: section.GPT, tensor: mesh.Tensor) -> dict[int, int]:
-    """By interval of recomputation, the bytes that a forward of a whole model leaves alive."""
+    """Return the bytes that a whole model's forward leaves alive, by interval of recomputation."""
     groups, found = Groups(Mesh(tensor=tensor)), {}
     ids = torch.zeros(SAMPLES, LENGTH, dtype=torch.int64)
     sizes = {item.name: getattr(gpt, item.name) for item in fields(gpt)}
     for interval in INTERVALS:
         module = build_module(model.GPT(**sizes), groups, seed=1, interval=interval)
-        module(ids)  # what is made once, such as tables of angles
+        module(ids)  # creates what is made once, such as tables of angles
         live = watching()
         before = live.bytes()
         with live:
@@ -79,7 +79,7 @@ def _alone(gpt: section.GPT, tensor: mesh.Tensor, interval: int) -> Workload:
 
 
 def kept(tensor: mesh.Tensor) -> list[mesh.Tensor]:
-    """With each choice of the panels that live until the backward."""
+    """Return the layout with each choice of panels that are kept until the backward."""
     return [replace(tensor, keep=keep) for keep in KEEPS]  # type: ignore[arg-type]
 
 
@@ -106,7 +106,7 @@ def test_a_forward_leaves_what_is_forecast(name: str, form: str) -> None:
 
 @pytest.mark.parametrize(("dtype", "expected"), [(torch.bfloat16, 2 + 4 + 2), (torch.float32, 4 + 4 + 4)])
 def test_bytes_of_a_logit(dtype: torch.dtype, expected: int) -> None:
-    """Logits, their softmax in fp32, and their gradient: of the function that accelerators use, and sharded logits."""
+    """The bytes are logits, fp32 softmax and gradient, with the accelerators' function and with sharded logits."""
     groups, tokens, vocab = Groups(Mesh()), 64, 4096
     leaf = torch.zeros(tokens, vocab, dtype=dtype, requires_grad=True)
     targets = torch.zeros(tokens, dtype=torch.int64)
@@ -128,7 +128,7 @@ def test_bytes_of_a_logit(dtype: torch.dtype, expected: int) -> None:
 
 
 def _after_actions(made: Job) -> int:
-    """The most bytes that are alive after an action of a step: activations."""
+    """Return the most bytes of activations that are alive after an action of a step."""
     engine = engine_of(made)
     fed = micro_batches(made, VOCAB)
     engine.train_batch(fed)
@@ -154,7 +154,7 @@ def _after_actions(made: Job) -> int:
 
 
 def _on_their_way(pipeline: PipelineExecutor) -> list[torch.Tensor]:
-    """Messages that no micro-batch in flight has: received ahead, or soon to be; sent, of which gloo says no end."""
+    """Return messages beside micro-batches in flight: received ahead or soon, and sent ones that gloo still holds."""
     messages = pipeline._messages
     held = {each.data_ptr() for forward in pipeline._forwards.values() for each in forward.outputs}
     sent = [each for _, each in messages._in_flight if each.data_ptr() not in held]
@@ -192,12 +192,12 @@ def test_a_rank_holds_what_the_schedule_has_in_flight(pipe: int, kind: str, chun
     for rank, alive in enumerate(on_ranks(pipe, _after_actions, made, init="deepspeed")):
         costs = workload(made).costs
         expected = activations(workload(made), rank).saved + (4 * float(costs.logits) if rank == pipe - 1 else 0.0)
-        # Where little is saved, one tensor of the residual's size shows that a split backward has for a while.
+        # If little is saved, one temporary tensor of a split backward shows, with the residual's size.
         more = 4 * float(costs.boundary) if kind == "zero_bubble" and interval else 0.0
         assert (1 - TOLERANCE) * expected <= alive <= (1 + TOLERANCE) * expected + more, rank
 
 
 def test_a_wrong_schedule_is_detected() -> None:
-    """The comparison can fail: the first and the last rank of a pipeline hold other numbers of micro-batches."""
+    """The comparison can fail: the first and last rank of a pipeline hold different numbers of micro-batches."""
     made = workload(pipelined(2, "1f1b", 1, 0, GPT2))
     assert activations(made, 0).saved > 1.5 * activations(made, 1).saved

@@ -1,4 +1,4 @@
-"""train.compile: a run with compiled layers is the run without, in pipelines, tensor groups, ZeRO and recomputation."""
+"""train.compile: compiled layers change no loss, in pipelines, tensor groups, ZeRO and recomputation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.sampling import sampled
 pytestmark = TORCH_S_OWN_WARNINGS
 
 CLOSE = 1e-6
-"""Relative, in float32: what the proofs of layouts ask of a loss."""
+"""Relative, in float32: the limit for losses in the proofs of layouts."""
 PIPE = {"pipeline": sections.PipelineParallel(size=2)}
 ONE_D = {"tensor": sections.TensorParallel(size=2, mode="1d", sequence=True)}
 LAYOUTS: dict[str, tuple[int, int, dict[str, Any], bool, int]] = {
@@ -45,13 +45,13 @@ WITH_A_COMPILED_LOSS: dict[str, dict[str, Any]] = {
         "parallel": sections.Parallel(tensor=replace(ONE_D["tensor"], comm_overlap=True)),
     },
 }
-"""What compiled layers do not go with, or leave without effect, on 2 ranks."""
+"""Settings on 2 ranks that exclude compiled layers, or make them ineffective."""
 
 
 def _losses(made: Job) -> tuple[list[float], list[float], int]:
-    """Losses and norms of three steps, and how many graphs torch has made beside that of a last stage's loss."""
+    """Return losses and norms of three steps, and the number of torch's graphs without those of a last stage's loss."""
     engine = engine_of(made)
-    torch._dynamo.utils.counters.clear()  # a function was compiled to try torch
+    torch._dynamo.utils.counters.clear()  # torch was tried by compiling a function
     losses, norms = [], []
     for step in range(3):
         losses.append(engine.train_batch(batches(made, engine.groups.coord["data"], step)))
@@ -60,7 +60,7 @@ def _losses(made: Job) -> tuple[list[float], list[float], int]:
     return losses, norms, torch._dynamo.utils.counters["stats"]["unique_graphs"] - of_the_loss
 
 
-@pytest.mark.prove  # every time: tests/properties/invariance/compiled
+@pytest.mark.prove  # `make test` has tests/properties/invariance/compiled
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_run_with_compiled_layers_is_the_run_without(name: str) -> None:
     world, stage, parallel, recompute, chunks = LAYOUTS[name]
@@ -99,7 +99,7 @@ def test_this_torch_keeps_gradients_in_compiled_layers() -> None:
 
 
 def _refused(made: Job) -> str:
-    # As torch 2.11 compiles a function that writes into its result.
+    # as torch 2.11 compiles a function that writes into its result
     torch.compile = lambda fn, **_: lambda x: fn(x.detach()) + 0 * x
     with pytest.raises(DslparError) as refused:
         engine_of(made)

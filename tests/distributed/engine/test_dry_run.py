@@ -1,7 +1,7 @@
-"""A dry run counts what the engine's own step asks of its groups: calls and bytes, by operation and axis.
+"""Dry runs: calls and bytes by operation and axis equal those of the engine's real step.
 
-The engine is DeepSpeed's with all that it is built of in training, on CPU tensors, as one rank of torch's fake process
-group; every micro-batch is computed. What it asks of data replicas is DeepSpeed's, and left out on both sides.
+The engine is DeepSpeed's, built as in training, on CPU tensors, as one rank of torch's fake process group. Every
+micro-batch is computed. Collectives over data replicas are DeepSpeed's own, and left out on both sides.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ FEW = {
     "ring, 1f1b",
     "pipeline alone",
 }
-"""Every schedule, and every mode but ulysses, which is in tests/unit/dry_run/test_step.py."""
+"""Every schedule and every mode but ulysses, which tests/unit/dry_run/test_step.py has."""
 
 
 @pytest.mark.parametrize("name", sampled(CASES, FEW))
@@ -111,7 +111,7 @@ def _engine_counts(name: str) -> Counts:
         with counting(engine.groups) as sent:
             engine.forward_backward([(ids, ids)] * 8)
     counts = {key: (calls, Fraction(sent.bytes.get(key, 0))) for key, calls in sent.calls.items()}
-    # The stages of a tied weight are no axis to the counter, where they are not all.
+    # If a tied weight is not on all stages, its stages are no axis to the counter.
     named = {(kind, "pipe" if axes == "other" else axes): value for (kind, axes), value in counts.items()}
     return _within_tensor_groups(named)
 

@@ -1,4 +1,4 @@
-"""The engine beyond invariance: what it reports, averages and refuses; and DeepSpeed's bugs, watched."""
+"""The engine beyond invariance: what it reports, averages and refuses, and DeepSpeed bugs that tests watch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dslpar.schema import sections as schema_sections
 from tests.support.engines import LENGTH, VOCAB, batches, engine_of, job
 from tests.support.ranks import on_ranks
 
-# ---- what it reports ----
+# ---- reports ----
 
 
 def _steps(made: Job) -> list[tuple[float, float, float, int]]:
@@ -79,7 +79,7 @@ def _losses(made: Job, ignored: int) -> tuple[float, float, float]:
 
 @pytest.mark.parametrize("ignored", [13, 4 * LENGTH])
 def test_the_loss_is_over_counted_tokens_of_the_global_batch(ignored: int) -> None:
-    """13 ignored tokens are more than a whole sample: data ranks and micro-batches count differently."""
+    """13 ignored tokens are more than a sample, so data ranks and micro-batches have different counts."""
     whole = on_ranks(1, _losses, job(1), ignored, init="deepspeed")[0]
     batch = schema_sections.Batch(global_size=4, accumulation=2)
     for parallel in (schema_sections.Parallel(), PIPE):
@@ -88,7 +88,7 @@ def test_the_loss_is_over_counted_tokens_of_the_global_batch(ignored: int) -> No
     assert (whole == (0.0, 0.0, 0.0)) == (ignored == 4 * LENGTH)
 
 
-# ---- a gradient that is not finite ----
+# ---- a non-finite gradient ----
 
 
 def _overflow(made: Job) -> tuple[bool, float, bool]:
@@ -104,7 +104,7 @@ def _overflow(made: Job) -> tuple[bool, float, bool]:
 @pytest.mark.parametrize(("stage", "dtype"), [(0, "fp32"), (1, "fp32"), (3, "fp32"), (1, "bf16"), (2, "bf16")])
 @pytest.mark.parametrize("clip", [None, 1.0])
 def test_a_step_that_is_not_finite_is_skipped(stage: int, dtype: str, clip: float | None) -> None:
-    """At every stage alike: weights stay, momentum and decay do nothing."""
+    """At every ZeRO stage, the weights stay, and momentum and decay do nothing."""
     sections = {"zero": schema_sections.Zero(stage=stage), "precision": schema_sections.Precision(dtype=dtype)}
     made = job(1, **sections, train=schema_sections.Train(clip_grad_norm=clip))
     skipped, norm, same = on_ranks(1, _overflow, made, init="deepspeed")[0]
@@ -127,7 +127,7 @@ def test_all_stages_of_a_pipeline_skip_together(clip: float | None) -> None:
     assert on_ranks(2, _overflow_on_the_first_stage, made, init="deepspeed") == [(True, True)] * 2
 
 
-# ---- decay, dropout, foreign models ----
+# ---- decay, dropout, users' models ----
 
 
 def test_matrices_decay_and_vectors_do_not() -> None:
@@ -161,7 +161,7 @@ def test_dropout_gives_the_same_run_again() -> None:
 
 
 class Bigram(nn.Module):
-    """A model of someone else's: ids to logits."""
+    """A user's model from ids to logits."""
 
     def __init__(self, vocab: int) -> None:
         super().__init__()
@@ -209,7 +209,7 @@ def test_what_is_no_model_is_refused(target: str, code: str) -> None:
 
 @pytest.mark.parametrize("target", ["os.mkdir", "my_pkg.make"])
 def test_a_run_calls_nothing_that_lint_refuses(target: str, tmp_path: Path) -> None:
-    """Also of a job that was never linted; and an own class is judged before its arguments are made."""
+    """This holds for a job that was never linted, too, and a user's class is judged before its arguments are made."""
     from dslpar.distributed.groups import Groups
     from dslpar.engine.gradient_handlers import handler_classes
     from dslpar.engine.model import model_from_job
@@ -239,7 +239,7 @@ def test_a_plain_module_is_not_copied_over_tensor_ranks() -> None:
         model_from_job(job(2, model=foreign(f"{__name__}.Bigram"), parallel=parallel))
 
 
-# ---- DeepSpeed's behaviour: when one of these fails, the mend of its number in deepspeed_patches can go ----
+# ---- DeepSpeed's behaviour: when one of these fails, the patch of its number in deepspeed_patches can go ----
 
 
 def test_m1_the_shm_op_still_ignores_its_group() -> None:
@@ -273,7 +273,7 @@ def _old_names() -> list[bool]:
 
 
 def test_m2_deepspeed_still_uses_torch_s_old_names() -> None:
-    """Which torch 2.13 warns of, and 2.15 no more."""
+    """torch 2.13 warns of them, and 2.15 no longer does."""
     ((torchs, deepspeeds),) = on_ranks(1, _old_names, init="deepspeed")
     if not torchs:
         pytest.skip("this torch does not warn of the old names")

@@ -1,4 +1,4 @@
-"""Adam and AdamW in one kernel: the same steps as torch's other ones, whatever shards them, and whoever began."""
+"""Fused Adam and AdamW: the same steps as torch's other implementations, on any shards and after any resume."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ OPTIMIZERS: dict[str, sections.AdamW | sections.Adam] = {
 
 
 def _unfuse() -> None:
-    """In this rank, from here on."""
+    """Disable the fused step in this rank from here on."""
     deepspeed_config.CHOICES = {  # type: ignore[misc]
         **deepspeed_config.CHOICES,
         "optimizer.params.fused": Decision(None, "torch's default"),
@@ -45,7 +45,7 @@ def _unfuse() -> None:
 
 
 def _steps(made: Job, fused: bool) -> tuple[list[float], list[dict[str, Any]]]:
-    """The losses of three steps; of each state what its groups say, and where its counter is."""
+    """Return the losses of three steps, and for each state its groups' flags and its counter's place."""
     if not fused:
         _unfuse()
     engine = engine_of(made)
@@ -63,7 +63,7 @@ def _steps(made: Job, fused: bool) -> tuple[list[float], list[dict[str, Any]]]:
 @pytest.mark.parametrize("where", sampled(WHERE, {"data 2, ZeRO 1", "data 2, ZeRO 3, offload"}))
 @pytest.mark.parametrize("name", sampled(OPTIMIZERS, {"AdamW"}))
 def test_every_stage_takes_the_fused_step_and_it_is_the_same(name: str, where: str) -> None:
-    """The kernel rounds in another order: 1e-7 a step, which Adam's division by a tiny gradient's size enlarges."""
+    """The kernel rounds in another order: 1e-7 per step, which Adam's division by a tiny gradient's size enlarges."""
     world, keys = WHERE[where]
     made = job(world, optimizer=OPTIMIZERS[name], **keys)
     found, expected = (on_ranks(world, _steps, made, fused, init="deepspeed") for fused in (True, False))
@@ -83,7 +83,7 @@ def _run_unfused(made: Job, until: int) -> Any:
 
 @pytest.mark.parametrize("stage", sampled([0, 1, 2, 3], {1}))
 def test_a_run_goes_on_that_began_without_the_fused_step(tmp_path: Path, stage: int) -> None:
-    """Its counters of steps are on the CPU, on a GPU too; they are put where the kernel reads them."""
+    """Its step counters are on the CPU, even with a GPU; they are moved where the kernel reads them."""
     before = on_ranks(2, _run_unfused, job_of(tmp_path / "a", 2, zero=sections.Zero(stage=stage)), 3, init="deepspeed")
     made = job_of(tmp_path / "a", 2, zero=sections.Zero(stage=stage))
     after = on_ranks(2, run, made, 6, init="deepspeed")
@@ -95,7 +95,7 @@ def test_a_run_goes_on_that_began_without_the_fused_step(tmp_path: Path, stage: 
         assert {value.item() for key, value in after[rank][1].items() if key.endswith(".step")} == {6.0}
 
 
-# ---- tied weights, which two stages step each for itself ----
+# ---- tied weights, which two stages each step ----
 
 
 def _tied(made: Job) -> torch.Tensor:
@@ -108,7 +108,7 @@ def _tied(made: Job) -> torch.Tensor:
 @pytest.mark.parametrize("vocab", [VOCAB, 61])
 @pytest.mark.parametrize("hidden", [16, 6])
 def test_tied_copies_stay_equal(hidden: int, vocab: int) -> None:
-    """Wherever they stand in their stages' shards, of whatever length: there, on a CPU, the step is not fused."""
+    """They stay equal at any place in their stages' shards, at any length, since on a CPU their step is not fused."""
     gpt = section.GPT(num_layers=2, hidden_size=hidden, num_heads=2, vocab_size=vocab, max_seq_len=LENGTH)
     made = job(2, model=gpt, parallel=PIPE, zero=sections.Zero(stage=1), optimizer=sections.AdamW(lr=1e-2))
     first, last = on_ranks(2, _tied, made, init="deepspeed")
@@ -116,7 +116,7 @@ def test_tied_copies_stay_equal(hidden: int, vocab: int) -> None:
 
 
 def test_the_fused_kernel_for_cpus_still_rounds_the_end_of_a_tensor_otherwise() -> None:
-    """As soon as this fails, `_config_on_device` of dslpar.engine.build is not needed."""
+    """Once this fails, `_config_on_device` of dslpar.engine.build is no longer needed."""
 
     def stepped(values: torch.Tensor, gradients: torch.Tensor) -> torch.Tensor:
         p = torch.nn.Parameter(values.clone())

@@ -1,7 +1,7 @@
-"""Weights are gathered while the next forward runs: in which order, with which result, and who waits for them.
+"""Gathering weights under the next forward: order, result, and who waits for it.
 
-Most tests run with `late()`: what another rank sends is not a number until somebody waits for it, however fast it came.
-So a layer, or whatever reads weights, that does not wait is found each time, and not only where the network is slow.
+Most tests run with `late()`: data of another rank is NaN until somebody waits for it, however fast it came. So a layer
+or other reader that does not wait is found every time, and not only on a slow network.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ from tests.support.sampling import sampled
 from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 
 BUCKET = 700
-"""Elements: a block's matrices are several buckets, all vectors are one; the parts of ranks end within some."""
+"""Elements: a block's matrices are several buckets, and all vectors are one. Some buckets contain the end of a rank's
+part.
+"""
 PIPE = {"pipeline": sections.PipelineParallel(size=2)}
 ONE_D = {"tensor": sections.TensorParallel(size=2, mode="1d")}
 TWO_D = {"tensor": sections.TensorParallel(size=4, mode="2d")}
@@ -54,7 +56,7 @@ def trained(
     zero: Mapping[str, Any] | None = None,
     **other: Any,
 ) -> Job:
-    """A GPT with tied embeddings, which are the last layer's too."""
+    """Return the job of a GPT with tied embeddings, which the last layer uses as well."""
     gpt = section.GPT(num_layers=4, hidden_size=16, num_heads=4, vocab_size=VOCAB, max_seq_len=LENGTH)
     extra = ({"allgather_bucket_size": BUCKET} if overlap else {}) | dict(zero or {})
     return job(
@@ -73,9 +75,9 @@ OVERFLOWS = {"initial_scale_power": 22, "hysteresis": 1}
 
 
 def late() -> None:
-    """Have what other ranks send arrive when somebody waits for it, and not be a number until then.
+    """Deliver other ranks' data when somebody waits for it; until then it is NaN.
 
-    What a rank sends to others is what it has when it begins: else gloo's thread might read it after a later wait.
+    A rank sends its data as of the call's start: otherwise gloo's thread might read it after a later wait.
     """
     broadcast, all_gather = collectives.start_broadcast_, collectives.start_all_gather_
     gather = collectives.start_all_gather
@@ -101,11 +103,11 @@ def late() -> None:
     collectives.start_all_gather = prompt_gather
 
 
-# ---- in which order ----
+# ---- order ----
 
 
 def _log(made: Job) -> list[tuple[str, Any]]:
-    """From the first step on ("step", None), ("start" or "wait", call's number), ("layer", its name), as they come."""
+    """Return the events from the first step on: ("step", None), ("start" or "wait", call number), ("layer", name)."""
     engine = engine_of(made)
     log: list[tuple[str, Any]] = []
     numbers = iter(range(10**6))
@@ -150,7 +152,7 @@ def test_the_first_layer_runs_while_the_last_bucket_is_in_flight(world: int, par
             layers = [index for index, (event, _) in enumerate(part) if event == "layer"]
             waited = [index for index, (event, _) in enumerate(part) if event == "wait"]
             assert layers[0] < waited[-1], "the first layer runs while the last bucket is in flight"
-            # A pipeline's forward of all its layers comes before the second micro-batch's first one.
+            # A pipeline's forward of all its layers comes before the second micro-batch's first layer.
             names = list(dict.fromkeys(name for event, name in part if event == "layer"))
             first = {name: part.index(("layer", name)) for name in names}
             between = [any(a < wait < b for wait in waited) for a, b in pairwise(first.values())]
@@ -167,7 +169,7 @@ def test_buckets_come_in_the_order_of_the_layers_and_hold_all_weights() -> None:
 
 
 def _buckets() -> tuple[bool, bool]:
-    """Whatever order weights have in memory."""
+    """Weights may have any order in memory."""
     engine = engine_of(trained(2, zero={"round_robin_gradients": True, "parameter_alignment": True}))
     zero, gather = engine.deepspeed.optimizer, engine.deepspeed.module.parameter_gather
     held = [{id(p) for p in layer.parameters()} for _, layer in engine.module.built_layers()]
@@ -190,13 +192,13 @@ def _buckets() -> tuple[bool, bool]:
     return users == sorted(users) and len(set(users)) > 2, is_cut
 
 
-# ---- with which result ----
+# ---- result ----
 
 Run = tuple[list[tuple[Any, ...]], list[Tensor]]
 
 
 def _run(made: Job, steps: int = 5) -> Run:
-    """Of each step losses, norm, and whether it was skipped; weights at the end. Held-out losses in the middle."""
+    """Return losses, norm and skip of each step, the final weights, and held-out losses in the middle."""
     late()
     engine = engine_of(made)
     rows = []
@@ -209,7 +211,7 @@ def _run(made: Job, steps: int = 5) -> Run:
 
 
 CASES: dict[str, tuple[int, dict[str, Any]]] = {
-    # name: (world, what is other than in one replica of ZeRO 1, fp32)
+    # name: (world, differences from one replica of ZeRO 1, fp32)
     "ZeRO 1": (2, {}),
     "ZeRO 1, accumulation 3": (2, {"accumulation": 3}),
     "ZeRO 2, accumulation 3, bf16": (2, {"stage": 2, "accumulation": 3, "dtype": "bf16"}),
@@ -240,7 +242,7 @@ FEW = {
 
 @pytest.mark.parametrize("name", sampled(CASES, FEW))
 def test_the_result_is_the_one_without_to_the_bit(name: str) -> None:
-    """What is sent is not computed with: nothing may differ."""
+    """Data in transit is not computed with, so nothing may differ."""
     world, other = CASES[name]
     found, expected = (
         on_ranks(world, _run, trained(world, overlap, **other), init="deepspeed") for overlap in (True, False)
@@ -255,13 +257,13 @@ def test_the_result_is_the_one_without_to_the_bit(name: str) -> None:
 
 
 def _run_without_waiting(made: Job) -> bool:
-    """Whether a layer was seen to compute with weights that were not there."""
+    """Return whether a layer was seen to compute with missing weights."""
     ParameterGather.wait_for = lambda self, layer: None  # type: ignore[method-assign]
     late()
     engine = engine_of(made)
     fed = batches(made, engine.groups.coord["data"])
     engine.train_batch(fed)
-    return engine.eval_batch(fed) != engine.eval_batch(fed)  # nan
+    return engine.eval_batch(fed) != engine.eval_batch(fed)  # NaN
 
 
 @pytest.mark.parametrize(("world", "parallel"), [(2, {}), (4, PIPE)], ids=["data 2", "pipe 2, data 2"])
@@ -287,7 +289,7 @@ def test_compiled_layers_wait_too() -> None:
 
 
 def _by_calls(made: Job) -> Run:
-    """Batches whose gradients add up, and micro-batches of which each is a call."""
+    """Run whole batches with accumulation, and single calls per micro-batch."""
     late()
     engine = engine_of(made)
     rank, rows = engine.groups.coord["data"], []
@@ -334,7 +336,7 @@ ROWS = {
     "transformers' T5, pipe 2, data 2": Layout(4, pipe(2), zero=1, ignoring=True, model="transformers' T5"),
     "transformers' Llama, LoRA, data 2": Layout(2, {}, zero=1, model="transformers' Llama, LoRA"),
 }
-"""Who reads weights, and what ZeRO does with them."""
+"""Readers of weights, and ZeRO's treatment of them."""
 FEW_ROWS = {"Sequential, pipe 2, data 2"}
 
 
@@ -351,7 +353,7 @@ def test_every_family_that_has_replicas_waits_in_every_mode(name: str) -> None:
         assert all(torch.equal(weight, expected_weights[name]) for name, weight in weights.items())
 
 
-# ---- who waits ----
+# ---- waiting ----
 
 
 def _is_there(tensors: Any) -> bool:
@@ -376,7 +378,7 @@ READERS: dict[str, Callable[[Any, nn.Module], bool]] = {
 
 
 def _read(made: Job, reader: str) -> tuple[bool, bool]:
-    """Whether weights were missing after a step, and whether the reader saw none of these."""
+    """Return whether weights were missing after a step, and whether the reader saw no missing ones."""
     late()
     engine = engine_of(made)
     kept = engine.module
@@ -400,7 +402,7 @@ OVERLAP = ", overlap_param_gather=True, allgather_bucket_size=8"
 
 
 def _saving(path: str, until: int) -> tuple[list[Any], dict[str, Tensor]]:
-    """A program that evaluates, and saves after every second step; it resumes where there is a checkpoint."""
+    """Run a program that evaluates, saves after every second step, and resumes from an existing checkpoint."""
     late()
     engine = dslpar.initialize(path, model=mlp(), optimizer=sgd).engine
     resumed = engine.resume()
@@ -436,10 +438,10 @@ train = dict(steps=6, eval_interval=2, eval_steps=2, save_interval=2, async_save
 """
 
 
-@pytest.mark.prove  # every time: test_a_program_that_saves_and_resumes_is_the_one_without
+@pytest.mark.prove  # `make test` has test_a_program_that_saves_and_resumes_is_the_one_without
 @pytest.mark.parametrize("is_async", [True, False])
 def test_a_run_of_train_py_that_saves_under_way_is_the_one_without(tmp_path: Path, is_async: bool) -> None:
-    """To the end at once without; with it by four steps, and after a resume two more."""
+    """Without overlap the run goes to its end at once. With it, four steps are followed by a resume and two more."""
 
     def run(overlap: str, *argv: str) -> list[list[Any]]:
         folder = tmp_path / ("with" if overlap else "without")
@@ -464,7 +466,7 @@ def test_a_run_of_train_py_that_saves_under_way_is_the_one_without(tmp_path: Pat
     assert run(OVERLAP, "--resume") == whole
 
 
-# ---- where it is on ----
+# ---- when it is on ----
 
 
 def _gathers(made: Job) -> bool:
@@ -482,7 +484,7 @@ def test_it_is_on_where_the_author_says_so_and_there_are_replicas(
     assert on_ranks(world, _gathers, made, init="deepspeed") == [expected] * world
 
 
-# ---- DeepSpeed's behaviour: when this fails, the mend of its number in deepspeed_patches can go ----
+# ---- DeepSpeed's behaviour: when this fails, the patch of its number in deepspeed_patches can go ----
 
 
 def test_m16_deepspeed_still_waits_for_the_gathers() -> None:

@@ -1,4 +1,4 @@
-"""Weight gradients that products add up themselves, where a device has such products; here the CPU plays one."""
+"""Weight gradients accumulated by fused products, on a CPU stand-in for the device that has them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LAYOUTS = {
 }
 ACCUMULATION, LAYERS = 3, 2
 MATRICES = 4 * LAYERS + 1
-"""Linears of a block, and the head."""
+"""A block's linears, and the head."""
 
 
 def trained(layout: str, stage: int = 1, dtype: str = "bf16", batch: sections.Batch | None = None, **more: Any) -> Job:
@@ -50,7 +50,7 @@ def trained(layout: str, stage: int = 1, dtype: str = "bf16", batch: sections.Ba
 
 
 def _pretend(add: Callable[[Tensor, Tensor, Tensor], object]) -> list[torch.Size]:
-    """Have this process add in products, by `add`; return the shapes of what is added to."""
+    """Make this process accumulate by `add` in products. Return the shapes of the sums."""
     shapes: list[torch.Size] = []
 
     def add_product_(total: Tensor, a: Tensor, b: Tensor) -> None:
@@ -64,12 +64,14 @@ def _pretend(add: Callable[[Tensor, Tensor, Tensor], object]) -> list[torch.Size
 
 
 def _as_ever(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """Round the product to its factors' dtype, as it is where it is a tensor of its own."""
+    """Round the product to its factors' dtype, as if it were a separate tensor."""
     total.add_(a @ b)
 
 
 def _weights(made: Job, in_products: bool) -> tuple[list[Tensor], int, int]:
-    """The weights after two steps, how many products were added, and how often a matrix's accumulation hook ran."""
+    """Return the weights after two steps, the number of fused products, and the number of a matrix's accumulation
+    hooks.
+    """
     shapes = _pretend(_as_ever) if in_products else []
     engine = engine_of(made)
     ran: list[object] = []
@@ -89,7 +91,7 @@ def _weights(made: Job, in_products: bool) -> tuple[list[Tensor], int, int]:
     ),
 )
 def test_sums_are_those_of_autograd_to_the_bit(layout: str, dtype: str) -> None:
-    """Where the product is rounded as before, all that follows is as before: hooks, buckets, the step."""
+    """If the product is rounded as before, everything after it is unchanged: hooks, buckets, the step."""
     made = trained(layout, dtype=dtype)
     now, before = (on_ranks(made.mesh.world_size, _weights, made, way, init="deepspeed") for way in (True, False))
     for (weights, _, hooks), (expected, none, hooks_before) in zip(now, before, strict=True):
@@ -99,12 +101,12 @@ def test_sums_are_those_of_autograd_to_the_bit(layout: str, dtype: str) -> None:
     added, in_a_step = sum(count for _, count, _ in now), MATRICES * ACCUMULATION
     of_weights_that_are_cut = layout == "2d"  # their gradients are reduced first
     replicas = 2 if layout in ("data 2", "1d, sequence", "pipe 2, data 2") else 1
-    # Sums are there from a rank's first hook on: after its first product.
+    # a rank has sums from its first hook on, after its first product
     assert added == (0 if of_weights_that_are_cut else 2 * (in_a_step * replicas - made.mesh.world_size))
 
 
 def _errors(made: Job) -> tuple[float, float]:
-    """The worst error of a sum, in units of its largest element: of products added in fp32, and of rounded ones."""
+    """Return the largest errors of a sum, in units of its largest element: with products added in fp32, and rounded."""
     exact: dict[int, Tensor] = {}
     rounded: dict[int, Tensor] = {}
 
@@ -142,7 +144,7 @@ def _added(made: Job, how: str) -> int:
             p.register_hook(lambda grad: grad.mul_(1.0))
     fed = batches(made, 0)
     if how == "autograd.grad":
-        # As a program does between engine's calls, when sums stand: it wants the gradient, and they must not change.
+        # as a program between the engine's calls, when sums exist: it wants the gradient, and the sums must not change
         for x, y in fed[:2]:
             engine.backward(engine.criterion(engine(x), y))
             engine.step()
@@ -163,7 +165,7 @@ def test_who_asks_for_a_gradient_gets_it(how: str) -> None:
 
 @pytest.mark.parametrize("checkpoint", [{"interval": 1}, {"interval": 1, "mlp_chunks": 2}], ids=["layers", "parts"])
 def test_what_is_computed_again_is_added_in_products_too(checkpoint: dict[str, int]) -> None:
-    """What the backward of a recomputed layer is given for the weight is another tensor, which has no sum."""
+    """The backward of a recomputed layer gets another tensor for the weight, which has no sum."""
     made = trained("one process", activation_checkpoint=sections.ActivationCheckpoint(**checkpoint))
     parts = checkpoint.get("mlp_chunks", 1)
     in_a_batch = LAYERS * (2 + 2 * parts) + 1
@@ -193,7 +195,7 @@ def test_a_gradient_that_a_criterion_asks_for_is_not_added_to_the_sum(layout: st
     world = made.mesh.world_size
     asked, plain = (on_ranks(world, _penalized, made, asks, init="deepspeed") for asks in (True, False))
     for (weights, added), (expected, added_plainly) in zip(asked, plain, strict=True):
-        # DeepSpeed takes the criterion's call for a backward too, after which a gradient may go as ever.
+        # DeepSpeed also takes the criterion's call for a backward, after which gradients may be handled as usual
         assert 0 < added <= added_plainly == MATRICES * ACCUMULATION - 1
         assert all(map(torch.equal, weights, expected))
 
@@ -223,7 +225,7 @@ def _own_loop(made: Job) -> int:
 
 
 def test_this_cpu_has_no_such_products() -> None:
-    """When torch has, this machine can show the real one, and need not pretend."""
+    """Once torch has them for CPUs, this machine can run the real products instead of a stand-in."""
     bf16 = torch.ones(2, 2, dtype=torch.bfloat16)
     assert not gradient_accumulation_fusion.has_wide_products(bf16)
     with pytest.raises((NotImplementedError, TypeError)):
@@ -235,7 +237,7 @@ def test_this_cpu_has_no_such_products() -> None:
 def test_a_device_s_products_are_tried_before_they_are_used(
     monkeypatch: pytest.MonkeyPatch, error: type[Exception] | None, result: float
 ) -> None:
-    """One that has none says so, and one whose are wrong is found out."""
+    """A device without them reports it, and wrong ones are detected."""
 
     def add_product_(total: Tensor, a: Tensor, b: Tensor) -> None:
         if error is not None:

@@ -1,4 +1,4 @@
-"""How often a step makes the host wait for an accelerator: once, wherever DeepSpeed lets it."""
+"""Host reads: a step makes the host wait for an accelerator once, if DeepSpeed allows it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_step_waits_for_the_device_once(layout: str) -> None:
 
 
 def _without(mend: str) -> Waits:
-    """Of a step without that mend."""
+    """Return the waits of a step without that patch."""
     setattr(deepspeed_patches, mend, lambda *_: None)
     return step_waits("GPT, 1d, data 2, ZeRO 1")
 
@@ -45,7 +45,7 @@ def test_m12_deepspeed_still_reads_its_norms_one_by_one() -> None:
     assert len(waits.copies) >= 1, "of a constant, for each norm"
 
 
-# ---- what is read ----
+# ---- values ----
 
 
 def _read(rank_of_flag: int) -> tuple[list[torch.Tensor], float, list[bool]]:
@@ -69,7 +69,7 @@ def test_all_ranks_know_what_one_has_told_and_each_scalar_keeps_its_bits(rank: i
 
 
 def _flags_by_step(made: Job) -> list[list[bool]]:
-    """Of three steps; rank 1 sets its flag after the first."""
+    """Return the flags of three steps; rank 1 sets its flag after the first."""
     engine: Any = engine_of(made)
     told = False
     engine.host_reads.local_flags = lambda: (told,)

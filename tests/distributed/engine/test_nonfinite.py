@@ -1,4 +1,4 @@
-"""The first value that is not finite is found where it is made, whatever the schedule computes before it."""
+"""Non-finite values: the first one is reported at the layer that made it, under every schedule."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ PLACES = {
     "zero bubble 1": "stage 1 (pipe 1, data 0, tensor 0)",
     "zero bubble 2": "stages 0 and 2 (pipe 0, data 0, tensor 0)",
 }
-"""Of block 2, of four."""
+"""Places of block 2 of four."""
 
 
 def job_of(schedule: str) -> Job:
     kind, num = SCHEDULES[schedule]
     spec = sections.Spec(
-        # Without biases, gains of norms are what B brings before the matrices of a block.
+        # Without biases, the gradients of norms' gains come in B before those of the block's matrices.
         model=section.GPT(num_layers=4, hidden_size=16, num_heads=2, vocab_size=VOCAB, max_seq_len=LENGTH, bias=False),
         parallel=sections.Parallel(pipeline=sections.PipelineParallel(size=2) if kind else None),
         batch=sections.Batch(global_size=8, accumulation=4),
@@ -71,14 +71,14 @@ def first_nonfinite(schedule: str, what: str) -> str:
 
 
 def spoiled(module: Any) -> Iterator[Any]:
-    """Block 2, on the rank that has it."""
+    """Yield block 2 on the rank that has it."""
     for spec, layer in module.built_layers():
         if spec.name == "blocks.2":
             yield layer
 
 
 def spoil_gradient(module: nn.Module, inputs: Any, output: Tensor) -> None:
-    """Have the backward of a block begin with infinities."""
+    """Make the backward of a block begin with infinities."""
     output.register_hook(lambda gradient: gradient * torch.inf)
 
 
@@ -90,12 +90,12 @@ FIRST = {
 
 
 EACH_TIME = set(zip(SCHEDULES, cycle(FIRST), strict=False))
-"""Every schedule, and everything that may be the first."""
+"""Every schedule, and every possible first non-finite value."""
 
 
 @pytest.mark.parametrize(("schedule", "what"), sampled(product(SCHEDULES, FIRST), EACH_TIME))
 def test_the_first_is_named_with_its_stage_and_rank(schedule: str, what: str) -> None:
-    """In the backward what stages before it get is not finite either, nor are the gains that come before W."""
+    """In the backward, earlier stages get non-finite gradients, too, and so do gains before W."""
     world = 1 if schedule == "one process" else 2
     first, *others = on_ranks(world, first_nonfinite, schedule, what, init="deepspeed")
     assert others == [first] * (world - 1)

@@ -1,4 +1,4 @@
-"""Offload to the CPU: what a step still waits for, its norm, and where the optimizer's states lie."""
+"""CPU offload: what a step waits for, its gradient norm, and where the optimizer states lie."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def offloaded(
     )
 
 
-# ---- what a step waits for ----
+# ---- waits of a step ----
 
 COUNTED = {
     "data 2, ZeRO 1, bf16": offloaded(2, 1, "bf16"),
@@ -54,7 +54,7 @@ COUNTED = {
 
 
 def _step_waits(made: Job) -> Waits:
-    """Of the second step, on a rank of a world that is not there; in a process of its own."""
+    """Return the waits of the second step, on a fake rank in a separate process."""
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     deepspeed_patches.skip_shm_op()
@@ -103,7 +103,7 @@ NORMS = {
 
 
 def _norms(made: Job) -> list[tuple[float, float]]:
-    """Of each group and step the norm, and what DeepSpeed makes of the same gradients."""
+    """Return the norm of each group and step, and DeepSpeed's norm of the same gradients."""
     engine = engine_of(made)
     zero = engine.deepspeed.optimizer
     mended, found = zero.complete_grad_norm_calculation_for_cpu_offload, []
@@ -121,7 +121,7 @@ def _norms(made: Job) -> list[tuple[float, float]]:
 
 @pytest.mark.parametrize("name", sampled(NORMS, {"1d 2, data 2, ZeRO 2, fp16", "data 2, ZeRO 3, fp32"}))
 def test_the_norm_is_deepspeed_s(name: str) -> None:
-    """Both add up in float64. DeepSpeed rounds the sum to fp32, 6e-8, before it is taken over the ranks of ZeRO 3."""
+    """Both sum in float64. DeepSpeed rounds the sum to fp32 (6e-8) before it sums over the ranks of ZeRO 3."""
     made = NORMS[name]
     for found in on_ranks(made.mesh.world_size, _norms, made, init="deepspeed"):
         assert len(found) >= 2
@@ -134,7 +134,7 @@ def test_the_norm_is_deepspeed_s(name: str) -> None:
 
 
 def _pinned(made: Job) -> list[bool]:
-    """Of each buffer that a step copies between the host and the device, whether it was pinned."""
+    """Return whether each buffer that a step copies between host and device was pinned."""
     from deepspeed.accelerator import get_accelerator
 
     places: set[int] = set()
@@ -147,7 +147,7 @@ def _pinned(made: Job) -> list[bool]:
     engine = engine_of(made)
     zero = engine.deepspeed.optimizer
     engine.train_batch(batches(made, engine.groups.coord["data"]))
-    if hasattr(zero, "single_partition_of_fp32_groups"):  # the gradients on their way there, the weights on theirs back
+    if hasattr(zero, "single_partition_of_fp32_groups"):  # gradients on their way there, weights on their way back
         buffers = [*zero.param_buffer_of_bit16_for_cpu_offload_groups, zero.temp_grad_buffer_for_cpu_offload]
         buffers += [group.grad for group in zero.single_partition_of_fp32_groups]
     else:

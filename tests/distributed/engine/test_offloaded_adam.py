@@ -1,4 +1,4 @@
-"""Which Adam steps what is offloaded, that both are one, and that a run may go on with the other."""
+"""Adam under offload: which implementation steps, that both give equal steps, and that runs can switch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _offloaded(stage: int = 2, **keys: Any) -> Job:
 
 
 def _choice(made: Job, on_device: bool, error: Callable[[int], str]) -> tuple[str, str]:
-    """The optimizer's class, and what the log says of it; `error` is why the op does not load on a rank."""
+    """Return the optimizer's class, and the log's message about it; `error` is why the op does not load on a rank."""
     engine_rank = torch.distributed.get_rank()
     offloaded_adam._computes_on_device = lambda: on_device
     offloaded_adam._load_error = lambda: error(engine_rank)
@@ -121,7 +121,7 @@ def test_m19_a_killed_compilation_still_leaves_torch_s_lock(monkeypatch: pytest.
             return False
 
     deepspeed_patches.build_ops_alone()
-    deepspeed_patches.build_ops_alone()  # a second engine of a program: a lock within a lock would wait for itself
+    deepspeed_patches.build_ops_alone()  # a second engine of a program: a nested lock would wait for itself
     with pytest.raises(RuntimeError, match="Unable to JIT load the cpu_adam op"):
         Builder().jit_load()
     assert found == [False]
@@ -132,18 +132,18 @@ def test_m19_a_killed_compilation_still_leaves_torch_s_lock(monkeypatch: pytest.
 
 @pytest.fixture(scope="module")
 def _op() -> None:
-    """Built once, apart from the tests."""
+    """Build it once, apart from the tests."""
     code = "from dslpar.engine import offloaded_adam; import sys; sys.exit(offloaded_adam._load_error() or 0)"
     built = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     if built.returncode:
         pytest.skip(f"DeepSpeedCPUAdam: {built.stderr.strip().splitlines()[-1]}")
 
 
-# ---- M20, with the formula in place of the op, which `make prove` compiles ----
+# ---- M20, with the formula instead of the op, which `make prove` compiles ----
 
 
 class _UncorrectedOp:
-    """What DeepSpeed's kernel computes with its own correction off, in float64."""
+    """The formula of DeepSpeed's kernel without its own bias correction, in float64."""
 
     adam_rollback = destroy_adam = None
 
@@ -158,7 +158,7 @@ class _UncorrectedOp:
 
 
 def test_m20_the_correction_is_torch_s() -> None:
-    """With betas and an eps that show: in float64, and betas that fp32 holds exactly."""
+    """Use betas and an eps that matter: in float64, with betas that fp32 represents exactly."""
     adam = SimpleNamespace(ds_opt_adam=_UncorrectedOp(), adam_w_mode=True)
     correct_bias_exactly(SimpleNamespace(basic_optimizer=adam))  # type: ignore[arg-type]
     generator = torch.Generator().manual_seed(0)
@@ -186,7 +186,7 @@ def _cpu_adam(p: torch.nn.Parameter, mended: bool = True, **keys: Any) -> Any:
 
 
 def _gradients(num_steps: int, length: int = 77) -> torch.Tensor:
-    """Of a length that fills no vector register."""
+    """Return gradients of a length that fills no vector register."""
     return torch.randn(num_steps, length, generator=torch.Generator().manual_seed(0))
 
 
@@ -199,13 +199,13 @@ def _stepped(optimizer: Any, gradients: torch.Tensor) -> torch.Tensor:
 
 
 class TestOp:
-    """What is compiled."""
+    """The compiled op."""
 
     pytestmark = pytestmark_op
 
     @pytest.mark.parametrize("decouples", [True, False], ids=["AdamW", "Adam"])
     def test_its_steps_are_adam_s(self, decouples: bool) -> None:
-        """To the rounding of 30 steps in fp32, 6e-8 each."""
+        """The tolerance is the rounding of 30 fp32 steps, 6e-8 each."""
         keys: dict[str, Any] = {"lr": 1e-2, "weight_decay": 0.1, "eps": 1e-8, "betas": (0.9, 0.999)}
         initial, gradients = _gradients(1)[0], _gradients(30)
         found = _stepped(_cpu_adam(torch.nn.Parameter(initial.clone()), adamw_mode=decouples, **keys), gradients)
@@ -214,7 +214,7 @@ class TestOp:
         torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-6)
 
     def _resumed(self, mended: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """Weights after 60 steps; and the same, where another instance takes the last 30."""
+        """Return weights after 60 steps, and the same with another instance for the last 30."""
         gradients, initial = _gradients(60), _gradients(1)[0]
         whole = _stepped(_cpu_adam(torch.nn.Parameter(initial.clone()), mended, lr=1e-2), gradients)
         p = torch.nn.Parameter(initial.clone())
@@ -231,7 +231,7 @@ class TestOp:
         assert not torch.equal(*self._resumed(mended=False))
 
     def test_it_still_rounds_the_end_of_a_tensor_otherwise(self) -> None:
-        """As soon as this fails, `_unfit` needs no word of tied weights."""
+        """Once this fails, `_unfit` need not mention tied weights."""
         gradients = _gradients(300, 64)
         whole = _stepped(_cpu_adam(torch.nn.Parameter(torch.ones(64)), lr=1e-2), gradients)
         begin = _stepped(_cpu_adam(torch.nn.Parameter(torch.ones(63)), lr=1e-2), gradients[:, :63])
@@ -258,14 +258,14 @@ def _run(made: Job, until: int, on_device: bool) -> Any:
 
 
 class TestEngine:
-    """As a device's host would have it."""
+    """The engine as with a device's host."""
 
     pytestmark = pytestmark_op
 
     @pytest.mark.parametrize("optimizer", [sections.AdamW(lr=1e-2, weight_decay=0.1), sections.Adam(lr=1e-2)])
     @pytest.mark.parametrize("stage", [1, 2, 3])
     def test_a_run_takes_it_and_its_losses_are_torch_s(self, stage: int, optimizer: Any) -> None:
-        """1e-7 a step, which Adam's division by a tiny gradient's size enlarges."""
+        """The difference is 1e-7 per step, which Adam's division by a tiny gradient's size enlarges."""
         made = _offloaded(stage, optimizer=optimizer)
         found, expected = (on_ranks(2, _steps, made, device, init="deepspeed") for device in (True, False))
         for (name, rows), (other, others) in zip(found, expected, strict=True):

@@ -1,4 +1,4 @@
-"""Optimizers and schedules by name: the reported rate is the one that moved the weights; shards change nothing."""
+"""Optimizers and LR schedulers by name: the reported rate moved the weights, and shards change nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def other(target: str, **args: Any) -> schema_sections.OtherLRScheduler:
 
 
 def _rates(made: Job) -> list[tuple[float, float, float]]:
-    """Of each step the reported rate, the length of the update over the gradient's norm, and the momentum used."""
+    """Return for each step the reported rate, the update's length over the gradient's norm, and the momentum used."""
     engine = engine_of(made)
     rows = []
     for step in range(STEPS):
@@ -39,7 +39,7 @@ def _rates(made: Job) -> list[tuple[float, float, float]]:
 
 LR_SCHEDULERS = {
     "ours": (schema_sections.LRScheduler(type="linear", warmup_steps=2), [0.15, 0.3, 0.2, 0.1, 0.0]),
-    # DeepSpeed's counts the first two steps as its step 0, and leaves the optimizer's lr as the peak.
+    # DeepSpeed counts the first two steps as its step 0, and keeps the optimizer's lr as the peak.
     "WarmupLR": (
         other("WarmupLR", warmup_min_lr=0.1, warmup_num_steps=2, warmup_type="linear"),
         [0.1, 0.1, 0.2, 0.3, 0.3],
@@ -70,7 +70,7 @@ LR_SCHEDULERS = {
 
 @pytest.mark.parametrize("name", LR_SCHEDULERS)
 def test_the_reported_rate_is_the_one_that_moved_the_weights(name: str) -> None:
-    """Plain SGD moves by lr * gradient: weights of 0.02 are rounded at 1e-9, updates are some 0.1, so 1e-5 is wide."""
+    """Plain SGD moves by lr * gradient. Weights of 0.02 round at 1e-9, and updates are some 0.1, so 1e-5 is wide."""
     schedule, rates = LR_SCHEDULERS[name]
     made = job(
         1, optimizer=schema_sections.SGD(lr=0.3), lr_scheduler=schedule, train=schema_sections.Train(steps=STEPS)
@@ -82,7 +82,7 @@ def test_the_reported_rate_is_the_one_that_moved_the_weights(name: str) -> None:
 
 @pytest.mark.parametrize("stage", sampled([0, 1, 3], {1}))
 def test_momentum_that_cycles_reaches_the_optimizer(stage: int) -> None:
-    """torch's OneCycleLR turns momentum down while it turns the rate up; ZeRO's shards are stepped with the same."""
+    """torch's OneCycleLR lowers momentum while it raises the rate; ZeRO's shards step with the same values."""
     cycle = other("OneCycleLR", max_lr=0.3, total_steps=STEPS, base_momentum=0.5, max_momentum=0.9)
     sections = {"optimizer": schema_sections.SGD(lr=0.3, momentum=0.9), "lr_scheduler": cycle}
     whole = on_ranks(1, _losses, job(1, **sections), init="deepspeed")[0]
@@ -110,7 +110,7 @@ ELEMENTWISE = [
 
 @pytest.mark.parametrize("name", sampled(ELEMENTWISE, {"ASGD", "Adagrad", "NAdam", "RMSprop"}))
 def test_shards_of_an_elementwise_optimizer_step_as_the_whole_does(name: str) -> None:
-    """Losses of 5 steps, some of which divide a tiny gradient by its own size: 1e-4 lies far below a step's 1e-2."""
+    """Losses of 5 steps, some of which divide a tiny gradient by its own size: 1e-4 is far below a step's 1e-2."""
     decay = {} if name == "Rprop" else {"weight_decay": 0.1}
     sections: dict[str, Any] = {"optimizer": schema_sections.OtherOptimizer(target=name, lr=1e-3, **decay)}
     whole = on_ranks(1, _losses, job(1, **sections), init="deepspeed")[0]
@@ -127,7 +127,7 @@ def test_shards_of_an_elementwise_optimizer_step_as_the_whole_does(name: str) ->
     ],
 )
 def test_variants_reach_the_optimizer(made: Any) -> None:
-    """Another curve than without, the same one in shards."""
+    """The curve differs from the default's, and is the same with shards."""
     plain = type(made)(lr=made.lr, **({"momentum": 0.9} if isinstance(made, schema_sections.SGD) else {}))
     whole, other_ = (on_ranks(1, _losses, job(1, optimizer=each), init="deepspeed")[0] for each in (made, plain))
     sharded = job(2, optimizer=made, zero=schema_sections.Zero(stage=1))
@@ -136,7 +136,7 @@ def test_variants_reach_the_optimizer(made: Any) -> None:
 
 
 class SignSGD(torch.optim.Optimizer):
-    """Someone's own: moves every element by lr (arXiv 1802.04434); it has no decay."""
+    """A user's optimizer: moves every element by lr (arXiv 1802.04434), without decay."""
 
     def __init__(self, params: Any, lr: float, flip: bool = False) -> None:
         super().__init__(params, {"lr": -lr if flip else lr})
@@ -161,10 +161,10 @@ def test_a_class_of_one_s_own_is_called_with_its_arguments() -> None:
         section = schema_sections.OtherOptimizer(target=f"{__name__}.SignSGD", lr=0.25, args=args)
         moved.append(on_ranks(1, _moved, job(1, optimizer=section), init="deepspeed")[0])
     assert torch.equal(moved[0].sign(), -moved[1].sign())
-    assert moved[0].abs().max() == pytest.approx(0.25, abs=1e-6)  # a weight of up to 0.1 is rounded at 1e-8
+    assert moved[0].abs().max() == pytest.approx(0.25, abs=1e-6)  # a weight of up to 0.1 rounds at 1e-8
 
 
-# ---- what is refused ----
+# ---- refusals ----
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_a_schedule_that_cannot_be(target: str, args: dict[str, Any], code: str,
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (ValueError("This op had not been implemented on CPU backend."), "CFG229"),  # of FusedLamb and FusedLion
+        (ValueError("This op had not been implemented on CPU backend."), "CFG229"),  # from FusedLamb and FusedLion
         (RuntimeError("DeepSpeedCPULion requires the cpu_lion op, which failed to build/load."), "CFG229"),
         (ValueError("Invalid learning rate"), "CFG223"),
         (RuntimeError("out of memory"), ""),
@@ -243,7 +243,7 @@ def test_a_kernel_that_is_not_there_is_no_wrong_argument(
 
 
 def test_what_deepspeed_says_of_a_kernel_that_it_has_not() -> None:
-    """The words by which it is known."""
+    """The words by which the error is recognized."""
     from deepspeed.ops.op_builder.cpu import NotImplementedBuilder
 
     with pytest.raises(ValueError, match="op had not been implemented"):
@@ -261,7 +261,7 @@ def test_deepspeed_lets_the_finding_through() -> None:
     assert on_ranks(2, _refused_in_a_run, job(2, optimizer=section), init="deepspeed") == ["CFG223"] * 2
 
 
-# ---- DeepSpeed's behaviour: when this fails, the mend of its number in deepspeed_patches can go ----
+# ---- DeepSpeed's behaviour: when this fails, the patch of its number in deepspeed_patches can go ----
 
 
 def _groups_of_adagrad(made: Job) -> int:

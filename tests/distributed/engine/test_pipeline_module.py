@@ -41,7 +41,7 @@ def test_embeddings_go_with_the_first_stage_norm_and_head_with_the_last(counts: 
 
 
 def _names(made: Job) -> tuple[list[str], list[str]]:
-    """All global names of this rank, and those of parameters that it owns."""
+    """Return all global names of this rank, and those of parameters that it owns."""
     from dslpar.distributed.groups import Groups
     from dslpar.engine.pipeline_module import named_parameters, pipeline_module
     from dslpar.models import GPT
@@ -87,7 +87,7 @@ def test_a_user_s_pipeline_of_unknown_layers_is_not_cut_by_guess() -> None:
             stage_parts(layer_idx, [1, 1])
 
 
-# ---- what crosses a boundary ----
+# ---- tensors across a boundary ----
 
 BOUNDARIES: dict[str, tuple[dict[str, Any], tuple[int, int, int]]] = {
     "1d 2": ({"size": 2, "mode": "1d"}, (4, 12, 24)),
@@ -100,11 +100,11 @@ BOUNDARIES: dict[str, tuple[dict[str, Any], tuple[int, int, int]]] = {
     "ring 2": ({"size": 2, "mode": "sequence"}, (4, 6, 24)),
     "ulysses 2": ({"size": 2, "mode": "sequence", "impl": "ulysses"}, (4, 6, 24)),
 }
-"""Of each mode, the shape that each rank sends of a residual [4, 12, 24]."""
+"""By mode, the shape that each rank sends of a residual [4, 12, 24]."""
 
 
 def _sent(made: Job) -> tuple[list[tuple[int, ...]], bool]:
-    """Shapes of all tensors of a floating dtype that this rank sends in a step; and whether any is partitioned."""
+    """Return the shapes of all floating tensors that this rank sends in a step, and whether any is partitioned."""
     import torch
 
     from dslpar.distributed.groups import Groups
@@ -124,11 +124,11 @@ def _sent(made: Job) -> tuple[list[tuple[int, ...]], bool]:
     return shapes, engine.deepspeed.is_pipe_partitioned or engine.deepspeed.is_grad_partitioned
 
 
-@pytest.mark.filterwarnings("default")  # DeepSpeed's own
+@pytest.mark.filterwarnings("default")  # warnings of DeepSpeed
 @pytest.mark.parametrize("name", sampled(BOUNDARIES, {"1d 2 sequence", "2d 4", "cuboid (1, 2, 2) batch"}))
 def test_the_stored_residual_crosses_a_boundary_and_nothing_else(name: str) -> None:
-    """Forward from the first stage, its gradient from the last, once a micro-batch. DeepSpeed's own partitioning is
-    off: it would cut copies once more, and take pieces for copies.
+    """It goes forward from the first stage, and its gradient back from the last, once per micro-batch. DeepSpeed's own
+    partitioning is off: it would partition copies once more, and take pieces for copies.
     """
     tensor, shape = BOUNDARIES[name]
     model = section.GPT(num_layers=2, hidden_size=24, num_heads=4, vocab_size=30, max_seq_len=12)

@@ -1,4 +1,4 @@
-"""fp16 with its loss scale: a step that overflows is skipped by all ranks alike, the scale halves, the run goes on."""
+"""fp16 loss scaling: on an overflow all ranks skip the step, the scale halves, and the run continues."""
 
 from __future__ import annotations
 
@@ -55,19 +55,19 @@ def half(name: str, dtype: str = "fp16", **scale: Any) -> Job:
 
 
 class Row(NamedTuple):
-    """One step, as a rank sees it."""
+    """One step on one rank."""
 
     skipped: bool
     grad_norm: float
     lr: float
     scale: float
-    """Before the step."""
+    """The scale before the step."""
     moved: bool
     """Whether a weight of this rank changed."""
 
 
 def _steps(made: Job, broken: tuple[int, ...] = ()) -> list[Row]:
-    """`broken`: steps in which one gradient of the last rank is infinite."""
+    """Return the steps. `broken`: steps in which one gradient of the last rank is infinite."""
     engine, now, rows = engine_of(made), -1, []
     if engine.groups.rank == made.mesh.world_size - 1:
         p = [p for p in engine.module.parameters() if p.requires_grad][-1]
@@ -82,7 +82,7 @@ def _steps(made: Job, broken: tuple[int, ...] = ()) -> list[Row]:
 
 
 def _weights(engine: Any) -> torch.Tensor:
-    """All that this rank holds, ZeRO-3's shards gathered."""
+    """Return everything that this rank holds, with ZeRO-3 shards gathered."""
     import deepspeed
 
     parameters = list(engine.module.parameters())
@@ -92,7 +92,7 @@ def _weights(engine: Any) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", sampled(LAYOUTS, {"one process", "1d 2, ZeRO 2, offload"}))
 def test_too_large_a_scale_halves_until_it_fits(name: str) -> None:
-    """2**19 is too much for gradients of 0.2 and more in a type that ends at 65504."""
+    """2**19 is too large for gradients of 0.2 and more in a dtype that ends at 65504."""
     ranks = on_ranks(LAYOUTS[name][0], _steps, half(name, initial_scale_power=19, hysteresis=1), init="deepspeed")
     assert all(rows == ranks[0] for rows in ranks), "all ranks skip, and count, alike"
     rows = ranks[0]
@@ -102,14 +102,14 @@ def test_too_large_a_scale_halves_until_it_fits(name: str) -> None:
     assert [row.scale for row in rows] == [2.0 ** (19 - min(step, skips)) for step in range(STEPS)]
     assert [row.moved for row in rows] == [not row.skipped for row in rows]
     assert all(math.isinf(row.grad_norm) == row.skipped for row in rows)
-    # The schedule counts steps that were applied: its warm-up begins when the scale fits.
+    # The LR scheduler counts applied steps, so its warm-up begins once the scale fits.
     assert [row.lr for row in rows[skips : skips + 3]] == pytest.approx([0.1 / 3, 0.2 / 3, 0.1])
     assert {row.lr for row in rows[:skips]} == {rows[skips].lr}
 
 
 SCALES = {"static": {"loss_scale": 64.0}, "dynamic": {"initial_scale_power": 6, "hysteresis": 1}}
 FEW = ("data 2, ZeRO 3", "1d 2, ZeRO 2, offload", "pipe 2, 1d 2")
-"""Layouts of those tests whose others `make prove` runs."""
+"""Layouts that `make test` runs; `make prove` runs the others, too."""
 
 
 @pytest.mark.parametrize("name", sampled((name for name in LAYOUTS if name != "one process"), FEW))
@@ -135,7 +135,7 @@ def _norms(made: Job) -> list[float]:
 
 @pytest.mark.parametrize("name", sampled(LAYOUTS, FEW))
 def test_the_norm_is_of_the_unscaled_gradient(name: str) -> None:
-    """11 bits of mantissa: 5e-4 a number, less in a norm of thousands."""
+    """The mantissa has 11 bits: 5e-4 per number, and less in a norm over thousands."""
     exact = on_ranks(1, _norms, half("one process", "fp32"), init="deepspeed")[0]
     found = on_ranks(LAYOUTS[name][0], _norms, half(name, loss_scale=1024.0), init="deepspeed")
     assert all(norms == pytest.approx(exact, rel=1e-3) for norms in found)
@@ -158,7 +158,7 @@ def test_without_a_scale_a_run_goes_on_after_it_too(name: str, dtype: str) -> No
 
 
 class _Scans(TorchDispatchMode):
-    """While active, the kernels that look for what is not finite, in more than a scalar."""
+    """Records, while active, the kernels that search more than a scalar for non-finite values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -171,7 +171,7 @@ class _Scans(TorchDispatchMode):
 
 
 def _scans(made: Job) -> list[str]:
-    """Of a step that is not skipped."""
+    """Return the scans of a step that is not skipped."""
     engine = engine_of(made)
     engine.train_batch(batches(made, 0, 0))
     with _Scans() as scans:
@@ -184,7 +184,7 @@ def _scans(made: Job) -> list[str]:
 @pytest.mark.parametrize("extra", [{}, OFFLOAD], ids=["", "offload"])
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_an_overflow_is_known_by_the_norm_alone(stage: int, extra: dict[str, Any], dtype: str) -> None:
-    """DeepSpeed looks through all gradients once more: as they are, or as they leave for the CPU."""
+    """DeepSpeed would scan all gradients once more: as they are, or as they leave for the CPU."""
     scale = {"initial_scale_power": 6} if dtype == "fp16" else {}
     made = job(
         1,
@@ -208,7 +208,7 @@ def test_tied_copies_stay_equal(name: str, dtype: str) -> None:
     assert torch.equal(first, last)
 
 
-# ---- DeepSpeed's behaviour: when one of these fails, the mend of its number in deepspeed_patches can go ----
+# ---- DeepSpeed's behaviour: when one of these fails, the patch of its number in deepspeed_patches can go ----
 
 
 def _skips_of_deepspeed(made: Job) -> list[bool]:
@@ -223,12 +223,12 @@ def test_m8_an_overflow_is_still_kept_where_the_optimizer_is_offloaded() -> None
 
 def _wrapper_of_deepspeed(made: Job) -> str:
     deepspeed_patches.shard_gradients_of_bf16 = lambda: None
-    deepspeed_patches.overlap_reduction = lambda *_: None  # of the optimizer that it gets with the mend
+    deepspeed_patches.overlap_reduction = lambda *_: None  # of the optimizer that it gets with the patch
     return type(engine_of(made).deepspeed.optimizer).__name__
 
 
 def test_m6_bf16_still_gets_an_optimizer_that_all_reduces() -> None:
-    """And that raises where a rank owns no parameter."""
+    """And it raises if a rank owns no parameter."""
     made = half("one process", "bf16")
     assert on_ranks(1, _wrapper_of_deepspeed, made, init="deepspeed") == ["BF16_Optimizer"]
 
@@ -274,7 +274,7 @@ def test_where_torch_has_no_fp16_either_it_is_refused() -> None:
 
 
 def _masks(made: Job) -> list[torch.Tensor]:
-    """The masks of the embedding's dropout on this rank: of two steps of two micro-batches each."""
+    """Return the masks of the embedding's dropout on this rank, of two steps with two micro-batches each."""
     engine = engine_of(made)
     drop = next(module for name, module in engine.module.named_modules() if name.endswith("positions.dropout"))
     masks: list[torch.Tensor] = []
@@ -286,7 +286,9 @@ def _masks(made: Job) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("sequence", sampled([False, True], {True}))
 def test_dropout_is_equal_on_replicas_different_on_shards_and_repeats(sequence: bool) -> None:
-    """1d keeps equal copies of the residual on its ranks, with `sequence` a piece each; samples differ over data."""
+    """1d keeps equal copies of the residual on its ranks, and with `sequence` a piece each; samples differ over data
+    ranks.
+    """
     gpt = section.GPT(num_layers=2, hidden_size=16, num_heads=2, vocab_size=VOCAB, max_seq_len=LENGTH, dropout=0.5)
     parallel = sections.Parallel(tensor=sections.TensorParallel(size=2, mode="1d", sequence=sequence))
     made = job(4, model=gpt, parallel=parallel, batch=sections.Batch(global_size=8, accumulation=2))
@@ -300,4 +302,4 @@ def test_dropout_is_equal_on_replicas_different_on_shards_and_repeats(sequence: 
         first, second, third, _ = drawn
         assert torch.equal(first, second) == (not sequence), "tensor ranks: copies are equal, pieces are not"
         assert not torch.equal(first, third), "data ranks hold other samples"
-        assert 0.35 < first.double().mean() < 0.65  # 128 draws at least: 0.15 is more than 3 standard deviations
+        assert 0.35 < first.double().mean() < 0.65  # at least 128 draws: 0.15 is more than 3 standard deviations

@@ -1,4 +1,4 @@
-"""Gradients are reduced while the backward makes the next ones: in which order, with which result, at which cost."""
+"""Overlapped gradient reduction: order, result and cost of reducing during the backward."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.sampling import sampled
 
 PIPE = sections.Parallel(pipeline=sections.PipelineParallel(size=2))
 BUCKET = 2000
-"""Elements: the model, and each stage of two, fill several, of which some hold parts of two data ranks."""
+"""Elements: the model and each of two stages fill several buckets, some of which have parts of two data ranks."""
 
 
 def trained(world: int, stage: int, accumulation: int, dtype: str = "fp32", **other: Any) -> Job:
@@ -43,11 +43,11 @@ def trained(world: int, stage: int, accumulation: int, dtype: str = "fp32", **ot
     )
 
 
-# ---- in which order ----
+# ---- order ----
 
 
 def _log(made: Job) -> list[str]:
-    """Of the second step: 'backward', 'gradient', 'reduce', 'wait', 'step', as they come."""
+    """Return the second step's events in order: 'backward', 'gradient', 'reduce', 'wait', 'step'."""
     engine = engine_of(made)
     log: list[str] = []
     data_rank = engine.groups.coord["data"]
@@ -81,7 +81,7 @@ def _before(owner: Any, name: str, call: Callable[[], None]) -> None:
 
 
 def _backwards(log: list[str]) -> list[list[str]]:
-    """The log of each backward; the last one ends at the step."""
+    """Return the log of each backward; the last one ends at the step."""
     parts: list[list[str]] = []
     for event in log[: log.index("step")]:
         parts += [[]] if event == "backward" else []
@@ -114,11 +114,11 @@ def test_zero_2_reduces_in_each_backward_and_keeps_few_buckets() -> None:
         waits = [event for event in log if event in ("reduce", "wait")]
         in_flight = [waits[:end].count("reduce") - waits[:end].count("wait") for end in range(len(waits) + 1)]
         assert in_flight[-1] == 0
-        # A bucket goes to each of two ranks at most; the newest one is begun before the oldest one is waited for.
+        # A bucket goes to at most two ranks. The newest reduction starts before the oldest is waited for.
         assert 2 <= max(in_flight) <= 2 * (IN_FLIGHT + 1)
 
 
-# ---- with which result ----
+# ---- result ----
 
 
 def _weights(made: Job, mends: bool) -> tuple[list[torch.Tensor], list[float]]:
@@ -144,7 +144,7 @@ FEW = {("data 2", 2, 3, "bf16"), ("pipe 2, data 2", 1, 3, "bf16")}
 
 @pytest.mark.parametrize(("layout", "stage", "accumulation", "dtype"), sampled(CASES, FEW))
 def test_the_result_is_deepspeed_s_to_the_bit(layout: str, stage: int, accumulation: int, dtype: str) -> None:
-    """Two ranks add two numbers in one way alone; with more, gloo's order depends on where in a bucket they stand."""
+    """Two ranks can add two numbers in one way only. With more ranks, gloo's order depends on positions in a bucket."""
     parallel, world = LAYOUTS[layout]
     made = trained(world, stage, accumulation, dtype, parallel=parallel)
     with_mends, without = (on_ranks(world, _weights, made, mends, init="deepspeed") for mends in (True, False))
@@ -154,7 +154,7 @@ def test_the_result_is_deepspeed_s_to_the_bit(layout: str, stage: int, accumulat
 
 
 class RunsTwice(nn.Module):
-    """A layer that is used twice, each time with a backward of its own within the backward."""
+    """A layer that is used twice, each time with a nested backward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -169,7 +169,7 @@ class RunsTwice(nn.Module):
 
 
 def _sums_of_first_backward(made: Job) -> list[tuple[Tensor, Tensor]]:
-    """Of each parameter, its sum, and what its gradients add up to in fp32, as they came."""
+    """Return for each parameter its sum, and the fp32 sum of its gradients in order."""
     engine = engine_of(made)
     came: dict[Any, Tensor] = {p: torch.zeros(p.shape) for p in engine.module.parameters()}
 
@@ -184,7 +184,9 @@ def _sums_of_first_backward(made: Job) -> list[tuple[Tensor, Tensor]]:
 
 
 def test_gradients_of_a_backward_within_another_are_not_added_in_half_precision() -> None:
-    """Gradients wait to be added no longer than a backward takes: the second one of a layer would go on top of them."""
+    """Gradients wait for their addition no longer than a backward: the second gradient of a layer would be added on
+    top.
+    """
     model = sections.OtherModel(target=f"{__name__}.RunsTwice")
     (sums,) = on_ranks(1, _sums_of_first_backward, trained(1, 1, 3, "bf16", model=model), init="deepspeed")
     for found, expected in sums:
@@ -193,7 +195,7 @@ def test_gradients_of_a_backward_within_another_are_not_added_in_half_precision(
 
 
 def _summed_later(made: Job) -> list[torch.Tensor]:
-    """Two batches a step, of which the first is kept back."""
+    """Two batches per step, the first of which is kept back."""
     engine = engine_of(made)
     rank = engine.groups.coord["data"]
     for step in range(2):
@@ -230,8 +232,9 @@ def _by_parts_of_tokens(made: Job) -> list[torch.Tensor]:
     ("world", "dtype"), sampled([(1, "fp32"), (1, "bf16"), (2, "fp32"), (2, "bf16")], {(1, "fp32"), (2, "bf16")})
 )
 def test_a_head_that_the_loss_runs_is_reduced_when_the_last_backward_is_there(world: int, dtype: str) -> None:
-    """Its hook runs before that of the model's output, by which DeepSpeed tells the optimizer which backward it is; and
-    a large head has a bucket of its own."""
+    """Its hook runs before that of the model's output, by which DeepSpeed tells the optimizer the number of the
+    backward; and a large head has its own bucket.
+    """
     gpt = section.GPT(
         num_layers=2, hidden_size=16, num_heads=2, vocab_size=VOCAB, max_seq_len=LENGTH, tie_embeddings=False
     )
@@ -248,12 +251,12 @@ def test_a_head_that_the_loss_runs_is_reduced_when_the_last_backward_is_there(wo
     found, expected = (on_ranks(world, _by_parts_of_tokens, made, init="deepspeed") for made in (parts, whole))
     for mine, theirs in zip(found, expected, strict=True):
         for a, b in zip(mine, theirs, strict=True):
-            # Weights move by half a gradient: as far as they are large. In bf16 each product is rounded by 2**-9.
+            # Weights move by half a gradient, if that is large enough. In bf16 each product rounds by 2**-9.
             assert (a - b).abs().max() <= (1e-5 if dtype == "fp32" else 2**-5) * b.abs().max()
 
 
 def _raised(made: Job, call: str) -> str:
-    """What is said of a step, or of a loss.backward() of a program's own, after the engine's first backward."""
+    """Return the error of a step, or of a program's own loss.backward(), after the engine's first backward."""
     engine = engine_of(made)
     x, y = batches(made, 0)[0]
     engine.backward(engine.criterion(engine(x), y))
@@ -291,7 +294,7 @@ def test_it_is_on_unless_the_author_says_otherwise(zero: dict[str, Any], expecte
     assert on_ranks(1, _is_overlapped, trained(1, 1, 1, zero=zero), init="deepspeed") == [expected]
 
 
-# ---- DeepSpeed's behaviour: when one of these fails, the mend of its number in deepspeed_patches can go ----
+# ---- DeepSpeed's behaviour: when one of these fails, the patch of its number in deepspeed_patches can go ----
 
 
 def test_m14_deepspeed_still_waits_for_each_reduction() -> None:
@@ -302,7 +305,7 @@ def test_m14_deepspeed_still_waits_for_each_reduction() -> None:
 
 
 def _bytes_a_parameter(made: Job, without: tuple[str, ...]) -> float:
-    """What adding the second micro-batch's gradient reads and writes, as torch's dispatcher sees it."""
+    """Return the bytes read and written to add the second micro-batch's gradient, counted in torch's dispatcher."""
     for mend in without:
         setattr(deepspeed_patches, mend, lambda *_: None)
     zero = engine_of(made).deepspeed.optimizer
@@ -321,5 +324,5 @@ def _bytes_a_parameter(made: Job, without: tuple[str, ...]) -> float:
     [((), 10), (("overlap_reduction",), 10), (("overlap_reduction", "accumulate_without_copies"), 18)],
 )
 def test_m15_deepspeed_still_copies_each_gradient_in_fp32(without: tuple[str, ...], expected: int) -> None:
-    """2 of the gradient, 4 and 4 of the sum; and 4, 4 of a copy. The buffer of reductions adds up in the same way."""
+    """2 for the gradient, 4 and 4 for the sum, and 4 and 4 for a copy. The reductions' buffer adds in the same way."""
     assert on_ranks(1, _bytes_a_parameter, trained(1, 1, 2, "bf16"), without, init="deepspeed") == [expected]

@@ -1,4 +1,4 @@
-"""Schedules of a pipeline as they run: DeepSpeed's own numbers in 1F1B, the orders that are simulated, equal masks."""
+"""Running pipeline schedules: 1F1B equals DeepSpeed's, orders equal the simulation, dropout masks are equal."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ HALVES_NEED_ZERO = [("fp32", 0), ("fp32", 1), ("bf16", 1), ("fp16", 1)]
 
 
 def _both(made: Job, theirs: bool) -> tuple[list[Any], dict[str, Tensor]]:
-    """Losses, and the weights after two steps: by DeepSpeed's train_batch, or by the executor."""
+    """Return losses, and the weights after two steps, by DeepSpeed's train_batch or by the executor."""
     engine = engine_of(made)
     rows = []
     for step in range(2):
@@ -87,11 +87,11 @@ def test_1f1b_is_deepspeed_s_own_to_the_bit(dtype: str, zero: int, tensor: int) 
         assert all(torch.equal(weight, their_weights[name]) for name, weight in weights.items())
 
 
-# ---- what runs is what is simulated ----
+# ---- the run matches the simulation ----
 
 
 def _trace(made: Job) -> tuple[list[Action], list[Action]]:
-    """What a rank runs in a step of training, and of evaluation."""
+    """Return the actions of a rank in a step of training and of evaluation."""
     engine = engine_of(made)
     ran: list[Action] = []
 
@@ -113,7 +113,7 @@ def _trace(made: Job) -> tuple[list[Action], list[Action]]:
 
 
 def _drawn(made: Job) -> list[list[Action]]:
-    """What the schedule's picture has on each of its rows, from left to right."""
+    """Return each row of the schedule's picture, from left to right."""
     rows: dict[str, list[tuple[float, Action]]] = {}
     box = r'<rect class="box" x="([\d.]+)" y="(\d+)"[^>]*><title>(\w) of stage (\d+), micro-batch (\d+)</title>'
     picture = show.schedule_picture(made)
@@ -164,7 +164,7 @@ DROPPED = {
 
 @pytest.mark.parametrize("name", sampled(list(DROPPED)[1:], {"pipe 2, zero_bubble 2, recomputed"}))
 def test_masks_are_those_of_the_whole_model_in_every_schedule_and_cut(name: str) -> None:
-    """Within the noise of fp32: another mask, or none, changes the loss by a hundredth."""
+    """The tolerance is fp32 noise: another mask, or none, changes the loss by a hundredth."""
     reference, made = DROPPED["data 2"](), DROPPED[name]()
     losses, weights = on_ranks(2, _dropped, reference, init="deepspeed")[0]
     undropped = on_ranks(2, _dropped, trained(2, 1), init="deepspeed")[0][0]
@@ -176,11 +176,11 @@ def test_masks_are_those_of_the_whole_model_in_every_schedule_and_cut(name: str)
             assert (weight - expected).abs().max() <= 1e-6 * expected.abs().max(), weight_name
 
 
-# ---- steps that are skipped ----
+# ---- skipped steps ----
 
 
 def _skips(made: Job, poison: bool) -> tuple[list[Any], bool]:
-    """Of three steps: skipped, loss and norm; and whether the first one left the weights as they were."""
+    """Return skip, loss and norm of three steps, and whether the first one left the weights unchanged."""
     engine = engine_of(made)
     before = full_state(engine.module, engine.groups)
     hook = None
@@ -206,7 +206,7 @@ def _skips(made: Job, poison: bool) -> tuple[list[Any], bool]:
     ),
 )
 def test_steps_are_skipped_as_in_1f1b_on_all_ranks(kind: str, chunks: int, dtype: str, zero: int) -> None:
-    """An overflow of a loss scale that is too large, or a gradient of one stage that is not a number."""
+    """The cause is an overflow from too large a loss scale, or a NaN gradient on one stage."""
     scaled = {"precision": sections.Precision(dtype="fp16", extra={"initial_scale_power": 24, "hysteresis": 1})}
     made, reference = (
         dataclasses.replace(each, spec=dataclasses.replace(each.spec, **(scaled if dtype == "fp16" else {})))
@@ -221,11 +221,11 @@ def test_steps_are_skipped_as_in_1f1b_on_all_ranks(kind: str, chunks: int, dtype
         assert [norm for *_, norm in rows] == pytest.approx([norm for *_, norm in expected], rel=1e-6)
 
 
-# ---- stages are reduced while others go on ----
+# ---- stages are reduced while others continue ----
 
 
 def _log(made: Job) -> list[str]:
-    """What a rank does in its second step: its actions, reductions of a stage over replicas, and waits for them."""
+    """Return a rank's events in its second step: actions, reductions of a stage over replicas, and waits for them."""
     engine = engine_of(made)
     fed = batches(made, engine.groups.coord["data"])
     engine.train_batch(fed)
@@ -264,7 +264,7 @@ def test_m17_without_zero_a_stage_is_reduced_under_the_backwards_of_another() ->
 
 
 def test_deepspeed_still_reduces_all_stages_at_the_end() -> None:
-    """What M17 mends: the engine reduces by one call, which takes all parameters that are not frozen."""
+    """M17 patches this: the engine reduces by one call, which takes all parameters that are not frozen."""
     source = inspect.getsource(DeepSpeedEngine._get_gradients_for_reduction)
     assert "self.module.parameters()" in source
     assert "requires_grad" in source
@@ -281,7 +281,7 @@ def _changed(made: Job) -> None:
 
 
 def test_samples_that_change_their_length_are_told() -> None:
-    """On the rank that sends: what receives would wait for what never comes."""
+    """The sending rank reports it, since the receiver would wait for data that never comes."""
     message = r"the output of stage 0 is float32\[4, 4, 16\], and was float32\[4, 8, 16\] before"
     with pytest.raises(RankError, match=message):
         on_ranks(2, _changed, trained(2, 2), init="deepspeed")

@@ -1,4 +1,4 @@
-"""A rank's place in the pipeline under ColossalAI's names, and what each stage holds."""
+"""ColossalAI's names for a rank's place in the pipeline, and what each stage holds."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_the_arithmetic_of_a_policy() -> None:
         distribute_layers(3, 0)
 
 
-# ---- what a stage holds ----
+# ---- contents of a stage ----
 
 
 def test_layers_and_tied_weights_of_each_stage() -> None:
@@ -116,7 +116,7 @@ def test_layers_and_tied_weights_of_each_stage() -> None:
 
 
 def test_a_rank_holds_the_layers_of_all_its_chunks() -> None:
-    """Four stages over two ranks; a weight of stages 0 and 2 is on one rank, and shared by none."""
+    """Four stages on two ranks: a weight of stages 0 and 2 is on one rank, and shared with no other."""
     groups, chunks = Groups.without_processes(Mesh(pipe=2)), Chunks(2, 2)
     specs = Sequential.of(mlp()).layers(groups)
     assert [held_layers(specs, (1, 2, 1, 1), chunks, rank) for rank in (0, 1)] == [["0", "3"], ["1", "2", "4"]]

@@ -1,8 +1,8 @@
-"""What DeepSpeed's engine holds is what dslpar.forecast.model_states says: bytes of tensors that are alive, within 2 %.
+"""Model-state memory: live bytes of DeepSpeed's engine are within 2 % of dslpar.forecast.model_states.
 
-Counted on real ranks: storages that Python or autograd keeps alive, each once. Between steps by the garbage collector's
-list of tensors; the peak of forwards and backwards after each operation, by a dispatch mode that sees all results.
-Micro-batches have so few tokens that activations are next to nothing, and buckets are so small that several fill.
+Real ranks count the storages that Python or autograd keeps alive, each once. Between steps the count uses the garbage
+collector's list of tensors. For the peak of forwards and backwards, a dispatch mode counts after each operation.
+Micro-batches have so few tokens that activations hardly count, and buckets are so small that several fill.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ VOCAB, LENGTH = 256, 4
 
 
 def micro_batches(made: Job, vocab: int) -> list[tuple[Tensor, Tensor]]:
-    """Micro-batches of zeros and ones, whole and contiguous."""
+    """Return micro-batches of zeros and ones, full and contiguous."""
     shape = made.batch.micro_size, made.seq_len
     return [(torch.ones(shape, dtype=torch.int64) % vocab, torch.zeros(shape, dtype=torch.int64))] * (
         made.batch.accumulation
@@ -41,7 +41,9 @@ def micro_batches(made: Job, vocab: int) -> list[tuple[Tensor, Tensor]]:
 
 
 def _held(made: Job) -> dict[str, int]:
-    """Bytes on this rank: after the engine was built, after a step, and of the second step's peak before it steps."""
+    """Return this rank's bytes after the engine was built, after a step, and at the second step's peak before its
+    update.
+    """
     before = watching().bytes()
     engine = engine_of(made)
     found = {"built": watching().bytes() - before}
@@ -69,7 +71,7 @@ def model(**changes: Any) -> section.GPT:
 
 
 BUCKET = 40_000
-"""Elements: a bucket takes most of a layer, so a model of sixteen fills many."""
+"""Elements: a bucket takes most of a layer, so a model of sixteen layers fills many."""
 KEYS: dict[int, dict[str, Any]] = {
     0: {},
     1: {"reduce_bucket_size": BUCKET},
@@ -87,7 +89,7 @@ CASES = [
     if zero < 2 or LAYOUTS[layout][1] == 1
 ]
 FEW = {("data 2", 1, "bf16"), ("pipe 2, data 2", 1, "fp32")}
-"""ZeRO 2 stands below."""
+"""Rows of `make test`; ZeRO 2 is below."""
 
 
 def trained(layout: str, zero: int, dtype: str, **other: Any) -> Job:
@@ -109,7 +111,7 @@ def workload(made: Job) -> Workload:
 
 
 def _first_moments(held: States, zero: int, dtype: str, pipe: int) -> float:
-    """Moments that the optimizer makes at its first step; without ZeRO in half precision it makes them at once."""
+    """Return the moments that the optimizer makes in its first step; half precision without ZeRO makes them at once."""
     at_once = zero == 0 and dtype != "fp32" and not (dtype == "bf16" and pipe > 1)
     return 0.0 if at_once else held.optimizer
 
@@ -131,7 +133,7 @@ def test_states_and_buffers_are_those_that_are_forecast(layout: str, zero: int, 
 
 
 def made_weights(made: Job, pipe_rank: int, zero: int, dtype: str) -> float:
-    """Bytes of weights before the first forward, which gathers ZeRO 3's small ones for good."""
+    """Return the bytes of weights before the first forward, which gathers ZeRO 3's small weights permanently."""
     size = 4 if dtype == "fp32" else 2
     share = made.mesh.data if zero == 3 else 1
     return size * workload(made).weights(pipe_rank) / share
@@ -164,7 +166,7 @@ def test_beside_adapters_what_is_frozen_has_no_state(zero: int, dtype: str) -> N
     peak = stage_memory(workload(made), 0).allocated if zero == 2 else peak
     for found in on_ranks(2, _held, made, init="deepspeed"):
         assert found["resting"] == pytest.approx(held.resting, rel=TOLERANCE), held
-        # There is so little else that activations count, and those of transformers' own code are estimated.
+        # So little else is there that activations count, and those of transformers' own code are estimates.
         assert found["backwards"] == pytest.approx(peak, rel=3 * TOLERANCE), held
 
 
@@ -198,7 +200,7 @@ def test_moments_are_those_of_the_optimizer(name: str) -> None:
 
 
 def _of_zero_2(dtype: str, accumulation: int, vocab: int, length: int) -> tuple[float, Workload]:
-    """The bytes of a step's peak, of the rank that has the most; a tied table is larger than a bucket."""
+    """Return a step's peak bytes on the rank with the most; a tied table is larger than a bucket."""
     sizes = {"vocab_size": vocab, "max_seq_len": length, "positions": "rotary"}
     batch = sections.Batch(micro_size=1, accumulation=accumulation)
     made = trained("data 2", 2, dtype, model=model(**sizes), batch=batch)
@@ -207,12 +209,12 @@ def _of_zero_2(dtype: str, accumulation: int, vocab: int, length: int) -> tuple[
 
 @pytest.mark.parametrize("dtype", sampled(("fp32", "bf16"), {"bf16"}))
 def test_a_loss_finds_the_buckets_of_zero_2_that_the_backward_before_it_left(dtype: str) -> None:
-    """There, and not when most buckets are filled, a step is at its fullest that has many logits."""
+    """A step with many logits peaks there, and not when most buckets are filled."""
     alone, _ = _of_zero_2(dtype, 1, 2048, 128)
     several, made = _of_zero_2(dtype, 3, 2048, 128)
     held, forecast = states(made, 0), stage_memory(made, 0)
     assert (forecast.moment, forecast.working, forecast.buffers) == ("backward", 0.0, held.left)
-    # Beside the first micro-batch's: what a CPU's loss takes is no accelerator's.
+    # Beside the first micro-batch's peak: a CPU's loss takes memory that an accelerator's does not.
     assert several - alone == pytest.approx(held.gradients + held.left, rel=0.05)
     assert held.buffers > 1.5 * held.left
 
@@ -222,12 +224,12 @@ def test_buckets_of_zero_2_are_filled_as_activations_go(dtype: str) -> None:
     found, made = _of_zero_2(dtype, 3, 1024, 64)
     made = replace(made, habits=replace(made.habits, fused_norms=False))
     held, forecast = states(made, 0), stage_memory(made, 0)
-    # Vectors are spread over the matrices, and what is copied of a bucket is estimated.
+    # Vectors are spread over the matrices, and a bucket's copies are estimated.
     assert found - held.resting == pytest.approx(forecast.allocated - held.resting, rel=0.04)
     assert forecast.logits < 0.1 * forecast.activations
 
 
 def test_a_wrong_formula_is_detected() -> None:
-    """The comparison can fail: ZeRO 1's states over two replicas are not those of one."""
+    """The comparison can fail: ZeRO 1 states over two replicas differ from those of one."""
     alone, two = (states(workload(trained(layout, 1, "bf16")), 0) for layout in ("one", "data 2"))
     assert abs(alone.resting / two.resting - 1) > 10 * TOLERANCE

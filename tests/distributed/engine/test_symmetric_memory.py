@@ -1,6 +1,4 @@
-"""A run whose tokens come through symmetric memory is the run whose tokens go around rings, as they do on CPUs; devices
-that cannot reach each other are refused. The products are torch's stand-ins for them.
-"""
+"""Symmetric memory in the engine, on torch's CPU stand-ins: equal to rings, and refused on unconnected devices."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ from tests.support.sampling import sampled
 from tests.support.symmetric_memory import fused_products_on_cpus
 
 CLOSE = 1e-6
-"""Relative, in float32: what the proofs of layouts ask of a loss."""
+"""Relative, in float32: the limit for losses in the proofs of layouts."""
 PIPE = {"pipeline": sections.PipelineParallel(size=2)}
 LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     # name: (world, parallel, other sections)
@@ -46,7 +44,7 @@ def _job(name: str, comm_overlap: bool | str) -> Job:
 
 
 def _losses(made: Job) -> tuple[list[float], list[float], int]:
-    """Losses and norms of three steps, and how many products torch has fused."""
+    """Return losses and norms of three steps, and the number of fused products."""
     with fused_products_on_cpus() as calls:
         engine = engine_of(made)
         losses, norms = [], []
@@ -86,7 +84,7 @@ def test_on_cpus_pieces_go_around_rings_and_the_log_says_so() -> None:
 
 
 def _refused(made: Job, where: str) -> str:
-    """On devices of one host, of which torch shares no memory between ranks 2 and 3, or which are not there at all."""
+    """Return the refusal, for devices of a host without shared memory between ranks 2 and 3, or without devices."""
     groups = Groups(made.mesh)
     place = Place("one" if groups.rank != 3 or where != "hosts" else "two", groups.rank, str(groups.rank), (0, 1, 2, 3))
 

@@ -1,4 +1,4 @@
-"""Hashes of tensors: each bit counts, wherever it stands, and equal bits have equal hashes."""
+"""Tensor hashes: every bit counts at every position, and equal bits have equal hashes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _drawn(dtype: torch.dtype, length: int) -> Tensor:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_each_single_bit_counts(dtype: torch.dtype) -> None:
-    """In the first and the last element, and at both sides of the end of a chunk."""
+    """The bits are in the first and the last element, and on both sides of a chunk's end."""
     size = chunk_words(CPU)
     tensor = _drawn(dtype, 2 * size + 3)
     whole = _hash(tensor)
@@ -40,7 +40,7 @@ def test_each_single_bit_counts(dtype: torch.dtype) -> None:
 
 
 def test_the_sign_counts_of_two_elements_and_of_a_zero() -> None:
-    """A sum of bits, or their XOR, cancels two equal changes; a comparison of numbers takes -0 for 0."""
+    """A sum of bits, or their XOR, would cancel two equal changes; a comparison of numbers would take -0 for 0."""
     tensor = _drawn(torch.float32, 1000)
     flipped = tensor.clone()
     flipped[[3, 700]] *= -1
@@ -65,7 +65,7 @@ def test_a_hash_is_of_the_elements_in_row_major_order() -> None:
 
 
 def test_it_is_the_sum_of_words_times_odd_weights_modulo_2_to_the_64() -> None:
-    """Against Python's integers; in two chunks."""
+    """Compared with Python's integers, in two chunks."""
     size = chunk_words(CPU)
     words = torch.randint(-(2**31), 2**31, (size + 2,), dtype=torch.int32)
     weights = tensor_hash._odd_weights(size, CPU).tolist()
@@ -78,7 +78,7 @@ def test_it_is_the_sum_of_words_times_odd_weights_modulo_2_to_the_64() -> None:
 
 
 def test_weights_and_moments_are_hashed_without_a_copy_of_them() -> None:
-    """What is allocated is bounded by a chunk, whatever the size."""
+    """Allocations are bounded by a chunk, whatever the size."""
     from torch.profiler import ProfilerActivity, profile
 
     tensor = torch.zeros(64 * chunk_words(CPU))

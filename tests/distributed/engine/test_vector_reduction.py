@@ -1,4 +1,4 @@
-"""Vectors' gradients are summed over tensor ranks once a step, whatever the number of layers and micro-batches."""
+"""Gradients of vectors: summed over tensor ranks once per step, for any number of layers and micro-batches."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def trained(
     )
 
 
-# ---- how often ----
+# ---- number of reductions ----
 
 
 def _count(made: Job) -> tuple[int, int, int]:
-    """Of a step: all-reduces in backwards and once for all, of vectors; and how many axes' sets vectors need."""
+    """Return a step's all-reduces of vectors in backwards and at the end, and the number of axis sets that need one."""
     calls: Counter[str] = Counter()
     in_backward = collectives._CopyToGroupCoalesced.backward
     at_once = collectives.start_all_reduce_coalesced_
@@ -96,11 +96,11 @@ def test_a_rank_that_keeps_no_whole_gradient_sums_in_each_backward(stage: int, z
         assert at_once == sets == 0
 
 
-# ---- with which result ----
+# ---- result ----
 
 
 def _stepped(made: Job, once: bool) -> tuple[Gradients, float]:
-    """The weights after two steps of SGD, whole, and the last norm; with `once` as ever, without by the layers."""
+    """Return full weights after two SGD steps, and the last norm: with `once` as usual, without it by the layers."""
     if not once:
         build.defer_vectors = lambda *args: []  # type: ignore[assignment]
     engine = engine_of(made)
@@ -129,7 +129,7 @@ LAYOUTS = {
     sampled([(layout, stage) for layout in LAYOUTS for stage in (0, 1)], {("sequence, data 2", 1)}),
 )
 def test_the_step_is_that_of_sums_in_each_backward(layout: str, stage: int) -> None:
-    """The same numbers, added up in another order: some ulps of fp32 apart."""
+    """The same numbers are added in another order, and differ by some ulps of fp32."""
     made = trained(**LAYOUTS[layout], stage=stage)  # type: ignore[arg-type]
     world = made.mesh.world_size
     now, before = (on_ranks(world, _stepped, made, once, init="deepspeed") for once in (True, False))
@@ -159,8 +159,8 @@ def test_a_stage_that_is_reduced_early_leaves_its_vectors_to_the_end(stage: int)
     [(0, "bf16"), (1, "bf16"), (0, "fp16"), (1, "fp16")],
 )
 def test_in_half_precision_too(stage: int, dtype: str) -> None:
-    """A gradient is rounded to 2^-8 (bf16) or 2^-11 of itself in either case, before or after the sum of two ranks;
-    weights of about 1 are then stored with half of that.
+    """A gradient rounds to 2^-8 (bf16) or 2^-11 of itself in either case, before or after the sum of two ranks; weights
+    of about 1 are then stored with half of that.
     """
     made = trained(SEQUENCE, stage=stage, dtype=dtype)
     now, before = (on_ranks(2, _stepped, made, once, init="deepspeed") for once in (True, False))
@@ -172,7 +172,7 @@ def test_in_half_precision_too(stage: int, dtype: str) -> None:
 
 
 def _in_two_batches(made: Job) -> tuple[Gradients, float]:
-    """A step whose gradients `no_sync` keeps back for its first half."""
+    """Take a step in which `no_sync` keeps back the gradients of the first half."""
     engine = engine_of(made)
     fed = batches(made, engine.groups.coord["data"])
     half = lambda logits, labels: engine._loss_fn(logits, labels) / 2  # noqa: E731
@@ -185,7 +185,7 @@ def _in_two_batches(made: Job) -> tuple[Gradients, float]:
 
 @pytest.mark.parametrize(("pipe", "stage"), sampled([(1, 0), (1, 1), (2, 0), (2, 1)], {(2, 0)}))
 def test_no_sync_keeps_the_sum_for_the_end(stage: int, pipe: int) -> None:
-    """Two halves of the mean over a batch, of the same batch: its gradient, and not twice as much from one half."""
+    """Two halves of the mean over the same batch give its gradient, and not twice one half."""
     made = trained(SEQUENCE, pipe=pipe, stage=stage)
     halves = on_ranks(made.mesh.world_size, _in_two_batches, made, init="deepspeed")
     whole = on_ranks(made.mesh.world_size, _first_norm, made, init="deepspeed")
@@ -202,7 +202,7 @@ def _first_norm(made: Job, mend: bool = True) -> float:
 
 @pytest.mark.parametrize("stage", sampled([0, 1], {1}))
 def test_m18_deepspeed_has_no_place_for_the_sum(stage: int) -> None:
-    """Without the mend gradients stay in parts."""
+    """Without the patch, gradients stay partial sums."""
     made = trained(SEQUENCE, stage=stage)
     whole, parts = (on_ranks(2, _first_norm, made, mend, init="deepspeed") for mend in (True, False))
     assert whole[0] == whole[1]
@@ -226,7 +226,7 @@ def test_what_is_frozen_later_is_left_alone() -> None:
 
 
 def _unused(made: Job, dtype: torch.dtype) -> list[tuple[float, float]]:
-    """The first vector's gradient before and after the sum, of which rank 0 has lost its part."""
+    """Return the first vector's gradient before and after the sum, after rank 0 has lost its part."""
     engine = engine_of(made)
     (vectors, *_) = deferred_vectors(engine.module).values()
     with engine.no_sync():
@@ -234,7 +234,7 @@ def _unused(made: Job, dtype: torch.dtype) -> list[tuple[float, float]]:
     zero = engine.deepspeed.optimizer
     name = "grad_accum" if getattr(zero, "use_grad_accum_attribute", False) else "grad"
     own = getattr(vectors[0], name).clone()
-    if engine.groups.rank == 0:  # as where its samples have not used it
+    if engine.groups.rank == 0:  # as if its samples had not used it
         setattr(vectors[0], name, None)
     VectorReduction(engine.deepspeed, engine.groups).reduce()
     found = getattr(vectors[0], name)

@@ -1,4 +1,4 @@
-"""Weights that are gathered ahead, through DeepSpeed: steps are the same to the bit as where each waits for its own."""
+"""Weight prefetch through DeepSpeed: steps are bitwise equal to those without it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.sampling import sampled
 
 STEPS = 3
 FLAT = sections.TensorParallel(size=2, mode="cuboid", shape=(2, 1, 1), comm_overlap=True)
-"""Weights in pieces over q, with few ranks: the layers' own tests have the modes."""
+"""Weights sharded over q with few ranks; the layers' own tests cover the modes."""
 TWO_D = sections.TensorParallel(size=4, mode="2d", comm_overlap=True)
 PIPE = sections.PipelineParallel(size=2)
 RECOMPUTED = sections.ActivationCheckpoint(interval=1, mlp_chunks=2)
@@ -65,7 +65,9 @@ def job_of(case: str) -> Job:
 
 
 def steps(case: str, within_layers: bool = True) -> tuple[bool, int, bool]:
-    """Whether losses, norms and weights are equal, how many panels came ahead, and whether the module prefetches."""
+    """Return whether losses, norms and weights are equal, the number of prefetched panels, and whether the module
+    prefetches.
+    """
     used, found, original = count_ahead(), [], build.prefetch_weights
     if "gathers" in case:
         late()
@@ -103,6 +105,6 @@ def test_steps_are_the_same(case: str) -> None:
 
 
 def test_a_weight_that_is_gathered_before_it_is_there_is_detected() -> None:
-    """Across layers, where each waits for its own weights when it begins."""
+    """The prefetch is across layers, and each waits for its own weights when it begins."""
     found = on_ranks(4, steps, "ZeRO 1, gathers overlap", False, init="deepspeed")
     assert not any(equal for equal, _, _ in found)

@@ -80,7 +80,7 @@ def made(layout: str, zero: str = "1", heads: int = 4, dtype: str = "fp32", **ot
 
 
 def fed(of: Job, data_rank: int, step: int) -> list[tuple[Tensor, Tensor]]:
-    """Random micro-batches of the global batch."""
+    """Return random micro-batches of the global batch."""
     tokens = torch.randint(0, VOCAB, (8, 25), generator=torch.Generator().manual_seed(step))
     micro, data = of.batch.micro_size, of.mesh.data
     rows = [slice((a * data + data_rank) * micro, (a * data + data_rank + 1) * micro) for a in range(2)]
@@ -88,7 +88,7 @@ def fed(of: Job, data_rank: int, step: int) -> list[tuple[Tensor, Tensor]]:
 
 
 def steps(of: Job) -> list[tuple[float, float]]:
-    """Losses and norms of three steps, each of which changes the loss by half."""
+    """Return losses and norms of three steps, each of which changes the loss by half."""
     engine = engine_of(of)
     data_rank = engine.groups.coord["data"]
     return [(engine.train_batch(fed(of, data_rank, step)), engine.grad_norm) for step in range(3)]
@@ -121,13 +121,13 @@ def test_steps_are_those_of_one_process(layout: str, zero: str) -> None:
     assert of.mesh.tensor.zero_over_d
     expected = alone(heads)
     for told in on_ranks(of.mesh.world_size, steps, of, init="deepspeed"):
-        # Sums of float32 in other orders.
+        # sums of float32 in other orders
         assert told == [pytest.approx(each, rel=1e-6) for each in expected]
 
 
 @pytest.mark.parametrize("stage", sampled((1, 2, 3), {1}))
 def test_half_precision_is_about_that_of_one_process(stage: int) -> None:
-    """fp16 has 11 bits; losses of a tenth of a step's change would be seen."""
+    """fp16 has 11 bits; an error of a tenth of a step's change would be seen."""
     of = made("context 4, data 2", str(stage), dtype="fp16")
     assert ds_config(of)["seq_parallel_communication_data_type"] == "fp16"
     for told in on_ranks(8, steps, of, init="deepspeed"):
@@ -146,7 +146,7 @@ def test_m21_deepspeed_still_averages_over_a_context_at_zero_3() -> None:
     assert on_ranks(2, _without_the_mend, made("context 2", "3"), init="deepspeed") == [pytest.approx(norm / 2)] * 2
 
 
-# ---- what ranks hold, and send ----
+# ---- memory and traffic of ranks ----
 
 
 @pytest.mark.parametrize(("stage", "dtype"), sampled([(1, "bf16"), (2, "bf16"), (3, "fp32")], {(1, "bf16")}))
@@ -169,7 +169,9 @@ def test_states_are_sharded_over_d(stage: int, dtype: str) -> None:
 
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_gradients_are_sent_once_a_step(accumulation: int) -> None:
-    """As those of two replicas: reduced where a rank steps them, and gathered; nothing more in each backward."""
+    """As with two replicas, they are reduced to the rank that steps them, and weights are gathered; no backward sends
+    more.
+    """
     of = trained(2, 1, accumulation)
     gpt = section.GPT(num_layers=2, hidden_size=16, num_heads=2, vocab_size=32, max_seq_len=LENGTH)
     deep = job(
@@ -179,7 +181,7 @@ def test_gradients_are_sent_once_a_step(accumulation: int) -> None:
     assert found == pytest.approx(2, rel=1e-12), calls
 
 
-# ---- gradients that are whole ----
+# ---- gradients that are not sharded ----
 
 
 def test_what_is_computed_alike_on_all_ranks_gives_its_share() -> None:
@@ -192,7 +194,7 @@ def test_what_is_computed_alike_on_all_ranks_gives_its_share() -> None:
     assert (of_layer, of_torch) == ([1, 1], [0.25, 0.25])
 
 
-# ---- where it is so ----
+# ---- when it applies ----
 
 
 def test_not_in_a_pipeline_nor_with_experts_nor_without_zero() -> None:
@@ -212,13 +214,13 @@ def test_not_in_a_pipeline_nor_with_experts_nor_without_zero() -> None:
 
 def of_run(folder: Path, layout: tuple[sections.Parallel, int, int]) -> Job:
     parallel, world, stage = layout
-    # Without dropout: ranks of d draw masks of their own.
+    # without dropout, since ranks of d draw their own masks
     gpt = section.GPT(num_layers=2, hidden_size=16, num_heads=2, vocab_size=VOCAB_OF_RUN, max_seq_len=LENGTH)
     return job_of(folder, world, model=gpt, parallel=parallel, zero=sections.Zero(stage=stage))
 
 
 def lines(of: Job, until: int) -> list[Any]:
-    """What a run tells of its steps; it goes on from the newest checkpoint in its folder."""
+    """Return a run's steps; it continues from the newest checkpoint in its folder."""
     return on_ranks(of.mesh.world_size, run, of, until, init="deepspeed")[0][0]  # type: ignore[no-any-return]
 
 

@@ -1,9 +1,9 @@
-"""What data parallelism sends in a step: counted at torch's own collectives, equal to the ring's closed forms.
+"""Data-parallel traffic of a step, counted at torch's collectives, against closed forms of the ring.
 
-In elements a rank, ring counts, for N ranks and a tensor of E elements: an all-gather or a reduce-scatter sends
-(N-1)/N E, an all-reduce twice that. A reduce to one rank passes E along a chain of N ranks: N - 1 sends for N ranks,
-(N-1)/N E on average, and the ranks take turns as roots of equal pieces. So does a broadcast, along the chain the other
-way. Weights are chosen so that nothing is padded.
+Ring counts in elements per rank, for N ranks and a tensor of E elements: an all-gather or a reduce-scatter sends
+(N-1)/N E, an all-reduce twice that. A reduce to one rank passes E along a chain of N ranks. That makes N - 1 sends for
+N ranks, (N-1)/N E on average, and the ranks take turns as roots of equal pieces. A broadcast does the same in the other
+direction. Weights are chosen so that nothing is padded.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from tests.support.sampling import sampled
 
 Sent = Counter[str]
 SMALL = 2
-"""Elements of what is no gradient and no weight: a loss, a norm, a flag of overflow."""
+"""Elements of a tensor that is neither gradient nor weight: a loss, a norm, an overflow flag."""
 
 
 def _size(tensors: Any) -> int:
-    """Elements of a tensor, or of a list of them, of lists of them."""
+    """Return the elements of a tensor, or of nested lists of tensors."""
     return tensors.numel() if isinstance(tensors, torch.Tensor) else sum(map(_size, tensors))
 
 
@@ -44,13 +44,13 @@ SENDS: Mapping[str, Callable[[int, tuple[Any, ...]], float]] = {
     "_reduce_scatter_base_": lambda n, args: (n - 1) / n * _size(args[1]),
     "broadcast_": lambda n, args: (n - 1) / n * _size(args[0]),
     "reduce_": lambda n, args: (n - 1) / n * _size(args[0]),
-    "alltoall_base_": lambda n, args: _size(args[1]),  # our own sums of two ranks over gloo: all goes to the other
+    "alltoall_base_": lambda n, args: _size(args[1]),  # dslpar's sums of two ranks over gloo: all goes to the other
 }
-"""What one call sends by torch's name for it, from the group's size and the operator's arguments."""
+"""By torch's name, the elements that one call sends, from the group's size and the operator's arguments."""
 
 
 class _Counting(TorchDispatchMode):
-    """While active, every collective of torch.distributed is counted; one that is not in the table is an error."""
+    """Counts every collective of torch.distributed while active; one outside of the table is an error."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ def _group_of(args: tuple[Any, ...]) -> dist.ProcessGroup:
 
 
 def _a_step(made: Job) -> tuple[Sent, int, int]:
-    """What the second step sends, and the elements of this rank's matrices and vectors."""
+    """Return the second step's traffic, and the elements of this rank's matrices and vectors."""
     engine = engine_of(made)
     data_rank = engine.groups.coord["data"]
     engine.train_batch(batches(made, data_rank, 0))
@@ -94,7 +94,7 @@ def trained(world: int, stage: int, accumulation: int, dtype: str = "fp32", **ze
 
 
 def counted(made: Job) -> tuple[float, Sent]:
-    """Parameters' worth of what a rank sends, on average over ranks, over (N-1)/N; and the calls of rank 0."""
+    """Return a rank's average traffic in parameters' worth over (N-1)/N, and the calls of rank 0."""
     ranks = on_ranks(made.mesh.world_size, _a_step, made, init="deepspeed")
     n, (_, matrices, vectors) = made.mesh.world_size, ranks[0]
     assert matrices % (2 * n) == vectors % (2 * n) == 0, "nothing to pad: DeepSpeed aligns shards to 2 elements"
@@ -103,7 +103,7 @@ def counted(made: Job) -> tuple[float, Sent]:
     return elements / (matrices + vectors) / ((n - 1) / n), ranks[0][0]
 
 
-# A gradient is reduced to the rank that holds its optimizer state; the weights come back.
+# A gradient is reduced to the rank with its optimizer state, and the weights come back.
 @pytest.mark.parametrize("world", sampled([2, 4], {2}))
 @pytest.mark.parametrize(
     ("stage", "accumulation", "parameters"),
@@ -111,7 +111,7 @@ def counted(made: Job) -> tuple[float, Sent]:
         (1, 1, 2),
         (2, 1, 2),
         (1, 2, 2),  # micro-batches add up before they are sent
-        (2, 2, 3),  # ZeRO 2 keeps no whole gradient, so it reduces each micro-batch's
+        (2, 2, 3),  # ZeRO 2 keeps no full gradient, so it reduces each micro-batch's
     ],
 )
 def test_zero_sends_two_parameters_a_step(world: int, stage: int, accumulation: int, parameters: int) -> None:
@@ -129,7 +129,9 @@ def test_weights_that_are_gathered_under_the_forward_are_as_many(world: int, sta
 
 @pytest.mark.parametrize("stage", [1, 2])
 def test_deepspeed_s_default_sends_three(stage: int) -> None:
-    """An all-reduce where a reduce would do: what `use_multi_rank_bucket_allreduce=False`, our default, saves."""
+    """An all-reduce is sent where a reduce would do; dslpar's default, `use_multi_rank_bucket_allreduce=False`, avoids
+    it.
+    """
     found, _ = counted(trained(2, stage, 1, use_multi_rank_bucket_allreduce=True))
     assert found == pytest.approx(3, rel=1e-12)
 
@@ -147,7 +149,7 @@ def test_half_precision_sends_as_many(dtype: str, stage: int) -> None:
 
 
 def test_deepspeed_waits_for_the_device_before_each_reduction_that_overlaps() -> None:
-    """What PERF111 says, in DeepSpeed's source: it goes when this fails."""
+    """This checks PERF111's claim in DeepSpeed's source. When this fails, the rule can go."""
     source = inspect.getsource(stage_1_and_2.DeepSpeedZeroOptimizer.allreduce_and_copy)
     assert "if self.overlap_comm:" in source
     assert source.index("get_accelerator().synchronize()") < source.index("self.allreduce_bucket(")

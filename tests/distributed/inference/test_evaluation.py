@@ -1,4 +1,4 @@
-"""Loss, perplexity and accuracy: those of training's own evaluation, and the same in every layout."""
+"""Loss, perplexity and accuracy: equal to training's own evaluation, in every layout."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if not HAS_TRANSFORMERS:
 
 
 MILDER = {"t5": ("model.config.initializer_factor=1.0",)}
-"""With the weights that generation is tried on, what float32 rounds of T5's large logits is 6e-5 of a loss of 23.5."""
+"""With the weights of the generation tests, float32 rounding of T5's large logits is 6e-5 of a loss of 23.5."""
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Runs, and what one process measures of them, by the model's name; trained when first asked for."""
+    """Return runs and their metrics in one process, by model name; they are trained when first requested."""
     known: dict[str, tuple[Path, dict[str, float]]] = {}
 
     def get(name: str) -> tuple[Path, dict[str, float]]:
@@ -58,7 +58,7 @@ REFUSED = {
     *((name, "1d-8") for name in ("llama", "bert", "vit")),
     *(("vit", f"1d-{size}-sequence") for size in (2, 4)),
 }
-"""Attention that mode 'sequence' does not know, heads that do not divide, and 17 tokens of an image."""
+"""Attention that mode 'sequence' does not support, heads that do not divide, and an image's 17 tokens."""
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ REFUSED = {
         [
             (name, layout)
             for name in ("gpt", "llama", "t5", "bert", "vit")
-            for number, layout in enumerate(LAYOUTS)  # gpt on every one, the others by turns
+            for number, layout in enumerate(LAYOUTS)  # gpt on every layout, the others in turns
             if (name, layout) not in REFUSED and (name == "gpt" or (number + len(name)) % 3 == 0)
         ],
         lambda row: row in {("gpt", "2d-4"), ("gpt", "pipe-2-1d-2"), ("gpt", "data-3")},
@@ -77,8 +77,8 @@ def test_every_layout_measures_the_same(runs: Any, name: str, layout: str) -> No
     run, expected = runs(name)
     world, *overrides = LAYOUTS[layout]
     for found in on_ranks(world, measure, str(run), overrides, world):
-        # Sums in float32 differ in their last bits; whole numbers, and shares of them, do not. Perplexity is exp(loss),
-        # so what is relative of it is absolute of the loss.
+        # Float32 sums differ in their last bits; whole numbers and their shares do not. Perplexity is exp(loss), so its
+        # relative difference is the loss's absolute one.
         assert found.pop("perplexity", 0) == pytest.approx(
             expected.get("perplexity", 0), rel=1e-6 * max(1, expected["loss"])
         )
@@ -107,5 +107,5 @@ def test_the_first_samples_give_the_loss_that_training_saw(runs: Any, name: str)
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     (found,) = on_ranks(1, measure, str(run), [], 1, 8)  # two batches of four
     assert found["samples"] == 8
-    # Of masked tokens, training's mean is of batches of different numbers of labels.
+    # for masked tokens, training's mean is over batches with different numbers of labels
     assert found["loss"] == pytest.approx(records[-1]["eval_loss"], rel=1e-6 if name != "bert" else 0.05)

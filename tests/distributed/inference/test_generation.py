@@ -23,7 +23,7 @@ MAX_TOKENS = 12
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Runs and what transformers makes of their exported weights, by the model's name; trained when first asked for."""
+    """Return runs and transformers' output from their exported weights, by model name; trained when first requested."""
     known: dict[str, tuple[Path, list[list[int]]]] = {}
 
     def get(name: str) -> tuple[Path, list[list[int]]]:
@@ -37,7 +37,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def by_transformers(run: str, output: str) -> list[list[int]]:
-    """Export the run's newest checkpoint, and generate with plain transformers, each prompt by itself."""
+    """Export the run's newest checkpoint, and generate with plain transformers, one prompt at a time."""
     import torch
     import transformers
 
@@ -79,11 +79,13 @@ REFUSED = {
     *((name, layout) for name in ("t5", "bloom") for layout in OF_PIECES),
     *((name, "1d-8") for name in ("gpt, rotary", "llama", "mistral", "mixtral")),
 }
-"""Attention that no context knows how to cut; and four heads of keys over eight ranks."""
+"""Attention that no context mode can shard, and four key heads over eight ranks."""
 
 
 def is_asked(name: str, layout: str) -> bool:
-    """Llama on every layout, the others alone and on every fourth, by turns: what is cut is policies' part to show."""
+    """Return whether a cell runs: Llama on every layout, others alone and on every fourth; policies' tests cover
+    sharding.
+    """
     if layout == "alone" or (name, layout) in REFUSED:
         return layout == "alone"
     turn = list(LAYOUTS).index(layout) + FAMILIES.index(name)
@@ -105,7 +107,7 @@ def test_greedy_generation_equals_transformers(runs: Any, name: str, layout: str
 
 
 def lengths_run(run: str, overrides: Sequence[str], world: int) -> list[int]:
-    """Return of how many tokens the sequences were that went through the model, in order, on the first stage."""
+    """Return the lengths of the sequences that went through the model, in order, on the first stage."""
     import torch
 
     from dslpar.distributed.groups import Groups
@@ -123,10 +125,10 @@ def lengths_run(run: str, overrides: Sequence[str], world: int) -> list[int]:
 @pytest.mark.parametrize(
     ("name", "layout", "expected"),
     [
-        # The shorter prompt, then the rest of the longer one, and what is drawn.
+        # the shorter prompt, then the rest of the longer one, and the drawn tokens
         ("gpt", "alone", [3, 1, 1, 1, 1]),
         pytest.param("llama", "3d-8", [3, 1, 1, 1, 1], marks=pytest.mark.prove),
-        # Chunks begin where a mode's pieces do.
+        # chunks begin where a mode's pieces do
         pytest.param("mixtral", "1d-2-sequence", [4, 2, 2, 2, 2], marks=pytest.mark.prove),
         pytest.param("bloom", "alone", [3, 4, 5, 6, 7], marks=pytest.mark.prove),
         pytest.param("gpt", "ring-2", [4, 4, 6, 6, 8], marks=pytest.mark.prove),
@@ -154,7 +156,7 @@ def test_what_is_refused_says_why(runs: Any, name: str, layout: str) -> None:
 
 
 def test_a_prompt_among_others_is_as_it_is_alone(runs: Any) -> None:
-    """Drawn, too: draws depend on the seed, the prompt and the position alone, and padding changes nothing."""
+    """With sampling, too: draws depend only on the seed, the prompt and the position, and padding changes nothing."""
     from dslpar.inference.sampling import Sampling
 
     run, _ = runs("gpt")
@@ -179,7 +181,7 @@ def test_draws_are_the_same_on_every_layout(runs: Any, layout: str) -> None:
 
 
 def test_prompts_end_by_themselves(runs: Any) -> None:
-    """One at its end, one at a text that stops it; the others go on."""
+    """One ends at its end token, one at a stop text; the others continue."""
     run, expected = runs("gpt")
     end = expected[0][3]
     (made,) = on_ranks(1, by_dslpar, str(run), [], 1, PROMPTS, {"end": end})
@@ -211,5 +213,5 @@ def test_weights_of_another_model_are_refused(runs: Any) -> None:
             by_dslpar(str(run), [override], 1, PROMPTS, {})
         return [found.code for found in caught.value.findings]
 
-    # The shapes of all weights are the same, and the numbers would not be.
+    # the shapes of all weights are equal, but the numbers would not be
     assert on_ranks(1, refused, "model.num_heads=4") == [["CKP208"]]

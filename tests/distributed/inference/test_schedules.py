@@ -1,4 +1,4 @@
-"""A run whose ranks held several stages each is used as any other: one stage a rank, cut anew."""
+"""Inference from a run with several stages per rank: the layers are partitioned anew, one stage per rank."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CUTS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Runs of two ranks, each with two stages of one block, by how they are cut."""
+    """Return runs of two ranks, each with two stages of one block, by their partition."""
     known: dict[str, Path] = {}
 
     def get(cut: str) -> Path:
@@ -44,7 +44,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 def logits(path: str, world: int, overrides: Sequence[str], config: str | None) -> torch.Tensor:
-    """Of three prompts, on all ranks."""
+    """Return logits of three prompts, on all ranks."""
     from dslpar.distributed.groups import Groups
     from dslpar.inference.model import InferenceModel
 

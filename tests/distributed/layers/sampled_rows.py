@@ -1,9 +1,9 @@
-"""Which rows of the proof `make test` runs: a sample in which all that matters occurs; `make prove` runs all rows.
+"""Rows of the proof that `make test` runs: a sample that covers every feature; `make prove` runs all rows.
 
     for layout, cases in PROOF.items(): ...       # {'1d-2': ('inward', 'outward', ...), ...}
 
-A row is a layout and a case. The sample is greedy: the row with the most that is new for its number of ranks, the first
-of equals; so it is the same everywhere.
+A row is a layout and a case. The sample is greedy: each time the row with the most new features for its number of
+ranks, and the first of equals. So it is the same everywhere.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.support.sampling import greedy_cover
 
 KEPT = kept(["2d-4", "3d-8", "1d-sequence-2", "cuboid-1-2-3-hidden-heads"])
 LONG = ("cuboid-3-2-2-hidden-heads", "cuboid-3-2-2-batch-batch")
-"""Of twelve ranks with x the longest side; each residual and inner is seen in (2, 3, 2) already."""
+"""Layouts of twelve ranks with x as the longest side; (2, 3, 2) already has each residual and inner."""
 SIDES = {name: tensor for name, tensor in CUBOIDS.items() if name in LONG or tensor.shape != (3, 2, 2)}
 PROVEN = LAYOUTS | SIDES | {name: tensor for name, tensor in KEPT.items() if tensor not in LAYOUTS.values()}
 """All layouts of the proof."""
@@ -27,8 +27,8 @@ Seen = Callable[[Tensor, str], set[Hashable]]
 
 
 def seen(tensor: Tensor, case: str) -> set[Hashable]:
-    """Each case in each mode, with each `keep`, each way to keep the residual and the inner activations; and some model
-    with each choice of these together, and on each number of ranks of a mode.
+    """Return the features of a row: each case in each mode, with each `keep`, and each way to keep the residual and the
+    inner activations; and some model with each combination of these, and on each number of ranks of a mode.
     """
     mode, held = mode_of(tensor), {"residual": tensor.residual, "inner": tensor.inner}
     pairs = {(what, value, case) for what, value in ({"mode": mode, "keep": tensor.keep} | held).items()}
@@ -36,12 +36,14 @@ def seen(tensor: Tensor, case: str) -> set[Hashable]:
 
 
 def seen_after_steps(tensor: Tensor, case: str) -> set[Hashable]:
-    """Each case, and a layer and a model in each mode: what is left to see is that copies stay together."""
+    """Return the features after steps: each case, and a layer and a model in each mode. Only copies remain to be
+    checked.
+    """
     return {case, (mode_of(tensor), FAMILIES[case] == "models"), tensor.size}
 
 
 def covering(layouts: Mapping[str, Tensor], seen: Seen) -> Sample:
-    """Rows in which all is seen that is seen in all rows: {layout: cases}."""
+    """Return rows that have all features of all rows: {layout: cases}."""
     found = {(name, case.__name__): seen(tensor, case.__name__) for name, tensor in layouts.items() for case in CASES}
     chosen = greedy_cover(found, lambda row: layouts[row[0]].size)
     rows = {name: tuple(case for row, case in chosen if row == name) for name in layouts}
@@ -49,7 +51,7 @@ def covering(layouts: Mapping[str, Tensor], seen: Seen) -> Sample:
 
 
 def seen_in(layouts: Mapping[str, Tensor], sample: Sample, seen: Seen) -> set[Hashable]:
-    """What is seen in the rows of a sample."""
+    """Return the features of a sample's rows."""
     return set().union(*(seen(layouts[name], case) for name, cases in sample.items() for case in cases))
 
 
@@ -58,20 +60,22 @@ OTHER_SIZES = {
     *("1d-4", "1d-6", "1d-sequence-3", "1d-sequence-4", "1d-sequence-6", "2.5d-12-depth-3"),
     *("ring-4", "ring-6", "ulysses-4", "ulysses-6", "ring-4-zigzag", "ring-3-1d-sequence-2"),
 }
-"""Rows of one model, in a mode that has that model, on another number of ranks: `make prove` runs them."""
+"""Rows of a model in a mode that already has that model, on another number of ranks: `make prove` runs them."""
 EACH_SIZE = {name: cases for name, cases in PROOF.items() if name not in OTHER_SIZES}
 EACH_TIME = {
     *("1d-2", "1d-sequence-2", "2.5d-8-depth-2", "cuboid-1-2-2-replicated", "ring-2", "ring-3", "ring-2-zigzag"),
     *("2d-4-keep-w", "3d-2-2-2-hidden-heads", "ulysses-2", "ring-2-1d-sequence-2", "cuboid-1-2-3-hidden-batch"),
     *("1d-sequence-2-keep-w", "3d-2-2-2-sequence-batch"),
 }
-"""What `make test` runs of EACH_SIZE, and `make prove` all: a row of each mode, and those by which the kill matrix
-(`python -m tests.support.kill_matrix`) saw a mutant die first."""
+"""The part of EACH_SIZE that `make test` runs: a row per mode, and the rows that killed a mutant first in the kill
+matrix (`python -m tests.support.kill_matrix`). `make prove` runs all.
+"""
 KINDS = {
     name: tensor
     for name, tensor in LAYOUTS.items()
     if name not in OTHER_SIZES | {"1d-3", "ring-3", "ulysses-3", "ring-3-zigzag", "ring-2-1d-2", "hybrid-4-1d-2"}
 }
-"""Of each mode and combination one number of ranks, for tables whose rows take minutes: by the kill matrix a row on
-other numbers kills nothing else. The quick rows are of all sizes, and the arrays of tests/properties/layouts of two."""
+"""One number of ranks per mode and combination, for tables whose rows take minutes: in the kill matrix, other numbers
+kill nothing more. The quick rows have all sizes, and the arrays of tests/properties/layouts have two.
+"""
 STEPS = covering(LAYOUTS, seen_after_steps)

@@ -1,6 +1,6 @@
-"""Conversions: what a model of the user's own does with them is what one process does; what they refuse and send.
+"""Activation conversions in a user's model: equal to one process, what they refuse, and what they send.
 
-Each conversion by itself, in every layout: tests/distributed/layers/cases/embedding_norm_loss.py.
+tests/distributed/layers/cases/embedding_norm_loss.py tests each conversion alone, in every layout.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ HIDDEN = 8
 
 
 class Pictures(nn.Module):
-    """Patches of one colour, [batch, sequence, 3], to one of 5 classes: torch's layers at both ends, ours between."""
+    """A classifier of one-colour patches, [batch, sequence, 3], into 5 classes: torch layers at both ends, dslpar's
+    between.
+    """
 
     def __init__(self, groups: Groups) -> None:
         super().__init__()
@@ -39,7 +41,7 @@ class Pictures(nn.Module):
 
 
 def trained(tensor: Cuboid) -> dict[str, Tensor]:
-    """Loss, and the gradients of the layers at both ends."""
+    """Return the loss, and the gradients of the layers at both ends."""
     torch.set_default_dtype(torch.float64)
     torch.manual_seed(1)
     groups = Groups(Mesh(tensor=tensor))
@@ -90,7 +92,7 @@ def test_what_is_neither_a_sequence_nor_tokens_is_refused(convert: Any, shape: t
 
 
 def sent(tensor: Cuboid) -> list[int]:
-    """Elements, forward and backward: through the residual's conversions, in and out; through the inner ones."""
+    """Return elements, forward and backward, of the residual's conversions in and out, and of the inner ones."""
     groups = Groups(Mesh(tensor=tensor))
     counts = []
     for enter, leave, at in (
@@ -108,7 +110,7 @@ def sent(tensor: Cuboid) -> list[int]:
 
 
 def test_what_is_sent() -> None:
-    """A gather of E elements in n pieces, one way; by y and z of a dim or of two, as if in one step."""
+    """A gather of E elements in n pieces, one way; over y and z of one or two dims, as in one step."""
     tensor = LAYOUTS["cuboid-1-2-2-sequence-batch"]
     elements = 12 * 12 * 24 * 3 // 4
     assert on_ranks(4, sent, tensor) == [[0, elements, elements, 0] * 2] * 4

@@ -1,7 +1,7 @@
-"""Attention beyond the proof: what padding may not touch, grouped heads in every version of torch, half precision.
+"""Attention beyond the proof: padding, grouped heads in every version of torch, half precision.
 
-That outputs and gradients are right in every mode is in the proof (cases attention_*, block_llama), and what the proof
-sees going wrong between ranks, in test_mutations.py.
+The proof compares outputs and gradients in every mode (cases attention_*, block_llama). test_mutations.py has the
+mistakes between ranks that the proof detects.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.support.versions import needs_torch
 
 SHAPE = (BATCH, SEQUENCE, HIDDEN)
 HALVES = mesh.Tensor(q=2, mode="cuboid")
-"""Of the batch."""
+"""Halves of the batch."""
 GROUPED: dict[str, Any] = {"num_kv_heads": KV_HEADS, "rotary": Rotary()}
 
 
@@ -49,7 +49,7 @@ def test_what_padding_holds_changes_no_token(causal: bool) -> None:
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_queries_without_keys_give_zeros(causal: bool) -> None:
-    """Only the bias of the projection back is left, and no gradient comes to the input."""
+    """Only the bias of the output projection is left, and the input gets no gradient."""
     layer, mask = made(Groups(Mesh()), causal=causal), padding()
     x = numbers(SHAPE, 1).float().requires_grad_()
     with torch.no_grad():
@@ -65,14 +65,14 @@ def test_queries_without_keys_give_zeros(causal: bool) -> None:
 
 
 def test_no_padding_is_no_mask() -> None:
-    """Float32, sums of some tens of terms."""
+    """Float32, with sums of some tens of terms."""
     layer, x = made(Groups(Mesh())), numbers(SHAPE, 1).float()
     whole = torch.ones(BATCH, SEQUENCE, dtype=torch.bool)
     assert torch.allclose(layer(x, mask=whole), layer(x), atol=1e-5)
 
 
 def test_documents_are_as_if_alone() -> None:
-    """Rotary positions are relative: a document attends alike wherever it begins; float32."""
+    """Rotary positions are relative, so a document attends equally wherever it begins; float32."""
     layer, x = made(Groups(Mesh())), numbers(SHAPE, 1).float()
     mask = documents()
     packed = layer(x, mask=mask)
@@ -95,7 +95,7 @@ def refused(tensor: mesh.Tensor, mask: Tensor) -> str:
 
 
 def test_a_mask_is_of_the_whole_micro_batch() -> None:
-    """A piece of it, or Hugging Face's mask of integers, would be taken for another mask."""
+    """A piece of it, or Hugging Face's integer mask, would be taken for another mask."""
     piece_of_it, as_integers = padding()[:6], padding().long()
     for mask in (piece_of_it, as_integers, padding().unsqueeze(1)):
         for message in on_ranks(2, refused, HALVES, mask):
@@ -132,7 +132,7 @@ def heads_over(tensor: mesh.Tensor, heads: int, kv_heads: int) -> list[str]:
 
 @pytest.mark.parametrize("layout", ["1d-2", "ring-2", "ulysses-2"])
 def test_heads_that_do_not_divide_over_ranks(layout: str) -> None:
-    """The ring shares no heads out."""
+    """The ring does not share out heads."""
     for heads, kv_heads, codes in ((3, 3, ["TEN201", "TEN206"]), (6, 3, ["TEN206"]), (6, 2, [])):
         expected = [] if layout == "ring-2" else codes
         assert on_ranks(2, heads_over, LAYOUTS[layout], heads, kv_heads) == [expected] * 2
@@ -143,7 +143,7 @@ def test_heads_that_do_not_divide_over_ranks(layout: str) -> None:
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_torch_without_grouped_queries(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before 2.5 keys are repeated: the same products in another order."""
+    """Before torch 2.5, keys are repeated: the same products in another order."""
     q, k, v = numbers((2, 6, 5, 4), 1), numbers((2, 3, 5, 4), 2), numbers((2, 3, 5, 4), 3)
     grouped = attention.attend(q, k, v, causal=causal)
     monkeypatch.setattr(attention, "_TORCH_HAS_GQA", False)
@@ -154,7 +154,7 @@ def test_torch_without_grouped_queries(causal: bool, monkeypatch: pytest.MonkeyP
 
 
 def kept_probabilities(tensor: mesh.Tensor) -> Tensor:
-    """[batch, heads, sequence] of this rank: the sums of probabilities that are not dropped, all keys being equal."""
+    """Return [batch, heads, sequence] of this rank: the sums of kept probabilities, with all keys equal."""
     groups = Groups(Mesh(tensor=tensor))
     layer = made(groups, causal=False, dropout=0.5)
     samples = BATCH // (1 if tensor.split == "sequence" else tensor.x)
@@ -166,7 +166,7 @@ def kept_probabilities(tensor: mesh.Tensor) -> Tensor:
 
 @pytest.mark.parametrize("layout", ["ring-2", "ulysses-2", "2d-4"])
 def test_dropout_differs_between_pieces(layout: str) -> None:
-    """No two pieces of attention's inner activations have the same mask; the same seed gives the same again."""
+    """No two pieces of attention's inner activations have the same mask, and the same seed repeats the masks."""
     tensor = LAYOUTS[layout]
     found = on_ranks(tensor.size, kept_probabilities, tensor)
     pieces = found if tensor.impl == "ring" else [piece for rank in found for piece in rank.chunk(tensor.x, 1)]
@@ -179,7 +179,7 @@ def test_dropout_differs_between_pieces(layout: str) -> None:
 
 
 def in_bfloat16(tensor: mesh.Tensor) -> dict[str, Any]:
-    """Of a block in Llama's form: dtypes, and how far bfloat16 is from float32, of the output and the gradients."""
+    """Return the dtypes of a Llama block, and the difference of bfloat16 from float32, of output and gradients."""
     groups = Groups(Mesh(tensor=tensor))
     at = placement.residual(tensor, *SHAPE)
     results: dict[torch.dtype, list[Tensor]] = {}
@@ -201,7 +201,7 @@ def in_bfloat16(tensor: mesh.Tensor) -> dict[str, Any]:
 
 @pytest.mark.parametrize("layout", ["1d-2", "ring-2", "ulysses-2", "2d-4"])
 def test_bfloat16_comes_out_as_it_went_in_and_near(layout: str) -> None:
-    """2^-9 a rounding, some tens of them on the way to a gradient: 3 % at most; anything wrong is off by 100 %."""
+    """2^-9 per rounding, some tens of them on the way to a gradient: at most 3 %. Any mistake is off by 100 %."""
     for found in on_ranks(LAYOUTS[layout].size, in_bfloat16, LAYOUTS[layout]):
         assert found["dtypes"] == {torch.bfloat16}
         assert max(found["errors"]) < 0.03
@@ -209,7 +209,7 @@ def test_bfloat16_comes_out_as_it_went_in_and_near(layout: str) -> None:
 
 @pytest.mark.parametrize("layout", ["1d-4", "2d-4", "3d-8"])
 def test_bfloat16_is_near_where_sums_round_at_each_hop(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in NCCL's ring. A sum over n ranks is rounded n - 1 times and not once: within the same 3 %."""
+    """As in NCCL's ring, a sum over n ranks is rounded n - 1 times instead of once: within the same 3 %."""
     ring_sums.install(monkeypatch)
     for found in on_ranks(LAYOUTS[layout].size, in_bfloat16, LAYOUTS[layout]):
         assert found["dtypes"] == {torch.bfloat16}
@@ -218,7 +218,7 @@ def test_bfloat16_is_near_where_sums_round_at_each_hop(layout: str, monkeypatch:
 
 @pytest.mark.parametrize(("ranks", "error"), [(2, 1.7e-3), (8, 3.7e-3), (16, 5.0e-3)])
 def test_what_a_ring_of_bfloat16_loses(ranks: int, error: float) -> None:
-    """Of normal numbers, as a share of the norm: n - 1 roundings of a sum that grows, for the one of a wide sum."""
+    """For normal numbers, as a share of the norm: n - 1 roundings of a growing sum instead of one of a wide sum."""
     parts = list(torch.randn(ranks, 100_000, generator=torch.Generator().manual_seed(1)).bfloat16())
     exact = torch.stack(parts).double().sum(0)
     lost = (ring_sums.in_order(parts, 0).double() - exact).norm() / exact.norm()
@@ -252,7 +252,7 @@ def test_evaluation_in_inference_mode_gives_the_same() -> None:
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("masked", [True, False])
 def test_the_last_tokens_attend_within_a_window(causal: bool, masked: bool) -> None:
-    """As beside a cache: fewer queries than keys give what all queries give at their places."""
+    """As with a cache, fewer queries than keys give the result of all queries at their positions."""
     q, k, v = numbers((2, 6, 9, 4), 1), numbers((2, 3, 9, 4), 2), numbers((2, 3, 9, 4), 3)
     mask = torch.arange(9)[None] >= torch.tensor([[0], [2]]) if masked else None
     whole = attention.attend(q, k, v, causal=causal, window=4, mask=mask)
@@ -273,6 +273,6 @@ def seeds(tensor: mesh.Tensor) -> list[Tensor]:
 
 @pytest.mark.parametrize("layout", ["1d-2", "ulysses-2"])
 def test_dropout_within_a_window_differs_between_ranks(layout: str) -> None:
-    """Of other heads."""
+    """Ranks have different heads."""
     (one,), (other,) = on_ranks(2, seeds, LAYOUTS[layout])
     assert not torch.equal(one, other)

@@ -1,7 +1,7 @@
-"""In which order a linear's backward communicates and computes, for each choice of the panels that are kept.
+"""Order of communication and computation in a linear's backward, for each choice of kept panels.
 
-X that is gathered once more is under way while dgrad's product runs, and dX is reduced while wgrad's does: neither is
-waited for before the product that hides it (docs/architecture.md). With what result, test_linear.py has.
+The second gather of X runs during dgrad's product, and the reduction of dX during wgrad's: neither is waited for before
+the product that hides it (docs/architecture.md). test_linear.py checks the results.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ AGAIN = ["start all_gather", "dgrad", "start reduce_scatter", "wait all_gather",
 KEPT = ["dgrad", "start reduce_scatter", "wgrad"]
 ENDS = ["wait reduce_scatter"]
 ORDERS = {"x": KEPT, "w": AGAIN, "both": KEPT, "none": AGAIN}
-"""What begins the backward, by `keep`: that of "w" and "none" gathers X again."""
+"""Start of the backward by `keep`: "w" and "none" gather X again."""
 REDUCES_W = ["start reduce_scatter", "wait reduce_scatter"]
-"""Of modes that cut weights over q: dW, after its product."""
+"""Modes that shard weights over q reduce dW after its product."""
 
 
 class _Products(TorchDispatchMode):
-    """Logs matrix products by what they make: the gradient of this rank's weight, or else of X."""
+    """Logs matrix products by their result: the gradient of this rank's weight, or else of X."""
 
     def __init__(self, log: list[str], panel: tuple[int, int]) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ def _logged_collectives(log: list[str]) -> Iterator[None]:
 
 
 def events(tensor: mesh.Tensor) -> list[str]:
-    """Of the backward of a linear that reads the residual stream."""
+    """Return the events in the backward of a linear that reads the residual stream."""
     groups, log = Groups(Mesh(tensor=tensor)), list[str]()
     layer = Linear(groups, IN, OUT, role="inward")
     initialize(layer, groups, seed=1)
@@ -89,7 +89,7 @@ LAYOUTS = {
     **dict.fromkeys(("1d-sequence-2", "1d-sequence-4", "cuboid-1-2-2-sequence-batch"), ENDS),
     **dict.fromkeys(("2d-4", "3d-8", "3d-8-sequence-heads"), REDUCES_W + ENDS),
 }
-"""What ends the backward, by layout."""
+"""End of the backward by layout."""
 
 
 def test_both_collectives_of_x_lie_under_products_whatever_is_kept() -> None:

@@ -1,4 +1,4 @@
-"""swiglu's own backward against the composition of torch's functions, and what each keeps in memory."""
+"""swiglu's hand-written backward against the composition of torch's functions, and the memory both keep."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def gradient(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 
 def test_swiglu_equals_its_composition() -> None:
-    """To the bit, forward; backward within a unit of float64."""
+    """Bitwise equal forward; backward within a unit of float64."""
     x = numbers((2, TOKENS, 2 * FEATURES), 1)
     assert torch.equal(swiglu(x), composed(x))
     assert torch.allclose(gradient(swiglu, x), gradient(composed, x), rtol=1e-14, atol=1e-15)
@@ -51,7 +51,7 @@ def test_unknown_options(build: Callable[[Groups], Block | MLP]) -> None:
 
 
 def kept(function: Callable[[Tensor], Tensor]) -> int:
-    """Elements of distinct storages that wait for the backward."""
+    """Return the elements of distinct storages that are kept for the backward."""
     storages: dict[int, int] = {}
 
     def keep(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""ColossalAI's names of layers check the mode, and take what Linear takes."""
+"""ColossalAI's layer names: they check the tensor mode, and take the arguments of Linear."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_name_of_another_mode_is_refused() -> None:
 
 
 def use_all_arguments() -> tuple[torch.Size, bool]:
-    """A fused linear whose output is gathered: the shape of the output, and whether Linear's is the same."""
+    """Return the output shape of a fused linear with gathered output, and whether Linear's is equal."""
     groups = Groups(Mesh(tensor=LAYOUTS["1d-2"]))
     outputs = []
     for kind in (Linear, Linear1D):

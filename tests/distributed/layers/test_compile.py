@@ -1,8 +1,7 @@
-"""torch.compile over layers and loss: a block is one graph in every tensor mode, all blocks share it, and computes the
-same; so is the loss.
+"""torch.compile over layers and loss: one shared graph per block in every tensor mode, with equal results.
 
-By `aot_eager`, which runs the traced graphs of forward and backward with the kernels that they had: collectives in the
-graph are torch's functional ones, over gloo.
+The backend is `aot_eager`, which runs the traced graphs of forward and backward with the uncompiled kernels.
+Collectives in the graph are torch's functional ones, over gloo.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from tests.support.compiled import TORCH_S_OWN_WARNINGS
 from tests.support.layouts import LAYOUTS
 from tests.support.ranks import on_ranks
 
-pytestmark = [*TORCH_S_OWN_WARNINGS, pytest.mark.prove]  # every time: tests/properties/invariance/compiled
+pytestmark = [*TORCH_S_OWN_WARNINGS, pytest.mark.prove]  # `make test` has tests/properties/invariance/compiled
 
 CLOSE = 1e-13
-"""Relative, in float64: gloo's reduce-scatter sums in another order than what stands in for it otherwise."""
+"""Relative, in float64: gloo's reduce-scatter sums in another order than its usual substitute."""
 BATCH, SEQUENCE, HIDDEN, HEADS = 8, 24, 48, 12
 FORMS = {
     "gpt2": Form(),
@@ -42,7 +41,7 @@ CELLS = [*(("gpt2", name) for name in NAMES), *(("llama", name) for name in ("1d
 
 
 def _results(form: str, layout: str) -> list[list[torch.Tensor]]:
-    """Output and gradients of two blocks in a row, as they are and compiled."""
+    """Return output and gradients of two consecutive blocks, uncompiled and compiled."""
     torch.set_default_dtype(torch.float64)
     groups = Groups(Mesh(tensor=LAYOUTS[layout]))
     results = []
@@ -71,11 +70,11 @@ def test_a_compiled_block_is_one_graph_and_computes_the_same(form: str, layout: 
 
 
 VOCAB = 35
-"""Of which each cut of a vocabulary makes padding."""
+"""Every partition of this vocabulary needs padding."""
 
 
 def _losses(layout: str) -> list[list[torch.Tensor]]:
-    """Losses of a head's logits, and its gradient: whole, smoothed, and by chunks; as they are and compiled."""
+    """Return losses of a head's logits, and their gradient: plain, smoothed, and in chunks; uncompiled and compiled."""
     torch.set_default_dtype(torch.float64)
     groups = Groups(Mesh(tensor=LAYOUTS[layout]))
     head = Head(groups, HIDDEN, VOCAB)

@@ -1,4 +1,4 @@
-"""What a block, the loss and a step ask of an accelerator: within what was asked, and within each row's limits."""
+"""Device work of a block, the loss and a step: within the targets, and within each row's limits."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_row_is_within_what_was_asked_and_its_limits(table: str, row: str) -> 
 
 
 def test_torchs_own_loss_moves_twice_as_much() -> None:
-    """Each makes a copy of bfloat16 in float32 first: 8 bytes of the 22 that ours moves for a logit."""
+    """Both first copy bfloat16 to float32, which is 8 of the 22 bytes that dslpar's loss moves per logit."""
     ((torchs, ours),) = in_forks(lambda _: loss_bytes(), [0])
     assert torchs > 1.95 * ours
 
@@ -57,7 +57,7 @@ def test_every_row_has_its_limits() -> None:
     }
 
 
-# ---- what is said of a miss ----
+# ---- messages of a miss ----
 
 
 def test_a_miss_is_told() -> None:
@@ -105,7 +105,7 @@ def test_a_count_above_its_limit_is_told(tmp_path: Path, monkeypatch: pytest.Mon
     assert wrong({("block", "GPT, 1d"): counts | {"copies": 8}}) == [], "another torch has other operations"
 
 
-# ---- what is counted, and beside what ----
+# ---- counts, and references ----
 
 
 def test_a_fused_optimizer_reads_and_writes_what_it_is_given() -> None:
@@ -131,7 +131,7 @@ def test_what_touches_no_tensor_is_no_kernel() -> None:
 
 
 def waited_for(way: str) -> int:
-    """Exposed collectives: one is started, a product runs, another is started, and both are waited for."""
+    """Return exposed collectives: one starts, a product runs, another starts, and both are waited for."""
     with fake_world(0, 2), count_kernels() as counts:
         axis = Groups(Mesh(tensor=LAYOUTS["1d-2"])).axis("y")
         first = start_all_reduce_(torch.ones(4), axis)
@@ -144,7 +144,7 @@ def waited_for(way: str) -> int:
 
 
 def test_a_wait_is_for_its_own_collective() -> None:
-    """In whatever order: a linear may wait for what another one has started."""
+    """The order does not matter: a linear may wait for a collective that another one started."""
     assert in_forks(waited_for, ["oldest first", "newest first"]) == [1, 1]
 
 
@@ -163,5 +163,5 @@ def test_the_plain_llama_block_computes_what_ours_does() -> None:
     plain = LlamaBlock(HIDDEN, HEADS, KV_HEADS).double()
     plain.load_state_dict(ours.state_dict())
     x = torch.randn(2, 8, HIDDEN, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    # 1e-12 of sums of 256 products of numbers near 1, in float64.
+    # 1e-12 for sums of 256 products of numbers near 1, in float64
     torch.testing.assert_close(plain(x), ours(x), rtol=1e-12, atol=1e-12)

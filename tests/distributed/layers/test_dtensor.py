@@ -1,4 +1,4 @@
-"""Tensors of one's own over the mesh: LiBai's documented example to the element, stages, gradients, what is refused."""
+"""A user's own tensors over the mesh: LiBai's documented example, stages, gradients, and refusals."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _gradients() -> Any:
 
 
 def test_gradients_through_a_product() -> None:
-    """Against the whole, in float64: the sums have 16 terms of one sign, so 1e-12 is a thousand roundings."""
+    """Compared with full tensors in float64: the sums have 16 terms of one sign, so 1e-12 is a thousand roundings."""
     x, weight = NOISE.clone().requires_grad_(), (NOISE.t()[:, :4] / 7).clone().requires_grad_()
     y = x @ weight
     y.square().sum().backward()
@@ -130,7 +130,7 @@ def _meshes() -> Any:
 
 @needs_torch(7, "whose tensor counts cannot be chosen")
 def test_any_axes_in_any_order_and_whose_tensor_counts() -> None:
-    """(y, q) is the square the other way round; the first rank's tensor counts, or each rank's own."""
+    """(y, q) is the transposed square. The first rank's tensor counts, or each rank's own."""
     for rank, (meshes, kept, own, uneven, parts) in enumerate(on_ranks(8, _meshes)):
         first = rank // 4 * 4
         square = [[first, first + 2], [first + 1, first + 3]]
@@ -149,7 +149,7 @@ CUBE = Tensor(q=2, y=2, z=2, mode="3d", residual="hidden", inner="heads")
 
 
 def _parameters() -> Any:
-    """Whether each parameter, gathered by torch, is what the layers gather; what blocks are told."""
+    """Return whether each parameter, gathered by torch, equals the layers' own gather, and the arguments of blocks."""
     groups = Groups(Mesh(tensor=CUBE))
     layers = [Linear(groups, 16, 24, role="inward"), Linear(groups, 24, 16, role="outward")]
     equal = []

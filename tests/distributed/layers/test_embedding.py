@@ -1,6 +1,6 @@
-"""Tables: the row of padding, ids that no row has, and what a tied head does to both.
+"""Embedding tables: the padding row, ids out of range, and the effect of a tied head on both.
 
-Values and gradients in every layout: tests/distributed/layers/cases/embedding_norm_loss.py.
+tests/distributed/layers/cases/embedding_norm_loss.py compares values and gradients in every layout.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ VOCAB, HIDDEN = 17, 8
 
 
 def table(tensor: Cuboid, padding_idx: int | None) -> torch.Tensor:
-    """As initialised, whole."""
+    """Return the full table as initialized."""
     groups = Groups(Mesh(tensor=tensor))
     layer = Embedding(groups, VOCAB, HIDDEN, padding_idx=padding_idx)
     initialize(layer, groups, seed=3, prefix="tokens.")
@@ -37,7 +37,7 @@ def test_the_row_of_padding_begins_as_zeros_and_changes_no_other() -> None:
 
 
 def head_gradient() -> torch.Tensor:
-    """The gradient of a table whose rows are looked up, padding among them, and that is the head as well."""
+    """Return the gradient of a table that is also the head, with lookups that include padding."""
     groups = Groups(Mesh(tensor=LAYOUTS["1d-2"]))
     layer = Embedding(groups, VOCAB, HIDDEN, padding_idx=1)
     initialize(layer, groups, seed=3)
@@ -47,7 +47,7 @@ def head_gradient() -> torch.Tensor:
 
 
 def test_padding_has_a_gradient_as_a_row_of_the_head() -> None:
-    """As in torch, where the same weight stands in an Embedding and a Linear."""
+    """As in torch, if an Embedding and a Linear share the weight."""
     theirs = torch.nn.Embedding(VOCAB, HIDDEN, padding_idx=1)
     with torch.no_grad():
         theirs.weight.copy_(table(Cuboid(), 1))
@@ -72,7 +72,7 @@ def refused(tensor: Cuboid, number: int) -> str:
 
 @pytest.mark.parametrize("number", [17, -1, 1000])
 def test_an_id_outside_the_vocabulary_is_refused_on_every_rank(number: int) -> None:
-    """17 is the first row of padding of the vocabulary, on the second rank."""
+    """17 is the first padding row of the vocabulary, on the second rank."""
     for text in (refused(Cuboid(), number), *on_ranks(2, refused, LAYOUTS["1d-2"], number)):
         assert f"TEN222 outside-the-vocabulary: {number} among the ids" in text
         assert "17 entries, 0 to 16" in text
@@ -102,7 +102,7 @@ def refused_shapes(tensor: Cuboid) -> list[str]:
 
 
 def test_ids_and_residuals_of_the_wrong_shape_are_refused() -> None:
-    """Tokens without a sequence would be given the positions of their features."""
+    """Tokens without a sequence would get the positions of their features."""
     for ids, odd, long, flat in on_ranks(2, refused_shapes, LAYOUTS["1d-sequence-2"]):
         assert "TEN226 wrong-shape: ids of shape (2, 2, 2)" in ids
         assert "TEN221 activation-does-not-divide: dim 1 of the ids has 3 entries" in odd
@@ -119,6 +119,6 @@ def of_types() -> list[torch.Tensor]:
 
 
 def test_ids_may_be_of_any_whole_type() -> None:
-    """In 8 bits the vocabulary's 256 is 0."""
+    """In 8 bits, the vocabulary's 256 is 0."""
     for expected, *others in on_ranks(2, of_types):
         assert all(torch.equal(other, expected) for other in others)

@@ -1,4 +1,4 @@
-"""Weights from a layer's building to a run: drawn at once, kept where a program writes them, else drawn by name."""
+"""Initial weights: drawn when the layer is built, kept if a program writes them, else drawn by name."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.support.layouts import LAYOUTS
 from tests.support.ranks import on_ranks
 
 VALUE = 0.25
-"""Of all weights that a program gives; in every dtype the same."""
+"""The value of all weights that a program sets; it is exact in every dtype."""
 State = dict[str, Tensor]
 
 
@@ -52,7 +52,7 @@ def layer(groups: Groups) -> nn.Module:
 
 
 def in_a_run(module: nn.Module, groups: Groups, seed: int = 1) -> nn.Module:
-    """As an engine takes a module that a program has built."""
+    """Initialize a module as an engine does after a program has built it."""
     return build_layer(LayerSpec(name="model", build=lambda: module), groups, seed)
 
 
@@ -65,7 +65,7 @@ def given(module: nn.Module) -> State:
 
 
 def each(write: Callable[[nn.Parameter], object]) -> Callable[[nn.Module], nn.Module]:
-    """Writes every parameter."""
+    """Return a function that writes every parameter."""
 
     @torch.no_grad()
     def apply(module: nn.Module) -> nn.Module:
@@ -93,7 +93,7 @@ def set_attributes(module: nn.Module) -> nn.Module:
 
 
 def through_a_file(module: nn.Module) -> nn.Module:
-    """All of it, as torch.save writes a module."""
+    """Save and load the whole module, as torch.save does."""
     for part in module.children():
         part.groups = part.vectors = None  # process groups are in no file
     file = io.BytesIO()
@@ -293,7 +293,7 @@ def test_initialize_draws_anew_what_it_has_drawn_and_a_run_keeps_that(groups: Gr
 
 @pytest.fixture
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory that nobody has written holds large numbers, as another tensor may have left them there."""
+    """Fill unwritten memory with large numbers, as another tensor may have left them there."""
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *shape, **how: empty(*shape, **how).fill_(7e9))
 
@@ -378,11 +378,11 @@ def test_the_families_draw_nothing_twice(name: str, groups: Groups, monkeypatch:
 
 
 def wholes(name: str) -> tuple[State, State]:
-    """What layers hold when they are built with one seed, and in a run; both gathered."""
+    """Return the gathered weights of layers that are built with one seed, and of the same in a run."""
     groups = Groups(Mesh(tensor=LAYOUTS[name]))
     torch.manual_seed(3)
     module = nn.ModuleList([Linear(groups, 24, 24, role="inward"), PositionEmbedding(groups, 12, 24)])
-    after = torch.randn(1)  # torch's generator stands where it stood on any other layout
+    after = torch.randn(1)  # torch's generator has the same state on any other layout
     found = [_gathered(module, groups), _gathered(in_a_run(module, groups), groups)]
     return {**found[0], "after": after}, found[1]
 

@@ -1,7 +1,7 @@
 """Every layer, and GPT, in every mode against dense float64: output, input gradient, every parameter's gradient.
 
-The tolerance is argued in compare_dense.py. The default run is a sample in which everything that matters occurs
-(sampled_rows.py); `prove` runs all layouts with all cases.
+compare_dense.py explains the tolerance. The default run is a sample that covers every feature (sampled_rows.py).
+`prove` runs all layouts with all cases.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def test_all_layers_equal_dense_ones(name: str) -> None:
 
 
 def test_first_tokens_of_samples_that_are_cut_beside_their_tokens() -> None:
-    """Over a context and a square: samples over q alone first, [tokens, H] over d and then q."""
+    """The layout is a context over a square: samples are first sharded over q alone, [tokens, H] over d and then q."""
     assert_exact(PROVEN["ring-2-2d-4"], "poolings")
 
 
@@ -45,7 +45,7 @@ QUICK = {"1d-sequence-2", "cuboid-1-2-2-sequence-batch", "3d-8-sequence-heads"}
 
 @pytest.mark.parametrize("name", sampled(PROOF, QUICK))
 def test_layers_equal_dense_ones_as_over_nccl(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without gloo's shortcuts: by the collectives that NCCL runs."""
+    """Without gloo's shortcuts, layers use the collectives that NCCL runs."""
     monkeypatch.setattr(gloo_collectives, "serves", lambda group: False)
     assert_exact(PROVEN[name], *PROOF[name])
 
@@ -59,7 +59,7 @@ NINE = Tensor(q=3, y=3, mode="2d", residual="hidden")
 
 @pytest.mark.prove
 def test_2d_on_nine_ranks() -> None:
-    """What divides by 9 of the proof's sizes: the MLP's features, but not attention's."""
+    """Of the proof's sizes, 9 divides the MLP's features, but not attention's."""
     assert_exact(NINE, "inward", "outward", "mlp", "norm", "positions", "embedding", "head")
 
 
@@ -72,7 +72,7 @@ def test_every_cuboid(name: str) -> None:
     assert_exact(EVERYTHING[name], "inward", "outward", "block", "gpt_tied")
 
 
-# ---- what is covered ----
+# ---- coverage ----
 
 
 def test_the_sample_has_what_the_whole_has() -> None:

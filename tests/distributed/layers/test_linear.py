@@ -1,7 +1,7 @@
-"""Linear's hand-written product against its definition: collectives with their backward around torch's own linear.
+"""Linear's hand-written product against its definition: differentiable collectives around torch's linear.
 
-Both do the same sums in the same order, but for a bias that torch's kernel adds as it multiplies: 1e-15 is some units
-in the last place. That the definition itself is right is proven against dense layers, in test_layers.py.
+Both do the same sums in the same order, apart from a bias that torch's kernel adds during the product. So 1e-15 is some
+units in the last place. test_layers.py compares the definition itself with dense layers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ INNER_BLOCKS = sum(BLOCKS)
 
 
 def composed(x: Tensor, weight: Tensor, bias: Tensor | None, sharding: MatmulSharding) -> Tensor:
-    """Each operand gathered, the product, its sum kept as Y is; autograd does the rest."""
+    """Gather each operand, multiply, and reduce the sum to Y's sharding; autograd does the rest."""
     panel = gathered(collectives.copy_to_group(weight, sharding.depth), sharding.w)
     y = summed(functional.linear(gathered(x, sharding.x), panel), sharding.y)
     return y if bias is None else y + bias
@@ -60,7 +60,7 @@ def summed(partial: Tensor, sharding: Sharding) -> Tensor:
 
 
 def by_rank(panel: Tensor, sharding: Sharding) -> Tensor:
-    """Where in the panel each element of the first rank's piece is, then of the second's, ..."""
+    """Return where in the panel each element of the first rank's piece is, then of the second's, ..."""
     assert sharding.dim is not None
     length = panel.shape[sharding.dim]
     blocks = torch.arange(length).split(
@@ -69,11 +69,11 @@ def by_rank(panel: Tensor, sharding: Sharding) -> Tensor:
     return torch.cat([block.chunk(sharding.axis.size)[rank] for rank in range(sharding.axis.size) for block in blocks])
 
 
-# Against it -----------------------------------------------------------------------------------------------------
+# Comparison -------------------------------------------------------------------------------------------------------
 
 
 def differences(tensor: mesh.Tensor) -> Errors:
-    """Output and every gradient of both ways, on this rank: inward, outward and of blocks, with 2 and 3 dims."""
+    """Compare output and every gradient on this rank: inward, outward and with blocks, with 2 and 3 dims."""
     torch.set_default_dtype(torch.float64)
     groups = Groups(Mesh(tensor=tensor))
     found = {}
@@ -99,7 +99,7 @@ Way = Callable[[Tensor, Tensor, Tensor | None, MatmulSharding], Tensor]
 
 
 def results(layer: Linear, way: Way, x_at: Placement, y_at: Placement) -> list[Tensor]:
-    """Of numbers that differ between ranks where they may."""
+    """Use numbers that differ between ranks wherever they may."""
     for p in layer.parameters():
         p.init, p.grad = Init(0.1, 0.3), None  # type: ignore[attr-defined]
     initialize(layer, layer.groups, seed=1)
@@ -127,7 +127,7 @@ def test_the_product_equals_its_definition(name: str) -> None:
 
 
 def scrambled(tensor: mesh.Tensor) -> float:
-    """`differences` where blocks are cut as if they were one."""
+    """Return `differences` if blocks are sharded as one."""
     original_split = Sharding.start_reduce
 
     def start_reduce(self: Sharding, partial: Tensor) -> collectives.Pending:
@@ -141,14 +141,14 @@ def test_blocks_that_are_cut_as_one_are_detected() -> None:
     assert max(on_ranks(4, scrambled, LAYOUTS["2d-4"])) > 1e-2
 
 
-# What is frozen costs nothing -----------------------------------------------------------------------------------
+# Frozen parameters cost nothing -----------------------------------------------------------------------------------
 
 
 Frozen = tuple[str, ...]
 
 
 def all_calls(tensor: mesh.Tensor, cases: list[Frozen]) -> list[dict[tuple[str, str], int]]:
-    """Collectives of an inward linear's backward, where the named of x, weight and bias need no gradient."""
+    """Count collectives of an inward linear's backward if the named ones of x, weight and bias need no gradient."""
     groups = Groups(Mesh(tensor=tensor))
     return [calls_of_backward(groups, frozen) for frozen in cases]
 
@@ -179,7 +179,7 @@ INWARD_3D: dict[Frozen, dict[tuple[str, str], int]] = {
     ("x", "bias"): DY | DW,
     ("x", "weight"): DB,
 }
-"""An inward linear in 3d, where nothing that was gathered is kept."""
+"""An inward linear in 3d that keeps no gathered operand."""
 
 
 def test_no_collective_serves_what_is_frozen() -> None:
@@ -188,7 +188,7 @@ def test_no_collective_serves_what_is_frozen() -> None:
 
 
 def saved_elements(tensor: mesh.Tensor, frozen: Frozen) -> int:
-    """What an inward linear keeps for its backward."""
+    """Return what an inward linear keeps for its backward."""
     groups = Groups(Mesh(tensor=tensor))
     layer, x_at, _ = layers(groups, BATCH, SEQUENCE)["inward"]
     x, saved = numbers(x_at, groups, 0).requires_grad_("x" not in frozen), []

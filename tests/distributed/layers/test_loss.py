@@ -1,8 +1,8 @@
-"""The loss and the accuracy are torch's, over any shape, and never see the padding of the vocabulary.
+"""Loss and accuracy: equal to torch's for any shape, and independent of the vocabulary's padding.
 
-The reference is torch's own function over the whole row in one process. Float64 throughout but where stated: sums of at
-most some hundred terms, so right results differ by some 1e-15 of the largest; a term that is missing or counted twice
-changes them by 1e-3 and more.
+The reference is torch's own function over the full row in one process, in float64 unless stated otherwise. Sums have at
+most some hundred terms, so correct results differ by some 1e-15 of the largest. A missing or doubled term changes them
+by 1e-3 or more.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TOLERANCE = 1e-12
 
 
 class Case(NamedTuple):
-    """Logits [6, 6, vocab] or [36, vocab], `scale` large, some of their labels ignored."""
+    """Logits [6, 6, vocab] or [36, vocab] of size `scale`, with some labels ignored."""
 
     flat: bool
     vocab: int
@@ -46,7 +46,7 @@ class Case(NamedTuple):
     seed: int
 
     def numbers(self) -> tuple[Tensor, Tensor]:
-        """Logits and labels."""
+        """Return logits and labels."""
         generator = torch.Generator().manual_seed(self.seed)
         shape = (36,) if self.flat else (6, 6)
         logits = torch.randn((*shape, self.vocab), generator=generator) * self.scale
@@ -66,11 +66,11 @@ CASES = st.builds(
     seed=st.integers(0, 2**32),
 )
 THREE_D = LAYOUTS["cuboid-1-2-2-replicated"]
-"""The vocabulary is cut by y, then by z."""
+"""The vocabulary is sharded over y, then over z."""
 
 
 NEAR_1 = Case(False, 2, 30.0, 0.9, IGNORE_INDEX, 0.0, "mean", 83534)
-"""All labels that count have a probability near 1."""
+"""All counted labels have a probability near 1."""
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_the_loss_is_torchs(tensor: mesh.Tensor, cases: list[Case]) -> None:
 
 
 def compared(tensor: mesh.Tensor, cases: list[Case]) -> list[list[float]]:
-    """Of each case, how far loss, gradient of the logits and accuracy are off."""
+    """Return the errors of loss, gradient of the logits and accuracy for each case."""
     torch.set_default_dtype(torch.float64)
     groups = Groups(Mesh(tensor=tensor))
     return [[*_loss(groups, case), _accuracy(groups, case)] for case in cases]
@@ -103,20 +103,20 @@ def _loss(groups: Groups, case: Case) -> tuple[float, float]:
         full.flatten(0, -2), labels.flatten(), reduction=case.reduction, **options
     ).view(loss.shape)
     if case.reduction == "mean" and not (labels != case.ignore_index).any():
-        expected = full.sum() * 0  # torch: nan
+        expected = full.sum() * 0  # torch gives NaN
     grad = torch.rand(loss.shape, generator=torch.Generator().manual_seed(case.seed)) + 0.5
     loss.backward(grad)
     expected.backward(grad)
     assert stored.grad is not None
     assert full.grad is not None
-    # A gradient is (p - 1) * weight at the label: where p is near 1 it is small, and the rounding is still that of 1.
+    # A gradient is (p - 1) * weight at the label: if p is near 1 it is small, but rounds like 1.
     counted = int((labels != case.ignore_index).sum()) if case.reduction == "mean" else 1
     weight = grad.max().item() / max(counted, 1)
     return _off(loss, expected), _off(gather(stored.grad, at, groups)[..., : case.vocab], full.grad, weight)
 
 
 def _accuracy(groups: Groups, case: Case) -> float:
-    """Of rounded logits, so that the largest occurs several times."""
+    """Use rounded logits, so that the largest occurs several times."""
     logits, labels = case.numbers()
     logits = logits.div_(case.scale).round_()
     found = accuracy(groups, _stored(groups, logits)[0], labels, case.vocab, case.ignore_index)
@@ -126,7 +126,7 @@ def _accuracy(groups: Groups, case: Case) -> float:
 
 
 def _stored(groups: Groups, full: Tensor) -> tuple[Tensor, Placement]:
-    """This rank's piece, and where it lies; the columns of padding are the largest of all."""
+    """Return this rank's piece and its placement; the padding columns are the largest of all."""
     vocab = full.shape[-1]
     padding = full.new_full((*full.shape[:-1], divisors.vocabulary(vocab, groups.tensor).value - vocab), 2000.0)
     padded = torch.cat([full, padding], -1)
@@ -135,7 +135,7 @@ def _stored(groups: Groups, full: Tensor) -> tuple[Tensor, Placement]:
 
 
 def _off(a: Tensor, b: Tensor, least: float = 0.0) -> float:
-    """max|a - b| over the larger of max|b| and `least`; where both are zero, max|a|."""
+    """Return max|a - b| over the larger of max|b| and `least`, or max|a| if both are zero."""
     largest = max(b.detach().abs().max().item(), least)
     return (a - b).detach().abs().max().item() / (largest or 1.0)
 
@@ -158,11 +158,11 @@ def _with_padding(function: Any) -> Any:
     )
 
 
-# ---- what it does with other input ----
+# ---- other input ----
 
 
 def half_precision() -> tuple[torch.dtype, float]:
-    """The type of the loss of bfloat16 logits, and how far it is from the same numbers' in float64."""
+    """Return the dtype of the loss of bfloat16 logits, and its difference from the same numbers in float64."""
     groups = Groups(Mesh(tensor=LAYOUTS["1d-2"]))
     full = torch.randn(6, 6, 40, generator=torch.Generator().manual_seed(1)).bfloat16()
     labels = torch.arange(36).view(6, 6)
@@ -190,14 +190,14 @@ def refused(labels: list[int]) -> list[str]:
 
 @pytest.mark.parametrize("label", [17, -1, 1000])
 def test_a_label_outside_the_vocabulary_is_refused_on_every_rank(label: int) -> None:
-    """17 is the first column of padding."""
+    """17 is the first padding column."""
     for texts in on_ranks(2, refused, [0, 16, label, IGNORE_INDEX]):
         for text in texts:
             assert f"TEN222 outside-the-vocabulary: {label} among the labels" in text
             assert "17 entries, 0 to 16" in text
 
 
-# Of ring-2 and 1d-2, [2, 2, 17 or 9] is what a rank holds of [2, 4, 17] or [2, 2, 17].
+# On ring-2 and 1d-2, a rank holds [2, 2, 17 or 9] of [2, 4, 17] or [2, 2, 17].
 OF_OTHER_TOKENS = {"ring-2": ((2, 2, 17), (8,)), "1d-2": ((2, 2, 9), (2, 1))}
 
 
@@ -213,7 +213,9 @@ def refused_shapes(tensor: mesh.Tensor, logits: tuple[int, ...], labels: tuple[i
 
 @pytest.mark.parametrize("name", OF_OTHER_TOKENS)
 def test_labels_of_another_shape_are_refused(name: str) -> None:
-    """Flattened ones of a split sequence would each be cut to as many, of other tokens: a wrong loss, and no error."""
+    """Flattened labels of a split sequence would be sharded into equally many labels of other tokens: a wrong loss
+    without an error.
+    """
     logits, labels = OF_OTHER_TOKENS[name]
     for texts in on_ranks(2, refused_shapes, LAYOUTS[name], logits, labels):
         assert all(f"labels {labels} and" in text for text in texts)
@@ -264,11 +266,11 @@ def test_whatever_the_reduction_a_denominator_divides() -> None:
     assert on_ranks(2, given_denominator)[0] == pytest.approx([2 * one, 2 * one, one, one], rel=1e-6)
 
 
-# ---- what it sends ----
+# ---- traffic ----
 
 
 def sent(tensor: mesh.Tensor) -> list[int]:
-    """Elements: the mean of token losses, with smoothing, each of them, the accuracy; all with their backward."""
+    """Return elements with backward: mean loss, smoothed mean loss, token losses, and the accuracy."""
     groups = Groups(Mesh(tensor=tensor))
     stored = _stored(groups, torch.randn(6, 6, 17))[0].requires_grad_()
     labels, counts = torch.zeros(6, 6, dtype=torch.long), []
@@ -292,7 +294,7 @@ def test_what_is_sent(name: str) -> None:
     assert on_ranks(tensor.size, sent, tensor) == [[round(number) for number in expected]] * tensor.size
 
 
-# ---- what an accelerator runs where the vocabulary is whole ----
+# ---- an accelerator's code for a vocabulary that is not sharded ----
 
 
 @given(CASES, st.booleans())
@@ -330,7 +332,7 @@ def test_the_softmax_of_one_rank_alone_is_torch_s_loss(case: Case, indexed: bool
 
 @pytest.mark.parametrize("rows", [1, 5, 8, 9, 64])
 def test_a_softmax_of_bfloat16_makes_no_second_tensor_of_its_size(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch converts all of it first: 4 bytes a logit more, at the fullest moment of a step."""
+    """torch converts all of it first: 4 more bytes per logit, at the peak of a step."""
     monkeypatch.setattr(loss, "_MANY", 0)
     logits = torch.randn(rows, 40, generator=torch.Generator().manual_seed(1)).bfloat16()[:, :33]
     with LiveStorages() as storages:

@@ -1,8 +1,8 @@
-"""What layers hold is what dslpar.costs.memory says: elements of weights, and of what autograd saves; exactly.
+"""Memory of layers: elements of weights and of saved tensors equal dslpar.costs.memory exactly.
 
-Measured: the storages that autograd's saved tensors keep alive, each once, parameters left out, in elements of float64,
-in which all is computed here (statistics too: `wide` is as wide as the rest). Small constants, such as the empty states
-of attention's random numbers, have no elements of that type and are left out.
+The tests count storages that autograd's saved tensors keep alive, each once and without parameters, in elements of
+float64. Everything is computed in float64, statistics included (`wide` is as wide as the rest). Small constants, such
+as the empty states of attention's random numbers, have no elements of that dtype and are left out.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ ON_OUT_AND_UP = AdapterSizes(out=(Adapter(R, HIDDEN),), up=(Adapter(R, FFN),))
 
 
 class Case(NamedTuple):
-    """A layer, and what it is forecast to hold."""
+    """A layer, and its forecast memory."""
 
     layer: Callable[[Groups], torch.nn.Module]
     forecast: Callable[[mesh.Tensor], LayerMemory]
     features: int = 0
-    """Of an inner input; 0: the residual goes in."""
+    """Features of an inner input; 0: the input is the residual."""
 
 
 def divides(tensor: mesh.Tensor) -> bool:
-    """Whether half of the heads divide over the ranks that share them."""
+    """Return whether half of the heads divide over their ranks."""
     return HEADS // 2 % head_ranks(tensor) == 0
 
 
@@ -125,12 +125,12 @@ CASES: Mapping[str, Case] = {
         lambda tensor: costs.layer_memory(GPT2, tensor, TOKENS, ON_OUT_AND_UP),
     ),
 }
-if TORCH < (2, 5):  # its fused attention knows no groups of queries: keys and values are repeated, and kept
+if TORCH < (2, 5):  # its fused attention has no grouped queries: keys and values are repeated, and kept
     del CASES["attention, grouped"]
 
 
 def held_by(tensor: mesh.Tensor) -> dict[str, tuple[float, float, float]]:
-    """By case: elements of parameters, and elements that are saved; of those parameters, the trained ones."""
+    """Return by case the elements of parameters, the saved elements, and the trained parameters."""
     torch.set_default_dtype(torch.float64)
     groups, found = Groups(Mesh(tensor=tensor)), {}
     for name, case in CASES.items():
@@ -147,7 +147,7 @@ def held_by(tensor: mesh.Tensor) -> dict[str, tuple[float, float, float]]:
 
 
 def kept(tensor: mesh.Tensor) -> list[mesh.Tensor]:
-    """With every choice of the panels that live until the backward, where any are gathered at all."""
+    """Return every choice of panels that are kept until the backward, if any are gathered."""
     if tensor.q == tensor.z == 1 and (tensor.y == 1 or tensor.residual == "replicated"):
         return [tensor]
     return [replace(tensor, keep=keep) for keep in KEEPS]  # type: ignore[arg-type]
@@ -155,7 +155,7 @@ def kept(tensor: mesh.Tensor) -> list[mesh.Tensor]:
 
 @cache
 def held(name: str) -> list[dict[str, tuple[float, float, float]]]:
-    """What one rank of a layout holds, with every choice of what is kept."""
+    """Return the memory of one rank of a layout, for every choice of kept panels."""
     return on_last_ranks(held_by, kept(LAYOUTS[name]))
 
 
@@ -172,14 +172,14 @@ def test_layers_keep_the_memory_that_is_forecast(name: str) -> None:
 
 
 def test_a_wrong_memory_formula_is_detected() -> None:
-    """The comparison can fail: `both` and `none` differ in the square by panels of X and of W."""
+    """The comparison can fail: in the square, `both` and `none` differ by panels of X and of W."""
     found = dict(zip(KEEPS, held("2d-4"), strict=True))
     both, none = (found[keep]["inward"][1] for keep in ("both", "none"))
     assert both - none == TOKENS * HIDDEN / 4 + HIDDEN * FFN / 2
 
 
-# Elements saved by a block, in s b h / T (16: each activation once), for 12 h tokens: which is what makes the panels of
-# weights as large as 2 or 4 of these. A prototype had the same, and 0.3 to 0.5 more for statistics.
+# Elements saved by a block, in s b h / T (16: each activation once), for 12 h tokens, so that panels of weights are as
+# large as 2 or 4 of these. A prototype had the same, and 0.3 to 0.5 more for statistics.
 TABLE = {
     "1d-sequence-2": (18, 18, 16, 16),
     "2d-4": (20, 18, 18, 16),

@@ -1,4 +1,4 @@
-"""Tokens by sequence first in memory: within a block alone, and with few copies."""
+"""Memory layout of activations: sequence first inside a block, with few copies."""
 
 from __future__ import annotations
 
@@ -41,13 +41,15 @@ def test_products_keep_the_order_and_are_right(first: bool) -> None:
     torch.testing.assert_close(y, x @ weight.t() + bias, rtol=1e-14, atol=1e-14)
     assert memory_order.tokens(ordered).data_ptr() == ordered.data_ptr(), "a view"
     right = torch.einsum("bsn,bsk->nk", y_grad, x)
-    for grad in (y_grad, stored_grad):  # of operands that stand alike, and of those that do not
+    for grad in (y_grad, stored_grad):  # of operands with equal memory order, and with different ones
         a, b = memory_order.weight_factors(grad, ordered)
         torch.testing.assert_close(a @ b, right, rtol=1e-14, atol=1e-14)
 
 
 def _residuals() -> tuple[list[bool], list[bool], list[bool]]:
-    """Whether what leaves layers is contiguous: a linear inward, one outward, and a block, with its gradient."""
+    """Return whether layers' results are contiguous: an inward linear's, an outward one's, and a block's with its
+    gradient.
+    """
     tensor = LAYOUTS["1d-sequence-2"]
     groups = Groups(Mesh(tensor=tensor))
     x = torch.ones(placement.residual(tensor, MICRO, SEQUENCE, HIDDEN).local_shape, requires_grad=True)
@@ -72,8 +74,10 @@ def _clones(form: str) -> tuple[int, int]:
     return counts.forward.by_name["clone"], counts.backward.by_name["clone"]
 
 
-@pytest.mark.prove  # every time: test_device_counts.py
+@pytest.mark.prove  # `make test` has test_device_counts.py
 @pytest.mark.parametrize("form", ["GPT", "Llama"])
 def test_what_is_gathered_along_the_sequence_is_copied_once_and_as_a_piece(form: str) -> None:
-    """Attention's X and its output's dY, which norms and sums leave contiguous; no panel is, and nothing of an MLP."""
+    """These are attention's X and its output's dY, which norms and sums leave contiguous. No panel is copied, and no
+    MLP tensor.
+    """
     assert in_forks(_clones, [form]) == [(1, 1)]

@@ -1,7 +1,7 @@
-"""The proof can fail: each reduction left out, each order of cuts reversed, is seen, and by a wide margin.
+"""The proof can fail: leaving out a reduction or reversing a partition order shows by a wide margin.
 
-Thresholds are far above TOLERANCE (1e-12) and below what was measured (0.1 to 1), so no test hangs on its number.
-A mutation is made inside the ranks, which are processes of their own; nothing has to be undone.
+Thresholds are far above TOLERANCE (1e-12) and below the measured values (0.1 to 1), so no test depends on the exact
+number. A mutation is made inside the ranks, which are separate processes, so nothing has to be undone.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def depth_not_summed() -> None:
 
 
 def weight_rows_not_summed() -> None:
-    """dW: this rank's rows of its own partial product, in place of the sum over q."""
+    """dW: keep this rank's rows of its own partial product instead of the sum over q."""
 
     def start_reduce(self: gather_reduce.Sharding, partial: Any) -> Pending:
         if self.dim == 0 and partial.dim() == 2:
@@ -48,7 +48,7 @@ def weight_rows_not_summed() -> None:
 
 
 def input_gradient_not_summed() -> None:
-    """1d: Megatron's f without its all-reduce; the forward reduction of an outward linear stays."""
+    """1d: omit the all-reduce of Megatron's f; the forward reduction of an outward linear stays."""
 
     def backward(ctx: Any, *grads: Any) -> Any:
         ctx.sharding = replace(ctx.sharding, x=gather_reduce.Sharding(Axis(), None))
@@ -79,7 +79,7 @@ def w_gathered_again_in_another_order() -> None:
 
 
 def _roll_what_the_backward_gathers(operand: str) -> None:
-    """`keep`: what the backward gathers once more begins with the next rank's piece; the forward is right."""
+    """`keep`: the backward's second gather begins with the next rank's piece, while the forward is right."""
 
     class Rolled(gather_reduce.Sharding):
         def gather(self, stored: Any, **kwargs: Any) -> Any:
@@ -100,7 +100,7 @@ def _roll_what_the_backward_gathers(operand: str) -> None:
 
 
 def gradient_of_joined_output_summed() -> None:
-    """`gather_output`: the backward of a gather whose ranks would go on differently."""
+    """`gather_output`: use the backward of a gather whose ranks would continue differently."""
     gather_reduce.collectives.gather_from_group = collectives.all_gather_autograd
 
 
@@ -110,13 +110,13 @@ def output_joined_slowest_first() -> None:
 
 
 def blocks_cut_as_one() -> None:
-    """q, k and v: the rows of all three in one row of pieces; the vector's too, so that it fits."""
+    """q, k and v: shard the rows of all three as one, and the vector's too, so that it fits."""
     for name in ("inward_weight", "inner_vector"):
         _change_placement(name, lambda right: replace(right, blocks=()))
 
 
 def heads_exchanged_as_one() -> None:
-    """Ulysses: the heads of q, k and v in one row, cut over the ranks."""
+    """Ulysses: shard the heads of q, k and v as one."""
 
     def ulysses(q: Any, k: Any, v: Any, axis: Axis, attend: context_attention.Attend) -> Any:
         qkv = collectives.all_to_all_autograd(torch.cat([q, k, v], dim=1), axis, split_dim=1, concat_dim=2)
@@ -141,7 +141,7 @@ def ring_sees_the_future() -> None:
 
 
 def zigzag_taken_for_pieces() -> None:
-    """Blocks as if each rank stored neighbouring tokens."""
+    """Choose blocks as if each rank stored neighbouring tokens."""
     original = context_attention.RingOptions.stored_by
     context_attention.RingOptions.stored_by = lambda self, index, length: original(
         self._replace(zigzag=False), index, length
@@ -149,14 +149,14 @@ def zigzag_taken_for_pieces() -> None:
 
 
 def ring_masks_its_own_keys_alone() -> None:
-    """The padding of this rank's tokens for the keys of every other rank."""
+    """Use the padding of this rank's tokens for the keys of every other rank."""
     _change_masks(
         lambda how, block: how._replace(mask=how.mask.roll(block.keys.first - how.axis.index * block.keys.length, 1))
     )
 
 
 def ring_forgets_documents() -> None:
-    """Documents for padding alone."""
+    """Treat documents like padding."""
     _change_masks(lambda how, block: how._replace(mask=how.mask.bool().int()))
 
 
@@ -166,7 +166,7 @@ def _change_masks(change: Callable[[context_attention.RingOptions, Block], conte
 
 
 def groups_of_distant_heads() -> None:
-    """Query i with key i % G, where it is i // (A / G)."""
+    """Pair query i with key i % G instead of i // (A / G)."""
 
     def fused(q: Any, k: Any, v: Any, *how: Any) -> Any:
         repeats = q.shape[1] // k.shape[1]
@@ -188,7 +188,7 @@ def positions_counted_from_each_piece() -> None:
 
 
 def positions_of_the_first_piece() -> None:
-    """The position table: every rank takes the rows that the first one should."""
+    """Position table: every rank takes the first rank's rows."""
 
     def take_tokens(full: Any, dim: int, tensor: Any, coord: Mapping[str, int], letters: placement.Letters) -> Any:
         return placement.take_tokens(full, dim, tensor, dict.fromkeys(coord, 0), letters)
@@ -206,7 +206,7 @@ def smoothing_left_out_of_the_gradient() -> None:
 
 
 def norm_s_gradient_of_its_own_features() -> None:
-    """The two sums of a cut norm's backward over this rank's features alone."""
+    """Take the two sums of a sharded norm's backward over this rank's features alone."""
 
     def backward(ctx: Any, *grads: Any) -> Any:
         norm.collectives = _Changed(collectives, start_all_reduce_=lambda x, axis: Pending(x))
@@ -217,7 +217,7 @@ def norm_s_gradient_of_its_own_features() -> None:
 
 
 class _Changed:
-    """A module with some names changed, for one other module that uses it."""
+    """A module with some names changed, for a single module that uses it."""
 
     def __init__(self, module: Any, **names: Any) -> None:
         self.__dict__.update(vars(module) | names)
@@ -274,7 +274,7 @@ MUTATIONS = (
     (norm_s_gradient_of_its_own_features, "2d-4-keep-x", "norm"),
     (norm_s_gradient_of_its_own_features, "2d-4-keep-x", "rms_norm"),
 )
-"""What is changed, and the smallest layout and case in which it matters."""
+"""Mutations, each with the smallest layout and case in which it matters."""
 LAID_OUT = LAYOUTS | kept(["2d-4", "1d-sequence-2"]) | {"cuboid-1-2-2-hidden": Tensor(y=2, z=2, residual="hidden")}
 
 
@@ -282,7 +282,7 @@ def mutated(mutate: Mutation, tensor: mesh.Tensor, case: str) -> dict[str, float
     mutate()
     try:
         return errors(tensor, case)
-    except AssertionError as error:  # copies that differ are a way to be found out as well
+    except AssertionError as error:  # different copies are a detection, too
         return {str(error): float("inf")}
 
 
@@ -294,14 +294,14 @@ def test_a_mutation_is_detected(mutate: Mutation, layout: str, case: str) -> Non
 
 
 def test_without_the_reduction_the_loss_of_the_first_step_is_still_exact() -> None:
-    """Why gradients are compared, and not losses."""
+    """This is why gradients are compared, and not losses."""
     found = on_ranks(2, mutated, vectors_not_summed_quietly, LAYOUTS["1d-sequence-2"], "gpt_tied")[0]
     assert found["gpt_tied: loss"] <= TOLERANCE
     assert max(found.values()) > 1e-2
 
 
 def vectors_not_summed_quietly() -> None:
-    """As `vectors_not_summed`, with the check that copies are equal left out too."""
+    """Like `vectors_not_summed`, but without the check that copies are equal."""
     from tests.distributed.layers import cases
 
     vectors_not_summed()

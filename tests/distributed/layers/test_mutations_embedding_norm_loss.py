@@ -1,6 +1,6 @@
-"""The comparison with dense norms, tables, heads, losses and conversions can fail: each mistake is seen, by far.
+"""The comparison with dense norms, tables, heads, losses and conversions can fail, by a wide margin.
 
-As in test_mutations.py: thresholds are far above the proof's tolerance (1e-12), and below what was measured.
+As in test_mutations.py, thresholds are far above the proof's tolerance (1e-12) and below the measured values.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.support.ranks import on_ranks
 
 FEATURES = Tensor(z=2, mode="cuboid")
 TWICE = Tensor(y=2, z=2, mode="cuboid", residual="hidden")
-"""Features of the residual are cut by z, then by y."""
+"""Features of the residual are sharded over z, then over y."""
 
 
 def gathered_slowest_first() -> None:
@@ -82,7 +82,7 @@ def mutated(mutate: Any, tensor: Tensor, case: str) -> dict[str, float]:
     mutate()
     try:
         return errors(tensor, case)
-    except AssertionError as error:  # copies that differ are a way to be found out as well
+    except AssertionError as error:  # different copies are a detection, too
         return {str(error): float("inf")}
 
 

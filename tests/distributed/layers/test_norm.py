@@ -1,6 +1,6 @@
-"""Norms in float32 and bfloat16, where cut: what is lost is rounding, as in torch's own; and frozen, they send less.
+"""Sharded norms in float32 and bfloat16: they lose no more than torch's rounding, and send less if frozen.
 
-Float64, and all gradients: tests/distributed/layers/cases/embedding_norm_loss.py.
+tests/distributed/layers/cases/embedding_norm_loss.py compares float64 and all gradients.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ CUT = Cuboid(z=2, mode="cuboid")
 
 
 def normed(mean: float, dtype: torch.dtype) -> list[float]:
-    """How far either norm and its input's gradient are from torch's in float64: features of this mean, spread 1."""
+    """Return the errors of either norm and its input's gradient against torch in float64: features of this mean, spread
+    1.
+    """
     groups = Groups(Mesh(tensor=CUT))
     generator = torch.Generator().manual_seed(1)
     full = (torch.randn(4, 6, 64, generator=generator) + mean).to(dtype)
@@ -51,16 +53,17 @@ def _errors(groups: Groups, layer: Any, full: Tensor, grad: Tensor, reference: T
 
 
 def test_statistics_of_bfloat16_are_not_in_bfloat16() -> None:
-    """The result is rounded once, to a relative 2^-8; with statistics in bfloat16 the mean alone would be as far off
-    as the spread of the features is."""
+    """The result is rounded once, to a relative 2^-8. With bfloat16 statistics, the mean alone would be off by the
+    spread of the features.
+    """
     for errors in on_ranks(2, normed, 8.0, torch.bfloat16):
         assert max(errors) <= 2**-8
 
 
 def test_a_large_mean_cancels_nothing() -> None:
-    """Float32, mean 1000, spread 1: E[x^2] - E[x]^2 would lose 6e-8 * 1e6, a sixteenth, of the variance.
+    """With float32, mean 1000 and spread 1, E[x^2] - E[x]^2 would lose 6e-8 * 1e6, a sixteenth, of the variance.
 
-    What is left is x - mean, exact to 1000 * 6e-8; RMSNorm subtracts nothing, and is as good as float32.
+    x - mean is exact to 1000 * 6e-8. RMSNorm subtracts nothing, and is as exact as float32.
     """
     for errors in on_ranks(2, normed, 1000.0, torch.float32):
         assert max(errors[:2]) < 2e-4  # LayerNorm
@@ -68,7 +71,7 @@ def test_a_large_mean_cancels_nothing() -> None:
 
 
 def sent() -> list[dict[Any, int]]:
-    """Calls in the backward of either norm, of an input that needs a gradient, and of one that needs none."""
+    """Return calls in either norm's backward, for an input that needs a gradient, and one that does not."""
     groups = Groups(Mesh(tensor=CUT))
     counts = []
     for needed in (True, False):

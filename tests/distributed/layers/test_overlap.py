@@ -1,4 +1,4 @@
-"""Products in parts, whose collectives run under them: the same numbers, and nothing exposed but one kind of sum."""
+"""Products in parts with overlapped collectives: equal numbers, and only one kind of sum stays exposed."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ BOTH = {
     f"{residual}-{inner}": mesh.Tensor(y=2, z=2, mode="cuboid", residual=residual, inner=inner)
     for residual, inner in product(RESIDUALS, INNERS)
 }
-"""X is gathered and Y reduced: every way to cut them."""
+"""X is gathered and Y reduced, in every sharding."""
 OF_THREE = {
     "hidden-3": mesh.Tensor(y=3, mode="cuboid", residual="hidden"),
     "heads-3": mesh.Tensor(z=3, mode="cuboid"),
     "hidden-heads-6": mesh.Tensor(y=2, z=3, mode="cuboid", residual="hidden"),
 }
-"""Rings of features that have a direction, of blocks too."""
+"""Rings of features, which have a direction, also with blocks."""
 ALL = CUT | BOTH | OF_THREE | kept(["2d-4", "3d-8", "1d-sequence-3"])
 
 
 def differences(tensor: mesh.Tensor) -> dict[str, float]:
-    """Of output and gradients of inward, outward and blocks, with 2 and 3 dims: in parts, and at once."""
+    """Compare output and gradients in parts and at once: inward, outward and block products, 2 and 3 dims."""
     torch.set_default_dtype(torch.float64)
     found = {}
     ways = [layers_of(replace(tensor, comm_overlap=in_parts)) for in_parts in (True, False)]
@@ -68,7 +68,7 @@ def layers_of(tensor: mesh.Tensor) -> dict[str, list[Tensor]]:
 
 
 def sequence_first(x: Tensor) -> Tensor:
-    """X, with its sequence the slowest in memory, if it has one."""
+    """Return X with its sequence as the slowest dim in memory, if it has one."""
     return x.transpose(0, 1).contiguous().transpose(0, 1) if x.dim() == 3 else x
 
 
@@ -79,7 +79,7 @@ def test_parts_are_the_whole(name: str) -> None:
 
 
 def rounding(tensor: mesh.Tensor) -> float:
-    """Of Y in bfloat16, whose features are gathered around a ring: the error's spread over that of one product."""
+    """Return the error spread of Y in bfloat16, gathered around a ring by features, over that of a single product."""
     layer, x_at, _ = layers(Groups(Mesh(tensor=tensor)), BATCH, SEQUENCE)["inward"]
     generator = torch.Generator().manual_seed(1)
     x, panel = (torch.randn(shape, generator=generator) for shape in (x_at.shape, (FFN, HIDDEN)))
@@ -90,16 +90,16 @@ def rounding(tensor: mesh.Tensor) -> float:
 
 
 def test_in_half_precision_y_is_rounded_once_a_piece() -> None:
-    """A sum of 3 pieces is rounded 3 times, first where it is smaller: less than the root of 3 times as far."""
+    """A sum of 3 pieces is rounded 3 times, first when it is smaller: less than the root of 3 times the error."""
     found = on_ranks(3, rounding, OF_THREE["hidden-3"])
     assert all(1 < ratio < 3**0.5 for ratio in found), found
 
 
-# ---- what is exposed ----
+# ---- exposed collectives ----
 
 
 def exposed_of_products(tensor: mesh.Tensor) -> dict[str, tuple[int, int]]:
-    """Of an inward and an outward product, and of blocks, how many collectives no product hides, and of how many."""
+    """Return (exposed, all) collectives of an inward and an outward product, and of blocks."""
     groups, found = Groups(Mesh(tensor=replace(tensor, comm_overlap=True))), {}
     for name, (layer, x_at, _) in layers(groups, BATCH, SEQUENCE).items():
         x, panel = torch.ones(x_at.local_shape), layer.sharding.w.gather(layer.weight.detach())
@@ -124,7 +124,7 @@ def test_of_copies_there_is_nothing_to_gather_and_the_product_is_whole() -> None
 
 
 def peaks(tensor: mesh.Tensor) -> dict[str, tuple[int, int]]:
-    """The most bytes that a linear's forward has made, and its backward."""
+    """Return the peak bytes that a linear's forward makes, and its backward."""
     groups, found = Groups(Mesh(tensor=tensor)), {}
     for name, (layer, x_at, _) in layers(groups, 16, 64).items():
         layer.keep_memory_order()
@@ -140,7 +140,7 @@ def peaks(tensor: mesh.Tensor) -> dict[str, tuple[int, int]]:
 
 
 def test_parts_take_no_more_memory_than_the_whole() -> None:
-    """But for X, which has a place among its pieces as well."""
+    """X is an exception, since it also has a place among its pieces."""
     names = ("1d-sequence-4", "2d-4", "3d-8", "cuboid-2-3-2")
     whole = on_last_ranks(peaks, [LAYOUTS[name] for name in names])
     in_parts = on_last_ranks(peaks, [replace(LAYOUTS[name], comm_overlap=True) for name in names])
@@ -153,7 +153,7 @@ LLAMA = Form(norm="rmsnorm", activation="swiglu", rotary=Rotary(), num_kv_heads=
 
 
 def exposed(tensor: mesh.Tensor) -> tuple[int, int]:
-    """Collectives of a block, forward and backward, under which no product runs; and all of them."""
+    """Return (exposed, all) collectives of a block, forward and backward."""
     groups = Groups(Mesh(tensor=tensor))
     block = Block(groups, 64, 8, form=LLAMA)
     initialize(block, groups, seed=1)

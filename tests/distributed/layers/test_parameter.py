@@ -1,4 +1,4 @@
-"""What a layer is made of: its parameters keep their placements, and a wrong size or option is refused at once."""
+"""Parameters of layers: they keep their placements, and invalid sizes and options are refused at once."""
 
 from __future__ import annotations
 
@@ -66,7 +66,9 @@ def gradient_of_a_copy() -> tuple[float, ...]:
 
 
 def test_gradients_of_a_copy_are_whole() -> None:
-    """Six tokens over both ranks; without its placement a rank's bias would have the gradient of its own three."""
+    """Six tokens are split over both ranks. Without its placement, a rank's bias would have the gradient of its own
+    three.
+    """
     assert on_ranks(2, gradient_of_a_copy) == [(6.0,) * 8] * 2
 
 

@@ -30,9 +30,9 @@ from tests.support.layouts import EACH_MODE, LAYOUTS
 from tests.support.ranks import on_ranks
 
 CHANNELS, PATCH, SIDE = 3, 2, 6
-"""Nine patches, so ten tokens: both ranks of a layout that cuts sequences have five."""
+"""Nine patches, so ten tokens: both ranks of a layout that shards sequences have five."""
 MODES = sorted({*EACH_MODE} - {"ring-2-zigzag", "ring-2-1d-2"})
-"""All but those that cut a sequence in four, which no square number of patches and one token fills."""
+"""All modes but those that shard a sequence in four, which a square number of patches and one token never fill."""
 
 
 def class_token(groups: Groups, bias: bool) -> Found:

@@ -45,7 +45,7 @@ COLOSSALAI = re.findall(
     split_forward_gather_backward gather_forward_split_backward reduce_grad reduce_input
     """,
 )
-"""What its packages of layers, losses and metrics export."""
+"""Exports of ColossalAI's packages of layers, losses and metrics."""
 LIBAI = re.findall(
     r"\w+",
     """
@@ -57,12 +57,12 @@ LIBAI = re.findall(
 
 
 def section(title: str) -> str:
-    """The text below a heading."""
+    """Return the text below a heading."""
     return re.split(rf"^## {title}$", TEXT, flags=re.MULTILINE)[1].split("\n## ")[0]
 
 
 def rows(title: str) -> list[list[str]]:
-    """The cells of the tables of a section, without their heads."""
+    """Return the cells of a section's tables, without the table heads."""
     lines = [line for line in section(title).splitlines() if line.startswith("|")]
     heads = {index - 1 for index, line in enumerate(lines) if line.startswith("|---")}
     table = [line for index, line in enumerate(lines) if index not in heads and not line.startswith("|---")]
@@ -70,7 +70,7 @@ def rows(title: str) -> list[list[str]]:
 
 
 def spans(text: str) -> list[str]:
-    """What stands between backticks."""
+    """Return the texts between backticks."""
     return re.findall(r"`([^`]+)`", text)
 
 
@@ -78,7 +78,7 @@ def spans(text: str) -> list[str]:
 
 
 def executed(blocks: list[str]) -> float:
-    """One after the other, as of one program; its loss."""
+    """Run code blocks one after the other as one program, and return its loss."""
     names: dict[str, Any] = {}
     exec("\n".join(blocks), names)
     loss: torch.Tensor = names["loss"]
@@ -122,7 +122,7 @@ def test_every_colossalai_and_libai_name_is_mapped(title: str, names: list[str])
 
 
 def calls() -> Iterator[tuple[str, ast.expr]]:
-    """What the right side of a table says to write, and signatures in the table of layers."""
+    """Yield the code on the right side of a table, and signatures in the table of layers."""
     for title, column in (("The layers", 0), ("Coming from ColossalAI", 1), ("Coming from LiBai", 1)):
         for row in rows(title):
             for span in spans(row[column]):
@@ -140,7 +140,7 @@ PLAIN = {"gather_output", "max_norm", "scale_grad_by_freq", "is_decoder", "apply
 
 
 def found(span: str, node: ast.expr) -> Any:
-    """The object that a name means: of dslpar.layers, of torch.nn, or with its module."""
+    """Return the object that a name means: in dslpar.layers, in torch.nn, or with its module."""
     *path, name = ast.unparse(node).split(".")
     module = importlib.import_module(".".join(path) or "dslpar.layers")
     assert hasattr(module, name), f"{span}: no {name} in {module.__name__}"
@@ -148,7 +148,7 @@ def found(span: str, node: ast.expr) -> Any:
 
 
 def checked(span: str, node: ast.expr) -> None:
-    """Raises AssertionError where a name does not exist, or a call gives arguments that are not taken."""
+    """Raise AssertionError if a name does not exist, or a call has unknown arguments."""
     if isinstance(node, ast.Call):
         if ast.unparse(node.func) in ("forward", "groups.axis"):
             return

@@ -1,6 +1,6 @@
-"""Rotary positions: known rotations, what they are for, and what they must not depend on.
+"""Rotary positions: known rotations, their purpose, and what they must not depend on.
 
-That they are right where ranks hold pieces of a sequence is in the proof (cases attention_rotary, block_llama).
+The proof compares them on sharded sequences (cases attention_rotary, block_llama).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def test_values_are_copied_beside_rotated_heads() -> None:
 
 
 def kept(layer: Attention) -> int:
-    """Elements of distinct storages that wait for the backward, tables of positions and weights apart."""
+    """Return the elements of distinct storages that are kept for the backward, without position tables and weights."""
     storages: dict[int, Tensor] = {}
 
     def keep(x: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ def kept(layer: Attention) -> int:
 def test_rotated_positions_keep_no_activation() -> None:
     groups = Groups(Mesh())
     plain, rotated = Attention(groups, 16, 2), Attention(groups, 16, 2, rotary=Rotary())
-    assert kept(rotated) == kept(plain) == 5 * 2 * 8 * 16 + 2 * 8 * 2  # input, q, k, v, output; a log-sum-exp a head
+    assert kept(rotated) == kept(plain) == 5 * 2 * 8 * 16 + 2 * 8 * 2  # input, q, k, v, output; a log-sum-exp per head
 
 
 def test_products_depend_on_distances_alone() -> None:
@@ -96,7 +96,7 @@ def test_gradient() -> None:
     [(torch.float32, 1e-6), (torch.bfloat16, 2**-7), (torch.float16, 2**-10)],
 )
 def test_far_positions_keep_the_precision_of_the_type(dtype: torch.dtype, tolerance: float) -> None:
-    """Elements below 4, rounded once: 4 * 2^-9 in bfloat16. With angles in float32, position 10^6 is off by 0.03."""
+    """Elements below 4 are rounded once: 4 * 2^-9 in bfloat16. With float32 angles, position 10^6 is off by 0.03."""
     x = heads(1, 4, 1, 8, dtype=dtype).clamp(-2, 2)
     y, exact = Rotary()(x, 10**6), Rotary()(x.double(), 10**6)
     assert y.dtype == dtype
@@ -111,7 +111,7 @@ def test_only_tables_are_kept_for_the_backward() -> None:
 
 
 def test_a_model_holds_no_table() -> None:
-    """Nothing to save, to cut or to cast; a copy of a layer that has run computes the same."""
+    """There is nothing to save, shard or cast, and a copy of a layer that has run computes the same."""
     groups = Groups(Mesh())
     layer = Attention(groups, 16, 2, rotary=Rotary())
     initialize(layer, groups, seed=1)

@@ -1,4 +1,4 @@
-"""What a rank holds and sees of an MLP: facts/shapes.json."""
+"""Local shapes of an MLP's weights and activations, against facts/shapes.json."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TENSORS = {
 
 
 def held(tensor: Tensor) -> tuple[list[int], list[int], list[int]]:
-    """Shapes of the input and of the output, elements of each weight, on this rank."""
+    """Return shapes of input and output, and elements of each weight, on this rank."""
     groups = Groups(Mesh(tensor=tensor))
     mlp = MLP(groups, 256, 1024)
     x = torch.zeros(placement.residual(tensor, 16, 32, 256).local_shape)

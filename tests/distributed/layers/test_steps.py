@@ -1,14 +1,14 @@
-"""Every layer, and GPT, in every mode after three steps of an optimizer: float32 against the dense ones in float64.
+"""Every layer, and GPT, in every mode after three optimizer steps: float32 against dense float64.
 
-A step is where a gradient that differs between copies, or that is scaled wrongly, would part the weights: copies are
-compared to the bit. Each parameter's rate follows its size and gradient, so all move visibly, by a hundredth of their
-size at least (AdamW: a thousandth): with any step left out, or any gradient, the error is that movement.
+In a step, a gradient that differs between copies, or has a wrong scale, makes weights diverge. So copies are compared
+bitwise. Each parameter's rate follows its size and gradient, so all move visibly, by at least a hundredth of their size
+(AdamW: a thousandth). If a step or a gradient is missing, the error is that movement.
 
-TOLERANCE is 1e-6: float32 rounds by 6e-8, sums here have some hundred terms, whose rounding adds up like a random walk
-to some 1e-7 of the largest; weights move by a tenth of their size, so they take on less of it than outputs do. AdamW
-divides by the root of the second moment, and so would make a step of the noise of gradients that are small (a key
-bias's is 0); its eps is therefore a hundredth of the parameter's largest gradient, and its rate a thousandth of the
-weight's size: noise of 1e-6 in a gradient becomes 1e-7 of the weight.
+TOLERANCE is 1e-6. float32 rounds by 6e-8, and sums here have some hundred terms, whose rounding adds up like a random
+walk to some 1e-7 of the largest. Weights move by a tenth of their size, so they take on less of it than outputs. AdamW
+divides by the root of the second moment, and so would turn the noise of small gradients into steps (a key bias's
+gradient is 0). Its eps is therefore a hundredth of the parameter's largest gradient, and its rate a thousandth of the
+weight's size. Then noise of 1e-6 in a gradient becomes 1e-7 of the weight.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TOLERANCE = 1e-6
 
 
 def sgd(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-    """With momentum: three steps then move a weight by about a tenth of its size."""
+    """SGD with momentum: three steps move a weight by about a tenth of its size."""
     rated = [{**group, "lr": 0.02 * group["weight_size"] / group["gradient_size"]} for group in groups]
     return torch.optim.SGD(rated, momentum=0.9)
 
@@ -44,9 +44,9 @@ def adamw(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
 
 OPTIMIZERS: dict[str, Callable[..., Any]] = {"sgd": sgd, "adamw": adamw}
 LEAST = {"sgd": 1e-2, "adamw": 1e-3}
-"""The least that every weight moves, of its size."""
+"""The smallest movement of every weight, relative to its size."""
 BY_ADAMW = {"1d, replicated", "2d", "2.5d", "ulysses"}
-"""Modes that the default run takes AdamW in; SGD in the others."""
+"""Modes with AdamW in the default run; the others use SGD."""
 
 
 def assert_near(tensor: Tensor, optimizer: str, *cases: str) -> None:
@@ -61,7 +61,7 @@ def assert_near(tensor: Tensor, optimizer: str, *cases: str) -> None:
 
 
 EACH_TIME = {"1d-2", "1d-sequence-2", "ulysses-2", "ring-2-zigzag", "ring-3-1d-sequence-2", "hybrid-4", "3d-8"}
-"""Rows by which the kill matrix saw a mutant die first; `make prove` runs all."""
+"""Rows that killed a mutant first in the kill matrix; `make prove` runs all."""
 
 
 @pytest.mark.parametrize("name", sampled(STEPS, EACH_TIME))
@@ -72,7 +72,7 @@ def test_layers_after_steps_equal_dense_ones(name: str) -> None:
 @pytest.mark.prove
 @pytest.mark.parametrize(("name", "optimizer"), list(zip(KINDS, cycle(OPTIMIZERS), strict=False)))
 def test_all_layers_after_steps_equal_dense_ones(name: str, optimizer: str) -> None:
-    """SGD and AdamW in turn."""
+    """SGD and AdamW take turns."""
     assert_near(LAYOUTS[name], optimizer)
 
 
@@ -85,7 +85,7 @@ def test_the_sample_has_every_case_and_every_mode() -> None:
 
 
 class _Lazy(torch.optim.SGD):
-    """Leaves out its last step where it is the layer's, in float32."""
+    """Omits its last step if it is the layer's, in float32."""
 
     calls = 0
 
@@ -105,7 +105,7 @@ def test_a_step_too_few_is_detected() -> None:
 
 
 def unequal(tensor: Tensor) -> dict[str, float]:
-    """The second rank has a hundredth more of a gradient that should be equal on both."""
+    """The second rank has one percent more of a gradient that should be equal on both."""
     scaled = 1.01 if torch.distributed.get_rank() == 1 else 1.0
 
     def scaling(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:

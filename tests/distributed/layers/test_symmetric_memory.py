@@ -1,6 +1,6 @@
-"""Products whose tokens come through symmetric memory: the numbers of those that wait, on torch's stand-ins for CPUs.
+"""Products over symmetric memory, on torch's CPU stand-ins: equal to products that wait for their tokens.
 
-That devices give the same is `make gpu`'s to show, where there are several.
+`make gpu` checks the same on devices, if there are several.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FUSED = {
     "q-2-sequence-2": mesh.Tensor(q=2, y=2, mode="cuboid", residual="sequence"),
 }
 GATHERED = {"sequence-batch": LAYOUTS["cuboid-1-2-2-sequence-batch"], "3d-8": LAYOUTS["3d-8"]}
-"""A forward gathers X and reduces Y: by halves, in rings. A backward gathers dY alone."""
+"""A forward gathers X and reduces Y: in halves, or in rings. A backward only gathers dY."""
 IN_RINGS = {
     "1d-2": LAYOUTS["1d-2"],
     "hidden-2": mesh.Tensor(y=2, mode="cuboid", residual="hidden"),

@@ -1,9 +1,9 @@
-"""Every public layer against torch's own, with options at other values than their defaults, through the orders of use.
+"""Every public layer against its torch counterpart, with non-default options, in every order of use.
 
-One process, float64. A row is a layer and what torch has for it: a module, and by which of torch's names the layer's
-weights go. Each row is taken through every order of building, loading, initializing, training, copying and saving, and
-both must then give the same output, and the same gradient of the input and of every weight. Tables of other layouts
-are in cases/, whose references are functions; here the reference is torch's module, and so are its defaults.
+The tests run in one process, in float64. A row is a layer, its torch module, and torch's names of the layer's weights.
+Each row goes through every order of building, loading, initializing, training, copying and saving. Both must then give
+the same output, and the same gradients of the input and of every weight. Other layouts are in cases/, with functions as
+references. Here the reference is torch's module with its defaults.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ class Row(NamedTuple):
     ours: Callable[[Groups], nn.Module]
     torchs: Callable[[], nn.Module]
     names: Names = MappingProxyType({})
-    """Our name of a weight, and torch's, where that is another."""
+    """dslpar's name of a weight -> torch's, if they differ."""
     x: Callable[[], Tensor] = lambda: numbers((BATCH, S, H), 1)
     forward: Mapping[str, Any] = MappingProxyType({})
-    """What ours is called with, beside the input."""
+    """Arguments of dslpar's forward in addition to the input."""
 
 
 # ---- torch's modules ----
@@ -83,7 +83,7 @@ class Add(nn.Module):
 
 
 class Scale(nn.Module):
-    """torch's own of LayerScale's form, as torchvision's ConvNeXt has it."""
+    """LayerScale in torch, as in torchvision's ConvNeXt."""
 
     def __init__(self, bias: bool) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class OverTokens(nn.Linear):
 
 
 class Patches(nn.Module):
-    """ViT's embedding of patches, as torchvision has it: a Conv2d, then the token before it."""
+    """ViT's patch embedding as in torchvision: a Conv2d, with the class token before the patches."""
 
     def __init__(self, bias: bool, class_token: bool) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class Patches(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """torch's MultiheadAttention of one input, batch first, with a mask of who sees whom."""
+    """torch's MultiheadAttention on one input, batch first, with an attention mask."""
 
     def __init__(self, bias: bool = True, seen: Tensor | None = None, padding: Tensor | None = None) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ class SelfAttention(nn.Module):
 
 
 class Grouped(nn.Module):
-    """Grouped queries with rotary positions, of torch's Linear and attention; pairs are complex, as in Llama."""
+    """Grouped queries with rotary positions, from torch's Linear and attention; pairs are complex, as in Llama."""
 
     def __init__(self, theta: float) -> None:
         super().__init__()
@@ -164,7 +164,7 @@ class Gated(nn.Module):
 
 
 class Tokens(nn.Embedding):
-    """torch's Embedding, and with a residual its table as a head."""
+    """torch's Embedding; with a residual, its table is the head."""
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.linear(x, self.weight) if x.is_floating_point() else super().forward(x)
@@ -298,7 +298,7 @@ OTHERS = {
     "Init", "Form", "Rotary", "Placement", "Layer", "IGNORE_INDEX", "Linear1D", "Linear2D", "Linear2p5D", "Linear3D",
     "gather", "initialize", "mark_owners", "normal", "parameter", "placement_of",
 }  # fmt: skip
-"""What is public and no layer of its own, or `Linear` under another name."""
+"""Public names that are no layer, or `Linear` under another name."""
 FUNCTIONS = {
     "accuracy", "cross_entropy", "first_token", "from_inner", "from_residual", "mean_of_tokens", "to_inner",
     "to_residual",
@@ -320,7 +320,7 @@ class Pair(NamedTuple):
         return self.row.ours(self.groups)
 
     def state(self) -> dict[str, Tensor]:
-        """The weights of torch's, under our names."""
+        """Return torch's weights under dslpar's names."""
         theirs = dict(self.torchs.named_parameters())
         named = {name: theirs[self.row.names.get(name, name)] for name, _ in self.ours.named_parameters()}
         return {
@@ -329,7 +329,7 @@ class Pair(NamedTuple):
         }
 
     def trained(self) -> Pair:
-        """Both after a step."""
+        """Return both after a step."""
         for module in (self.ours, self.torchs):
             for p in module.parameters():
                 p.grad = None
@@ -347,7 +347,7 @@ def load(pair: Pair, module: nn.Module, **how: bool) -> Pair:
 
 
 def in_a_run(pair: Pair, seed: int = 1) -> Pair:
-    """As an engine initializes what a program has built."""
+    """Initialize as an engine does after a program has built the layer."""
     initialize_built(pair.ours, pair.groups, seed, "model.")
     return pair
 
@@ -358,7 +358,7 @@ def initialized(pair: Pair, module: nn.Module, **how: bool) -> nn.Module:
 
 
 def saved(pair: Pair) -> Pair:
-    """Its state, from a file, in a new layer."""
+    """Load its state from a file into a new layer."""
     file = io.BytesIO()
     torch.save(pair.ours.state_dict(), file)
     module = pair.new()
@@ -371,7 +371,7 @@ def copied(pair: Pair) -> Pair:
 
 
 def by_hand(pair: Pair) -> Pair:
-    """Weights written through p.data."""
+    """Write the weights through p.data."""
     module = pair.new()
     for (name, p), value in zip(module.named_parameters(), pair.state().values(), strict=True):
         assert name in pair.state()
@@ -380,7 +380,7 @@ def by_hand(pair: Pair) -> Pair:
 
 
 def moved(pair: Pair) -> Pair:
-    """Built on meta, with memory later."""
+    """Build on the meta device, and allocate memory later."""
     return pair._replace(ours=pair.new().to("meta").to_empty(device="cpu"))
 
 
@@ -406,7 +406,7 @@ ORDERS: dict[str, Callable[[Pair], Pair]] = {
 
 
 def compare(pair: Pair) -> None:
-    """Output, and gradients of the input and of every weight."""
+    """Compare the output, and gradients of the input and of every weight."""
     x, other = pair.row.x(), pair.row.x()
     if x.is_floating_point():
         x.requires_grad_(), other.requires_grad_()
@@ -419,7 +419,7 @@ def compare(pair: Pair) -> None:
     y.backward(grad)
     expected.backward(grad)
     if x.is_floating_point():
-        # A layer of images gives their pixels no gradient unless asked: both were.
+        # a layer of images gives its pixels a gradient only on request: both were requested
         assert_equal(x.grad, other.grad, "gradient of the input")
     theirs = dict(pair.torchs.named_parameters())
     ours = dict(pair.ours.named_parameters())
@@ -473,7 +473,7 @@ def test_the_table_has_every_public_layer() -> None:
 
 
 def test_grouped_rotary_attention_is_torchs() -> None:
-    """Heads of two features: one pair, and each head of keys serves two of queries."""
+    """Heads have two features, which is one pair, and each key head serves two query heads."""
     groups, theirs = Groups(Mesh()), Grouped(100.0)
     ours = Attention(groups, H, 4, num_kv_heads=2, rotary=Rotary(100.0), bias=False)
     weights = {"qkv.weight": torch.cat([theirs.q.weight, theirs.kv.weight]), "out.weight": theirs.out.weight}

@@ -1,6 +1,6 @@
-"""What layers send is what dslpar.costs.traffic says they send: counted, and equal, by collective and axis.
+"""Traffic of layers: counts by collective and axis equal dslpar.costs.traffic.
 
-Both are exact numbers: there is no tolerance. Sizes are the proof's, so every layout divides them.
+Both numbers are exact, so there is no tolerance. Sizes are the proof's, which every layout divides.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ TOKENS = BATCH * SEQUENCE
 
 
 class Case(NamedTuple):
-    """A layer, what goes in, and what it is forecast to send."""
+    """A layer, its input, and its forecast traffic."""
 
     layer: Callable[[Groups], Callable[..., torch.Tensor]]
     x: Callable[[mesh.Tensor], torch.Tensor]
@@ -57,34 +57,34 @@ class Case(NamedTuple):
 
 
 def residual(tensor: mesh.Tensor) -> torch.Tensor:
-    """The stored residual, of BATCH, SEQUENCE, HIDDEN."""
+    """Return the stored residual of [BATCH, SEQUENCE, HIDDEN]."""
     return torch.zeros(placement.residual(tensor, BATCH, SEQUENCE, HIDDEN).local_shape, requires_grad=True)
 
 
 def inner(tensor: mesh.Tensor) -> torch.Tensor:
-    """An inner activation of FFN features."""
+    """Return an inner activation of FFN features."""
     return torch.zeros(placement.inner(tensor, BATCH, SEQUENCE, FFN).local_shape, requires_grad=True)
 
 
 def ids(tensor: mesh.Tensor) -> torch.Tensor:
-    """Of the whole micro-batch."""
+    """Return the ids of the whole micro-batch."""
     return tokens()[0]
 
 
 def model(**fields: object) -> GPT:
-    """A GPT of two layers."""
+    """Return a GPT of two layers."""
     sizes = dict(num_layers=2, hidden_size=HIDDEN, num_heads=HEADS, ffn_hidden_size=FFN, vocab_size=VOCAB)
     return GPT(**sizes, max_seq_len=SEQUENCE + 4, **fields)  # type: ignore[arg-type]
 
 
 def llama(tensor: mesh.Tensor) -> dict[str, object]:
-    """The fields that make Llama's layers of GPT's."""
+    """Return the fields that turn GPT's layers into Llama's."""
     other = dict(norm="rmsnorm", activation="swiglu", positions="rotary", bias=False, tie_embeddings=False)
     return other | {"num_kv_heads": kv_heads(tensor)}
 
 
 def kv_heads(tensor: mesh.Tensor) -> int:
-    """The fewest heads of keys and values that the layout can share."""
+    """Return the smallest number of key heads that the layout can share out."""
     return head_ranks(tensor)
 
 
@@ -217,7 +217,7 @@ CASES: Mapping[str, Case] = {
 
 
 def sent_by(tensor: mesh.Tensor) -> dict[str, tuple[Traffic, Traffic]]:
-    """Forward and backward of every case, on this rank."""
+    """Return the forward and backward traffic of every case on this rank."""
     groups, counts = Groups(Mesh(tensor=tensor)), {}
     for name, case in CASES.items():
         layer, x = case.layer(groups), case.x(tensor)
@@ -232,7 +232,7 @@ def sent_by(tensor: mesh.Tensor) -> dict[str, tuple[Traffic, Traffic]]:
 
 
 def differences(tensor: mesh.Tensor, counts: Mapping[str, tuple[Traffic, Traffic]]) -> list[str]:
-    """Where what a rank sent is not what is forecast."""
+    """Return differences between a rank's traffic and the forecast."""
     forecast = {name: case.forecast(tensor) for name, case in CASES.items()}
     return [
         f"{name} in {tensor}: sent {counts[name]}, forecast {passes}"
@@ -243,12 +243,12 @@ def differences(tensor: mesh.Tensor, counts: Mapping[str, tuple[Traffic, Traffic
 
 @cache
 def counted(name: str) -> list[dict[str, tuple[Traffic, Traffic]]]:
-    """What one rank of a layout sends, with every choice of what is kept."""
+    """Return the traffic of one rank of a layout, for every choice of kept panels."""
     return on_last_ranks(sent_by, kept(LAYOUTS[name]))
 
 
 def kept(tensor: mesh.Tensor) -> list[mesh.Tensor]:
-    """With every choice of the panels that live until the backward, where any are gathered at all."""
+    """Return every choice of panels that are kept until the backward, if any are gathered."""
     if tensor.q == tensor.z == 1 and (tensor.y == 1 or tensor.residual == "replicated"):
         return [tensor]
     return [replace(tensor, keep=keep) for keep in KEEPS]  # type: ignore[arg-type]
@@ -274,7 +274,7 @@ def test_real_ranks_send_the_same(name: str) -> None:
 
 
 def test_a_term_left_out_is_detected() -> None:
-    """The comparison can fail: by another formula, and by another layer."""
+    """The comparison can fail: with another formula, and with another layer."""
     keep_x, counts = LAYOUTS["2d-4"], counted("2d-4")[KEEPS.index("x")]
     assert keep_x.keep == "x"
     assert differences(keep_x, counts) == []
@@ -283,7 +283,7 @@ def test_a_term_left_out_is_detected() -> None:
 
 
 def calls_of_a_block(tensor: mesh.Tensor) -> dict[str, int]:
-    """How often a block calls each collective, forward and backward."""
+    """Return how often a block calls each collective, forward and backward."""
     groups = Groups(Mesh(tensor=tensor))
     block = Block(groups, HIDDEN, HEADS, ffn_hidden_size=FFN)
     initialize(block, groups, seed=1)
@@ -300,7 +300,7 @@ def calls_of_a_block(tensor: mesh.Tensor) -> dict[str, int]:
     [
         ("1d-2", {"all_reduce": 4}),  # Megatron's two forward and two backward; vectors need none
         ("1d-sequence-2", {"all_gather": 4, "reduce_scatter": 4, "all_reduce": 1}),  # one for all residual vectors
-        ("2.5d-3-depth-3", {"all_reduce": 4 + 1}),  # one a weight; all vectors, residual and inner, are summed over d
+        ("2.5d-3-depth-3", {"all_reduce": 4 + 1}),  # one per weight; all vectors, residual and inner, are summed over d
         ("ulysses-2", {"all_reduce": 4 + 1, "all_to_all": 4}),
     ],
 )

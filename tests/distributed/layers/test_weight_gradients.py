@@ -1,7 +1,7 @@
-"""A backward in two parts, B and W, against the one that computes all: every gradient, in every mode.
+"""Split backward (B and W) against the unsplit one: every gradient, in every mode.
 
-Both do the same sums in the same order, so gradients are equal to the bit; but for a table that is looked up and is the
-head too, whose part of B is added before that of W, where the unsplit backward adds them first: CLOSE.
+Both do the same sums in the same order, so gradients are bitwise equal. The exception is a tied table: B's part is
+added before W's, whereas the unsplit backward first adds the two (CLOSE).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ FORMS = {
 
 
 class Model(nn.Module):
-    """A small GPT-2, whose head is its token table, or Llama; to the loss of ids, and perhaps recomputed."""
+    """A small GPT-2 with a tied head, or Llama; from ids to the loss, perhaps with recomputation."""
 
     def __init__(self, groups: Groups, form: str, recomputed: bool) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ def unsplit(loss: Loss, batches: Sequence[Tensor]) -> None:
 
 
 def split(loss: Loss, batches: Sequence[Tensor], lag: int) -> None:
-    """A forward ahead, and W `lag` micro-batches behind B, as on a rank of a pipeline."""
+    """Run forwards ahead, and W `lag` micro-batches behind B, as on a rank of a pipeline."""
     ahead: list[Tensor] = []
     waiting: list[WeightGradients] = []
     for index in range(len(batches) + 1):
@@ -119,7 +119,7 @@ Errors = dict[str, float]
 
 
 def differences(groups: Groups, module: nn.Module, loss: Loss, batches: Sequence[Tensor], lag: int) -> Errors:
-    """Of every parameter's gradient, split and not; -1: equal to the bit."""
+    """Compare every parameter's gradient with and without the split; -1 means bitwise equal."""
     found = {}
     for run in (unsplit, partial(split, lag=lag)):
         module.zero_grad()
@@ -183,7 +183,7 @@ def test_gradients_of_a_split_backward_are_those_of_one(name: str) -> None:
 
 
 def of_one_less(tensor: mesh.Tensor) -> Errors:
-    """One product of all is lost: the last of the first backward, which puts 9 aside."""
+    """Lose a single product: the last one of the first backward, which delays 9."""
     original_put, seen = WeightGradients.put, []
 
     def put(self: WeightGradients, weight: Tensor, start: Any) -> None:
@@ -202,11 +202,11 @@ def test_a_lost_product_is_detected() -> None:
         assert [name for name, error in found.items() if error > 1e-2] == ["blocks.0.attention.qkv.weight"]
 
 
-# ---- weights and what they need ----
+# ---- weights and their needs ----
 
 
 class Twice(nn.Module):
-    """The same MLP twice, an adapter on a linear that learns too, and a frozen linear."""
+    """The same MLP twice, an adapter on a trained linear, and a frozen linear."""
 
     def __init__(self, groups: Groups) -> None:
         super().__init__()
@@ -221,14 +221,14 @@ class Twice(nn.Module):
 
 
 def residuals(groups: Groups, count: int) -> list[Tensor]:
-    """Inputs, which need no gradient."""
+    """Return inputs, which need no gradient."""
     generator = torch.Generator().manual_seed(groups.rank)
     shape = placement.residual(groups.tensor, BATCH, SEQUENCE, HIDDEN).local_shape
     return [torch.randn(shape, generator=generator) for _ in range(count)]
 
 
 def of_weights_used_twice(tensor: mesh.Tensor) -> tuple[list[str], Errors, dict[str, dict[str, int]]]:
-    """Whose gradients wait, in order; differences; and how often hooks run, in B and in W."""
+    """Return the delayed gradients in order, the differences, and the number of hooks in B and in W."""
     torch.set_default_dtype(torch.float64)
     groups = Groups(Mesh(tensor=tensor))
     module = Twice(groups)
@@ -257,7 +257,7 @@ def of_weights_used_twice(tensor: mesh.Tensor) -> tuple[list[str], Errors, dict[
     waiting, during = [names[weight] for weight, _ in aside._waiting], "W"
     assert len(aside) == len(waiting)
     aside.accumulate()
-    aside.accumulate()  # of nothing: nothing
+    aside.accumulate()  # without products it does nothing
     return waiting, errors, counts
 
 
@@ -322,7 +322,7 @@ def test_outside_nothing_is_split() -> None:
 
 
 def test_a_backward_in_a_thread_of_its_own_is_split() -> None:
-    """As autograd's is on an accelerator."""
+    """As autograd's thread on an accelerator."""
     layer, x = a_linear()
     aside = WeightGradients()
     with splitting():
@@ -336,7 +336,7 @@ def test_a_backward_in_a_thread_of_its_own_is_split() -> None:
 
 
 def test_a_weight_that_is_computed_stays_in_b() -> None:
-    """There is no leaf to add its gradient to later."""
+    """There is no leaf to which its gradient could be added later."""
     layer, x = a_linear()
     leaf = torch.ones(FFN, HIDDEN, requires_grad=True)
     aside = WeightGradients()
@@ -348,11 +348,11 @@ def test_a_weight_that_is_computed_stays_in_b() -> None:
     assert torch.equal(leaf.grad, torch.full_like(leaf, 2 * BATCH * SEQUENCE))
 
 
-# ---- what is held ----
+# ---- memory ----
 
 
 def held(tensor: mesh.Tensor) -> float:
-    """Elements that a block holds from B to W, in s b h / T; without those of weights."""
+    """Return the elements that a block holds from B to W without weights, in s b h / T."""
     torch.set_default_dtype(torch.float64)
     groups, hidden = Groups(Mesh(tensor=tensor)), 48
     block = Block(groups, hidden, 12)
@@ -370,18 +370,20 @@ def held(tensor: mesh.Tensor) -> float:
 
 
 HELD = {"one": 16, "1d-2": 20, "1d-sequence-2": 20, "2d-4": 20, "2d-4-keep-none": 18}
-"""dY of qkv, out, up and down: 9; their X: 7. More where a panel is on several ranks. As the prototype found."""
+"""9 for dY of qkv, out, up and down, 7 for their X, and more if a panel is on several ranks. The prototype had the
+same.
+"""
 
 
 def test_what_waits_holds_operands_alone() -> None:
     assert on_last_ranks(held, [ALL[name] for name in HELD]) == [*HELD.values()]
 
 
-# ---- what runs under the reduction of dX ----
+# ---- products under the reduction of dX ----
 
 
 def events(tensor: mesh.Tensor) -> tuple[list[str], list[int]]:
-    """Of a block's split backward with one that waits; and how many then wait: of the older one, of this one."""
+    """Return the events of a block's split backward beside a waiting one, and the products left of both."""
     groups = Groups(Mesh(tensor=tensor))
     block = Block(groups, HIDDEN, QUERY_HEADS, ffn_hidden_size=FFN)
     initialize(block, groups, seed=1)
@@ -416,7 +418,7 @@ def events(tensor: mesh.Tensor) -> tuple[list[str], list[int]]:
 
 
 def test_an_older_product_runs_under_each_reduction_of_dx() -> None:
-    """1d: of the two inward linears; of the two outward ones nothing is reduced, and nothing is computed early."""
+    """1d: under those of the two inward linears. The two outward ones reduce nothing, and compute nothing early."""
     after = ["product"]  # in `accumulate`
     for log, counts in on_ranks(2, events, LAYOUTS["1d-2"]):
         assert log == 2 * ["start", "product", "wait"] + after
@@ -427,7 +429,7 @@ def test_an_older_product_runs_under_each_reduction_of_dx() -> None:
 
 
 def exposed(tensor: mesh.Tensor) -> dict[str, int]:
-    """Collectives of a block's backward under which no product runs: of one, of B and W by what `older` is at hand."""
+    """Return exposed collectives of a block's backward: unsplit, and of B and W with and without `older` products."""
     groups = Groups(Mesh(tensor=tensor))
     block = Block(groups, 64, 8, form=replace(FORMS["llama"], num_kv_heads=4))
     initialize(block, groups, seed=1)
@@ -453,7 +455,7 @@ def exposed(tensor: mesh.Tensor) -> dict[str, int]:
     with splitting(waiting):
         y.backward(torch.ones_like(y))
     found = {"one": counts.exposed, "nothing": backward(WeightGradients()), "itself": backward(own, own)}
-    with count_kernels() as counts:  # what W of `waiting` alone exposes is not of this backward
+    with count_kernels() as counts:  # collectives that W of `waiting` alone exposes do not belong to this backward
         waiting_alone = WeightGradients()
         waiting_alone._waiting.extend(waiting._waiting)
         waiting_alone.accumulate()
@@ -467,5 +469,5 @@ def test_a_split_backward_hides_no_less() -> None:
     found = dict(zip(NAMES, on_last_ranks(exposed, [(LAYOUTS | ALL)[name] for name in NAMES]), strict=True))
     for name, each in found.items():
         assert max(each["an older one"], each["itself"]) <= each["one"], (name, each)
-    for name in ("1d-2", "1d-sequence-4", "2d-4"):  # it can fail: with nothing at hand, both reductions of dX
+    for name in ("1d-2", "1d-sequence-4", "2d-4"):  # it can fail: both reductions of dX are exposed
         assert found[name]["nothing"] == found[name]["one"] + 2, (name, found[name])

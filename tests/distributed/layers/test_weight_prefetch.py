@@ -1,7 +1,8 @@
-"""Weights that are gathered ahead, and their gradients that come late: the same bits, whatever happens between.
+"""Prefetched weights and delayed gradients: bitwise equal, whatever happens in between.
 
-Each case trains two models of the same weights for a few rounds, one of which prefetches. Weights change between rounds
-through `.data`, as DeepSpeed's steps do, which torch does not count: a panel that outlived its round would be seen.
+Each case trains two models with the same weights for a few rounds, and one of them prefetches. Weights change between
+rounds through `.data`, as in DeepSpeed's steps, which torch does not count. So a panel that outlived its round would be
+seen.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ from tests.support.ranks import on_ranks
 from tests.support.sampling import sampled
 
 ROUNDS = 3
-"""In the first one no order is known yet."""
+"""In the first round no order is known yet."""
 
 Scenario = Callable[[nn.Module, Sequence[Tensor]], None]
 
 
-# ---- what happens in a round ----
+# ---- scenarios of a round ----
 
 
 def one_by_one(module: nn.Module, batches: Sequence[Tensor]) -> None:
@@ -52,7 +53,7 @@ def one_by_one(module: nn.Module, batches: Sequence[Tensor]) -> None:
 
 
 def in_flight(module: nn.Module, batches: Sequence[Tensor]) -> None:
-    """As on a first stage of a pipeline, whose backwards come while other micro-batches are under way."""
+    """Run as on a pipeline's first stage, whose backwards come while other micro-batches are in flight."""
     ahead = [module(batches[0]), module(batches[1])]
     ahead.pop(0).backward()
     ahead.append(module(batches[2]))
@@ -67,7 +68,7 @@ def retained(module: nn.Module, batches: Sequence[Tensor]) -> None:
 
 
 def of_inputs_alone(module: nn.Module, batches: Sequence[Tensor]) -> None:
-    """Of a graph that stays, first the gradients of vectors alone: a matrix's gradient is made, and nobody takes it."""
+    """In a retained graph, first take only the vectors' gradients: a matrix's gradient is made, and nobody takes it."""
     loss = module(batches[0])
     torch.autograd.grad(loss, [p for p in module.parameters() if p.dim() == 1], retain_graph=True)
     loss.backward()
@@ -80,7 +81,7 @@ def evaluated_between(module: nn.Module, batches: Sequence[Tensor]) -> None:
 
 
 def changed_by_hook(module: nn.Module, batches: Sequence[Tensor]) -> None:
-    """A weight changes after it was gathered ahead."""
+    """Change a weight after its prefetch."""
 
     def change(linear: Any, inputs: Any) -> None:
         with torch.no_grad():
@@ -91,7 +92,7 @@ def changed_by_hook(module: nn.Module, batches: Sequence[Tensor]) -> None:
 
 
 def replaced_by_hook(module: nn.Module, batches: Sequence[Tensor]) -> None:
-    """Another tensor takes the weight's place after it was gathered ahead."""
+    """Replace a weight by another tensor after its prefetch."""
 
     def change(linear: Any, inputs: Any) -> None:
         linear.weight.data = linear.weight.data * 1.5
@@ -120,7 +121,7 @@ def fail(*_: Any) -> None:
 
 
 def another_way(module: nn.Module, batches: Sequence[Tensor]) -> None:
-    """Micro-batches go through other layers than the ones before them."""
+    """Send micro-batches through other layers than the ones before them."""
     blocks = module.blocks
     for index, batch in enumerate(batches):
         module.blocks = blocks[: index % 2 + 1]
@@ -137,7 +138,7 @@ def hooked(hook: Any) -> Iterator[None]:
 
 
 class ByParts(Model):
-    """With the MLP and the loss, and the head in it, by parts of the tokens."""
+    """Computes the MLP and the loss with its head in parts of the tokens."""
 
     def __init__(self, groups: Groups, form: str, recomputed: bool) -> None:
         super().__init__(groups, form, recomputed)
@@ -154,7 +155,7 @@ class ByParts(Model):
 
 
 class Reentrant(Model):
-    """Recomputed by torch's reentrant checkpoint, whose backward runs another one within."""
+    """Recomputes by torch's reentrant checkpoint, whose backward runs another one inside."""
 
     def forward(self, ids: Tensor) -> Tensor:
         x = self.positions(self.tokens(ids))
@@ -164,7 +165,7 @@ class Reentrant(Model):
 
 
 class Adapted(Model):
-    """With adapters on frozen linears, a linear that is frozen alone, and the rest learning."""
+    """Has adapters on frozen linears, a frozen linear, and trained others."""
 
     def __init__(self, groups: Groups, form: str, recomputed: bool) -> None:
         super().__init__(groups, form, recomputed)
@@ -201,7 +202,7 @@ CASES: dict[str, tuple[Make, Scenario]] = {
 
 
 def rounds(module: nn.Module, scenario: Scenario, batches: Sequence[Tensor]) -> list[Tensor]:
-    """Return the gradients of each round, after which weights have changed."""
+    """Return the gradients of each round; weights change after each."""
     found = []
     for _ in range(ROUNDS):
         module.zero_grad()
@@ -214,7 +215,7 @@ def rounds(module: nn.Module, scenario: Scenario, batches: Sequence[Tensor]) -> 
 
 
 def of_cases(tensor: mesh.Tensor, cases: Sequence[str]) -> dict[str, tuple[bool, int, int]]:
-    """By case: whether all is equal to the bit, gradients of how many rounds, and how many panels came ahead."""
+    """Return by case whether all is bitwise equal, the number of rounds with gradients, and of prefetched panels."""
     torch.set_default_dtype(torch.float64)
     groups = Groups(Mesh(tensor=replace(tensor, comm_overlap=True)))
     generator = torch.Generator().manual_seed(3)
@@ -240,7 +241,7 @@ def of_cases(tensor: mesh.Tensor, cases: Sequence[str]) -> dict[str, tuple[bool,
 
 
 def _check_switches(module: nn.Module, used: list[bool], batches: Sequence[Tensor]) -> None:
-    """A copy prefetches by itself; nothing does after it was switched off."""
+    """Check that a copy prefetches by itself, and that nothing does once switched off."""
     twin = copy.deepcopy(module)
     before = len(used)
     one_by_one(twin, batches)
@@ -259,17 +260,17 @@ OF_FOUR = {
     "2.5d-4-depth-2": mesh.Tensor(d=2, q=2, mode="2.5d", residual="hidden"),
     "cuboid-2-1-2": mesh.Tensor(q=2, z=2, mode="cuboid", residual="hidden", inner="batch", keep="none"),
 }
-"""What 2.5d and 3d have beside 2d, on fewer ranks."""
+"""Features of 2.5d and 3d beyond 2d, on fewer ranks."""
 LARGE = {name: LAYOUTS[name] for name in ("2.5d-8-depth-2", "3d-8", "cuboid-2-3-2")}
 OF_TWO = {"cuboid-2-1-1": mesh.Tensor(q=2, mode="cuboid")}
-"""Weights in pieces over q alone, whose cases take a third of the time."""
+"""Weights sharded over q alone, whose cases take a third of the time."""
 ALL = kept(["2d-4"]) | OF_FOUR | LARGE | OF_TWO
 
 WHOLE = tuple(OF_TWO)
 
 
 def runs() -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield layouts with cases, none so many that ranks which share two cores take more than some minutes."""
+    """Yield layouts with cases, so few that ranks on two cores take at most some minutes."""
     for name in ALL:
         cases = tuple(CASES) if name in WHOLE else FEW
         yield from [(name, cases[::2]), (name, cases[1::2])] if name in (*WHOLE, *LARGE) else [(name, cases)]
@@ -277,7 +278,7 @@ def runs() -> Iterator[tuple[str, tuple[str, ...]]]:
 
 RUNS = list(runs())
 DAILY = [run for run in RUNS if run[0] in OF_TWO][-1:]
-"""The half of the cases that takes two ranks less time; 2d is trained, each time, by
+"""The half of the cases that takes two ranks less time. 2d is always trained by
 tests/distributed/engine/test_weight_prefetch.py.
 """
 
@@ -290,10 +291,10 @@ def test_bits_are_the_same(name: str, cases: tuple[str, ...]) -> None:
         assert not [case for case, (_, _, ahead) in found.items() if not ahead]
 
 
-# ---- what runs under what ----
+# ---- overlap ----
 
 FLAT = mesh.Tensor(q=2, mode="cuboid", comm_overlap=True)
-"""Weights in pieces over q, and nothing else that is sent."""
+"""Weights sharded over q, without other traffic."""
 WIDTH = 40
 PANEL = (WIDTH, WIDTH)
 
@@ -321,7 +322,7 @@ def chain(tensor: mesh.Tensor, count: int) -> tuple[Chain, Tensor]:
 
 @contextmanager
 def logged(log: list[str], names: dict[int, str]) -> Iterator[None]:
-    """Log what begins and is waited for: of a weight by its name, of a gradient by the order of their products."""
+    """Log starts and waits: of a weight by its name, of a gradient by the order of products."""
     gather, reduce = collectives.start_all_gather, collectives.start_reduce_scatter
     count = iter(range(10**6))
 
@@ -343,7 +344,7 @@ def logged(log: list[str], names: dict[int, str]) -> Iterator[None]:
 
 
 def events(tensor: mesh.Tensor) -> tuple[list[str], list[str]]:
-    """Of a forward and a backward of three linears, when their order is known."""
+    """Return the events of a forward and a backward of three linears with known order."""
     module, x = chain(tensor, 3)
     module(x).sum().backward()
     names = {linear.weight.data_ptr(): str(index) for index, linear in enumerate(module.layers)}
@@ -361,7 +362,7 @@ def events(tensor: mesh.Tensor) -> tuple[list[str], list[str]]:
 
 def test_collectives_run_under_the_products_of_others() -> None:
     ((forward, backward),) = on_last_ranks(events, [FLAT])
-    first = ["start W1", "dgrad", "wait W1", "start W2", "dgrad", "wait W2", "dgrad"]  # the log's name of any product
+    first = ["start W1", "dgrad", "wait W1", "start W2", "dgrad", "wait W2", "dgrad"]  # the log calls any product so
     assert forward == first
     assert backward == [
         *["dgrad", "start W1", "wgrad", "start dW0"],
@@ -371,7 +372,7 @@ def test_collectives_run_under_the_products_of_others() -> None:
 
 
 def late_gradients(tensor: mesh.Tensor) -> list[bool]:
-    """Of each late gradient, whether autograd has brought its stand-in a gradient as well."""
+    """Return for each late gradient whether autograd also gave its stand-in a gradient."""
     seen: list[bool] = []
     original = late_gradient._StandIn.backward
 
@@ -387,12 +388,14 @@ def late_gradients(tensor: mesh.Tensor) -> list[bool]:
 
 
 def test_a_stand_in_gets_a_gradient() -> None:
-    """By which torch before 2.6 knows its device: else it would run on the caller's thread, beside a GPU's."""
+    """torch before 2.6 takes its device from it: otherwise it would run on the caller's thread, beside a GPU's."""
     assert on_last_ranks(late_gradients, [FLAT]) == [[True, True]]
 
 
 def without_dx(tensor: mesh.Tensor) -> tuple[list[str], bool]:
-    """Of the backward of three linears whose input needs no gradient; whether a reduction is still referred to."""
+    """Return the events of a backward of three linears whose input needs no gradient, and whether a reduction is still
+    referenced.
+    """
     module, x = chain(tensor, 3)
     x = x.detach()
     module(x).sum().backward()
@@ -405,14 +408,14 @@ def without_dx(tensor: mesh.Tensor) -> tuple[list[str], bool]:
 
 
 def test_a_linear_without_dx_goes_on_with_the_sum_of_the_one_before() -> None:
-    """The first one's product, of dW alone, has the sum over d of the second's to run under it."""
+    """The first linear's product, for dW alone, hides the second's sum over d."""
     ((log, left),) = on_last_ranks(without_dx, [FLAT])
     assert log[-4:] == ["wait dW1", "wgrad", "start dW2", "wait dW2"]
     assert not left
 
 
 def exposed(tensor: mesh.Tensor) -> list[int]:
-    """Collectives under which no product runs, of one block and of two, each without prefetch and with it."""
+    """Return exposed collectives of one block and of two, each without and with prefetch."""
     groups, found = Groups(Mesh(tensor=tensor)), []
     for count in (1, 2):
         blocks = nn.Sequential(*(Block(groups, 64, 8) for _ in range(count)))
@@ -428,27 +431,27 @@ def exposed(tensor: mesh.Tensor) -> list[int]:
 
 
 def test_what_is_sent_for_weights_runs_under_products() -> None:
-    """The block that comes second is one in the middle of a model; the ends are the first's.
+    """The second block is like one in the middle of a model; the ends belong to the first.
 
-    Of those that are left there, four are norms' statistics, the others sums of vectors' gradients, which an engine has
-    once a step.
+    Of its exposed collectives, four are norms' statistics. The others are sums of vectors' gradients, which an engine
+    does once per step.
     """
     sizes = [replace(LAYOUTS[name], comm_overlap=True) for name in ("2d-4", "3d-8")]
     assert on_last_ranks(exposed, sizes) == [[17, 8, 2 * 17, 8 + 5], [18, 9, 2 * 18, 9 + 6]]
 
 
-# ---- what memory they take ----
+# ---- memory ----
 
 
 class _Panels(LiveStorages):
-    """The most panels of weights that were alive at a product."""
+    """Records the largest number of live panels of weights at a product."""
 
     most = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = super().__torch_dispatch__(func, types, args, kwargs)
         size = 4 * WIDTH * WIDTH
-        self.bytes()  # forgets those that are gone
+        self.bytes()  # forgets those that are freed
         self.most = max(self.most, sum(nbytes == size for _, nbytes in self._alive.values()))
         return result
 
@@ -474,7 +477,7 @@ def panels(tensor: mesh.Tensor) -> dict[str, int]:
 
 
 def test_two_panels_are_the_most() -> None:
-    """In a backward W makes room for dW, or for the next W."""
+    """In a backward, W makes room for dW, or for the next W."""
     (found,) = on_last_ranks(panels, [FLAT])
     assert found == {
         "forward, False": 1,
@@ -486,7 +489,7 @@ def test_two_panels_are_the_most() -> None:
     }
 
 
-# ---- only where it is asked for ----
+# ---- only on request ----
 
 
 def prefetching(tensor: mesh.Tensor) -> bool:

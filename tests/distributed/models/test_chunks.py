@@ -1,4 +1,4 @@
-"""Several chunks of a model on each rank, however the model is given, against plain torch in one process."""
+"""Several chunks of a model per rank, for every kind of model, against plain torch in one process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SPLIT = INTERLEAVED.replace("interleaved", "zero_bubble")
 
 
 def deep() -> nn.Sequential:
-    """Seven layers over four stages, the first of which may have nothing to train."""
+    """Seven layers on four stages; the first stage may have nothing to train."""
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Tanh(), nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16), nn.Linear(16, 4)
@@ -68,14 +68,14 @@ def assert_trained(ranks: list[Any], kind: str, micro_size: int) -> None:
     ],
 )
 def test_modules_over_chunks_and_replicas_are_one_process(tmp_path: Path, how: str, schedule: str) -> None:
-    """Two ranks of two stages each, two replicas: fp32 to 1e-6. What num_chunks asks for, the config need not say."""
+    """Two ranks of two stages each, with two replicas: fp32 to 1e-6. num_chunks makes the config's key unnecessary."""
     path = written(tmp_path, PIPE_DATA + schedule + CONFIG.format(2))
     ranks = on_ranks(4, _trained, path, how, init="deepspeed")
     assert_trained(ranks, "zero_bubble" if "zero" in schedule else "interleaved", 4)
 
 
 def test_a_stage_without_parameters_is_one_of_several(tmp_path: Path) -> None:
-    """Stage 0 is a Tanh alone, whose output needs no gradient; its rank trains stage 2."""
+    """Stage 0 is only a Tanh, whose output needs no gradient; its rank trains stage 2."""
     cut = PIPE.replace("pipeline=2", "pipeline=dict(size=2, counts=[1, 2, 2, 2])")
     path = written(tmp_path, cut + INTERLEAVED + CONFIG.format(4))
     assert_trained(on_ranks(2, _trained, path, "Sequential", init="deepspeed"), "interleaved", 4)
@@ -90,7 +90,7 @@ LAYERS_CFG = [
 
 
 def _layers_cfg(path: str) -> Any:
-    """Weights before the first step, then rows and weights."""
+    """Return losses with norms, the final weights, and the weights before the first step."""
     engine, *_ = dslpar.initialize(path, optimizer=sgd, train_data=[points(0)])
     first = {name: p.detach().clone() for name, p in engine.named_parameters()}
     return *steps_of(engine), first
@@ -98,7 +98,7 @@ def _layers_cfg(path: str) -> Any:
 
 @pytest.mark.parametrize("schedule", [INTERLEAVED, SPLIT])
 def test_layers_of_a_config_over_chunks(tmp_path: Path, schedule: str) -> None:
-    """They are drawn as in one process; and torch's have nothing to defer, so that 'zero_bubble' runs unsplit."""
+    """They are drawn as in one process. torch's layers can defer nothing, so 'zero_bubble' runs unsplit."""
     text = PIPE + schedule + CONFIG.format(4) + f"model = dict(type='Sequential', layers_cfg={LAYERS_CFG})\n"
     ranks = on_ranks(2, _layers_cfg, written(tmp_path, text), init="deepspeed")
     module = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 4))

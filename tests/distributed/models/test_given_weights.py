@@ -1,4 +1,4 @@
-"""Weights that a program gives to layers of dslpar.layers before `dslpar.initialize`: kept, or refused."""
+"""Weights that a program sets in dslpar.layers before `dslpar.initialize`: kept, or refused."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ SEED = 1234
 
 
 def network(groups: Groups) -> nn.Sequential:
-    """Four layers, so that a pipeline has two a stage."""
+    """Return four layers, two per stage of a pipeline."""
     return nn.Sequential(
         LayerNorm(groups, 8), Linear(groups, 8, 12, role="inward"), nn.GELU(), Linear(groups, 12, 8, role="outward")
     )
 
 
 def plain() -> nn.Sequential:
-    """The same of torch, every weight random: no zeros that a lost bias would have, too."""
+    """Return the same in torch with random weights everywhere: no zeros that a lost bias would have, too."""
     torch.manual_seed(0)
     module = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 12), nn.GELU(), nn.Linear(12, 8))
     with torch.no_grad():
@@ -45,7 +45,7 @@ def batch(step: int) -> tuple[Tensor, Tensor]:
 
 
 def without_ranks(steps: int) -> tuple[list[float], State]:
-    """Losses and weights of plain torch; "3.bias" is frozen."""
+    """Return losses and weights of plain torch; "3.bias" is frozen."""
     module = plain()
     module[3].bias.requires_grad_(False)
     optimizer = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=0.1)
@@ -131,7 +131,7 @@ def test_given_weights_are_what_a_run_begins_with(name: str, tmp_path: Any) -> N
 
 
 def _merged(states: list[State]) -> State:
-    """The model of its stages; what several ranks hold is equal."""
+    """Return the model of all stages; copies must be equal."""
     model: State = {}
     for state in states:
         for name, value in state.items():
@@ -159,7 +159,7 @@ class Mixed(nn.Module):
 
 
 def by_colossalai() -> dict[str, Tensor]:
-    """A model of one module, each weight filled by the program but for one."""
+    """Build a model of one module whose weights the program fills, all but one."""
     from dslpar.compat import colossalai
 
     config = {"batch": {"micro_size": 4, "accumulation": 1}, "train": {"save_interval": 0, "seed": SEED}}
@@ -184,7 +184,7 @@ def test_colossalai_initialize_keeps_them_too(tmp_path: Any, monkeypatch: pytest
     assert all(value.eq(0.25).all() for value in found.values()), found
 
 
-# ---- what cannot be kept ----
+# ---- weights that cannot be kept ----
 
 
 def refused(parallel: dict[str, Any], folder: str, write: Callable[[nn.Sequential, int], Any]) -> str:
@@ -209,31 +209,31 @@ def other_on_each_rank(model: nn.Sequential, rank: int) -> None:
 
 
 def pieces_on_each_rank(model: nn.Sequential, rank: int) -> None:
-    """Of a weight that is cut: ranks may well hold other numbers."""
+    """Write a sharded weight: other ranks may have other numbers."""
     model[1].weight.fill_(rank + 1.0)
 
 
 def init_of_pieces(model: nn.Sequential, rank: int) -> None:
-    """With torch's own init, seeded alike."""
+    """Use torch's init, with equal seeds."""
     torch.manual_seed(0)
     nn.init.zeros_(model[1].bias)
     nn.init.normal_(model[1].weight)
 
 
 def repeated_whole(model: nn.Sequential, rank: int) -> None:
-    """Two equal halves, as the author has them."""
+    """Write two equal halves, as the author intends."""
     halves = torch.arange(48.0).view(6, 8).repeat(2, 1)
     load_full_state(model, {"1.weight": halves}, model[1].groups, strict=False)
 
 
 def by_stage(model: nn.Sequential, rank: int) -> Any:
-    """Each rank builds its own stage alone."""
+    """Build each rank's own stage alone."""
     model[3 * rank].weight.fill_(rank + 1.0)
     return dslpar.Stage(model[2 * rank : 2 * rank + 2])
 
 
 def in_a_builder(model: nn.Sequential, rank: int) -> Any:
-    """Wrapped: other weights of torch's own on each rank."""
+    """Build in a wrapped function, with other torch weights on each rank."""
     torch.manual_seed(rank)
     return dslpar.build_pipeline_model(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)))
 

@@ -1,6 +1,6 @@
-"""GPT as layers: weights that no layout or stage cut changes, tied weights, the loss's scale, dropout, half precision.
+"""GPT: weights independent of layout and stages, tied weights, loss scale, dropout, half precision.
 
-That its numbers are right in every mode is tests/distributed/layers/test_layers.py.
+tests/distributed/layers/test_layers.py compares its numbers in every mode.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def test_names_and_initial_values() -> None:
     assert found["blocks.1.attention.qkv.weight"].shape == (72, 24)
     assert torch.equal(found["blocks.0.norm1.weight"], torch.ones(24))
     assert torch.equal(found["blocks.0.attention.qkv.bias"], torch.zeros(72))
-    name = "blocks.1.mlp.down.weight"  # adds to the residual: GPT-2's smaller start
+    name = "blocks.1.mlp.down.weight"  # adds to the residual, so GPT-2 starts it smaller
     assert torch.equal(found[name], draw((24, 96), normal(0.02 / 2), 3, name))
     assert "head.weight" in parameters(UNTIED, mesh.Tensor())
 
@@ -98,7 +98,7 @@ def test_names_in_the_form_of_llama() -> None:
 
 @pytest.mark.parametrize("model", [TINY, LLAMA], ids=["learned", "rotary"])
 def test_dropout_follows_the_embeddings(model: GPT) -> None:
-    """Of half of the elements of what enters the first block."""
+    """Half of the elements of the first block's input are dropped."""
     module = build_module(replace(model, dropout=0.5, init_std=1.0), Groups(Mesh()), seed=3)
     entered: list[Tensor] = []
     module.get_submodule("blocks.0").register_forward_pre_hook(lambda _, inputs: entered.append(inputs[0]))
@@ -110,7 +110,7 @@ def test_dropout_follows_the_embeddings(model: GPT) -> None:
 
 
 def test_draws_stay_what_they_are() -> None:
-    """Runs and checkpoints of later versions start from the same weights."""
+    """Runs and checkpoints of later versions must start from the same weights."""
     assert draw((2,), normal(1.0), 1234, "a").tolist() == pytest.approx([1.587892, 0.854818], abs=1e-6)
 
 
@@ -141,7 +141,7 @@ def losses(tensor: mesh.Tensor) -> dict[str, float]:
 
 @pytest.mark.parametrize("layout", sampled(SHARDED, {"1d-2", "cuboid-2-3-2"}))
 def test_the_loss_has_one_scale(layout: str) -> None:
-    """Float64 over 12 tokens: 1e-12 is far above rounding, far below a token."""
+    """Float64 over 12 tokens: 1e-12 is far above rounding, and far below a token."""
     whole = losses(mesh.Tensor())
     assert whole["over 24"] == pytest.approx(whole["mean"] / 2, rel=1e-12)
     assert whole["nothing counted"] == 0
@@ -150,7 +150,7 @@ def test_the_loss_has_one_scale(layout: str) -> None:
 
 
 def dropped(tensor: mesh.Tensor, interval: int = 0) -> dict[str, Any]:
-    """The stored residual after a dropout of ones, and gradients of a model with dropout."""
+    """Return the stored residual after dropout of ones, and gradients of a model with dropout."""
     groups = Groups(Mesh(tensor=tensor))
     model = replace(TINY, dropout=0.5)
     module = build_module(model, groups, seed=3, interval=interval)
@@ -193,7 +193,7 @@ def test_recomputed_blocks_repeat_their_dropout(layout: str) -> None:
 
 
 def slope_with_dropout(tensor: mesh.Tensor) -> tuple[float, float]:
-    """Slope of a sum of attention's outputs along one direction of its input: by backward, and by difference."""
+    """Return the slope of a sum of attention outputs along one input direction: by backward, and by differences."""
     torch.set_default_dtype(torch.float64)
     groups = Groups(Mesh(tensor=tensor))
     attention = Attention(
@@ -224,7 +224,9 @@ def slope_with_dropout(tensor: mesh.Tensor) -> tuple[float, float]:
 
 @pytest.mark.parametrize("layout", ["ring-3", "ulysses-2", "2d-4"])
 def test_attention_dropout_has_the_right_gradient(layout: str) -> None:
-    """Central differences of step 1e-5 in float64: right to some 1e-9; a mask not repeated is off by its own size."""
+    """Central differences of step 1e-5 in float64 are right to some 1e-9; a mask that is not repeated is off by its own
+    size.
+    """
     tensor = LAYOUTS[layout]
     for by_backward, by_difference in on_ranks(tensor.size, slope_with_dropout, tensor):
         assert by_backward == pytest.approx(by_difference, rel=1e-6)
@@ -241,7 +243,7 @@ def in_bfloat16(tensor: mesh.Tensor) -> tuple[float, dict[str, torch.dtype], flo
 
 @pytest.mark.parametrize("layout", ["1d-2", "2d-4", "cuboid-1-2-2-replicated"])
 def test_bfloat16_runs_and_is_near(layout: str) -> None:
-    """8 bits of mantissa: 4e-3 an operation; the loss, in float32, stays within a few of them."""
+    """The mantissa has 8 bits: 4e-3 per operation. The loss, in float32, stays within a few of them."""
     tensor = LAYOUTS[layout]
     for exact, dtypes, loss in on_ranks(tensor.size, in_bfloat16, tensor):
         assert set(dtypes.values()) == {torch.bfloat16}

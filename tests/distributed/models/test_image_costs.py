@@ -1,4 +1,4 @@
-"""What models of images send and hold is what their costs say: counted on one rank of each layout, and equal."""
+"""Costs of image models: traffic and memory, counted on one rank of each layout, equal the forecast."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ OF_MOCO = [
     *("1d-2", "1d-sequence-2", "2d-4", "2.5d-8-depth-2", "2.5d-3-depth-3", "3d-8", "3d-8-sequence-heads", "ring-2"),
     *("ulysses-2", "cuboid-1-2-2-replicated", "cuboid-1-2-2-sequence-batch"),
 ]
-"""Where ten tokens divide."""
+"""Layouts that divide ten tokens."""
 
 
 def _sent(tensor: mesh.Tensor, model: LayeredModel, views: int) -> tuple[Traffic, Traffic]:
-    """Forward with the loss, and backward."""
+    """Return the traffic of forward with loss, and of backward."""
     groups = Groups(Mesh(tensor=tensor))
     module = build_module(model, groups, seed=1)
     size = model.image_size  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""ResMLP tells digits and MoCo's loss falls, over stages, replicas and tensor ranks, from configs of a few lines."""
+"""ResMLP learns digits and MoCo's loss falls, over stages, replicas and tensor ranks, from short configs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ parallel = dict(tensor=dict(size=2, mode='1d'))
 
 
 class TwoViews:
-    """Digits without their classes: each image twice, moved by a pixel at most, with noise."""
+    """Digits without classes: each image twice, shifted by at most a pixel, with noise."""
 
     def __init__(self) -> None:
         self.digits = learning.digits().train
@@ -58,7 +58,7 @@ class TwoViews:
 
 
 def losses_of(given: Any, steps: int) -> list[float]:
-    """Of each step, as it is taken."""
+    """Return the loss of each step."""
     engine, losses, batches = given.engine, [], []
     while engine.steps_done < steps:
         for batch in given.train_data:
@@ -90,4 +90,4 @@ def _first_and_last(path: str, steps: int) -> tuple[float, float]:
 def test_the_contrastive_loss_of_moco_falls(tmp_path: Path) -> None:
     first, last = on_ranks(4, _first_and_last, written(tmp_path, MOCO), 150, init="deepspeed")[0]
     assert last < 0.8 * first
-    assert last < 0.8 * 2 * 2 * 0.2 * math.log(64)  # of a guess among the keys of 64 samples
+    assert last < 0.8 * 2 * 2 * 0.2 * math.log(64)  # the loss of guessing among the keys of 64 samples

@@ -1,7 +1,6 @@
-"""GPT in Llama's form through DeepSpeed: a pipeline whose first stage has no position table, and ZeRO-3, against one
-process.
+"""GPT in Llama's form through DeepSpeed, in a pipeline and under ZeRO-3, against one process.
 
-Float32 with SGD: other orders of summation differ by some 1e-7; the tolerance is 1e-6, of losses, norms and weights.
+In float32 with SGD, other orders of summation differ by some 1e-7. The tolerance is 1e-6 for losses, norms and weights.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ def job(world: int, zero: int = 0, **parallel: Any) -> Job:
 
 
 def run(made: Job) -> tuple[list[float], dict[str, Tensor]]:
-    """Losses and norms of three steps, and this rank's weights after them, whole."""
+    """Return losses and norms of three steps, and this rank's final weights in full."""
     import deepspeed
 
     from dslpar.engine.build import build_engine

@@ -1,6 +1,4 @@
-"""A whole model, its loss, their backward and the step's arithmetic on torch's meta device, in every mode: nothing is
-left on the CPU.
-"""
+"""A whole model, its loss, backward and step on torch's meta device, in every mode: nothing runs on the CPU."""
 
 from __future__ import annotations
 
@@ -46,7 +44,7 @@ FORMS: dict[str, dict[str, Any]] = {
 
 
 class _OnCpu(TorchDispatchMode):
-    """Collects operations on a CPU: of vectors and more, for a scalar may be the host's."""
+    """Records operations on CPU tensors of at least one dim, since a scalar may belong to the host."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +61,7 @@ class _OnCpu(TorchDispatchMode):
 
 
 def _on_cpu(form: dict[str, Any], tensor: mesh.Tensor) -> tuple[list[str], int, str]:
-    # torch's fake group takes tensors of any device, but looks for a backend of theirs before messages in a batch.
+    # torch's fake group takes tensors of any device, but needs their backend for batched messages.
     collectives.dist.batch_isend_irecv = lambda operations: []  # type: ignore[attr-defined]
     groups = Groups(Mesh(tensor=tensor))
     model = GPT(num_layers=2, hidden_size=48, num_heads=12, vocab_size=70, max_seq_len=24, **form)
@@ -71,8 +69,8 @@ def _on_cpu(form: dict[str, Any], tensor: mesh.Tensor) -> tuple[list[str], int, 
     with torch.device("meta"):
         module = build_module(model, groups, seed=1)
     mark_owners(module, groups)
-    optimizer = torch.optim.AdamW(module.parameters(), foreach=True)  # fused, as on a GPU, is for real devices alone
-    model.loss(groups)(module(ids), ids)  # tables are made on the CPU, at their first use
+    optimizer = torch.optim.AdamW(module.parameters(), foreach=True)  # fused, as on a GPU, is only for real devices
+    model.loss(groups)(module(ids), ids)  # tables are made on the CPU at their first use
     with _OnCpu() as mode:
         loss = model.loss(groups)(module(ids), ids)
         loss.backward()

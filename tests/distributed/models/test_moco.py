@@ -1,7 +1,7 @@
-"""MoCo v3 against one written in plain torch: two steps over replicas and tensor ranks are those of a whole batch.
+"""MoCo v3 against plain torch: two steps over replicas and tensor ranks equal those of a whole batch.
 
-Compared in float64: the loss, all gradients (averaged over replicas, as an engine does), and after a step of SGD and of
-the momentum encoder the loss of other images and the momentum encoder's weights.
+In float64, the tests compare the loss and all gradients (averaged over replicas, as in an engine). After a step of SGD
+and of the momentum encoder, they compare the loss of other images and the momentum encoder's weights.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ MODEL = MoCo(
     projection_hidden_size=36,
     layernorm_eps=1e-5,
 )
-"""Nine patches and the class token: sequences of 10, which two ranks can cut, and neither three nor four."""
+"""Nine patches and the class token: sequences of 10, which two ranks can shard, but not three or four."""
 SAMPLES, RATE, PROGRESS = 24, 0.05, 0.25
 ZERO = "moco.encoder.norm.bias"
-"""Its gradient is zero but for rounding: what is added to every sample, the BatchNorm that follows subtracts again."""
+"""Its gradient is zero apart from rounding: the following BatchNorm subtracts what is added to every sample."""
 SAMPLE = ((2, "1d-2"),)
-"""Of replicas and layouts, in the default run."""
+"""Replicas and layouts in the default run."""
 NAMES = [
     "",
     *("1d-2", "1d-3", "1d-4", "1d-6", "1d-sequence-2", "2d-4", "2.5d-8-depth-2", "2.5d-3-depth-3", "2.5d-12-depth-3"),
@@ -53,7 +53,7 @@ NAMES = [
 
 
 def views(step: int) -> tuple[Tensor, Tensor]:
-    """Of the whole batch: noise on images that have something in common."""
+    """Return views of the whole batch: noise on images with something in common."""
     images = numbers((SAMPLES, 3, 6, 6), step)
     return images + 0.3 * numbers(images.shape, step + 50), images + 0.3 * numbers(images.shape, step + 51)
 
@@ -94,7 +94,7 @@ def contrastive_loss(p: Parameters, both: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def errors(data: int, tensor: mesh.Tensor) -> dict[str, float]:
-    """Each rank's: of the loss, each gradient, and what a step makes of them."""
+    """Return each rank's errors of the loss, of each gradient, and after a step."""
     torch.set_default_dtype(torch.float64)
     groups = Groups(Mesh(data=data, tensor=tensor))
     module = build_module(MODEL, groups, seed=3)
@@ -118,7 +118,7 @@ def errors(data: int, tensor: mesh.Tensor) -> dict[str, float]:
 
 
 def _losses(groups: Groups, module: torch.nn.Module, full: Parameters, step: int) -> tuple[Tensor, Tensor]:
-    """Of the whole batch, after their backward: the mean of all replicas' losses, and the reference's."""
+    """Return the whole batch's losses after their backward: the mean over replicas, and the reference's."""
     data = groups.axis("data")
     own = tuple(view.chunk(data.size)[data.index] for view in views(step))
     loss = MODEL.loss(groups)(module(own), torch.zeros(SAMPLES // data.size, dtype=torch.long))
@@ -158,7 +158,7 @@ def test_two_steps_are_those_of_the_whole_batch(data: int, layout: str) -> None:
         assert sum("gradient" in what for what in found) == 12 * MODEL.num_layers + 14
 
 
-# ---- what holds of it by itself ----
+# ---- the model alone ----
 
 
 def _weights(tensor: mesh.Tensor) -> dict[str, Tensor]:
@@ -180,7 +180,7 @@ def test_positions_and_initial_weights_are_the_paper_s() -> None:
     positions = weights["moco.encoder.positions.weight"]
     assert positions.shape == (10, 48)
     assert torch.equal(positions[0], torch.zeros(48))
-    row, column = 2, 1  # of the patch 2 * 3 + 1
+    row, column = 2, 1  # of patch 2 * 3 + 1
     frequencies = 10000.0 ** -(torch.arange(12) / 12)
     expected = [(column * frequencies).sin(), (column * frequencies).cos()]
     expected += [(row * frequencies).sin(), (row * frequencies).cos()]
@@ -203,7 +203,7 @@ def test_the_momentum_rises_to_one() -> None:
 
 @pytest.mark.prove
 def test_a_missing_reduction_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Statistics of each replica alone: the comparison must tell."""
+    """With statistics per replica alone, the comparison must fail."""
     monkeypatch.setattr("dslpar.layers.batch_norm._sum_over", lambda x, axis: x * axis.size)
     found = on_ranks(2, errors, 2, mesh.Tensor())[0]
     assert found["loss"] > 1e-4

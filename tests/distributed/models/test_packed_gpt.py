@@ -1,4 +1,4 @@
-"""Packed conversations by dslpar's own GPT: loss and every gradient as if each were alone, on every layout."""
+"""Packed conversations in GPT: loss and every gradient as if each were alone, on every layout."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ NAMES = ("", "1d-2", "1d-sequence-2", "2d-4", "ring-2", "ulysses-2", "cuboid-1-2
 
 
 def conversations() -> list[Tokens]:
-    """Sixteen, from 2 tokens to more than a row holds."""
+    """Return sixteen conversations, from 2 tokens to more than a row holds."""
     random = np.random.default_rng(5)
     lengths = [2, 3, 25, 40, *random.integers(4, 20, 12)]
     learned = [random.random(length) < 0.4 for length in lengths]
@@ -52,7 +52,7 @@ def conversations() -> list[Tokens]:
 
 
 def whole_batch(packing: bool, rows: int) -> tuple[Any, Tensor]:
-    """All samples as one micro-batch, which rows of padding fill up."""
+    """Return all samples as one micro-batch, filled up with rows of padding."""
     made = ChatSamples(conversations(), SEQ_LEN, packing)
     inputs, labels = made.batch(range(made.num_samples))
     more = rows - made.num_samples
@@ -65,7 +65,7 @@ def whole_batch(packing: bool, rows: int) -> tuple[Any, Tensor]:
 
 
 def results(tensor: mesh.Tensor) -> dict[bool, tuple[float, dict[str, Tensor]]]:
-    """The loss and this rank's gradients, packed and not."""
+    """Return the loss and this rank's gradients, packed and not."""
     torch.set_default_dtype(torch.float64)
     groups = Groups(Mesh(tensor=tensor))
     found = {}

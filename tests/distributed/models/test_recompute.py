@@ -1,4 +1,4 @@
-"""Activation checkpointing: the same numbers to the bit, blocks that run twice, and less memory until the backward."""
+"""Activation checkpointing: bitwise equal results, blocks that run twice, and less memory until the backward."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch._dynamo  # which the first checkpoint imports: once, here, and not in every rank
+import torch._dynamo  # the first checkpoint imports it: once, here, and not on every rank
 from torch import Tensor
 
 from dslpar.core import mesh
@@ -34,7 +34,7 @@ def ids(samples: int = 4, step: int = 0) -> Tensor:
     return torch.randint(VOCAB, (samples, LENGTH + 1), generator=torch.Generator().manual_seed(step))
 
 
-# ---- which layers go together ----
+# ---- layers that are recomputed together ----
 
 
 @pytest.mark.parametrize(
@@ -65,11 +65,11 @@ def test_without_gradients_nothing_is_stored_for_a_second_run() -> None:
     assert calls == ["run"] * 3
 
 
-# ---- what is saved, what runs again ----
+# ---- saved tensors, and repeated runs ----
 
 
 def costs(tensor: mesh.Tensor, interval: int) -> tuple[int, int]:
-    """Bytes of distinct storages alive between forward and backward, parameters apart; and runs of a block."""
+    """Return live bytes between forward and backward without parameters, and the number of runs of a block."""
     groups = Groups(Mesh(tensor=tensor))
     model = GPT(**vars(gpt()))
     module = build_module(model, groups, 1, interval)
@@ -81,14 +81,14 @@ def costs(tensor: mesh.Tensor, interval: int) -> tuple[int, int]:
 
     def keep(x: Tensor) -> Tensor:
         saved[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
-        kept.append(x)  # so that no other tensor gets its address
+        kept.append(x)  # keep them, so that no other tensor gets their addresses
         return x
 
     kept: list[Tensor] = []
     tokens = ids(12)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
         loss = model.loss(groups)(module(tokens[:, :-1]), tokens[:, 1:])
-    # Of a checkpointed group torch stores the input outside these hooks: one stored residual.
+    # torch stores a checkpointed group's input outside these hooks: one stored residual.
     inputs = {0: 0, 1: LAYERS, 2: LAYERS // 2, LAYERS: 1}[interval]
     loss.backward()
     residual = 12 * LENGTH * 24 * 4 // (tensor.size if tensor.residual != "replicated" else 1)
@@ -105,7 +105,7 @@ def test_blocks_run_twice_and_keep_one_residual_each(layout: str) -> None:
     assert bytes_[1] > bytes_[2] > bytes_[LAYERS]
 
 
-# ---- through DeepSpeed: nothing changes, to the bit ----
+# ---- through DeepSpeed: bitwise equal ----
 
 PIPE = sections.PipelineParallel(size=2)
 ONE_D = sections.TensorParallel(size=2, mode="1d")
@@ -129,7 +129,7 @@ Outcome = tuple[list[float], dict[str, Tensor], int]
 
 
 def _runs(jobs: list[Job]) -> list[Outcome]:
-    """One after the other, by the same ranks."""
+    """Run the jobs one after the other, on the same ranks."""
     return [_run(job) for job in jobs]
 
 
@@ -173,7 +173,7 @@ EACH_TIME = {"pipe 2, ZeRO 1, 1d 2"}
 
 @pytest.mark.parametrize("case", sampled(CASES, EACH_TIME))
 def test_recomputing_changes_no_bit(case: str) -> None:
-    """With dropout, accumulation, clipping and momentum, which would carry any difference on."""
+    """Dropout, accumulation, clipping and momentum would carry any difference on."""
     made = CASES[case]
     jobs = [made(interval) for interval in (0, 1, 2)]
     for (rows, weights, ran), *others in on_ranks(jobs[0].mesh.world_size, _runs, jobs, init="deepspeed"):

@@ -1,4 +1,4 @@
-"""Models that are lists of layers, against plain torch in one process: the cut changes no number."""
+"""Models that are lists of layers: the partition changes no number, against plain torch in one process."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ train = dict(steps=5, clip_grad_norm=0.5)
 
 
 def steps_of(engine: Any, draw: Any = points) -> tuple[list[tuple[float, float]], Weights]:
-    """The same through the engine, and this rank's weights."""
+    """Return the engine's losses and norms, and this rank's weights."""
     rows = [(engine.train_batch(shares(engine, *draw(step))), engine.grad_norm) for step in range(STEPS)]
     return rows, {name: p.detach().clone() for name, p in engine.named_parameters()}
 
@@ -52,7 +52,7 @@ def _sequential(path: str) -> Any:
 
 
 def test_an_nn_sequential_over_stages_and_replicas_is_one_process(tmp_path: Path) -> None:
-    """Two stages, two replicas, accumulation 2, momentum, clipping: fp32 to 1e-6, its own noise being 2e-7."""
+    """Two stages, two replicas, accumulation 2, momentum, clipping: fp32 to 1e-6, with own noise of 2e-7."""
     path = written(tmp_path, PIPE_DATA + CONFIG)
     assert_equal(on_ranks(4, _sequential, path, init="deepspeed"), plain_torch(mlp(), micro_size=4))
 
@@ -62,7 +62,7 @@ SCHEDULES = ("dict(type='interleaved', num_model_chunks=2)", "dict(type='zero_bu
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_stages_of_a_rank_may_have_nothing_to_train(tmp_path: Path, schedule: str) -> None:
-    """Stage 1 is a Tanh alone, stage 2 Linear and ReLU; each rank has a Linear or two."""
+    """Stage 1 is only a Tanh, stage 2 Linear and ReLU; each rank has one or two Linears."""
     cut = "parallel = dict(pipeline=dict(size=2, counts=[1, 1, 2, 1]), data=2)\n"
     path = written(tmp_path, f"{cut}{CONFIG}schedule = {schedule}\n")
     assert_equal(on_ranks(4, _sequential, path, init="deepspeed"), plain_torch(mlp(), micro_size=4))
@@ -81,7 +81,7 @@ def _from_reshaping(path: str) -> Any:
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_the_first_stage_may_have_no_gradient(tmp_path: Path, schedule: str) -> None:
-    """It reshapes; the rank's other stage trains."""
+    """It only reshapes; the rank's other stage trains."""
     path = written(
         tmp_path, f"{PIPE}{CONFIG}schedule = {schedule}\n".replace("=2)", "=dict(size=2, counts=[1, 1, 1, 1]))", 1)
     )
@@ -98,7 +98,7 @@ LAYERS_CFG = [
 
 
 class Registered(dslpar.ModelFromConfig):
-    """As ColossalAI has them."""
+    """A registered layer, as in ColossalAI."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ def _tokens(path: str) -> list[tuple[float, float]]:
 
 
 def test_a_stage_without_vectors_steps_with_the_others(tmp_path: Path) -> None:
-    """The first stage has matrices alone, the second matrices and vectors: without mend M7 DeepSpeed hangs."""
+    """The first stage has only matrices, the second matrices and vectors: without patch M7 DeepSpeed hangs."""
     alone = on_ranks(1, _tokens, written(tmp_path, TOKENS), init="deepspeed")[0]
     cut = "parallel = dict(pipeline=dict(size=2, counts=[1, 2]))\n"
     ranks = on_ranks(2, _tokens, written(tmp_path, TOKENS + cut), init="deepspeed")
@@ -187,7 +187,7 @@ class Flatten(nn.Module):
 
 
 def by_hand(run: dslpar.Run) -> nn.Module:
-    """As ColossalAI's manual has it."""
+    """Build as in ColossalAI's manual."""
     model = resnet()
     if run.stage == 0:
         return nn.Sequential(model.conv1, model.bn1, model.relu, model.maxpool, model.layer1, model.layer2)
@@ -203,7 +203,7 @@ def _by_hand(path: str) -> Any:
 
 
 def test_a_resnet_split_by_hand_is_the_whole_one(tmp_path: Path) -> None:
-    """Weights and the running statistics of BatchNorm, at equal micro-batches. Convolutions sum in fp32: 1e-5."""
+    """Compares weights and BatchNorm's running statistics, with equal micro-batches. Convolutions sum in fp32: 1e-5."""
     path = written(tmp_path, PIPE + CONFIG)
     ranks = on_ranks(2, _by_hand, path, init="deepspeed")
     assert [(stage, stages) for _, stage, stages, _ in ranks] == [(0, 2), (1, 2)]
@@ -212,7 +212,7 @@ def test_a_resnet_split_by_hand_is_the_whole_one(tmp_path: Path) -> None:
 
 
 PARTS = ["conv1", "bn1", "relu"], ["maxpool", "layer1"], ["layer2", "layer3"], ["layer4", "avgpool", "-", "fc"]
-"""Of four stages."""
+"""Modules of four stages."""
 
 
 def part(stage: int) -> nn.Sequential:
@@ -247,7 +247,7 @@ def test_a_resnet_split_by_hand_into_chunks_is_the_whole_one(tmp_path: Path, as_
 
 
 Part = tuple[dict[str, Tensor], list[str]]
-"""What a stage holds, and the names of its modules in the whole model."""
+"""A stage's state, and the names of its modules in the whole model."""
 
 
 def assert_whole_resnet(ranks: list[tuple[list[tuple[float, float]], list[Part]]]) -> None:
@@ -263,7 +263,7 @@ def assert_whole_resnet(ranks: list[tuple[list[tuple[float, float]], list[Part]]
     assert not weights, "every weight and every statistic stood on one stage"
 
 
-# ---- where it is cut ----
+# ---- the partition ----
 
 
 def counts_of(method: str, stages: int, modules: list[nn.Module]) -> tuple[int, ...]:
@@ -289,7 +289,7 @@ def test_methods_of_the_cut(method: str, counts: tuple[int, ...]) -> None:
 
 
 def test_the_heaviest_stage_is_as_light_as_can_be() -> None:
-    """Against every cut there is."""
+    """Compared with every possible partition."""
     from itertools import combinations
 
     from dslpar.layout.stages import contiguous
@@ -313,7 +313,7 @@ def test_the_heaviest_stage_is_as_light_as_can_be() -> None:
 
 
 def test_layer_idx_says_where_a_layer_goes() -> None:
-    """LiBai's: an embedding beside layer 0, a head with the last, -1."""
+    """As in LiBai, an embedding goes beside layer 0, and a head with the last, -1."""
     modules: list[Any] = [nn.Linear(2, 2) for _ in range(5)]
     for module, layer_idx in zip(modules, [0, 0, 1, 2, -1], strict=True):
         module.layer_idx = layer_idx
@@ -378,7 +378,7 @@ def _cut_as(*counts: int) -> str:
 
 
 def _linears(*layer_idx: int | None) -> nn.Sequential:
-    """Layers of dslpar within others, which say where they stand."""
+    """Return dslpar layers inside others, which set their place."""
     from dslpar.core.mesh import Mesh
     from dslpar.distributed.groups import Groups
 

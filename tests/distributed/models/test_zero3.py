@@ -1,7 +1,8 @@
-"""ZeRO-3 empties parameters between their uses: vectors read outside their own module, and saved weights, still work.
+"""ZeRO-3 empties parameters between uses: vectors read outside their module, and saved weights, still work.
 
-Two data replicas of a tensor group of two; every gradient after the backward against one process. Float32: sums of some
-hundred terms in other orders differ by 1e-6 at most; a stale or empty parameter is off by its own size.
+On two data replicas of a tensor group of two, every gradient after the backward is compared with one process. In
+float32, sums of some hundred terms in other orders differ by at most 1e-6. A stale or empty parameter is off by its own
+size.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def through_deepspeed(tensor: mesh.Tensor) -> dict[str, Tensor]:
     return found
 
 
-@pytest.mark.filterwarnings("default")  # DeepSpeed's own
+@pytest.mark.filterwarnings("default")  # warnings of DeepSpeed
 @pytest.mark.parametrize("layout", ["1d-sequence-2", pytest.param("2d-4", marks=pytest.mark.prove)])
 def test_zero_3(layout: str) -> None:
     tensor, reference = LAYOUTS[layout], alone()
@@ -87,7 +88,7 @@ def test_zero_3(layout: str) -> None:
 
 
 def most_at_once(made: Any) -> tuple[int, int]:
-    """Elements of parameters that stand at once while the model is built, at most; and of the whole model."""
+    """Return the peak number of parameter elements during the build, and the whole model's."""
     from dslpar.engine.build import build_engine
     from dslpar.models import layered
 
@@ -106,9 +107,9 @@ def most_at_once(made: Any) -> tuple[int, int]:
     return max(counts), sum(p.ds_numel for p in built)  # type: ignore[attr-defined]
 
 
-@pytest.mark.filterwarnings("default")  # DeepSpeed's own
+@pytest.mark.filterwarnings("default")  # warnings of DeepSpeed
 def test_no_rank_ever_holds_the_whole_model() -> None:
-    """One whole layer at a time; the rest lies in shards, which are no longer the parameters' own elements."""
+    """One full layer exists at a time; the rest is in shards, which are no longer the parameters' own elements."""
     from dslpar.layout.resolve import resolve
     from dslpar.schema import sections
 
@@ -122,7 +123,7 @@ def test_no_rank_ever_holds_the_whole_model() -> None:
         assert whole == 6 * block + (17 + 8 + 2) * 24
 
 
-# ---- what is no parameter ----
+# ---- buffers ----
 
 NORMS = """
 model = dict(type='Sequential', layers_cfg=[
@@ -144,14 +145,14 @@ def buffers(stages: list[int]) -> list[dict[str, str]]:
 
 
 def test_buffers_keep_their_dtype_as_at_other_stages() -> None:
-    """A mean over many batches, in bf16, would no more move once a batch adds less than a 256th to it."""
+    """A mean over many batches in bf16 would stop moving once a batch adds less than a 256th of it."""
     ((at_1, at_3),) = on_ranks(1, buffers, [1, 3], init="deepspeed")
     assert at_1 == at_3
     assert {*at_1.values()} == {"torch.float32", "torch.int64"}
 
 
 def test_buffers_go_where_the_parameters_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU; DeepSpeed moves no module that zero.Init has sharded, and zero.Init moves parameters alone."""
+    """On a GPU, DeepSpeed moves no module that zero.Init has sharded, and zero.Init moves only parameters."""
     monkeypatch.setattr(build.get_accelerator(), "current_device_name", lambda: "meta")
     monkeypatch.setattr(build.deepspeed.zero, "Init", lambda module, **options: None)
     job = check.resolve(check.load_text(f"{NORMS}zero = 3\n", "cfg.py"), 1)

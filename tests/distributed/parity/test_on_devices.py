@@ -1,4 +1,4 @@
-"""`prove --on-devices` on the ranks of a job: what is right is proved in its precision, and one end for all ranks."""
+"""`prove --on-devices` on a job's ranks: correct layouts pass in their precision, and all ranks end alike."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def config(tmp_path: Path) -> Path:
 def prove_on(
     ranks: int, argv: Sequence[str], folder: Path, change: Callable[[], None] = lambda: None
 ) -> tuple[list[int | None], str]:
-    """Run the command on forked ranks; return their exit statuses, and what all of them printed."""
+    """Run the command on forked ranks, and return their exit statuses and all output."""
 
     def program() -> int:
         change()
@@ -49,7 +49,7 @@ def prove_on(
         return job.wait(), output.read_text()
 
 
-# ---- what is right is proved ----
+# ---- correct layouts are proved ----
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_layout_is_proved_at_its_own_size_and_precision(
     argv = [str(config), *overrides, "--format", "json", "--certificate", str(path)]
     statuses, said = prove_on(4, argv, tmp_path)
     assert statuses == [0] * 4, said
-    proof = json.loads(said)  # of rank 0 alone
+    proof = json.loads(said)  # rank 0 alone prints
     assert proof == json.loads(path.read_text())
     assert proof["verdict"] == "proved"
     assert proof["layout"]["proved_on"] == [{"ranks": 4, "axes": axes}]
@@ -79,7 +79,7 @@ def test_a_layout_is_proved_at_its_own_size_and_precision(
 
 
 def test_the_miniature_is_used_where_the_model_does_not_fit(config: Path, tmp_path: Path) -> None:
-    """Six tenths of the free memory are 1 KiB short of 34,688 weights, and as many gradients, in float32."""
+    """60 % of the free memory are 1 KiB too little for 34,688 weights and as many gradients, in float32."""
 
     def little_memory() -> None:
         from dslpar.parity import on_devices
@@ -93,7 +93,7 @@ def test_the_miniature_is_used_where_the_model_does_not_fit(config: Path, tmp_pa
     assert "the model at its own size: its weights and gradients are 0.0 GiB, and cpu has 0.0 GiB free" in said
 
 
-# ---- what is wrong is found ----
+# ---- mistakes are found ----
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_a_mistake_of_a_class_of_one_s_own_is_found(tmp_path: Path) -> None:
 
 
 def test_a_class_of_one_s_own_that_does_not_fit_is_refused(tmp_path: Path) -> None:
-    """There is no miniature of it."""
+    """There is no miniature of a user's class."""
     path = tmp_path / "own.py"
     path.write_text(OWN_CLASS)
 
@@ -153,7 +153,7 @@ def on_rank_1(act: Callable[[], None]) -> Callable[[], None]:
 
 
 def without_data() -> None:
-    """Have this rank find no data when the engine has been built."""
+    """Make this rank find no data once the engine has been built."""
     from dslpar.core.catalog import raise_finding
     from dslpar.parity import on_devices
 
@@ -164,7 +164,7 @@ def without_data() -> None:
 
 
 def with_another_seed() -> None:
-    """Have this rank read another config than rank 0."""
+    """Make this rank read another config than rank 0."""
     from dslpar.linter import check
 
     load = check.load

@@ -1,4 +1,4 @@
-"""`prove` on real ranks: layouts that are right are proved, and mistakes are found and named."""
+"""`prove` on real ranks: correct layouts pass, and mistakes are found and named."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def says(proof: Proof) -> str:
     return f"{[each for each in proof.checks if not each.holds]} {proof.first_difference} {proof.findings}"
 
 
-# ---- what is right is proved ----
+# ---- correct layouts are proved ----
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def says(proof: Proof) -> str:
         {"mode": "2d 4", "tied": False, "keep": "none"},
         {"data": 3, "zero": 3, "recompute": 1, "optimizer": "SGD"},
         {"data": 2, "zero": 2, "offload": True, "context": "ring 2"},
-        # The head is frozen, and recomputed with the loss: ZeRO 3 lets go of its weight before torch looks at it.
+        # The head is frozen, and recomputed with the loss: ZeRO 3 frees its weight before torch looks at it.
         pytest.param(
             {"family": "Llama", "data": 2, "zero": 3, "loss_chunks": 3, "adapters": True},
             marks=pytest.mark.skipif(not HAS_TRANSFORMERS, reason=NO_TRANSFORMERS),
@@ -70,7 +70,7 @@ def test_a_resume_on_another_layout_is_proved() -> None:
 
 @pytest.mark.skipif(not HAS_TRANSFORMERS, reason=NO_TRANSFORMERS)
 def test_a_resume_with_other_micro_batches_is_proved_of_a_model_with_batch_norms() -> None:
-    """Statistics are of a micro-batch, which is smaller in a pipeline: one process takes those of each layout."""
+    """Statistics are per micro-batch, which is smaller in a pipeline: one process uses each layout's micro-batches."""
     proof = prove(job(family="ResNet", pipe=2), steps=2, resume_on=job(family="ResNet"))
     assert proof.verdict == "proved", says(proof)
 
@@ -88,18 +88,18 @@ def test_the_command_prints_and_keeps_a_certificate(tmp_path: Path, capsys: pyte
     assert main(["prove", "configs/libai/tensor_parallel.py", "--verify", path]) == 0
 
 
-# ---- what is wrong is found, and named ----
+# ---- mistakes are found and named ----
 
 
 def leave_out_the_data_all_reduce() -> None:
-    """Have each replica keep its own gradient, at ZeRO 0."""
+    """Make each replica keep its own gradient, at ZeRO 0."""
     from deepspeed.runtime.engine import DeepSpeedEngine
 
     DeepSpeedEngine.buffered_allreduce_fallback = lambda self, *args, **kwargs: None  # type: ignore[method-assign]
 
 
 def sum_twice_over_y() -> None:
-    """Have what ranks of y add up come out twice as large."""
+    """Double what ranks of y sum."""
     from dslpar.layers.gather_reduce import Sharding
 
     reduce = Sharding.reduce
@@ -111,7 +111,7 @@ def sum_twice_over_y() -> None:
 
 
 def forget_momentum() -> None:
-    """Have each step begin with no state."""
+    """Make each step begin with no state."""
     step = torch.optim.AdamW.step
 
     def forgetful(self: Any, *args: Any) -> Any:
@@ -122,7 +122,7 @@ def forget_momentum() -> None:
 
 
 def read_another_replica_s_data() -> None:
-    """Have every replica read the samples of the first."""
+    """Make every replica read the first one's samples."""
     from dslpar.data.loader import Loader
 
     init = Loader.__init__
@@ -153,7 +153,7 @@ def test_a_mistake_is_found_with_its_axis(
 
 
 def test_lost_state_is_seen_at_the_second_step() -> None:
-    """Gradients of the first step are right: weights after the last are not."""
+    """The first step's gradients are right, but the final weights are not."""
     proof = prove(job(data=2), change=forget_momentum)
     wrong = {each.name for each in proof.checks if not each.holds}
     assert "weights" in wrong
@@ -181,7 +181,7 @@ def test_clipping_acts_and_is_a_change_that_is_named() -> None:
 
 
 class Forgetful(nn.Module):
-    """A learned weight on each feature, whose gradient nobody sums."""
+    """A learned weight per feature, whose gradient nobody sums."""
 
     def __init__(self, groups: Groups) -> None:
         super().__init__()
@@ -238,7 +238,7 @@ def test_stages_by_hand_are_proved() -> None:
 
 
 class WithUnused(nn.Module):
-    """A layer of it is in no forward."""
+    """A model with a layer that no forward uses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -251,7 +251,7 @@ class WithUnused(nn.Module):
 
 @pytest.mark.parametrize("stage", [0, 1])
 def test_a_weight_that_no_backward_reaches_decays_in_all_layouts(stage: int) -> None:
-    """DeepSpeed has zeros for its gradient."""
+    """DeepSpeed has zeros as its gradient."""
     config = {"zero": stage, "batch": {"micro_size": 2}, "optimizer": {"type": "AdamW", "lr": 0.1, "weight_decay": 0.5}}
     data = [(x, y) for x, y in zip(torch.randn(8, 4), torch.arange(8) % 5, strict=True)]
     proof = dslpar.prove(
@@ -270,13 +270,13 @@ def test_a_step_without_gradients_is_refused() -> None:
 
 
 def test_the_momentum_encoder_of_a_rank_that_has_all_of_it_moves_once() -> None:
-    """Alone in its group, ZeRO 3 has the same memory as the whole weight and as the rank's part of it."""
+    """Alone in its group, ZeRO 3 keeps the full weight and the rank's part of it in the same memory."""
     proof = prove(job(family="MoCo", mode="1d 2", zero=3))
     assert proof.verdict == "proved", says(proof)
 
 
 def test_too_few_samples_are_refused() -> None:
-    """With one sample for all replicas, nothing that is left out between them would be seen."""
+    """With one sample for all replicas, no missing reduction between them would be seen."""
     config: dict[str, object] = {"batch": {"micro_size": 2, "accumulation": 2}}
     with pytest.raises(RankError):  # a program's own exception on its own process is no finding
         dslpar.prove(config, world_size=2, model=lambda run: 1 / 0, data=pairs(16))
@@ -293,7 +293,7 @@ def test_too_few_samples_are_refused() -> None:
 
 def test_a_layer_that_does_not_divide_is_refused() -> None:
     def odd(run: Any) -> nn.Sequential:
-        """Three heads, of which two ranks would have one and a half."""
+        """Return three heads, of which two ranks would have one and a half each."""
         parts = Embedding(run.groups, VOCABULARY, 18), Block(run.groups, 18, 3), Head(run.groups, 18, VOCABULARY)
         return nn.Sequential(*parts)
 

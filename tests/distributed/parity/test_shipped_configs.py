@@ -1,4 +1,4 @@
-"""Every config that ships, and every plan of docs/plans.md, is proved, as `dslpar prove CFG` does it."""
+"""`dslpar prove CFG` on every shipped config and every plan of docs/plans.md."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 FOLDERS = ("configs", "configs/libai", "examples/plans")
 CONFIGS = sorted(str(path.relative_to(ROOT)) for folder in FOLDERS for path in (ROOT / folder).glob("*.py"))
 DAILY = "configs/gpt_long.py"
-"""Context parallelism beside tensor ranks, recomputed by parts."""
+"""Context parallelism beside tensor ranks, with recomputation in parts."""
 
 
 def job_of(path: str) -> Job:
-    """Return the job in the world that its own lines name, or in the smallest that lint passes."""
+    """Return the job in the world of its own comments, or in the smallest world that passes lint."""
     config = check.load(path)
     named = [int(size) for size in re.findall(r"(?:--world-size|--num_gpus) (\d+)", Path(ROOT, path).read_text())]
     for world_size in (*named, 8, 16, 64, 256, 1024):

@@ -1,4 +1,4 @@
-"""Policies that are derived, of every class of transformers' that has a plan: exact, or refused, and none wrong."""
+"""Derived policies of every transformers class with a plan: each is exact or refused, and none is wrong."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_every_class_is_exact_or_refused(part: int) -> None:
 
 @pytest.mark.prove
 def test_an_error_of_code_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The table can fail: a model that is another, and code that raises."""
+    """The table can fail: for another model, and for code that raises."""
     weights = derive_all.compare.plain
 
     def changed(*args: object) -> object:

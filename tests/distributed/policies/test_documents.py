@@ -1,7 +1,7 @@
-"""Packed documents by policy against each of them alone in plain transformers: logits, loss, every gradient.
+"""Packed documents by policy against each document alone in plain transformers: logits, loss, every gradient.
 
-Of models whose positions are relative (rotary), so that a document is the same wherever it begins. But for rounding:
-transformers makes the angles in float32, so that the reference has each document at the positions that it is packed at.
+The models have relative (rotary) positions, so a document gives the same result wherever it begins, apart from
+rounding. transformers computes the angles in float32, so the reference has each document at its packed positions.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ CLOSE = 1e-12
 FAMILIES = ("llama", "qwen3", "mistral", "gemma3", "gpt_neox", "mixtral")
 NAMES = ("", "1d-2", "1d-sequence-2", "2d-4", "ring-2", "ulysses-2", "cuboid-1-2-2-sequence-batch", "3d-8")
 WINDOWS = ("mistral", "gemma3")
-"""Ring and ulysses refuse them, packed or not."""
+"""Ring and Ulysses refuse them, packed or not."""
 CELLS = [cell for cell in product(FAMILIES, NAMES) if not (cell[0] in WINDOWS and cell[1] in ("ring-2", "ulysses-2"))]
 
 
 def documents() -> torch.Tensor:
-    """Of four samples: one document, two, many with padding at the end, and one of a token among others."""
+    """Return document ids of four samples: one document, two, many with padding, and one of a single token."""
     at = torch.arange(compare.SEQUENCE)
     kinds = [at * 0 + 1, 1 + (at >= 5).int(), (1 + at // 4) * (at < 10), 1 + (at >= 3).int() + (at >= 4).int()]
     return torch.stack(kinds).int()
@@ -44,7 +44,7 @@ def documents() -> torch.Tensor:
 
 @lru_cache
 def alone(family: str) -> tuple[dict[str, torch.Tensor], compare.Batch, compare.Result]:
-    """Weights; a packed micro-batch; and what plain transformers makes of its documents, one by one."""
+    """Return weights, a packed micro-batch, and plain transformers' results for its documents, one by one."""
     model, weights = hf.plain(hf.FAMILIES[family])
     numbers = documents()
     generator = torch.Generator().manual_seed(7)
@@ -66,7 +66,7 @@ def alone(family: str) -> tuple[dict[str, torch.Tensor], compare.Batch, compare.
 
 
 def of_documents(result: compare.Result) -> compare.Result:
-    """The result without logits of padding, of which nothing is asked."""
+    """Return the result without logits of padding, which are not checked."""
     return result._replace(outputs=(result.outputs[0] * (documents() > 0).unsqueeze(-1),))
 
 
@@ -100,7 +100,7 @@ def test_positions_of_a_mask_refuse_documents(family: str) -> None:
 
 
 def test_documents_count() -> None:
-    """As padding alone, the same numbers give another result."""
+    """The same ids taken as padding alone give another result."""
     weights, batch, expected = alone("llama")
     batch = batch._replace(inputs=batch.inputs | {"attention_mask": documents() > 0})
 

@@ -1,4 +1,4 @@
-"""Mixtures of experts alone: what they send, experts that no token visits, and transformers' fused products."""
+"""Mixtures of experts: traffic, experts that get no token, and transformers' fused products."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ POLICY = Policy(blocks=(), regions={}, outward=(), experts=("mlp.experts",), rou
 
 
 def whole(implementation: str, num_experts: int = 8) -> nn.Module:
-    """A mixture of transformers', as it is."""
+    """Return a mixture of transformers, unchanged."""
     config = transformers.MixtralConfig(hidden_size=HIDDEN, intermediate_size=16, num_local_experts=num_experts)
     config._experts_implementation = implementation
     torch.manual_seed(4)
@@ -46,7 +46,7 @@ def whole(implementation: str, num_experts: int = 8) -> nn.Module:
 
 
 def part_of(mixture: nn.Module, groups: Groups) -> nn.Module:
-    """This rank's part of it, with its weights."""
+    """Return this rank's part of it, with its weights."""
     config: Any = transformers.MixtralConfig()
     weights = {f"mlp.{name}": p.detach() for name, p in mixture.named_parameters()}
     part = apply(copy.deepcopy(mixture), "mlp", Setting(groups, POLICY, HIDDEN, config))
@@ -55,14 +55,14 @@ def part_of(mixture: nn.Module, groups: Groups) -> nn.Module:
 
 
 def residual(groups: Groups) -> torch.Tensor:
-    """This rank's piece of a residual, equal in all runs."""
+    """Return this rank's piece of a residual, equal in all runs."""
     full = torch.randn(BATCH, SEQUENCE, HIDDEN, generator=torch.Generator().manual_seed(6))
     return placement.residual(groups.tensor, *full.shape).cut(full, groups.coord).requires_grad_()
 
 
 @pytest.mark.parametrize(("layout", "size"), [("1d-2", 2), ("1d-sequence-4", 4), ("2d-4", 4), ("3d-8", 8)])
 def test_a_mixture_sends_its_tokens_twice_each_way(layout: str, size: int) -> None:
-    """As often as its docstring says, and the router's gradient besides."""
+    """The count is that of its docstring, and the router's gradient."""
 
     def rank() -> Fraction:
         groups = Groups(Mesh(tensor=LAYOUTS[layout]))
@@ -77,14 +77,14 @@ def test_a_mixture_sends_its_tokens_twice_each_way(layout: str, size: int) -> No
 
 
 def _whole_results(groups: Groups, implementation: str) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """The output and all gradients, of a loss, of a mixture of six experts."""
+    """Return the output and all gradients of a loss, of a mixture of six experts."""
     part, x = part_of(whole(implementation, num_experts=6), groups), residual(groups)
     y = part(x)
     y.square().sum().backward()
     at = placement.residual(groups.tensor, BATCH, SEQUENCE, HIDDEN)
     assert all(p.grad is not None for p in part.parameters())
     assert x.grad is not None
-    if groups.tensor.zero_over_d:  # what ZeRO does
+    if groups.tensor.zero_over_d:  # ZeRO does this
         for p in part.parameters():
             p.grad = collectives.all_reduce(p.grad, groups.axis("d"))  # type: ignore[arg-type]
     gradients = {name: gather(p.grad, p.placement, groups) for name, p in part.named_parameters()}  # type: ignore[attr-defined, arg-type]
@@ -104,7 +104,7 @@ def _is_the_whole_mixture(tensor: Tensor, implementation: str) -> None:
 
 @pytest.mark.parametrize("implementation", ["eager", "grouped_mm", "batched_mm"])
 def test_products_of_transformers_skip_experts_of_other_ranks(implementation: str) -> None:
-    """In float32, against the plain loop on one rank; with 6 experts on 4 ranks the last rank has none."""
+    """Compared in float32 with the plain loop on one rank; with 6 experts on 4 ranks the last rank has none."""
     _is_the_whole_mixture(LAYOUTS["2d-4"], implementation)
 
 
@@ -114,7 +114,7 @@ def test_ranks_of_d_have_equal_experts_where_zero_shards_over_d(layout: str) -> 
 
 
 def test_places_without_an_expert_are_zeros() -> None:
-    """Of 6 experts on 4 ranks each rank has two places; the last has none to fill."""
+    """With 6 experts on 4 ranks, each rank has two places, and the last rank has no expert for them."""
     held = []
     for rank in range(4):
         groups = Groups.without_processes(Mesh(tensor=LAYOUTS["1d-4"]), rank=rank)

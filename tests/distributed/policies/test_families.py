@@ -36,14 +36,14 @@ NAMES = (
 )
 LAYOUTS = layouts.LAYOUTS | {"cuboid-2-1-2": mesh.Tensor(q=2, z=2, mode="cuboid")}
 NOT_PLAIN = {"gemma2", "t5", "t5, gated", "bloom"}
-"""Families whose layers attend with a soft cap, with a bias, or by code of their own."""
+"""Families whose attention has a soft cap, a bias, or its own code."""
 IMAGES = {"vit", "vit_mae", "swin", "swinv2", "resnet"}
 ON_GRIDS = {"swin": "SwinFor", "swinv2": "Swinv2For"}
 """Families of images, which have no padding."""
 
 
 def refusal(family: str, layout: str) -> str | None:
-    """What a cell says instead, as a pattern; None: it is exact."""
+    """Return the pattern of the error that refuses a cell, or None if it is exact."""
     tensor = LAYOUTS[layout] if layout else mesh.Tensor()
     coord = Mesh(tensor=tensor).coord(0)
     cut = {placement.piece(tensor, coord, cuts(tensor).sequence)[1] for cuts in CUTS}
@@ -63,9 +63,9 @@ CUTS = (placement.residual_cuts, placement.inner_cuts)
 
 @lru_cache
 def by_policy(family: str) -> HuggingFaceModel:
-    """The model of that family, made once, before ranks fork: by its policy, or one that is derived and proven."""
+    """Return a family's model, built once before ranks fork, by its policy or by a derived and proven one."""
     default = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)  # What transformers computes when it makes a model has the default dtype.
+    torch.set_default_dtype(torch.float64)  # transformers computes with the default dtype
     try:
         return HuggingFaceModel(*hf.subject(hf.FAMILIES[family]))
     finally:
@@ -80,7 +80,7 @@ def plain(family: str, padded: bool) -> tuple[dict[str, torch.Tensor], compare.B
 
 
 def off(family: str, layout: str, padded: bool) -> dict[str, float]:
-    """How far each tensor is off on the rank that is farthest."""
+    """Return each tensor's error on the rank with the largest."""
     weights, given, reference = plain(family, padded)
     model, tensor = by_policy(family), LAYOUTS[layout] if layout else mesh.Tensor()
 
@@ -92,7 +92,7 @@ def off(family: str, layout: str, padded: bool) -> dict[str, float]:
 
 
 def is_quick(family: str, layout: str, padded: bool) -> bool:
-    """Whether `make test` runs a cell: each family once, padding on, on layouts in turn; no variants."""
+    """Return whether `make test` runs a cell: each family once with padding, on layouts in turn, without variants."""
     families = [name for name in hf.FAMILIES if "," not in name]
     if not padded or family not in families:
         return False
@@ -105,12 +105,12 @@ EACH_MODE = {
     *("", "1d-2", "1d-sequence-2", "2d-4", "2.5d-8-depth-2", "3d-8", "cuboid-1-2-2-sequence-batch"),
     *("ring-2", "ulysses-2"),
 }
-"""Layouts on which every family is compared; on the others each family by turns, and Llama and GPT-2 on all."""
+"""Layouts on which every family is compared; on the others families take turns, and Llama and GPT-2 run on all."""
 ON_ALL = ("llama", "gpt2")
 
 
 def is_compared(family: str, layout: str, padded: bool) -> bool:
-    """Whether a cell is in the table: padding off, which asks for less, once for each family."""
+    """Return whether a cell is in the table; runs without padding check less, and come once per family."""
     in_turn = NAMES[list(hf.FAMILIES).index(family) % len(NAMES)] == layout
     if not padded:
         return in_turn and family not in IMAGES
@@ -162,7 +162,7 @@ DROPS = {
 
 
 def _copies(name: str, layout: str) -> dict[str, list[torch.Tensor]]:
-    """Gradients with dropout on, by name, of all ranks that hold the same piece; and the whole residual's pieces."""
+    """Return gradients with dropout by name, of all ranks with the same piece, and pieces of the full residual."""
     groups = Groups(mesh.Mesh(tensor=LAYOUTS[layout]))
     family = hf.FAMILIES[name]
     model = HuggingFaceModel(family.classes()[0], family.config(**DROPS[name]))
@@ -197,6 +197,8 @@ QUICK = {("gpt2", "1d-2"), ("gpt2", "2d-4"), ("opt", "1d-sequence-2")}
     sampled((cell for cell in product(DROPS, DROPPING) if not (cell[1] and refusal(*cell))), QUICK),
 )
 def test_copies_have_equal_gradients_with_dropout_on(family: str, layout: str) -> None:
-    """To the bit: GPT-2's dropout after attention stands in a region, and acts on the residual; OPT's is a function."""
+    """They are bitwise equal. GPT-2's dropout after attention is inside a region, and acts on the residual; OPT's is a
+    function.
+    """
     found = on_ranks(mesh.Mesh(tensor=LAYOUTS[layout]).world_size, _copies, family, layout)
     assert len(found[0]) > 20

@@ -1,4 +1,4 @@
-"""What a frozen base costs through DeepSpeed: its weights in the run's dtype, and nothing else."""
+"""Cost of a frozen base model through DeepSpeed: its weights in the run's dtype, and nothing else."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ if not HAS_TRANSFORMERS:
 
 
 class Held(NamedTuple):
-    """What a rank holds after a step of AdamW."""
+    """A rank's memory after a step of AdamW."""
 
     total: int
-    """Parameters of the model, padding included, ..."""
+    """Parameters of the model with padding."""
     trained: int
-    """... and those that adapters are."""
+    """Parameters of adapters."""
     dtypes: set[torch.dtype]
-    """Of frozen weights."""
+    """Dtypes of frozen weights."""
     sharded: int
     """Elements of frozen weights that ZeRO 3 leaves here."""
     gradients: list[str]
-    """Frozen weights that have one."""
+    """Frozen weights that have a gradient."""
     changed: list[str]
-    """Frozen weights that are not as before."""
+    """Frozen weights that have changed."""
     states: int
     """Elements of the optimizer's state."""
 
@@ -72,7 +72,7 @@ CELLS = [(0, "fp32"), *product((1, 2, 3), ("fp32", "bf16"))]
 def test_what_is_frozen_has_weights_alone(zero: int, dtype: str) -> None:
     layout = Layout(2, {}, zero=zero, dtype=dtype, optimizer="AdamW", model="transformers' Llama, LoRA")
     for held in on_ranks(2, _held, layout, init="deepspeed"):
-        # Two blocks; q, v, o and down each [48, 48], [16, 48], [48, 48] and [48, 96] at rank 3.
+        # Two blocks; q, v, o and down are [48, 48], [16, 48], [48, 48] and [48, 96] each, at rank 3.
         assert held.trained == 2 * 3 * (96 + 64 + 96 + 144)
         assert held.total > 10 * held.trained
         assert held.dtypes == {{"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]}, "no fp32 masters"

@@ -1,4 +1,4 @@
-"""transformers' models learn, in 3-D, as they do in one process; the configs differ in `parallel` alone."""
+"""transformers' models learn in 3-D as in one process, from configs that differ in `parallel` alone."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ MODELS = {
     "ViTMAE": ("type='transformers.ViTMAEForPreTraining', pretrained='folder'", learning.Hidden),
 }
 IN_3D = "parallel = dict(pipeline=2, tensor=dict(size=2, mode='1d'))\n"
-"""Of eight ranks: two stages, two replicas, two tensor ranks."""
+"""Eight ranks: two stages, two replicas, two tensor ranks."""
 
 
 def config(model: str, steps: int, parallel: str = "") -> str:
@@ -62,7 +62,7 @@ train = dict(steps={steps}, clip_grad_norm=1.0)
 
 
 def folder_of_mae(tmp_path: Path) -> None:
-    """Save a ViTMAE with positions: transformers begins them with zeros, and does not train them."""
+    """Save a ViTMAE with positions, which transformers initializes with zeros and does not train."""
     sizes = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 8, "intermediate_size": 128}
     decoder = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 8, "intermediate_size": 64}
     of_images = {"image_size": 8, "patch_size": 2, "num_channels": 1, "mask_ratio": 0.5, "initializer_range": 0.1}
@@ -79,7 +79,7 @@ def folder_of_mae(tmp_path: Path) -> None:
 
 
 def steps_of(model: str, path: str, steps: int) -> tuple[Any, Iterator[float]]:
-    """The engine, and the loss of each step as it is taken."""
+    """Return the engine, and the loss of each step as it is taken."""
     given = dslpar.initialize(path, train_data=MODELS[model][1]())
     engine = given.engine
 
@@ -124,7 +124,7 @@ def test_a_language_model_learns_by_a_nat(tmp_path: Path, model: str) -> None:
 
 
 def test_a_masked_autoencoder_halves_its_loss(tmp_path: Path) -> None:
-    """Of pixels of variance 1: what it gives at first is as far off as zeros are, or farther."""
+    """Pixels have variance 1: the initial output is as far off as zeros, or farther."""
     folder_of_mae(tmp_path)
     path = written(tmp_path, config("ViTMAE", 200, IN_3D))
     first, last = on_ranks(8, _first_and_last, "ViTMAE", path, 200, init="deepspeed")[0]

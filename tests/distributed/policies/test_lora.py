@@ -1,4 +1,4 @@
-"""Adapters in every tensor mode against peft's over plain transformers: logits, loss and every gradient, in float64."""
+"""LoRA adapters in every tensor mode against peft over plain transformers: logits, loss, gradients, in float64."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from tests.distributed.policies.test_families import CLOSE, LAYOUTS, NAMES
 from tests.support import hugging_face as hf
 
 QV: dict[str, Any] = {"r": 3, "lora_alpha": 5, "target_modules": ["q_proj", "v_proj"]}
-"""A part of the linears that one product serves; a rank that nothing divides."""
+"""A part of the linears that one product serves, with a rank that nothing divides."""
 CASES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", QV),
     "llama, all": ("llama, tied", {"r": 4, "target_modules": "all-linear", "use_rslora": True}),
@@ -51,12 +51,12 @@ CASES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "opt": ("opt", {"r": 2, "target_modules": ["k_proj", "fc1", "fc2"], "bias": "all"}),
     "phi3": ("phi3", {"r": 4, "target_modules": ["qkv_proj", "down_proj"]}),
 }
-"""Family and keys; GPT-2's and Phi-3's q, k and v are one linear, GPT-2's weights transposed."""
+"""Family and keys. GPT-2's and Phi-3's q, k and v are one linear, and GPT-2's weights are transposed."""
 
 
 @lru_cache
 def expected(case: str, padded: bool) -> tuple[dict[str, Tensor], compare.Batch, compare.Result]:
-    """Weights of the model with peft's adapters, and what it computes."""
+    """Return the weights of the model with peft's adapters, and its results."""
     name, keys = CASES[case]
     family = hf.FAMILIES[name]
     model, weights = hf.plain(family)
@@ -66,7 +66,7 @@ def expected(case: str, padded: bool) -> tuple[dict[str, Tensor], compare.Batch,
         for own, p in wrapped.named_parameters():
             p.data = p.data.double()  # not the module's double(): transformers keeps inv_freq in float32
             if "lora_B" in own:
-                p.copy_(torch.randn_like(p) * 0.3)  # else A has no gradient
+                p.copy_(torch.randn_like(p) * 0.3)  # otherwise A has no gradient
     given, result = compare.reference(wrapped, compare.make_inputs(family.config(), padded=padded))
     weights |= {_plain_name(own): p.detach().clone() for own, p in wrapped.named_parameters() if "lora_" in own}
     gradients = {_plain_name(own): gradient for own, gradient in result.gradients.items()}
@@ -79,7 +79,7 @@ def _plain_name(name: str) -> str:
 
 
 def found(case: str, layout: str, padded: bool) -> compare.Result:
-    """What this rank's piece computes, gathered."""
+    """Return the gathered results of this rank's piece."""
     weights, given, _ = expected(case, padded)
     name, keys = CASES[case]
     family = hf.FAMILIES[name]
@@ -108,7 +108,7 @@ def found(case: str, layout: str, padded: bool) -> compare.Result:
 
 
 def off(case: str, layout: str, padded: bool) -> dict[str, float]:
-    """How far each tensor is off on the rank that is farthest; infinite where there is one too many, or too few."""
+    """Return each tensor's error on the rank with the largest; infinite for a missing or additional tensor."""
     _, _, true = expected(case, padded)
 
     def rank() -> dict[str, float]:
@@ -146,7 +146,7 @@ def test_an_adapter_that_is_another_is_seen() -> None:
 
 
 def _pieces(layout: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """How adapters begin, whole; and their gradients with dropout on, which copies must have alike."""
+    """Return the initial adapters in full, and their gradients with dropout, which copies must share."""
     tensor = LAYOUTS[layout] if layout else mesh.Tensor()
     groups = Groups(mesh.Mesh(tensor=tensor))
     family = hf.FAMILIES["llama"]
@@ -170,7 +170,7 @@ def _pieces(layout: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 @pytest.mark.prove
 @pytest.mark.parametrize("layout", NAMES)
 def test_copies_of_adapters_have_equal_gradients_with_dropout_on(layout: str) -> None:
-    """And begin as in one process: A from U(-1/sqrt(in), 1/sqrt(in)), by its name; B as zeros."""
+    """And they begin as in one process: A from U(-1/sqrt(in), 1/sqrt(in)) by its name, B as zeros."""
     ranks = on_ranks(mesh.Mesh(tensor=LAYOUTS[layout]).world_size, _pieces, layout)
     ((alone, _),) = on_ranks(1, _pieces, "")
     for begins, gradients in ranks:
@@ -183,7 +183,7 @@ def test_copies_of_adapters_have_equal_gradients_with_dropout_on(layout: str) ->
 
 
 def _flops_and_gradients(lora: dict[str, Any] | None) -> tuple[int, int, int]:
-    """Operations of products in the forward and in the backward; tensors that have a gradient."""
+    """Return the products' operations in forward and backward, and the number of tensors with a gradient."""
     groups, family = Groups(mesh.Mesh()), hf.FAMILIES["llama"]
     model = HuggingFaceModel(family.classes()[0], family.config(), lora=lora)
     module, ids = build_module(model, groups, seed=1), compare.make_inputs(family.config())["input_ids"]
@@ -199,8 +199,8 @@ def test_a_frozen_base_costs_no_product_of_weights_gradients() -> None:
     ((whole, whole_backward, _),) = on_ranks(1, _flops_and_gradients, None)
     ((forward, backward, gradients),) = on_ranks(1, _flops_and_gradients, QV)
     assert gradients == 3 * 2 * 2  # three blocks, q and v, A and B
-    assert whole_backward > 1.9 * whole  # of each product, the gradients of both its factors
-    assert backward < 1.3 * forward < 1.3 * 1.1 * whole  # of one factor; of the adapters' small products, both
+    assert whole_backward > 1.9 * whole  # for each product, the gradients of both factors
+    assert backward < 1.3 * forward < 1.3 * 1.1 * whole  # of one factor; for the adapters' small products, of both
 
 
 def test_linears_of_experts_have_no_adapter() -> None:
@@ -211,7 +211,7 @@ def test_linears_of_experts_have_no_adapter() -> None:
 
 
 def _recomputed(interval: int, *, reentrant: bool = False) -> dict[str, Tensor | None]:
-    """Gradients of adapters, where blocks run again in the backward; the first one's input needs no gradient."""
+    """Return adapters' gradients if blocks run again in the backward; the first block's input needs no gradient."""
     groups, family = Groups(mesh.Mesh()), hf.FAMILIES["llama"]
     ids = compare.make_inputs(family.config())["input_ids"]
     model = HuggingFaceModel(family.classes()[0], family.config(), lora=QV | {"lora_dropout": 0.3})
@@ -232,7 +232,7 @@ def _as_torch_s_other_kind(function: Any, group: Any, x: Tensor, **_: bool) -> A
 
 @pytest.mark.prove
 def test_a_frozen_table_loses_no_gradient_where_blocks_are_recomputed() -> None:
-    """To the bit, dropout on. With torch's reentrant kind nothing of the output would need a gradient."""
+    """They are bitwise equal, with dropout. With torch's reentrant checkpoint, no output would need a gradient."""
     (kept,), (again,) = on_ranks(1, _recomputed, 0), on_ranks(1, _recomputed, 1)
     assert len(kept) == 12
     for own, gradient in kept.items():

@@ -1,7 +1,7 @@
-"""27 and 64 ranks, forked, over gloo: logits, loss and every gradient are those of one process, in float64.
+"""27 and 64 forked gloo ranks: logits, loss and every gradient equal those of one process, in float64.
 
-Each rank has a sample, a head or a few features: sizes are the least that divide. So many ranks take turns on the cores
-there are, which is why each layout runs once, with two blocks.
+Each rank has a sample, a head or a few features: sizes are the smallest that divide. So many ranks take turns on few
+cores, so each layout runs once, with two blocks.
 """
 
 from __future__ import annotations
@@ -85,11 +85,11 @@ OWN = {
     "llama": {"norm": "rmsnorm", "activation": "swiglu", "positions": "rotary", "bias": False, "tie_embeddings": False},
     "gpt2": {},
 }
-"""The fields of dslpar's GPT that make it one of transformers' models."""
+"""The fields that turn dslpar's GPT into a transformers model."""
 
 
 def _own(form: str, world: int, tensor: mesh.Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return loss and gradients, whole, of dslpar's GPT, whose first weights depend on no layout."""
+    """Return full loss and gradients of dslpar's GPT, whose initial weights depend on no layout."""
     torch.set_default_dtype(torch.float64)
     sizes, groups = SIZES[world], Groups(Mesh(tensor=tensor))
     model = GPT(

@@ -1,4 +1,4 @@
-"""Programs over transformers' classes that no policy knows: with a loss of their own, and nothing cut, as they are."""
+"""Programs with transformers classes that have no policy: their own loss, and layers that stay whole."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_what_is_cut_needs_a_policy(tmp_path: Path) -> None:
     assert all("TEN234" in each for each in on_ranks(2, rank, init="deepspeed"))
 
 
-# ---- what docs/porting.md shows ----
+# ---- the code in docs/porting.md ----
 
 
 def _example(code: str) -> Any:

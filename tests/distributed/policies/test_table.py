@@ -1,4 +1,4 @@
-"""The table of models, modes, stages and ZeRO in docs/transformers.md is that of the tests."""
+"""The table of models, modes, stages and ZeRO in docs/transformers.md, against the tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model by policy sends, call by call: as much as dslpar's own GPT of the same shape."""
+"""Traffic of a model by policy, call by call: equal to that of dslpar's own GPT of the same shape."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FORMS: Mapping[str, dict[str, Any]] = {
     "llama, tied": LLAMA,
     "gpt2": {"activation": "gelu_tanh"},
 }
-"""The fields of dslpar's GPT that make it the model of that name."""
+"""The fields that turn dslpar's GPT into the model of that name."""
 NAMES = (
     *("1d-2", "1d-sequence-2", "2d-4", "cuboid-1-2-2-sequence-batch", "cuboid-1-2-2-replicated", "3d-8"),
     *("2.5d-8-depth-2", "ring-2", "ulysses-2"),
@@ -45,7 +45,7 @@ def _own(form: str) -> GPT:
 
 
 def _sent(model: LayeredModel, groups: Groups) -> Sent:
-    """What this rank sends in a micro-batch."""
+    """Return this rank's traffic in a micro-batch."""
     module, loss = build_module(model, groups, seed=1), model.loss(groups)
     ids = torch.randint(70, (4, 12), generator=torch.Generator().manual_seed(1))
     with counting(groups) as forward:

@@ -1,4 +1,4 @@
-"""`execute_pipeline`, `no_sync` and `sync_grads` of the engine, ColossalAI's names: the steps of `train_batch`."""
+"""ColossalAI's `execute_pipeline`, `no_sync` and `sync_grads`: the same steps as `train_batch`."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ train = dict(steps={STEPS}, clip_grad_norm=0.5)
 
 
 class Run(NamedTuple):
-    """What one rank saw."""
+    """Results of one rank."""
 
     rows: list[tuple[float, float]]
     """Loss and gradient norm of each step."""
     weights: dict[str, Tensor]
     position: int
-    """Samples that the run has consumed."""
+    """Number of samples that the run has consumed."""
 
 
 def tokens(step: int, ignoring: bool) -> tuple[Tensor, Tensor]:
-    """The ids and labels of a global batch; where `ignoring`, about a fifth of the labels does not count."""
+    """Return the ids and labels of a global batch. If `ignoring`, about a fifth of the labels does not count."""
     generator = torch.Generator().manual_seed(step)
     ids = torch.randint(VOCAB, (GLOBAL, LENGTH + 1), generator=generator)
     labels = ids[:, 1:].clone()
@@ -55,13 +55,13 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def shares(engine: Any, *values: Tensor) -> list[tuple[Tensor, ...]]:
-    """This rank's micro-batches of a global batch; of one batch of the job, or of two."""
+    """Return this rank's micro-batches of a global batch, for one batch of the job or two."""
     data, rank, size = engine.job.mesh.data, engine.groups.coord["data"], engine.job.batch.micro_size
     return list(zip(*(value.split(size)[rank::data] for value in values), strict=True))
 
 
 def run(path: str, step_by: Callable[[Any, list[Any]], float], ignoring: bool) -> Run:
-    """With the model's own loss where labels are ignored, else with the program's."""
+    """Train with the model's own loss if labels are ignored, else with the program's."""
     criterion = None if ignoring else cross_entropy
     engine = dslpar.initialize(path, criterion=criterion, train_data=iter(())).engine
     rows = [(step_by(engine, shares(engine, *tokens(step, ignoring))), engine.grad_norm) for step in range(STEPS)]
@@ -70,7 +70,7 @@ def run(path: str, step_by: Callable[[Any, list[Any]], float], ignoring: bool) -
 
 
 def assert_same(ours: list[Run], theirs: list[Run]) -> None:
-    """Norms and weights to the bit, on every rank; losses but for the order in which a test adds them."""
+    """Compare norms and weights bitwise on every rank; losses up to the order in which a test adds them."""
     for mine, other in zip(ours, theirs, strict=True):
         for (loss, norm), (other_loss, other_norm) in zip(mine.rows, other.rows, strict=True):
             assert loss == pytest.approx(other_loss, rel=1e-6)
@@ -82,7 +82,7 @@ def assert_same(ours: list[Run], theirs: list[Run]) -> None:
 
 
 def layouts(quick: set[tuple[int, int, int]], max_zero: int) -> list[Any]:
-    """(pipe, tensor, ZeRO stage); those that are not quick take long together."""
+    """Return (pipe, tensor, ZeRO stage) of layouts; those outside `quick` take long together."""
     stages = {1: range(max_zero + 1), 2: range(2)}
     rows = [(pipe, tensor, zero) for pipe in (1, 2) for tensor in (1, 2) for zero in stages[pipe]]
     return sampled(rows, quick)
@@ -92,7 +92,7 @@ def layout_of(pipe: int, tensor: int, zero: int) -> str:
     return f"parallel = dict(pipeline={pipe}, data=2, tensor=dict(size={tensor}, mode='1d'))\nzero = {zero}\n"
 
 
-# ---- a batch a step ----
+# ---- a batch per step ----
 
 
 def by_train_batch(engine: Any, batches: list[Any]) -> float:
@@ -107,7 +107,7 @@ def by_execute_pipeline(engine: Any, batches: list[Any]) -> float:
 
 @pytest.mark.parametrize(("pipe", "tensor", "zero"), layouts(set(), max_zero=3))
 def test_a_batch_and_its_step_are_train_batch(tmp_path: Path, pipe: int, tensor: int, zero: int) -> None:
-    """With dropout, and labels that do not count."""
+    """With dropout and ignored labels."""
     batch = f"batch = dict(global_size={GLOBAL}, accumulation=2)\n"
     path, world = written(tmp_path, CONFIG + layout_of(pipe, tensor, zero) + batch), 2 * pipe * tensor
     ours = on_ranks(world, run, path, by_execute_pipeline, True, init="deepspeed")
@@ -131,11 +131,11 @@ def test_a_criterion_and_outputs_are_whole_where_tensor_ranks_cut_logits(tmp_pat
         assert torch.allclose(outputs, whole, rtol=1e-5, atol=1e-6)
 
 
-# ---- several batches a step ----
+# ---- several batches per step ----
 
 
 def half(logits: Tensor, labels: Tensor) -> Tensor:
-    """Half of the loss: of two batches whose gradients add up, the mean."""
+    """Return half of the loss: two batches with summed gradients give the mean."""
     return cross_entropy(logits, labels) / 2
 
 
@@ -155,13 +155,13 @@ def last_synced(engine: Any, batches: list[Any]) -> float:
     for index in range(2):
         with engine.no_sync() if index == 0 else nullcontext():
             loss += engine.execute_pipeline(data_iter, criterion=half)["loss"].item()
-    engine.sync_grads()  # of what is averaged already: nothing
+    engine.sync_grads()  # of averaged gradients: no effect
     engine.step()
     return loss
 
 
 def one_by_one(engine: Any, batches: list[Any]) -> float:
-    """Single micro-batches, none of them with reduction."""
+    """Run single micro-batches, none with reduction."""
     losses = []
     for index, (ids, labels) in enumerate(batches, 1):
         loss = engine.criterion(engine(ids), labels)
@@ -177,7 +177,7 @@ def one_by_one(engine: Any, batches: list[Any]) -> float:
 @pytest.mark.parametrize("step_by", [both_unsynced, pytest.param(last_synced, marks=pytest.mark.prove)])
 @pytest.mark.parametrize(("pipe", "tensor", "zero"), layouts({(2, 1, 1)}, max_zero=1))
 def test_gradients_add_up_without_sync(tmp_path: Path, step_by: Any, pipe: int, tensor: int, zero: int) -> None:
-    """Two batches in one step are one batch of twice as many micro-batches."""
+    """Two batches in one step equal one batch of twice as many micro-batches."""
     text, world = CONFIG + layout_of(pipe, tensor, zero), 2 * pipe * tensor
     halves = written(tmp_path, f"{text}batch = dict(global_size={GLOBAL // 2}, accumulation=2)\n")
     ours = on_ranks(world, run, halves, step_by, False, init="deepspeed")
@@ -200,7 +200,7 @@ SETTINGS = {
         "zero = dict(stage=1, offload_optimizer=dict(device='cpu'))\n",
     ),
 }
-"""Where DeepSpeed keeps or reduces gradients in other ways."""
+"""Settings with which DeepSpeed keeps or reduces gradients differently."""
 
 
 @pytest.mark.prove
@@ -225,7 +225,7 @@ def test_single_micro_batches_without_sync(tmp_path: Path, pipe: int, tensor: in
 
 
 def _replicas_apart(path: str) -> bool:
-    """Whether gradients differ between replicas before they are averaged, and not after."""
+    """Return whether gradients differ between replicas before they are averaged, and are equal afterwards."""
     engine = dslpar.initialize(path, train_data=iter(())).engine
     data = engine.groups.axis("data")
 
@@ -249,13 +249,13 @@ def test_no_sync_does_keep_gradients_apart(tmp_path: Path) -> None:
         assert all(on_ranks(2 * pipe, _replicas_apart, path, init="deepspeed"))
 
 
-# ---- a criterion of the program's, outputs, forward alone ----
+# ---- a program's criterion, outputs, forward alone ----
 
 POINTS = "batch = dict(global_size=16, accumulation={})\ntrain = dict(steps=5, clip_grad_norm=0.5)\n"
 
 
 def whole_batches(engine: Any) -> Iterator[tuple[Tensor, Tensor]]:
-    """This replica's batches, not split into micro-batches."""
+    """Yield this replica's batches, not split into micro-batches."""
     for step in range(POINT_STEPS):
         x, y = (torch.cat(part) for part in zip(*shares(engine, *points(step)), strict=True))
         yield x, y
@@ -292,7 +292,7 @@ def _without_grad(engine: Any, x: Tensor, y: Tensor) -> Any:
 
 
 def test_a_criterion_of_the_programs_and_outputs_on_the_last_stage(tmp_path: Path) -> None:
-    """Against plain torch: the loss is on all stages, and forward alone changes nothing."""
+    """Compared with plain torch: the loss is on all stages, and forward alone changes nothing."""
     ranks = on_ranks(4, _with_criterion, written(tmp_path, PIPE_DATA + POINTS.format(2)), init="deepspeed")
     rows, weights = plain_torch(mlp(), micro_size=4)
     assert_equal([rank[0] for rank in ranks], (rows, weights))
@@ -312,7 +312,7 @@ def test_a_criterion_of_the_programs_and_outputs_on_the_last_stage(tmp_path: Pat
         assert torch.allclose(result["outputs"], mine, rtol=1e-5, atol=1e-6)
 
 
-# ---- what is refused ----
+# ---- refusals ----
 
 
 def _said(act: Callable[[], object]) -> str:
@@ -424,7 +424,7 @@ def _two_batches_a_step(path: str, steps: int) -> Any:
 
 @pytest.mark.prove
 def test_a_resume_goes_on_after_all_batches_of_a_step(tmp_path: Path) -> None:
-    """Two batches of 4 samples a step: no sample twice within an epoch of 40."""
+    """With two batches of 4 samples per step, no sample comes twice within an epoch of 40."""
     folder = f"train = dict(steps=5, output_dir={str(tmp_path / 'out')!r})\n"
     path = written(tmp_path, "batch = dict(global_size=4, accumulation=2)\n" + folder)
     ((began, ended, first),) = on_ranks(1, _two_batches_a_step, path, 2, init="deepspeed")

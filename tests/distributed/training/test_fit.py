@@ -1,4 +1,4 @@
-"""`dslpar.fit`: a program has train.py's loop, its metrics, checkpoints, resume, evaluation, signals and ends."""
+"""`dslpar.fit`: train.py's loop in a program, with metrics, checkpoints, resume, evaluation and signals."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def numbers(records: Iterable[dict[str, Any]]) -> list[float]:
 def test_a_run_that_resumes_on_another_layout_is_the_run_that_did_not_stop(
     tmp_path: Path, first: str, then: str
 ) -> None:
-    """To 1e-5: fp32, where only sums are in another order."""
+    """To 1e-5: in fp32, only the order of sums differs."""
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     whole.mkdir(), cut.mkdir()
     on_ranks(1, program, config(whole), init="deepspeed")
@@ -129,7 +129,7 @@ def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-# ---- an iterable of the program's own ----
+# ---- a program's own iterable ----
 
 
 def _batches() -> list[tuple[Tensor, Tensor]]:
@@ -201,7 +201,7 @@ def test_hooks_are_told_of_steps_evaluations_checkpoints_and_the_end_on_every_ra
 
 
 def test_hooks_are_told_of_a_checkpoint_once_it_is_published(tmp_path: Path) -> None:
-    """That is as the disk has it, but on all ranks alike, in order, and before the next one is begun."""
+    """The order is that on disk, the same on all ranks, and before the next checkpoint begins."""
     first, second = on_ranks(2, _told, config(tmp_path, PIPE), init="deepspeed")
     assert first == second
     assert [told for told in first if told[0] != "save"] == STEPS_TOLD
@@ -225,7 +225,7 @@ def _saves_in_a_hook(path: str) -> list[Any]:
 
 
 def test_a_hook_that_saves_waits_for_what_is_being_written(tmp_path: Path) -> None:
-    """Step 2's is published by the hook's own save of step 3, and told of after it; step 4's is saved once."""
+    """Step 2's checkpoint is published by the hook's save of step 3, and reported after it; step 4 is saved once."""
     expected = ["step_000003", (2, "step_000002"), "step_000004", (4, "step_000004"), (6, "step_000006")]
     for told in on_ranks(2, _saves_in_a_hook, config(tmp_path, DATA), init="deepspeed"):
         assert told == expected
@@ -290,7 +290,7 @@ def test_the_engine_of_another_run_is_refused(tmp_path: Path) -> None:
     assert "fit() with the engine of another run" in said
 
 
-# ---- the command line, and the time that is left ----
+# ---- the command line, and the remaining time ----
 
 
 def test_arguments_of_a_program_stand_among_train_py_s() -> None:

@@ -1,4 +1,4 @@
-"""Parameters and FLOPs are counted once in every layout; MFU is the share of a device's peak."""
+"""Parameter and FLOP counts, equal in every layout; MFU relative to the device's peak."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A program of one's own has what train.py has: save and resume, SIGTERM, a bound for hangs, its folder to itself."""
+"""User programs: save and resume, SIGTERM, the hang timeout, and an exclusive run folder."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def config(folder: Path, text: str = "", more: str = "") -> str:
 
 
 def program(path: str, until: int = STEPS, act: Callable[[Any], None] = lambda engine: None) -> Any:
-    """What the documentation shows: resume, steps, a checkpoint at the end. Losses by step; where it began; weights."""
+    """Run the documented program: resume, steps, a checkpoint. Return losses by step, the first step, and weights."""
     engine = dslpar.initialize(path, model=mlp(), optimizer=sgd).engine
     resumed = engine.resume()
     losses = {}
@@ -123,7 +123,7 @@ def _saves_alone(path: str) -> None:
 
 
 def test_a_program_that_does_not_resume_moves_the_earlier_run_s_checkpoints_aside(tmp_path: Path) -> None:
-    """And nothing that may be the program's own."""
+    """Files that may be the program's own are not moved."""
     on_ranks(1, program, config(tmp_path), 2, init="deepspeed")
     (tmp_path / "out/metrics.jsonl").write_text("mine\n")
     on_ranks(1, _saves_alone, config(tmp_path), init="deepspeed")
@@ -133,7 +133,7 @@ def test_a_program_that_does_not_resume_moves_the_earlier_run_s_checkpoints_asid
 
 
 def test_a_second_program_in_the_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On every rank, and nothing was touched; the lock goes with the process that holds it."""
+    """Every rank refuses, and nothing was touched; the lock ends with the process that holds it."""
     import fcntl
 
     monkeypatch.setattr(run_dir, "_LOCK_TIMEOUT_S", 0.1)
@@ -148,7 +148,7 @@ def test_a_second_program_in_the_folder_is_refused(tmp_path: Path, monkeypatch: 
     assert on_ranks(2, program, path, 1, init="deepspeed")[0][1] is None
 
 
-# ---- under dslpar's own start-up ----
+# ---- under dslpar's own startup ----
 
 
 def started(tmp_path: Path, act: Callable[[Any], None], text: str = ZERO, more: str = "", world: int = 2) -> Any:
@@ -186,9 +186,11 @@ def test_sigterm_to_one_rank_saves_and_ends_all_with_75(tmp_path: Path) -> None:
     assert said.count("done: resumed step_000003, steps [4, 5, 6]") == 2
 
 
-@pytest.mark.prove  # every time: tests/system/test_hangs.py
+@pytest.mark.prove  # `make test` has tests/system/test_hangs.py
 def test_a_hang_in_a_program_is_told_and_ends_it(tmp_path: Path) -> None:
-    """In its own code, while the other ranks wait for it in a step; of four, since two of gloo's send to each other."""
+    """It hangs in its own code while others wait in a step. There are four ranks, since two gloo ranks send to each
+    other.
+    """
 
     def hang_here(engine: Any) -> None:
         if engine.steps_done == 2 and engine.groups.rank == 1:

@@ -1,4 +1,4 @@
-"""`train.check_replicas`: a flipped bit is found in each kind of state, with ranks and step; clean runs are silent."""
+"""`train.check_replicas`: finds a flipped bit in any state, names ranks and step, and is silent otherwise."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.support.sampling import sampled
 
 
 class Layout(NamedTuple):
-    """Sections of a config, and how many ranks it takes."""
+    """Sections of a config, and the number of ranks."""
 
     world: int
     sections: dict[str, Any]
@@ -103,7 +103,7 @@ def _step(engine: Any, step: int) -> None:
 
 
 def _clean(made: Job) -> tuple[list[str], int]:
-    """What a run's comparisons found, and how many things each compared."""
+    """Return what a run's comparisons found, and how many items each compared."""
     engine = engine_of(made)
     check = ReplicaCheck(engine)
     found: list[str] = []
@@ -120,14 +120,14 @@ EACH_TIME = {"data 3, ZeRO 3", "1d sequence, data 2, ZeRO 1, bf16", "2d", "pipe 
 
 @pytest.mark.parametrize("name", sampled(LAYOUTS, EACH_TIME))
 def test_nothing_is_found_in_a_clean_run(name: str) -> None:
-    """In each step, with dropout; that something was compared is counted, and seen by the tests below."""
+    """Every step is compared, with dropout. The number of compared items is checked here, and by the tests below."""
     made = _job(name, steps=STEPS)
     for found, count in on_ranks(LAYOUTS[name].world, _clean, made, init="deepspeed"):
         assert found == []
         assert count >= 7
 
 
-# ---- which ranks hold copies of what ----
+# ---- copies on ranks ----
 
 
 def _copies(made: Job) -> dict[tuple[str, str], Copies]:
@@ -192,7 +192,7 @@ EXPECTED: list[tuple[str, dict[tuple[str, str], Copies | None]]] = [
             ("optimizer's", "settings of group 0"): Copies(("data",)),
         },
     ),
-    # Each stage sums its gradients over replicas in buckets of its own, in another order where there are three.
+    # Each stage sums its gradients over replicas in its own buckets, in another order if there are three replicas.
     ("pipe 2, data 3", {("weight", TABLE): Copies(("data",))}),
 ]
 
@@ -206,7 +206,7 @@ def test_copies_follow_from_placement_stage_of_zero_and_ties(
 
 
 def _copies_over_tensor_axes(made: Job) -> dict[str, tuple[Copies, Copies]]:
-    """Of a vector: as on CPUs, where sums have a fixed order, and as on an accelerator; trained and frozen."""
+    """Return a vector's copies as on CPUs, whose sums have a fixed order, and as on an accelerator; trained, frozen."""
     engine = engine_of(made)
     vector = dict(engine.named_parameters())[NORM]
     found = {}
@@ -220,7 +220,7 @@ def _copies_over_tensor_axes(made: Job) -> dict[str, tuple[Copies, Copies]]:
 
 
 def test_on_accelerators_with_three_replicas_trained_copies_are_compared_over_data_alone() -> None:
-    """NCCL may add up the gradients of each data group in an order of its own; of two terms no order differs."""
+    """NCCL may sum each data group's gradients in its own order; two terms have only one order."""
     for name, over_tensor in (("1d sequence, data 3, ZeRO 1", False), ("1d, data 2", True)):
         found = on_ranks(LAYOUTS[name].world, _copies_over_tensor_axes, _job(name), init="deepspeed")[0]
         own, frozen = found["cuda"]
@@ -235,7 +235,7 @@ def test_on_accelerators_with_three_replicas_trained_copies_are_compared_over_da
 
 @contextmanager
 def _damaged(engine: Any, item: Item) -> Iterator[None]:
-    """Have one bit of it flipped, or another value, within."""
+    """Flip one bit of an item, or replace its value, inside the `with`."""
     if isinstance(item.value, torch.Tensor) and item.kind != "random state":
         bits = item.value.detach().view(-1).view(torch.uint8)
         bits[len(bits) // 2] ^= 4
@@ -264,13 +264,13 @@ _PLAIN: dict[str, Callable[[Any], tuple[Any, str]]] = {
     "optimizer's settings of group 0": lambda engine: (engine.deepspeed.optimizer.param_groups[0], "lr"),
     "seed of the last micro-batch": lambda engine: (vars(engine.deepspeed.module), "micro_batch_seed"),
 }
-"""Where the plain values of some items are; not that of the steps done, by which the loop itself goes."""
+"""Locations of the plain values of some items, without the count of finished steps, which drives the loop."""
 
 
 def _flips(made: Job) -> list[tuple[str, Copies, Difference | None]]:
-    """Damage one item after another on the last rank, of each kind and each kind of copies the first that can be.
+    """Damage one item after another on the last rank: the first possible one of each kind and each kind of copies.
 
-    The bit is flipped while the comparison of a step begins, and back before the next step: the run goes on clean.
+    The bit is flipped while a step's comparison begins, and restored before the next step, so the run continues clean.
     """
     from dslpar.distributed import collectives
 
@@ -300,7 +300,7 @@ def _flips(made: Job) -> list[tuple[str, Copies, Difference | None]]:
 
 
 def _holders(made: Job, rank: int, copies: Copies) -> tuple[int, ...]:
-    """By the mesh alone: the ranks whose other coordinates are that rank's."""
+    """Return the ranks that share all other coordinates with a rank, by the mesh alone."""
     mesh, own = made.mesh, made.mesh.coord(rank)
     free = {*copies.axes} | ({"pipe"} if copies.stages else set())
     coords = {other: mesh.coord(other) for other in range(mesh.world_size)}
@@ -357,7 +357,7 @@ def _kind_of(row: tuple[str, Copies, Difference | None]) -> str:
 
 
 def _late(made: Job, flipped_after: int) -> list[tuple[int, Difference]]:
-    """Differences by the step after which they were known; a weight's bit flips for good on rank 1."""
+    """Return the differences by the step after which they were known; a weight's bit flips permanently on rank 1."""
     engine = engine_of(made)
     check, found = ReplicaCheck(engine), []
     for step in range(8):
@@ -391,7 +391,7 @@ def test_the_majority_is_more_than_half() -> None:
 
 
 def _sent(made: Job) -> tuple[list[str], list[str]]:
-    """Collectives of a step that begins a comparison, and of the step that reads it, beside those of other steps."""
+    """Return the additional collectives of a step that begins a comparison, and of the step that reads it."""
     from unittest.mock import patch
 
     from dslpar.distributed import collectives
@@ -414,7 +414,7 @@ def _sent(made: Job) -> tuple[list[str], list[str]]:
 
 
 def _waits(made: Job) -> Any:
-    """Of a step, the comparison after it, and the step after that."""
+    """Return the waits of a step, of the comparison after it, and of the next step."""
     from benchmarks.device_counter import count_waits
 
     engine = engine_of(made)
@@ -439,6 +439,6 @@ def test_the_host_waits_for_the_device_once_a_step_as_without_comparisons() -> N
 
 
 def test_a_comparison_is_one_all_gather_of_a_few_numbers() -> None:
-    """After the first, in which ranks tell each other what they have copies of."""
+    """In the first comparison, ranks also tell each other what they have copies of."""
     made = _job("1d sequence, data 2, ZeRO 1, bf16", check_replicas=2)
     assert on_ranks(4, _sent, made, init="deepspeed") == [(["start_all_gather"], [])] * 4

@@ -1,4 +1,4 @@
-"""How runs end whose replicas differ: programs, `dslpar.fit` and train.py; what is marked, and what a resume takes."""
+"""Runs whose replicas differ: how programs, `dslpar.fit` and train.py end, and what a resume accepts."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ NAME = "2.weight"
 
 
 def flip(engine: Engine) -> None:
-    """One bit of a weight and its master, on rank 1: so the next gather of ZeRO 1 does not heal it."""
+    """Flip one bit of a weight and its master on rank 1, so that the next gather of ZeRO 1 does not repair it."""
     if engine.groups.rank == 1:
         p = dict(engine.named_parameters())[NAME]
         p.detach().view(-1).view(torch.int32)[3] ^= 1 << 12
 
 
 def _program(path: str, flipped_after: int, own_loop: bool) -> tuple[list[str], str]:
-    """What was saved, and how it ended."""
+    """Return the saved checkpoints, and how the program ended."""
     engine = dslpar.initialize(path, model=mlp(), optimizer=sgd).engine
     saved: list[str] = []
     try:
@@ -131,7 +131,7 @@ def test_a_resume_takes_no_suspect_checkpoint_by_itself(tmp_path: Path, capsys: 
 
 @pytest.fixture
 def damaged_step_3(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 1's weight is wrong from the end of step 3 on: in forks of this process."""
+    """Make rank 1's weight wrong from the end of step 3 on, in forks of this process."""
     step = Engine.step
 
     def damage(engine: Engine) -> None:
@@ -153,7 +153,7 @@ def _fit(path: str, *overrides: str) -> tuple[list[int], str]:
 
 
 def _fit_noting_marks(path: str, *overrides: str) -> dict[int, bool]:
-    """Whether a checkpoint is marked by the time that hooks are told of it, by step; known on the rank that marks."""
+    """Return by step whether a checkpoint is marked when hooks hear of it; the marking rank knows it."""
     marked: dict[int, bool] = {}
 
     def note(event: dslpar.Event) -> None:
@@ -216,7 +216,7 @@ def test_train_py_ends_with_status_1_and_says_which_ranks_differ(tmp_path: Path)
 
 
 class Normed(nn.Module):
-    """With torch's BatchNorm, whose statistics are of a replica's samples. Its SyncBatchNorm runs on GPUs alone."""
+    """A model with torch's BatchNorm, whose statistics are per replica. Its SyncBatchNorm runs only on GPUs."""
 
     def __init__(self) -> None:
         super().__init__()

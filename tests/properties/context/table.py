@@ -1,4 +1,4 @@
-"""Which attention is compared under context parallelism, as data.
+"""Attention cases compared under context parallelism, as data.
 
 CASES          # name -> Case: what attends how, and which tokens
 worlds()       # name -> (cuboid, cases that go with it): what one set of ranks runs
@@ -15,18 +15,19 @@ from typing import NamedTuple
 from dslpar.core.mesh import Tensor
 
 SAMPLES, TOKENS, HIDDEN, HEADS = 4, 48, 128, 32
-"""Heads divide by 8 ranks of ulysses beside 4 of tensor parallelism; tokens by 8 pieces of 2 halves, cut over y once
-more, and into three."""
+"""32 heads divide by 8 ranks of Ulysses beside 4 of tensor parallelism. 48 tokens divide into 8 pieces of 2 halves,
+sharded again over y, and into three.
+"""
 
 
 class Case(NamedTuple):
-    """Attention over whole sequences, and how ranks that cut them attend."""
+    """Attention over whole sequences, and its form on ranks that shard them."""
 
     impl: str
     mask: str
     """'causal', 'full', 'window', 'packed' or 'padded'."""
     kv_groups: int
-    """Queries' heads that share one of keys."""
+    """Query heads per key head."""
 
     @property
     def name(self) -> str:
@@ -48,15 +49,15 @@ BESIDE: Mapping[str, Tensor] = {
 
 
 def cuboid(beside: str, size: int, impl: str) -> Tensor:
-    """Return the cuboid of a context of so many ranks beside a tensor mode; a hybrid of an odd number is a ring."""
+    """Return the cuboid of a context of that many ranks beside a tensor mode; a hybrid of an odd number is a ring."""
     made = replace(BESIDE[beside], d=size, split="sequence", impl=impl, ulysses_size=math.gcd(size, 2))
     return replace(made, zigzag=made.ring > 1)
 
 
 def worlds() -> dict[str, tuple[str, int]]:
-    """Return (what is beside it, ranks of the context) by name."""
+    """Return name -> (tensor mode beside the context, ranks of the context)."""
     return {f"context {size}, {beside}": (beside, size) for size, beside in product(SIZES, BESIDE)}
 
 
 SAMPLE = ("context 4, alone",)
-"""What `make test` runs: hybrid with rings and exchanges. The array of layouts cuts tokens over y as well."""
+"""Sample of `make test`: a hybrid with rings and exchanges. The covering array of layouts also shards tokens over y."""

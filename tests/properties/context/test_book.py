@@ -1,7 +1,7 @@
-"""A book in one sample: 131,072 tokens over eight ranks, trained through DeepSpeed, in memory of a few GB a rank.
+"""A book in one sample: 131,072 tokens over eight ranks through DeepSpeed, in a few GB per rank.
 
-One process could not hold its activations beside other ranks of this machine; that losses are those of one process is
-compared at an eighth of the length, with the same layers.
+One process could not hold its activations beside other ranks of this machine. So the losses are compared with one
+process at an eighth of the length, with the same layers.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def job(tokens: int, context: int) -> Job:
 
 
 def train(made: Job) -> tuple[list[float], int]:
-    """The losses of the steps, and the most bytes that this process had in memory."""
+    """Return the losses of the steps, and this process's peak memory in bytes."""
     from dslpar.distributed.groups import Groups
 
     engine = build_engine(made, Groups(made.mesh), all_counted=True)
@@ -69,7 +69,7 @@ def test_a_book_trains_in_little_memory() -> None:
 @pytest.mark.prove
 @pytest.mark.minutes(8)
 def test_its_losses_are_those_of_one_process() -> None:
-    """Sums of 16,384 terms in fp32, in another order; AdamW divides by roots of small numbers."""
+    """The tolerance covers fp32 sums of 16,384 terms in another order; AdamW divides by roots of small numbers."""
     ((one, _),) = on_ranks(1, train, job(BOOK // 8, 1), init="deepspeed")
     for losses, _ in on_ranks(8, train, job(BOOK // 8, 8), init="deepspeed"):
         assert losses == pytest.approx(one, rel=1e-5)

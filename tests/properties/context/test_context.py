@@ -1,4 +1,4 @@
-"""Attention over cut sequences is attention: output and every gradient, in float64, against one process."""
+"""Attention over sharded sequences: output and every gradient equal one process, in float64."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.ranks import on_ranks
 from tests.support.sampling import sampled
 
 TOLERANCE = 1e-12
-"""Of max|b|: sums of some hundred terms, each rounded by 1e-16."""
+"""Relative to max|b|: sums of some hundred terms, each rounded by 1e-16."""
 WINDOW = 7
 SHAPE = (SAMPLES, TOKENS, HIDDEN)
 
@@ -38,7 +38,7 @@ def attention(groups: Groups, case: Case) -> Attention:
 
 
 def mask_of(case: Case) -> Tensor | None:
-    """Of each sample another: documents of several lengths with padding after them, or padding before all tokens."""
+    """Return a mask per sample: documents of several lengths with padding behind, or padding before all tokens."""
     place, sample = torch.arange(TOKENS), torch.arange(SAMPLES)[:, None]
     if case.mask == "packed":
         documents = 1 + (place + 5 * sample) // 11
@@ -51,7 +51,7 @@ def numbers(seed: int) -> Tensor:
 
 
 def found(groups: Groups, case: Case) -> dict[str, Tensor]:
-    """Output and gradients, whole."""
+    """Return full output and gradients."""
     layer, at = attention(groups, case), placement.residual(groups.tensor, *SHAPE)
     x = at.cut(numbers(1), groups.coord).requires_grad_()
     y = layer(x, mask=mask_of(case))
@@ -62,7 +62,7 @@ def found(groups: Groups, case: Case) -> dict[str, Tensor]:
 
 
 def deviations(beside: str, size: int, whole: dict[str, dict[str, Tensor]]) -> dict[str, float]:
-    """How far each case is off, the worst of its tensors."""
+    """Return the largest deviation of any tensor, by case."""
     groups = {impl: Groups(Mesh(tensor=cuboid(beside, size, impl))) for impl in IMPLS}
     worst = {}
     for name, case in CASES.items():
@@ -77,7 +77,7 @@ def deviations(beside: str, size: int, whole: dict[str, dict[str, Tensor]]) -> d
 
 @pytest.fixture(scope="module")
 def whole() -> dict[str, dict[str, Tensor]]:
-    """Of one process; the implementation does not matter there."""
+    """Return the results of one process; the implementation does not matter there."""
     by_kind = {(case.mask, case.kv_groups): found(Groups(Mesh()), case) for case in CASES.values()}
     return {name: by_kind[case.mask, case.kv_groups] for name, case in CASES.items()}
 

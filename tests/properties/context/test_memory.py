@@ -1,6 +1,6 @@
-"""What long sequences take: a share of one process's memory for each rank, and nothing that grows with their square.
+"""Memory of long sequences: each rank takes a share of one process's memory, and nothing grows quadratically.
 
-One rank of a world whose others are not there: shapes are right, so is what is kept, and kernels compute.
+The tests run one fake rank: shapes and saved tensors are right, and kernels compute.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ MODEL = section.GPT(
 
 
 class Held(NamedTuple):
-    """Elements, of float32."""
+    """Numbers of float32 elements."""
 
     saved: float
-    """What lives between forward and backward, with the input and the output."""
+    """Tensors alive between forward and backward, with the input and the output."""
     peak: float
     largest: float
-    """Of one tensor."""
+    """The largest tensor."""
 
 
 def held_by(layer: torch.nn.Module, forward: Callable[[Tensor], Tensor], x: Tensor) -> Held:
@@ -81,7 +81,7 @@ def of_block(tensor: mesh.Tensor) -> Held:
 
 @pytest.mark.prove
 def test_a_rank_of_n_takes_an_nth_of_the_memory() -> None:
-    """At most 1.1 of that; and what is saved is forecast, but for the output, which the next layer saves."""
+    """The limit is 1.1 of it. The forecast covers all saved tensors but the output, which the next layer saves."""
     tensors = [mesh.Tensor(), *LAYOUTS.values()]
     one, *cut = on_last_ranks(of_block, tensors)
     for tensor, found in zip(tensors, [one, *cut], strict=True):
@@ -91,13 +91,13 @@ def test_a_rank_of_n_takes_an_nth_of_the_memory() -> None:
         saved = float(layer.memory.saved.elements + layer.memory.saved.wide)
         y = TOKENS * HIDDEN / tensor.context
         assert found.saved - y == pytest.approx(saved, rel=0.03)
-        # What `dslpar.forecast.activations` has for a layer that runs: around its widest product, here the MLP's.
+        # the forecast's peak of a running layer: around its widest product, here the MLP's
         widest = max(2 * rows * (depth + columns) for rows, depth, columns in layer.work.products)
         assert found.peak == pytest.approx(saved + widest, rel=0.03)
 
 
 def of_block_by_parts(tensor: mesh.Tensor) -> Held:
-    """Computed again in the backward, its MLP for a 16th of the tokens at a time."""
+    """Recompute the block in the backward, with its MLP for a 16th of the tokens at a time."""
     form = Form(norm="rmsnorm", activation="swiglu", rotary=Rotary(), bias=False)
     block = Block(Groups(Mesh(tensor=tensor)), HIDDEN, HEADS, ffn_hidden_size=FFN, form=form)
     block.mlp_chunks = CHUNKS
@@ -108,7 +108,7 @@ def of_block_by_parts(tensor: mesh.Tensor) -> Held:
 
 @pytest.mark.prove
 def test_the_peak_of_an_mlp_by_parts_is_forecast() -> None:
-    """Within 6 %: attention rules then, whose moments are counted one by one, and what lies around them is not."""
+    """The forecast is within 6 %: attention dominates then, and only its moments are counted one by one."""
     tensors = {"one process": mesh.Tensor(), **LAYOUTS}
     model = replace(MODEL, max_seq_len=CORE_TOKENS)
     for (name, tensor), found in zip(
@@ -136,7 +136,7 @@ CORE_TOKENS, HEAD_DIM, CHUNKS = 8192, 16, 16
 
 
 def of_ring(tensor: mesh.Tensor) -> list[tuple[int, int, float]]:
-    """Heads of queries, of keys, and the peak of attention alone, in heads of this rank's tokens."""
+    """Return query heads, key heads, and the peak of attention alone, in heads of this rank's tokens."""
     found = []
     for heads, kv_heads in ((8, 8), (8, 4), (8, 1)):
         attention = Attention(Groups(Mesh(tensor=tensor)), heads * HEAD_DIM, heads, num_kv_heads=kv_heads, bias=False)
@@ -163,18 +163,18 @@ def of_ring(tensor: mesh.Tensor) -> list[tuple[int, int, float]]:
 def test_the_peak_of_a_ring_s_backward_is_the_one_that_is_told(
     ranks: int, zigzag: bool, beside: tuple[int, int]
 ) -> None:
-    """On the last rank, whose queries attend to half of each other rank's keys."""
+    """The peak is on the last rank, whose queries attend to half of each other rank's keys."""
     tensor = mesh.Tensor(d=ranks, mode="sequence", split="sequence", zigzag=zigzag)
     (peaks,) = on_last_ranks(of_ring, [tensor])
     for heads, kv_heads, peak in peaks:
         given = heads + 2 * kv_heads + 2 * heads + heads / HEAD_DIM  # q, k, v, y, its gradient, and log-sum-exp
         working = beside[0] * heads + beside[1] * kv_heads
-        first = heads + 8 * kv_heads  # of two ranks the first block's gradients, as they are made a message
+        first = heads + 8 * kv_heads  # on two ranks, the first block's gradients while they become a message
         assert peak == pytest.approx(given + max(working, first), rel=0.03)
 
 
 def packed(tensor: mesh.Tensor) -> Held:
-    """Attention with documents: the masks are made, of what lies on an edge."""
+    """Attention with documents, which makes masks for blocks on an edge."""
     layer = Attention(Groups(Mesh(tensor=tensor)), HIDDEN, HEADS, causal=True)
     initialize(layer, layer.groups, seed=1)
     length = TOKENS // 2
@@ -194,7 +194,7 @@ def test_nothing_of_the_square_of_a_piece_is_made(name: str) -> None:
 
 
 def of_loss(tensor: mesh.Tensor) -> tuple[Held, Held]:
-    """Of a head and its loss over a vocabulary of 4,096: whole, and by 16 parts."""
+    """Measure a head with its loss over a vocabulary of 4,096: whole, and in 16 parts."""
     from dslpar.layers import Head
 
     groups, vocab, length = Groups(Mesh(tensor=tensor)), 4096, 4096

@@ -1,3 +1,1 @@
-"""Families of transformers' through DeepSpeed, against plain transformers: `python -m tests.properties.families` runs
-them, prints how far each is off, and writes the record.
-"""
+"""transformers' model families through DeepSpeed: `python -m tests.properties.families` compares and records."""

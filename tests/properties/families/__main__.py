@@ -1,5 +1,5 @@
-"""`python -m tests.properties.families [--left] [--part 1/2] [WORD...]`: runs every row whose name holds all words;
-prints how far each is off, and writes what was seen into the record. `--left`: rows that the record does not have.
+"""`python -m tests.properties.families [--left] [--part 1/2] [WORD...]`: run every row whose name has all words, print
+its deviation, and write it into the record. `--left`: only rows that are missing in the record.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def main(argv: list[str]) -> int:
-    """Print the table; 1 if a row fails, or is out of its bound."""
+    """Print the table. Return 1 if a row fails, or exceeds its bound."""
     parser = argparse.ArgumentParser(prog="python -m tests.properties.families")
     parser.add_argument("--left", action="store_true", help="only rows that the record does not have")
     parser.add_argument("--part", default="1/1", help="every so many-th row, such as 2/3")
@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
 
 
 def _in_turn(rows: Mapping[str, Row]) -> list[str]:
-    """Return the first row of each family, then the second of each: what is wrong with a family is seen early."""
+    """Return the first row of each family, then the second of each, so that an error in a family shows early."""
     seen = Counter[str]()
     turns = {}
     for name, row in rows.items():

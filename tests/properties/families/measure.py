@@ -1,6 +1,6 @@
-"""A row's run through DeepSpeed, plain transformers' in one process and double precision, and how far apart they are.
+"""Run a row through DeepSpeed and through plain transformers in float64, and return how far they are apart.
 
-The reference is transformers' own class with torch's optimizer: neither a policy nor DeepSpeed has a part in it.
+The reference is transformers' own class with torch's optimizer, without a policy and without DeepSpeed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SEED = 1
 
 
 class Curve(NamedTuple):
-    """What a run gives: loss and norm of each step, the weights after the last."""
+    """Results of a run: loss and norm of each step, and the final weights."""
 
     losses: list[float]
     norms: list[float]
@@ -36,7 +36,7 @@ class Curve(NamedTuple):
 
 
 class Deviation(NamedTuple):
-    """The worst of each, relative to the reference; of weights the worst tensor, by max|a - b| / max|b|."""
+    """Largest deviations from the reference; for weights, max|a - b| / max|b| of the worst tensor."""
 
     loss: float
     norm: float
@@ -44,11 +44,11 @@ class Deviation(NamedTuple):
 
 
 BOUND = Deviation(1e-6, 1e-6, 2e-6)
-"""float32, of which sums in another order are noise: one process is as far from double precision."""
+"""float32: sums in another order are noise, and one process is as far from double precision."""
 
 
 class Samples:
-    """Random tokens; where `padded`, of four lengths, and no label counts where there is padding."""
+    """Random tokens. If `padded`, samples have four lengths, and labels of padding do not count."""
 
     def __init__(self, problem: Problem) -> None:
         family = hf.FAMILIES[problem.family]
@@ -67,7 +67,7 @@ class Samples:
         self.labels = [tokens, *(torch.randint(0, 2, (len(ids),), generator=generator) for _ in others)]
 
     def batch(self, samples: list[int], numbers: Sequence[int]) -> tuple[Any, Any]:
-        """Inputs and labels, one tensor or a tuple of them."""
+        """Return inputs and labels, each one tensor or a tuple of tensors."""
         inputs, labels = ([value[samples] for value in values] for values in (self.inputs.values(), self.labels))
         return _alone_or_all(inputs), _alone_or_all(labels)
 
@@ -86,7 +86,7 @@ def run(row: Row) -> Curve:
         assert (other_losses, other_norms) == (losses, norms), "ranks disagree"
         for name, weight in held.items():
             first = weights.setdefault(name, weight)
-            # Tied copies: the data all-reduce of each stage sums in an order of its own, so these may differ by it.
+            # Tied copies may differ by rounding: each stage's data all-reduce sums in its own order.
             is_copied = row.pipe > 1 and row.tied
             assert torch.equal(first, weight) or (is_copied and _apart(first, weight) < 1e-6), f"{name} differs"
     return Curve(losses, norms, weights)
@@ -112,7 +112,7 @@ def _rank(row: Row) -> Curve:
 
 @lru_cache
 def reference(problem: Problem) -> Curve:
-    """The same run without DeepSpeed, without any policy; every operation in double precision."""
+    """Run the same without DeepSpeed and policy, with every operation in double precision."""
     curve: Curve = on_ranks(1, _reference, problem, init=None)[0]
     return curve
 
@@ -162,25 +162,25 @@ def _reference(problem: Problem) -> Curve:
 
 
 class _Numbers:
-    """Samples that are their own numbers."""
+    """Samples that are their own indices."""
 
     def __init__(self, num_samples: int) -> None:
         self.num_samples = num_samples
 
     def batch(self, samples: list[int], numbers: Sequence[int]) -> Any:
-        """The numbers."""
+        """Return the indices."""
         return samples
 
 
 def _split(model: Any, p: Tensor, sources: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yield transformers' tensors that a parameter is made of, by name."""
+    """Yield the transformers tensors that a parameter is made of, by name."""
     lengths = [model.get_parameter(source.name).shape[1 if source.transposed else 0] for source in sources]
     for source, part in zip(sources, torch.split(p, lengths), strict=True):
         yield source.name, part.t() if source.transposed else part
 
 
 def _loss(model: Any, inputs: dict[str, Tensor], labels: tuple[Tensor, ...]) -> Tensor:
-    """The sum of the mean losses of the model's outputs, over labels that count."""
+    """Return the sum of the mean losses of the model's outputs, over counted labels."""
     settings = {} if "bert" in model.config.model_type else {"use_cache": False}
     with compare.in_float64():
         output = model(**{name: x.long() if "mask" in name else x for name, x in inputs.items()}, **settings)
@@ -192,11 +192,11 @@ def _loss(model: Any, inputs: dict[str, Tensor], labels: tuple[Tensor, ...]) -> 
         return torch.stack(losses).sum()
 
 
-# ---- how far apart ----
+# ---- deviations ----
 
 
 def deviation(row: Row, curve: Curve) -> Deviation:
-    """How far a run is from plain transformers."""
+    """Return the deviation of a run from plain transformers."""
     true = reference(row.problem)
     assert curve.weights.keys() == true.weights.keys()
     weights = [_apart(curve.weights[name], weight) for name, weight in true.weights.items()]
@@ -208,13 +208,13 @@ def _worst(values: list[float], true: list[float]) -> float:
 
 
 def _largest(values: list[float]) -> float:
-    """NaN is no small deviation, as `max` has it, but the largest."""
+    """Return the largest value, with NaN as the largest of all; `max` would ignore it."""
     return max(math.inf if math.isnan(value) else value for value in values)
 
 
 JUST_MOVED = 1e-2
-"""Tensors that are nowhere larger are measured by this: gains and biases that were zeros three steps ago. What they
-are is a sum of gradients that cancel, so its noise is that of the summands; what got lost is as large as they are.
+"""Smallest reference size of a tensor: gains and biases that were zeros three steps ago may be smaller. They are sums
+of gradients that cancel, so their noise is that of the summands. A lost term is as large as the summands.
 """
 
 

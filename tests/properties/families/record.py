@@ -1,6 +1,6 @@
-"""What was seen when rows ran: proven.jsonl, a line a row, written by `python -m tests.properties.families`.
+"""The record of rows that ran: proven.jsonl, a line per row, written by `python -m tests.properties.families`.
 
-The tables of pages are made of it, so they say what ran; a test compares its rows with those of the table of tests.
+The pages' tables are made from it, so they show what ran. A test compares its rows with the table of tests.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from tests.properties.families.table import ROWS
 PATH = Path(__file__).with_name("proven.jsonl")
 
 Seen = Mapping[str, float]
-"""Worst relative deviations of a row from plain transformers: of loss, norm and weights."""
+"""Largest relative deviations of a row from plain transformers: loss, norm and weights."""
 
 
 def read() -> dict[str, Seen]:
-    """Return what was seen of each row that ran, in the order of the file."""
+    """Return the results of each row that ran, in the file's order."""
     lines = PATH.read_text().splitlines() if PATH.exists() else []
     return dict(json.loads(line) for line in lines)
 
 
 def add(name: str, seen: Seen) -> None:
-    """Put in what was seen of a row, in the place of what stood there; rows that are no more go. Safe in parallel."""
+    """Add or replace the result of a row, and drop rows that no longer exist. Safe in parallel."""
     with _locked():
         found = read() | {name: {what: float(f"{value:.1e}") for what, value in seen.items()}}
         lines = [json.dumps([row, found[row]]) + "\n" for row in ROWS if row in found]
@@ -38,7 +38,7 @@ def add(name: str, seen: Seen) -> None:
 
 @contextmanager
 def _locked() -> Iterator[None]:
-    """Hold the folder, so that runs beside each other keep each other's rows."""
+    """Lock the folder, so that parallel runs keep each other's rows."""
     folder = os.open(PATH.parent, os.O_RDONLY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)

@@ -1,10 +1,10 @@
-"""Which families run in which layouts, as data: modes, stages, replicas, ZeRO, ties, recomputing and padding in pairs.
+"""Layouts that each family runs in, as data: modes, stages, replicas, ZeRO, ties, recomputing, padding in pairs.
 
     ROWS           # name -> Row: what trains
     REFUSED        # name -> Row: what lint refuses, by the code that `refusal` gives
 
-Each family has every pair of two values that go together, of any two factors, in layouts of up to 8 ranks (pairwise
-testing: Cohen et al., The AETG System, 1997); a cell that does not train is refused by a finding.
+Each family has every legal pair of values of any two factors, in layouts of up to 8 ranks (pairwise testing: Cohen et
+al., The AETG System, 1997). A cell that does not train is refused by a finding.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from tests.support import hugging_face as hf
 
 STEPS, SAMPLES, CLIP, VOCABULARY = 3, 16, 0.3, 259
-"""The norm is above 0.3, so that clipping acts in every step; every mode must pad 259 rows of tokens."""
+"""The gradient norm is above 0.3, so clipping acts in every step. Every mode must pad 259 rows of tokens."""
 OPTIMIZER = {"type": "SGD", "lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}
 
 MODES: Mapping[str, Mapping[str, Any] | None] = {
@@ -40,8 +40,8 @@ MODES: Mapping[str, Mapping[str, Any] | None] = {
 OF_SEQUENCES = ("ring 2", "ulysses 2")
 
 TIES = {"t5": (True,), "bert, with the next sentence": (True,)}
-"""Whether the head is tied to the table, of families that have not both: T5's config no longer asks, and BERT's has
-a bias that nobody reads if it is not.
+"""Whether the head is tied to the table, for families with only one choice: T5's config has no such key any more, and
+an untied BERT has an unused bias.
 """
 FAMILIES = (
     *("llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3", "phi3", "olmo2", "gpt_neox", "gpt2", "opt"),
@@ -53,9 +53,9 @@ UNKNOWN = {
     "opt": ("num_key_value_heads", "intermediate_size", "initializer_range"),
     "mixtral": ("moe_intermediate_size",),
 }
-"""Sizes there that a family's config class does not have: a config that is written out may not say them."""
+"""Sizes in `hugging_face` that a family's config class lacks; a config as text must leave them out."""
 NOT_PLAIN = ("gemma2", "bloom", "t5")
-"""Families whose layers attend with a soft cap, or with a bias."""
+"""Families whose attention has a soft cap or a bias."""
 
 
 class Row(NamedTuple):
@@ -72,24 +72,24 @@ class Row(NamedTuple):
 
     @property
     def world(self) -> int:
-        """Ranks."""
+        """Return the number of ranks."""
         tensor = MODES[self.mode]
         return self.pipe * self.data * (tensor["size"] if tensor else 1)
 
     @property
     def problem(self) -> Problem:
-        """What the reference depends on."""
+        """Return what the reference depends on."""
         return Problem(self.family, self.tied, self.padded)
 
     def config(self) -> dict[str, Any]:
-        """The row as a config's sections."""
+        """Return the row as a config's sections."""
         cls = hf.FAMILIES[self.family].classes()[0].__name__
         parallel: dict[str, Any] = {"pipeline": self.pipe} if self.pipe > 1 else {}
         if tensor := MODES[self.mode]:
             parallel["tensor"] = dict(tensor)
         zero: dict[str, Any] = {"stage": self.zero}
         if self.zero == 3:
-            zero["stage3_param_persistence_threshold"] = 0  # else parameters as small as these are never let go
+            zero["stage3_param_persistence_threshold"] = 0  # else small parameters are never partitioned
         return {
             "model": {"type": f"transformers.{cls}", "config": self.problem.sizes()},
             **({"parallel": parallel} if parallel else {}),
@@ -103,21 +103,21 @@ class Row(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The row in words."""
+        """Return the row in words."""
         said = [self.mode, f"pipe {self.pipe}", f"data {self.data}", f"ZeRO {self.zero}"]
         said += ["tied" if self.tied else "untied"]
         return f"{self.family}: " + ", ".join([*said, *["recompute"] * self.recompute, *["padding"] * self.padded])
 
 
 class Problem(NamedTuple):
-    """What a run computes, whatever the layout."""
+    """The computation of a run, independent of the layout."""
 
     family: str
     tied: bool
     padded: bool
 
     def sizes(self) -> dict[str, Any]:
-        """The model's config: the one of the comparison in float64, with two blocks in each list."""
+        """Return the model's config: the one of the comparison in float64, with two blocks in each list."""
         unknown = UNKNOWN.get(self.family, ())
         sizes = {name: size for name, size in hf.FAMILIES[self.family].sizes.items() if name not in unknown}
         few = {
@@ -128,14 +128,14 @@ class Problem(NamedTuple):
 
 
 def refusal(row: Row) -> str:
-    """The code of the finding that refuses a cell; empty: it trains."""
+    """Return the code of the finding that refuses a cell; "" if it trains."""
     if row.mode in OF_SEQUENCES and row.family in NOT_PLAIN:
         return "TEN134"
     return "ZER101" if row.pipe > 1 and row.zero > 1 else ""
 
 
 def cells(family: str, ties: Sequence[bool]) -> Iterator[Row]:
-    """Every cell of a family on up to 8 ranks; with ZeRO there are replicas wherever they have room."""
+    """Yield every cell of a family on up to 8 ranks. With ZeRO, replicas take all remaining ranks."""
     for values in product(MODES, (1, 2), (1, 2), (0, 1, 2, 3), ties, (False, True), (False, True)):
         row = Row(family, *values)
         room = row.world <= 8
@@ -145,7 +145,7 @@ def cells(family: str, ties: Sequence[bool]) -> Iterator[Row]:
 
 @cache
 def covering(ties: Sequence[bool], is_plain: bool) -> Sequence[Row]:
-    """Cells in which all pairs of values meet that may meet: the one with the most that is new for what it costs."""
+    """Return cells that cover all legal pairs of values, each time the cell with the most new pairs for its cost."""
     family = FAMILIES[0] if is_plain else NOT_PLAIN[0]
     found = {row: set(combinations(enumerate(row[1:]), 2)) for row in cells(family, ties) if not refusal(row)}
     left, chosen = set().union(*found.values()), list[Row]()
@@ -158,7 +158,7 @@ def covering(ties: Sequence[bool], is_plain: bool) -> Sequence[Row]:
 
 
 def _agree(row: Row, turn: int) -> int:
-    """Return how many of a row's switches are as the bits of `turn`: of equal rows, switches take turns."""
+    """Return how many of a row's switches match the bits of `turn`, so that switches vary among equal rows."""
     return sum(value == bool(turn >> bit & 1) for bit, value in enumerate(row[5:]))
 
 

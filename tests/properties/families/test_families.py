@@ -1,4 +1,4 @@
-"""Families of transformers' through DeepSpeed: three steps are those of plain transformers, or lint refuses them."""
+"""transformers' families through DeepSpeed: three steps equal plain transformers, or lint refuses them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from tests.properties.families.measure import BOUND, deviation, reference, run
 from tests.properties.families.table import FAMILIES, REFUSED, ROWS, TIES, cells, refusal
 
 QUICK = "gemma: 1d 2, pipe 2, data 1, ZeRO 0, tied, recompute"
-"""What `make test` runs: stages, tensor ranks, a tied and scaled table, and recomputing."""
+"""Sample of `make test`: stages, tensor ranks, a tied and scaled table, and recomputation."""
 
 
 def of_each_family() -> list[str]:
-    """Of each family a row of two stages and tensor ranks, and one of ZeRO 3.
+    """Return two rows per family: one with two stages and tensor ranks, one with ZeRO 3.
 
-    The arrays of tests/properties/layouts hold one process to plain transformers, and the layout to one process; these
-    go from one to the other at once. `python -m tests.properties.families` runs all rows, and records them.
+    The arrays of tests/properties/layouts compare one process with plain transformers, and the layout with one process.
+    These rows compare the layout with plain transformers directly. `python -m tests.properties.families` runs and
+    records all rows.
     """
     found = {QUICK: None}
     for family in FAMILIES:
@@ -63,7 +64,7 @@ def test_every_pair_of_values_that_may_meet_meets(family: str) -> None:
 
 
 def test_the_record_is_of_the_rows_that_there_are() -> None:
-    """What pages say was seen: each row ran, within its bound."""
+    """Pages show recorded results: each row ran, within its bound."""
     seen = record.read()
     assert list(seen) == list(ROWS), "out of date: python -m tests.properties.families --left"
     bounds = BOUND._asdict()

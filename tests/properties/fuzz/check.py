@@ -1,10 +1,10 @@
-"""One input through the linter, watched: what it costs, what it does to the machine, whether its findings are sound.
+"""Run the linter on one input and watch it: its cost, its side effects, and whether its findings are sound.
 
     report = run(range(1000))        # in this process, which is spent: an audit hook cannot be taken off
     report.failures, report.slowest
 
-The hook is Python's own (PEP 578): opening for writing, starting programs, sockets, code objects and imports pass it,
-whoever asks for them.
+The hook is Python's audit hook (PEP 578). It sees every opening for writing, program start, socket, code object and
+import.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ HOSTS = "hosts"
 
 
 class Failure(NamedTuple):
-    """What went wrong with an input."""
+    """A problem with an input."""
 
     seed: int
     kind: str
@@ -56,21 +56,21 @@ class Failure(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What was seen of many inputs."""
+    """Results of many inputs."""
 
     failures: list[Failure]
     slowest: tuple[float, int]
-    """CPU seconds, and the seed."""
+    """CPU seconds and the seed."""
     kinds: Counter[str]
     codes: Counter[str]
     cpu_s: float
 
 
-# ---- what may not happen ----
+# ---- forbidden actions ----
 
 
 class Watch:
-    """Notes what the process does while it is on."""
+    """Records what the process does while it is on."""
 
     def __init__(self) -> None:
         self.on = False
@@ -87,10 +87,10 @@ def _reads_a_config(args: tuple[Any, ...]) -> bool:
     writes = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
     if not isinstance(path, str) or (flags or 0) & writes or set(mode or "r") & set("wax+"):
         return False
-    if path == "<string>":  # Python 3.13's tokenizer looks there for the line of an error
+    if path == "<string>":  # Python 3.13's tokenizer looks there for an error's line
         return True
     is_own_text = path.startswith(str(ROOT / "dslpar" / "core" / "catalog"))  # of findings, read when one is made
-    # Configs; what describes a tokenizer or a model; and, by any name but in no other folder, the template of a chat.
+    # Configs, descriptions of tokenizers and models, and chat templates (any name, but in no other folder).
     return is_own_text or path.endswith((".py", ".yaml", ".yml", ".json")) or os.path.dirname(path) == os.getcwd()
 
 
@@ -99,7 +99,7 @@ def _never(args: tuple[Any, ...]) -> bool:
 
 
 def load_everything() -> None:
-    """What the linter imports where it needs it; from then on, an import would be somebody else's."""
+    """Import in advance what the linter imports on demand, so that any later import counts as an action."""
     for name in (*_LATE, *_modules_of_lint()):
         import_module(name)
     frameworks()  # read once, from dslpar's own tables
@@ -132,7 +132,7 @@ _WATCHED: Mapping[str, Any] = {
 
 
 def run(seeds: Iterable[int], folder: Path, progress: Any = None) -> Report:
-    """All of them; `progress` is told each seed before it is tried."""
+    """Check all seeds; `progress` is called with each seed before it is tried."""
     os.chdir(folder)
     load_everything()
     watch = Watch()
@@ -154,8 +154,8 @@ def run(seeds: Iterable[int], folder: Path, progress: Any = None) -> Report:
 
 
 def one(given: Input, watch: Watch) -> tuple[list[str], float, Sequence[Finding]]:
-    """What is wrong, the linter's CPU seconds, and its findings."""
-    Path(given.name).unlink(missing_ok=True)  # to write over a file costs more than to make one
+    """Return the problems, the linter's CPU seconds, and its findings."""
+    Path(given.name).unlink(missing_ok=True)  # overwriting a file costs more than creating one
     Path(given.name).write_bytes(given.data)
     watch.seen.clear()
     watch.on = True
@@ -177,15 +177,15 @@ def one(given: Input, watch: Watch) -> tuple[list[str], float, Sequence[Finding]
     wrong += [f"{cpu_s:.2f} s of CPU"] if cpu_s > MAX_CPU_S else []
     for finding in found:
         wrong += [f"{finding.code} {said}: {finding}"[:600] for said in unsound(finding, sources, given)]
-    shown.encode()  # what cannot be printed raises here
+    shown.encode()  # raises here if it cannot be printed
     return wrong, cpu_s, found
 
 
-# ---- what changes a text ----
+# ---- changed texts ----
 
 
 def repaired(given: Input, found: Sequence[Finding], path: str) -> list[str]:
-    """What is wrong with the text that `dslpar lint --fix` would write."""
+    """Return problems of the text that `dslpar lint --fix` would write."""
     if not any(finding.fix for finding in found):
         return []
 
@@ -208,7 +208,7 @@ def _parses(text: str) -> bool:
 
 
 def imported(given: Input) -> list[str]:
-    """What is wrong with the file that `dslpar import` would write of some of the inputs."""
+    """Return problems of the file that `dslpar import` would write, for some of the inputs."""
     if given.seed % 16 or not given.data.isascii() or len(given.data) > 20_000:
         return []
     name = tuple(TABLES)[given.seed // 16 % len(TABLES)]
@@ -223,7 +223,7 @@ def imported(given: Input) -> list[str]:
 
 
 def unsound(finding: Finding, sources: Mapping[str, str], given: Input) -> list[str]:
-    """What is wrong with a finding."""
+    """Return problems of a finding."""
     wrong = [*_misplaced(finding.location, sources, given)]
     if finding.severity == "error" and not finding.help:
         wrong.append("has no help")
@@ -237,7 +237,7 @@ def unsound(finding: Finding, sources: Mapping[str, str], given: Input) -> list[
 
 
 def _misplaced(place: Location, sources: Mapping[str, str], given: Input) -> list[str]:
-    """Whether the place is inside of its file."""
+    """Return problems of a place, such as being outside of its file."""
     if place.path not in {given.name, HOSTS, COMMAND_LINE, WORLD, *sources}:
         return ["has a path of no file"]
     if place.path not in sources:
@@ -257,7 +257,7 @@ def _misplaced(place: Location, sources: Mapping[str, str], given: Input) -> lis
 
 
 def in_processes(seeds: range, folder: Path, processes: int = 2) -> Report:
-    """The seeds shared out; a process that crashes or hangs is a failure of the seed that it was at."""
+    """Split the seeds over processes. A process that crashes or hangs is a failure of its current seed."""
     workers = [_Worker(seeds[index::processes], folder / str(index)) for index in range(processes)]
     reports = [worker.report() for worker in workers]
     return Report(
@@ -270,7 +270,7 @@ def in_processes(seeds: range, folder: Path, processes: int = 2) -> Report:
 
 
 class _Worker:
-    """A fork that runs a share of the seeds."""
+    """A fork that checks a share of the seeds."""
 
     def __init__(self, seeds: range, folder: Path) -> None:
         folder.mkdir()
@@ -295,10 +295,10 @@ class _Worker:
 
     def _note(self, seed: int) -> None:
         self.at[:] = struct.pack("q", seed)
-        signal.setitimer(signal.ITIMER_PROF, 5)  # ends the process: even code that no exception reaches
+        signal.setitimer(signal.ITIMER_PROF, 5)  # ends the process even in code that no exception reaches
 
     def report(self) -> Report:
-        """What it saw."""
+        """Return its results."""
         with open(self.reading, "rb") as reading:
             data = reading.read()
         _, status = os.waitpid(self.pid, 0)

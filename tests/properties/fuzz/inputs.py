@@ -1,11 +1,11 @@
-"""Random inputs of `dslpar lint`, each from its own seed: a config file as bytes, overrides, a hostfile, a world.
+"""Random inputs of `dslpar lint`, one per seed: a config file as bytes, overrides, a hostfile, a world.
 
     given = sample(17)
     given.name, given.data, given.overrides, given.hostfile, given.world
 
-Most are shipped configs, examples of rules' pages and the oracle's samples, changed by bytes, tokens or lines; the
-rest is grown from a grammar of Python that is wider than the language, or is YAML and JSON. The mix is AFL's (flips,
-splices, a dictionary of tokens) with a grammar beside it, as atheris and fuzzingbook have it.
+Most are shipped configs, examples of rules' pages and the oracle's samples, with changed bytes, tokens or lines. The
+rest is generated from a grammar of Python that is wider than the config language, or is YAML and JSON. The mix is AFL's
+(flips, splices, a dictionary of tokens) with a grammar, as in atheris and fuzzingbook.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MODEL = "model = dict(type='GPT', num_layers=8, hidden_size=96, num_heads=24, vo
 
 
 class Input(NamedTuple):
-    """What one run of the linter is given."""
+    """The input of one run of the linter."""
 
     seed: int
     kind: str
@@ -40,7 +40,7 @@ class Input(NamedTuple):
 
 
 def sample(seed: int) -> Input:
-    """The input of that seed."""
+    """Return the input of a seed."""
     rng = Random(f"fuzz {seed}")
     kind = rng.choices(list(_KINDS), weights=[weight for _, weight in _KINDS.values()])[0]
     given: Input = _KINDS[kind][0](rng)
@@ -52,7 +52,7 @@ def sample(seed: int) -> Input:
 
 @cache
 def corpus() -> tuple[str, ...]:
-    """Shipped configs, and both examples of each rule."""
+    """Return shipped configs, and both examples of each rule."""
     texts = [path.read_text() for path in sorted((ROOT / "configs").rglob("*.py")) if path.name != "__init__.py"]
     for rule in RULES:
         sections = split_page(rule.text())[1]
@@ -62,7 +62,7 @@ def corpus() -> tuple[str, ...]:
 
 @cache
 def words() -> tuple[str, ...]:
-    """A dictionary: every word of the corpus, and what is dangerous."""
+    """Return a dictionary: every word of the corpus, and dangerous words."""
     return (*sorted({word for text in corpus() for word in re.findall(r"\w+|'\w+'", text)}), *_DANGEROUS)
 
 
@@ -106,7 +106,7 @@ def _base(rng: Random) -> str:
 
 
 def _bytes(rng: Random) -> Input:
-    """Bytes are flipped, inserted, left out, doubled."""
+    """Flip, insert, remove and double bytes."""
     data = bytearray(_base(rng).encode())
     for _ in range(rng.choice((1, 1, 2, 5, 30))):
         at = rng.randrange(len(data) + 1)
@@ -128,7 +128,7 @@ _TOKEN = re.compile(r"\w+|'[^'\n]*'|\s+|.", re.DOTALL)
 
 
 def _tokens(rng: Random) -> Input:
-    """Words and signs change places, or are replaced by others."""
+    """Swap words and signs, or replace them."""
     tokens = _TOKEN.findall(_base(rng))
     for _ in range(rng.choice((1, 1, 1, 2, 4, 12))):
         at = rng.randrange(len(tokens))
@@ -148,7 +148,7 @@ def _tokens(rng: Random) -> Input:
 
 
 def _numbers(rng: Random) -> Input:
-    """Values are other values: what the rules look at."""
+    """Change values, which the rules look at."""
     text = _base(rng)
     places = [*re.finditer(r"(?<![\w.])\d[\d.e-]*(?![\w.])|'\w+'|True|False", text)]
     for place in sorted(rng.sample(places, min(len(places), rng.choice((1, 1, 2, 3)))), key=re.Match.start)[::-1]:
@@ -158,7 +158,7 @@ def _numbers(rng: Random) -> Input:
 
 
 def _spliced(rng: Random) -> Input:
-    """Lines of two files, some of them twice or indented."""
+    """Splice lines of two files, some of them doubled or indented."""
     lines = _base(rng).splitlines() + _base(rng).splitlines()
     rng.shuffle(lines)
     kept = [rng.choice(("", "", "", "  ", "\t")) + line for line in lines[: rng.randint(1, 30)]]
@@ -166,7 +166,7 @@ def _spliced(rng: Random) -> Input:
 
 
 def _encoded(rng: Random) -> Input:
-    """Another encoding, or a declaration of one."""
+    """Use another encoding, or a declaration of one."""
     text = _base(rng)
     if rng.random() < 0.5:
         return _file(rng, f"# -*- coding: {rng.choice(('latin-1', 'utf-7', 'rot13', 'utf-16'))} -*-\n{text}".encode())
@@ -177,7 +177,7 @@ def _encoded(rng: Random) -> Input:
 
 
 def _grown(rng: Random) -> Input:
-    """Python that is partly of the language."""
+    """Generate Python that is partly inside the language."""
     lines = [_statement(rng, 0) for _ in range(rng.randint(1, 8))]
     text = (MODEL if rng.random() < 0.5 else "") + "\n".join(lines) + "\n"
     return _file(rng, text.encode("utf-8", "surrogatepass"))
@@ -193,7 +193,7 @@ def _statement(rng: Random, depth: int) -> str:
 
 @cache
 def words_of_keys() -> tuple[str, ...]:
-    """Names that may be keys."""
+    """Return names that may be keys."""
     return tuple(word for word in words() if word.isidentifier())
 
 
@@ -210,7 +210,7 @@ def _expression(rng: Random, depth: int) -> str:
 
 
 def _filled(form: str, rng: Random, depth: int, name: str = "") -> str:
-    """A form with something in each of its <places>: what the form does not need is never made."""
+    """Fill each <place> of a form. Unneeded parts are never made."""
     return re.sub(
         "<([a-z]+)>", lambda place: name or "x" if place[1] == "name" else _PLACES[place[1]](rng, depth), form
     )
@@ -260,7 +260,7 @@ _PLACES: Mapping[str, Callable[[Random, int], str]] = {
 
 
 def _yaml(rng: Random) -> Input:
-    """Sections as YAML or JSON, changed."""
+    """Generate changed sections as YAML or JSON."""
     data = {rng.choice((*SECTIONS, "resolved", "x")): _value(rng, 0) for _ in range(rng.randint(0, 6))}
     text = json.dumps(data, indent=rng.choice((None, 1, 4)), allow_nan=True)
     for _ in range(rng.choice((0, 1, 3))):
@@ -304,7 +304,7 @@ def _value(rng: Random, depth: int) -> Any:
 
 
 def _large(rng: Random) -> Input:
-    """Deep, long or many."""
+    """Generate deep, long or numerous structures."""
     n = rng.choice((30, 200, 3000))
     one = rng.choice(
         (
@@ -323,11 +323,11 @@ def _large(rng: Random) -> Input:
     return _file(rng, (MODEL + one + "\n").encode())
 
 
-# ---- what stands around a file ----
+# ---- around a file ----
 
 
 def _overridden(rng: Random) -> Input:
-    """A whole config, and command lines of all kinds."""
+    """Generate a whole config, with command lines of all kinds."""
     return _file(rng, _base(rng).encode())._replace(
         overrides=tuple(_override(rng) for _ in range(rng.randint(1, 4))), world=rng.choice((None, 1, 8, 10**9))
     )
@@ -343,7 +343,7 @@ def _override(rng: Random) -> str:
 
 
 def _hosts(rng: Random) -> Input:
-    """A hostfile."""
+    """Generate a hostfile."""
     lines = [
         rng.choice(("a", "b", "node1", "localhost", "", "é", "#", "10.0.0.1", "x" * 999))
         + rng.choice((" ", "  ", "\t", "", "\x0c", "\u3000"))

@@ -1,4 +1,4 @@
-"""No input makes the linter crash, hang or do anything; whatever it finds has a place in the file."""
+"""Fuzzing: no input makes the linter crash, hang or act, and every finding has a place in the file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ALL = 100_000
 
 
 def check(report: Report) -> None:
-    """Prints what the slowest was; fails with the first of what went wrong."""
+    """Print the slowest input, and fail with the first problem."""
     cpu_s, seed = report.slowest
     print(f"slowest: {cpu_s:.3f} s of CPU, sample({seed}); all: {report.cpu_s:.0f} s; {len(report.codes)} codes seen")
     assert not report.failures, "\n".join(map(str, report.failures[:10]))
@@ -42,7 +42,7 @@ def test_100_000_inputs(tmp_path: Path) -> None:
 
 
 def _seen(action: str) -> list[str]:
-    """What the watch notes of one action."""
+    """Return what the watch records of one action."""
     load_everything()
     watch = Watch()
     actions = {

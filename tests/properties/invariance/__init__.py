@@ -1,3 +1,3 @@
-"""Promise 1 over ten steps: one layout or more of each optimizer and precision. `python -m tests.properties.invariance`
-runs and prints all; what three steps show, in every combination, is tests/properties/layouts.
+"""Promise 1 over ten steps: at least one layout per optimizer and precision. `python -m tests.properties.invariance`
+runs and prints all. tests/properties/layouts covers every combination in three steps.
 """

@@ -1,5 +1,5 @@
-"""`python -m tests.properties.invariance [WORD...]`: runs every layout whose name holds all words; prints how far each
-is off.
+"""`python -m tests.properties.invariance [WORD...]`: run every layout whose name has all words, and print its
+deviation.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from tests.properties.invariance.layouts import LAYOUTS, bound_of
 
 
 def main(words: list[str]) -> int:
-    """Prints the table; 1 if a row is out of its bound."""
+    """Print the table. Return 1 if a row exceeds its bound."""
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     from tests.properties.invariance.measure import deviation, run

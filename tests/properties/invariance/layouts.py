@@ -1,7 +1,7 @@
-"""Layouts that are followed for ten steps: each optimizer and precision, in pipelines and with ZeRO.
+"""Layouts that run for ten steps: each optimizer and precision, in pipelines and with ZeRO.
 
-What a layout computes in three steps is proved by tests/properties/layouts, in every combination; here is what takes
-longer to show, or is not computed in fp32: momenta that have settled, loss scales that grow, masters beside weights.
+tests/properties/layouts proves three steps of every combination. These rows have effects that take longer, or are not
+computed in fp32: settled momenta, growing loss scales, master weights.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GPT = {"num_layers": 4, "hidden_size": 48, "num_heads": 12, "vocab_size": 250, "
 """12 heads divide by 2, 3 and 4; 250 rows need padding in all of these. Some rows of the table have two layers."""
 LLAMA = GPT | {"num_kv_heads": 4, "ffn_hidden_size": 96, "norm": "rmsnorm", "activation": "swiglu", "bias": False}
 STEPS, SAMPLES, CLIP = 10, 16, 0.3
-"""The norm is above 0.3, so that clipping acts in every step."""
+"""The gradient norm is above 0.3, so clipping acts in every step."""
 
 OPTIMIZERS: Mapping[str, Any] = {
     "SGD": sections.SGD(lr=0.1, momentum=0.9, weight_decay=0.01),
@@ -33,18 +33,18 @@ OPTIMIZERS: Mapping[str, Any] = {
 }
 
 UNCLIPPED = sections.SGD(lr=0.02, momentum=0.9, weight_decay=0.01)
-"""Steps as large as those that are clipped: with larger ones the noise of fp32 itself grows from step to step."""
+"""Steps as large as the clipped ones: with larger steps, fp32's own noise grows from step to step."""
 
 
 class Layout(NamedTuple):
-    """One row: a world, how it is divided, and what else may matter."""
+    """One row: a world, its layout, and other settings that may matter."""
 
     world: int
     parallel: dict[str, Any]
     zero: int = 0
     tied: bool = True
     ignoring: bool = False
-    """Whether a part of the labels does not count, a different number in each micro-batch."""
+    """Whether part of the labels does not count, with a different number in each micro-batch."""
     dtype: str = "fp32"
     optimizer: str = "SGD"
     """A name in `OPTIMIZERS`."""
@@ -52,38 +52,38 @@ class Layout(NamedTuple):
     """A name in `MODELS`."""
     accumulation: int = 2
     offload: tuple[str, ...] = ()
-    """What lives on the CPU: "optimizer", "param"."""
+    """State on the CPU: "optimizer", "param"."""
     recompute: int = 0
     """Interval of activation checkpointing; 0: none."""
     scale: dict[str, Any] | None = None
     """fp16: DeepSpeed's keys of the loss scale."""
     clip: bool = True
-    """Whether the norm is clipped to CLIP; with SGD alone."""
+    """Whether the norm is clipped to CLIP; only with SGD."""
     num_layers: int = GPT["num_layers"]
-    """Of a transformer."""
+    """Layers of a transformer."""
     compiled: bool = False
-    """Whether torch compiles the layers, its graphs run by the kernels that they are of."""
+    """Whether torch compiles the layers; the graphs run with the uncompiled kernels."""
     overlap: bool | str = False
-    """Whether collectives of products are cut into parts that run under them; the value of comm_overlap."""
+    """Value of comm_overlap: whether collectives are split into parts that run under products."""
     gather: bool = False
-    """Whether weights are gathered under the next forward, in buckets that are small."""
+    """Whether weights are gathered under the next forward, in small buckets."""
     chunks: int = 1
-    """Parts of the tokens for the loss; with recomputation also for MLPs, and what it stores waits on the CPU."""
+    """Parts of the tokens for the loss. With recomputation also for MLPs, and stored activations are offloaded."""
     schedule: tuple[str, int] = ("1f1b", 1)
-    """The pipeline's, and the stages that each rank holds."""
+    """The pipeline schedule, and the number of stages per rank."""
 
     @property
     def problem(self) -> Problem:
-        """What the reference depends on."""
+        """Return what the reference depends on."""
         problem = Problem(self.model, self.tied, self.ignoring, self.optimizer, self.clip, self.num_layers)
         takes_statistics = self.model in OF_MICRO_BATCHES
         return problem._replace(micro_size=self.job().batch.micro_size) if takes_statistics else problem
 
     def job(self) -> Job:
-        """The Job of this row."""
+        """Return the job of this row."""
         extra: dict[str, Any] = {f"offload_{what}": {"device": "cpu"} for what in self.offload}
         if self.zero == 3:
-            extra["stage3_param_persistence_threshold"] = 0  # else parameters as small as these are never let go
+            extra["stage3_param_persistence_threshold"] = 0  # else small parameters are never partitioned
         if self.gather:
             extra["allgather_bucket_size"] = 1000
         recompute = None
@@ -126,7 +126,7 @@ class Layout(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """What a run computes, whatever the layout."""
+    """The computation of a run, independent of the layout."""
 
     model: str
     tied: bool
@@ -135,7 +135,7 @@ class Problem(NamedTuple):
     clip: bool
     num_layers: int
     micro_size: int = SAMPLES
-    """Samples that a forward sees at once: it matters where statistics are taken of them."""
+    """Samples per forward, which matter for batch statistics."""
 
 
 def _gpt(tied: bool) -> section.GPT:
@@ -148,7 +148,7 @@ def _llama(tied: bool) -> section.GPT:
 
 
 def _layers_cfg(tied: bool) -> sections.OtherModel:
-    """By a config alone; the first layer has a matrix and nothing else, the last no bias."""
+    """Make layers by a config alone; the first layer has only a matrix, and the last has no bias."""
     return sections.OtherModel(
         target="Sequential",
         args={
@@ -169,7 +169,7 @@ def _layers_cfg(tied: bool) -> sections.OtherModel:
 
 
 class Mlp(nn.Sequential):
-    """An nn.Sequential of someone's own, which draws its weights when it is made."""
+    """A user's nn.Sequential, which draws its weights when it is made."""
 
     def __init__(self, width: int) -> None:
         layers = [nn.Embedding(GPT["vocab_size"], width), nn.Linear(width, width), nn.Tanh(), nn.LayerNorm(width)]
@@ -181,7 +181,7 @@ def _sequential(tied: bool) -> sections.OtherModel:
 
 
 def _transformers_llama(tied: bool) -> sections.OtherModel:
-    """transformers' own code, by a policy that is derived."""
+    """transformers' own code, by a derived policy."""
     config = {
         "num_hidden_layers": 2,
         "hidden_size": GPT["hidden_size"],
@@ -196,7 +196,7 @@ def _transformers_llama(tied: bool) -> sections.OtherModel:
 
 
 def _transformers_llama_lora(tied: bool) -> sections.OtherModel:
-    """The same, frozen, with adapters beside a part of what one product serves."""
+    """The same, frozen, with adapters on part of what one product serves."""
     lora = sections.LoRA(r=3, lora_alpha=12, target_modules=("q_proj", "v_proj", "o_proj", "down_proj"))
     return replace(_transformers_llama(tied), lora=lora)
 
@@ -211,7 +211,7 @@ _ENCODER = _NO_DROPOUT | {
 
 
 def _transformers_bert(tied: bool) -> sections.OtherModel:
-    """Masked tokens and whether a sentence is the next."""
+    """Masked tokens, and next-sentence prediction."""
     config = _ENCODER | {"vocab_size": GPT["vocab_size"], "max_position_embeddings": GPT["max_seq_len"]}
     return sections.OtherModel(target="transformers.BertForPreTraining", args={"config": config})
 
@@ -234,7 +234,7 @@ def _transformers_t5(tied: bool) -> sections.OtherModel:
 
 
 def _transformers_vit(tied: bool) -> sections.OtherModel:
-    """Classes of images of 7 patches by 1, and the token of the class."""
+    """Image classification with 7 x 1 patches and the class token."""
     config = _ENCODER | {"image_size": [28, 4], "patch_size": 4, "num_channels": 2, "num_labels": 5}
     return sections.OtherModel(target="transformers.ViTForImageClassification", args={"config": config})
 
@@ -245,9 +245,10 @@ _IMAGES = {"image_size": SQUARE, "num_channels": 2, "num_labels": 5, "initialize
 
 
 def _transformers_swin(tied: bool, name: str = "Swin") -> sections.OtherModel:
-    """Classes of images of 8 x 8 patches: windows of 4 x 4, of which each second block shifts four, and then one.
+    """Image classification with 8 x 8 patches: 4 x 4 windows, shifted in every second block; first four windows, then
+    one.
 
-    SwinV2 divides queries by their lengths: with heads of 4 features, fp32 leaves 5e-6 of noise in plain transformers'
+    SwinV2 divides queries by their lengths. With heads of 4 features, fp32 noise is 5e-6 in plain transformers'
     gradients, too.
     """
     sizes = {
@@ -263,7 +264,7 @@ def _transformers_swin(tied: bool, name: str = "Swin") -> sections.OtherModel:
 
 
 def _transformers_mae(tied: bool) -> sections.OtherModel:
-    """Pixels of half of 16 patches, by the other half."""
+    """Predict the pixels of half of 16 patches from the other half."""
     decoder = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
     sizes = {"patch_size": 4, "mask_ratio": 0.5} | {f"decoder_{name}": size for name, size in decoder.items()}
     config = _ENCODER | {"num_hidden_layers": 2} | _IMAGES | sizes
@@ -277,9 +278,7 @@ def _transformers_resnet(tied: bool) -> sections.OtherModel:
 
 
 OF_MICRO_BATCHES = ("transformers' ResNet",)
-"""Models whose batch norms take statistics of a micro-batch: equal micro-batches, whoever computes them, are equal
-maths.
-"""
+"""Models whose batch norms take statistics per micro-batch: the maths is equal only with equal micro-batches."""
 
 
 def _transformers_gpt2(tied: bool) -> sections.OtherModel:
@@ -339,16 +338,16 @@ def _transformers_qwen3_moe(tied: bool) -> sections.OtherModel:
 
 
 def _resmlp(tied: bool) -> ResMLP:
-    """Classes of images of 36 patches."""
+    """Image classification with 36 patches."""
     sizes = {"image_size": 12, "patch_size": 2, "num_channels": 2, "ffn_hidden_size": 96}
     return ResMLP(num_layers=4, hidden_size=GPT["hidden_size"], num_classes=5, **sizes)
 
 
 def _moco(tied: bool) -> MoCo:
-    """Two views of images of 9 patches, and the class token."""
+    """Two views of images with 9 patches and the class token."""
     sizes = {"image_size": 6, "patch_size": 2, "num_channels": 2, "ffn_hidden_size": 96}
     heads = {"num_heads": GPT["num_heads"], "projection_size": 96, "projection_hidden_size": 192}
-    # With the paper's temperature and eps, small batches of small images make more of fp32's noise from step to step.
+    # With the paper's temperature and eps, small batches of small images amplify fp32's noise from step to step.
     calm = {"temperature": 1.0, "layernorm_eps": 1e-2, "momentum": 0.9}
     return MoCo(num_layers=2, hidden_size=GPT["hidden_size"], **sizes, **heads, **calm)
 
@@ -375,20 +374,22 @@ MODELS: Mapping[str, Callable[[bool], Any]] = {
     "ResMLP": _resmlp,
     "MoCo": _moco,
 }
-"""By name: (whether weights are tied) to a model section. Another model's row is `Layout(..., model="its name")`; it
-takes ids [batch, sequence] and gives logits [batch, sequence, vocabulary], or what `Samples.batch` has of its name."""
+"""Name -> function from (whether weights are tied) to a model section. A row of another model is `Layout(...,
+model="its name")`. The model maps ids [batch, sequence] to logits [batch, sequence, vocabulary], or takes what
+`Samples.batch` makes for its name.
+"""
 
 
 LEGACY = ("data", "pipe", "tensor")
 
 
 def pipe(size: int, **more: Any) -> dict[str, Any]:
-    """A pipeline."""
+    """Return the sections of a pipeline."""
     return {"pipeline": sections.PipelineParallel(size=size, **more)}
 
 
 def tensor(mode: str, size: int, **more: Any) -> dict[str, Any]:
-    """A tensor group."""
+    """Return the sections of a tensor group."""
     return {"tensor": sections.TensorParallel(size=size, mode=mode, **more)}
 
 
@@ -403,18 +404,18 @@ MODES: Mapping[str, Callable[[str], dict[str, Any]]] = {
     "ring 2": lambda keep: tensor("sequence", 2, keep=keep),
     "ulysses 2": lambda keep: tensor("sequence", 2, impl="ulysses", keep=keep),
 }
-"""By the panels that are kept."""
+"""Name -> function from the kept panels to sections."""
 HELD: Mapping[str, dict[str, Any]] = {
     "x": {"residual": "sequence", "inner": "batch"},
     "w": {"residual": "replicated", "inner": "heads"},
     "both": {"residual": "batch", "inner": "heads"},
     "none": {"residual": "hidden", "inner": "batch"},
 }
-"""A way to keep the residual and the inner activations of a cuboid with each."""
+"""A way to keep the residual and the inner activations of a cuboid, for each choice of kept panels."""
 ONE = Layout(1, {})
 STATIC, DYNAMIC = {"loss_scale": 1024.0}, {"initial_scale_power": 12}
 LAYOUTS: dict[str, Layout] = {
-    # SGD, of which weights are compared to 1e-6 after ten steps
+    # SGD, with weights compared to 1e-6 after ten steps
     "one process": ONE,
     "no clipping": ONE._replace(clip=False),
     "data 2": Layout(2, {}, ignoring=True),
@@ -426,7 +427,7 @@ LAYOUTS: dict[str, Layout] = {
     "AdamW, one process": ONE._replace(optimizer="AdamW"),
     "AdamW, pipe 2, data 2": Layout(4, pipe(2), optimizer="AdamW"),
     "AdamW, data 2, 2d 4, ZeRO 2": Layout(8, tensor("2d", 4), zero=2, optimizer="AdamW"),
-    # others that act elementwise
+    # other elementwise optimizers
     "RMSprop, one process": ONE._replace(optimizer="RMSprop"),
     "RMSprop, data 2, 1d 2, ZeRO 3": Layout(4, tensor("1d", 2), zero=3, optimizer="RMSprop"),
     "Adagrad, one process": ONE._replace(optimizer="Adagrad"),
@@ -475,7 +476,9 @@ LAYOUTS: dict[str, Layout] = {
 
 
 def _lean(row: Layout) -> Layout:
-    """With two layers where ranks send most, with ZeRO 3 and in tensor groups of 4 and more; not where four are cut."""
+    """Use two layers for rows with much traffic, ZeRO 3, and tensor groups of 4 or more, unless four layers are
+    partitioned.
+    """
     pipeline, group = row.parallel.get("pipeline"), row.parallel.get("tensor")
     even = pipeline is None or (pipeline.size == 2 and not pipeline.counts and not pipeline.stage_ids)
     sends = row.zero == 3 or (group is not None and group.size >= 4)
@@ -486,7 +489,7 @@ LAYOUTS = {name: _lean(row) for name, row in LAYOUTS.items()}
 
 
 class Bound(NamedTuple):
-    """Largest relative deviation from the reference, of what a run gives."""
+    """Largest relative deviations of a run from the reference."""
 
     loss: float
     grad_norm: float
@@ -494,19 +497,18 @@ class Bound(NamedTuple):
 
 
 def bound_of(layout: Layout) -> Bound:
-    """What is claimed, and why.
+    """Return the claimed bounds of a layout.
 
-    fp32: the promise, 1e-6; what was measured, 4e-7 at worst, is the noise of summation orders, as in one process.
-    Of SwinV2 weights to 1e-5: it divides queries and keys by their lengths, and 2.6e-6 was measured in one process.
-    AdamW divides by the root of the second moment: where a gradient is small, its noise becomes a step; 5e-5 of the
-    weights in one process too, key biases left out, whose true gradient is 0; the bound leaves a factor of five.
-    MoCo: the BatchNorm of its heads subtracts again most of what a bias adds, so a bias's gradient is what is left of
-    larger numbers; 4e-6 of the weights in one process too.
-    bf16 keeps 8 bits, 4e-3 of a number: weights, activations and gradients round at each layer, while the reference
-    does not round at all. A loss averages that over its tokens, a norm over its elements; a weight that has just
-    moved from 0 is off by a few roundings. Measured 2e-4, 2e-3 and 2e-2, in one process as in many.
-    fp16 keeps 11 bits, so an eighth of each; measured 2e-5, 2e-4 and 1.2e-3. That gradients neither vanish nor overflow
-    is the loss scale's doing: without one (scale 1) the norm is off by a hundredth.
+    fp32: 1e-6, as promised. The largest measured value, 4e-7, is noise of summation orders, as in one process. SwinV2's
+    weights: 1e-5, since it divides queries and keys by their lengths; one process measured 2.6e-6. AdamW divides by the
+    root of the second moment, so the noise of a small gradient becomes a step: 5e-5 of the weights in one process, too,
+    without key biases, whose true gradient is 0. The bound leaves a factor of five. MoCo: the BatchNorm of its heads
+    subtracts most of what a bias adds, so the bias's gradient is a small difference of larger numbers: 4e-6 of the
+    weights in one process, too. bf16 keeps 8 bits, 4e-3 of a number: weights, activations and gradients round at each
+    layer, and the reference does not round at all. A loss averages the rounding over its tokens, a norm over its
+    elements. A weight that has just moved from 0 is off by a few roundings. Measured: 2e-4, 2e-3 and 2e-2, in one
+    process as in many. fp16 keeps 11 bits, so an eighth of each. Measured: 2e-5, 2e-4 and 1.2e-3. The loss scale keeps
+    gradients from vanishing and overflowing: without one (scale 1) the norm is off by a hundredth.
     """
     bounds = {"bf16": Bound(1e-3, 1e-2, 5e-2), "fp16": Bound(1.25e-4, 1.25e-3, 6.25e-3)}
     if layout.dtype in bounds:

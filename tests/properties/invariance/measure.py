@@ -1,4 +1,4 @@
-"""One layout's run, the reference's, and how far they are apart."""
+"""Run one layout and its reference, and return how far they are apart."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.support.symmetric_memory import fused_products_on_cpus
 from tests.support.warm import import_transformers
 
 TIMEOUT_S, COMPILED_TIMEOUT_S = 240, 600
-"""Of a run: each rank compiles its layers itself, 4 s of a core."""
+"""Time limits of a run: each rank compiles its layers itself, for 4 s on a core."""
 TABLES = (
     *("embedding.tokens.weight", "model.embed_tokens.weight", "transformer.wte.weight", "shared.weight"),
     "bert.embeddings.word_embeddings.weight",
@@ -39,11 +39,11 @@ TABLES = (
 
 
 NO_GRADIENT = ("moco.encoder.norm.bias", "moco.momentum_encoder.norm.bias")
-"""Zero but for rounding: the BatchNorm after it subtracts what is added to every sample."""
+"""Zero apart from rounding: the following BatchNorm subtracts what is added to every sample."""
 
 
 class Curve(NamedTuple):
-    """What a run gives: loss and norm of each step, the weights after the last."""
+    """Results of a run: loss and norm of each step, and the final weights."""
 
     losses: list[float]
     norms: list[float]
@@ -51,9 +51,9 @@ class Curve(NamedTuple):
 
 
 class Samples:
-    """Random tokens, some far more frequent than others, as in text: gradients then have a direction, not noise alone.
+    """Random tokens, some far more frequent than others, as in text, so that gradients have a direction beside noise.
 
-    Where `ignoring`, about a third of the labels does not count, in some rows all.
+    If `ignoring`, about a third of the labels does not count, and in some rows none does.
     """
 
     def __init__(self, ignoring: bool, num_samples: int = 50, model: str = "") -> None:
@@ -79,7 +79,7 @@ class Samples:
         self.noise = torch.rand(num_samples, 16, generator=generator)
 
     def batch(self, samples: Sequence[int], numbers: Sequence[int]) -> tuple[Any, Any]:
-        """Inputs and labels, as the model takes them."""
+        """Return inputs and labels as the model takes them."""
         ids, labels, mask = self.tokens[samples, :-1], self.labels[samples], self._mask(samples)
         if self.model == "transformers' BERT":
             return (ids, mask, (ids > 9).long()), (labels.masked_fill(~mask, -100), self.classes[samples] % 2)
@@ -103,7 +103,7 @@ class Samples:
 
 
 def run(layout: Layout) -> Curve:
-    """Trains on this layout's ranks, through DeepSpeed."""
+    """Train on this layout's ranks, through DeepSpeed."""
     ranks = run_ranks(layout)
     losses, norms, _ = ranks[0]
     weights: dict[str, Tensor] = {}
@@ -111,18 +111,18 @@ def run(layout: Layout) -> Curve:
         assert (other_losses, other_norms) == (losses, norms), "ranks disagree"
         for name, weight in held.items():
             first = weights.setdefault(name, weight)
-            # Tied copies: the data all-reduce of each stage sums in an order of its own, so these may differ by it.
+            # Tied copies may differ by rounding: each stage's data all-reduce sums in its own order.
             tied = layout.tied and name in TABLES
             assert torch.equal(first, weight) or (tied and _apart(first, weight.double()) < 1e-6), f"{name} differs"
     return Curve(losses, norms, weights)
 
 
 Held = tuple[list[float], list[float], dict[str, Tensor]]
-"""Losses, norms, and the weights of a rank's stage, whole."""
+"""Losses, norms, and the full weights of a rank's stage."""
 
 
 def run_ranks(layout: Layout, before: Callable[[], None] = lambda: None) -> list[Held]:
-    """What each rank gives; `before` is called in each first."""
+    """Return each rank's results; `before` is called first on each rank."""
     if layout.model.startswith("transformers'"):
         import_transformers(MODELS[layout.model](layout.tied).target.rpartition(".")[2])
     return on_ranks(layout.world, _rank, layout, before, init="deepspeed")
@@ -160,7 +160,7 @@ def _trained(layout: Layout) -> Held:
 
 @lru_cache
 def reference(problem: Problem) -> Curve:
-    """The same run without DeepSpeed and without any parallelism; every operation in double precision."""
+    """Run the same without DeepSpeed and parallelism, with every operation in double precision."""
     curve: Curve = on_ranks(1, _reference, problem, init=None)[0]
     return curve
 
@@ -219,18 +219,18 @@ def _double(value: Any) -> Any:
     return value.double() if value.is_floating_point() else value
 
 
-# ---- how far apart ----
+# ---- deviations ----
 
 
 def out_of_bound(layout: Layout) -> str:
-    """Run a layout, and return how far it is off; empty: no farther than `bound_of` claims."""
+    """Run a layout, and return its excess over `bound_of`, or ""."""
     off, bound = deviation(layout, run(layout)), bound_of(layout)
     within = all(value <= most for value, most in zip(off, bound, strict=True))
     return "" if within else f"{off} is out of {bound}"
 
 
 def deviation(layout: Layout, curve: Curve) -> Bound:
-    """The worst of each, relative to the reference; of weights the worst tensor, by max|a - b| / max|b|."""
+    """Return the largest deviations from the reference; for weights, max|a - b| / max|b| of the worst tensor."""
     true = reference(layout.problem)
     assert curve.weights.keys() == true.weights.keys()
     weights = [
@@ -246,20 +246,20 @@ def _worst(values: list[float], true: list[float]) -> float:
 
 
 def _largest(values: list[float]) -> float:
-    """NaN is no small deviation, as `max` has it, but the largest."""
+    """Return the largest value, with NaN as the largest of all; `max` would ignore it."""
     return max(math.inf if math.isnan(value) else value for value in values)
 
 
 def _apart(a: Tensor, b: Tensor) -> float:
     assert a.shape == b.shape
     if not (a.any() or b.any()):
-        return 0.0  # such as positions that transformers begins with zeros, and freezes
+        return 0.0  # such as positions that transformers initializes with zeros and freezes
     return float((a.double() - b).abs().max() / b.abs().max())
 
 
 def _counted(name: str, weight: Tensor, layout: Layout) -> Tensor:
-    """Without key biases where steps do not shrink with the gradient: their true gradient is 0, and the
-    optimizer makes whole steps of its noise.
+    """Leave out key biases if steps do not shrink with the gradient: their true gradient is 0, and the optimizer makes
+    full steps of its noise.
     """
     if not (layout.optimizer != "SGD" and name.endswith("qkv.bias")):
         return weight

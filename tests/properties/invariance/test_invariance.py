@@ -1,4 +1,4 @@
-"""Ten steps of one process, whatever the layout, optimizer and precision; and the test can fail."""
+"""Ten steps equal one process, for every layout, optimizer and precision; and the test can fail."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _BOTH = pipe(2) | tensor("1d", 2)
 
 
 def _norm_with_flags(layout: Layout, flags: str) -> float:
-    """The norm of the first step, owner flags set on purpose otherwise."""
+    """Return the norm of the first step, with deliberately changed owner flags."""
     from dslpar.data.order import micro_batches
     from dslpar.distributed.groups import Groups
     from dslpar.engine.build import build_engine
@@ -64,7 +64,7 @@ def _norm_with_flags(layout: Layout, flags: str) -> float:
     engine = build_engine(job, Groups(job.mesh), all_counted=True)
     for _, p in engine.named_parameters():
         placement = placement_of(p)
-        if flags == "natural" and placement is not None:  # "this parameter is cut", as Megatron-LM sets them
+        if flags == "natural" and placement is not None:  # "this parameter is sharded", as Megatron-LM sets them
             p.tensor_model_parallel = placement.local_shape != placement.padded  # type: ignore[attr-defined]
         if flags == "tied copies" and getattr(p, "ds_pipe_replicated", False):
             p.tensor_model_parallel = True  # type: ignore[attr-defined]
@@ -82,7 +82,7 @@ def test_without_owner_flags_the_norm_is_wrong(flags: str) -> None:
 
 
 def test_a_run_with_other_weights_is_seen() -> None:
-    """`deviation` looks at every tensor: one weight of one tensor, moved by a millionth of the largest, is enough."""
+    """`deviation` looks at every tensor: moving one weight of one tensor by a millionth of the largest is enough."""
     layout = LAYOUTS["one process"]
     curve = reference(layout.problem)
     weights = {name: weight.clone() for name, weight in curve.weights.items()}

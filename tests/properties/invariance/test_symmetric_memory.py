@@ -1,4 +1,4 @@
-"""Promise 1 where tokens come through symmetric memory, by torch's stand-ins for CPUs of its fused products."""
+"""Promise 1 with symmetric memory, on torch's CPU stand-ins for its fused products."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Promise 1 as covering arrays: every two levels of factors meet daily, every three in prove; each row is proved."""
+"""Promise 1 as covering arrays, each row proved: `make test` covers pairs of levels, `make prove` triples."""

@@ -1,4 +1,4 @@
-"""Covering arrays over `tests.support.layout_factors`: which rows there are, and how they are made.
+"""Covering arrays over `tests.support.layout_factors`: their rows, and how they are generated.
 
     python -m tests.properties.layouts.arrays                 # mends the arrays: after a change of factors, or of lint
     python -m tests.properties.layouts.arrays --anew daily    # makes one anew; `prove` takes more than ten minutes
@@ -8,8 +8,9 @@
     rows("compiled")        # each level once with layers that torch compiles, 20 s of a core for each of up to 4 ranks
 
 Most faults need one level of one factor, or two together; few need three (Kuhn, Wallace and Gallo, "Software fault
-interactions", 2004). The arrays are made by covertable, and kept as data: which rows run does not change with its
-version. What lint refuses is a constraint; a test holds each against lint, and the arrays against what they promise.
+interactions", 2004). The arrays are made by covertable, and stored as data, so that the rows do not change with its
+version. Combinations that lint refuses are constraints. A test checks each constraint against lint, and the coverage of
+the arrays.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ FOLDER = ROOT / "tests" / "properties" / "layouts"
 
 
 class Constraint(NamedTuple):
-    """Levels that go together."""
+    """Levels that may occur together."""
 
     names: tuple[str, ...]
     holds: Callable[[Row], bool]
-    """Of a row that has these factors."""
+    """A predicate on rows with these factors."""
     why: str
 
 
 def world_size(row: Row) -> int:
-    """Return the ranks of a row's mode, context, pipe and data."""
+    """Return the number of ranks of a row's mode, context, pipe and data."""
     mode, context = MODES[row["mode"]], CONTEXTS[row["context"]]
     return int(row["pipe"] * row["data"] * (mode["size"] if mode else 1) * (context["size"] if context else 1))
 
@@ -124,14 +125,14 @@ CONSTRAINTS: tuple[Constraint, ...] = (
 
 
 class Array(NamedTuple):
-    """What an array is made of."""
+    """The specification of an array."""
 
     factors: Mapping[str, tuple[Any, ...]]
     most_ranks: int
     triples: tuple[str, ...] = ()
-    """Factors of which every three levels meet."""
+    """Factors with every combination of three levels."""
     strength: int = 2
-    """How many levels meet of all others."""
+    """Number of levels that are combined for all other factors."""
 
 
 _FEW_FAMILIES = ("GPT", "Llama's form", "ResMLP", "MoCo", "layers_cfg", "BERT", "T5", "Llama")
@@ -147,8 +148,8 @@ ARRAYS: Mapping[str, Array] = {
             "data": (1, 2),
             "accumulation": (1, 2),
             "optimizer": ("AdamW", "SGD"),
-            "compile": (False,),  # 20 s of CPU a row: in `prove`, and once in tests/distributed/layers
-            "offload": (False,),  # a second a rank to load DeepSpeed's kernel: tests/distributed/engine has it
+            "compile": (False,),  # 20 s of CPU per row: covered in `prove`, and once in tests/distributed/layers
+            "offload": (False,),  # a second per rank to load DeepSpeed's kernel: covered in tests/distributed/engine
         },
         8,
     ),
@@ -157,13 +158,13 @@ ARRAYS: Mapping[str, Array] = {
         16,
         ("mode", "pipe", "schedule", "data", "zero", "context", "recompute", "overlap"),
     ),
-    # Recomputed where nothing speaks against it: a graph that runs again must save what it saved.
+    # Recompute wherever it is legal: a graph that runs again must save the same tensors.
     "compiled": Array({**FACTORS, "compile": (True,), "recompute": (1, 2, 0)}, 4, strength=1),
 }
 
 
 def rows(name: str) -> list[dict[str, Any]]:
-    """Return the rows of an array, as they are kept."""
+    """Return the stored rows of an array."""
     kept = json.loads((FOLDER / f"{name}.json").read_text())
     return [dict(zip(kept["factors"], map(_as_level, row), strict=True)) for row in kept["rows"]]
 
@@ -173,7 +174,7 @@ def _as_level(value: Any) -> Any:
 
 
 def legal(row: Row, array: Array) -> bool:
-    """Whether a row, or a part of one that has the factors of some constraints, violates none of them."""
+    """Return whether a row, or a part with the factors of some constraints, violates none of them."""
     size_is_known = {"mode", "context", "pipe", "data"} <= row.keys()
     return all(each.holds(row) for each in CONSTRAINTS if set(each.names) <= row.keys()) and not (
         size_is_known and world_size(row) > array.most_ranks
@@ -181,12 +182,12 @@ def legal(row: Row, array: Array) -> bool:
 
 
 def missing(name: str) -> Iterator[tuple[tuple[str, Any], ...]]:
-    """Yield the combinations of levels that an array promises and does not have: of legal ones, as far as two tell."""
+    """Yield the legal combinations that an array promises and lacks. Legality is checked by pairs of levels."""
     yield from missing_of(rows(name), ARRAYS[name])
 
 
 def missing_of(held: Sequence[Row], array: Array) -> Iterator[tuple[tuple[str, Any], ...]]:
-    """Likewise, of these rows."""
+    """Yield the missing combinations of these rows."""
     strengths = [(tuple(array.factors), array.strength), (array.triples, 3)]
     for names, strength in strengths:
         for chosen in combinations(names, strength):
@@ -198,7 +199,7 @@ def missing_of(held: Sequence[Row], array: Array) -> Iterator[tuple[tuple[str, A
 
 
 def _completed(part: Row, array: Array) -> dict[str, Any] | None:
-    """Return a legal row with these levels; all others as plain as can be, or one or two of them otherwise."""
+    """Return a legal row with these levels, and all others as plain as possible, or with one or two exceptions."""
     free = [name for name in array.factors if name not in part]
     plain = {name: array.factors[name][0] for name in free} | dict(part)
     tries = [(name, level) for name in free for level in array.factors[name]]
@@ -208,7 +209,7 @@ def _completed(part: Row, array: Array) -> dict[str, Any] | None:
 
 
 class _Covered:
-    """How many rows have each combination of levels that an array promises."""
+    """Counts of rows per combination of levels that an array promises."""
 
     def __init__(self, array: Array, held: Sequence[Row]) -> None:
         pairs = combinations(array.factors, array.strength)
@@ -216,13 +217,13 @@ class _Covered:
         self._count = Counter(part for row in held for part in self._parts(row))
 
     def _parts(self, row: Row, names: Collection[str] | None = None) -> Iterator[tuple[object, ...]]:
-        """Yield the combinations of a row; those that one of `names` is in."""
+        """Yield the combinations of a row, or only those with a factor in `names`."""
         for chosen in self._chosen:
             if names is None or not set(chosen).isdisjoint(names):
                 yield chosen, *(row[each] for each in chosen)
 
     def try_change(self, old: Row, new: Row | None) -> bool:
-        """Put `new`, or nothing, in place of `old`, unless a combination would be in no row any more."""
+        """Replace a row by `new`, or remove it, unless a combination would be lost."""
         names = None if new is None else [name for name in old if old[name] != new[name]]
         lost = Counter(self._parts(old, names))
         if new is not None:
@@ -237,9 +238,9 @@ _SIZES = ("data", "pipe", "context", "mode")
 
 
 def _with_fewer_ranks(held: Sequence[Row], array: Array) -> list[dict[str, Any]]:
-    """Return the rows without those that cover nothing alone, and on fewer ranks where that loses no combination.
+    """Return the rows without redundant ones, and on fewer ranks where no combination is lost.
 
-    Ranks are what a row costs. covertable chooses among levels that cover as much as if all cost the same.
+    A row's cost is its number of ranks. covertable ignores costs when it chooses among levels with equal coverage.
     """
     covered = _Covered(array, held)
     left: list[dict[str, Any]] = []
@@ -278,7 +279,7 @@ def make(name: str) -> list[dict[str, Any]]:
 
 
 def mend(name: str) -> list[dict[str, Any]]:
-    """Return the rows that are kept, where they are still legal, and one for each combination that is then missing."""
+    """Return the stored rows that are still legal, and new rows for each missing combination."""
     array = ARRAYS[name]
     held = [legal_row for row in rows(name) if (legal_row := _mended(row, array)) is not None]
     while part := next(missing_of(held, array), None):
@@ -289,7 +290,7 @@ def mend(name: str) -> list[dict[str, Any]]:
 
 
 def _mended(row: Row, array: Array) -> dict[str, Any] | None:
-    """Return the row, if need be with one factor at its plainest level; None: that does not help."""
+    """Return the row, perhaps with one factor at its plainest level, or None if that does not make it legal."""
     if row.keys() != array.factors.keys() or any(row[name] not in array.factors[name] for name in row):
         return None
     plainer = ({**row, name: array.factors[name][0]} for name in reversed(array.factors))
@@ -297,12 +298,12 @@ def _mended(row: Row, array: Array) -> dict[str, Any] | None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Mend arrays or make them, and write them."""
+    """Mend or make arrays, and write them."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
         prog="python -m tests.properties.layouts.arrays", description=__doc__, formatter_class=raw
     )
-    choices = [[], *ARRAYS]  # argparse asks this of "none given" as well
+    choices = [[], *ARRAYS]  # argparse also checks the empty default against the choices
     parser.add_argument("names", nargs="*", choices=choices, metavar="NAME", help=f"of {', '.join(ARRAYS)}; all")
     parser.add_argument("--anew", action="store_true", help="make them without a look at those that are kept")
     args = parser.parse_args(argv)

@@ -1,7 +1,7 @@
-"""Promise 1: whatever the layout, every gradient, loss, norm and weight is that of one process.
+"""Promise 1: every gradient, loss, norm and weight equals that of one process, on any layout.
 
-Each row of a covering array is a call of `dslpar.parity.prove`, which is `dslpar prove`: two to nine layers in
-miniature, three steps. `python -m tests.support.kill_matrix` shows what these rows see.
+Each row of a covering array is a call of `dslpar.parity.prove`, as in `dslpar prove`: two to nine layers in miniature,
+three steps. `python -m tests.support.kill_matrix` shows the mistakes that these rows detect.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ NAMES = [pytest.param(name, marks=[] if name == "daily" else [pytest.mark.prove]
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_pair_of_levels_meets(name: str) -> None:
-    """And of the factors that divide a model, every three."""
+    """And of the factors that divide a model, every triple."""
     assert list(missing(name)) == []
 
 
@@ -56,7 +56,7 @@ def test_rows_are_legal(name: str) -> None:
 
 
 def test_an_array_that_lost_rows_is_mended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And one that lacks nothing stays as it is."""
+    """An array that lacks nothing is unchanged."""
     kept = rows("daily")
     assert mend("daily") == kept
     monkeypatch.setattr(arrays, "rows", lambda name: [{**kept[0], "zero": 9}, *kept[1:-9]])
@@ -67,7 +67,7 @@ def test_an_array_that_lost_rows_is_mended(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_what_constraints_leave_out_is_refused_or_means_nothing() -> None:
-    """Each refuses something that lint refuses, or warns of as without effect: none hides a layout that runs."""
+    """Each constraint excludes rows that lint refuses, or reports as without effect: none hides a layout that runs."""
     violations: list[Row] = [
         {"mode": "1d 2", "residual": "hidden"},
         {"mode": "ring 2", "overlap": True},

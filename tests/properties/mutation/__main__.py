@@ -1,14 +1,14 @@
-"""`python -m tests.properties.mutation`: which changes of the rules do the tests of the linter notice?
+"""`python -m tests.properties.mutation`: print the mutants of the rules that the linter's tests miss.
 
     python -m tests.properties.mutation                         every mutant; prints those that no test notices
     python -m tests.properties.mutation linter/rules/zero.py    of some files
     python -m tests.properties.mutation --sample 100 --seed 1   of a hundred
     python -m tests.properties.mutation --disabled              each rule disabled in turn: CODE, by its page, by others
 
-The tests run once as they are, and what they lint is remembered. A mutant is a child process in which one function has
-other code. It lints the remembered configs with the rules that could differ: where all find the same, no test could
-notice ("weak mutation", Howden 1982); where one differs, the tests that linted that config run until one fails. So a
-mutant costs milliseconds, and each verdict is still that of the real tests.
+The tests run once unchanged, and the configs that they lint are recorded. A mutant is a child process in which one
+function has other code. It lints the recorded configs with the rules that could differ. If all findings are equal, no
+test could notice ("weak mutation", Howden 1982). If one differs, the tests that linted that config run until one fails.
+So a mutant costs milliseconds, and each verdict is still that of the real tests.
 """
 
 from __future__ import annotations
@@ -38,33 +38,33 @@ from tests.properties.mutation.mutants import PACKAGE, Mutant, mutants
 ROOT = PACKAGE.parent
 TESTS = ("tests/unit/linter", "tests/unit/layout/test_divisors.py", "tests/unit/layout/test_listed_layers.py")
 LEFT_OUT = ("*mutation*", "*speed*", "*typed_rules*", "*readme*", "*oracle*", "*fuzz*")
-"""Tests that lint nothing that others do not, or far too much."""
+"""Tests whose configs other tests also lint, or that lint far too many."""
 QUICK = tuple(
     f"tests/unit/linter/test_{name}.py"
     for name in ("rule_pages", "locations", "messages", "rule_boundaries", "performance", "no_effect")
 )
-"""Enough to see that a rule is missed."""
+"""Enough tests to notice a disabled rule."""
 SLOW_S = 1.0
 """Tests that take longer are tried last."""
 CPU_S = 3
 LEGAL = "legal"
-"""What is remembered of a config beside its findings: some rules look at legal ones alone."""
+"""Recorded beside a config's findings: some rules look at legal configs only."""
 MOST_TRIED = 80
-"""Tests that one mutant is shown, at most."""
+"""Largest number of tests per mutant."""
 
 
 class Call(NamedTuple):
-    """A config that was linted, and the tests that linted it."""
+    """A linted config, and the tests that linted it."""
 
     arguments: tuple[Any, ...]
-    """Of the Context: the config, its reading, and the world."""
+    """Arguments of the Context: the config, its reading, and the world."""
     findings: dict[str, object]
-    """By the code of the rule; and whether none is an error."""
+    """Findings by the rule's code, and whether none is an error."""
     tests: list[pytest.Item]
 
 
 class Suite:
-    """The tests, and what they lint."""
+    """The tests and the configs that they lint."""
 
     def __init__(self, items: Sequence[pytest.Item]) -> None:
         self.calls: dict[object, Call] = {}
@@ -99,7 +99,7 @@ class Suite:
             call.tests.append(item)
 
     def tests_that_differ(self, rules: Sequence[Rule], read_anew: bool) -> Iterator[pytest.Item]:
-        """Tests that linted a config of which one of the rules now says something else; the quick ones first."""
+        """Yield tests whose config has other findings of one of the rules now, the quick tests first."""
         seen, late = set(), []
         for call in self.calls.values():
             if all(findings_of(rule, call, read_anew) == call.findings[rule.code] for rule in rules):
@@ -120,7 +120,7 @@ def _key(arguments: tuple[Any, ...]) -> object:
 
 
 def findings_of(rule: Rule, call: Call, read_anew: bool = False) -> object:
-    """Run one rule over a config that was linted."""
+    """Run one rule on a linted config."""
     config, reading, *world = call.arguments
     cx = Context(config, read(config) if read_anew else reading, *world)
     cx.is_legal = lambda: bool(call.findings[LEGAL])
@@ -133,7 +133,7 @@ def findings_of(rule: Rule, call: Call, read_anew: bool = False) -> object:
 
 
 def passes(item: pytest.Item) -> bool:
-    """Whether a test passes now."""
+    """Return whether a test passes now."""
     return not any(report.failed for report in runtestprotocol(item, log=False, nextitem=None))
 
 
@@ -144,7 +144,7 @@ VERDICTS = {SURVIVED: "no test fails  ", UNSEEN: "nothing differs"}
 
 
 def in_child(judge: Callable[[], int]) -> int:
-    """The verdict of a child process; one that dies, or takes too long, has killed its mutant."""
+    """Return a child's verdict. A child that dies or takes too long has killed its mutant."""
     pid = os.fork()
     if pid == 0:
         status = KILLED
@@ -160,9 +160,9 @@ def in_child(judge: Callable[[], int]) -> int:
 
 
 def verdict(suite: Suite, mutant: Mutant) -> int:
-    """Whether a test notices the mutant; in a child process."""
+    """Return whether a test notices the mutant, judged in a child process."""
     mutant.function.__code__ = mutant.code
-    of_rules = mutant.file.startswith("linter/") or mutant.file.endswith("/rules.py")  # a family has its own
+    of_rules = mutant.file.startswith("linter/") or mutant.file.endswith("/rules.py")  # a family has its own rules
     rules = [rule for rule in RULES if not of_rules or _knows(rule, mutant)]
     verdict = UNSEEN
     tests = suite.tests_that_differ(rules, read_anew=not of_rules)
@@ -176,13 +176,13 @@ def verdict(suite: Suite, mutant: Mutant) -> int:
 
 
 def _knows(rule: Rule, mutant: Mutant) -> bool:
-    """Whether the rule stands in the mutant's module, or in one that has something of it."""
+    """Return whether the rule is in the mutant's module, or in one that imports from it."""
     names, module = rule.check.__globals__, mutant.function.__module__
     return names["__name__"] == module or any(getattr(value, "__module__", None) == module for value in names.values())
 
 
 def disabled(suite: Suite, rule: Rule) -> int:
-    """1 if the rule's page notices that it says nothing, 2 if another test does, 3 if both do; in a child process."""
+    """Return 1 if the page of the disabled rule notices, 2 if another test does, 3 if both do; in a child process."""
     rule.check.__code__ = _nothing.__code__
     by_page, by_others = 0, 0
     items = [item for call in suite.calls.values() if call.findings[rule.code] for item in call.tests]
@@ -203,20 +203,20 @@ def _nothing(cx: Context) -> Iterator[Any]:
 
 
 def files() -> list[str]:
-    """The modules that hold rules, and the tables that rules read."""
+    """Return the modules with rules, and the tables that rules read."""
     of_rules = {rule.check.__module__.removeprefix("dslpar.").replace(".", "/") + ".py" for rule in RULES}
     return [*sorted(of_rules), "layout/divisors.py", "layout/listed_layers.py"]
 
 
 class Run:
-    """A pytest plugin: collects as pytest does, and then judges mutants instead of running the tests."""
+    """A pytest plugin that collects as pytest does, and then judges mutants instead of running the tests."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.arguments = arguments
         self.survivors = 0
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        """Instead of running the tests."""
+        """Judge mutants instead of running the tests."""
         suite = Suite(sorted(session.items, key=lambda item: item.path.name != "test_rule_pages.py"))
         gc.freeze()
         self._disabled(suite) if self.arguments.disabled else self._mutants(suite)
@@ -244,7 +244,7 @@ class Run:
 
 
 def main(argv: Sequence[str]) -> int:
-    """See the module; the exit status is 0 unless the tests cannot be collected."""
+    """Judge the selected mutants. The exit status is 0 unless the tests cannot be collected."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
         prog="python -m tests.properties.mutation", description=__doc__, formatter_class=raw

@@ -1,11 +1,11 @@
-"""Mutants of rules: one small change of a function each, such as a tester would make to see whether a test notices.
+"""Mutants of rules: each changes one function slightly, to show whether a test notices.
 
 The changes are the classical ones (DeMillo, Lipton and Sayward, "Hints on test data selection", 1978; the operators of
-mutmut and cosmic-ray): another comparison, a condition the other way round or left out, a number one off, another
-operator, a statement that is skipped. Texts are left alone: messages have tests of their own.
+mutmut and cosmic-ray): another comparison, a negated or missing condition, a number off by one, another operator, a
+skipped statement. Strings are not changed, since messages have their own tests.
 
-A mutant is the code object of one function, so it needs no module to be loaded again: in a child process, the function
-gets the other code.
+A mutant is the code object of one function, so no module is loaded again: a child process gives the function the other
+code.
 
     >>> tree = ast.parse("def f(a, b):\\n    return a < b and not a")
     >>> [change for _, change, _ in mutated(tree.body[0])]
@@ -25,7 +25,7 @@ from tests.support.paths import ROOT
 PACKAGE = ROOT / "dslpar"
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Change = tuple[str, Any, str]
-"""A field of a node, what it becomes, and how the change is called."""
+"""A field of a node, its new value, and the name of the change."""
 
 
 class Mutant(NamedTuple):
@@ -45,7 +45,7 @@ class Mutant(NamedTuple):
 
 
 def mutants(file: str) -> list[Mutant]:
-    """Every mutant of a module's functions and methods; `file` is below dslpar/."""
+    """Return every mutant of a module's functions and methods; `file` is below dslpar/."""
     module = importlib.import_module("dslpar." + file.removesuffix(".py").replace("/", "."))
     found = []
     for owner, node in _functions(module, ast.parse((PACKAGE / file).read_text())):
@@ -56,7 +56,7 @@ def mutants(file: str) -> list[Mutant]:
 
 
 def _functions(owner: Any, tree: ast.Module | ast.ClassDef) -> Iterator[tuple[Any, Function]]:
-    """The functions of a module and of its classes, each with the object that holds it."""
+    """Yield the functions of a module and its classes, each with its owner."""
     for node in tree.body:
         if isinstance(node, Function):
             yield owner, node
@@ -65,7 +65,7 @@ def _functions(owner: Any, tree: ast.Module | ast.ClassDef) -> Iterator[tuple[An
 
 
 def _function(value: Any) -> FunctionType:
-    """The function of a rule, a property or a decorated function."""
+    """Return the function of a rule, a property or a decorated function."""
     for name in ("check", "fget", "func", "__func__", "__wrapped__"):
         value = getattr(value, name, None) or value
     assert isinstance(value, FunctionType), value
@@ -73,7 +73,7 @@ def _function(value: Any) -> FunctionType:
 
 
 def mutated(node: Function) -> Iterator[tuple[int, str, CodeType]]:
-    """The line, the name and the code of each change of a function."""
+    """Yield line, name and code of each change of a function."""
     bare = ast.Module([ast.fix_missing_locations(_without_decorators(node))], [])
     for part in [part for statement in node.body for part in ast.walk(statement)]:
         for field, value, change in _changes(part):
@@ -144,7 +144,7 @@ _SIGNS: dict[type[ast.AST], str] = {
 
 
 def _changes(node: ast.AST) -> Iterator[Change]:
-    """What can become of one node."""
+    """Yield the changes of one node."""
     match node:
         case ast.Compare(ops=[op]):
             for other in _COMPARISONS[type(op)]:
@@ -180,7 +180,7 @@ def _of_conditions(node: ast.BoolOp) -> Iterator[Change]:
 
 
 def _of_statements(node: ast.AST) -> Iterator[Change]:
-    """Each jump, and each thing that is yielded, left out."""
+    """Yield changes that leave out a jump or a yielded value."""
     for field in ("body", "orelse"):
         statements = getattr(node, field, None)
         for index, statement in enumerate(statements if isinstance(statements, list) else ()):

@@ -1,6 +1,6 @@
-"""The mutants of the maths stand, and `dslpar prove` finds some of them.
+"""Mutants of the maths: each still applies to the code, and `dslpar prove` finds some of them.
 
-Each is a mistake that a layout invites. `python -m tests.support.kill_matrix` shows all of them to tests and to proofs,
+Each is a mistake that a layout invites. `python -m tests.support.kill_matrix` runs tests and proofs on all of them,
 which takes hours.
 """
 
@@ -32,7 +32,7 @@ def test_there_are_enough_of_each_kind_and_package() -> None:
 
 
 def test_every_mutant_is_another_function_that_knows_its_names() -> None:
-    """Each `old` stands once in its function, and what it becomes compiles to other code of the same closure."""
+    """Each `old` occurs once in its function, and the changed text compiles to other code with the same closure."""
     wrong = []
     for mutant in all_mutants():
         code, before = mutant.code(), mutant.target().__code__
@@ -68,7 +68,7 @@ FOUND = [
     ("layers.norm: local-eps", "norm.bias", None),
     ("engine.vector_reduction: not-summed", "norm.bias", "y"),
 ]
-"""Mutants, and what prove names: the parameter nearest to the loss that is off, and the axis if one is needed."""
+"""Mutants and what prove names: the wrong parameter nearest to the loss, and the axis if one is needed."""
 
 
 @pytest.mark.parametrize(("name", "parameter", "axis"), FOUND, ids=[name for name, _, _ in FOUND])

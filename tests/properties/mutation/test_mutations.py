@@ -1,6 +1,4 @@
-"""A test of the tests: a disabled rule is noticed, and so is a small change; see
-tests/properties/mutation/__main__.py.
-"""
+"""The linter's tests notice a disabled rule and a small change; see tests/properties/mutation/__main__.py."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ SAMPLE, SHARE = 60, 0.85
 
 
 def mutation(*arguments: str) -> str:
-    """What the command prints."""
+    """Return the command's output."""
     command = [sys.executable, "-m", "tests.properties.mutation", *arguments]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-2000:]
@@ -29,19 +27,19 @@ def mutation(*arguments: str) -> str:
 
 @pytest.fixture(scope="module")
 def noticed() -> dict[str, tuple[bool, bool]]:
-    """Code -> whether the rule's page, and whether another test fails while the rule says nothing."""
+    """Return code -> (whether the rule's page, whether another test fails while the rule is disabled)."""
     lines = re.findall(r"^(\w+) ([01]) ([01])$", mutation("--disabled"), re.MULTILINE)
     return {code: (page == "1", others == "1") for code, page, others in lines}
 
 
-@pytest.mark.prove  # every time each rule finds what its page shows: tests/unit/linter/test_rule_pages.py
+@pytest.mark.prove  # `make test` checks each rule's page: tests/unit/linter/test_rule_pages.py
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
 def test_a_disabled_rule_is_noticed(rule: Rule, noticed: dict[str, tuple[bool, bool]]) -> None:
     by_page, by_others = noticed[rule.code]
     assert by_page or by_others, f"every test passes without {rule.code}"
 
 
-@pytest.mark.prove  # every time each rule finds what its page shows: tests/unit/linter/test_rule_pages.py
+@pytest.mark.prove  # `make test` checks each rule's page: tests/unit/linter/test_rule_pages.py
 def test_most_rules_are_noticed_by_more_than_their_page(noticed: dict[str, tuple[bool, bool]]) -> None:
     by_page_alone = [code for code, (_, by_others) in noticed.items() if not by_others]
     assert len(by_page_alone) < len(noticed) / 2, by_page_alone
@@ -49,7 +47,7 @@ def test_most_rules_are_noticed_by_more_than_their_page(noticed: dict[str, tuple
 
 @pytest.mark.prove
 def test_most_small_changes_of_rules_are_noticed() -> None:
-    """Of a sample; those that are left change nothing to be seen, or should have a test."""
+    """A sample is checked. The surviving mutants have no visible effect, or lack a test."""
     output = mutation("--sample", str(SAMPLE), "--seed", "1")
     killed, made = map(int, re.findall(r"^(\d+) of (\d+) mutants", output, re.MULTILINE)[0])
     assert made == SAMPLE

@@ -1,6 +1,6 @@
-"""Why lint refuses what DeepSpeed would take: code -> reason. A refusal whose code stands here in vain is no fault.
+"""Reasons why lint refuses what DeepSpeed accepts: code -> reason. A code that no sample triggers is no fault.
 
-Most of them are promises of dslpar's own: nothing is ignored or converted, nothing is trained wrong in silence.
+Most reasons are promises of dslpar: nothing is ignored or converted, and nothing is silently trained wrong.
 """
 
 from __future__ import annotations
@@ -78,4 +78,4 @@ REASONS: Mapping[str, str] = {
 }
 
 BESIDE_OTHERS = frozenset({"PAR102"})
-"""What is true of the config as it is written, and not of one that is built without a part which is refused as well."""
+"""Findings on the config as written, which may not apply once another refused part is left out of the build."""

@@ -1,8 +1,8 @@
-"""What lint passes, DeepSpeed accepts; what DeepSpeed refuses, lint refuses: random configs through both.
+"""Random configs through lint and DeepSpeed: what lint passes, DeepSpeed accepts, and the reverse.
 
-Of each config that lint passes, rank 0 and another rank of its world go the real way, up to deepspeed.initialize and,
-where nothing has to come from a neighbour, one step. What lint refuses is built all the same: where DeepSpeed takes it,
-`reasons.REASONS` says why lint does not.
+For each config that lint passes, rank 0 and another rank of its world are built up to deepspeed.initialize, and take
+one step if no data must come from a neighbour. Configs that lint refuses are built anyway. If DeepSpeed accepts one,
+`reasons.REASONS` has lint's reason.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ ALL = 1_000
 PARTS = 8
 IN_TEST = 50
 COMPILED = {"DeepSpeedCPUAdam": "CPUAdamBuilder", "FusedAdam": "FusedAdamBuilder", "FusedLion": "CPULionBuilder"}
-"""Optimizers that DeepSpeed compiles when they are first made on a CPU, for half a minute; and by what."""
+"""Optimizers that DeepSpeed compiles at their first use on a CPU, for half a minute, and their builders."""
 ANNOUNCED = {"CFG111", "PIP110"}
-"""Infos that say: this class is not known before it is built, and is checked then."""
+"""Infos for a class that is not known before it is built, and is checked then."""
 MACHINE = ("not been implemented on CPU backend", "must be on supported devices: ['cuda'")
-"""What no linter can know: some of DeepSpeed's optimizers, and torch's capturable ones, are for GPUs alone."""
+"""Errors that no linter can know: some optimizers of DeepSpeed, and torch's capturable ones, need a GPU."""
 IMPORTED = ("'tests.support.oracle.models.Module' is not a gradient handler",)
-"""What is known when a class is imported, which lint never does."""
+"""Errors that need the class to be imported, which lint never does."""
 
 
 def false_passes(verdicts: Iterable[Verdict]) -> list[str]:
-    """Configs that lint passes and the real way refuses, each in full."""
+    """Return configs that lint passes and the real path refuses, each in full."""
     return [
         f"sample({verdict.case.seed}), world {verdict.case.world}: {built.by}: {built.said}\n"
         f"{verdict.case.text}{built.where}"
@@ -52,19 +52,19 @@ def false_passes(verdicts: Iterable[Verdict]) -> list[str]:
 
 
 def expected(verdict: Verdict, by: str, said: str) -> bool:
-    """Whether lint cannot know: it has said so, or it would have to import, or it depends on the machine."""
+    """Return whether lint cannot know: it announced the check, needs an import, or depends on the machine."""
     announced = by == "dslpar" and any(finding.code in ANNOUNCED for finding in verdict.findings)
     return announced or any(words in said for words in MACHINE + IMPORTED)
 
 
 def false_refusals(verdicts: Iterable[Verdict]) -> Counter[str]:
-    """How often lint refused what was built past it, by code."""
+    """Return how often lint refused a config that could be built, by code."""
     wrong = [set(verdict.codes) for verdict in verdicts if not verdict.passes and verdict.accepted]
     return Counter(code for codes in wrong for code in (codes - BESIDE_OTHERS or codes))
 
 
 def check(verdicts: Sequence[Verdict]) -> None:
-    """Prints the table; fails with each false pass and each refusal without a reason."""
+    """Print the table, and fail for each false pass and each refusal without a reason."""
     print(table(verdicts))
     wrong = false_passes(verdicts)
     assert not wrong, f"{len(wrong)} false passes:\n" + "\n".join(wrong[:5])
@@ -72,7 +72,7 @@ def check(verdicts: Sequence[Verdict]) -> None:
 
 
 def table(verdicts: Sequence[Verdict]) -> str:
-    """What became of all, and the false refusals with their reasons."""
+    """Return a table of the verdicts, with the false refusals and their reasons."""
     passing = [verdict for verdict in verdicts if verdict.passes]
     asked = [built for verdict in passing for built in verdict.built]
     refused = Counter(verdict.built[0].by or "accepted" for verdict in verdicts if not verdict.passes)
@@ -89,14 +89,14 @@ def table(verdicts: Sequence[Verdict]) -> str:
 
 
 def compiled(case: Case) -> set[str]:
-    """What DeepSpeed would compile for it."""
+    """Return the builders that DeepSpeed would compile for a case."""
     offloaded_lion = {"CPULionBuilder"} if "Lion" in case.text else set()
     return {builder for name, builder in COMPILED.items() if name in case.text} | offloaded_lion
 
 
 @cache
 def covering() -> tuple[Case, ...]:
-    """As many as the tests run, chosen so that they differ; none of them has to compile anything."""
+    """Return as many cases as the tests run, chosen to differ; none needs compiling."""
     cases = [case for case in map(sample, range(ALL)) if not compiled(case)]
     chosen, seen = [], set[str]()
     for case in cases:
@@ -109,7 +109,7 @@ def covering() -> tuple[Case, ...]:
 
 
 def _features(case: Case) -> Iterator[str]:
-    """What a config is a case of."""
+    """Yield the features of a config."""
     config = config_of(case)
     yield case.broken
     if has_errors(linter_check.lint(config, case.world)):
@@ -121,7 +121,7 @@ def _features(case: Case) -> Iterator[str]:
 
 
 def keys_of_spec() -> set[str]:
-    """Every key that a config can have; an optimizer's or a schedule's own by their names alone."""
+    """Return every key that a config can have; an optimizer's or scheduler's own keys by name alone."""
     sections = {
         "parallel": (spec.Parallel,), "parallel.data": (spec.DataParallel,),
         "parallel.pipeline": (spec.PipelineParallel,),
@@ -139,13 +139,13 @@ def keys_of_spec() -> set[str]:
         "precision": {**deepspeed_policy.BF16, **deepspeed_policy.FP16},
         "deepspeed": deepspeed_policy.TOP,
     }
-    # Names of files that somebody has, which these configs have not.
+    # Names of files, which these configs do not have.
     ours -= {"data.tokenizer", "model.pretrained"}
     return ours | {f"{name}.{key}" for name, keys in theirs.items() for key in keys}
 
 
 def check_coverage(cases: Iterable[Case]) -> None:
-    """Every key, name, mode and stage occurs among configs that lint passes."""
+    """Check that every key, name, mode and stage occurs among configs that lint passes."""
     keys, names, layouts = set[str](), set[str](), set[tuple[str | None, int, bool]]()
     for case in cases:
         config = config_of(case)
@@ -187,7 +187,7 @@ def test_lint_and_deepspeed_agree_on_1_000(part: int) -> None:
 
 
 def _compiled_first(cases: list[Case]) -> list[Case]:
-    """Compiles once what many ranks would; without a compiler, leaves out and counts what needs one."""
+    """Compile once what many ranks need. Without a compiler, leave out and count the cases that need one."""
     needed = set().union(*map(compiled, cases))
     if shutil.which("c++") is None or shutil.which("ninja") is None:
         kept = [case for case in cases if not compiled(case)]
@@ -206,7 +206,7 @@ MODEL = "model = dict(type='GPT', num_layers=2, hidden_size=8, num_heads=2, voca
 
 
 def test_a_false_pass_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A linter that passes everything passes what DeepSpeed refuses."""
+    """A linter that passes everything also passes what DeepSpeed refuses."""
     case = Case(0, MODEL + "parallel = dict(pipeline=2)\nzero = 2\n", 2, (1,), "")
     assert false_passes(judge([case])) == []
     monkeypatch.setattr(linter_check, "lint", lambda *_: [])

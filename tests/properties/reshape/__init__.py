@@ -1,3 +1,1 @@
-"""Promise 3 as a table: what is saved on one layout goes on in any other. `python -m tests.properties.reshape` runs
-all of it.
-"""
+"""Promise 3 as a table: a checkpoint of one layout resumes on any other. `python -m tests.properties.reshape`"""

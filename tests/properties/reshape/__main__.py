@@ -1,5 +1,5 @@
-"""`python -m tests.properties.reshape [WORD...]`: every pair whose names hold all words; prints how far each is from
-one run.
+"""`python -m tests.properties.reshape [WORD...]`: run every pair whose names have all words, and print its deviation
+from one run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.properties.reshape.layouts import LAYOUTS, PAIRS
 
 
 def main(words: list[str]) -> int:
-    """Prints the table; 1 if a pair is out of its bound, or a tensor is not what was saved."""
+    """Print the table. Return 1 if a pair exceeds its bound, or a tensor differs from the saved one."""
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     from tests.properties.reshape.measure import deviation, resumed_under, saved_under

@@ -1,4 +1,4 @@
-"""The layouts that save and resume, and which pairs of them are proven, as data.
+"""Layouts that save and resume, and the proven pairs of them, as data.
 
 PAIRS       # (saved under, resumed under), names of LAYOUTS
 SAMPLE      # from and to every mode, every ZeRO stage, pipelines and replicas
@@ -39,7 +39,7 @@ SMALL: dict[str, Layout] = {
     "zero bubble 2, pipe 2, 1d 2": Layout(4, pipe(2) | TENSOR["1d"], accumulation=4, schedule=("zero_bubble", 2)),
     "ulysses 2": Layout(2, TENSOR["ulysses"]),
 }
-"""Rings in this order, from each to the next and to the fourth."""
+"""Layouts in ring order: each resumes on the next one and on the fourth."""
 
 MORE: dict[str, Layout] = {
     "data 4": Layout(4, {}),
@@ -70,7 +70,7 @@ ADAM: dict[str, Layout] = {
     "AdamW, data 2, 1d 2, ZeRO 3": Layout(4, TENSOR["1d"], zero=3, optimizer="AdamW"),
     "AdamW, 2d 4": Layout(4, TENSOR["2d"], optimizer="AdamW"),
 }
-"""What divides by the root of a second moment, and counts its steps."""
+"""An optimizer that divides by the root of a second moment, and counts its steps."""
 
 LORA: dict[str, Layout] = {
     "LoRA, data 2, 2d 4, ZeRO 3": Layout(8, TENSOR["2d"], zero=3, model="transformers' Llama, LoRA"),
@@ -92,7 +92,7 @@ SCHEDULES: dict[str, Layout] = {
         8, pipe(2) | TENSOR["2d"], optimizer="AdamW", accumulation=4, schedule=("zero_bubble", 2)
     ),
 }
-"""Each under each other one: a ring, and a ring to the next but one."""
+"""Each resumes on each other: a ring, and a ring to the next but one."""
 
 UNTIED: dict[str, Layout] = {
     "untied, interleaved 2, pipe 2": Layout(2, pipe(2), tied=False, accumulation=4, schedule=("interleaved", 2)),
@@ -111,13 +111,13 @@ THREE_TIMES: dict[str, Layout] = {
         4, pipe(2), model="transformers' T5", accumulation=4, zero=1, schedule=("zero_bubble", 2)
     ),
 }
-"""Of a table's three uses, the first two are on two ranks, or on two stages of one."""
+"""The first two of a table's three uses are on two ranks, or on two stages of one rank."""
 
 LAYOUTS = SMALL | MORE | ADAM | LORA | SCHEDULES | UNTIED | THREE_TIMES
 
 
 def ring(names: Sequence[str], ahead: int = 1) -> list[Pair]:
-    """Each to the one that is so far ahead, around."""
+    """Return pairs of each name and the one that is `ahead` further in the ring."""
     return [(name, names[(at + ahead) % len(names)]) for at, name in enumerate(names)]
 
 
@@ -134,7 +134,7 @@ SAMPLE: list[Pair] = [
     ("legacy order, pipe 2, data 2, ZeRO 1", "ulysses 2"),
     ("ulysses 2", "one process"),
 ]
-"""The fewest of these rings that cover what test_the_pairs_cover_modes_stages_and_what_changes asks for."""
+"""The smallest set of these rings' pairs that meets test_the_pairs_cover_modes_stages_and_what_changes."""
 EACH_TIME: list[Pair] = [
     ("one process", "interleaved 2, pipe 2, data 2, ZeRO 1"),
     ("data 2, 1d 2, ZeRO 2", "data 2, 2.5d 2, ZeRO 3"),
@@ -143,8 +143,9 @@ EACH_TIME: list[Pair] = [
     ("legacy order, pipe 2, data 2, ZeRO 1", "ulysses 2"),
     ("ulysses 2", "one process"),
 ]
-"""Of the sample, what `make test` runs: the rows by which the kill matrix (tests.support.kill_matrix) saw a mutant die
-first, and one from a single process."""
+"""The part of the sample that `make test` runs: the rows that killed a mutant first in the kill matrix
+(tests.support.kill_matrix), and one from a single process.
+"""
 PAIRS = list(
     dict.fromkeys(
         [

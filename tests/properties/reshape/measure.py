@@ -1,4 +1,4 @@
-"""A run that saves under one layout, a run that resumes under another, and what both hold at that moment."""
+"""Save a run under one layout, resume it under another, and return the state of both at that moment."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ HALF = STEPS // 2
 KEYS = {"SGD": ("momentum_buffer",), "AdamW": ("exp_avg", "exp_avg_sq")}
 
 Whole = dict[str, Tensor]
-"""Whole tensors by name: weights, and the optimizer's by `name::key`."""
+"""Full tensors by name: weights, and optimizer states as `name::key`."""
 
 
 class Run(NamedTuple):
-    """Of one run: loss and norm of each of its steps, and what was saved, or loaded, before these or after."""
+    """One run: loss and norm of each step, and the saved tensors after them, or the loaded tensors before them."""
 
     losses: list[float]
     norms: list[float]
@@ -30,12 +30,12 @@ class Run(NamedTuple):
 
 
 def saved_under(layout: Layout, folder: Path) -> Run:
-    """Five steps, and a checkpoint."""
+    """Take five steps and save a checkpoint."""
     return _run(layout, folder, False)
 
 
 def resumed_under(layout: Layout, folder: Path, forgets: str = "") -> Run:
-    """The checkpoint in `folder`, and five steps more; one of the optimizer's tensors is zero then, if `forgets`."""
+    """Load the checkpoint in `folder`, zero the optimizer's tensor `forgets` if given, and take five steps."""
     return _run(layout, folder, True, forgets)
 
 
@@ -53,7 +53,7 @@ def _run(layout: Layout, folder: Path, resumes: bool, forgets: str = "") -> Run:
 
 
 def job_of(layout: Layout, folder: Path) -> Job:
-    """The layout's job, which saves in `folder`."""
+    """Return the layout's job, which saves in `folder`."""
     job = layout.job()
     train = dataclasses.replace(job.spec.train, output_dir=str(folder))
     return dataclasses.replace(job, spec=dataclasses.replace(job.spec, train=train), output_dir=str(folder))
@@ -88,9 +88,9 @@ def _rank(layout: Layout, folder: Path, resumes: bool, forgets: str) -> tuple[li
 
 
 def whole_of(engine: Any, keys: tuple[str, ...]) -> Whole:
-    """Whole tensors, gathered by DeepSpeed over the replicas and by the placements over the tensor group.
+    """Return full tensors, gathered by DeepSpeed over the replicas and by the placements over the tensor group.
 
-    On the first rank of each tensor group alone; nothing of this knows of checkpoints.
+    Only the first rank of each tensor group has them. This code does not use checkpoints.
     """
     from dslpar.checkpoint import full_state
 
@@ -117,17 +117,19 @@ def _state(engine: Any, p: Tensor, key: str) -> Tensor:
     return gather(state.detach().view(placement.local_shape), placement, engine.groups).cpu().clone()
 
 
-# ---- how far apart ----
+# ---- deviations ----
 
 
 def differing(before: Whole, after: Whole) -> list[str]:
-    """Names of tensors that are not equal in every bit."""
+    """Return the names of tensors that are not bitwise equal."""
     assert before.keys() == after.keys()
     return [name for name, tensor in before.items() if not torch.equal(tensor, after[name])]
 
 
 def deviation(layout: Layout, before: Run, after: Run) -> tuple[list[str], float, float]:
-    """Tensors that are not those that were saved; and how far ten steps are from one run in double precision."""
+    """Return the tensors that differ from the saved ones, and the deviation of ten steps from one run in double
+    precision.
+    """
     true = reference(layout.problem)
     losses, norms = before.losses + after.losses, before.norms + after.norms
     assert len(losses) == len(true.losses)

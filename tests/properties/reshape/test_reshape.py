@@ -1,4 +1,4 @@
-"""Saved under one layout, resumed under another: the same tensors to the bit, and the curve of a run never stopped."""
+"""Resume on another layout: bitwise equal tensors, and the curve of an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where each layout saves, once."""
+    """The folder in which each layout saves, once."""
     return tmp_path_factory.mktemp("saved")
 
 
 @cache
 def saved(name: str, root: Path) -> tuple[Path, Run]:
-    """The folder of a run that has saved under that layout, and the run."""
+    """Return the folder of a run that saved under that layout, and the run."""
     folder = root / str(list(LAYOUTS).index(name))
     return folder, saved_under(LAYOUTS[name], folder)
 
@@ -43,7 +43,7 @@ def test_what_one_layout_saves_another_resumes(pair: Pair, root: Path) -> None:
 
 
 def assert_one_curve(layout: Layout, before: Run, after: Run) -> None:
-    """Five steps before, five after: ten of one run in double precision."""
+    """Compare five steps before and five after with ten of one run in double precision."""
     differ, loss, norm = deviation(layout, before, after)
     assert differ == []
     assert loss <= bound_of(layout).loss
@@ -60,14 +60,14 @@ OF_TRANSFORMERS: list[tuple[str, Layout, Layout]] = [
         after._replace(model=model, ignoring=model == BERT),
     )
     for model in MODELS
-    if model.startswith("transformers'") and model != RESNET  # which no tensor mode cuts
+    if model.startswith("transformers'") and model != RESNET  # which no tensor mode shards
     for names, before, after in (
         (
             "data 2, 1d 2, ZeRO 3 -> pipe 2, 2d 4",
             Layout(4, tensor("1d", 2), zero=3),
             Layout(8, pipe(2) | tensor("2d", 4)),
         )
-        if model in SWIN  # whose first blocks have two heads: a cuboid of depth 1 would cut them in 4
+        if model in SWIN  # its first blocks have two heads, which a cuboid of depth 1 would split in 4
         else (
             "data 2, 1d 2, ZeRO 3 -> pipe 2, cuboid (1, 2, 2)",
             Layout(4, tensor("1d", 2), zero=3),
@@ -79,7 +79,7 @@ OF_TRANSFORMERS.append(
     (
         f"{RESNET}: data 2, ZeRO 1 -> pipe 2",
         Layout(2, {}, zero=1, model=RESNET),
-        Layout(2, pipe(2), model=RESNET, accumulation=4),  # a BatchNorm's micro batches are part of the maths
+        Layout(2, pipe(2), model=RESNET, accumulation=4),  # a BatchNorm's micro-batches are part of the maths
     )
 )
 
@@ -89,9 +89,11 @@ OF_TRANSFORMERS.append(
     ("before", "after"),
     [pytest.param(*pair, id=name) for name, *pair in OF_TRANSFORMERS],
 )
-@pytest.mark.prove  # every time: rows of our own models, whose pieces are stored as theirs are
+@pytest.mark.prove  # `make test` has rows of dslpar's own models, whose pieces are stored in the same way
 def test_a_model_of_transformers_resumes_on_another_layout(before: Layout, after: Layout, tmp_path: Path) -> None:
-    """Weights of other modules' names, three in one of a region's entrance, and a table that two stages hold."""
+    """The cases have weights under other modules' names, three in one of a region's entrance, and a table on two
+    stages.
+    """
     saved_run = saved_under(before, tmp_path / "run")
     assert_one_curve(after, saved_run, resumed_under(after, tmp_path / "run"))
 
@@ -106,7 +108,7 @@ def jobs(pairs: list[Pair]) -> list[tuple[Job, Job]]:
 @pytest.mark.parametrize("pairs", [SAMPLE, PAIRS], ids=["sample", "all"])
 def test_the_pairs_cover_modes_stages_and_what_changes(pairs: list[Pair]) -> None:
     pairs_of_jobs = jobs(pairs)
-    for at in (0, 1):  # as a source, and as a target
+    for at in (0, 1):  # as source, and as target
         cubes = {mode_of(pair[at].mesh.tensor) for pair in pairs_of_jobs}
         assert cubes == {"None", *(mode_of(Layout(8, section).job().mesh.tensor) for section in TENSOR.values())}
         assert {pair[at].spec.zero.stage for pair in pairs_of_jobs} == {0, 1, 2, 3}
@@ -148,7 +150,7 @@ def test_a_bit_that_differs_is_seen() -> None:
 
 
 def test_a_lost_momentum_is_seen(root: Path) -> None:
-    """Without the optimizer's state the curve leaves the bound: the comparison looks at what is restored."""
+    """Without the optimizer's state the curve leaves the bound, so the comparison checks what is restored."""
     name = "one process"
     folder, before = saved(name, root)
     after = resumed_under(LAYOUTS[name], folder, forgets="momentum_buffer")

@@ -1,4 +1,4 @@
-"""Every schedule of a pipeline against 1F1B: `python -m tests.properties.schedules` prints how far each row is off.
+"""Every pipeline schedule against 1F1B: `python -m tests.properties.schedules` prints each row's deviation.
 
-The layouts, models and samples are those of `invariance`, which holds 1F1B against one process in double precision.
+The layouts, models and samples are those of `invariance`, which compares 1F1B with one process in double precision.
 """

@@ -1,4 +1,4 @@
-"""`python -m tests.properties.schedules [WORD...]`: runs rows whose names have all words; prints their deviations."""
+"""`python -m tests.properties.schedules [WORD...]`: run the rows whose names have all words, and print deviations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 
 
 def main(words: list[str]) -> int:
-    """Print the table; 1 if a row fails, or is out of its bound."""
+    """Print the table. Return 1 if a row fails, or exceeds its bound."""
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     from tests.properties.schedules.measure import BOUND, run

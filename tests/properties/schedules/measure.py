@@ -1,4 +1,4 @@
-"""Rows' runs, those of 1F1B, and how far apart they are: `run(rows)`, on one set of ranks for all rows of a world.
+"""Run rows and their 1F1B counterparts, and return how far they are apart: `run(rows)`.
 
 Ranks fork once and build one engine after the other: on few cores, 32 of them take longer to start than to compute.
 """
@@ -27,11 +27,13 @@ TIMEOUT_S = 900
 SEED = 1
 
 Gradients = dict[str, Tensor]
-"""Whole, by name."""
+"""Full gradients by name."""
 
 
 class Deviation(NamedTuple):
-    """The worst of an evaluation and two steps, relative to 1F1B; of gradients the worst tensor, max|a-b| / max|b|."""
+    """The largest deviations of an evaluation and two steps from 1F1B; for gradients, max|a-b| / max|b| of the worst
+    tensor.
+    """
 
     loss: float
     norm: float
@@ -39,39 +41,39 @@ class Deviation(NamedTuple):
 
 
 BOUND = Deviation(0.0, 1e-6, 1e-6)
-"""Of one layout and one type, whatever these are: nothing is rounded otherwise but sums.
+"""For any layout and dtype, only sums are rounded differently.
 
-Losses are equal: each micro-batch's forward is the same operations on the same numbers, and the last stage adds losses
-up in the order of the micro-batches under every schedule. A weight's gradient is the same sum over micro-batches in the
-same order, too, and W has the product of B. What may differ is which parameters stand together in a bucket of replicas'
-gradients, and in a sum of squares; and of a tied weight, which stage's gradient comes first. Each rounds by 6e-8 in
-fp32, in which half types keep these sums as well; there are few of them. A mistake, such as a micro-batch that is left
-out, taken twice, scaled, or taken for another, is about 1/m: 0.03 at least.
+Losses are equal: each micro-batch's forward has the same operations on the same numbers, and under every schedule the
+last stage adds losses in the order of the micro-batches. A weight's gradient is the same sum over micro-batches in the
+same order, too, and W computes the same product as an unsplit backward. Two things may differ: the parameters that
+share a bucket of replicas' gradients or a sum of squares, and the stage whose gradient of a tied weight comes first.
+Each rounds by 6e-8 in fp32, in which half-precision runs keep these sums as well, and there are few of them. A mistake,
+such as a micro-batch that is left out, doubled, scaled or swapped, is about 1/m: at least 0.03.
 """
 
 
 class Run(NamedTuple):
-    """What one rank has of a run."""
+    """One rank's results of a run."""
 
     losses: list[float]
-    """Of an evaluation and two steps."""
+    """Losses of an evaluation and two steps."""
     norms: list[float]
     gradients: Gradients
-    """Of the layers that this rank holds."""
+    """Gradients of the layers on this rank."""
 
 
 class Compared(NamedTuple):
-    """What one rank gives of a row."""
+    """One rank's comparison of a row."""
 
     losses: list[float]
     norms: list[float]
     deviation: Deviation
     worst: str
-    """The tensor whose gradient is furthest off."""
+    """The tensor with the largest deviation of its gradient."""
 
 
 def run(rows: Sequence[Row], change: Callable[[], None] | None = None) -> list[Deviation]:
-    """Run rows of one world, and their references; `change` is called in each rank before the first row that is not."""
+    """Run rows of one world, and their references. Each rank calls `change` before the first non-reference row."""
     for row in rows:
         if row.model.startswith("transformers'"):
             import_transformers(MODELS[row.model](row.tied).target.rpartition(".")[2])
@@ -103,12 +105,12 @@ def _rank(rows: Sequence[Row], change: Callable[[], None] | None) -> list[Compar
 
 
 def _run(row: Row) -> Run:
-    """An evaluation, a step that leaves the weights as they are, and one that shows the gradient.
+    """Run an evaluation, a step that leaves the weights unchanged, and a step that shows the gradient.
 
-    The gradient is (before - after) / LR, whatever ZeRO does with it: without momentum, decay and clipping. A weight w
-    of 1 at most is rounded by 6e-8 w before, which is 6e-12 of its gradient; after, by 6e-8 of the gradient itself. The
-    largest of each tensor are 1e-3 and more, but those of a key's bias, which are zero, and stand in one tensor with
-    others.
+    Without momentum, decay and clipping, the gradient is (before - after) / LR for any ZeRO stage. A weight w of at
+    most 1 is rounded before the step by 6e-8 w, which is 6e-12 of its gradient, and after it by 6e-8 of the gradient
+    itself. The largest gradient of each tensor is at least 1e-3, apart from a key's bias, whose gradients are zero and
+    share a tensor with others.
     """
     from dslpar.checkpoint import full_state
     from dslpar.distributed.groups import Groups
@@ -138,7 +140,7 @@ def _run(row: Row) -> Run:
 
 
 def _of_all_stages(run: Run, stages: Axis) -> Run:
-    """Put the gradients of all stages together; they are those whose norm the engine gives."""
+    """Return the gradients of all stages together, whose norm the engine reports."""
     gradients: Gradients = {}
     for held in gather_objects(run.gradients, stages):
         for name, gradient in held.items():
@@ -157,14 +159,14 @@ def _compared(run: Run, true: Run, stages: Axis) -> Compared:
 
 
 def _reuse_groups() -> Callable[[], None]:
-    """Give each engine the process groups of the one before; return what is to be called before each.
+    """Let each engine reuse the previous one's process groups. Return the function to call before each engine.
 
-    An engine makes dozens of them, each with threads and files of its own, and nothing ends them while a process lives.
+    An engine makes dozens of groups, each with its own threads and files, which live as long as the process.
     """
     make, made, requests = dist.new_group, dict[Any, Any](), Counter[Any]()
 
     def new_group(ranks: Any = None, *args: Any, use_local_synchronization: bool = False, **options: Any) -> Any:
-        # Apart by who calls: all ranks, or those in it alone. So either all that must call it make one, or none.
+        # Kept apart by the callers: all ranks, or only the group's. So either all callers make a group, or none does.
         key = (ranks if ranks is None else tuple(ranks), use_local_synchronization)
         number = requests[key]
         requests[key] += 1
@@ -177,7 +179,7 @@ def _reuse_groups() -> Callable[[], None]:
     return requests.clear
 
 
-# ---- how far apart ----
+# ---- deviations ----
 
 
 def _worst(values: Sequence[float], true: Sequence[float]) -> float:
@@ -185,11 +187,11 @@ def _worst(values: Sequence[float], true: Sequence[float]) -> float:
 
 
 def _largest(values: Iterable[float]) -> float:
-    """NaN is no small deviation, as `max` has it, but the largest."""
+    """Return the largest value, with NaN as the largest of all; `max` would ignore it."""
     return max(math.inf if math.isnan(value) else value for value in values)
 
 
 def _apart(a: Tensor, b: Tensor) -> float:
     if torch.equal(a, b):
-        return 0.0  # of zeros too, such as positions that nothing looks up
+        return 0.0  # also for zeros, such as positions that nothing looks up
     return float((a.double() - b.double()).abs().max() / b.double().abs().max())

@@ -1,11 +1,11 @@
-"""Which layouts are compared with 1F1B, as data; and which of them `make test` runs.
+"""Layouts that are compared with 1F1B, as data, and the sample that `make test` runs.
 
 ROWS           # name -> Row
 SAMPLE         # names
 worlds(ROWS)   # name -> rows: those that one set of ranks runs, one after the other
 
-Modes, ZeRO, ties and recomputation under every schedule are proved against one process, by tests/properties/layouts.
-Here is what is exact between schedules alone, or is not computed in fp32: masks of dropout, half types, numbers of
+tests/properties/layouts proves modes, ZeRO, ties and recomputation under every schedule against one process. These rows
+have what is exact only between schedules, or is not computed in fp32: dropout masks, half precision, numbers of
 micro-batches, stages of uneven length, long pipelines.
 """
 
@@ -23,15 +23,15 @@ from dslpar.schema import sections
 from tests.properties.invariance.layouts import MODELS, MODES, pipe
 
 LR = 1e4
-"""So that a step shows the gradient: see `measure.gradients`."""
+"""Large, so that a step shows the gradient: see `measure.gradients`."""
 SCHEDULES = (("interleaved", 2), ("zero_bubble", 1), ("zero_bubble", 2))
-"""A type, and the stages that each rank holds."""
+"""Schedule types, and the stages per rank."""
 NO_MODE = "no tensor ranks"
 SCALE = {"fp16": {"loss_scale": 1024.0}}
 
 
 class Row(NamedTuple):
-    """A layout, a model, and how many micro-batches run through it under which schedule."""
+    """A layout, a model, a schedule, and its number of micro-batches."""
 
     mode: str
     """A name in invariance's `MODES`."""
@@ -44,33 +44,33 @@ class Row(NamedTuple):
     """Interval of activation checkpointing; 0: none."""
     data: int = 1
     keep: str = "x"
-    """The panels that live until the backward."""
+    """The panels that are kept until the backward."""
     layers: int = 0
-    """0: one for each stage that there is with two on each rank."""
+    """0: one layer per stage when each rank has two stages."""
     cut: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    """Counts or stage_ids of uneven stages; of 1F1B, which has fewer stages, always the automatic ones."""
+    """Counts or stage_ids of uneven stages. 1F1B has fewer stages, and always the automatic partition."""
     model: str = "GPT"
     """A name in invariance's `MODELS`."""
     dtype: str = "fp32"
     offload: bool = False
     ignoring: bool = False
-    """Whether a part of the labels does not count, a different number in each micro-batch."""
+    """Whether part of the labels does not count, with a different number in each micro-batch."""
     dropout: float = 0.0
 
     @property
     def reference(self) -> Row:
-        """The same under 1F1B."""
+        """Return the same row under 1F1B."""
         return self._replace(schedule=("1f1b", 1), cut=())
 
     @property
     def world(self) -> int:
-        """Ranks."""
+        """Return the number of ranks."""
         group = self._parallel().tensor
         return self.pipe * self.data * (1 if group is None else group.size or 1)
 
     @property
     def name(self) -> str:
-        """The row in words."""
+        """Return the row in words."""
         words = [*[f"data {self.data}"] * (self.data > 1), f"ZeRO {self.zero}", "tied" if self.tied else "untied"]
         words += ["recompute"] * bool(self.recompute) + ["offload"] * self.offload + ["ignoring"] * self.ignoring
         words += [f"keep {self.keep}"] * (self.mode != NO_MODE) + [f"{what} {list(ids)}" for what, ids in self.cut]
@@ -81,7 +81,7 @@ class Row(NamedTuple):
         return f"{head}{self.mode}, pipe {self.pipe}, {schedule}: {', '.join(words)}"
 
     def job(self) -> Job:
-        """The Job of this row: micro-batches as small as the layout allows, and a step that shows the gradient."""
+        """Return the job of this row: the smallest micro-batches of the layout, and a step that shows the gradient."""
         once = sections.Spec(model=self._model(), parallel=self._parallel(), batch=sections.Batch(micro_size=1))
         mesh = resolve(once, self.world, "schedules.py").mesh
         extra: dict[str, Any] = {"offload_optimizer": {"device": "cpu"}} if self.offload else {}
@@ -106,7 +106,7 @@ class Row(NamedTuple):
         model, num_layers = MODELS[self.model](self.tied), self.layers or 2 * self.pipe
         if isinstance(model, GPT):
             return replace(model, num_layers=num_layers, dropout=self.dropout)
-        if "config" in model.args:  # transformers', of two layers
+        if "config" in model.args:  # transformers models have two layers
             config = {**model.args["config"], "num_hidden_layers": num_layers}
             return replace(model, args={**model.args, "config": config})
         return model
@@ -116,12 +116,12 @@ class Row(NamedTuple):
 
 
 def others() -> Iterator[Row]:
-    """Each is run under every schedule that it names, or all."""
+    """Yield rows for the schedules that each names, or for all."""
     for row in (
         # the longest pipeline, and every number of rounds
         Row(NO_MODE, 8, SCHEDULES[0], 8, zero=1),
         *(Row(NO_MODE, pipes, SCHEDULES[0], pipes * rounds) for pipes in (2, 3, 4) for rounds in (1, 2, 3, 4)),
-        # replicas, of which gradients are reduced stage by stage
+        # replicas, whose gradients are reduced stage by stage
         *(
             Row(NO_MODE, pipes, SCHEDULES[0], 2 * pipes, zero, tied, data=2)
             for pipes, zero, tied in product((2, 4), (0, 1), (True, False))
@@ -133,7 +133,7 @@ def others() -> Iterator[Row]:
         ),
         Row(NO_MODE, 2, SCHEDULES[0], 4, data=2, ignoring=True),
         Row(NO_MODE, 2, SCHEDULES[0], 4, zero=1, data=4, recompute=2),
-        # Llama's form, and models whose linears are torch's: nothing of these can be split
+        # Llama's form, and models with torch's linears, whose backward cannot be split
         *(Row(NO_MODE, pipes, SCHEDULES[0], 8, zero, bool(zero), model="Llama") for pipes in (2, 4) for zero in (0, 1)),
         Row("1d 2 sequence", 2, SCHEDULES[0], 4, zero=1, tied=False, recompute=1, model="Llama"),
         Row("2d 4", 2, SCHEDULES[0], 4, tied=False, model="Llama"),
@@ -143,7 +143,7 @@ def others() -> Iterator[Row]:
         # masks of dropout, which must not depend on the order either
         Row(NO_MODE, 2, SCHEDULES[0], 4, dropout=0.1),
         Row("1d 2 sequence", 2, SCHEDULES[0], 8, zero=1, recompute=1, dropout=0.1),
-        # other types: gradients that add up in fp32, and scaled ones
+        # other dtypes: gradients summed in fp32, and scaled ones
         *(
             Row(NO_MODE, pipes, SCHEDULES[0], 2 * pipes, 1, tied, recompute, dtype=dtype, offload=offload)
             for dtype, offload in product(("bf16", "fp16"), (False, True))
@@ -156,7 +156,7 @@ def others() -> Iterator[Row]:
         Row("2d 4", 2, SCHEDULES[0], 4, zero=1, tied=False, dtype="fp16"),
     ):
         yield from (row._replace(schedule=schedule) for schedule in SCHEDULES)
-    # stages of other lengths than their neighbours'
+    # stages of uneven length
     uneven = Row(NO_MODE, 2, ("interleaved", 2), 4, layers=8)
     for zero, cut in product((0, 1), (("counts", (1, 3, 2, 2)), ("stage_ids", (0, 0, 0, 1, 0, 1, 1, 1)))):
         for schedule in ("interleaved", "zero_bubble"):
@@ -164,7 +164,7 @@ def others() -> Iterator[Row]:
     yield uneven._replace(schedule=("zero_bubble", 1), cut=(("counts", (5, 3)),))
     yield uneven._replace(schedule=("interleaved", 4))
     yield uneven._replace(schedule=("zero_bubble", 4))
-    # With one chunk, micro-batches need not be a multiple of the ranks; nor be as many.
+    # With one chunk, there may be fewer micro-batches than ranks, or no multiple of the ranks.
     for pipes, count in ((2, 1), (2, 3), (2, 7), (3, 4), (4, 2), (4, 5), (4, 15)):
         yield Row(NO_MODE, pipes, ("zero_bubble", 1), count, zero=count % 2)
 
@@ -173,9 +173,9 @@ ROWS = {row.name: row for row in others()}
 
 
 def worlds(names: Iterable[str]) -> dict[str, Sequence[Row]]:
-    """Return rows by what must be equal for one set of ranks to run them: those of one reference are neighbours.
+    """Return rows grouped for one set of ranks each; rows with the same reference are neighbours.
 
-    Of many ranks each row takes long, on few cores: there are several sets of those.
+    Rows with many ranks are split into several sets, since they take long on few cores.
     """
     found: dict[str, list[Row]] = {}
     for row in sorted((ROWS[name] for name in names), key=lambda row: str(row.reference)):
@@ -191,4 +191,4 @@ SAMPLE = tuple(
     for row in ROWS.values()
     if row.schedule == ("zero_bubble", 2) and row.mode == NO_MODE and (row.dropout or (row.cut and row.zero))
 )
-"""What `make test` runs: masks, and uneven stages, under the schedule that has most of an order."""
+"""Sample of `make test`: masks and uneven stages, under the schedule with the most complex order."""

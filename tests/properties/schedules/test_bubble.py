@@ -1,4 +1,4 @@
-"""A step's time over gloo is what the simulation says, where each action takes a known time."""
+"""Step time over gloo equals the simulation's if each action takes a known time."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from benchmarks import bubble
     ("schedule", "chunks", "least", "most"), [("1f1b", 1, 0.375, 0.4025), ("zero_bubble", 2, 0.0625, 0.09)]
 )
 def test_the_bubble_is_the_simulated_one(schedule: str, chunks: int, least: float, most: float) -> None:
-    """At most: 2 % of the makespan above the ideal, of 1F1B; what was promised, of a zero bubble.
+    """The limit is 2 % of the makespan above the ideal for 1F1B, and the promised bubble for zero bubble.
 
-    The least of up to three runs: what else the cores do adds to a step's time, and nothing takes away from it.
+    The smallest of up to three runs counts: other work on the cores only adds to a step's time.
     """
     found: list[float] = []
     while len(found) < 3 and min(found, default=most + 1) > most:

@@ -1,6 +1,6 @@
-"""Mistakes that schedules invite, each made on purpose: the comparison with 1F1B sees it, far beyond its bound.
+"""Deliberate mistakes in schedules: the comparison with 1F1B detects each, far beyond its bound.
 
-None of them raises or hangs by itself: a run would go on, with gradients that are not the model's.
+No mistake raises or hangs by itself: a run would continue with wrong gradients.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ BOTH = Row(NO_MODE, 2, ("zero_bubble", 2), 4)
 
 
 def agrees(off: Deviation) -> bool:
-    """Whether a row is 1F1B."""
+    """Return whether a row agrees with 1F1B."""
     return all(value <= most for value, most in zip(off, BOUND, strict=True))
 
 
 def caught(off: Deviation) -> bool:
-    """Whether nobody could take a row for 1F1B: its norm and gradients are off, beyond what rounding does."""
+    """Return whether norm and gradients are off far beyond rounding."""
     return off.norm > CAUGHT and off.gradient > CAUGHT
 
 
 def with_and_without(row: Row, mutate: Callable[[], None]) -> tuple[Deviation, Deviation]:
-    """Run a row as it is, and then mutated, against one 1F1B."""
+    """Run a row unchanged and mutated, against one 1F1B."""
     calls = []
 
     def change() -> None:
@@ -46,7 +46,7 @@ def with_and_without(row: Row, mutate: Callable[[], None]) -> tuple[Deviation, D
 
 
 def ask_the_rank_for_the_last_stage() -> None:
-    """Have DeepSpeed take every stage of the last rank for the last one, as it does of itself."""
+    """Make DeepSpeed take every stage of the last rank for the last stage, as it does by default."""
     from dslpar.engine.pipeline_executor import PipelineExecutor
 
     init = PipelineExecutor.__init__
@@ -59,9 +59,9 @@ def ask_the_rank_for_the_last_stage() -> None:
 
 
 def receive_in_order_of_use(row: Row) -> None:
-    """Have a rank receive in its own order, and not in the sender's, once it has had all headers.
+    """Make a rank receive in its own order instead of the sender's, once it has all headers.
 
-    A header that is taken for a message fails in itself: the shapes differ. From the second step on, all are alike.
+    A header that is taken for a message fails at once, since the shapes differ. From the second step on, all are alike.
     """
     from dslpar.distributed.point_to_point import StageMessages
 
@@ -81,7 +81,7 @@ def receive_in_order_of_use(row: Row) -> None:
 
 
 def add_to_gradients_by_hand() -> None:
-    """Have W add to `weight.grad` without autograd, so that no hook runs."""
+    """Make W add to `weight.grad` without autograd, so that no hook runs."""
     from dslpar.layers.weight_gradients import WeightGradients
 
     def accumulate(self: Any) -> None:
@@ -105,9 +105,10 @@ def test_messages_in_the_order_of_use_are_caught() -> None:
 
 
 def test_weight_gradients_added_by_hand_are_caught() -> None:
-    """Of bf16: ZeRO 1 sums in fp32, in hooks of autograd's own accumulation.
+    """In bf16, ZeRO 1 sums in fp32, in hooks of autograd's own accumulation.
 
-    Sums by hand round in bf16, which norms hardly show. Of tied weights stages would send sums of other types, and end.
+    Sums by hand round in bf16, which norms hardly show. With tied weights, stages would send sums of other dtypes, and
+    fail.
     """
     row = BOTH._replace(zero=1, dtype="bf16", tied=False)
     true, mutated = with_and_without(row, add_to_gradients_by_hand)
@@ -117,7 +118,7 @@ def test_weight_gradients_added_by_hand_are_caught() -> None:
 
 
 def test_dropout_seeded_once_a_step_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mutated under 1F1B too: what is compared are two schedules, and not two seeds."""
+    """1F1B is mutated, too, so that two schedules are compared, and not two seeds."""
     warm.import_deepspeed()
     from dslpar.engine.engine import Engine
 

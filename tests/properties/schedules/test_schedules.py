@@ -1,4 +1,4 @@
-"""Schedules and 1F1B are one maths: equal losses, and norm and every gradient within the rounding of sums."""
+"""Schedules against 1F1B: equal losses, and norms and gradients within the rounding of sums."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_schedule_is_1f1b_in_another_order(world: str) -> None:
     agree(world, list(SAMPLE))
 
 
-@pytest.mark.minutes(10)  # of 32 ranks, on few cores
+@pytest.mark.minutes(10)  # 32 ranks on few cores
 @pytest.mark.parametrize("world", sampled(worlds(ROWS), set()))
 def test_all_of_the_table(world: str) -> None:
     agree(world, list(ROWS))

@@ -1,1 +1,1 @@
-"""Which mistakes in the maths do the tests see, and which does `dslpar prove`? The command is `__main__`."""
+"""Mutation tests of the maths: the mistakes that tests and `dslpar prove` detect. The command is `__main__`."""

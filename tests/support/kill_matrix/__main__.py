@@ -1,4 +1,4 @@
-"""`python -m tests.support.kill_matrix`: which mistakes in the maths do the tests see, and which does `dslpar prove`?
+"""`python -m tests.support.kill_matrix`: find the mistakes in the maths that tests and `dslpar prove` detect.
 
     python -m tests.support.kill_matrix                        the tests: record each once, show them the mutants
     python -m tests.support.kill_matrix --tests tests/unit/data tests/distributed/layers      these tests
@@ -9,8 +9,8 @@
     python -m tests.support.kill_matrix --sample 20 --seed 1   of twenty
     python -m tests.support.kill_matrix --summary              tables of what was found so far
 
-A mutant (`tests.support.maths_mutants`) is a function with one mistake. What is found is kept in build/kill_matrix, a
-line a mutant, and a run that was interrupted goes on from there.
+A mutant (`tests.support.maths_mutants`) is a function with one mistake. Results are kept in build/kill_matrix, a line
+per mutant, and an interrupted run continues from there.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tests.support.paths import ROOT
 
 
 def chosen(args: argparse.Namespace) -> list[Mutant]:
-    """Return the mutants that the arguments ask for."""
+    """Return the selected mutants."""
     found = [
         mutant
         for mutant in all_mutants()
@@ -46,7 +46,7 @@ def chosen(args: argparse.Namespace) -> list[Mutant]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """See the module; the exit status is 0 unless the arguments are wrong."""
+    """Run the selected passes. The exit status is 0 unless the arguments are wrong."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
         prog="python -m tests.support.kill_matrix", description=__doc__, formatter_class=raw

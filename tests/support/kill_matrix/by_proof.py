@@ -1,4 +1,4 @@
-"""The mutants that a layout meets, each shown to `dslpar prove`: found or not, with which parameter and axis."""
+"""Show `dslpar prove` each mutant that a layout meets: whether it is found, and with which parameter and axis."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from tests.support.kill_matrix.results import Result, Results
 from tests.support.maths_mutants.mutant import Mutant
 
 LONGEST_S = 240.0
-"""Of one proof and its explanation."""
+"""Time limit of one proof and its explanation."""
 IDLE_S = 15.0
-"""After which ranks that wait for each other are taken to hang."""
+"""Ranks that wait for each other this long count as hanging."""
 
 
 class LayoutProof:
-    """A layout whose right run is proven, and whose reference is remembered."""
+    """A layout that passes the proof unchanged, and its remembered reference."""
 
     def __init__(self, name: str, layout: Layout) -> None:
         self.name, self.job, self.other = f"prove {name}", layout.job(), layout.other()
         warm.import_deepspeed()
         if isinstance(model := self.job.spec.model, OtherModel) and model.transformers is not None:
-            warm.import_transformers(model.transformers.model)  # else each rank of each proof would, for seconds
+            warm.import_transformers(model.transformers.model)  # else each forked rank does, for seconds
         self._references: dict[str, Reference] = {}
         self._reference_of = proving.reference_of
 
@@ -45,12 +45,12 @@ class LayoutProof:
         return proving.prove(self.job, resume_on=self.other, change=change)
 
     def met_by_right_run(self, mutants: Sequence[Mutant]) -> set[str]:
-        """Prove the layout as it is, and return the names of the mutants that it meets.
+        """Prove the unchanged layout, and return the names of the mutants that it meets.
 
         Raises:
-            AssertionError: it is not proved.
+            AssertionError: the proof fails.
         """
-        proving.reference_of = self._remembered  # the reference of all trials is one: its mutants are none of its own
+        proving.reference_of = self._remembered  # shared by all trials, free of mutants
         forked_ranks.run_on_ranks.__kwdefaults__["idle_s"] = IDLE_S
         proof = self.prove(lambda: None)
         assert proof.verdict == certificate.PROVED, f"{self.name}: {proof}"
@@ -70,7 +70,7 @@ class LayoutProof:
         return self._references[key]
 
     def result(self, mutant: Mutant) -> Result:
-        """Show it a mutant."""
+        """Prove the layout with a mutant, and return the result."""
         began = time.monotonic()
         made = partial(Result, mutant.name, self.name)
         try:
@@ -93,7 +93,7 @@ class LayoutProof:
 def show(
     name: str, layout: Layout, mutants: Sequence[Mutant], results: Results, *, again: bool
 ) -> Iterator[tuple[Mutant, Result]]:
-    """Yield what prove finds of each mutant that the layout meets; `again`: also of those that another has found."""
+    """Yield the result of each mutant that the layout meets. `again`: also mutants that another layout has found."""
     proof = LayoutProof(name, layout)
     if all((mutant.name, proof.name) in results.known for mutant in mutants):
         return

@@ -1,9 +1,9 @@
-"""The mutants that tests meet, each shown to these, the quickest first, until one fails.
+"""Run the tests that meet each mutant, quickest first, until one fails.
 
-Two passes, both in forks of one pytest process, which runs no test itself: so nothing that a test remembers was
-computed without the mistake. The first runs each test once, and notes how long it takes and which mutants it meets.
-The second runs, for each mutant, the tests that meet it. Tests that start other programs are outside: what these import
-has no mistake.
+Both passes run in forks of one pytest process, which runs no test itself. So no cached value was computed without the
+mistake. The first pass runs each test once, and records its time and the mutants it meets. The second runs, for each
+mutant, the tests that meet it. Tests that start other programs are left out, since those programs import the code
+without the mistake.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ TESTS = (
     *("tests/distributed", "tests/properties/reshape", "tests/properties/schedules", "tests/properties/context"),
     *("tests/properties/layouts", "tests/properties/invariance", "tests/properties/families"),
 )
-"""What can meet the maths in forks of its own process."""
+"""Tests that can meet the maths in forks of their own process."""
 IDLE_S = 15.0
 LONGEST_S = 300.0
 LEAST_S = 20.0
-"""How long a test may take at least, whatever it took without a mistake."""
+"""Shortest time limit of a test with a mutant, however fast it is without."""
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """One test, without a mistake."""
+    """The record of one test without a mutant."""
 
     test: str
     passed: bool
@@ -51,17 +51,17 @@ class Recorded:
 
 
 class Matrix:
-    """A pytest plugin: collects as pytest does, and then records and kills instead of running the tests."""
+    """A pytest plugin that collects as pytest does, and then records and kills instead of running the tests."""
 
     def __init__(
         self, mutants: Sequence[Mutant], results: Results, *, every: bool, most: int, only_record: bool
     ) -> None:
         self.mutants, self.results = mutants, results
         self.every, self.most, self.only_record = every, most, only_record
-        """Whether all tests are shown a mutant, not until the first kill; and to how many tests it is shown at most."""
+        """`every`: run all tests, not until the first kill. `most`: the largest number of tests per mutant."""
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        """Instead of running the tests."""
+        """Record and kill instead of running the tests."""
         warm.import_deepspeed()
         if HAS_TRANSFORMERS:
             warm.import_transformers("LlamaForCausalLM")
@@ -108,7 +108,7 @@ class Matrix:
 
 
 def read_recorded(path: Path = FOLDER / "recorded.jsonl") -> Iterator[Recorded]:
-    """Yield what was recorded of tests that pass without a mistake, as they do here."""
+    """Yield the records of tests that pass without a mutant."""
     for line in path.read_text().splitlines() if path.exists() else ():
         values = json.loads(line)
         yield Recorded(**{**values, "met": tuple(values["met"])})
@@ -127,7 +127,7 @@ def _record(item: pytest.Item, mutants: Sequence[Mutant]) -> Recorded:
             passed, seconds = in_child(run, LONGEST_S)
         except ChildError:
             passed, seconds = False, LONGEST_S
-        # One that fails as it is, or with the recorder in its functions, can tell nothing.
+        # a test that fails unchanged, or with the recorder installed, shows nothing
         return Recorded(item.nodeid, passed, seconds, tuple(sorted(met(path))) if passed else ())
 
 

@@ -1,4 +1,4 @@
-"""A function in a child process that is silent, and ended with all it has started when it takes too long."""
+"""Call a function in a silent child process, and kill the child and its descendants after a time limit."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ Value = TypeVar("Value")
 
 
 class ChildError(RuntimeError):
-    """The child has raised, or died; the text is its error, in a line."""
+    """The child raised or died; the text is its error, in one line."""
 
 
 class ChildTimeoutError(ChildError):
-    """The child took too long."""
+    """The child exceeded its time limit."""
 
 
 def in_child(fn: Callable[[], Value], seconds: float) -> Value:
-    """Return what `fn` returns in a fork of this process, which changes nothing here.
+    """Return `fn()`, called in a fork of this process, without side effects here.
 
     Raises:
         ChildTimeoutError: it took longer than `seconds`.
-        ChildError: it has raised, or ended without a value.
+        ChildError: it raised, or ended without a value.
     """
     reader, writer = os.pipe()
     pid = fork()
@@ -54,7 +54,7 @@ def in_child(fn: Callable[[], Value], seconds: float) -> Value:
 
 
 def _run(fn: Callable[[], object], writer: int) -> None:
-    """The whole life of a child."""
+    """Run the child to its end."""
     silent = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silent, 1), os.dup2(silent, 2)
     try:
@@ -70,7 +70,7 @@ def _run(fn: Callable[[], object], writer: int) -> None:
 
 
 def _read(reader: int, ends: float) -> bytes | None:
-    """Return all that is written; None: not until then."""
+    """Return everything that is written until the end, or None if the time is over first."""
     found = b""
     while (left := ends - time.monotonic()) > 0:
         ready, _, _ = select.select([reader], [], [], left)
@@ -84,7 +84,7 @@ def _read(reader: int, ends: float) -> bytes | None:
 
 
 def _end(pid: int) -> None:
-    """End a child, and the ranks that it has started."""
+    """Kill a child and the ranks that it has started."""
     for each in [*processes.descendants(pid), pid]:
         with suppress(ProcessLookupError):
             os.kill(each, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Layouts on which `dslpar prove` is shown the mutants: together they meet what a layout can get wrong.
+"""Layouts on which `dslpar prove` meets the mutants: together they cover what a layout can get wrong.
 
 LAYOUTS["2d"].job()             # the job, resolved; `LAYOUTS["resume"].other()` the one that resumes it
 """
@@ -46,15 +46,15 @@ _REST = (
 
 
 class Layout(NamedTuple):
-    """A config, on so many ranks."""
+    """A config and its number of ranks."""
 
     ranks: int
     text: str
     resumes: tuple[str, ...] = ()
-    """Overrides of the layout that goes on from its checkpoint; (): there is none."""
+    """Overrides of the layout that resumes its checkpoint; () if there is none."""
 
     def job(self) -> Job:
-        """Return the job, resolved."""
+        """Return the resolved job."""
         return self._job(())
 
     def other(self) -> Job | None:

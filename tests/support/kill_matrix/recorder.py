@@ -1,4 +1,4 @@
-"""Which mutants does something meet? In a process that records, and in those that fork from it, each writes its name.
+"""Record the mutants that a process and its forks meet: each mutant writes its name to a file.
 
 install_recorder(mutants, Path("met"))
 ...
@@ -24,7 +24,7 @@ def _reporting(mutants: tuple[Mutant, ...]) -> list[tuple[FunctionType, CodeType
 
 
 def prepare(mutants: Sequence[Mutant]) -> None:
-    """Compile, once for all forks of this process, what `install_recorder` puts in."""
+    """Compile the functions of `install_recorder` once for all forks of this process."""
     _reporting(tuple(mutants))
 
 
@@ -39,7 +39,7 @@ def install_recorder(mutants: Sequence[Mutant], path: Path) -> None:
 
     builtins.maths_mutant_met = report  # type: ignore[attr-defined]
     for function, code in _reporting(tuple(mutants)):
-        function.__globals__.setdefault("mistakes", mistakes)  # which `when` may ask
+        function.__globals__.setdefault("mistakes", mistakes)  # `when` may use it
         function.__code__ = code
 
 

@@ -1,4 +1,4 @@
-"""What was found, a line of JSON for each mutant and what it was shown to; an interrupted run goes on from there."""
+"""Results of mutants as lines of JSON, one per mutant and proof or test; an interrupted run continues from them."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ FOLDER = ROOT / "build" / "kill_matrix"
 
 @dataclass(frozen=True)
 class Result:
-    """What became of one mutant."""
+    """The result of one mutant."""
 
     mutant: str
     by: str
-    """The layout that was proven, 'prove 2d'; or a test's node id."""
+    """The layout of a proof, such as 'prove 2d', or a test's node id."""
     verdict: str
-    """'killed', 'stopped' (by an error that is no verdict of prove), 'survived', 'not met', 'timeout'."""
+    """'killed', 'stopped' (an error that is no verdict of prove), 'survived', 'not met', 'timeout'."""
     parameter: str = ""
-    """Of prove: the first difference."""
+    """prove only: the first difference."""
     axis: str = ""
     guess: str = ""
     failed: tuple[str, ...] = ()
-    """Of prove: the checks that do not hold."""
+    """prove only: the failed checks."""
     seconds: float = 0.0
 
     @property
     def kills(self) -> bool:
-        """Whether the mistake was seen."""
+        """Return whether the mistake was detected."""
         return self.verdict in ("killed", "stopped", "timeout")
 
 
@@ -55,5 +55,5 @@ class Results:
             file.write(json.dumps(asdict(result)) + "\n")
 
     def killers(self, mutant: str) -> list[Result]:
-        """Return what has seen a mutant."""
+        """Return the results that killed a mutant."""
         return [each for each in self.known.values() if each.mutant == mutant and each.kills]

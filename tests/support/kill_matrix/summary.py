@@ -1,4 +1,4 @@
-"""Tables of what was found: by kind of mistake, and what nothing has seen."""
+"""Tables of results: kills by kind of mistake, and the mutants that survive."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.kill_matrix.results import Result, Results
 from tests.support.maths_mutants.mutant import KINDS, Mutant
 
 NEEDS_NO_AXIS = "needs no axis"
-"""What prove says of a difference that is there on one rank, too."""
+"""prove's words for a difference that one rank has, too."""
 
 
 def row(mutant: Mutant, result: Result) -> str:
@@ -20,7 +20,7 @@ def row(mutant: Mutant, result: Result) -> str:
 
 
 def of_proofs(mutants: Sequence[Mutant], results: Results) -> str:
-    """Return how many mutants prove has found, by kind, with parameter and axis; and those that it has not."""
+    """Return the numbers of mutants that prove found, by kind, with parameter and axis, and the missed mutants."""
     counts = {column: Counter[str]() for column in _COLUMNS}
     survivors = []
     for mutant in mutants:
@@ -46,7 +46,7 @@ def of_proofs(mutants: Sequence[Mutant], results: Results) -> str:
 
 
 def of_tests(mutants: Sequence[Mutant], results: Results) -> str:
-    """Return how many mutants tests have killed, by kind; those that survive; and tests that are a minimum cover."""
+    """Return the numbers of mutants that tests killed, by kind, the survivors, and a minimum cover of tests."""
     from tests.support.kill_matrix.by_tests import read_recorded
 
     recorded = {each.test: each for each in read_recorded()}

@@ -1,4 +1,4 @@
-"""Mistakes in the maths, as data: what `tests.support.kill_matrix` shows to the tests and to `dslpar prove`."""
+"""Mutants of the maths, as data, which `tests.support.kill_matrix` shows to the tests and to `dslpar prove`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["KINDS", "Kind", "Mutant", "StaleMutantError", "all_mutants"]
 
 @cache
 def all_mutants() -> tuple[Mutant, ...]:
-    """Return every mutant, each by a name of its own; those of policies where transformers is installed."""
+    """Return every mutant, with unique names; mutants of policies only if transformers is installed."""
     found = [
         mutant
         for tables in (layers, attention, parameters, distributed, engine, checkpoints, models, policies)

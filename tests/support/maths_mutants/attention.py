@@ -1,4 +1,4 @@
-"""Mutants of attention, whole and over pieces of sequences, of positions and of dropout."""
+"""Mutants of attention (whole and over pieces of sequences), positions and dropout."""
 
 from __future__ import annotations
 

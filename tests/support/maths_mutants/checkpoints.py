@@ -1,4 +1,4 @@
-"""Mutants of checkpoints: state that is not saved or not loaded, ranges and boxes that are off."""
+"""Mutants of checkpoints: state that is not saved or not loaded, wrong ranges and boxes."""
 
 from __future__ import annotations
 

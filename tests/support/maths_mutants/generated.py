@@ -1,6 +1,6 @@
-"""Mutants made by rule: of each call of a collective, one that is left out, done twice, or brings pieces in disorder.
+"""Generated mutants: each call of a collective is left out, doubled, or returns its pieces in another order.
 
-A rule rewrites the text of the call, so these are mutants as any other. What a table has is not made again.
+A rule rewrites the text of the call, so these are ordinary mutants. Mutants in the tables are not generated again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Rule(NamedTuple):
     kind: Kind
     calls: Collection[str]
     text: str
-    """Of the call's text {call}, its first argument {x}, its axis {axis} and its dim {dim}."""
+    """The new text, from the call's text {call}, its first argument {x}, its axis {axis} and its dim {dim}."""
     stands_for: str
 
 
@@ -73,7 +73,7 @@ RULES = (
 EQUAL = {
     "layers.norm: _statistics: all_gather 2 rolled": "the statistics of all pieces are sums over them, in any order",
 }
-"""Mutants that compute the same, with the reason; they are not made."""
+"""Equivalent mutants, with the reason; they are not generated."""
 
 
 def generated() -> list[Mutant]:
@@ -116,7 +116,7 @@ def _of_call(module: str, function: str, call: ast.Call, number: int | None, seg
         return
     x, axis, *rest = (ast.get_source_segment(source, each) or "" for each in call.args)
     if rest and own in ("all_reduce", "start_all_reduce_"):
-        return  # a maximum: one that is done twice is the same
+        return  # doubling a maximum changes nothing
     where = "" if number is None else f" {number + 1}"
     for rule in RULES:
         if own in rule.calls:

@@ -1,4 +1,4 @@
-"""Mutants of the layers: products, norms, embeddings, the loss, and what parameters are."""
+"""Mutants of the layers: products, norms, embeddings, the loss, and parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What mutants compute in place of what is right: their changed source calls them as `mistakes.rolled(...)`."""
+"""Wrong computations that the mutants' changed source calls, such as `mistakes.rolled(...)`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from dslpar.layers.matmul_sharding import MatmulSharding
 
 
 def rolled(x: Tensor, pieces: int, dim: int = 0) -> Tensor:
-    """Put each rank's piece where its neighbour's belongs, of a tensor that was gathered along `dim`."""
+    """Shift each rank's piece of a tensor, gathered along `dim`, to its neighbour's place."""
     return x if pieces == 1 else x.roll(x.shape[dim] // pieces, dim).contiguous()
 
 
 def rolled_pieces(pending: Pending, pieces: int, dim: int = 0) -> Pending:
-    """Do so once a collective has brought it."""
+    """Do the same once a collective has finished."""
     return Pending(rolled(pending.wait(), pieces, dim))
 
 
@@ -30,14 +30,14 @@ def panel_rolled(panel: Tensor, sharding: Sharding) -> Tensor:
 
 
 def not_reduced(partial: Tensor, sharding: Sharding) -> Tensor:
-    """Return this rank's piece of its own partial sum, and nothing of the others'."""
+    """Return this rank's piece of its own partial sum, without the other ranks' sums."""
     if sharding.axis.size == 1 or sharding.dim is None:
         return partial
     return sharding.features_of(sharding.axis.index, partial, sharding.dim % partial.dim()).contiguous()
 
 
 def not_gathered(stored: Tensor, sharding: Sharding) -> Tensor:
-    """Return the panel with zeros where other ranks' pieces belong."""
+    """Return the panel with zeros in place of other ranks' pieces."""
     if sharding.axis.size == 1 or sharding.dim is None:
         return stored
     pieces = stored.new_zeros((sharding.axis.size, *stored.shape))
@@ -46,7 +46,7 @@ def not_gathered(stored: Tensor, sharding: Sharding) -> Tensor:
 
 
 def own_alone(x: Tensor, axis: Axis, dim: int) -> Tensor:
-    """Return what a gather along `dim` would, with zeros for the other ranks' pieces."""
+    """Return a gather along `dim` with zeros in place of other ranks' pieces."""
     if axis.size == 1:
         return x
     zeros = torch.zeros_like(x)
@@ -59,22 +59,22 @@ def own_piece(x: Tensor, axis: Axis, dim: int) -> Tensor:
 
 
 def neighbours_piece(x: Tensor, axis: Axis, dim: int) -> Tensor:
-    """Return the piece along `dim` that belongs to the rank before."""
+    """Return the piece along `dim` that belongs to the previous rank."""
     return x.chunk(axis.size, dim)[axis.index - 1].contiguous()
 
 
 def cut_off(x: Tensor) -> Tensor:
-    """Return the same numbers, to which gradients flow, as zeros."""
+    """Return the same numbers without a gradient to their inputs."""
     return x.detach() + 0 * x.sum() if x.is_floating_point() else x
 
 
 def without_depth(sharding: MatmulSharding) -> MatmulSharding:
-    """Return how a product's operands are stored, with no sum of the weight's gradient over the depth."""
+    """Return a product's sharding without the sum of the weight's gradient over the depth."""
     return replace(sharding, depth=Axis())
 
 
 def draws(module: nn.Module) -> bool:
-    """Return whether something in a module drops: else no mask depends on a seed."""
+    """Return whether a module has dropout; otherwise no mask depends on a seed."""
     return any(
         isinstance(value, float) and value > 0
         for part in module.modules()

@@ -1,13 +1,13 @@
-"""Mutants of the maths: a function of dslpar with one small mistake in it, such as a layout invites.
+"""Mutants of the maths: a function of dslpar with one small mistake of the kind that a layout invites.
 
     mutant = Mutant("norm-mean-of-own-piece", "slice", "dslpar.layers.norm", "_statistics",
                     "mean = means.mean(0)", "mean = means[axis.index]", "each rank's own mean", "axis.size > 1")
     mutant.apply()          # from here on this process, and those that fork from it, make the mistake
 
-A mutant is data: in the source of one function the text `old` becomes `new`. The function is compiled with that change,
-and the function object gets the code of it. So nothing is loaded again, whoever holds the function has the mistake, and
-ranks that fork inherit it. `when` is an expression over the function's names, where the changed statement begins: it
-says whether the change makes a difference there. An all-reduce over one rank may be left out.
+A mutant is data: in the source of one function, the text `old` becomes `new`. The function is compiled with that
+change, and the function object gets the new code. So no module is loaded again, every holder of the function has the
+mistake, and forked ranks inherit it. `when` is an expression over the function's names at the start of the changed
+statement. It tells whether the change makes a difference there: an all-reduce over one rank may be left out.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class StaleMutantError(LookupError):
-    """What a mutant changes does not stand in the source, or more than once."""
+    """The text that a mutant changes does not occur in the source, or more than once."""
 
 
 class Mutant(NamedTuple):
@@ -40,44 +40,44 @@ class Mutant(NamedTuple):
     kind: Kind
     module: str
     function: str
-    """Its name in the module: 'all_reduce', 'Sharding.start_reduce'."""
+    """Its name in the module, such as 'all_reduce' or 'Sharding.start_reduce'."""
     old: str
-    """Text that stands once in the function."""
+    """Text that occurs once in the function."""
     new: str
     stands_for: str
-    """The mistake, in a line."""
+    """The mistake, in one line."""
     when: str = "True"
-    """Where the change makes a difference: an expression over the function's names before the changed statement."""
+    """The condition for a difference: an expression over the function's names before the changed statement."""
 
     @property
     def package(self) -> str:
-        """'layers', 'engine', ...: the part of dslpar that it is in."""
+        """Its package in dslpar: 'layers', 'engine', ..."""
         return self.module.split(".")[1]
 
     def target(self) -> FunctionType:
-        """Return the function that is changed. Raises StaleMutantError: there is none of that name."""
+        """Return the function that is changed. Raises StaleMutantError if there is none of that name."""
         return _target(self.module, self.function)
 
     def code(self) -> CodeType:
         """Compile the function with the mistake.
 
         Raises:
-            StaleMutantError: there is no such function, or `old` does not stand in it exactly once.
+            StaleMutantError: there is no such function, or `old` does not occur in it exactly once.
         """
         source, node = source_of(self.module), self._node()
         at, end = self._span(source)
         begin, last = _offsets(source, node)
         changed = source[begin:at] + self.new + source[end:last]
-        # Alone, within its classes: to compile a whole module takes ten times as long.
+        # Compile the function alone, inside its classes: a whole module takes ten times as long.
         *owners, _ = self.function.split(".")
         heads = [f"{' ' * 4 * depth}class {owner}:\n" for depth, owner in enumerate(owners)]
-        padding = "\n" * (first_line(node) - 1 - len(heads))  # lines of a traceback are those of the file
+        padding = "\n" * (first_line(node) - 1 - len(heads))  # traceback lines match the file's lines
         text, file = padding + "".join(heads) + changed, importlib.import_module(self.module).__file__ or ""
         compiled = compile(text, file, "exec", __future__.annotations.compiler_flag, dont_inherit=True)
         return code_within(compiled, self.function, first_line(node))
 
     def apply(self) -> None:
-        """Make the mistake, in this process and in those that fork from it."""
+        """Make the mistake in this process and in later forks."""
         target = self.target()
         target.__globals__.setdefault("mistakes", importlib.import_module("tests.support.maths_mutants.mistakes"))
         target.__code__ = self.code()
@@ -85,18 +85,18 @@ class Mutant(NamedTuple):
             remembered.cache_clear()
 
     def unknown_names(self) -> list[str]:
-        """Return global names that the changed function reads and nobody has defined: it would stop, not compute."""
+        """Return undefined global names that the changed function reads: it would stop instead of computing."""
         known = {**self.target().__globals__, "mistakes": None}
         used = {name for code in _nested(self.code()) for name in _globals_of(code)}
         return sorted(name for name in used if name not in known and not hasattr(builtins, name))
 
     def line(self) -> int:
-        """Return the line of the source in which the change begins."""
+        """Return the first line of the change in the source."""
         source = source_of(self.module)
         return source.count("\n", 0, self._span(source)[0]) + 1
 
     def last_line(self) -> int:
-        """Return the line of the source in which the changed text ends."""
+        """Return the last line of the changed text in the source."""
         source = source_of(self.module)
         return source.count("\n", 0, self._span(source)[1]) + 1
 
@@ -104,7 +104,7 @@ class Mutant(NamedTuple):
         return function_node(self.module, self.function)
 
     def _span(self, source: str) -> tuple[int, int]:
-        """Return where `old` begins and ends in the source of the module."""
+        """Return the start and end of `old` in the module's source."""
         begin, end = _offsets(source, self._node())
         count = source.count(self.old, begin, end)
         if count != 1:
@@ -125,13 +125,13 @@ def source_of(module: str) -> str:
 
 @cache
 def tree_of(module: str) -> ast.Module:
-    """Return the parsed module; not to be changed."""
+    """Return the parsed module. Do not change it."""
     return ast.parse(source_of(module))
 
 
 @cache
 def function_node(module: str, name: str) -> Function:
-    """Return the definition of a function or method. Raises StaleMutantError: there is none."""
+    """Return the definition of a function or method. Raises StaleMutantError if there is none."""
     owner: Any = tree_of(module)
     for part in name.split("."):
         found = [each for each in owner.body if getattr(each, "name", None) == part]
@@ -143,7 +143,7 @@ def function_node(module: str, name: str) -> Function:
 
 
 def first_line(node: Function) -> int:
-    """Return the line at which the code of a function begins: that of its first decorator."""
+    """Return the first line of a function's code: its first decorator's."""
     return min([node.lineno, *(each.lineno for each in node.decorator_list)])
 
 
@@ -155,7 +155,7 @@ def _offsets(source: str, node: Function) -> tuple[int, int]:
 
 
 def code_within(module: CodeType, name: str, line: int) -> CodeType:
-    """Return the code object of a function, by its name and first line, out of that of its module."""
+    """Return a function's code object from its module's, by its name and first line."""
     *owners, last = name.split(".")
     code = module
     for part in owners:
@@ -191,7 +191,7 @@ def _target(module: str, name: str) -> FunctionType:
 
 
 def _caches(module: str, name: str) -> Iterator[Any]:
-    """Yield the cache around a function, if it has one: what it remembers was computed without the mistake."""
+    """Yield the cache around a function, if any: its values were computed without the mistake."""
     owner: Any = importlib.import_module(module)
     for part in name.split("."):
         owner = vars(owner)[part]
@@ -199,20 +199,20 @@ def _caches(module: str, name: str) -> Iterator[Any]:
         yield owner
 
 
-# ---- which mutants a run meets ----
+# ---- the mutants that a run meets ----
 
 
 def met_by(mutants: Sequence[Mutant]) -> Iterator[tuple[FunctionType, CodeType]]:
-    """Yield functions, each with the code that reports the mutants that it meets: `maths_mutant_met(name)`.
+    """Yield functions, each with code that reports the mutants it meets by `maths_mutant_met(name)`.
 
-    That name is looked up among Python's builtins, where `install_recorder` puts it. A mutant is met where the
-    statement that it changes runs, and `when` holds.
+    `install_recorder` puts that name into Python's builtins. A mutant is met if the changed statement runs while `when`
+    holds.
     """
     by_module: dict[str, list[Mutant]] = {}
     for mutant in mutants:
         by_module.setdefault(mutant.module, []).append(mutant)
     for module, of_module in by_module.items():
-        tree = ast.parse(source_of(module))  # another tree than `tree_of`'s, since it is changed
+        tree = ast.parse(source_of(module))  # a fresh tree, since it is changed
         for mutant in of_module:
             _insert_report(tree, mutant)
         compiled = compile(ast.fix_missing_locations(tree), importlib.import_module(module).__file__ or "", "exec")
@@ -232,7 +232,7 @@ def _insert_report(tree: ast.Module, mutant: Mutant) -> None:
 
 
 def _statement_at(body: list[ast.stmt], first: int, last: int) -> tuple[list[ast.stmt], int]:
-    """Return the innermost list of statements that holds these lines, and the place in it of their first statement."""
+    """Return the innermost list of statements with these lines, and the index of their first statement in it."""
     for index, statement in enumerate(body):
         if isinstance(statement, ast.If) and _is_report(statement):
             continue

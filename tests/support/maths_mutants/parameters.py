@@ -1,4 +1,4 @@
-"""Mutants of parameters and placements, of weight gradients and how they overlap, and of smaller layers."""
+"""Mutants of parameters and placements, of weight gradients and their overlap, and of smaller layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mutants of policies: transformers' code on pieces."""
+"""Mutants of policies: transformers' code on shards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the tables of mutants are written: a module, and rows of (name, kind, function, old, new, what it stands for)."""
+"""Format of the mutant tables: a module, and rows (name, kind, function, old, new, mistake[, when])."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tests.support.maths_mutants.mutant import Kind, Mutant
 
 Row = tuple[str, Kind, str, str, str, str] | tuple[str, Kind, str, str, str, str, str]
-"""The last one is `when`."""
+"""The optional last field is `when`."""
 
 
 def of_module(module: str, rows: Sequence[Row]) -> list[Mutant]:

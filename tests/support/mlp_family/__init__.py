@@ -1,4 +1,4 @@
-"""The smallest model family: residual MLPs over tokens; what a new family must bring, and nothing else.
+"""The smallest model family: residual MLPs over tokens, with only the parts that a new family must have.
 
-Outside its folder it needs a line in dslpar.schema.families.FAMILIES, and its package's in setup.cfg.
+Outside its folder it needs a line in dslpar.schema.families.FAMILIES, and its package in setup.cfg.
 """

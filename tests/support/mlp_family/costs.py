@@ -1,4 +1,4 @@
-"""What a ResidualMLP sends, holds and computes."""
+"""Costs of a ResidualMLP: traffic, memory and FLOPs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sizes of a ResidualMLP: what must divide by what, and what its layers weigh in a pipeline."""
+"""Layout of a ResidualMLP: its divisors, and the weights of its layers in a pipeline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person gets wrong: each function breaks a legal config in one place, and may give another world."""
+"""Mistakes of config authors: each function breaks a legal config in one place, and may change the world size."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Breaking = Callable[[Random, Sections, int], "int | None"]
 
 
 def _places(section: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Every key at any depth, by its path."""
+    """Yield the path of every key at any depth."""
     if isinstance(section, dict):
         for key, value in section.items():
             yield (*path, key)
@@ -31,7 +31,7 @@ def _home(sections: Sections, path: tuple[Any, ...]) -> Sections:
 
 
 def _misspelt(rng: Random, sections: Sections, world: int) -> None:
-    """A letter of a key is left out, or two change places."""
+    """Leave out a letter of a key, or swap two."""
     path = rng.choice([path for path in _places(sections) if len(path[-1]) > 3])
     home, key = _home(sections, path), path[-1]
     at = rng.randrange(1, len(key) - 1)
@@ -41,31 +41,31 @@ def _misspelt(rng: Random, sections: Sections, world: int) -> None:
 
 
 def _other_value(rng: Random, sections: Sections, world: int) -> None:
-    """A value of another kind."""
+    """Put a value of another kind."""
     path = rng.choice(list(_places(sections)))
     _home(sections, path)[path[-1]] = rng.choice(values.WRONG)
 
 
 def _other_option(rng: Random, sections: Sections, world: int) -> None:
-    """An option of DeepSpeed's sections has a value of another kind."""
+    """Give an option of DeepSpeed's sections a value of another kind."""
     name, keys = rng.choice((("zero", ds_keys.ZERO), ("precision", {**ds_keys.BF16, **ds_keys.FP16})))
     shorthand = {"zero": "stage", "precision": "dtype"}[name]
     _mapping(sections, name, shorthand)[rng.choice(list(keys))] = rng.choice(values.WRONG)
 
 
 def _any_raw(rng: Random, sections: Sections, world: int) -> None:
-    """A raw key has a value of another kind."""
+    """Give a raw key a value of another kind."""
     _mapping(sections, "deepspeed")[rng.choice(ds_keys.TOP)] = rng.choice(values.WRONG)
 
 
 def _not_raw(rng: Random, sections: Sections, world: int) -> None:
-    """A raw key that a section decides, that DeepSpeed has removed, that dslpar leaves out, or that nobody knows."""
+    """Add a raw key that a section decides, that DeepSpeed has removed, that dslpar leaves out, or that is unknown."""
     name = rng.choice((*ds_keys.OURS, *ds_keys.REMOVED, *ds_keys.UNSUPPORTED, "zero_optimisation", "fp32"))
     _mapping(sections, "deepspeed")[name] = rng.choice((True, {"enabled": True}, 1, {}))
 
 
 def _left_out(rng: Random, sections: Sections, world: int) -> None:
-    """A key is missing."""
+    """Leave out a key."""
     path = rng.choice(list(_places(sections)))
     del _home(sections, path)[path[-1]]
 
@@ -90,7 +90,7 @@ def _wrong_offload(rng: Random, sections: Sections, world: int) -> None:
 
 
 def _optimizer_elsewhere(rng: Random, sections: Sections, world: int) -> None:
-    """Any optimizer of the tables, whatever the stage, the tensor size and the offload are."""
+    """Choose any optimizer of the tables, whatever the stage, tensor size and offload."""
     sections["optimizer"] = {"type": rng.choice([*OPTIMIZERS, "MyOptimizer", "tests.support.oracle.models.Descent"])}
 
 
@@ -114,7 +114,7 @@ def _batch(rng: Random, sections: Sections, world: int) -> None:
 
 
 def _cut(rng: Random, sections: Sections, world: int) -> None:
-    """A cut that may not fit the layers."""
+    """Set a partition that may not fit the layers."""
     ids = [rng.randint(0, 2) for _ in range(rng.randint(1, 5))]
     cuts = (
         {"stage_ids": ids},
@@ -127,7 +127,7 @@ def _cut(rng: Random, sections: Sections, world: int) -> None:
 
 
 def _tensor(rng: Random, sections: Sections, world: int) -> None:
-    """Any size in any mode, with options of any."""
+    """Set any size in any mode, with options of any mode."""
     size = rng.choice((1, 2, 3, 4, 5, 6, 8))
     tensor = {"size": size, "mode": rng.choice((*TENSOR_MODES, "1D", "4d", None))}
     tensor |= rng.choice(({}, {"depth": 2}, {"shape": (2, 1, 2)}, {"sequence": True}, {"impl": "ring"}))
@@ -136,7 +136,7 @@ def _tensor(rng: Random, sections: Sections, world: int) -> None:
 
 
 def _model(rng: Random, sections: Sections, world: int) -> None:
-    """Sizes that hang together in no way."""
+    """Set sizes that do not fit together."""
     sizes = ("num_layers", "hidden_size", "num_heads", "vocab_size", "max_seq_len", "num_kv_heads", "ffn_hidden_size")
     model = sections["model"]
     inner = model["cfg"] if isinstance(model.get("cfg"), dict) else model
@@ -188,7 +188,7 @@ def _pipeline_schedule(rng: Random, sections: Sections, world: int) -> None:
 
 
 def _mapping(sections: Sections, name: str, shorthand: str = "") -> Sections:
-    """The section as a mapping, made if it is not there."""
+    """Return the section as a mapping, made if it is missing."""
     made = sections.get(name)
     if not isinstance(made, dict):
         made = sections[name] = {} if made is None or not shorthand else {shorthand: made}
@@ -203,4 +203,4 @@ BREAKINGS: Mapping[str, Breaking] = {
         _no_momentum, _batch, _cut, _tensor, _model, _other_model, _two_forms, _handler, _pipeline_schedule,
     )
 }  # fmt: skip
-"""By name."""
+"""Breakings by name."""

@@ -1,4 +1,4 @@
-"""Classes that sampled configs name: a model of one's own, a list of layers, a gradient handler, an optimizer."""
+"""Classes that sampled configs name: a user's model, a list of layers, a gradient handler, an optimizer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import dslpar
 
 
 class Module(nn.Module):
-    """A plain module: one piece."""
+    """A plain module in one piece."""
 
     def __init__(self, width: int = 8) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Listed(dslpar.ModelFromConfig):
 
 
 class Handler(dslpar.BaseGradientHandler):
-    """Does nothing to gradients, with an argument."""
+    """A gradient handler with an argument that does nothing."""
 
     def __init__(self, model: Any, optimizer: Any, scale: float = 1.0) -> None:
         super().__init__(model, optimizer)
@@ -47,4 +47,4 @@ class Handler(dslpar.BaseGradientHandler):
 
 
 class Descent(torch.optim.SGD):
-    """An optimizer of one's own."""
+    """A user's optimizer."""

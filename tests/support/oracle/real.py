@@ -1,10 +1,10 @@
-"""The real path of a config: lint, resolve, build, deepspeed.initialize, on one rank of a world that is not there.
+"""Take a config through lint, resolve, build and deepspeed.initialize, on one fake rank of its world.
 
     verdicts = judge([sample(seed) for seed in range(50)])
 
-Only the process group is fake: DeepSpeed and our mends are those of a run. Each rank is a fork of its own, since
-DeepSpeed keeps much in globals. What lint refuses is built all the same, as far as it can be: the typed spec, with
-DeepSpeed's own sections as they were written.
+Only the process group is fake: DeepSpeed and dslpar's patches are those of a run. Each rank is a separate fork, since
+DeepSpeed keeps much state in globals. A config that lint refuses is built anyway, as far as possible: the typed spec,
+with DeepSpeed's own sections as written.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import deepspeed
-import deepspeed.runtime.zero.muon.muon_optimizer  # here, and not in every fork
+import deepspeed.runtime.zero.muon.muon_optimizer  # once here, not in every fork
 import torch
 import torch.fx.experimental.symbolic_shapes
 import torch.utils.tensorboard
@@ -37,23 +37,23 @@ from tests.support.fake_world import LostError, fake_world, in_forks
 from tests.support.oracle.sample import Case
 
 PATH = "cfg.py"
-"""For a rank, of which a compiled model on a busy machine takes a minute."""
+"""The file name in the findings of sampled configs."""
 
 
 class Built(NamedTuple):
-    """What became of one rank."""
+    """The result of one rank."""
 
     accepted: bool
     by: str = ""
-    """Who refused: "dslpar" (a finding), "DeepSpeed", or "nobody could ask"."""
+    """The one that refused: "dslpar" (a finding), "DeepSpeed", or "nobody could ask"."""
     said: str = ""
     where: str = ""
-    """The traceback's end."""
+    """The end of the traceback."""
     stepped: bool = False
 
 
 class Verdict(NamedTuple):
-    """What lint and the real path say of one case."""
+    """The verdicts of lint and of the real path on one case."""
 
     case: Case
     findings: list[Finding]
@@ -61,22 +61,22 @@ class Verdict(NamedTuple):
 
     @property
     def passes(self) -> bool:
-        """Whether lint lets it run."""
+        """Return whether lint lets it run."""
         return not has_errors(self.findings)
 
     @property
     def codes(self) -> set[str]:
-        """Of the errors."""
+        """Return the codes of the errors."""
         return {finding.code for finding in self.findings if finding.severity == "error"}
 
     @property
     def accepted(self) -> bool:
-        """Whether every rank that was asked was built."""
+        """Return whether every tried rank was built."""
         return all(built.accepted for built in self.built)
 
 
 def judge(cases: Sequence[Case], at_once: int = 2) -> list[Verdict]:
-    """Both verdicts of each case: of what lint passes on all its ranks, of the rest on one."""
+    """Return both verdicts of each case. Cases that pass lint are built on all their ranks, the others on one."""
     found = [check.lint(config_of(case), case.world) for case in cases]
     asked = [
         (index, rank, has_errors(findings))
@@ -93,15 +93,15 @@ def judge(cases: Sequence[Case], at_once: int = 2) -> list[Verdict]:
 
 
 def config_of(case: Case) -> Config:
-    """The config, evaluated."""
+    """Return the evaluated config."""
     return check.load_text(case.text, PATH)
 
 
 def _built(task: tuple[Case, int, bool]) -> Built:
-    """One rank, in this process, which is spent then."""
+    """Build one rank in this process, which cannot be used afterwards."""
     case, rank, forced = task
     with tempfile.TemporaryDirectory(prefix="dslpar_oracle_") as folder:
-        os.chdir(folder)  # monitors write
+        os.chdir(folder)  # monitors write files
         try:
             job = forced_job(config_of(case), case.world) if forced else check.resolve(config_of(case), case.world)
         except Exception as error:
@@ -120,14 +120,14 @@ def _refused(by: str, error: Exception) -> Built:
 
 
 def _run(job: Job, rank: int) -> bool:
-    """Builds the engine; whether it took a step."""
+    """Build the engine, and return whether it took a step."""
     world = job.mesh.world_size
-    slots = max(size for size in range(1, 9) if world % size == 0)  # of equal hosts, as the linter demands
+    slots = max(size for size in range(1, 9) if world % size == 0)  # on hosts with equal slots, as the linter demands
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank % slots), LOCAL_SIZE=str(slots))
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
     asked = job.spec.monitor.wandb
     if asked is not None and asked.enabled:
-        job = monitors.without_monitors(job)  # as --dry-run has it: W&B would start a process of its own
+        job = monitors.without_monitors(job)  # as with --dry-run: W&B would start a process of its own
     deepspeed_patches.skip_shm_op()
     with fake_world(rank, world), logging.prints_to_log(None):
         deepspeed.init_distributed(dist_backend="fake", auto_mpi_discovery=False, verbose=False)
@@ -136,7 +136,7 @@ def _run(job: Job, rank: int) -> bool:
 
 
 def _step(engine: Engine) -> bool:
-    """One step on tokens, where nothing has to come from a neighbour; whether there was one."""
+    """Take one step on tokens if no data must come from a neighbour, and return whether it did."""
     job = engine.job
     alone = job.mesh.pipe == 1 and not (job.spec.zero.stage == 3 and engine.groups.rank)  # ZeRO 3 asks rank 0
     if not alone or not isinstance(job.spec.model, section.GPT):
@@ -150,7 +150,7 @@ def _step(engine: Engine) -> bool:
 
 
 def forced_job(config: Config, world: int) -> Job:
-    """The job of a config that lint refuses, DeepSpeed's sections as they were written. Raises where there is none."""
+    """Return the job of a config that lint refuses, with DeepSpeed's sections as written. Raises if there is none."""
     reading = sections_reader.read(config)
     sections = {name: node.plain() for name, node in config.root.value.items()}
     made = reading.spec

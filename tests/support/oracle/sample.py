@@ -1,12 +1,12 @@
-"""Random configs over the whole spec, each from its own seed: legal as the sampler knows it, or broken in one place.
+"""Random configs over the whole spec, one per seed: legal by the sampler's rules, or broken in one place.
 
     case = sample(17)
     case.text, case.world, case.ranks, case.broken
 
-Sizes are chosen to fit the layout first (what a person does), options are drawn from the spec's own fields and tables,
-by kind: a key of a known kind that is added to the spec is sampled from then on, and a test tells those of no known
-kind. The shape, a legal sample and then a mutation, is that of grammar-based fuzzers (Csmith's random programs against
-a second compiler are the model of the whole test).
+Sizes are chosen to fit the layout first, as a person does. Options are drawn from the spec's own fields and tables, by
+kind. A new key of a known kind is sampled automatically, and a test lists keys of unknown kinds. A legal sample and
+then a mutation is the method of grammar-based fuzzers. Csmith's random programs against a second compiler are the model
+of the whole test.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ MOST_RANKS = 64
 
 
 class Case(NamedTuple):
-    """One config, a world, and the ranks of it to build."""
+    """One config, its world size, and the ranks to build."""
 
     seed: int
     text: str
     world: int
     ranks: tuple[int, ...]
     broken: str
-    """What was done to it; empty: nothing."""
+    """The breaking, or "" for a legal config."""
 
 
 class Layout(NamedTuple):
-    """Sizes of the mesh, and what `parallel.tensor` says."""
+    """Sizes of the mesh, and the contents of `parallel.tensor`."""
 
     data: int
     pipe: int
@@ -58,18 +58,18 @@ class Layout(NamedTuple):
 
     @property
     def world(self) -> int:
-        """All ranks."""
+        """Return the number of ranks."""
         return self.data * self.pipe * self.tensor.get("size", 1) * self.context.get("size", 1)
 
     @property
     def cuboid(self) -> Any:
-        """The mesh's tensor axes."""
+        """Return the mesh's tensor axes."""
         tensor = schema_sections.TensorParallel(**self.tensor) if self.tensor else None
         return cuboid_of(tensor, schema_sections.ContextParallel(**self.context) if self.context else None)
 
 
 def sample(seed: int) -> Case:
-    """The config of that seed."""
+    """Return the config of a seed."""
     rng = Random(f"oracle {seed}")
     apart = Random(f"oracle later {seed}")
     layout = _with_context(apart, _layout(rng))
@@ -95,7 +95,7 @@ def _layout(rng: Random) -> Layout:
 
 
 def _with_context(rng: Random, layout: Layout) -> Layout:
-    """The same, perhaps with a context axis and overlap: drawn apart, so that other samples stay as they were."""
+    """Perhaps add a context axis and overlap, with a separate generator so that other samples stay the same."""
     if layout.tensor.get("size", 1) > 1 and rng.random() < 0.1:
         layout = layout._replace(tensor=layout.tensor | {"comm_overlap": rng.choice((True, False))})
     size = rng.choice((2, 2, 3, 4))
@@ -110,7 +110,7 @@ def _with_context(rng: Random, layout: Layout) -> Layout:
 
 
 def _add_options(rng: Random, sections: Sections) -> None:
-    """Add keys that go by others, likewise drawn apart."""
+    """Add keys that depend on other keys, with a separate generator as well."""
     is_gpt = sections["model"].get("type") in ("GPT", "dslpar.models.GPT")
     if "activation_checkpoint" in sections and is_gpt and rng.random() < 0.3:
         sections["activation_checkpoint"] = {
@@ -135,12 +135,12 @@ def _keep(rng: Random, **tensor: Any) -> Sections:
 
 
 def _kept(rng: Random) -> Sections:
-    """How a cuboid keeps activations."""
+    """Return options for the activations that a cuboid keeps."""
     return {name: rng.choice(_choices(name)) for name in ("residual", "inner") if rng.random() < 0.5}
 
 
 def _choices(name: str) -> tuple[str, ...]:
-    """What a key of `parallel.tensor` may be."""
+    """Return the choices of a key of `parallel.tensor`."""
     return facts_of(schema_sections.TensorParallel.__dataclass_fields__[name]).choices
 
 
@@ -183,7 +183,7 @@ _TENSORS: tuple[Callable[[Random], Sections], ...] = (_none, _none, _1d, _1d, _2
 
 
 def _sections(rng: Random, layout: Layout) -> Sections:
-    """All that this config says; sections that say nothing are left out."""
+    """Return all sections of the config; empty ones are left out."""
     made: Sections = {"model": _model(rng, layout)}
     made |= _parallel(rng, layout, made["model"])
     made["zero"] = _zero(rng, layout)
@@ -204,14 +204,14 @@ def _sections(rng: Random, layout: Layout) -> Sections:
 
 
 def _fields(rng: Random, cls: type, most: int, without: tuple[str, ...] = ()) -> Sections:
-    """Some fields of a section, by their types."""
+    """Return some fields of a section, with values of their types."""
     types = {item.name: facts_of(item).choices or str(item.type).removesuffix(" | None") for item in fields(cls)}
     known = {name: type_ for name, type_ in types.items() if type_ in values.LEGAL or isinstance(type_, tuple)}
     return values.some(rng, known, most, without)
 
 
 def _parallel(rng: Random, layout: Layout, model: Sections) -> Sections:
-    """`parallel`, or LiBai's form where it can say the same."""
+    """Return `parallel`, or LiBai's form if it can express the same."""
     pipeline = _pipeline(rng, layout.pipe, model)
     is_libai_s = layout.tensor.get("mode", "1d") == "1d" and set(layout.tensor) <= {"size", "mode"}
     if is_libai_s and rng.random() < 0.3 and not layout.context:
@@ -249,7 +249,7 @@ def _pipeline(rng: Random, size: int, model: Sections) -> Any:
 
 
 def _counts(rng: Random, layers: int, size: int) -> list[int]:
-    """A cut without an empty stage."""
+    """Return a partition without an empty stage."""
     marks = sorted(rng.sample(range(1, layers), size - 1))
     return [end - begin for begin, end in zip([0, *marks], [*marks, layers], strict=True)]
 
@@ -275,7 +275,7 @@ def _dist(rng: Random, layout: Layout, pipeline: Any, layers: int | None) -> Sec
 
 
 def num_layers(model: Sections) -> int | None:
-    """Layers that a pipeline counts; None where lint cannot know."""
+    """Return the number of layers in a pipeline's partition, or None if lint cannot know it."""
     if "layers_cfg" in model:
         return len(model["layers_cfg"])
     inner = model.get("cfg", model)
@@ -299,11 +299,11 @@ def _gpt(rng: Random, layout: Layout) -> Sections:
         "hidden_size": heads * rng.choice((2, 4, 6, 8)),
         "num_heads": heads,
         "vocab_size": rng.choice((256, 257, 300)),
-        "max_seq_len": cuboid.x * cuboid.y * rng.choice((2, 4)),  # twice: a ring stores a piece from either end
+        "max_seq_len": cuboid.x * cuboid.y * rng.choice((2, 4)),  # factor 2: a ring stores a piece from either end
     }
     if rng.random() < 0.25:
         made["num_kv_heads"] = heads // 2
-    # A folder of weights is a fact of a machine: lint may run where it is not.
+    # A folder of weights belongs to a machine, and lint may run on another one.
     options = _fields(rng, section.GPT, 5, without=(*_GPT, "pretrained"))
     fit = _fitted(section.GPT(**made, **options), cuboid)
     made |= fit
@@ -315,7 +315,7 @@ def _gpt(rng: Random, layout: Layout) -> Sections:
 
 
 def _fitted(model: section.GPT, cuboid: Any) -> Sections:
-    """Heads and features that this cuboid divides, near those of the model."""
+    """Return numbers of heads and features that this cuboid divides, near the model's."""
     if all(each.holds for each in conditions(model, cuboid)):
         return {}
     choices = nearest_attention(attention_sizes(model), cuboid)
@@ -323,7 +323,7 @@ def _fitted(model: section.GPT, cuboid: Any) -> Sections:
 
 
 def _renamed(rng: Random, made: Sections) -> Sections:
-    """By our names, or by LiBai's, under cfg or not."""
+    """Return the model with dslpar's key names, or with LiBai's, under cfg or not."""
     if rng.random() < 0.75:
         return made
     theirs = {ours: alias for alias, ours in aliases_of(section.GPT).items()}
@@ -341,7 +341,7 @@ def _other_model(rng: Random, layout: Layout) -> Sections:
 
 
 def _layers(rng: Random, layout: Layout) -> list[Sections]:
-    """Linears, one at least for each stage, and what may stand between them."""
+    """Return linears, at least one per stage, perhaps with other layers between them."""
     width = rng.choice((4, 8))
     made: list[Sections] = []
     for _ in range(2 * layout.pipe + rng.randint(0, 2)):
@@ -436,7 +436,7 @@ def _schedule(rng: Random, optimizer: Sections, steps: int) -> Any:
 
 
 def _batch(rng: Random, layout: Layout) -> tuple[Sections, Any]:
-    """`batch`, and `schedule`, which may say its accumulation."""
+    """Return `batch`, and `schedule`, which may hold the accumulation."""
     least = divisors.least_micro_size(layout.cuboid)
     micro, accumulation = least * rng.choice((1, 2)), rng.choice((1, 2, 4))
     sizes = {"micro_size": micro, "accumulation": accumulation, "global_size": micro * accumulation * layout.data}
@@ -504,7 +504,7 @@ RAW: Mapping[str, tuple[Any, ...]] = {
     "aio": ({"block_size": 1048576},),
     "timers": ({"throughput": {"enabled": False}},),
 }
-"""Values of the raw keys, legal as far as DeepSpeed's documentation says."""
+"""Legal values of raw keys by DeepSpeed's documentation."""
 
 
 def _raw(rng: Random) -> Any:
@@ -517,7 +517,7 @@ def _raw(rng: Random) -> Any:
 
 
 def text_of(rng: Random, sections: Sections) -> str:
-    """A config file; the model as dict(...), or as a LazyCall."""
+    """Return the text of a config file, with the model as dict(...) or LazyCall."""
     lines = [f"{name} = {_shown(section)}" for name, section in sections.items()]
     model = sections.get("model")
     if isinstance(model, dict) and model.get("type") in ("GPT", "dslpar.models.GPT") and rng.random() < 0.15:

@@ -1,4 +1,4 @@
-"""Values of each type of `dslpar.schema.types`: some that it holds, and some that no key should take."""
+"""Legal values of each type of `dslpar.schema.types`, and values that no key should accept."""
 
 from __future__ import annotations
 
@@ -43,24 +43,24 @@ LEGAL: Mapping[str, Sequence[Any]] = {
     "ExitStatus": (1, 75, 125),
     "ResumeFrom": ("newest", "newest_whole", "step_000005"),
 }
-"""Type -> values that it holds, at its bounds too."""
+"""Type -> legal values, including its bounds."""
 
 WRONG: Sequence[Any] = (
     "2", "auto", "", "yes", "cpu", "nvme", "fp8", "fp64", -1, 0, 1, 2.5, 10**400, 2**31, 1e308, True, False,
     [], [1], [0, 1], (1, 2, 3), {}, {"a": 1}, {"enabled": True}, ["a"], -0.5,
 )  # fmt: skip
-"""What may stand where it should not; some of it fits some keys."""
+"""Values in the wrong place; some of them fit some keys."""
 
 
 def legal(rng: Random, type_: str | Sequence[str]) -> Any:
-    """A value that the type holds; one of the choices of a key that has some."""
+    """Return a legal value of a type, or one of a key's choices."""
     return rng.choice(LEGAL[type_] if isinstance(type_, str) else type_)
 
 
 def some(
     rng: Random, types: Mapping[str, str | Sequence[str]], most: int, without: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Up to `most` of the keys, each with a value of its type."""
+    """Return up to `most` of the keys, each with a value of its type."""
     names = [name for name in types if name not in without]
     chosen = rng.sample(names, min(len(names), rng.randint(0, most)))
     return {name: legal(rng, types[name]) for name in chosen}

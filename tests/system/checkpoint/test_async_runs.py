@@ -1,7 +1,7 @@
-"""Runs of train.py whose checkpoints are written while they train, on a disk that is slow, full or never answers.
+"""Runs of train.py with asynchronous saves, on a disk that is slow, full or never answers.
 
-Slow it is by `os.fsync`, which the forked ranks have from here: of one file of one checkpoint it waits until the run
-has done what the test is about, so nothing here depends on how fast anything is. All else is the program itself.
+The forked ranks inherit a slow `os.fsync`. For one file of one checkpoint it waits until the run has done what the test
+checks, so no test depends on speed. Everything else is the program itself.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ batch = dict(global_size=4)
 data = dict(files=['text.txt'])
 """
 LONGEST_S = 60.0
-"""A write that is held up for longer fails, and with it the run: the test then shows what it was that did not come."""
+"""A write that is held up longer fails, and so does the run. The test then shows the condition that did not come."""
 RANKS = 2
 
 
@@ -50,12 +50,12 @@ class Run:
 
     @property
     def names(self) -> list[str]:
-        """What is in the folder of checkpoints."""
+        """Return the names in the folder of checkpoints."""
         return sorted(path.name for path in self.root.iterdir())
 
     @property
     def num_lines(self) -> int:
-        """Steps that metrics.jsonl has."""
+        """Return the number of steps in metrics.jsonl."""
         path = self.out / "metrics.jsonl"
         return path.read_bytes().count(b"\n") if path.exists() else 0
 
@@ -63,13 +63,13 @@ class Run:
         return start_job(RANKS, ["--config", str(self.config), f"train.output_dir={self.out}", *words], self.said)
 
     def ended(self, statuses: list[int], *words: str, idle_s: float = 90) -> str:
-        """What a run says that ends with these."""
+        """Wait until the run ends with these statuses, and return its output."""
         with self.start(*words) as job:
             assert job.wait(idle_s) == statuses, self.said.read_text()
         return self.said.read_text()
 
     def order(self, *lines: str) -> list[int]:
-        """At which characters of the log these stand, each once."""
+        """Return the positions of these lines in the log; each must occur once."""
         log = (self.out / "log.txt").read_text()
         for line in lines:
             assert len(re.findall(line, log)) == 1, f"{line}:\n{log}"
@@ -77,17 +77,17 @@ class Run:
 
 
 def published(step: int) -> str:
-    """The line of the log."""
+    """Return the log's line on a published checkpoint."""
     return rf"checkpoint of step {step} in "
 
 
 def taken(step: int) -> str:
-    """The line of the log."""
+    """Return the log's line on a taken checkpoint."""
     return rf"step {step}/\d+  loss"
 
 
 def slow(monkeypatch: pytest.MonkeyPatch, step: int, rank: int, until: Callable[[], object]) -> None:
-    """Have the sync of that rank's tensors of that step last until then."""
+    """Make the sync of that rank's tensors of that step last until the condition holds."""
     real, held_up = os.fsync, f"step_{step:06d}.part/tensors/{rank:05d}.safetensors"
 
     def fsync(file: int) -> None:
@@ -103,18 +103,18 @@ def slow(monkeypatch: pytest.MonkeyPatch, step: int, rank: int, until: Callable[
 
 
 def tensors_of(folder: Path) -> dict[str, bytes]:
-    """The bytes of a checkpoint's tensors and index."""
+    """Return the bytes of a checkpoint's tensors and index."""
     paths = [*sorted((folder / "tensors").iterdir()), folder / "index.json"]
     return {path.name: path.read_bytes() for path in paths}
 
 
 def states_of(folder: Path) -> list[Any]:
-    """Counters and schedules, and each rank's random state of torch."""
+    """Return counters and schedulers, and each rank's random state of torch."""
     ranks = [torch.load(path, weights_only=True) for path in sorted((folder / "ranks").iterdir())]
     return [torch.load(folder / "state.pt"), *(state["random"]["torch"].tolist() for state in ranks)]
 
 
-# ---- steps go on ----
+# ---- steps continue ----
 
 
 @pytest.mark.parametrize("rank", sampled(range(RANKS), {1}))
@@ -147,7 +147,7 @@ def test_steps_go_on_and_it_is_published_when_the_last_rank_has_written(
 
 
 def test_one_at_a_time_and_no_step_s_time_has_the_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The save of step 4 comes due while that of step 2 is held up: until a second and a half after step 4."""
+    """The save of step 4 is due while that of step 2 is held up, until a second and a half after step 4."""
     run, seen = Run(tmp_path / "run"), list[float]()
 
     def long_after_step_4() -> bool:
@@ -280,7 +280,7 @@ def test_a_folder_that_is_deleted_below_a_write_is_told_and_the_step_is_saved(
     def write_and_delete(file: TextIO, record: loop.Record) -> None:
         write(file, record)
         if record["step"] == 3:
-            while not (part / "ranks" / "00000.pt").exists():  # else the thread would put it into a folder that goes
+            while not (part / "ranks" / "00000.pt").exists():  # else the thread would write into a folder that goes
                 time.sleep(0.005)
             shutil.rmtree(run.out)
 

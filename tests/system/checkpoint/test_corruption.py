@@ -1,6 +1,6 @@
-"""A real checkpoint, damaged in 250 ways: each is found, and its file named, before anything is built on it.
+"""A real checkpoint, corrupted in 250 ways: each is found and its file named before anything is built on it.
 
-200 of them are a changed byte or a file cut short; the others are lost, swapped and added files, and blocks of zeros.
+200 of them change a byte or truncate a file. The others lose, swap or add files, or write blocks of zeros.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from tests.support.ranks import on_ranks
 
 WORLD = 4
 KINDS = ("checkpoint.json", "index.json", "state.pt", "tensors", "ranks")
-"""Of files; the last two are folders with one file of each rank."""
+"""Kinds of files; the last two are folders with one file per rank."""
 
 
 class Corrupted(NamedTuple):
-    """A damage that was done, and how to undo it."""
+    """A corruption, and its undo."""
 
     description: str
     paths: tuple[str, ...]
-    """The damaged files, in the checkpoint's folder."""
+    """The corrupted files, in the checkpoint's folder."""
     before: dict[str, bytes | None]
-    """Bytes of the files that were touched; None: there was none."""
+    """Original bytes of the touched files; None: the file did not exist."""
 
 
-# ---- a real one ----
+# ---- a real checkpoint ----
 
 
 def job_of(output_dir: Path) -> Job:
@@ -52,7 +52,7 @@ def job_of(output_dir: Path) -> Job:
 
 
 def save_two(job: Job) -> None:
-    """Steps 1 and 2 of a training run."""
+    """Save steps 1 and 2 of a training run."""
     from dslpar import checkpoint
     from dslpar.distributed.groups import Groups
     from dslpar.engine.build import build_engine
@@ -98,7 +98,7 @@ def cut(rng: random.Random, data: bytes) -> bytes:
 
 
 def zero(rng: random.Random, data: bytes) -> bytes:
-    """A block, as after a lost write: of at least one byte that is not zero already."""
+    """Zero a block, as after a lost write, with at least one byte that was not zero."""
     at = rng.choice([at for at, byte in enumerate(data) if byte])
     length = min(rng.randrange(1, 600), len(data) - at)
     return data[:at] + bytes(length) + data[at + length :]
@@ -117,7 +117,7 @@ BYTES: dict[str, Callable[[random.Random, bytes], bytes]] = {
 OTHERS = ("a block of zeros", "bytes added", "deleted", "swapped", "one too many")
 PLAN = [(way, kind) for _ in range(20) for way in ("a byte changed", "cut short") for kind in KINDS]
 PLAN += [(way, kind) for _ in range(2) for way in OTHERS for kind in KINDS]
-"""Every way meets every kind of file."""
+"""Every corruption is applied to every kind of file."""
 
 
 def corrupt(at: Path, rng: random.Random, way: str, kind: str) -> Corrupted:
@@ -149,7 +149,7 @@ def _write(at: Path, files: dict[str, bytes | None]) -> None:
 
 
 def corruptions(at: Path) -> Iterator[Corrupted]:
-    """Done one by one; undone when the next is asked for."""
+    """Yield corruptions one by one; each is undone when the next is requested."""
     rng = random.Random(6)
     for way, kind in PLAN:
         corrupted = corrupt(at, rng, way, kind)
@@ -157,11 +157,11 @@ def corruptions(at: Path) -> Iterator[Corrupted]:
         _write(at, corrupted.before)
 
 
-# ---- found ----
+# ---- detection ----
 
 
 def found(root: Path) -> list[str]:
-    """What rank by rank is found in the newest one: in its manifest, or in its files."""
+    """Return what each rank finds in the newest checkpoint: errors in its manifest, or in its files."""
     at = newest_of(root)
     if at in folder.scan(root).unreadable:
         return [folder.scan(root).unreadable[at]]
@@ -181,7 +181,7 @@ def test_each_corruption_is_found_and_its_file_named(root: Path) -> None:
     for number, corrupted in enumerate(corruptions(at)):
         messages = found(root)
         named = sorted(path for path in corrupted.paths if any(one.startswith(f"{path}: ") for one in messages))
-        # Of a damaged manifest nothing is believed, so it alone is named.
+        # a damaged manifest is not trusted at all, so it alone is named
         expected = [folder.MANIFEST] if folder.MANIFEST in corrupted.paths else sorted(corrupted.paths)
         assert named == expected, f"{number}: {corrupted.description}; found: {messages}"
         assert len(messages) == len(expected), f"nothing else is: {messages}"
@@ -189,7 +189,7 @@ def test_each_corruption_is_found_and_its_file_named(root: Path) -> None:
 
 
 def refusals(job: Job) -> list[tuple[str, tuple[str, ...], str]]:
-    """For each damage: what was done, to which files, and what resuming says, on this rank."""
+    """Return for each corruption: its name, its files, and the message of a resume on this rank."""
     from dslpar import checkpoint
     from dslpar.core.errors import DslparError
     from dslpar.distributed import collectives
@@ -257,7 +257,7 @@ def test_train_py_takes_no_step_from_a_corrupted_one_and_resumes_from_the_one_th
 
 
 def test_folders_that_were_swapped_are_found(root: Path, tmp_path: Path) -> None:
-    """Each whole in itself, under the other's name."""
+    """Each folder is intact, under the other's name."""
     copy = tmp_path / "checkpoints"
     shutil.copytree(root, copy)
     (copy / "step_000001").rename(copy / "kept")
@@ -268,7 +268,7 @@ def test_folders_that_were_swapped_are_found(root: Path, tmp_path: Path) -> None
 
 
 def test_files_of_another_checkpoint_of_the_same_run_are_found(root: Path, tmp_path: Path) -> None:
-    """Of the same name, the same length, a step older."""
+    """The files have the same name and length, and are a step older."""
     copy = tmp_path / "checkpoints"
     shutil.copytree(root, copy)
     older, newer = (copy / name / "tensors" / "00003.safetensors" for name in ("step_000001", "step_000002"))

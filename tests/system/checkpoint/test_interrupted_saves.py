@@ -1,7 +1,7 @@
-"""A save that is killed before any of its operations on files: what is visible is whole, and the next save succeeds.
+"""Saves killed before each of their file operations: visible files are intact, and the next save succeeds.
 
-In a child, calls of the system that change files are counted, and the child kills itself at the k-th: of a write, after
-half of its bytes.
+A child counts system calls that change files, and kills itself at the k-th. A write is interrupted after half of its
+bytes.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from tests.support.saving_jobs import job_of
 
 JOB = job_of()
 EVENTS = {"os.mkdir": "mkdir", "os.rename": "rename", "os.remove": "remove", "os.rmdir": "rmdir", "open": "open"}
-"""Python's audit events, by what is done."""
+"""Python's audit events, by operation."""
 
 
 def save(root: Path, step: int, keep: int | None = 2) -> Path:
-    """As a run's, of two ranks, in one process."""
+    """Save as a run of two ranks does, in one process."""
     part = writer.begin_save(root, step)
     files = {f"tensors/{rank:05d}.safetensors": {"w": torch.full((9,), step + rank)} for rank in range(2)}
     written = {name: tensor_file.write_tensors(part / name, tensors) for name, tensors in files.items()}
@@ -43,7 +43,7 @@ def save(root: Path, step: int, keep: int | None = 2) -> Path:
 
 
 def whole_steps(root: Path) -> list[int]:
-    """Every byte of them read."""
+    """Return the steps of intact checkpoints; every byte is read."""
     return [stored.step for stored in folder.scan(root).checkpoints if not folder.verify(stored)]
 
 
@@ -51,13 +51,13 @@ def whole_steps(root: Path) -> list[int]:
 
 
 def in_child(act: Callable[[], object], at: int | None, operations: Path) -> bool:
-    """Whether it came to its end; `operations` has the operations that were done, a line each."""
+    """Return whether the child finished. `operations` gets a line per operation."""
     if (pid := os.fork()) == 0:
         try:
             watch(at, operations)
             act()
             os._exit(0)
-        finally:  # nothing of pytest may run in the child
+        finally:  # no code of pytest may run in the child
             traceback.print_exc()
             os._exit(1)
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -66,7 +66,7 @@ def in_child(act: Callable[[], object], at: int | None, operations: Path) -> boo
 
 
 def watch(at: int | None, operations: Path) -> None:
-    """From here on, this process is killed before its operation number `at`."""
+    """Kill this process before its operation number `at`, counted from here."""
     log, done = os.open(operations, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), [0]
     write, fsync = os.write, os.fsync
 
@@ -98,7 +98,7 @@ def watch(at: int | None, operations: Path) -> None:
 
 
 def changes(event: str, args: tuple[Any, ...]) -> bool:
-    """Whether it is one of the operations; of files, only those that are opened to be written."""
+    """Return whether an event is one of the operations; opening a file counts only for writing."""
     return event in EVENTS and (event != "open" or bool(args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)))
 
 
@@ -111,7 +111,7 @@ def path_of(file: int) -> str:
 
 
 Prepare = Callable[[Path], list[int]]
-"""Makes what is there before; returns the steps that must be visible and whole whenever the save is killed."""
+"""Prepares existing checkpoints, and returns the steps that must be visible and intact whenever the save is killed."""
 
 
 def two_before(root: Path) -> list[int]:
@@ -125,14 +125,14 @@ def nothing_before(root: Path) -> list[int]:
 
 
 def one_of_the_same_step(root: Path) -> list[int]:
-    """Altered, so the run was resumed from the one before it."""
+    """The checkpoint of the same step was altered, so the run was resumed from the earlier one."""
     save(root, 5)
     (save(root, 6) / "index.json").write_text("{}")
     return [5]
 
 
 def left_by_kills(root: Path) -> list[int]:
-    """A save of step 6 that was cut short, and a removal."""
+    """An interrupted save of step 6, and an interrupted removal."""
     save(root, 5)
     save(root, 6).rename(root / "step_000006.part")
     shutil.copytree(root / "step_000005", root / "step_000004.old.part")
@@ -140,7 +140,7 @@ def left_by_kills(root: Path) -> list[int]:
 
 
 def one_of_a_later_step(root: Path) -> list[int]:
-    """The run was resumed from the one before it."""
+    """The run was resumed from the earlier checkpoint."""
     save(root, 5)
     save(root, 9)
     return [5]
@@ -153,7 +153,7 @@ PREPARED = [nothing_before, two_before, one_of_the_same_step, left_by_kills, one
 def test_a_kill_before_any_operation_leaves_intact_checkpoints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prepare: Prepare
 ) -> None:
-    monkeypatch.setattr(os, "fsync", lambda file: None)  # still counted; the system lives on, so nothing waits for it
+    monkeypatch.setattr(os, "fsync", lambda file: None)  # still counted; the system survives, so nothing needs to wait
     prepared, operations, at, ended = tmp_path / "prepared", tmp_path / "operations", 0, False
     prepared.mkdir()
     stay, before = prepare(prepared), set(whole_steps(prepared))
@@ -199,7 +199,7 @@ def test_every_file_and_folder_is_on_disk_before_the_rename_and_the_rename_after
 
 
 def test_a_file_that_is_gone_or_short_before_it_is_published_is_an_error(tmp_path: Path) -> None:
-    """As on a full disk, or a host whose files nobody else sees: nothing becomes visible."""
+    """The cause is a full disk, or a host with files that nobody else sees; nothing becomes visible."""
     save(tmp_path, 5)
     written = writer.write_file(writer.begin_save(tmp_path, 6) / "a", [b"1234"])
     manifest = manifest_of(JOB, "text", 6)

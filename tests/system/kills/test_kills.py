@@ -1,10 +1,10 @@
-"""Killed at random moments, and resumed: nothing lost that was said to be saved, and the undisturbed run's curve.
+"""Runs killed at random moments and resumed: no reported save is lost, and the curve is the undisturbed run's.
 
-Eight ranks of train.py (pipeline 2, data 2, tensor 2, ZeRO 1, dropout; 1F1B, or two interleaved stages a rank) are
-killed, resumed, killed again, until the run is done; then the next run, until there were as many kills as were asked
-for. Half of them are aimed at a save: within the time in which its `.part` folder is there, at a moment drawn from all
-of it. The others come at any moment: while ranks meet, build, load, step or save. Most end all eight ranks at once, as
-a machine that goes down does, and some a single one, whose peers must then end by themselves.
+Eight ranks of train.py (pipeline 2, data 2, tensor 2, ZeRO 1, dropout; 1F1B, or two interleaved stages per rank) are
+killed and resumed until the run is done. Then the next run starts, until the requested number of kills is reached. Half
+of the kills are aimed at a save, at a random moment while its `.part` folder exists. The others come at any moment:
+while ranks meet, build, load, step or save. Most kill all eight ranks at once, like a machine that goes down. Some kill
+a single rank, whose peers must then end by themselves.
 """
 
 from __future__ import annotations
@@ -48,37 +48,37 @@ CONFIGS = {
     )
     + "schedule = 'interleaved'\n",
 }
-"""By the schedule; of the second one each rank holds two stages, of a layer each."""
+"""By schedule; with the second one, each rank has two stages of a layer each."""
 TEXT = "".join(f"line {i} says {i * i}\n" for i in range(28))
 """About 29 samples: epochs end within steps."""
 TIMINGS = {"step_s", "tokens_per_s", "data_s", "tflops_per_s", "mfu_causal", "mfu_6n"}
 
 Part = tuple[str, int]
-"""A `.part` folder, and when its entries last changed: those that earlier kills have left stay as they are."""
+"""A `.part` folder, and the last change of its entries: folders left by earlier kills do not change."""
 
 
 class Pace(NamedTuple):
-    """Of the undisturbed run, in seconds; legs may be much faster, when the machine is less busy than it was."""
+    """Seconds of the undisturbed run; resumed parts may be much faster if the machine is less busy."""
 
     start_s: float
     """From the fork to the end of the first step."""
     step_s: float
-    """A step, with its share of the saves."""
+    """A step, with its share of saves."""
     save_s: float
-    """The time in which the `.part` folder of a save is there: the median."""
+    """The median lifetime of a save's `.part` folder."""
 
 
 class Kill(NamedTuple):
-    """What was hit."""
+    """A kill, and what it hit."""
 
     at_a_save: bool
-    """Whether the folder of a save was there, and unready."""
+    """Whether the folder of an unfinished save existed."""
     alone: bool
-    """Whether one rank was killed, and not all."""
+    """Whether only one rank was killed."""
 
 
 class Run(NamedTuple):
-    """A run in a folder of its own."""
+    """A run in its own folder."""
 
     folder: Path
 
@@ -92,17 +92,17 @@ class Run(NamedTuple):
 
     @property
     def said(self) -> Path:
-        """What its last leg has printed."""
+        """The output of its last part."""
         return self.folder / "said.txt"
 
     def start(self, *flags: str) -> contextlib.AbstractContextManager[ForkedJob]:
-        """A leg of it."""
+        """Start or resume the run."""
         self.said.unlink(missing_ok=True)
         config = str(self.folder / "cfg.py")
         return start_job(RANKS, ["--config", config, f"train.output_dir={self.out}", *flags], self.said)
 
     def parts(self) -> set[Part]:
-        """The folders of saves that are unready."""
+        """Return the folders of unfinished saves."""
         found = set()
         with contextlib.suppress(FileNotFoundError):
             for entry in os.scandir(self.root):
@@ -112,18 +112,18 @@ class Run(NamedTuple):
         return found
 
     def saved(self) -> list[int]:
-        """The steps of the checkpoints that are there, oldest first."""
+        """Return the steps of the existing checkpoints, oldest first."""
         named = (path.name.removeprefix("step_") for path in self.root.glob("step_*"))
         return sorted(int(name) for name in named if name.isdecimal())
 
     def reported(self) -> list[int]:
-        """The steps whose checkpoints the log calls saved."""
+        """Return the steps whose checkpoints the log reports as saved."""
         log = self.out / "log.txt"
         text = log.read_text(encoding="utf-8") if log.exists() else ""
         return sorted({int(step) for step in re.findall(r"checkpoint of step (\d+) in ", text)})
 
     def lines(self) -> list[dict[str, Any]]:
-        """Of metrics.jsonl, but for timings."""
+        """Return metrics.jsonl without timings."""
         return [{name: value for name, value in line.items() if name not in TIMINGS} for line in metrics(self.out)]
 
     def num_lines(self) -> int:
@@ -132,7 +132,7 @@ class Run(NamedTuple):
         return 0
 
     def has_stepped(self, lines: int) -> bool:
-        """Whether there are other than `lines` lines by now."""
+        """Return whether the number of lines is no longer `lines`."""
         return self.num_lines() != lines
 
 
@@ -147,11 +147,11 @@ def new_run(folder: Path, schedule: str = "1F1B") -> Run:
 
 
 class Undisturbed(NamedTuple):
-    """What a run gives that nobody kills."""
+    """Results of a run without kills."""
 
     lines: list[dict[str, Any]]
     last: dict[str, Any]
-    """What is in its last checkpoint."""
+    """The contents of its last checkpoint."""
     pace: Pace
 
 
@@ -180,8 +180,8 @@ def undisturbed_run(folder: Path, schedule: str) -> Undisturbed:
 
 
 def contents(run: Run, step: int) -> dict[str, Any]:
-    """Every tensor of every file of a checkpoint, and every number, but for the states of Python's and numpy's
-    generators: nothing here draws from these, and each process begins with others.
+    """Return every tensor and number of a checkpoint's files, without the states of Python's and numpy's generators:
+    nothing draws from these, and each process begins with others.
     """
     root, found = run.root / f"step_{step:06d}", dict[str, Any]()
     for path in sorted(root.rglob("*")):
@@ -194,7 +194,7 @@ def contents(run: Run, step: int) -> dict[str, Any]:
 
 
 def leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """(path, tensor or number) of all that is in nested containers."""
+    """Yield (path, tensor or number) of everything in nested containers."""
     if isinstance(value, (torch.Tensor, int, float)):
         yield path, value
     elif isinstance(value, dict):
@@ -206,7 +206,7 @@ def leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    """Paths of what only one has, and of what is not the same to the bit."""
+    """Return the paths that only one has, and those whose values are not bitwise equal."""
     same = {path for path in one.keys() & other.keys() if is_same(one[path], other[path])}
     return sorted((one.keys() | other.keys()) - same)
 
@@ -221,17 +221,17 @@ def is_same(one: Any, other: Any) -> bool:
 
 
 def strike(run: Run, job: ForkedJob, pace: Pace, rng: random.Random, at_a_save: bool, alone: bool) -> Kill | None:
-    """Waits for the moment, and kills; None: the run was done before."""
+    """Wait for the moment, and kill. Return None if the run was done before."""
     known = run.parts()
 
     def saves() -> bool:
         return bool(run.parts() - known)
 
     if alone and not until(job, partial(run.has_stepped, run.num_lines())):
-        return None  # not before: ranks that have not met yet end with the launcher alone
+        return None  # not earlier: ranks that have not met yet end only with a launcher
     if not at_a_save:
         return hit(job, rng, saves, alone) if at_any_moment(run, job, pace, rng, starts=not alone) else None
-    for _ in range(rng.randint(0, 1)):  # the first that comes, or the second
+    for _ in range(rng.randint(0, 1)):  # the first save, or the second
         if not (until(job, saves) and until(job, lambda: not saves())):
             return None
     window_s = pace.save_s
@@ -241,15 +241,15 @@ def strike(run: Run, job: ForkedJob, pace: Pace, rng: random.Random, at_a_save: 
         if saves():
             return hit(job, rng, saves, alone)
         job.thaw()
-        window_s = delay_s  # too late, for saves are faster now: the next one
+        window_s = delay_s  # too late, since saves are faster now: take the next one
         until(job, lambda: not saves())
     return None
 
 
 def at_any_moment(run: Run, job: ForkedJob, pace: Pace, rng: random.Random, starts: bool) -> bool:
-    """Waits for a moment while the leg starts, or in one of its next steps; whether it came before the job ended.
+    """Wait for a moment during the start, or in one of the next steps. Return whether it came before the job ended.
 
-    Steps are counted, and one is as long as the last one was.
+    Steps are counted, and each is assumed to take as long as the last one.
     """
     if starts:
         end = time.monotonic() + rng.uniform(0, pace.start_s + 6 * pace.step_s)
@@ -269,7 +269,7 @@ def at_any_moment(run: Run, job: ForkedJob, pace: Pace, rng: random.Random, star
 
 
 def hit(job: ForkedJob, rng: random.Random, saves: Callable[[], bool], alone: bool) -> Kill:
-    """Kills one rank, or all, at what they are doing."""
+    """Kill one rank, or all, at once."""
     job.freeze()
     saving = saves()
     job.kill(*([rng.randrange(RANKS)] if alone else rng.sample(range(RANKS), RANKS)))
@@ -280,7 +280,7 @@ def hit(job: ForkedJob, rng: random.Random, saves: Callable[[], bool], alone: bo
 
 
 def until(job: ForkedJob, condition: Callable[[], bool]) -> bool:
-    """Waits for it; whether it came before the job ended."""
+    """Wait for a condition. Return whether it came before the job ended."""
     while not condition():
         if not job.runs:
             return False
@@ -289,9 +289,9 @@ def until(job: ForkedJob, condition: Callable[[], bool]) -> bool:
 
 
 def check_after_kill(run: Run, before: list[int], lines: list[dict[str, Any]]) -> None:
-    """Nothing is lost that was reported, what is there is whole, and what it has written is of the undisturbed run.
+    """Check that reported saves exist, that checkpoints are intact, and that the metrics are the undisturbed run's.
 
-    `before`: the steps of the checkpoints that were there when this leg began.
+    `before`: the steps of the checkpoints at the start or resume.
     """
     saved, reported = run.saved(), run.reported()
     for ours, theirs in zip(reversed(saved), reversed(reported), strict=False):
@@ -308,7 +308,7 @@ def check_after_kill(run: Run, before: list[int], lines: list[dict[str, Any]]) -
 
 
 def check_loaded(run: Run, before: list[int]) -> None:
-    """It went on where the newest checkpoint is, if it came so far."""
+    """Check that it continued from the newest checkpoint, if it came that far."""
     text = run.said.read_text()
     loaded = [int(step) for step in re.findall(r" is loaded: step (\d+), sample", text)]
     assert loaded in ([], before[-1:]), text
@@ -316,7 +316,7 @@ def check_loaded(run: Run, before: list[int]) -> None:
 
 
 def damaged_files(folder: Path) -> list[str]:
-    """Of a checkpoint: files that are missing, too many, or not what its manifest says."""
+    """Return a checkpoint's files that are missing, unexpected, or different from the manifest."""
     wanted = json.loads((folder / "checkpoint.json").read_text())["files"]
     found = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
     del found["checkpoint.json"]
@@ -324,12 +324,12 @@ def damaged_files(folder: Path) -> list[str]:
 
 
 def said_of(path: Path) -> dict[str, Any]:
-    """What a manifest says of a file."""
+    """Return a file's manifest entry as computed now."""
     return {"bytes": path.stat().st_size, "xxh3_128": xxh3_128_hexdigest(path.read_bytes())}
 
 
 def killed_until_done(run: Run, theirs: Undisturbed, rng: random.Random, kills: list[Kill], number: int) -> None:
-    """A run from its first step to its last, killed until there are `number` kills, which it adds to `kills`."""
+    """Run to the last step, with kills and resumes until there are `number` kills, which are added to `kills`."""
     while True:
         before = run.saved()
         with run.start("--resume") as job:
@@ -338,7 +338,7 @@ def killed_until_done(run: Run, theirs: Undisturbed, rng: random.Random, kills: 
                 behind = 2 * sum(kill.at_a_save for kill in kills) <= len(kills) + 1
                 struck = strike(run, job, theirs.pace, rng, behind, alone=len(kills) % 5 == 4)
             statuses = job.wait(60)
-            if struck is None or statuses == [0] * RANKS:  # a busy machine: all had ended before the signal came
+            if struck is None or statuses == [0] * RANKS:  # on a busy machine, all may end before the signal comes
                 assert statuses == [0] * RANKS, run.said.read_text()
                 check_loaded(run, before)
                 return
@@ -364,7 +364,7 @@ def test_killed_and_resumed_it_is_the_undisturbed_run(
     undisturbed_under: Callable[[str], Undisturbed], tmp_path: Path, schedule: str, number: int
 ) -> None:
     undisturbed, rng, kills = undisturbed_under(schedule), random.Random(number), list[Kill]()
-    for chain in range(2 * number):  # on a busy machine runs end before the signal comes
+    for chain in range(2 * number):  # on a busy machine, runs may end before the signal comes
         run = new_run(tmp_path / str(chain), schedule)
         killed_until_done(run, undisturbed, rng, kills, number)
         assert run.lines() == undisturbed.lines
@@ -379,7 +379,7 @@ def test_killed_and_resumed_it_is_the_undisturbed_run(
 
 
 def test_the_comparison_sees_one_bit(undisturbed_under: Callable[[str], Undisturbed]) -> None:
-    """Every kind of thing that a checkpoint holds is compared."""
+    """Every kind of content of a checkpoint is compared."""
     one = undisturbed_under("1F1B").last
     assert len(one) > 100
     assert differences(one, one) == []
@@ -389,7 +389,7 @@ def test_the_comparison_sees_one_bit(undisturbed_under: Callable[[str], Undistur
 
 
 def flipped(tensor: torch.Tensor) -> torch.Tensor:
-    """Its last element's last bit changed."""
+    """Return the tensor with the last bit of its last element flipped."""
     raw = tensor.contiguous().clone()
     raw.view(-1).view(torch.uint8)[-1] ^= 1
     return raw

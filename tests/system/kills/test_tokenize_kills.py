@@ -1,4 +1,4 @@
-"""`dslpar data tokenize`, killed at random moments and run again: the bytes of an undisturbed run, and nothing half."""
+"""`dslpar data tokenize`, killed at random and run again: the bytes of an undisturbed run, no partial files."""
 
 from __future__ import annotations
 

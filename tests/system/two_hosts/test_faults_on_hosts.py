@@ -1,4 +1,4 @@
-"""Faults of jobs on two hosts: they end in time on both, with a status that is not 0, and name who it was."""
+"""Faults of jobs on two hosts: both end in time, with a nonzero status, and name the failed rank."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Inject(importlib.abc.MetaPathFinder):
         return spec
 sys.meta_path.insert(0, Inject())
 """
-"""Has `dslpar launch` tell ranks an address that nobody answers at: a firewall's work."""
+"""Makes `dslpar launch` give ranks an address that nobody answers at, as behind a firewall."""
 
 
 @pytest.mark.prove
@@ -72,7 +72,7 @@ def test_a_job_whose_guards_cannot_reach_dslpar_launch_is_told_to_stop_by_ssh(tm
 
 
 def test_a_miss_is_told() -> None:
-    """The table can tell what falls short."""
+    """The table detects a job that falls short."""
     from benchmarks.faults_on_hosts import Outcome
 
     good = "[rank 2 of 4 on host1, stage 1 (pipe 1), step 3] failed"

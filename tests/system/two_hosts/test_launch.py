@@ -1,7 +1,6 @@
-"""`dslpar launch` over two hosts (tests/system/two_hosts): what each launcher hands to ranks there, and runs without
-ssh.
+"""`dslpar launch` over two hosts: what each launcher passes to remote ranks, and runs without ssh.
 
-A probe takes the training program's place where only words and variables are looked at: it says what it was given.
+If a test only checks arguments and variables, a probe replaces the training program, and prints what it received.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from tests.support.two_hosts import Hosts, missing, two_hosts
 
 PIPED = "parallel = dict(pipeline=2)\n"
 WORDS = ["--config", "a b.py", "x=[0,1]", "y='q'", 'z=dict(a="1 $HOME")', "100%h", "$HOME", "w=`ls`;*", "back\\slash a"]
-"""What shells, pdsh and DeepSpeed each read in their own way."""
+"""Arguments that shells, pdsh and DeepSpeed each parse in their own way."""
 VALUE = "a \"b\" $HOME `ls` %h \\ 'c' *"
 PROBE = """\
 import json, os, socket, sys
@@ -54,7 +53,7 @@ def hosts() -> Iterator[Hosts]:
 
 
 def probe(hosts: Hosts, folder: Path, launcher: str, include: str = "") -> list[list[Any]]:
-    """Host, words, environment and folder of each rank, by rank."""
+    """Return host, arguments, environment and folder of each rank, by rank."""
     (folder / "probe.py").write_text(PROBE)
     asked = json.dumps([launcher, hosts.hostfile(2), include, WORDS, VALUE])
     environ = {"PYTHONPATH": f"{ROOT}:{folder}", "DSLPAR_Y": "of here"}
@@ -68,7 +67,7 @@ def probe(hosts: Hosts, folder: Path, launcher: str, include: str = "") -> list[
     "launcher", ["openmpi", *(pytest.param(name, marks=pytest.mark.prove) for name in ("deepspeed", "torchrun"))]
 )
 def test_words_and_variables_arrive_as_they_were(hosts: Hosts, tmp_path: Path, launcher: str) -> None:
-    folder = tmp_path / ("folder" if launcher == "deepspeed" else "my folder")  # HST222: DeepSpeed could not
+    folder = tmp_path / ("folder" if launcher == "deepspeed" else "my folder")  # HST222: DeepSpeed cannot
     folder.mkdir()
     said = probe(hosts, folder, launcher)
     assert [host for host, *_ in said] == ["host0", "host0", "host1", "host1"]

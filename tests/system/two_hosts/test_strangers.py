@@ -1,4 +1,4 @@
-"""An adversary on another host, beside a job of two: it trains as if nobody were there, and no secret is to be seen."""
+"""An adversary on the second host of a two-host job: it trains undisturbed, and no process shows a secret."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def environ_of(pid: int) -> dict[str, str]:
 
 
 def strike(hosts: Hosts, port: int, secret: str, service: str) -> None:
-    """From host1, as strangers and as rank 2's guard."""
+    """Attack from host1, as strangers and as rank 2's guard."""
     for known in ("", secret):
         code = ATTACK.format(root=str(ROOT), port=port, count=NUM_STRINGS, secret=known, service=service)
         done = hosts.run(1, [sys.executable, "-c", code])

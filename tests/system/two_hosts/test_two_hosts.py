@@ -1,7 +1,7 @@
-"""train.py across two real hosts, over ssh: pipeline 2 x data 2 x tensor 2, four ranks on each; and without ssh.
+"""train.py across two hosts, with and without ssh: pipeline 2 x data 2 x tensor 2, four ranks on each.
 
-With two ranks on each there is no data parallelism. `make test` has one such run, what hosts are, and what is refused:
-a rank that starts costs two seconds of a core.
+With two ranks per host there is no data parallelism. `make test` has one such run, the tests of the hosts themselves,
+and the refusals, since starting a rank costs two seconds of a core.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MPIRUN = ("mpirun", "--allow-run-as-root", "--prefix", sys.prefix, "--bind-to", 
 
 @cache
 def losses_on_one_host(world: int) -> list[float]:
-    """Of the same ranks, forked here; no launcher, no network but the loopback."""
+    """Return the losses of the same ranks, forked here without a launcher, on the loopback alone."""
     from tests.support.forked_runs import start_job
 
     with TemporaryDirectory() as name:
@@ -47,7 +47,7 @@ def losses_on_one_host(world: int) -> list[float]:
 
 
 def train(tmp_path: Path, names: Names, *words: str, slots: int = SLOTS) -> Finished:
-    """Runs a launcher on host0, over both; `{hostfile}` and `{program}` in its words are filled in."""
+    """Run a launcher on host0, over both hosts; `{hostfile}` and `{program}` are filled in."""
     reports = tmp_path / "reports"
     reports.mkdir()
     config = write_config(tmp_path, ALL_THREE + CONFIG)
@@ -57,13 +57,13 @@ def train(tmp_path: Path, names: Names, *words: str, slots: int = SLOTS) -> Fini
         done = hosts.run(0, [*filled, *program])
         wait_until(
             lambda: [hosts.processes(host) for host in (0, 1)] == [{}, {}], "something stays"
-        )  # mpirun's own ssh leaves after it
+        )  # mpirun's own ssh ends after it
     assert done.status == 0, done.output
     return done
 
 
 def check(folder: Path, output: str, slots: int = SLOTS) -> None:
-    """The run of one host, ranks in order over the hosts, and rank 0 alone has spoken."""
+    """Check that the run equals that on one host, that ranks are in host order, and that only rank 0 prints."""
     lines = metrics(folder / "out")
     assert [line["step"] for line in lines] == [1, 2, 3]
     assert [line["loss"] for line in lines] == pytest.approx(losses_on_one_host(2 * slots), rel=1e-6)
@@ -72,7 +72,7 @@ def check(folder: Path, output: str, slots: int = SLOTS) -> None:
 
 
 def check_places(folder: Path, slots: int) -> None:
-    """Which host ran which rank, as the ranks themselves wrote it down."""
+    """Check which host ran which rank, by the ranks' own records."""
     born = [json.loads(path.read_text()) for path in (folder / "reports").glob("*.born")]
     assert {rank: host for rank, _, host, *_ in born} == {rank: f"host{rank // slots}" for rank in range(2 * slots)}
 
@@ -82,7 +82,7 @@ def check_places(folder: Path, slots: int) -> None:
 
 @pytest.mark.parametrize("slots", [2, pytest.param(SLOTS, marks=pytest.mark.prove)])
 def test_deepspeed_over_pdsh(tmp_path: Path, slots: int) -> None:
-    """Without a .deepspeed_env: gloo's interface is found though host names mean loopbacks."""
+    """Without a .deepspeed_env, gloo's interface is found although host names resolve to loopbacks."""
     done = train(tmp_path, "loopback", "deepspeed", "--hostfile", "{hostfile}", slots=slots)
     check(tmp_path, done.output, slots)
     check_places(tmp_path, slots)
@@ -91,7 +91,7 @@ def test_deepspeed_over_pdsh(tmp_path: Path, slots: int) -> None:
 @pytest.mark.prove
 @EACH
 def test_mpirun_over_ssh(tmp_path: Path, slots: int) -> None:
-    """Nobody says where rank 0 is, nor the interface."""
+    """Neither rank 0's address nor the interface is given."""
     words = [*MPIRUN, "--hostfile", "{hostfile}", "-np", str(2 * slots), PYTHON]
     done = train(tmp_path, "loopback", *words, slots=slots)
     check(tmp_path, done.output, slots)
@@ -100,7 +100,7 @@ def test_mpirun_over_ssh(tmp_path: Path, slots: int) -> None:
 
 @pytest.mark.prove
 def test_mpirun_by_node(tmp_path: Path) -> None:
-    """Ranks that alternate over the hosts, rank 0 on the other one than mpirun."""
+    """Ranks alternate over the hosts, with rank 0 on the host without mpirun."""
     hosts = f"host1:{SLOTS},host0:{SLOTS}"
     done = train(tmp_path, "known", *MPIRUN, "--host", hosts, "--map-by", "node", "-np", str(WORLD), PYTHON)
     check(tmp_path, done.output)
@@ -122,7 +122,7 @@ def test_mpirun_where_nobody_knows_rank_0_s_host(tmp_path: Path) -> None:
 
 
 def train_by_node(tmp_path: Path, names: Names, words: str) -> str:
-    """The same command line on both hosts but for `{node}`; host0's output."""
+    """Run the same command line on both hosts, with `{node}` filled in. Return host0's output."""
     config = write_config(tmp_path, ALL_THREE + CONFIG)
     with two_hosts(names=names) as hosts:
         jobs = [
@@ -177,7 +177,7 @@ def test_dslpar_launch(tmp_path: Path, launcher: str) -> None:
 
 
 def reaches(hosts: Hosts) -> bool:
-    """Whether host0 reaches host1."""
+    """Return whether host0 reaches host1."""
     return hosts.run(0, ["ssh", "-o", "ConnectTimeout=1", "host1", "hostname"]).output.strip() == "host1"
 
 
@@ -222,7 +222,7 @@ with two_hosts() as hosts:
 
 
 def test_hosts_die_with_whoever_made_them() -> None:
-    """SIGKILL, too, as at the time-out of a whole test run."""
+    """Even SIGKILL ends them, as at the time-out of a whole test run."""
     with subprocess.Popen(
         [PYTHON, "-c", ABANDONED.format(root=str(ROOT))], stdout=subprocess.PIPE, text=True
     ) as process:

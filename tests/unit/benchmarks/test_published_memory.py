@@ -1,4 +1,4 @@
-"""The benchmark of the forecast of memory: what each framework's rows hold, and its scores on the data."""
+"""The memory forecast's benchmark: the memory that each framework's rows hold, and its scores on the data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HEADER = (
 
 
 def run(tmp_path: Path, **changes: object) -> Run:
-    """A row of nanotron's model of a billion weights, on eight H100."""
+    """Return a row of nanotron's model with a billion weights, on eight H100."""
     row = dict(
         source=0, set="s", flags="", device="H100-SXM-80GB", dp=8, tp=1, pp=1, vp=1, sp=1, zero=0, mbs=1, gbs=256,
         seq=4096, recompute="none", attn="flash", precision="bf16", step_s=1, peak_gb=36.7, failed=0, L=16, h=2048,
@@ -35,7 +35,7 @@ def run(tmp_path: Path, **changes: object) -> Run:
 
 
 def bytes_a_weight(found: Run) -> float:
-    """What the first stage holds of each weight, all in all."""
+    """Return the first stage's total memory per weight."""
     made = workload(found)
     held = stage_memory(made, 0)
     return (held.weights + held.gradients + held.optimizer) / made.weights(0)

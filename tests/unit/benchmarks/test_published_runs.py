@@ -1,4 +1,4 @@
-"""The benchmark of the forecast of time: rows as workloads, the arithmetic of its scores, and a quick run of it."""
+"""The time forecast's benchmark: rows as workloads, the arithmetic of its scores, and a quick run."""
 
 from __future__ import annotations
 
@@ -105,7 +105,9 @@ def test_nanotron_weighs_the_head_and_megatron_does_not() -> None:
 
 
 def test_nanotron_s_stages_end_where_they_reach_their_share() -> None:
-    """Of 8 billion weights the head is 2.2 of 34.2 layers: a share of 17.1 takes 18, and one of 2.1 takes 3."""
+    """With 8 billion weights the head costs 2.2 of 34.2 layers: a share of 17.1 takes 18 layers, and one of 2.1 takes
+    3.
+    """
     model = model_of_row(ROW | {"L": "32", "h": "4096", "ffn": "14336"})
     assert counts_of_row("nanotron", model, Chunks(2)) == (18, 14)
     assert counts_of_row("nanotron", model, Chunks(16))[:3] == (3, 2, 2)
@@ -195,7 +197,7 @@ def test_all_scored_rows_are_workloads_and_folds_keep_sets_together() -> None:
 
 @needs_data
 def test_the_defaults_forecast_each_stack() -> None:
-    """The defaults were fitted on these runs; out of fold the benchmark scores."""
+    """The defaults were fitted on these runs; the benchmark scores out of fold."""
     data = forecast.load(forecast.DATA)
     for stack in forecast.STACKS:
         chosen = data.of_stack(stack)

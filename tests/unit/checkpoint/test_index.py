@@ -1,4 +1,4 @@
-"""The index: as JSON, merged of what ranks have written, refused when it is none."""
+"""The checkpoint index: JSON, merging over ranks, and refusal of invalid ones."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_merging_joins_pieces_and_equal_groups() -> None:
 
 
 def test_merging_keeps_what_one_rank_alone_has() -> None:
-    """A rank that only replicates a parameter has no states of it; they come in any order."""
+    """A rank that only replicates a parameter has no states of it. The ranks come in any order."""
     none = Entry(shape=(4,), dtype="F32")
     some = Entry(
         shape=(4,),

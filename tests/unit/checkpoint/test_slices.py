@@ -1,4 +1,4 @@
-"""Boxes, fragments and their overlaps, against `Placement.cut` and against sets of indices; no ranks needed."""
+"""Boxes, fragments and their overlaps, against `Placement.cut` and sets of indices; no ranks needed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TENSORS = st.sampled_from([Tensor(), *LAYOUTS.values(), *CUBOIDS.values()])
 
 
 class Two(NamedTuple):
-    """The same whole tensor on two cuboids."""
+    """The same full tensor on two cuboids."""
 
     whole: torch.Tensor
     source: Placement
@@ -45,7 +45,7 @@ def coords(tensor: Tensor) -> list[dict[str, int]]:
 
 @st.composite
 def two(draw: st.DrawFn) -> Two:
-    """Lengths that both divide; dim 0 in blocks, or with zero rows, where it is drawn so."""
+    """Draw lengths that both cuboids divide; dim 0 may have blocks, or padding rows."""
     dims = draw(st.integers(0, 3))
     tensors = draw(TENSORS), draw(TENSORS)
     cuts = [draw(cuts_of(dims)) for _ in tensors]
@@ -64,7 +64,7 @@ def two(draw: st.DrawFn) -> Two:
 
 @st.composite
 def cuts_of(draw: st.DrawFn, dims: int) -> tuple[tuple[str, ...], ...]:
-    """Each letter cuts one dim, or none."""
+    """Let each letter shard one dim, or none."""
     order = draw(st.permutations(TENSOR_AXES))
     dim_of = {letter: draw(st.sampled_from([*range(dims), 0, -1])) for letter in order}  # dim 0 has blocks and padding
     return tuple(tuple(letter for letter in order if dim_of[letter] == dim) for dim in range(dims))
@@ -75,7 +75,7 @@ def counts_of(tensor: Tensor, cuts: tuple[tuple[str, ...], ...]) -> list[int]:
 
 
 def cut(placement: Placement, whole: torch.Tensor, coord: dict[str, int]) -> torch.Tensor:
-    return placement.cut(whole, coord) if whole.dim() else whole  # what has no dims is never cut
+    return placement.cut(whole, coord) if whole.dim() else whole  # a scalar is never sharded
 
 
 def indices(segments: tuple[Segment, ...]) -> list[int]:
@@ -83,7 +83,7 @@ def indices(segments: tuple[Segment, ...]) -> list[int]:
 
 
 def held(piece: Piece, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """The elements of the whole that it holds, padding left out."""
+    """Return the elements of the full tensor in a piece, without padding."""
     elements = list(itertools.product(*map(indices, piece.box)))[piece.start : piece.stop]
     return [at for at in elements if all(i < length for i, length in zip(at, shape, strict=True))]
 
@@ -135,7 +135,7 @@ def test_cuboids_are_the_flat_range(shape: list[int], data: st.DataObject) -> No
 
 @given(st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=3), min_size=1, max_size=3), st.data())
 def test_a_sub_box_holds_the_indices(lengths: list[list[int]], data: st.DataObject) -> None:
-    """Segments with gaps of one between them."""
+    """The segments have gaps of one between them."""
     starts = [[sum(dim[:at]) + at for at in range(len(dim))] for dim in lengths]
     box: Box = tuple(tuple(map(Segment, *dims)) for dims in zip(starts, lengths, strict=True))
     wanted = []
@@ -148,7 +148,7 @@ def test_a_sub_box_holds_the_indices(lengths: list[list[int]], data: st.DataObje
 
 @st.composite
 def stored(draw: st.DrawFn, at: Placement) -> list[Piece]:
-    """Every owner's piece, in shards."""
+    """Return every owner's piece, in shards."""
     pieces = []
     for file, coord in enumerate(coords(at.tensor)):
         if at.owner(coord):
@@ -172,7 +172,7 @@ def test_all_pieces_cover_and_any_other_set_does_not(drawn: Two, data: st.DataOb
 
 
 def test_one_element_twice_and_another_never_is_no_cover() -> None:
-    """As many elements as there should be."""
+    """The number of elements is right."""
     box = full_box((2, 3))
     assert not covers([Piece(0, box, 0, 4), Piece(1, box, 3, 5)], (2, 3))
     assert covers([Piece(0, box, 0, 4), Piece(1, box, 4, 6)], (2, 3))
@@ -180,7 +180,7 @@ def test_one_element_twice_and_another_never_is_no_cover() -> None:
 
 
 def test_part_of_one_box_and_another_box_cover_together() -> None:
-    """Rows 0 and 1, each as a box; row 2 as the end of a box of rows 1 and 2."""
+    """Rows 0 and 1 are a box each, and row 2 is the end of a box of rows 1 and 2."""
     columns = (Segment(0, 2),)
     one, two, both = (((Segment(*rows),), columns) for rows in ((0, 1), (1, 1), (1, 2)))
     assert covers([Piece(0, one, 0, 2), Piece(1, two, 0, 2), Piece(2, both, 2, 4)], (3, 2))

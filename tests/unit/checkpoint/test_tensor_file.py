@@ -1,4 +1,4 @@
-"""Tensor files: written, mapped, refused when they are malformed."""
+"""Tensor files: writing, memory-mapping, and refusal of malformed ones."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_views_never_reach_the_file(tmp_path: Path) -> None:
 
 
 def test_a_file_larger_than_memory_is_opened(tmp_path: Path) -> None:
-    """A terabyte, of which the disk holds nothing but the header."""
+    """It is a terabyte, of which the disk holds only the header."""
     length = 1 << 40
     with (tmp_path / "a.safetensors").open("wb") as opened:
         opened.write(header_of({"a": {"dtype": "U8", "shape": [length], "data_offsets": [0, length]}}))

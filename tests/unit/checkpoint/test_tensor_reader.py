@@ -1,4 +1,4 @@
-"""The reader that assembles pieces of one layout from those of another."""
+"""Tensor reader: assembles pieces of one layout from those of another."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.unit.checkpoint.test_tensor_file import bits, refused
 
 
 def save(root: Path, at: Two, pieces: list[Piece]) -> TensorReader:
-    """Each owner's shards, of a weight and of a state that is its negative; one file a shard."""
+    """Save each owner's shards of a weight and of a state that is its negative, one file per shard."""
     (root / folder.TENSORS).mkdir()
     by_box = {box_of(at.source, coord): cut(at.source, at.whole, coord) for coord in coords(at.source.tensor)}
     ranks = []
@@ -71,7 +71,7 @@ def test_every_dtype_is_put_together(tmp_path: Path, dtype: str) -> None:
 
 
 def test_one_stored_fragment_is_read_without_a_copy(tmp_path: Path) -> None:
-    """Of 64 MiB that are stored, the process grows by what is touched."""
+    """64 MiB are stored, and the process grows only by what is touched."""
     box = full_box((1 << 24,))
     put(tmp_path, {"w": torch.zeros(1 << 24)})
     reader = TensorReader(
@@ -82,7 +82,7 @@ def test_one_stored_fragment_is_read_without_a_copy(tmp_path: Path) -> None:
 
 
 def test_a_tensor_in_many_files_opens_each_of_them_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of 300 data ranks with ZeRO 3, cut otherwise: with few of them open, each tensor would open all anew."""
+    """As with 300 data ranks under ZeRO 3 and another partition: with few open files, each tensor would reopen all."""
     opened: list[Path] = []
     monkeypatch.setattr(tensor_reader, "open_file", lambda path: opened.append(path) or open_file(path))
     monkeypatch.setattr(os, "fsync", lambda file: None)
@@ -102,7 +102,7 @@ def test_a_tensor_in_many_files_opens_each_of_them_once(tmp_path: Path, monkeypa
 
 
 def test_what_padding_holds_is_zero_on_another_layout(tmp_path: Path) -> None:
-    """Checkpoint with 4 rows, of which one is padding; requested for with 6."""
+    """The checkpoint has 4 rows, one of them padding, and 6 are requested."""
     put(tmp_path, {"w": torch.arange(1.0, 5.0)})
     stored_box, requested = full_box((4,)), full_box((6,))
     reader = TensorReader(tmp_path, Index({"w": Entry(shape=(3,), dtype="F32", pieces=[Piece(0, stored_box, 0, 4)])}))

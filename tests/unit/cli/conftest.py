@@ -1,4 +1,4 @@
-"""A config that lint has nothing to say about on eight ranks."""
+"""A lint-clean config for eight ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`dslpar init`: every file that it writes lints clean for the ranks asked for; what is asked, and what is refused."""
+"""`dslpar init`: every written file lints clean for the requested ranks; its questions and refusals."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tests.support.paths import ROOT
 from tests.support.sampling import sampled
 
 WORLDS = [(1, 1), (2, 1), (3, 1), (4, 1), (6, 1), (8, 1), (1, 2), (4, 2), (8, 2), (5, 3), (8, 8)]
-"""Ranks of a node, and nodes."""
+"""(ranks per node, nodes)."""
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder, which the command runs in; images in three classes beside."""
+    """Return an empty working folder, with images of three classes beside it."""
     for name in ("cat", "dog", "owl"):
         (tmp_path / "images" / name).mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
@@ -185,7 +185,7 @@ def test_from_another_framework_is_dslpar_import(folder: Path, capsys: pytest.Ca
 
 
 def talk(folder: Path, answers: list[str], *words: str) -> tuple[int, str]:
-    """Run the command on a terminal, and give it these answers; return its status and what it showed."""
+    """Run the command on a terminal with these answers, and return its status and output."""
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(folder)

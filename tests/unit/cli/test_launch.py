@@ -1,4 +1,4 @@
-"""`dslpar launch`, as far as nothing starts; tests/system has the rest."""
+"""`dslpar launch` up to the start of ranks; tests/system has the rest."""
 
 from __future__ import annotations
 

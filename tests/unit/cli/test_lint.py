@@ -1,4 +1,4 @@
-"""`dslpar lint` as a person runs it: output, exit status, hostfiles, JSON, what to report, and which files."""
+"""`dslpar lint` on the command line: output, exit status, hostfiles, JSON, selected rules and files."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def test_stdin_that_is_not_utf8(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
 
 
 def test_plain_lint_imports_no_other_format_or_fix(config: Path) -> None:
-    """A start of the plain command is short: no format, fix or folder of others is loaded."""
+    """The plain command starts quickly: no other format, fix or folder is loaded."""
     program = "import sys; from dslpar.cli.main import main; main(sys.argv[1:]); print(*sys.modules)"
     ran = subprocess.run(
         [sys.executable, "-c", program, "lint", str(config), "--world-size", "8"], capture_output=True, text=True

@@ -1,4 +1,4 @@
-"""`dslpar lint` in a project: `[tool.dslpar]` and the flags, which files, where the report goes, exit statuses."""
+"""`dslpar lint` in a project: `[tool.dslpar]`, flags, files, report destinations, exit statuses."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def project(text: str, folder: str = ".") -> None:
 
 
 def found(capsys: pytest.CaptureFixture[str], *argv: str) -> set[tuple[str, str]]:
-    """(path, code) of the findings."""
+    """Return (path, code) of the findings."""
     main(["lint", "--format", "json", *argv])
     return {(record["path"], record["code"]) for record in json.loads(capsys.readouterr().out)}
 
@@ -54,10 +54,10 @@ def test_without_a_config_this_folder_is_linted(here: Path, capsys: pytest.Captu
 def test_settings_hold_where_no_flag_is_given(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     project("ignore = ['CFG106']\nexclude = ['old']\nworld-size = 8")
     assert found(capsys) == set()
-    assert found(capsys, "--exclude", "b.py") == {("configs/old/c.py", "CFG101")}  # in place of the project's
+    assert found(capsys, "--exclude", "b.py") == {("configs/old/c.py", "CFG101")}  # replaces the project's
     assert found(capsys, "--exclude", "old", "--select", "CFG106") == {row for row in ALL if row[1] == "CFG106"}
     assert found(capsys, "--select", "CFG") == set()  # less specific than the project's ignore
-    assert found(capsys, "configs/old/c.py") == {("configs/old/c.py", "CFG101")}  # named, it is linted
+    assert found(capsys, "configs/old/c.py") == {("configs/old/c.py", "CFG101")}  # linted, since it is named
     assert found(capsys, "configs/old/c.py", "--configs-only") == set()
     assert found(capsys, "configs/old/c.py", "--ignore", "CFG101") == set()
 
@@ -94,7 +94,7 @@ def test_the_world_of_a_path(here: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "6 ranks" in capsys.readouterr().out
     hosts = here / "hosts"
     hosts.write_text("node1 slots=3\nnode2 slots=3\nnode3 slots=1\n")
-    assert found(capsys, "a.py", "--hostfile", "hosts", "--exclude", "node3") == set()  # of hosts, as ever
+    assert found(capsys, "a.py", "--hostfile", "hosts", "--exclude", "node3") == set()  # here it excludes hosts
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_the_world_of_a_path(here: Path, capsys: pytest.CaptureFixture[str]) -> 
 )
 def test_wrong_settings_are_wrong_usage(here: Path, capsys: pytest.CaptureFixture[str], text: str, said: str) -> None:
     project(text)
-    (here / "a.py").write_text(MODEL)  # nothing is wrong with it
+    (here / "a.py").write_text(MODEL)  # without mistakes
     assert ended("a.py", "--world-size", "8") == 2
     assert said in capsys.readouterr().err
     if "selct" in text:
@@ -170,7 +170,7 @@ def test_targets(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     project("trusted = ['my_pkg']\nignore = ['CFG']")
     assert main(["lint", "a.py", "--targets"]) == 0
     (here / "a.py").write_text("model = dict(\n")
-    assert main(["lint", "a.py", "--targets"]) == 1  # what cannot be read may call anything
+    assert main(["lint", "a.py", "--targets"]) == 1  # an unreadable config may call anything
     assert "CFG001" in capsys.readouterr().err
     assert ended("a.py", "--targets", "--format", "sarif") == 2
 

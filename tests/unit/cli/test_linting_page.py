@@ -1,4 +1,4 @@
-"""The commands of docs/linting.md: each runs, in a folder that holds what it names."""
+"""The commands of docs/linting.md: each runs in a folder with the files it names."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(command: str, monkeypatch: pytest.MonkeyPatch) -> int:
-    """The exit status; `< FILE` and `> FILE` are the shell's."""
+    """Return the exit status; `< FILE` and `> FILE` work as in the shell."""
     argv = shlex.split(command.partition(" > ")[0].partition(" < ")[0])
     if " < " in command:
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(RIGHT.encode()), encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""The command `dslpar`: which command is meant, its help, wrong usage, and output that nobody reads."""
+"""The command `dslpar`: selecting a command, its help, wrong usage, and closed output pipes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_misspelt_command_gets_a_suggestion(capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """That of the program names each command; that of a command fits a terminal, commands to copy apart."""
+    """The program's help names each command. A command's help fits a terminal, apart from commands to copy."""
     for argv in (["--help"], [command, "--help"]):
         with pytest.raises(SystemExit) as stopped:
             main(argv)
@@ -75,7 +75,7 @@ def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_flags_cannot_be_abbreviated(capsys: pytest.CaptureFixture[str]) -> None:
-    """--res, which would be taken for --resume, may mean something else one day."""
+    """An abbreviation such as --res for --resume may mean another flag some day."""
     with pytest.raises(SystemExit) as ended:
         main(["launch", "configs/gpt_3d.py", "--world-size", "8", "--print", "--res"])
     assert ended.value.code == 2

@@ -1,4 +1,4 @@
-"""`dslpar plan`: the report, JSON with its contract, words that make what is suggested, and --apply."""
+"""`dslpar plan`: the report, its JSON contract, overrides that yield the suggested layouts, and --apply."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def llama(tmp_path: Path) -> Path:
 
 
 def record(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
-    capsys.readouterr()  # what was printed before
+    capsys.readouterr()  # discards earlier output
     main(["plan", *argv, "--format", "json"])
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found

@@ -1,4 +1,4 @@
-"""`dslpar plan --calibrate`: constants from runs of one's own, and what a plan makes of them."""
+"""`dslpar plan --calibrate`: constants from a user's runs, and how plans use them."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ batch: {global_size: 64, micro_size: %d}
 resolved: {world_size: 8, parallel: {pipeline: 1, data: 8, tensor: {size: 1, mode: null}}}
 """
 SLOWER = 1.3
-"""Of these machines, over what is forecast without a calibration."""
+"""Slowdown of these machines against the uncalibrated forecast."""
 
 
 def run_folder(path: Path, zero: int, micro_size: int, records: list[dict[str, Any]] | None = None) -> Path:
-    """A run's folder, whose steps took longer than forecast by SLOWER, the first of them much longer."""
+    """Write a run's folder whose steps took SLOWER times the forecast, and the first step much longer."""
     path.mkdir()
     (path / "config.yaml").write_text(CONFIG % (zero, micro_size))
     if records is None:
@@ -125,7 +125,7 @@ def test_folders_that_tell_nothing_are_left_out(
 
 
 def test_a_runs_own_config_finds_the_calibration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is written elsewhere than the author's, which a relative path starts from."""
+    """The run writes its config into another folder than the author's, where a relative path would start."""
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "configs"
     folder.mkdir()

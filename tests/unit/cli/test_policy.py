@@ -1,4 +1,4 @@
-"""`dslpar policy`: what is shown of a class, and what is found out about it."""
+"""`dslpar policy`: what it prints for a class, and what it finds out about it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_show(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_check(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A soft cap is refused in the ring, and that is no mistake."""
+    """The ring refuses a soft cap, which is no error."""
     monkeypatch.setattr(check, "MODES", TWO)
     monkeypatch.setattr(check.check, "__defaults__", (TWO,))
     assert main(["policy", "check", "Gemma2ForCausalLM", "num_hidden_layers=2"]) == 0
@@ -45,7 +45,7 @@ def test_check(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPat
 
 
 OWN = "tests/support/own_decoder_config.py"
-"""A model of one's own, whose policy docs/transformers.md shows."""
+"""A user's model; docs/transformers.md shows its policy."""
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_a_config_that_lint_finds_wrong(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_copies_that_drop_otherwise_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a generator of its own on each rank the residual of 1d, which every rank holds whole, drifts apart."""
+    """With its own generator per rank, 1d's residual, which every rank holds in full, drifts apart."""
     subject = Subject(transformers.GPT2LMHeadModel, shrunk(transformers.GPT2Config(n_layer=1)))
     seed = torch.manual_seed
     monkeypatch.setattr("dslpar.policies.compare.torch.manual_seed", lambda number: seed(number + os.getpid()))
@@ -101,7 +101,7 @@ def test_copies_that_drop_otherwise_are_found_out(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_policy_that_says_something_else_is_found_out() -> None:
-    """q, k and v of GPT-2 as one block of features: each rank takes a third for a half."""
+    """q, k and v of GPT-2 are taken as one block of features, so each rank takes a third for a half."""
     told = POLICIES["GPT2LMHeadModel"]
     policy = Policy(told.blocks, told.regions, told.outward, local=told.local)
     subject = Subject(transformers.GPT2LMHeadModel, shrunk(transformers.GPT2Config()), policy)

@@ -21,7 +21,7 @@ resolved:
 
 @pytest.fixture
 def outputs(tmp_path: Path) -> Path:
-    """Three runs: one has finished, one has not, of one the config is damaged."""
+    """Return three runs: one finished, one unfinished, one with a damaged config."""
     for name, losses in (("a", [4.0, 3.0, 2.0, 1.0]), ("b", [4.0, None]), ("c", [2.0])):
         (tmp_path / name).mkdir()
         records = [{"step": step, "loss": loss, "tokens_per_s": 50.0} for step, loss in enumerate(losses, 1)]
@@ -73,7 +73,7 @@ def test_json_has_the_same(outputs: Path, capsys: pytest.CaptureFixture[str]) ->
     ("flags", "names"),
     [
         (["--sort", "loss"], "a c b"),
-        (["--sort", "loss", "--reverse"], "c a b"),  # what has none is last, either way
+        (["--sort", "loss", "--reverse"], "c a b"),  # runs without a value come last in either order
         (["--sort", "step"], "c b a"),
         (["--sort", "state"], "a b c"),
         (["--reverse"], "c b a"),

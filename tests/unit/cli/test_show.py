@@ -1,4 +1,4 @@
-"""`dslpar show`: text, and JSON with its contract."""
+"""`dslpar show`: text, and its JSON contract."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_show_of_one_rank_has_no_traffic(config: Path, capsys: pytest.CaptureFix
 
 
 def test_show_has_the_schedule(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ["parallel={'pipeline': 4}", "model.hidden_size=96000"]  # stages are equal: the head costs next to nothing
+    argv = ["parallel={'pipeline': 4}", "model.hidden_size=96000"]  # stages are equal: the head's cost is negligible
     assert main(["show", str(config), "--world-size", "8", *argv]) == 0
     out = capsys.readouterr().out.splitlines()
     assert "  schedule 1f1b, 8 micro-batches: bubble 37.5 %, the busiest rank is idle 27.3 % of the step" in out

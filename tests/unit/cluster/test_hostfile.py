@@ -1,4 +1,4 @@
-"""Hostfiles: what each launcher reads, what none does, the choice among hosts, and the files that we ship."""
+"""Hostfiles: syntax of each launcher, errors, selecting hosts, and the shipped files."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_a_choice(flag: str, text: str, left: dict[str, object], again: str) -> 
     ],
 )
 def test_a_wrong_choice(flag: str, text: str, told: list[str]) -> None:
-    """All that is wrong, each at its place; and nothing of the world, which is not the one that is meant."""
+    """Every error is reported at its place, but none about the world, which is not the intended one."""
     found = findings(
         MODEL + "parallel = dict(pipeline=3)\n", None, hostfile=format_hosts(TWO.hosts), **{flag[2:]: text}
     )
@@ -158,7 +158,7 @@ def test_a_host_that_is_meant_is_named() -> None:
 
 
 def test_what_is_left_is_what_is_linted() -> None:
-    """Slots that differ after the choice are an error, as in a hostfile."""
+    """Different slots after the selection are an error, as in a hostfile."""
     found = findings(MODEL, None, hostfile=format_hosts(TWO.hosts), exclude="node1:0")
     assert [(one.code, one.location.path) for one in found] == [("HST103", "hosts")]
 
@@ -186,7 +186,7 @@ def test_a_choice_and_its_opposite_share_the_cluster(slots: dict[str, int], data
 @settings(deadline=None)  # the first example imports DeepSpeed
 @given(SLOTS, st.data())
 def test_deepspeed_chooses_the_same(slots: dict[str, int], data: st.DataObject) -> None:
-    """Its own parser, of the words that we hand it."""
+    """DeepSpeed's own parser gets the arguments that dslpar passes."""
     from deepspeed.launcher.runner import parse_inclusion_exclusion
 
     cluster = parse("".join(f"{name} slots={count}\n" for name, count in slots.items()), "hosts")
@@ -201,7 +201,7 @@ def test_deepspeed_chooses_the_same(slots: dict[str, int], data: st.DataObject) 
         assert list(ours) == list(theirs), "the same order: ranks follow it"
 
 
-# ---- ours ----
+# ---- shipped hostfiles ----
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)

@@ -1,4 +1,4 @@
-"""Interfaces by their addresses, as psutil tells them."""
+"""Network interfaces by address, as psutil lists them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dslpar.cluster import network
 
 
 def told(*addresses: str) -> Sequence[object]:
-    """Addresses of an interface; what has a colon is IPv6."""
+    """Return an interface's addresses; an address with a colon is IPv6."""
     family = {True: socket.AF_INET6, False: socket.AF_INET}
     return [SimpleNamespace(family=family[":" in address], address=address) for address in addresses]
 
@@ -39,7 +39,7 @@ def test_an_alias_is_no_second_interface() -> None:
 
 
 def test_a_free_port_is_one_that_the_kernel_gives_to_nobody_else() -> None:
-    """Ranks listen at it when they have imported torch, which takes seconds; connections of others begin meanwhile."""
+    """Ranks listen on it after importing torch, which takes seconds; other connections start meanwhile."""
     with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as file:
         first_ephemeral = int(file.read().split()[0])
     ports = {network.free_port() for _ in range(20)}

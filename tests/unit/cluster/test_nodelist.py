@@ -1,4 +1,4 @@
-"""Slurm's lists of nodes: examples of its manuals, random lists there and back; and allocations of Slurm and PBS."""
+"""Slurm node lists: its manuals' examples and random round trips; allocations of Slurm and PBS."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.lint import MODEL
 @pytest.mark.parametrize(
     ("text", "names"),
     [
-        # of the manuals of Slurm::Hostlist, slurm.conf (NodeName) and pdsh
+        # from the manuals of Slurm::Hostlist, slurm.conf (NodeName) and pdsh
         ("node1,node[2-5,12]", "node1 node2 node3 node4 node5 node12"),
         ("lx[10-12]", "lx10 lx11 lx12"),
         ("linux[00-03]", "linux00 linux01 linux02 linux03"),
@@ -30,7 +30,7 @@ from tests.support.lint import MODEL
             "rack03-node01 rack03-node02 rack03-node5",
         ),
         ("d[1-3],n[01-02]", "d1 d2 d3 n01 n02"),
-        # and what they do not spell out
+        # and cases that they do not spell out
         ("login", "login"),
         ("a[9-11]", "a9 a10 a11"),
         ("a[09-11]", "a09 a10 a11"),
@@ -75,7 +75,7 @@ def test_there_and_back(names: list[str]) -> None:
 
 @given(st.text("ab", min_size=1, max_size=2), st.integers(0, 1200), st.integers(1, 40), st.integers(1, 4))
 def test_a_range_there_and_back_is_short(before: str, low: int, count: int, width: int) -> None:
-    """Whatever the width, also where numbers outgrow it."""
+    """Any width works, even if numbers outgrow it."""
     names = [before + str(number).zfill(width) for number in range(low, low + count)]
     text = compress(names)
     assert expand(text) == names
@@ -158,7 +158,7 @@ def test_hosts_of_the_job_that_this_runs_in(
 
 
 def launch(config: str, capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """What `dslpar launch` says beside the command line."""
+    """Return `dslpar launch`'s output without the command line."""
     assert main(["launch", config, "--world-size", "2", "--launcher", "torchrun", "--print", *words]) == 0
     return capsys.readouterr().err
 
@@ -193,7 +193,7 @@ def test_an_allocation_of_which_nothing_is_taken(
 def test_srun_takes_its_job_s_hosts_by_itself(
     config: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """And not one host, with the others idle."""
+    """It must not take a single host and leave the others idle."""
     (tmp_path / "srun").write_text("#!/bin/sh\n")
     (tmp_path / "srun").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
@@ -214,7 +214,7 @@ def test_srun_takes_its_job_s_hosts_by_itself(
 def test_an_allocation_that_leaves_accelerators_idle(
     config: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As `sbatch --nodes 1 --gpus-per-node 8` makes it."""
+    """`sbatch --nodes 1 --gpus-per-node 8` makes such an allocation."""
     from dslpar.launch import local_facts
 
     monkeypatch.setattr(local_facts, "num_accelerators", lambda: 8)

@@ -1,4 +1,4 @@
-"""The catalogue: each finding of a run has one data file, and is raised by its code alone."""
+"""The catalogue: each runtime finding has one data file, and is raised by its code alone."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ SOURCES = sorted({*(ROOT / "dslpar").rglob("*.py"), *(ROOT / "layers").rglob("*.
 
 
 def calls(source: str) -> Iterator[tuple[str, ast.Call]]:
-    """(name, call) of each call of a plain name."""
+    """Yield (name, call) of each call of a plain name."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             yield node.func.id, node
 
 
 def codes_raised(source: str) -> set[str]:
-    """The codes that a module gives to `finding` and `raise_finding`."""
+    """Return the codes that a module passes to `finding` and `raise_finding`."""
     if "from dslpar.core.catalog import" not in source:
         return set()
     named = [call.args[0] for name, call in calls(source) if name in ("finding", "raise_finding")]
@@ -43,12 +43,14 @@ def test_every_code_that_is_raised_has_its_page() -> None:
 
 def test_every_page_is_raised_somewhere() -> None:
     source = "\n".join(path.read_text() for path in SOURCES)
-    # In quotes, or at the beginning of a text that a dying rank prints as it is.
+    # in quotes, or at the beginning of a text that a dying rank prints unchanged
     assert [code for code in PAGES if not re.search(rf'"{code}"|^{code} ', source, re.MULTILINE)] == []
 
 
 def test_no_site_repeats_what_the_catalogue_says() -> None:
-    """A finding is made by the catalogue or by a rule; what watches a dying process reads no file, and is compared."""
+    """The catalogue or a rule makes each finding. The watchdog of a dying process reads no file, so its text is
+    compared.
+    """
     by_hand = {
         path.relative_to(ROOT).as_posix()
         for path in SOURCES
@@ -83,7 +85,7 @@ def test_a_finding_has_name_and_severity_of_its_page() -> None:
 
 
 def test_the_error_stands_alone() -> None:
-    """The exception that was being handled is not shown beside it: the message says what the user has to know."""
+    """The handled exception is not shown beside it, since the message has what the user must know."""
     try:
         raise OSError("no space")
     except OSError:

@@ -33,7 +33,7 @@ def test_is_frozen() -> None:
 def test_values_that_keep_their_hash_are_equal_by_their_fields() -> None:
     one, same, other = (Tensor(y=size) for size in (2, 2, 3))
     assert one == same != other
-    assert len({one, same, other}) == 2  # from here on hashes are known
+    assert len({one, same, other}) == 2  # from here on hashes are cached
     assert one == same != other
     assert one != (2,)
     lists = [TensorParallel(size=8, mode="cuboid", shape=[2, 2, size]) for size in (2, 2, 4)]  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""`[tool.dslpar]` of pyproject.toml: which file holds, what its keys mean, and what is wrong with them."""
+"""`[tool.dslpar]` of pyproject.toml: which file applies, the meaning of its keys, and their errors."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def written(folder: Path, text: str) -> Path:
 
 def test_every_key_is_read(tmp_path: Path) -> None:
     written(tmp_path, WHOLE)
-    project = find_project(str(tmp_path / "configs" / "big"))  # a folder need not exist
+    project = find_project(str(tmp_path / "configs" / "big"))  # the folder need not exist
     assert project is not None
     assert (project.select, project.ignore) == (("CFG", "TEN103"), ("PERF104",))
     assert (project.device, project.trusted) == ("h100", ("my_pkg", "other.layers"))

@@ -1,4 +1,4 @@
-"""What a config names is read where it is a regular file, and not beyond a bound."""
+"""Reading files that a config names: regular files only, up to a size limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Suggestions: the nearest name for a message, and the only one that can be meant for a fix."""
+"""Suggestions: the nearest name for a message, and the only possible one for a fix."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dslpar.core.suggest import did_you_mean, is_within, nearest, only_near, onl
 
 @given(st.text("abc", max_size=6), st.text("abc", max_size=6), st.integers(0, 3))
 def test_within_is_the_distance(one: str, other: str, most: int) -> None:
-    """Against the plain table of Damerau's distance."""
+    """Compared with the plain table of Damerau's distance."""
     table = [[i + j if i * j == 0 else 0 for j in range(len(other) + 1)] for i in range(len(one) + 1)]
     for i in range(1, len(one) + 1):
         for j in range(1, len(other) + 1):

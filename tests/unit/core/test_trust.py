@@ -1,4 +1,4 @@
-"""What a config may have called: by name, and by what the name turns out to be."""
+"""Trust: what a config may call, by its name and by the object that the name resolves to."""
 
 from __future__ import annotations
 
@@ -78,7 +78,9 @@ def test_the_standard_library() -> None:
 
 
 def test_of_transformers_the_configs_of_models_are_known() -> None:
-    """By a base, PretrainedConfig in transformers 4 and PreTrainedConfig in 5; auto classes have neither."""
+    """They are recognized by their base: PretrainedConfig in transformers 4, PreTrainedConfig in 5. Auto classes have
+    neither.
+    """
     of_theirs = {"__module__": "transformers.models.gpt2.configuration_gpt2"}
     for base in ("PretrainedConfig", "PreTrainedConfig"):
         config = type("GPT2Config", (type(base, (), {}),), of_theirs)
@@ -102,9 +104,9 @@ def test_of_transformers_the_configs_of_models_are_known() -> None:
         ("fractions.operator.add", fractions.operator.add, (fractions,), ("fractions",), "it is of _operator"),  # type: ignore[attr-defined]
         ("my_pkg.helpers.system", os.system, (), ("my_pkg",), "it is of posix, which is not trusted"),
         ("my_pkg.os.system", os.system, (os,), ("my_pkg",), "it is of os, which is not trusted"),
-        ("my_pkg.GELU", torch.nn.GELU, (), ("my_pkg",), ""),  # what is known, it may pass on
+        ("my_pkg.GELU", torch.nn.GELU, (), ("my_pkg",), ""),  # trusted code may pass on known names
         ("my_pkg.make", functools.partial(print), (), ("my_pkg",), "it is of functools"),
-        ("my_pkg.make", functools.partial(print), (), ("my_pkg.make",), ""),  # by its full name, whatever it is
+        ("my_pkg.make", functools.partial(print), (), ("my_pkg.make",), ""),  # trusted by its full name, whatever it is
     ],
 )
 def test_the_object_is_what_its_name_stands_for(

@@ -1,4 +1,4 @@
-"""FLOPs of a step, against torch's count over the real module; peaks of devices, by the names that drivers give."""
+"""FLOPs of a step, against torch's count over the real module; peaks of devices, by driver names."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MODELS = [
 
 
 def counted(model: GPT, batch: int) -> int:
-    """FLOPs of one forward and backward by torch, which counts products of matrices; of attention, both whole."""
+    """Return FLOPs of a forward and backward by torch, which counts matrix products, and attention without its mask."""
     groups = Groups(Mesh())
     module = build_module(model, groups, seed=0)
     ids = torch.zeros(batch, model.max_seq_len, dtype=torch.int64)
@@ -40,7 +40,7 @@ def counted(model: GPT, batch: int) -> int:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_the_count_is_torch_s(model: GPT) -> None:
-    """To the last one; of attention, torch counts the half that the mask takes away as well."""
+    """They are equal exactly, if the masked half of attention, which torch counts, is included."""
     flops = flops_per_token(model, model.max_seq_len)
     attention = flops.mfu_causal - flops.mfu_6n
     assert counted(model, batch=2) == 2 * model.max_seq_len * (flops.mfu_6n + 2 * attention)

@@ -1,4 +1,4 @@
-"""What a model's parts cost adds up to what its layers were counted to send and hold one by one."""
+"""Costs of a model's parts: they sum to the traffic and memory counted for its layers one by one."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_ranks_hold_all_parameters(name: str, cuboid: str) -> None:
     total = weights.first + weights.last + weights.layer * model.num_layers
     if tensor.size == 1:
         assert held == total
-    else:  # matrices are cut over all but d; vectors and positions over fewer axes
+    else:  # matrices are sharded over all but d; vectors and positions over fewer axes
         assert total / tensor.size * tensor.d <= held <= total / tensor.size * tensor.d * 1.35
     assert made.tied == (64 * 96 / tensor.size * tensor.d if name == "gpt" else 0)
 
@@ -213,7 +213,7 @@ def test_of_a_model_with_adapters_these_alone_are_trained() -> None:
     assert lora.weights[1] - lora.frozen[1] == 16 * (2 * 4096 + 4096 + 1024)
     assert (lora.frozen[0], lora.frozen[1], lora.frozen[2]) == plain.weights[:3]
     assert [len(each) for each in (lora.layer.work.products, lora.layer.work.frozen)] == [0, 4]
-    # The MLP's inputs are saved for the gradients of its weights alone.
+    # the MLP's inputs are saved only for the gradients of its weights
     saved = [float(each.layer.memory.saved.elements) / 64 for each in (plain, lora)]
     assert saved[0] - saved[1] == 4096 + 14336
 

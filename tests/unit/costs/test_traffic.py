@@ -1,6 +1,6 @@
-"""Closed forms by known answers: a paper's count, the design's formula, a break-even by trial; and what `show` is told.
+"""Traffic formulas against a paper's count, the design's formula and a break-even by trial; `show`'s input.
 
-That they are what the layers send is for tests/distributed/layers/test_traffic.py.
+tests/distributed/layers/test_traffic.py compares them with the layers' real traffic.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def test_a_block_in_1d_sends_megatron_s_four_all_reduces(size: int) -> None:
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_linears_are_the_closed_form(name: str) -> None:
-    """Twice (X + W + Y) with all panels kept, and the depth; `keep` gathers the others again."""
+    """The form is twice (X + W + Y) with all panels kept, and the depth; `keep` gathers the others again."""
     tensor = LAYOUTS[name]
     x, y, z, q, d = tensor.x, tensor.y, tensor.z, tensor.q, tensor.d
     residual, inner = f(y) * Fraction(M * H, x * z), f(z) * Fraction(M * F, x * y)
@@ -95,7 +95,7 @@ def test_the_break_even_is_where_the_smaller_of_two_changes(name: str) -> None:
 
 
 def test_a_break_even_that_is_never() -> None:
-    """One column of ranks with the residual cut sends what 1d does, and statistics of norms besides."""
+    """One column of ranks with a sharded residual sends what 1d does, and statistics of norms in addition."""
     tensor = Tensor(y=4, mode="cuboid", residual="hidden", keep="both")
     found = break_even(GPT, tensor, M)
     assert found.needed is None

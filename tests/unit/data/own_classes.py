@@ -1,4 +1,4 @@
-"""Classes of data that configs of tests name."""
+"""Data classes that the tests' configs name."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class Rows:
-    """Pairs of ids and of each next one."""
+    """Pairs of ids and next ids."""
 
     fingerprint = "v1"
 
@@ -22,7 +22,7 @@ class Rows:
 
 
 class Mappings(Rows):
-    """Ids and labels by name, as transformers has them."""
+    """Ids and labels by name, as in transformers."""
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:  # type: ignore[override]
         ids = self.ids[index, : 8 + index % 8]

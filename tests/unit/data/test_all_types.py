@@ -1,4 +1,4 @@
-"""What holds for each type of data: a run goes on in the middle of an epoch, on another layout, with the same samples.
+"""Every data type: a mid-epoch resume on another layout continues with the same samples.
 
 A new type of data is one more row of CASES.
 """
@@ -51,7 +51,7 @@ CASES = {
     "own": (GPT, OWN),
     "own_mappings": (GPT, "dict(type='tests.unit.data.own_classes.Mappings', count=53)"),
 }
-"""The model, and the data."""
+"""Name -> (model, data)."""
 LAYOUTS = {
     1: "parallel = None\nbatch = dict(global_size=12, micro_size=2)",
     2: "parallel = dict(data=2)\nbatch = dict(global_size=12, micro_size=6)",
@@ -85,7 +85,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def steps(folder: Path, case: str, world_size: int, first: int, last: int) -> Iterator[list[Any]]:
-    """Yield the samples of these steps, in the order of the run, as a fresh start on that layout reads them."""
+    """Yield the samples of these steps in the run's order, as a fresh start on that layout reads them."""
     model, data = CASES[case]
     text = f"model = {model}\ndata = {data}\n{LAYOUTS[world_size]}\ntrain = dict(seed=7, steps=20)\n"
     checked = check.check(check.load_text(text, str(folder / "cfg.py")), world_size)
@@ -96,14 +96,14 @@ def steps(folder: Path, case: str, world_size: int, first: int, last: int) -> It
     for step in range(first, last):
         ranks = []
         for rank in range(size):
-            samples = make_samples(job, find_source(job).train, inputs_of(job))  # each rank reads for itself
+            samples = make_samples(job, find_source(job).train, inputs_of(job))  # each rank reads its own
             ranks.append(list(micro_batches(samples, job.batch, job.spec.train.seed, step * 12, size, rank)))
         batches = [each for turn in zip(*ranks, strict=True) for each in turn]
         yield [row for batch in batches for row in rows_of(batch)]
 
 
 def rows_of(value: Any) -> list[Any]:
-    """Return the rows of a batch, nested as it is."""
+    """Return the rows of a batch in their nesting."""
     if isinstance(value, tuple):
         return [list(row) for row in zip(*map(rows_of, value), strict=True)]
     assert isinstance(value, torch.Tensor)
@@ -118,4 +118,4 @@ def test_a_run_goes_on_with_the_same_samples_on_another_layout(folder: Path, cas
     whole = list(steps(folder, case, 1, 2, 6))
     for world_size in (2, 4):
         assert list(steps(folder, case, world_size, 3, 6)) == whole[1:]
-    assert len({str(row) for step in whole for row in step}) > 12  # it is no constant
+    assert len({str(row) for step in whole for row in step}) > 12  # the data are not constant

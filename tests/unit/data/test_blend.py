@@ -1,4 +1,4 @@
-"""Blends as samples: each from its part, in the part's own order; what does not fit is told at the part."""
+"""Blends as samples: each from its part, in the part's own order; errors name the part."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_an_epoch_of_each_part_has_each_sample_once(folder: Path) -> None:
     job, source = source_of(folder, "dict(type='blend', parts=[dict(files=['a.txt']), dict(files=['b.txt'])])")
     samples = make_samples(job, source.train, inputs_of(job))
     assert isinstance(samples, BlendSamples)
-    # By size an epoch of one is, to a sample, an epoch of all: there is no weight.
+    # weighted by size, an epoch of each part is exactly an epoch of the whole
     found = sample_indices(samples, range(samples.num_samples), SEED)
     assert len(set(found)) >= samples.num_samples - 2
 

@@ -35,7 +35,7 @@ def test_each_prefix_has_its_share_of_each_part(weights: list[float], length: in
     bound = total * (1 if len(weights) <= 2 else 4)  # in halves of a sample
     for number in range(length):
         part, index = order.locate(number)
-        assert index == counts[part]  # each part's samples come in turn, none twice and none left out
+        assert index == counts[part]  # each part's samples come in order, none twice and none left out
         counts[part] += 1
         for count, weight in zip(counts, whole, strict=True):
             assert abs(2 * count * total - 2 * (number + 1) * weight) <= bound
@@ -46,7 +46,7 @@ def test_each_prefix_has_its_share_of_each_part(weights: list[float], length: in
 def test_two_parts_are_in_webster_s_order(first: float, second: float, length: int) -> None:
     exact = fractions_of([first, second])
     light, heavy = sorted(range(2), key=lambda part: (exact[part], part))
-    # By its definition: the (j+1)-th of a part stands at (2j+1) / weight; of equal places the heavier comes first.
+    # By definition, the (j+1)-th sample of a part is at (2j+1) / weight; ties go to the larger weight.
     places = [
         (Fraction(2 * j + 1) / exact[part], part != heavy, part) for part in (light, heavy) for j in range(length)
     ]

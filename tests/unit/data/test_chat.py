@@ -1,4 +1,4 @@
-"""Conversations as samples, by hand: what is learned of each, what is cut and said, rows, splits and errors."""
+"""Conversations as samples, by hand: learned tokens, truncation and its report, rows, splits, errors."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ END = "<|im_end|>"
 
 
 def by_hand(messages: list[Message]) -> tuple[str, str]:
-    """ChatML, and for each character whether it is learned: "x" or "."."""
+    """Return ChatML, and for each character whether it is learned: "x" or "."."""
     text, learned = "", ""
     for message in messages:
         head, said = f"<|im_start|>{message['role']}\n", message["content"] + END
@@ -62,7 +62,9 @@ CONVERSATIONS = st.builds(messages_of, st.lists(TEXT, min_size=3, max_size=7), s
 
 @given(CONVERSATIONS)
 def test_answers_are_what_the_assistant_says(messages: list[Message]) -> None:
-    """By marks in the template, and by prefixes where there are none, with the end token and nothing after it."""
+    """Answers are found by marks in the template, or by prefixes if there are none, with the end token and nothing
+    after it.
+    """
     text, learned = by_hand(messages)
     expected = [at for at, mark in enumerate(learned) if mark == "x"]
     for template in (CHATML, Template(UNMARKED)):
@@ -86,7 +88,7 @@ OTHERWISE = "message 2, an answer, is written otherwise with"
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        # As Qwen3's, which leaves thoughts out of earlier turns, and DeepSeek-R1's, whose prompt begins them.
+        # like Qwen3's, which drops thoughts of earlier turns, and DeepSeek-R1's, whose prompt begins them
         (UNMARKED.replace("m['content'] +", "m['content'][:99 if loop.last else 1] +"), f"{OTHERWISE} the turns after"),
         (UNMARKED.replace("assistant\n", "assistant\n<think>"), f"{OTHERWISE} the prompt for it"),
         ("{% for m in messages %}\n{{ m['role'] }", "line 2 of the template"),
@@ -172,7 +174,7 @@ def job(folder: Path, eval_interval: int | None = None, **data: Any) -> Job:
 
 
 def counted(labels: torch.Tensor) -> list[str]:
-    """The texts of bytes that are learned, run by run."""
+    """Return the learned texts of bytes, run by run."""
     text = "".join(chr(label) if label >= 0 else "\0" for label in labels.tolist())
     return [part for part in text.split("\0") if part]
 
@@ -266,7 +268,7 @@ def test_what_is_refused(tmp_path: Path, data: dict[str, Any], code: str, key: s
 
 
 def trained(folder: Path, kind: str) -> Path:
-    """A small tokenizer with ChatML's tokens, as the library writes it."""
+    """Write a small tokenizer with ChatML's tokens, as the library does."""
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     special = ["<unk>", "<|im_start|>", END, "<pad>"]
@@ -322,7 +324,7 @@ def test_a_character_of_several_tokens_is_learned_whole(tmp_path: Path) -> None:
 
 
 def test_a_template_has_no_clock(tmp_path: Path) -> None:
-    """As Llama 3.1's, which writes today's date: what is learned would change over night."""
+    """Llama 3.1's writes today's date, so the learned text would change overnight."""
     dated = "{{ strftime_now('%d %b %Y') }}|" + CHATML.text
     (line,) = [json.loads(text) for text in written(tmp_path).read_text().splitlines()[:1]]
     said = Renderer(CHATML._replace(text=dated), answers_only=True)(Conversation(line["messages"]))

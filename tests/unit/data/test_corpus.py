@@ -1,4 +1,4 @@
-"""Which text is trained on and which held out; and what is said where there is none."""
+"""Text corpora: the training and held-out parts, and errors for missing text."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_what_cannot_be_trained_on_is_said(tmp_path: Path, data: dict[str, Any],
 
 
 def test_what_cannot_be_read_is_said_before_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Root may read everything, so that what others may not do is asked of the system in its place."""
+    """Root may read everything, so the system's permission check is replaced."""
     write(tmp_path, corpus__a_txt="text " * 50)
     link, pipe, folder = (tmp_path / "corpus" / name for name in ("link.txt", "pipe", "folder"))
     link.symlink_to("gone.txt")
@@ -168,7 +168,7 @@ def test_a_model_that_says_nothing_of_length_needs_seq_len() -> None:
 
 
 def test_a_step_of_more_samples_than_the_text_has_is_refused(tmp_path: Path) -> None:
-    """Of a mistyped micro_size the first step would never end."""
+    """With a mistyped micro_size, the first step would never end."""
     write(tmp_path, a_txt="x" * 161)  # ten samples of sixteen tokens
     spec = job(tmp_path, files=("a.txt",), eval_fraction=0.0).spec
     for micro_size, fits in ((10, True), (11, False), (10**9, False)):

@@ -1,4 +1,4 @@
-"""Images: folders and arrays, classes, resizing and scaling, mirrors, ViTMAE's noise, and what is refused."""
+"""Images: folders and arrays, classes, resizing, scaling, mirroring, ViTMAE's noise, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes of text files, mapped: the same samples as of one array of all bytes, and no more memory than samples need."""
+"""Memory-mapped text: the samples of one array of all bytes, in no more memory than samples need."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from dslpar.data.text import TextSamples
 from tests.unit.data.test_corpus import job
 
 LENGTHS = (0, 7, 1, 0, 50, 33, 2, 0)
-"""Of files: some empty, some shorter than a window."""
+"""File lengths: some are empty, some shorter than a window."""
 
 
 def slices_of(folder: Path) -> list[FileSlice]:
-    """Whole files and pieces of them, of random bytes."""
+    """Return whole files and pieces of them, with random bytes."""
     found = []
     for number, length in enumerate(LENGTHS):
         path, begin = folder / f"{number}.txt", 3 * (number % 2) if length else 0
@@ -68,7 +68,7 @@ GIB = 1 << 30
 
 
 def test_a_large_file_takes_no_memory(tmp_path: Path) -> None:
-    """A hole of 3 GiB, which no disk holds; read into memory it would be there."""
+    """The file is a hole of 3 GiB, which takes no disk space; reading it would take memory."""
     path = tmp_path / "large.txt"
     with open(path, "wb") as file:
         file.truncate(3 * GIB)

@@ -1,4 +1,4 @@
-"""Masked text by brute force: what is told, what is shown, pairs, words; and that numbers alone decide."""
+"""Masked text by brute force: targets, masked inputs, pairs, words; numbers alone decide."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_shares_of_what_is_told(mask_prob: float, whole_words: bool) -> None:
     shown, label = ids[told], labels[told]
     count = len(shown)
     masked, same = float((shown == MASK).sum() / count), float((shown == label).sum() / count)
-    # Of a thousand draws and more: four standard deviations are below 0.03. One of 256 other tokens is the same.
+    # With a thousand draws or more, four standard deviations are below 0.03. One of 256 random tokens is the same.
     assert masked == pytest.approx(0.8, abs=0.03)
     assert same == pytest.approx(0.1 + 0.1 / 256, abs=0.03)
     others = shown[(shown != MASK) & (shown != label)]

@@ -1,4 +1,4 @@
-"""Which sample comes when: the same whatever the layout."""
+"""Order of samples: independent of the layout."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Numbered:
 
 
 def step_of(data: int, accumulation: int, num_samples: int, consumed: int, seed: int = 3) -> list[int]:
-    """The samples of one step, in the order of rows, put together from all data ranks."""
+    """Return the samples of one step in row order, put together from all data ranks."""
     size = 72
     batch = Batch(size, size // (data * accumulation), accumulation)
     rows: dict[int, int] = {}
@@ -61,7 +61,7 @@ def test_epochs_and_seeds_differ() -> None:
 
 
 def test_the_order_is_the_same_in_every_version() -> None:
-    """Changing it would change every run's curve."""
+    """Another order would change every run's curve."""
     assert epoch_permutation(8, 1234, 0).tolist() == [0, 2, 6, 7, 4, 5, 1, 3]
 
 

@@ -1,4 +1,4 @@
-"""A class of one's own as data: made by the config, read in our order, checked before it is called."""
+"""A user's data class: built by the config, read in dslpar's order, checked before it is called."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packing by brute force: nothing is lost or doubled, no row is too long, and there are few of them."""
+"""Packing by brute force: nothing is lost or doubled, no row is too long, and rows are few."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LENGTHS = st.lists(st.integers(1, SIZE), max_size=60)
 
 
 def by_search(lengths: list[int], size: int) -> list[list[int]]:
-    """Best fit, the longest first, by looking at every row."""
+    """Pack by best fit, longest first, with a search over every row."""
     rows: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
         fitting = [row for row in rows if sum(lengths[each] for each in row) + lengths[index] <= size]
@@ -26,7 +26,7 @@ def by_search(lengths: list[int], size: int) -> list[list[int]]:
 
 
 def fewest(lengths: list[int], size: int) -> int:
-    """The fewest rows, by dynamic programming over all subsets."""
+    """Return the smallest number of rows, by dynamic programming over all subsets."""
     every = range(1 << len(lengths))
     sums = [sum(length for bit, length in enumerate(lengths) if mask >> bit & 1) for mask in every]
     best = [0] + [len(lengths)] * (len(every) - 1)
@@ -49,12 +49,12 @@ def test_nothing_is_lost_or_doubled_and_no_row_is_too_long(lengths: list[int]) -
 
 @given(LENGTHS)
 def test_it_is_best_fit_decreasing(lengths: list[int]) -> None:
-    """Which of two rows with equal room is taken does not matter: the rows' sums are the same."""
+    """Ties between rows with equal room do not matter: the rows' sums are the same."""
     rows, expected = best_fit_decreasing(lengths, SIZE), by_search(lengths, SIZE)
     assert sorted(sum(lengths[i] for i in row) for row in rows) == sorted(
         sum(lengths[i] for i in row) for row in expected
     )
-    # Of any two rows, the items of the emptier one do not all fit into the other.
+    # for any two rows, the items of the emptier one do not all fit into the other
     sums = [sum(lengths[index] for index in row) for row in rows]
     assert all(one + other > SIZE for one, other in combinations(sums, 2))
 

@@ -1,4 +1,4 @@
-"""Permutations that are computed: of any size each number comes once, and small sets keep the order that is drawn."""
+"""Computed permutations: each number once, for any size; small sets keep the drawn order."""
 
 from __future__ import annotations
 

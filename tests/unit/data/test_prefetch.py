@@ -1,4 +1,4 @@
-"""Micro-batches made ahead: the same, in the same order, and what making them raises comes in its own step."""
+"""Prefetched micro-batches: equal, in equal order, and errors raised in their own step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def made(consumed: int) -> Iterator[tuple[int, int]]:
 
 @given(st.lists(st.integers(0, 5), max_size=12))
 def test_each_step_has_the_micro_batches_of_its_position(steps: list[int]) -> None:
-    """Whatever positions are asked for: the next one, the same again, or another."""
+    """Positions may come in any order: the next one, the same again, or another."""
     prefetcher = Prefetcher(made, 4)
     for step in [*range(3), *steps]:
         assert list(prefetcher.step(step * 4)) == list(made(step * 4))
@@ -43,7 +43,7 @@ def test_the_next_step_is_made_while_this_one_computes() -> None:
 
 
 def test_a_step_is_a_list() -> None:
-    """Of an iterator, which may fill one buffer again and again, the engine waits for each copy to the device."""
+    """An iterator may reuse one buffer, so the engine would wait for each copy to the device."""
     prefetcher = Prefetcher(made, 4)
     assert all(isinstance(prefetcher.step(4 * step), list) for step in range(3))
     prefetcher.close()

@@ -1,4 +1,4 @@
-"""Data sets that Hugging Face's `datasets` has saved, against that library: rows, splits, columns; what is refused."""
+"""Saved data sets of Hugging Face's `datasets`, against that library: rows, splits, columns, refusals."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def test_other_rows_are_another_data_set(folder: Path, tmp_path: Path) -> None:
     assert identities[0] == identities[1]
     (file, *_) = sorted((tmp_path / "rows").glob("*.arrow"))
     data = bytearray(file.read_bytes())
-    data[data.index(b"row 1")] = ord("R")  # the same length, the same fingerprint
+    data[data.index(b"row 1")] = ord("R")  # same length, same fingerprint
     file.write_bytes(data)
     assert start(tmp_path, GPT, "path='rows'")[1].identity != identities[0]
     assert start(folder, GPT, "path='rows', eval_fraction=0.5")[1].identity != identities[0]
@@ -231,7 +231,7 @@ def test_heads_tell_columns_and_splits(folder: Path) -> None:
     assert found.splits == ("train", "test")
     assert dict(found.columns) == {
         "text": "string",
-        "input_ids": "list of int32",  # which the library takes a column of that name for
+        "input_ids": "list of int32",  # the library's type of a column with that name
         "labels": "list of int64",
         "number": "int64",
     }

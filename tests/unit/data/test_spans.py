@@ -1,4 +1,4 @@
-"""T5's spans by brute force: encoder and decoder give the text back, and lengths are those of T5's own arithmetic."""
+"""T5 spans by brute force: encoder and decoder restore the text, and lengths follow T5's own arithmetic."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_lengths(seq_len: int, density: float, mean: float) -> None:
 
 
 def test_t5_s_own_lengths() -> None:
-    # random_spans_helper of T5: inputs of 512 tokens are 568 of text, and targets 114.
+    # T5's random_spans_helper: inputs of 512 tokens come from 568 tokens of text, with targets of 114
     found = span_lengths(SpanTextData(), 512)
     assert (found.text, found.noise + found.spans + 1) == (568, 114)
 

@@ -1,4 +1,4 @@
-"""Token files: what is written is what the library gives, is read back as it was, and is refused once it is not."""
+"""Token files: equal to the library's tokens, read back unchanged, and refused once changed."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def corpus(folder: Path, number: int = 12) -> Path:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Token files of bytes."""
+    """Return token files of bytes."""
     folder = tmp_path_factory.mktemp("tokens")
     tokenize(Request([str(corpus(folder))], str(folder / "tokens")))
     return folder / "tokens"
@@ -85,7 +85,7 @@ def test_a_bar_is_for_terminals(tmp_path: Path, stream: type[io.StringIO], monke
     assert ("B/s" in shown.getvalue()) is shown.isatty()
 
 
-# ---- what is written ----
+# ---- writing ----
 
 
 @needs_tokenizers
@@ -123,7 +123,7 @@ def test_a_tokenizer_is_trained(tmp_path: Path, model: str) -> None:
     for name in "ab":
         train_tokenizer([str(text)], str(tmp_path / name), size, model)
     assert read_tokenizer(str(tmp_path / "a")).special("eos" if model != "wordpiece" else "cls") is not None
-    if model == "bpe":  # of the others the library's ties are broken by the order of a hash table
+    if model == "bpe":  # for the other models, a hash table's order breaks the library's ties
         assert (tmp_path / "a" / "tokenizer.json").read_bytes() == (tmp_path / "b" / "tokenizer.json").read_bytes()
     with pytest.raises(DslparError, match="BAT215"):
         train_tokenizer([str(text)], str(tmp_path / "a"), size, model)
@@ -166,7 +166,7 @@ def test_a_finished_folder_stays(written: Path, tmp_path: Path) -> None:
         tokenize(Request([text, text], str(written)))
 
 
-# ---- what is read ----
+# ---- reading ----
 
 
 def test_samples_are_those_of_text(written: Path) -> None:
@@ -202,7 +202,7 @@ def test_an_id_beyond_the_vocabulary_is_refused(written: Path) -> None:
 
 
 def test_a_hundred_gigabytes_open_at_once(tmp_path: Path) -> None:
-    """Of a sparse file: nothing is read but heads, the index and some pages."""
+    """The file is sparse: only headers, the index and some pages are read."""
     num_tokens, folder = 50_000_000_000, tmp_path / "tokens"
     folder.mkdir()
     starts = np.linspace(0, num_tokens, 100_001).astype(np.int64)
@@ -232,7 +232,7 @@ def test_a_hundred_gigabytes_open_at_once(tmp_path: Path) -> None:
 
 
 def indexed(prefix: Path, lengths: list[int], documents: list[int], code: int = 8) -> np.ndarray[Any, Any]:
-    """An indexed data set, by its layout in Megatron-LM's indexed_dataset.py."""
+    """Write an indexed data set in the layout of Megatron-LM's indexed_dataset.py."""
     dtype = {8: np.uint16, 4: np.int32}[code]
     ids = np.random.default_rng(5).integers(0, 400, sum(lengths)).astype(dtype)
     starts = (np.cumsum([0, *lengths[:-1]]) * ids.itemsize).astype(np.int64)
@@ -323,11 +323,11 @@ def test_a_token_between_the_pages_is_seen_by_verify_alone(tmp_path: Path) -> No
     assert make_samples(config, find_source(config).train, ()).num_samples
 
 
-# ---- what lint says of a folder to evaluate on ----
+# ---- lint of a folder for evaluation ----
 
 
 def lint_of(folder: Path, data: str) -> dict[str, str]:
-    """What lint marks with BAT117, and the message."""
+    """Return the text that lint marks with BAT117, and the message."""
     text = (
         "model = dict(type='GPT', num_layers=1, hidden_size=8, num_heads=2, vocab_size=400, max_seq_len=16)\n"
         f"batch = dict(global_size=4)\ndata = dict(type='tokens', {data})\n"

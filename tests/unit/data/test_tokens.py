@@ -1,4 +1,4 @@
-"""Text as ids: bytes, and tokens as Hugging Face's tokenizers gives them; special tokens; what is refused."""
+"""Text as ids: bytes, and tokens of Hugging Face's tokenizers; special tokens; refusals."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def job(folder: Path, kind: str = "text", model: Any = GPT, **data: Any) -> Job:
 
 
 def trained(folder: Path, kind: str) -> Path:
-    """A small tokenizer of that kind, as the library writes it."""
+    """Write a small tokenizer of that kind, as the library does."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     if kind == "wordpiece":

@@ -1,4 +1,4 @@
-"""Where a process stands, from each launcher's environment."""
+"""Rank and world size of a process, from each launcher's environment."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_two_steps_of_one_slurm_job_meet_at_different_ports() -> None:
 
 
 def test_a_rank_that_sees_its_own_accelerator_alone_takes_that() -> None:
-    """Slurm's --gpus-per-task: each rank has a device 0, and there is no other."""
+    """With Slurm's --gpus-per-task, each rank sees only its own accelerator, as device 0."""
     dist_env = DistributedEnv(5, 16, 5, 8)
     assert [local_device_index(dist_env, seen) for seen in (0, 1, 4, 8)] == [5, 0, 5, 5]
 
@@ -158,7 +158,7 @@ def test_openmpi_knows_rank_0_s_host() -> None:
 
 
 def test_openmpi_s_variables_without_its_daemon() -> None:
-    """Of a shell that a rank has started and left, say: refused, not waited for."""
+    """A shell left over from a rank may have them. The start is refused, without waiting."""
     code = "import os; from dslpar.distributed import bootstrap; bootstrap.read_distributed_env(os.environ)"
     environ = OMPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_NAMESPACE": "gone", "PMIX_RANK": "0"}
     done = start([sys.executable, "-c", code], 60, **environ, OMPI_LIBDIR_LOC=str(Path(sys.prefix, "lib")))
@@ -167,7 +167,7 @@ def test_openmpi_s_variables_without_its_daemon() -> None:
 
 
 def test_tasks_at_arbitrary_nodes_need_an_address() -> None:
-    """Slurm's list of nodes is sorted, and rank 0 is where the user's own list begins."""
+    """Slurm's list of nodes is sorted, but rank 0 is on the first node of the user's own list."""
     environ = dict(LAUNCHED["srun"][0]) | {"SLURM_DISTRIBUTION": "arbitrary"}
     with pytest.raises(DslparError, match="HST202"):
         read_distributed_env(environ)
@@ -204,7 +204,7 @@ exit_process(3)
 
 
 def test_leaving_is_an_exit_without_destructors() -> None:
-    """A destructor of torch's aborts sometimes, after a run that had gone well."""
+    """A destructor of torch sometimes aborts after a successful run."""
     done = subprocess.run([sys.executable, "-c", _LEAVES], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (3, "said, thread\nexit function\n", "")
 
@@ -220,7 +220,7 @@ exit_process(3)
 
 
 def test_threads_of_a_pool_that_nobody_has_shut_down_end() -> None:
-    """They wait for a callback of the interpreter's; torch.compile leaves such a pool, and no run with it ended."""
+    """They wait for a callback of the interpreter. torch.compile leaves such a pool, which kept runs from ending."""
     command = [sys.executable, "-c", _LEAVES_A_POOL]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (3, "worked\n", "")

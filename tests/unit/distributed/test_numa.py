@@ -1,4 +1,4 @@
-"""Which CPUs are beside a device, as sysfs says it, and that a rank is bound to them where nobody has bound it."""
+"""CPUs near a device, from sysfs, and binding a rank to them unless it is bound already."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEVICE = SimpleNamespace(pci_domain_id=0, pci_bus_id=0x3B, pci_device_id=0)
 
 
 def sysfs(folder: Path, online: str, nodes: dict[int, str], node_of_device: str | None) -> Path:
-    """A tree as the kernel shows it."""
+    """Make a tree as the kernel shows it."""
     files = {f"devices/system/node/node{number}/cpulist": cpus for number, cpus in nodes.items()}
     files["devices/system/cpu/online"] = online
     if node_of_device is not None:
@@ -31,7 +31,7 @@ def sysfs(folder: Path, online: str, nodes: dict[int, str], node_of_device: str 
     [
         ("1", {4, 5, 6, 7, 12, 13}),
         ("0", {0, 1, 2, 3, 8}),
-        ("-1", set()),  # a device of a host that has no such thing
+        ("-1", set()),  # a device on a host without NUMA
         (None, set()),  # a container without the device's folder
         ("7", set()),
     ],

@@ -1,4 +1,4 @@
-"""Why ranks cannot reach each other's memory, as far as it is known before they try."""
+"""Reasons why ranks cannot access each other's memory, as far as they are known in advance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process is a rank of a world that is not there, and afterwards it is as it was; torch's compiler stays out."""
+"""Fake ranks: a process acts as a rank of an absent world, and is restored afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a micro-batch keeps for the backward, tensor by tensor, is what the forecast's closed forms say."""
+"""Memory of a dry run: what a micro-batch saves, tensor by tensor, equals the forecast's closed forms."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.ranks import on_ranks
 from tests.support.sampling import sampled
 
 SMALL = 0.01
-"""Tables of rotary positions and states of generators, which the closed forms leave out; here models are small."""
+"""Share of rotary tables and generator states, which the closed forms leave out; models are small here."""
 
 
 @pytest.mark.parametrize("mode", sampled(MODES, {"none", "1d sequence", "2.5d", "ring"}))

@@ -1,4 +1,4 @@
-"""Orders of all schedules agree; a swapped, a missing and a doubled action, and a deadlock, are found."""
+"""Orders of all schedules agree; a swapped, missing or doubled action and a deadlock are found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report of a dry run, as text and as JSON, with problems and without; and what the command exits with."""
+"""The report of a dry run, as text and JSON, with and without problems; the exit status."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_record() -> None:
     assert record["coord"] == {"pipe": 0, "data": 1, "d": 0, "q": 0, "y": 1, "z": 0}
     table = {"name": "embedding.tokens.weight", "shape": [257, 64], "local_shape": [129, 64], "dtype": "fp32"}
     assert record["parameters"][0] == table | {"owner": True}
-    # An all-reduce sends (n-1)/n of twice what it sums.
+    # An all-reduce sends (n-1)/n of twice its sum.
     assert {"axis": "y", "kind": "all_reduce", "calls": 72, "bytes": 72 * 8 * 32 * 64 * 4} in record["collectives"]
     assert {"kind": "send", "peer": 1, "form": "fp32[8, 32, 64]", "count": 8} in record["messages"]
     assert record["classes"][1] == {"stages": [1, 2], "ranks": 8, "ran": [7, 4, 5]}

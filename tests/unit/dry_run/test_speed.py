@@ -1,7 +1,7 @@
-"""A rank of 10,240 is dry-run in 3 s of CPU time, with all that a process starts with, torch included.
+"""A rank of 10,240 dry-runs in 3 s of CPU time, with all startup cost, torch's import included.
 
-It is of CPU time, which a machine that others use as well makes longer too: the least of a few runs counts, and where
-torch's import alone takes more than half of the 3 s, twice that.
+CPU time also grows on a busy machine, so the smallest of a few runs counts. If torch's import alone takes more than
+half of the 3 s, the limit is twice the import's time.
 """
 
 from __future__ import annotations

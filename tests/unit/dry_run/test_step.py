@@ -1,4 +1,4 @@
-"""A dry run of every mode and schedule finds nothing, whatever the rank; and each kind of mistake is found."""
+"""Dry runs of every mode and schedule find nothing on any rank; each kind of mistake is found."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CASES = [
 
 
 QUICK = {("none", "no pipeline"), ("1d sequence", "interleaved"), ("2d", "zero_bubble"), ("ulysses", "interleaved")}
-"""The other modes are in tests/distributed/engine/test_dry_run.py."""
+"""tests/distributed/engine/test_dry_run.py has the other modes."""
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def _tied() -> None:
     results = [dry_run(job, rank=4 * pipe) for pipe in range(4)]
     rows, features = results[0].parameters["embedding.tokens.weight"].local_shape
     assert (rows, features) == results[3].parameters["embedding.tokens.weight"].local_shape == (129, 64)
-    once = 1, 4 * rows * features  # of two ranks, each sends as many bytes as it has
+    once = 1, 4 * rows * features  # each of two ranks sends its own bytes
     over = "all_reduce", "pipe[0, 3]"
     assert [result.operations.get(over, ()) for result in results] == [once, (), (), once]
     assert over not in dry_run(job_of("1d", "1f1b", form="tie_embeddings=False"), rank=0).operations
@@ -112,7 +112,7 @@ def test_what_is_repeated_is_counted() -> None:
 
 
 def _repeated() -> None:
-    """4 all-reduces a layer and micro-batch (arXiv 1909.08053), one for the table's look-up and two for a tied head."""
+    """4 all-reduces per layer and micro-batch (arXiv 1909.08053), one for the table's lookup, two for a tied head."""
     result = dry_run(job_of("1d", more="activation_checkpoint = None"), 0)
     calls, _ = result.operations["all_reduce", "y"]
     assert calls == 8 * (4 * 8 + 1 + 1 + 2)
@@ -134,7 +134,7 @@ def _recomputed() -> None:
 
 @cache
 def problems() -> dict[str, list[Problem]]:
-    """By mistake, what a dry run has found; and without any, once all have been undone."""
+    """Return a dry run's problems by mistake, and without any once all have been undone."""
     (found,) = on_ranks(1, _problems, init=None)
     return found  # type: ignore[no-any-return]
 

@@ -1,4 +1,4 @@
-"""Shards tile a parameter exactly once, and what does not is found, by closed form and by looking at every element."""
+"""Shards tile a parameter exactly once; gaps and overlaps are found, by closed form and by brute force."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_every_parameter_of_every_layout_is_tiled(tensor: Tensor) -> None:
 
 @pytest.mark.parametrize("tensor", LAYOUTS.values(), ids=LAYOUTS)
 def test_errors_are_those_of_all_elements(tensor: Tensor) -> None:
-    """Also of cuts over any axes, right or wrong: the same verdict as of elements counted one by one."""
+    """Partitions over any axes, right or wrong, get the same verdict as a count of all elements."""
     cuts = (("y", "q"), ("z",)), (("z",), ("z",)), (("d", "q"), ("y", "y")), (("y", "y"), ()), ((), ("q", "d"))
     seen = set()
     for each in cuts:
@@ -47,7 +47,7 @@ def test_errors_are_those_of_all_elements(tensor: Tensor) -> None:
 
 
 def _tiles(at: Placement) -> bool:
-    """Whether each element is on equally many ranks, and owned by one."""
+    """Return whether each element is on equally many ranks, with one owner."""
     mesh, elements = Mesh(tensor=at.tensor), torch.arange(72 * 36 * 36).view(at.shape)
     try:
         pieces = [(mesh.coord(rank), at.cut(elements, mesh.coord(rank)).flatten()) for rank in range(mesh.world_size)]

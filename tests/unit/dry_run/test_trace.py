@@ -1,4 +1,4 @@
-"""Costs that a trace finds are those of the closed forms, where there are some, and torch's own counts elsewhere."""
+"""Traced costs equal the closed forms if there are any, and otherwise torch's own counts."""
 
 from __future__ import annotations
 
@@ -79,20 +79,20 @@ def _compared(name: str, layout: str) -> None:
     assert traced is not None
     ours, expected = _sums(traced.costs, 4), _sums(known.costs, 4)
     sent, expected_sent = ours.pop("sent"), expected.pop("sent")
-    if name == "resmlp":  # its closed form has no logits: classes are few
+    if name == "resmlp":  # its closed form has no logits, since classes are few
         ours.pop("logits"), expected.pop("logits")
     assert ours == expected
-    if layout != "ring":  # of whose backward the closed form counts keys alone, and time_of their gradients
+    if layout != "ring":  # in its backward, the closed form counts only keys, and time_of their gradients
         assert sent.keys() == expected_sent.keys()
         for key, number in sent.items():
-            # Numbers in fp32, such as a norm's, are elements of twice the size; all-reduces are of little else.
+            # fp32 numbers, such as a norm's, are elements of twice the size; all-reduces have little else
             assert number == pytest.approx(expected_sent[key], rel=1.0 if "all_reduce" in key else 0.1), key
     machine = Machine.usual(DEVICES["a100-80g"])
     made, other = forecast(traced, machine), forecast(known, machine)
     for own, its in zip(made.memory, other.memory, strict=True):
         assert own.weights == its.weights
-        # The fullest moment within a layer's backward is counted in closed forms alone. In traces alone are tables of
-        # sines and cosines, and images, which their first layer keeps: much beside 32 tokens of 64 features.
+        # Only closed forms count the peak within a layer's backward. Only traces have sine and cosine tables, and
+        # images kept by the first layer: much beside 32 tokens of 64 features.
         beyond = 0.1 if name == "resmlp" else 0.04
         assert own.activations - own.working == pytest.approx(its.activations - its.working, rel=beyond)
     assert made.time.step_s == pytest.approx(other.time.step_s, rel=0.25)
@@ -136,7 +136,7 @@ OTHERS = {
 
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files of text and of images, where a config looks for them."""
+    """Write the text and image files that the configs name."""
     (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 2000)
     drawn = np.random.default_rng(0)
     images = drawn.integers(0, 255, (200, 32, 32, 3), dtype=np.uint8)
@@ -145,7 +145,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _flops_by_torch(name: str) -> tuple[float, float]:
-    """A sample's forward: as traced, and as torch counts it on the whole model."""
+    """Return a sample's forward FLOPs as traced, and as torch counts them on the whole model."""
     import transformers
 
     model, data = OTHERS[name]
@@ -199,7 +199,7 @@ def _stages(name: str) -> None:
     assert made.verdict == "fits"
     assert made.time.step_s > 0
     assert made.time.bubble > 0
-    # Evenly: what was never traced is what it would have been.
+    # evenly: interpolated values equal untraced ones
     direct = tracer._trace(workload.mesh.tensor)
     assert direct is not None
     twice = tracer.costs_of(workload.mesh.tensor, 2)
@@ -213,7 +213,7 @@ def test_models_whose_layers_differ_are_cut_and_forecast(data: None, name: str) 
 
 
 def _of_size(size: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """As between two traced sizes, and traced itself."""
+    """Return the values interpolated between two traced sizes, and traced directly."""
     job = job_of(MODELS["gpt"], "2d")
     tracer = Tracer(job)
     between = tracer.costs_of(job.mesh.tensor, size)
@@ -327,7 +327,7 @@ def _saved_by_chain(inplace: str) -> list[float]:
 
 @pytest.mark.parametrize("inplace", ["", ", inplace=True"])
 def test_what_passes_through_layers_is_saved_once(data: None, inplace: str) -> None:
-    """By a ReLU that saves its result: the Flatten after it makes a view, and the Linear after that takes the same."""
+    """A ReLU saves its result, the Flatten after it makes a view, and the next Linear takes the same."""
     ((saved),) = on_ranks(1, _saved_by_chain, inplace, init=None)
     assert saved == [2 * 3 * 32 * 32, 2 * 8 * 32 * 32, 0.0, 0.0]
 
@@ -346,7 +346,7 @@ def _recomputed(name: str) -> tuple[float, float]:
 
 @pytest.mark.parametrize(("name", "may"), [("resnet", False), ("vit", True)])
 def test_what_is_never_recomputed_is_saved_all_the_same(data: None, name: str, may: bool) -> None:
-    """Layers that keep statistics of their inputs, as ResNet's do, run once."""
+    """Layers with statistics of their inputs, such as ResNet's, run only once."""
     ((whole, again),) = on_ranks(1, _recomputed, name, init=None)
     assert (again < 0.8 * whole) if may else (again == whole)
 

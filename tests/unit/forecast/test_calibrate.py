@@ -1,4 +1,4 @@
-"""Calibration: it finds constants again that made the times, and leaves alone what no run speaks of."""
+"""Calibration: recovers the constants behind the times, and keeps those that no run determines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Candidates: the words that turn a config into another layout make just that layout, with the same global batch."""
+"""Candidates: overrides turn a config into exactly that layout, with the same global batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Constants: within their bounds, and a file of them."""
+"""Constants of the forecast: their bounds, and files of them."""
 
 from __future__ import annotations
 

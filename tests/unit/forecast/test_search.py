@@ -1,4 +1,4 @@
-"""The search: what it yields fits, is ranked, keeps the global batch, and honours pinned values."""
+"""The layout search: its results fit, are ranked, keep the global batch, and honour pinned values."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_step_never_takes_less_than_its_bound(workloads: Workloads) -> None:
 
 @pytest.mark.parametrize(
     ("text", "world", "near"),
-    # The host's launches rule small micro-batches of a small model, and are few in its large ones.
+    # Host launches dominate small micro-batches of a small model, and are few in large ones.
     [(LLAMA, 64, 0.8), (ODD, 8, 0.8), ("LONG", 16, 0.8), (RESMLP, 8, 0.05)],
 )
 def test_a_bound_from_the_largest_micro_batch_is_never_more_than_the_own_one(
@@ -117,7 +117,7 @@ def test_a_bound_from_the_largest_micro_batch_is_never_more_than_the_own_one(
 
 
 def test_little_is_looked_at_to_show_eight(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counts, which no machine changes: seconds are in `python -m benchmarks plan_speed`."""
+    """Counts do not depend on the machine; `python -m benchmarks plan_speed` has the seconds."""
     counts: Counter[str] = Counter()
 
     def count(module: Any, name: str) -> None:
@@ -208,7 +208,7 @@ def test_forms_that_another_beats_are_left_out_but_the_config_s_own() -> None:
     workloads = Workloads(job, H100.nodes.per_node)
     own = workloads.own.context
     with_context = [each for each in candidates(workloads) if each.context is not None]
-    # Forms are told apart by the first layout of each, and the order of two that are close may turn with others.
+    # Forms are compared by their first layouts, and the order of two close ones may change with other layouts.
     shapes = {(each.tensor, each.context): each for each in reversed(with_context)}
     kept = {(option.candidate.tensor, option.candidate.context) for option in search(workloads, H100).fitting}
     left_out = [each for key, each in shapes.items() if key not in kept]
@@ -227,7 +227,7 @@ def layer_seconds(workloads: Workloads, candidate: Candidate) -> float:
 
 
 def test_a_slower_form_is_kept_that_fits_where_the_faster_one_does_not() -> None:
-    """Of MLPs by parts attention is the fullest moment, and a ring then holds more than an exchange."""
+    """For MLPs in parts, attention is the peak, and there a ring holds more than an exchange."""
     text = """
 model = dict(type='GPT', num_layers=2, hidden_size=4096, num_heads=32, num_kv_heads=8, ffn_hidden_size=14336,
              vocab_size=32000, max_seq_len=2097152, norm='rmsnorm', activation='swiglu', positions='rotary', bias=False)

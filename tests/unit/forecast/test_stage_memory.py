@@ -1,7 +1,7 @@
-"""The waterfall of a rank's memory: what it is made of, which moment and which rank bind, and what keys of a config do.
+"""A rank's memory waterfall: its parts, the binding moment and rank, and the effect of config keys.
 
-That states, buffers and activations are what ranks hold is measured in tests/distributed/engine, test_state_memory.py
-and test_activation_memory.py.
+tests/distributed/engine measures states, buffers and activations on ranks (test_state_memory.py,
+test_activation_memory.py).
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def test_a_head_of_many_words_makes_the_last_stage_bind() -> None:
 
 
 def test_moments() -> None:
-    """A long step binds in a backward, short sequences where DeepSpeed reduces, half precision in the step."""
+    """Long sequences peak in a backward, short ones where DeepSpeed reduces, half precision in the step."""
     assert stage_memory(workload(), 0).moment == "backward"
     short = replace(workload(), seq_len=16)
     assert stage_memory(replace(short, habits=Habits(buckets=Buckets(overlapped=False))), 0).moment == "reduction"
@@ -96,7 +96,7 @@ def test_the_loss_of_one_micro_batch_finds_neither_gradients_nor_buckets() -> No
 
 
 def test_buckets_of_zero_2_rise_in_a_backward_and_their_middle_is_left_out() -> None:
-    """Of a model that is four times as deep the same, but for the places of layers."""
+    """A model that is four times as deep has the same waterfall, apart from the positions of layers."""
     few, many = (
         states(replace(workload(), zero=2, model=replace(LLAMA_13B, num_layers=count), counts=(count,)), 0)
         for count in (40, 160)
@@ -112,8 +112,10 @@ def test_buckets_of_zero_2_rise_in_a_backward_and_their_middle_is_left_out() -> 
 
 
 def test_zero_1_has_room_for_all_gradients_as_soon_as_there_is_one() -> None:
-    """Where micro-batches add up in it; of one alone gradients come bucket by bucket, as activations go."""
-    first = stage_memory(workload(pipe=4, micro_batches=4), 0)  # of which all forwards come first
+    """Accumulated gradients need it. With a single micro-batch, gradients come bucket by bucket as activations are
+    freed.
+    """
+    first = stage_memory(workload(pipe=4, micro_batches=4), 0)  # all of its forwards come first
     assert first.moment == "backward"
     assert first.gradients == 2 * first.weights
     assert first.activations > 0.9 * stage_memory(workload(pipe=4), 0).activations
@@ -157,7 +159,7 @@ def test_what_is_in_flight_is_the_schedule_s_count(pipe: int, num: int, split: b
 
 
 def test_uneven_chunks_are_counted_by_stage() -> None:
-    """Of two chunks the first has more micro-batches in flight: layers weigh more there."""
+    """The first of two chunks has more micro-batches in flight, so its layers count more."""
     schedule = Schedule(Chunks(4, 2), 8)
     early, late = (
         activations(workload(pipe=4, schedule=schedule, counts=counts), 0).saved
@@ -214,7 +216,7 @@ def test_a_fused_norm_keeps_its_input_alone() -> None:
 
 
 def test_korthikanti_s_layer() -> None:
-    """34 s b h + 5 a s^2 b bytes of a layer with dropout, without fused attention (arXiv 2205.05198)."""
+    """A layer with dropout and without fused attention has 34 s b h + 5 a s^2 b bytes (arXiv 2205.05198)."""
     model = GPT(num_layers=1, hidden_size=6144, num_heads=64, vocab_size=1, max_seq_len=1, dropout=0.1)
     made = Workload(
         model=model,
@@ -226,7 +228,7 @@ def test_korthikanti_s_layer() -> None:
         habits=Habits(fused_attention=False),
     )
     tokens, scores = 4 * 2048, 4 * 64 * 2048**2
-    head = 2 * 2 * tokens * 6144  # the last norm's input, and the head's
+    head = 2 * 2 * tokens * 6144  # the inputs of the last norm and of the head
     assert activations(made, 0).saved - head == pytest.approx(34 * tokens * 6144 + 5 * scores, rel=0.002)
 
 
@@ -298,7 +300,7 @@ def test_moments_are_those_of_the_config(optimizer: str, moments: int) -> None:
 
 
 def test_a_larger_bucket_takes_more() -> None:
-    """Where gradients are reduced: buckets have their full size, however little is in the last one."""
+    """This holds if gradients are reduced: buckets have their full size, however little the last one contains."""
     small, large = (
         stage_memory(replace(workload(), zero=2, seq_len=16, habits=Habits(buckets=Buckets(reduce=size))), 0)
         for size in (4e7, 4e9)
@@ -319,7 +321,7 @@ def test_it_is_a_value() -> None:
 
 
 def test_parts_of_tokens_and_the_host_s_memory_are_counted() -> None:
-    """Of a quarter of the logits themselves, softmax and gradient; of 20 layers' inputs the one that is on its way."""
+    """Softmax and gradient count for a quarter of the logits, and of 20 layers' inputs only the one in transit."""
     whole = workload(pipe=2, recompute="full")
     by_chunks, on_host = replace(whole, loss_chunks=4), replace(whole, offloads_inputs=True)
     plain, parts, host = (activations(each, 1) for each in (whole, by_chunks, on_host))

@@ -126,7 +126,7 @@ def test_overlap_hides_a_part_of_the_collectives() -> None:
 
 
 def test_parts_of_tokens_cost_what_is_computed_again() -> None:
-    """The MLP's forward is 2/3 of a layer's products here, and the head's a third of its own."""
+    """Here the MLP's forward is 2/3 of a layer's products, and the head's a third of its own."""
     again = workload(recompute="full")
     parts = timed(replace(again, mlp_chunks=8))
     more = parts.compute_s / timed(again).compute_s
@@ -150,12 +150,12 @@ def test_inputs_that_wait_in_the_hosts_memory_take_their_way() -> None:
 @pytest.mark.parametrize("size", [2, 3, 8])
 @pytest.mark.parametrize("message_s", [0.1, 0.9, 1.0, 1.7])
 def test_a_ring_hides_its_messages_under_the_blocks_that_they_are_not_for(size: int, message_s: float) -> None:
-    """Played out message by message: a block starts when the one before is done and its keys are there."""
+    """Simulated message by message: a block starts when the previous one is done and its keys have arrived."""
     block_s = 1.0
     done = arrived = 0.0
     for _ in range(size):
         start = max(done, arrived)
-        done, arrived = start + block_s, start + message_s  # it is sent on while it is worked on
+        done, arrived = start + block_s, start + message_s  # it is passed on during the block's computation
     forward, _ = exposed_by_ring([message_s, 0.0], [block_s, block_s], size)
     assert forward == pytest.approx(done - size * block_s)
 
@@ -165,7 +165,7 @@ def test_a_ring_hides_its_messages_under_the_blocks_that_they_are_not_for(size: 
 def test_gradients_follow_keys_around_a_ring_and_come_home_under_nothing(
     size: int, key_s: float, gradient_s: float
 ) -> None:
-    """Played out: during a block the next keys and the gradients of the block before are on the way."""
+    """Simulated: during a block, the next keys and the previous block's gradients are in transit."""
     block_s, now = 1.0, 0.0
     for step in range(size):
         on_the_way = (key_s if step + 1 < size else 0.0) + (gradient_s if step else 0.0)
@@ -176,7 +176,7 @@ def test_gradients_follow_keys_around_a_ring_and_come_home_under_nothing(
 
 
 def test_of_an_exchange_each_device_sends_what_leaves_its_node() -> None:
-    """8 devices of 2 nodes: 4 of 7 parts leave, over a quarter of a node's cards; of a message all does."""
+    """With 8 devices on 2 nodes, 4 of 7 parts leave over a quarter of a node's cards; a message leaves in full."""
     across = Group(size=8, inner=4, share=1.0)
     nodes = Nodes(per_node=4, nic_gb_per_s=200)
     made = {kind: transfer(kind, across, H100, nodes, 7e9).nic_s for kind in ("all_to_all", "send", "all_gather")}
@@ -198,7 +198,7 @@ def test_a_ring_pays_for_short_sequences_and_an_exchange_for_long_ones() -> None
 
 
 def test_sizes_off_the_tiles_cost_more() -> None:
-    """BigScience measured 27 % between these two hidden sizes, at the same layout."""
+    """BigScience measured 27 % between these two hidden sizes, with the same layout."""
     even, odd = (
         GPT(num_layers=32, hidden_size=hidden, num_heads=heads, vocab_size=51200, max_seq_len=2048)
         for hidden, heads in ((13824, 72), (14400, 80))
@@ -217,7 +217,7 @@ def test_launches_are_a_floor() -> None:
 
 
 def test_each_collective_of_a_layer_is_launched_too() -> None:
-    """Four all-reduces of 1d over two ranks, whose hosts are not taken to wait for each other."""
+    """These are 1d's four all-reduces over two ranks, whose hosts are assumed not to wait for each other."""
     small = GPT(num_layers=32, hidden_size=256, num_heads=4, vocab_size=512, max_seq_len=256)
     made = workload(model=small, seq_len=256, tensor=one_d(2))
     alone = replace(DEFAULT, tensor_launch=1e-12)
@@ -229,11 +229,11 @@ def test_each_collective_of_a_layer_is_launched_too() -> None:
 
 
 SMALL = GPT(num_layers=32, hidden_size=256, num_heads=4, vocab_size=512, max_seq_len=256)
-"""Of which the host is the floor."""
+"""A model whose step time is limited by the host."""
 
 
 def host_s(made: Workload, **constants: float) -> float:
-    """What the launches of a layer of SMALL take, on ranks that do not wait for each other."""
+    """Return the launch time of a layer of SMALL, on ranks that do not wait for each other."""
     found = step_time(made, H100, NODES, replace(DEFAULT, tensor_launch=1e-12, **constants))
     return found.launch_s / (made.micro_batches * SMALL.num_layers)
 
@@ -273,14 +273,14 @@ def test_collectives_and_a_ring_s_messages_are_launched_in_both_ways(tensor: Ten
 
 
 def test_a_host_runs_ahead_of_a_busy_device() -> None:
-    """What it gains in a backward it may lose in a forward, or in what is computed again: their sums count."""
+    """Its lead from a backward may be lost in a forward, or in recomputation: their sums count."""
     made = workload(model=GPT(num_layers=32, hidden_size=2048, num_heads=16, vocab_size=512, max_seq_len=4096))
     free = replace(DEFAULT, layer_launch_s=1e-9)
     layers = 32 * made.micro_batches
     for recompute, forwards in (("none", 1), ("full", 2)):
         each = replace(made, recompute=recompute)
         device_s = step_time(each, H100, NODES, free).step_s
-        # A host that needs as long for a forward as for a backward, of which the device takes twice as long.
+        # the host needs equal times for forward and backward, and the device twice as long for the backward
         host = replace(DEFAULT, layer_launch_s=0.9 * device_s / layers / (forwards + 1), backward_launch=1.0)
         assert device_s < step_time(each, H100, NODES, host).step_s < 1.06 * device_s
     waits, runs = (
@@ -322,7 +322,7 @@ def test_equal_stages_have_the_closed_form_s_bubble(chunks: int, split: bool, re
     found = step_time(made, H100, NODES, replace(NO_HOPS, backward_launch=1.0))
     alone = step_time(replace(made, recompute="none"), H100, NODES, replace(NO_HOPS, backward_launch=1.0))
     if recompute == "none":
-        # A backward of a GPT takes a little over two forwards: attention's takes two and a half.
+        # A GPT's backward takes a little over two forwards: attention's takes two and a half.
         forward = 1 / 3.06
         expected = made.schedule.bubble(forward, (1 - forward) / 2, (1 - forward) / 2)
         assert found.bubble == pytest.approx(expected, rel=0.02)
@@ -427,7 +427,7 @@ def test_latency_counts_each_collective() -> None:
 
 
 def test_a_search_can_afford_it() -> None:
-    """60 us on a quiet machine; the least of many runs, and a margin for a busy one."""
+    """It takes 60 us on an idle machine. The smallest of many runs counts, with a margin for a busy one."""
     costs = model_costs(LLAMA, one_d(2, residual="sequence"), 4096.0, 4096)
     made = workload(pipe=2, data=4, tensor=one_d(2, residual="sequence"), known_costs=costs)
     least = 1.0

@@ -1,4 +1,4 @@
-"""Timings: constants that made the times are found again, and those that no timing speaks of stay."""
+"""Timings: recover the constants behind the times, and keep those that no timing determines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompts as what a user says: by the run's template, or its tokenizer's; where an answer ends."""
+"""Chat prompts: the user's text in the template of the run or tokenizer, and the end of an answer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def job(folder: Path, data: Any) -> Job:
 
 
 def tokenizer(folder: Path, **values: Any) -> str:
-    """A folder as a tokenizer's, of which the template's files are read alone."""
+    """Write a tokenizer's folder, of which only the template's files are read."""
     folder.mkdir()
     (folder / "tokenizer_config.json").write_text(json.dumps(values))
     return str(folder)

@@ -1,4 +1,4 @@
-"""Ranks of labels, accuracy and F1 against scikit-learn and torch; which metrics there are."""
+"""Ranks of labels, accuracy and F1 against scikit-learn and torch; the list of metrics."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from dslpar.inference.metrics import CLASSES, OTHER, TOKENS, Tally, label_ranks,
 
 def test_the_rank_of_a_label_is_its_place_in_the_sorted_logits() -> None:
     torch.manual_seed(0)
-    logits, labels = torch.randint(0, 4, (2, 5, 12)).float(), torch.randint(0, 10, (2, 5))  # with equal ones
+    logits, labels = torch.randint(0, 4, (2, 5, 12)).float(), torch.randint(0, 10, (2, 5))  # with ties
     order = logits[..., :10].argsort(descending=True, stable=True)  # the last two columns are padding
     expected = (order == labels.unsqueeze(-1)).int().argmax(-1)
     assert torch.equal(label_ranks(Groups(Mesh()), logits, labels, 10), expected)
 
 
 def test_classes_are_those_of_scikit_learn() -> None:
-    import sklearn.metrics  # two seconds
+    import sklearn.metrics  # takes two seconds
 
     torch.manual_seed(1)
     labels, guesses = torch.randint(0, 5, (60,)), torch.randint(0, 5, (60,))

@@ -1,4 +1,4 @@
-"""How a run's text becomes ids, and ids text: by what its data say, whichever type they are of."""
+"""Prompts: text to ids and back, as the run's data of any type define it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_ids_of_nobody_s_tokenizer_need_one(tmp_path: Path, data: str) -> None:
 @pytest.mark.skipif(not HAS_TRANSFORMERS, reason=NO_TRANSFORMERS)
 @pytest.mark.parametrize("model", ["bpe", "unigram", "wordpiece"])
 def test_what_follows_a_prompt_is_written_as_in_one_text(tmp_path: Path, model: str) -> None:
-    """Decoded by themselves, the ids of " world" have no blank in two of the three."""
+    """Decoded alone, the ids of " world" have no blank in two of the three models."""
     (tmp_path / "text.txt").write_text("hello world this is some text\n" * 200)
     train_tokenizer([str(tmp_path / "text.txt")], str(tmp_path / "own"), 120 if model == "unigram" else 330, model)
     codec = codec_of(job_of(tmp_path, "dict(files=['text.txt'], tokenizer='own')"))

@@ -1,4 +1,4 @@
-"""Draws of tokens: by brute force what may be drawn, and that frequencies are the probabilities."""
+"""Sampling of tokens, by brute force: the allowed tokens, and frequencies against probabilities."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_frequencies_are_probabilities() -> None:
     logits = [0.0, 1.0, 2.0, -1.0]
     drawn = torch.tensor(drawn_of(Sampling(0.7, seed=1), logits, 20000))
     frequencies = torch.bincount(drawn, minlength=4) / len(drawn)
-    # The deviation of a frequency of 20,000 draws is at most 0.0036; five of these.
+    # The standard deviation of a frequency in 20,000 draws is at most 0.0036; five of these.
     assert (frequencies - torch.softmax(torch.tensor(logits) / 0.7, -1)).abs().max() < 0.018
 
 
@@ -53,7 +53,7 @@ def test_a_draw_depends_on_seed_stream_and_position_alone() -> None:
 
 
 def test_prompts_draw_independently() -> None:
-    """Equal noise for all prompts would make their texts alike; a prompt draws the same wherever it stands."""
+    """Equal noise for all prompts would make their texts alike. A prompt draws the same at any place in the batch."""
     streams = streams_of([[5, 2], [7], [5, 2], [52]])
     assert len({*streams}) == 4
     assert streams[0] == streams_of([[7], [5, 2]])[1]

@@ -13,7 +13,7 @@ Write = Callable[..., str]
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """Write files by relative path, `__` for the slash and INIT for __init__; returns the path of the last."""
+    """Write files by relative path, with `__` for the slash and INIT for __init__. Return the path of the last."""
 
     def run(**files: str) -> str:
         path = tmp_path

@@ -1,6 +1,6 @@
-"""Hostile files: each ends in findings within 1 s of CPU and 100 MB, and nothing of it runs.
+"""Hostile config files: each ends in findings within 1 s of CPU and 100 MB, and none of it runs.
 
-Every case is loaded in a forked child of its own, which reports its CPU time and its peak of memory over the parent's.
+Every case is loaded in its own forked child, which reports its CPU time and its peak memory beyond the parent's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dslpar.language.load import load, load_text
 from tests.support.sampling import sampled
 
 MAX_CPU_S = 3.0
-"""Half a second where nobody else computes; a virtual machine counts what it waits for its host, too."""
+"""Half a second on an idle machine; a virtual machine also counts its waits for the host."""
 MAX_GROWTH_BYTES = 100 * 2**20
 LONG = 60_000
 
@@ -266,7 +266,7 @@ YAMLS = {
 
 
 def measured(path: str) -> dict[str, float | list[str]]:
-    """Load a file in a forked child; its findings, CPU seconds and growth of memory."""
+    """Load a file in a forked child, and return its findings, CPU seconds and memory growth."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -286,7 +286,7 @@ def measured(path: str) -> dict[str, float | list[str]]:
 
 def load_and_measure(path: str) -> dict[str, float | list[str]]:
     resource.setrlimit(resource.RLIMIT_CPU, (20, 20))
-    gc.disable()  # the parent's objects are not this load's to collect
+    gc.disable()  # the parent's objects are not part of this load
     before, start = peak_bytes(), time.process_time()
     gc.enable()
     gc.freeze()
@@ -297,7 +297,7 @@ def load_and_measure(path: str) -> dict[str, float | list[str]]:
 
 
 def peak_bytes() -> int:
-    """The highest resident set of this process so far (a fork starts anew)."""
+    """Return the peak resident set of this process so far (a fork starts anew)."""
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) * 1024
 
@@ -315,7 +315,7 @@ def attack(tmp_path, name, text, monkeypatch):
 
 
 SLOW = {"many dicts", "quadratic index", "quadratic format"}
-"""A second or two each, and like the other ones of their kind."""
+"""They take a second or two each, and resemble the other cases."""
 
 
 @pytest.mark.parametrize("case", RUNS)
@@ -334,7 +334,7 @@ def test_no_yaml_hangs(case, tmp_path, monkeypatch):
 
 
 def test_a_loop_looks_once_for_what_its_statements_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of statements that fail a hundred thousand times."""
+    """The statements fail a hundred thousand times."""
     asked = []
     original = syntax._changed_targets
     monkeypatch.setattr(syntax, "_changed_targets", lambda node: asked.append(node) or original(node))

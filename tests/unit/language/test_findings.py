@@ -1,4 +1,4 @@
-"""Every message of the language, with its code and its location; mistakes do not hide or multiply each other."""
+"""Every message of the language, with code and location; mistakes neither hide nor multiply each other."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ CASES = {
 
 
 def unmarked(text: str) -> tuple[str, tuple[int, int, int, int]]:
-    """The text without its marks, and the location between them."""
+    """Return the text without its marks, and the location between them."""
     start, end = text.index("<<"), text.index(">>") - 2
     plain = text.replace("<<", "").replace(">>", "", 1)
 
@@ -165,7 +165,7 @@ def test_all_at_once() -> None:
     assert config.complete
 
 
-# Each has one mistake, on its first line; what depends on it says nothing.
+# Each has one mistake, on its first line; dependent values add no finding.
 SILENT = {
     "operators": "x = 1 / 0\ny = x + 1\nz = [x] + [y]\nw = not x or -x\nv = x < 1 < y",
     "containers": "x = [1 / 0, 2]\ny = sum(x) + len(x)\nz = sorted(x)\nw = x == [1]\nv = 5 in x",

@@ -1,4 +1,4 @@
-"""Trees of configs in LiBai's and ColossalAI's shapes: what we read equals what CPython makes of the same files."""
+"""Config trees in LiBai's and ColossalAI's shapes: values equal those that CPython computes."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.support.paths import ROOT
 
 TREES = ROOT / "tests" / "support" / "foreign_configs"
 NOT_OURS = {
-    "colossalai/sharded_zero.py": "CFG003",  # it makes an object
-    "colossalai/from_environment.py": "CFG003",  # what it holds depends on where it runs
+    "colossalai/sharded_zero.py": "CFG003",  # creates an object
+    "colossalai/from_environment.py": "CFG003",  # its values depend on where it runs
 }
-"""What CPython may evaluate and a config may not: the finding says so."""
+"""Code that CPython evaluates and a config must not contain; the finding has this code."""
 
 
 def plain(value: Any) -> Any:
-    """As tests.support.python_configs has it."""
+    """Convert as tests.support.python_configs does."""
     if isinstance(value, Reference):
         return {"$name": value.name}
     if isinstance(value, dict):

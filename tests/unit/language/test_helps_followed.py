@@ -1,7 +1,7 @@
-"""What people write in a config that is no Python of this language: each help, followed to the letter, mends it.
+"""Python outside the config language: the help, followed to the letter, fixes each case.
 
-A case is a config, the same as its author writes it once the help is read, and the help's words. `...` in the code of a
-help stands for what its reader puts there; all other code of it must be in the mended config.
+A case is a config, the config that its author writes after reading the help, and the help's text. `...` in a help's
+code stands for the author's own code. All its other code must be in the fixed config.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from tests.support.lint import MODEL, PATH, TOO_SMALL
 
 LAZY = "from dslpar import LazyCall as L\n"
 SHARED = "lr, ids = 3e-4, [0] * 4 + [1] * 4\noptimizer = dict(type='AdamW')\n"
-"""A config beside the one under lint."""
+"""A config beside the linted one."""
 
 
 class Case(NamedTuple):
-    """A config that lint refuses, and what its author makes of it."""
+    """A config that lint refuses, and its author's correction."""
 
     before: str
     after: str
@@ -32,7 +32,7 @@ class Case(NamedTuple):
 STEPS = "train = dict(steps={})\n"
 OPTIMIZER = "optimizer = dict(type='AdamW', lr={})\n"
 CASES = {
-    # Calls of what a config does not know.
+    # calls of unknown names
     "np.array": Case(
         "import numpy as np\nparallel = dict(pipeline=dict(size=2, counts=np.array([4, 4])))\n",
         "parallel = dict(pipeline=dict(size=2, counts=list([4, 4])))\n",
@@ -199,7 +199,7 @@ CASES = {
         "steps = 2\nglobal steps\n" + STEPS.format("steps"), "steps = 2\n" + STEPS.format("steps"), "CFG002"
     ),
     "syntax": Case(STEPS.format("2").replace(")", ""), STEPS.format("2"), "CFG001"),
-    # Values of other packages, where Python would have them.
+    # values of other packages that Python would accept
     "f-string": Case(
         "import torch\ntrain = dict(output_dir=f'out-{torch.version}')\n", "train = dict(output_dir='out-2')\n"
     ),
@@ -269,7 +269,7 @@ def findings(text: str) -> list[Finding]:
 
 
 def codes_of(help: str) -> list[str]:
-    """Patterns of the code in a help: what is in backticks, a keyword's value, a name to write instead."""
+    """Return patterns of a help's code: text in backticks, a keyword's value, a name to write instead."""
     named = re.findall(r"did you mean '([^']*)'|^write (\w+)$|^write ([^`]+?)(?::| \(|$)", help)
     written = [part for names in named for part in names if part and "the value itself" not in part]
     code = [*re.findall(r"`([^`]*)`", help), *written]
@@ -297,7 +297,7 @@ def test_followed_help_mends(name: str) -> None:
 
 
 def test_help_that_python_would_refuse_too_says_so_of_nothing_else() -> None:
-    """Of a mistake in arithmetic Python says the same; what another package holds, Python would know."""
+    """Python has the same error for a mistake in arithmetic. Python would know the contents of another package."""
     (wrong,) = findings(STEPS.format("1 // 0"))
     assert "Python itself would refuse it" in wrong.help
     (unknown,) = findings("from my_pkg import n\n" + STEPS.format("2 * n"))
@@ -307,7 +307,7 @@ def test_help_that_python_would_refuse_too_says_so_of_nothing_else() -> None:
 
 @pytest.mark.parametrize("text", ["...\n", "from dslpar import L\n...\nsteps = 2\n", "if True:\n    ...\n"])
 def test_ellipsis_as_a_statement_says_nothing(text: str) -> None:
-    """As in the texts of LiBai's documentation, where it stands for the rest of a config."""
+    """In LiBai's documentation, it stands for the rest of a config."""
     assert findings(text) == []
 
 

@@ -1,4 +1,4 @@
-"""Imports between configs: by position, afresh each time, bounded, and never of anything but config files."""
+"""Imports between configs: relative, evaluated anew each time, bounded, and of config files only."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def test_deep_imports_end(write) -> None:
 
 
 def test_like_libai(write) -> None:
-    """The forms that LiBai's configs use, in a small project of our own."""
+    """A small project with the import forms of LiBai's configs."""
     path = write(
         common__models__gpt="""\
             from libai.config import LazyCall
@@ -274,7 +274,7 @@ def test_like_libai(write) -> None:
     )
     found = plain(path)
     assert found["model"]["cfg"]["hidden_layers"] == 8
-    assert found["gpt_model"]["cfg"]["hidden_layers"] == 6  # as OmegaConf: LazyCall copies what it is given
+    assert found["gpt_model"]["cfg"]["hidden_layers"] == 6  # as in OmegaConf: LazyCall copies its arguments
     assert found["train"]["dist"]["pipeline_num_layers"] == 8
     assert found["train"]["amp"] == {"enabled": True}
     assert found["optim"]["_target_"].name == "oneflow.optim.AdamW"

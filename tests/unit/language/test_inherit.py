@@ -1,4 +1,4 @@
-"""`_base_`: what mmengine's configs inherit, merge, replace and refuse: by mmengine's rules."""
+"""`_base_`: inheriting, merging, replacing and refusing by mmengine's rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LazyCall for programs: describe, change, build; what cannot be imported says so at its location."""
+"""LazyCall in programs: describe, change, build; failed imports are reported at their location."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def written(folder, name: str, text: str) -> None:
 
 
 def test_what_a_config_describes_is_called_only_if_it_is_trusted(tmp_path, monkeypatch) -> None:
-    """All calls are judged before anything is imported: here the first one would be legal, and leave its mark."""
+    """All calls are judged before anything is imported: here the first one would be legal, and leave a trace."""
     text = "import os\nos.mkdir('imported')\nfrom os import mkdir\ndef make(n): mkdir('called')\n"
     written(tmp_path, "mine_to_trust.py", text)
     monkeypatch.syspath_prepend(tmp_path)

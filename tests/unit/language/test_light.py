@@ -1,4 +1,4 @@
-"""Loading a config imports the standard library only, and little of it."""
+"""Loading a config imports only the standard library, and little of it."""
 
 from __future__ import annotations
 

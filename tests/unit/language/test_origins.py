@@ -1,4 +1,4 @@
-"""Every value knows where it was written: through names, containers, imports and overrides."""
+"""Origins: the location of every value, through names, containers, imports and overrides."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dslpar.language.load import Config, load, load_text
 
 
 def marked(config: Config, location: Location) -> str:
-    """The text at a location, with the file's own name before it where it is not the config's."""
+    """Return the text at a location, after the file's name if it is not the config's."""
     line = config.sources[location.path].split("\n")[location.line - 1]
     assert location.line == location.end_line
     text = line[location.column - 1 : location.end_column - 1]

@@ -87,7 +87,7 @@ def test_later_ones_win() -> None:
     assert plain("x.a=1", "x.b=2", "x.a=3", "~x.b")["x"] == {"a": 3}
 
 
-# Case: the overrides; the words of the one finding; the text it marks.
+# Case: the overrides, the text of the only finding, the text that it marks.
 BAD: dict[str, tuple[list[str], str, str]] = {
     "no equals sign": (["x=1", "nothing"], "neither", "nothing"),
     "delete with a value": (["~x=3"], "neither", "~x=3"),

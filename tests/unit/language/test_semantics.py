@@ -1,6 +1,6 @@
-"""Random programs inside the subset: the evaluator gives what CPython's `exec` gives, values and types.
+"""Random programs inside the subset: the evaluator's values and types equal those of CPython's `exec`.
 
-Where Python raises, the evaluator has a finding at the line that raised.
+If Python raises, the evaluator has a finding at the line that raised.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def options(*strategies):
 
 
 def form(template, *parts):
-    """A template filled with drawn parts."""
+    """Fill a template with drawn parts."""
     return st.tuples(*parts).map(lambda drawn: template.format(*drawn))
 
 
@@ -119,7 +119,7 @@ SPECS = st.sampled_from(
 
 
 def grow(inner):
-    """Expressions over smaller ones."""
+    """Build expressions from smaller ones."""
     return options(
         form("({} {} {})", inner, BINARY, inner),
         form("({} {} {})", inner, COMPARE, inner),
@@ -221,7 +221,7 @@ PROGRAMS = st.lists(STATEMENTS, min_size=1, max_size=5).map("\n".join)
 
 
 def by_python(text):
-    """The names that `exec` leaves, and the line that raised, if one did."""
+    """Return the names that `exec` leaves, and the line that raised, if any."""
     names: dict[str, object] = {}
     try:
         with warnings.catch_warnings():
@@ -239,7 +239,7 @@ HIDDEN = ("__builtins__", "__doc__", "__annotations__", "math")
 
 
 def shown(value):
-    """Text by which values are compared: types, order and the sign of zero count, sets are lists in order."""
+    """Return a text for comparing values: types, order and the sign of zero count, and sets are sorted lists."""
     if isinstance(value, set):
         try:
             return shown(sorted(value))
@@ -256,7 +256,7 @@ def check(text):
     names, line = by_python(text)
     config = load_text(text, "cfg.py")
     errors = [item for item in config.findings if item.severity == "error"]
-    outside = ("the order of this set", "set.", "the result is a complex")  # what Python does and the language does not
+    outside = ("the order of this set", "set.", "the result is a complex")  # valid in Python, outside of the language
     if any(item.code in ("CFG005", "CFG013") or item.message.startswith(outside) for item in errors) or line == -1:
         return
     if line is not None:

@@ -1,4 +1,4 @@
-"""config.yaml out and in: exact values, with locations, and nothing constructed from tags."""
+"""Writing and reading config.yaml: exact values, with locations, and no construction from tags."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_json() -> None:
 @pytest.mark.parametrize("end", ["\x85", "\u2028", "\u2029", "\r", "\r\n"])
 @pytest.mark.parametrize("loader", ["CSafeLoader", "SafeLoader"])
 def test_places_behind_other_ends_of_lines(end: str, loader: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What ends a line to YAML 1.1 alone ends none to an editor, nor to a finding; a carriage return does to both."""
+    """Some line ends of YAML 1.1 are none to an editor or a finding. A carriage return is one to all."""
     monkeypatch.setattr(yaml, "CSafeLoader", getattr(yaml, loader))
     starts = 2 if "\r" in end else 1
     source = Source("cfg.yaml", f"# a{end}one: 1\n\U0001f600: '2'\n")

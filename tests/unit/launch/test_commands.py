@@ -1,4 +1,4 @@
-"""Command lines, from a job and its hosts; nothing is started but `mpirun --version`."""
+"""Command lines of a job on its hosts; only `mpirun --version` is started."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_on_this_host(launcher: str) -> None:
 
 
 def test_a_hostfile_of_this_host_needs_no_ssh() -> None:
-    """Both flags, or DeepSpeed runs `ssh localhost hostname -I`."""
+    """Both flags are needed, or DeepSpeed runs `ssh localhost hostname -I`."""
     assert lines("deepspeed", ONE) == [
         "OMP_NUM_THREADS=1 deepspeed --quiet --hostfile hosts --no_ssh_check --master_addr 127.0.0.1 "
         f"--master_port 12345 --module {ENDS}"
@@ -135,7 +135,7 @@ def test_torchrun_needs_no_ssh_to_this_host() -> None:
 
 
 def test_one_host_that_is_another_is_not_taken_for_this_one() -> None:
-    """DeepSpeed runs a single host's ranks here, whatever its name, unless forced."""
+    """Unless forced, DeepSpeed runs a single host's ranks here, whatever its name."""
     (line,) = lines("deepspeed", "node1 slots=8\n")
     assert "--hostfile hosts --force_multi --master_addr node1" in line
     assert "no_ssh_check" not in line
@@ -147,7 +147,7 @@ def test_slurm_chooses_hosts_itself() -> None:
 
 
 def test_srun_forgets_no_cores() -> None:
-    """Since 22.05 it gives a rank one core, whatever the job asked for, unless told on its own command line."""
+    """Since 22.05, srun gives a rank one core unless its command line says otherwise, whatever the job requested."""
     facts = find_local_facts(None, {"PATH": os.environ["PATH"], "SLURM_CPUS_PER_TASK": "12"})
     assert "--cpus-per-task 12 python" in lines("slurm", facts=HERE._replace(environ=facts.environ))[0]
 
@@ -171,7 +171,7 @@ def receiver_of(made: Launch, folder: Path) -> Receiver:
 
 
 def test_reports_come_back_from_hosts_with_a_user(tmp_path: Path) -> None:
-    """Our addresses are looked for by the hosts' names alone."""
+    """This host's addresses are looked up by the hosts' names alone."""
     made = launch("torchrun", f"me@{socket.gethostname()} slots=8\nme@node2.invalid slots=8\n")
     with receiver_of(made, tmp_path) as receiver:
         assert receiver.addresses
@@ -179,7 +179,7 @@ def test_reports_come_back_from_hosts_with_a_user(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_the_secret_is_in_a_file_that_its_owner_alone_may_read(launcher: str, tmp_path: Path) -> None:
-    """Command lines are for all users of a host to see: mpirun's `-x`, pdsh's `export`, ssh's and its shell's `env`."""
+    """All users of a host see command lines: mpirun's `-x`, pdsh's `export`, ssh's and its shell's `env`."""
     made = launch(launcher, f"{socket.gethostname()} slots=8\nnode2.invalid slots=8\n", facts_for(launcher))
     with receiver_of(made, tmp_path) as receiver:
         (path,) = (tmp_path / "my out").iterdir()
@@ -201,7 +201,7 @@ def test_an_output_folder_that_cannot_be_written_to_is_a_finding(tmp_path: Path)
 
 
 def test_ranks_of_this_host_alone_report_by_loopback(tmp_path: Path) -> None:
-    """Started without ssh, a host at a time: each has its own `dslpar launch`."""
+    """They are started without ssh, host by host, each by its own `dslpar launch`."""
     facts = HERE._replace(local_hosts=frozenset({"node1"}))
     made = launch("torchrun", TWO, facts, no_ssh=True, node_rank=0)
     with receiver_of(made, tmp_path) as receiver:
@@ -283,7 +283,7 @@ def test_on_this_host_too(launcher: str) -> None:
 
 
 def test_the_users_own_deepspeed_env_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It comes first, has the last word, and loses what DeepSpeed stumbles over."""
+    """It comes first and its values win; lines that DeepSpeed cannot parse are dropped."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / ".deepspeed_env").write_text("# mine\n\nNCCL_DEBUG=INFO\nOMP_NUM_THREADS=7\n")
     facts = HERE._replace(forwarded={"DS_ACCELERATOR": "cpu"})
@@ -506,7 +506,7 @@ def test_two_names_of_this_machine() -> None:
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_an_address_with_colons(launcher: str) -> None:
-    """pdsh takes fd00::1 for a host of type fd00, mpirun for one with a number of slots."""
+    """pdsh takes fd00::1 for a host of type fd00, mpirun for a host with a number of slots."""
     text = "fd00::1 slots=8\nfd00::2 slots=8\n"
     if launcher == "torchrun":
         assert "--master_addr fd00::1 " in lines(launcher, text)[0]

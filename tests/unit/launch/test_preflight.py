@@ -1,6 +1,6 @@
-"""The hosts of a job before it starts: what is said of each kind of trouble; and the end of what is left of a job.
+"""Preflight checks of a job's hosts: the message for each problem; and ending a job's leftovers.
 
-The pure part on made-up hosts; then two real ones (tests/system/two_hosts), over ssh.
+The first tests use made-up hosts, the last ones two real hosts over ssh (tests/system/two_hosts).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CHECKS = HostChecks(files=(), output_dir="out")
 
 
 def found(second: HostReport, checks: HostChecks = CHECKS, skew_s: float = 0.0) -> list[Finding]:
-    """What is said where the first host is well, and the second is as given."""
+    """Return the findings if the first host is fine, and the second is as given."""
     results = (HostResult(HOSTS[0], GOOD), HostResult(HOSTS[1], second, skew_s=skew_s))
     return list(host_findings.all_findings(results, checks))
 
@@ -164,7 +164,7 @@ def test_whatever_a_host_says_is_a_finding(what: str, tmp_path: Path, monkeypatc
     assert said in one.failure.message
 
 
-# ---- whether hosts meet ----
+# ---- hosts that meet ----
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_nobody_listens() -> None:
     assert agent.connect("127.0.0.1", network.free_port()) == "Connection refused"
 
 
-# ---- which host this is ----
+# ---- identity of this host ----
 
 
 def test_this_machine_by_its_names_and_addresses() -> None:
@@ -196,7 +196,7 @@ def test_this_machine_by_its_names_and_addresses() -> None:
         assert not network.is_here(name), name
 
 
-# ---- what a host says of itself ----
+# ---- a host's own report ----
 
 
 def test_this_host(tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_no_mark_is_left(tmp_path: Path) -> None:
 
 
 def test_an_output_folder_that_this_host_cannot_write_to() -> None:
-    """Nothing is said of others, which were not asked."""
+    """Other hosts, which were not asked, have no finding."""
     (host,) = parse("localhost slots=1\n", "hosts").hosts
     checks = HostChecks(files=(), output_dir="/proc/none/out", local_hosts=frozenset({"localhost"}))
     (found,) = preflight.check_hosts((host,), checks).findings
@@ -289,7 +289,7 @@ def test_hosts_that_are_ready(hosts: Hosts, tmp_path: Path) -> None:
 
 
 def test_hosts_that_do_not_meet(hosts: Hosts, tmp_path: Path) -> None:
-    """ssh gets through, and rank 0's port is closed."""
+    """ssh works, but rank 0's port is closed."""
     port = str(network.free_port())
     rule = ["ipproto", "tcp", "dport", port, "prohibit"]
     assert hosts.run(1, ["ip", "rule", "add", *rule]).status == 0
@@ -310,7 +310,7 @@ def test_a_kernel_that_binds_to_any_address_does_not_make_all_hosts_this_one(hos
 
 
 def test_all_that_is_wrong_is_told_at_once(hosts: Hosts, tmp_path: Path) -> None:
-    """A name that nobody knows, an address where nobody is, and a host on which the config's folder is another."""
+    """An unknown name, an address without a host, and a host whose config folder is another one."""
     folder = tmp_path / "apart"
     folder.mkdir()
     config, hostfile = write_config(folder), tmp_path / "hosts"
@@ -327,7 +327,7 @@ def test_all_that_is_wrong_is_told_at_once(hosts: Hosts, tmp_path: Path) -> None
 
 
 def test_steps_of_a_script_that_sets_what_torch_wants(hosts: Hosts, tmp_path: Path) -> None:
-    """RANK, WORLD_SIZE, LOCAL_RANK, and no word of how many ranks a host has: they meet by the network all the same."""
+    """RANK, WORLD_SIZE and LOCAL_RANK are set, but not the number of ranks per host: they still meet by the network."""
     code = "import os; from dslpar.distributed import bootstrap; place = bootstrap.read_distributed_env(os.environ); "
     code += "print(place.local_size < 2, bootstrap._gloo_environment(place, os.environ))"
     said = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "host0", "MASTER_PORT": "29555"}

@@ -1,4 +1,4 @@
-"""Blocks of attention without a kernel: plain products, and dropout whose masks follow from a seed."""
+"""Blockwise attention without a kernel: plain products, and dropout masks from a seed."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ SCALE = 0.3
 
 
 def _all_kept(weights: Tensor) -> Tensor:
-    """Factors of dropout, for which there is no kernel, that drop nothing."""
+    """Return dropout factors that drop nothing; there is no kernel for dropout."""
     return torch.ones_like(weights)
 
 
 @pytest.mark.parametrize("kind", ["causal", "full"])
 def test_plain_products_are_torch_s_attention(kind: Kind) -> None:
-    """Queries of four heads, keys of two; in float64, so 1e-12 is a thousand roundings."""
+    """Queries have four heads, keys two. In float64, 1e-12 is a thousand roundings."""
     generator = torch.Generator().manual_seed(0)
     q, k, v = (
         torch.randn(2, heads, 5, 3, generator=generator, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2)
@@ -38,7 +38,7 @@ def test_plain_products_are_torch_s_attention(kind: Kind) -> None:
 
 
 def test_dropout_of_blocks() -> None:
-    """Of 100,000 factors a share p is 0, to 1 % (six standard deviations); the rest keep the mean."""
+    """A share p of 100,000 factors is 0, to 1 % (six standard deviations); the rest keep the mean."""
     dropout = AttentionDropout(p=0.25, seed=3)
     block = torch.empty(100, 1000)
 

@@ -1,4 +1,4 @@
-"""An adapter's product and its backward, which is written by hand, against autograd."""
+"""LoRA's product and its hand-written backward, against autograd."""
 
 from __future__ import annotations
 

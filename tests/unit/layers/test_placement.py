@@ -1,4 +1,4 @@
-"""Placements: cut and merge undo each other, copies count once, padding is stripped; no ranks needed."""
+"""Placements: partition and merge are inverse, copies count once, padding is stripped; no ranks needed."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_blocks_of_unequal_length_are_each_cut_by_themselves() -> None:
 
 
 def test_equal_blocks_are_cut_as_the_middle_dim_of_three() -> None:
-    """As checkpoints have had them: (3 * F, H) is cut as (3, F, H) on dim 1."""
+    """As in older checkpoints, (3 * F, H) is sharded as (3, F, H) on dim 1."""
     tensor = LAYOUTS["cuboid-2-3-2"]
     blocks, plain = (placement.inward_weight(tensor, out_features, 24) for out_features in ((24, 24, 24), 24))
     full = torch.randn(3, 24, 24)
@@ -93,7 +93,7 @@ def test_two_cuts_of_one_dim_go_slowest_first() -> None:
 
 
 def test_one_dim_of_tokens_takes_all_their_cuts() -> None:
-    tensor = Tensor(d=2, y=2, mode="1d", residual="sequence")  # d cuts the batch, y the sequence
+    tensor = Tensor(d=2, y=2, mode="1d", residual="sequence")  # d shards the batch, y the sequence
     assert placement.residual(tensor, 8, 4, 2).cuts == (("d", "q"), ("y",), ("z",))
     assert placement.residual(tensor, 32, 2).cuts == (("d", "q", "y"), ("z",))
 

@@ -1,4 +1,4 @@
-"""Blocks against the pairs of tokens one by one: each that attends is in one block, and nothing else is computed."""
+"""Attention blocks against single pairs of tokens: each attending pair is in one block, and no other work."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def attends(query: int, key: int, pattern: Pattern) -> bool:
 
 
 def pairs(block: Block, queries: Runs, keys: Runs, pattern: Pattern) -> Iterator[Pair]:
-    """The places that a kernel would compute: of a masked block those that its mask allows."""
+    """Yield the pairs that a kernel would compute: in a masked block, those that its mask allows."""
     of_queries, of_keys = positions(queries), positions(keys)
     for row, column in product(range(*block.rows), range(*block.columns)):
         query, key = of_queries[row], of_keys[column]
@@ -38,7 +38,7 @@ def pairs(block: Block, queries: Runs, keys: Runs, pattern: Pattern) -> Iterator
 
 @st.composite
 def attention(draw: st.DrawFn) -> tuple[Runs, Runs, Pattern, bool, int]:
-    """Queries of a rank, keys of a rank, and how they are cut."""
+    """Draw the queries and the keys of a rank, and their sharding."""
     ring = draw(st.integers(1, 5))
     length, order = ring * draw(st.integers(1, 9)), draw(st.sampled_from([1, ring]))
     queries, keys = (runs(length, order, draw(st.integers(0, ring - 1)), ring) for _ in range(2))
@@ -74,7 +74,7 @@ def test_what_has_a_mask_is_at_most_a_tile(case: tuple[Runs, Runs, Pattern, bool
 
 @pytest.mark.parametrize("ring", [2, 3, 4, 8])
 def test_a_step_of_a_zigzag_ring_is_one_block_without_a_mask(ring: int) -> None:
-    """So each is one call of a fused kernel, and all are the same number of products but for the rank's own."""
+    """So each step is one call of a fused kernel, and all have equally many products, except the rank's own block."""
     length = 1 << 15
     for index, step in product(range(ring), range(ring)):
         own, others = (runs(length * ring, ring, rank, ring) for rank in (index, (index - step) % ring))
@@ -86,7 +86,7 @@ def test_a_step_of_a_zigzag_ring_is_one_block_without_a_mask(ring: int) -> None:
 
 
 def test_a_window_needs_few_masks() -> None:
-    """Of 32,768 tokens, each attends to 4,096: masks are made along two edges of a band alone."""
+    """32,768 tokens attend to 4,096 each: masks are only needed along two edges of a band."""
     found = blocks((Run(0, 1 << 15),), (Run(0, 1 << 15),), Pattern(causal=True, window=1 << 12))
     tiles = (1 << 15) // TILE
     assert sum(block.kind == "masked" for block in found) <= 2 * tiles

@@ -1,4 +1,4 @@
-"""The batch of a step: which sizes follow from which, and what does not fit."""
+"""Batch sizes of a step: which follow from which, and which do not fit."""
 
 from __future__ import annotations
 

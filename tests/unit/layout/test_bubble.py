@@ -1,4 +1,4 @@
-"""The bubble of a job: of its cut, its schedule, and what is computed again."""
+"""The bubble of a job, from its partition, schedule and recomputation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dslpar.linter.check import load_text, resolve
 from tests.support.lint import MODEL, PATH
 
 EVEN = MODEL.replace("hidden_size=96", "hidden_size=96000")
-"""So wide that the head, of 256 tokens, is next to nothing."""
+"""So wide that the head, with 256 tokens, hardly counts."""
 
 
 def simulated(text: str) -> bubble.Timeline:
@@ -28,7 +28,7 @@ def test_stages_take_as_long_as_their_layers() -> None:
     timeline = simulated(text)
     first, last = timeline.busy
     assert last == pytest.approx(3 * first, rel=1e-3)
-    # The first stage is done long before; the busiest waits for one forward of 1/2, and for one backward at the end.
+    # The first stage ends long before. The busiest waits for one forward of 1/2, and for one backward at the end.
     assert timeline.bubble == pytest.approx(0.5 * 3 / (64 * 1.5 * 3), rel=1e-3)
 
 

@@ -1,4 +1,4 @@
-"""The dict for DeepSpeed: every key that it decides, and that DeepSpeed takes it as meant."""
+"""DeepSpeed's config dict: every key that dslpar sets, and that DeepSpeed takes it as meant."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_where_dslpar_overlaps_the_reduction(stage: int, extra: dict[str, Any], 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_where_weights_are_gathered_under_the_forward(stage: int) -> None:
-    """The buckets are then dslpar's, and DeepSpeed does not see our key."""
+    """The buckets are dslpar's then, and DeepSpeed does not see dslpar's key."""
     spec = job(zero=schema_sections.Zero(stage=stage, overlap_param_gather=True))
     assert overlaps_param_gather(spec.spec) == (stage in (1, 2))
     section = ds_config(spec)["zero_optimization"]
@@ -146,7 +146,7 @@ def test_bf16_is_summed_over_replicas_in_fp32_and_the_author_may_have_it_otherwi
 
 
 def test_an_optimizer_by_name_is_not_in_the_dict() -> None:
-    """dslpar.engine.optimizers makes it, and DeepSpeed is handed what it needs to take it."""
+    """dslpar.engine.optimizers makes it, and DeepSpeed gets what it needs to accept it."""
     rmsprop = schema_sections.OtherOptimizer(target="RMSprop", args={"alpha": 0.9})
     assert "optimizer" not in ds_config(job(optimizer=rmsprop))
     sharded = ds_config(job(optimizer=rmsprop, zero=schema_sections.Zero(stage=2)))

@@ -1,4 +1,4 @@
-"""What must divide: the table against the layers' placements, lint against the table; no ranks needed."""
+"""Divisors: the table against the layers' placements, lint against the table; no ranks needed."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def gpt(heads: tuple[int, int | None], hidden: int, **more: Any) -> GPT:
 
 
 def attention(tensor: Tensor, model: GPT) -> list[placement.Placement]:
-    """Weights and vectors with the residual's features, and heads as the inner activations have them."""
+    """Return weights and vectors with the residual's features, and heads as in the inner activations."""
     hidden, kv = model.hidden_size, model.kv_heads * (model.hidden_size // model.num_heads)
     exchanged = tensor.split == "sequence" and tensor.impl == "ulysses"
     letters = placement.inner_cuts(tensor).features + (("d", "q") if exchanged else ())
@@ -68,7 +68,7 @@ def attention(tensor: Tensor, model: GPT) -> list[placement.Placement]:
 
 
 def mlp(tensor: Tensor, hidden: int, ffn: int) -> list[placement.Placement]:
-    """Of both kinds; hidden_size divides, or `attention` says so."""
+    """Both kinds; hidden_size divides, or `attention` reports it."""
     return [
         placement.inward_weight(tensor, ffn, hidden),
         placement.inward_weight(tensor, (ffn, ffn), hidden),
@@ -78,7 +78,7 @@ def mlp(tensor: Tensor, hidden: int, ffn: int) -> list[placement.Placement]:
 
 
 def fits(*places: placement.Placement) -> bool:
-    """Whether every piece can be made."""
+    """Return whether every piece can be made."""
     try:
         return all(at.local_shape for at in places)
     except AssertionError:
@@ -106,7 +106,7 @@ def legal(model: GPT, tensor: Tensor) -> bool:
 
 
 def legal_sizes(key: str, model: GPT, tensor: Tensor) -> list[int]:
-    """By trying each, the other sizes as they are."""
+    """Return legal sizes by trying each, with the other sizes unchanged."""
     candidates = range(1, 1200 if key == "hidden_size" else 50)
     return [size for size in candidates if legal(replace(model, **{key: size}), tensor)]  # type: ignore[arg-type]
 
@@ -117,7 +117,7 @@ FEW = {((12, 4), "rotary")}
 
 @pytest.mark.parametrize(("heads", "positions"), sampled(ATTENTION, FEW, named=lambda row: f"{row[0]}-{row[1]}"))
 def test_the_nearest_sizes_are_the_nearest(heads: tuple[int, int | None], positions: str) -> None:
-    """Against every size, one changed at a time; several change together only where none alone will do."""
+    """Every size is compared, changed one at a time; several change together only if no single change suffices."""
     seen = set()
     for tensor, hidden in product(CUBOIDS[::13], (30, 36, 40)):
         model = gpt(heads, hidden, positions=positions)
@@ -173,7 +173,7 @@ def test_the_vocabulary_is_padded_as_the_table_is() -> None:
 
 
 def test_keep_has_an_effect_where_the_traffic_says_so() -> None:
-    """What is not kept is gathered once more: so a panel is gathered where keeping it saves elements."""
+    """Panels that are not kept are gathered again, so a panel is gathered if keeping it saves elements."""
     model = gpt((24, 12), 12 * 12 * 4)
     for tensor in CUBOIDS:
         sent = {
@@ -196,13 +196,13 @@ MODES = [
 
 
 def written(value: Any) -> str:
-    """A section as a config has it."""
+    """Return a section as config text."""
     return ", ".join(f"{name}={each!r}" for name, each in asdict(value).items() if each is not None)
 
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: f"{mode.mode}-{mode.size}")
 def test_lint_says_what_the_table_says(mode: TensorParallel) -> None:
-    """Each code of a condition that does not hold, but for those that wait for another to be repaired first."""
+    """Each violated condition has its code, unless it waits for another to be repaired first."""
     waits = {"TEN208": {"TEN201", "TEN205", "TEN206", "TEN207"}, "TEN209": {"TEN205"}}
     tensor, world = cuboid_of(mode), mode.size
     others = [(36, "rotary", 4, 12), (30, "learned", 24, 12), (36, "learned", 6, 8)]

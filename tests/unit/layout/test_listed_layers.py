@@ -1,4 +1,4 @@
-"""The cut of listed layers: what weighs, and where layers of one index, or of none, go."""
+"""Partition of listed layers: their weights, and layers that share an index or have none."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def model(*layers: tuple[str, int | None]) -> OtherModel:
 def test_functions_weigh_nothing_and_go_before_or_after() -> None:
     names = ("Linear", "ReLU", "Dropout", "Linear", "ReLU", "my.Layer", "Flatten", "Linear")
     listed = model(*((name, None) for name in names))
-    assert auto_counts(listed, "cost", Chunks(4), 0) == (3, 2, 2, 1)  # one with parameters on each stage
+    assert auto_counts(listed, "cost", Chunks(4), 0) == (3, 2, 2, 1)  # one layer with parameters on each stage
     assert auto_counts(listed, "cost", Chunks(8), 0) == (1,) * 8
     assert class_names(listed)[5] == "Layer"
 

@@ -1,4 +1,4 @@
-"""Learning rates: what the first, the peak and the last step use, for every curve and edge."""
+"""Learning rates of the first, the peak and the last step, for every curve and edge case."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def test_cuboid(tensor: str, expected: dict[str, Any]) -> None:
     ],
 )
 def test_context_is_an_axis_beside_the_mode_s(parallel: str, expected: dict[str, Any]) -> None:
-    """24 heads, of keys as well: over 8 ranks, three each."""
+    """24 heads, of keys as well, are three each on 8 ranks."""
     cuboid = job_of(f"parallel = dict({parallel})\n").mesh.tensor
     assert {name: getattr(cuboid, name) for name in expected} == expected
     assert cuboid.size == cuboid.d * cuboid.q * cuboid.y * cuboid.z
@@ -72,7 +72,7 @@ def test_hybrid_exchanges_as_many_heads_as_divide(kv_heads: int, ranks: int) -> 
 
 
 def test_ranks_of_a_hybrid() -> None:
-    """Neighbours exchange heads; a ring leads over what stands for as many."""
+    """Neighbours exchange heads, and rings connect ranks at the same place among their neighbours."""
     mesh = job_of(
         "parallel = dict(context=dict(size=4, impl='hybrid', ulysses_size=2), tensor=dict(size=2, mode='1d'))\n"
     ).mesh
@@ -85,7 +85,7 @@ def test_ranks_of_a_hybrid() -> None:
 
 
 def test_what_hybrid_decides_is_told_as_it_is() -> None:
-    """Asked again of the cuboid that has it."""
+    """Deciding again for the resulting cuboid gives the same."""
     text = MODEL.replace("num_heads=24", "num_heads=24, num_kv_heads=12")
     job = resolve(load_text(text + "parallel = dict(context=dict(size=8, impl='hybrid'))\n", PATH), 8)
     decided = ulysses_size_of(job.spec.parallel.context, job.mesh.tensor, heads_of(job.spec.model))
@@ -112,7 +112,7 @@ def test_what_hybrid_decides_is_told_as_it_is() -> None:
     ],
 )
 def test_forms_of_context_parallelism(parallel: str, per_node: int, forms: list[str]) -> None:
-    """What was given first; 24 heads of keys, so at most 8 of 8 or 16 ranks exchange them, with tensor ranks 2 of 4."""
+    """The given form is first. At most 8 of 8 or 16 ranks exchange 24 key heads, and 2 of 4 beside tensor ranks."""
     spec = job_of(f"parallel = dict({parallel})\n", 16).spec
     heads = heads_of(spec.model)
     found = context_forms(spec.parallel.tensor, spec.parallel.context, heads, per_node)

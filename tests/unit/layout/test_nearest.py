@@ -1,4 +1,4 @@
-"""The multiples next to a size, against all of them; and of sizes that no machine has."""
+"""Nearest multiples of a size, against a search of all; absurdly large sizes."""
 
 from __future__ import annotations
 

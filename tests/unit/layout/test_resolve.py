@@ -1,4 +1,4 @@
-"""From a spec to a Job: stages, names of runs, findings."""
+"""Resolving a spec to a Job: stages, names of runs, findings."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LAYERS = "model = dict(type='torch.nn.Sequential', layers_cfg=[{layers}])\n"
 @pytest.mark.parametrize(
     ("pipeline", "counts"),
     [
-        ("2", (4, 2)),  # by the layers that have parameters, two on each stage
+        ("2", (4, 2)),  # by the layers with parameters, two on each stage
         ("dict(size=2, method='uniform')", (3, 3)),
         ("dict(size=3, method='libai')", (2, 2, 2)),
         ("dict(size=3, method='type:linear')", (2, 3, 1)),

@@ -1,4 +1,4 @@
-"""Schedules: orders against those of others, closed forms against the simulation, messages against both ends."""
+"""Schedules: orders against other implementations, closed forms against the simulation, matched messages."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tests.support.sampling import sampled
 SCHEDULES = st.tuples(st.integers(1, 8), st.integers(1, 4), st.integers(1, 5), st.booleans()).map(
     lambda drawn: Schedule(Chunks(drawn[0], drawn[1]), drawn[2] * (drawn[0] if drawn[1] > 1 else 1), drawn[3])
 )
-"""Of 1 to 8 ranks, with fewer micro-batches than ranks too."""
+"""Schedules of 1 to 8 ranks, also with fewer micro-batches than ranks."""
 
 
 def written(order: list[Action]) -> str:
-    """Write an order as `F0.1`: kind, stage, micro-batch."""
+    """Return an order as text like `F0.1`: kind, stage, micro-batch."""
     return " ".join(f"{kind}{stage}.{micro}" for kind, stage, micro in order)
 
 
@@ -37,7 +37,7 @@ def test_each_rank_has_every_action_of_its_stages_once(schedule: Schedule) -> No
     for rank, order in enumerate(schedule.orders()):
         stages, micros = schedule.chunks.held_by(rank), range(schedule.num_micro_batches)
         assert Counter(order) == Counter(Action(k, stage, i) for k in kinds for stage in stages for i in micros)
-        # Gradients add up in the same order everywhere, and weights' in that of inputs.
+        # Gradients are summed in the same order everywhere, and weights' in the order of inputs'.
         for kind in kinds:
             for stage in stages:
                 assert [micro for k, s, micro in order if (k, s) == (kind, stage)] == list(micros)
@@ -65,7 +65,7 @@ def test_the_interleaved_order_is_megatron_s() -> None:
 
 
 def test_the_order_of_zero_bubble_is_zb_h1_s() -> None:
-    """Three ranks and four micro-batches: a rank defers as many W as there are ranks before it."""
+    """With three ranks and four micro-batches, a rank defers as many W as there are ranks before it."""
     orders = Schedule(Chunks(3), 4, split=True).orders()
     assert [written(order) for order in orders] == [
         "F0.0 F0.1 F0.2 B0.0 W0.0 F0.3 B0.1 W0.1 B0.2 W0.2 B0.3 W0.3",
@@ -78,14 +78,16 @@ TORCH_S = [
     (theirs, pipe, num)
     for theirs, least in ((torchs.ScheduleInterleaved1F1B, 2), (torchs.ScheduleInterleavedZeroBubble, 1))
     for pipe, num in ((2, 2), (2, 3), (3, 2), (4, 1), (4, 2), (4, 4), (8, 2))
-    if num >= least  # of one chunk, torch's interleaved schedule takes more forwards first than 1F1B
+    if num >= least  # with one chunk, torch's interleaved schedule starts with more forwards than 1F1B
 ]
 
 
 @pytest.mark.parametrize(("theirs", "pipe", "num"), TORCH_S)
 @pytest.mark.parametrize("rounds", [1, 2, 5])
 def test_interleaved_and_zero_bubble_orders_are_torch_s(theirs: type, pipe: int, num: int, rounds: int) -> None:
-    """Those of torch.distributed.pipelining, without its padding; its stages need process groups, its orders do not."""
+    """The orders of torch.distributed.pipelining are compared without padding; its stages need process groups, its
+    orders do not.
+    """
     split = theirs is torchs.ScheduleInterleavedZeroBubble
     kinds = {torchs.FORWARD: "F", torchs.FULL_BACKWARD: "B", torchs.BACKWARD_INPUT: "B", torchs.BACKWARD_WEIGHT: "W"}
     made = theirs.__new__(theirs)
@@ -113,7 +115,7 @@ def test_an_evaluation_may_have_any_number_of_micro_batches(pipe: int, num: int,
     orders = Schedule(chunks, count).forward_orders()
     timeline = simulate(orders, chunks, even_durations(chunks.stages))
     assert sorted(timeline.spans) == [("F", stage, micro) for stage in range(chunks.stages) for micro in range(count)]
-    if count % pipe == 0:  # no rank waits but while the pipeline fills
+    if count % pipe == 0:  # no rank waits except while the pipeline fills
         assert timeline.makespan == count * num + pipe - 1
 
 
@@ -122,21 +124,21 @@ def test_an_evaluation_may_have_any_number_of_micro_batches(pipe: int, num: int,
 SIZES = [(pipe, num) for pipe in range(2, 17) for num in range(1, 5)]
 MOST_MICRO_BATCHES = 64
 TIMES = [(1.0, 1.0, 1.0), (1.0, 1.2, 0.8), (1.0, 2.0, 0.0), (1.0, 0.5, 1.5), (0.5, 1.0, 1.0)]
-"""F, B and W: of matmuls; with attention, which has no W; a backward that is all B; more W than B; a short forward."""
+"""F, B and W: only matmuls; with attention, which has no W; a backward that is all B; more W than B; a short F."""
 
 
 @pytest.mark.parametrize(("pipe", "num"), sampled(SIZES, {(2, 1), (3, 1), (4, 2)}))
 def test_closed_forms_are_the_simulation_s(pipe: int, num: int) -> None:
-    """Bubble and activations, of every number of micro-batches from P to 64."""
+    """Bubble and activations agree for every number of micro-batches from P to 64."""
     chunks = Chunks(pipe, num)
     for count in range(pipe, MOST_MICRO_BATCHES + 1, pipe if num > 1 else 1):
         for split in (False, True):
             schedule = Schedule(chunks, count, split)
             orders = schedule.orders()
             assert [schedule.held(rank) for rank in range(pipe)] == [held(order, chunks) for order in orders]
-            for times in TIMES if split else TIMES[:1]:  # of a whole backward no times matter
+            for times in TIMES if split else TIMES[:1]:  # for an unsplit backward, times do not matter
                 simulated = simulate(orders, chunks, even_durations(chunks.stages, *times)).bubble
-                # 64 * 4 * 3 additions of numbers below 1000 round by less than 1e-12.
+                # 64 * 4 * 3 additions of numbers below 1000 round by less than 1e-12
                 assert schedule.bubble(*times) == pytest.approx(simulated, abs=1e-9), (count, split, times)
 
 
@@ -196,7 +198,7 @@ def test_every_message_is_sent_once_and_taken_in_once(schedule: Schedule, evalua
 
 @given(SCHEDULES.filter(lambda schedule: schedule.chunks.pipe > 2))
 def test_over_three_ranks_and_more_messages_are_used_as_they_come(schedule: Schedule) -> None:
-    """So a rank waits for the oldest message that it has begun to receive, and keeps none for later."""
+    """So a rank waits for the oldest message that it has begun to receive, and stores none for later."""
     orders = schedule.orders()
     for (_, receiver), listed in messages(orders, schedule.chunks).items():
         known = set(listed)
@@ -221,9 +223,10 @@ def test_two_ranks_never_send_both_ways_in_one_group(schedule: Schedule) -> None
 
 
 def ends(orders: list[list[Action]], chunks: Chunks, ahead: list[list[list[Action]]]) -> bool:
-    """Whether all ranks come to their end where each action waits for all that its rank has begun to send and receive.
+    """Return whether all ranks finish if each action waits for everything that its rank has begun to send and receive.
 
-    As where CUDA loads a kernel; a send ends when its receive is begun, a receive when its send is, as NCCL has it.
+    Loading a CUDA kernel has this effect. As in NCCL, a send ends when its receive has begun, and a receive when its
+    send has.
     """
     links = messages(orders, chunks)
     numbers = {each: number for listed in links.values() for number, each in enumerate(listed)}
@@ -231,7 +234,7 @@ def ends(orders: list[list[Action]], chunks: Chunks, ahead: list[list[list[Actio
     known: list[set[tuple[str, int]]] = [set() for _ in orders]
 
     def ended(rank: int) -> bool:
-        """Whether all is sent that it receives, and received what it has sent."""
+        """Return whether everything that the rank receives has been sent, and everything it sent received."""
         return all(
             begun[link] <= sent[link] if link[1] == rank else sent[link] <= begun[link]
             for link in links
@@ -276,7 +279,7 @@ def test_no_rank_waits_for_ever_whatever_it_loads(schedule: Schedule, evaluates:
 
 
 def _next_after_each(orders: list[list[Action]], chunks: Chunks, rank: int) -> list[list[Action]]:
-    """Begin with each link's first message, and receive the next one as soon as one was taken in."""
+    """Begin with each link's first message, and start the next receive as soon as one message is taken."""
     coming = {link: list(listed) for link, listed in messages(orders, chunks).items() if link[1] == rank}
     before = [[] for _ in orders[rank]]
     for listed in coming.values():
@@ -287,8 +290,8 @@ def _next_after_each(orders: list[list[Action]], chunks: Chunks, rank: int) -> l
 
 
 def test_one_message_ahead_of_all_is_one_too_many() -> None:
-    """Seen on an H200: both ranks loaded a kernel in the second backward, and each waited for what the other would send
-    after it.
+    """Seen on an H200: both ranks loaded a kernel in the second backward, and each waited for what the other would only
+    send after it.
     """
     schedule = Schedule(Chunks(2), 4)
     orders = schedule.orders()
@@ -318,7 +321,7 @@ def test_each_message_is_received_once_and_in_a_link_s_order(schedule: Schedule,
 def test_every_order_runs_whatever_stages_and_messages_take(
     schedule: Schedule, times: list[tuple[float, float, float]], message: float
 ) -> None:
-    """No action runs before what it needs, and no rank does two things at once."""
+    """No action runs before its inputs exist, and no rank does two things at once."""
     chunks = schedule.chunks
     durations = Durations(*zip(*times[: chunks.stages], strict=True))
     timeline = simulate(schedule.orders(), chunks, durations, message)

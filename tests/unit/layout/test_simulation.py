@@ -1,4 +1,4 @@
-"""The simulation: times by hand, orders that cannot run, what a rank holds."""
+"""The simulation: times by hand, orders that cannot run, and what a rank holds."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ TWO = Chunks(2)
 
 
 def test_times_of_two_stages() -> None:
-    """A step of one micro-batch over an uneven pipeline, whose messages take half a second."""
+    """One micro-batch goes through an uneven pipeline, whose messages take half a second."""
     durations = Durations(forward=[1.0, 2.0], backward=[3.0, 4.0], weights=[5.0, 6.0])
     whole = simulate(Schedule(TWO, 1).orders(), TWO, durations, message=0.5)
     assert {action: tuple(span) for action, span in whole.spans.items()} == {
         ("F", 0, 0): (0.0, 1.0),
         ("F", 1, 0): (1.5, 3.5),
-        ("B", 1, 0): (3.5, 13.5),  # whole: 4 + 6
+        ("B", 1, 0): (3.5, 13.5),  # unsplit: 4 + 6
         ("B", 0, 0): (14.0, 22.0),
     }
     assert (whole.makespan, whole.busy, whole.bubble) == (22.0, [9.0, 12.0], 22 / 12 - 1)
@@ -65,7 +65,7 @@ def test_an_action_twice_or_elsewhere_is_refused() -> None:
 
 
 def test_a_swapped_pair_holds_more() -> None:
-    """What is held follows from the order, not from the schedule that it was made by."""
+    """Memory follows from the order, not from the schedule that produced it."""
     order = Schedule(TWO, 4).order(0)
     assert held(order, TWO) == Held(2.0, 0.0)
     forwards_first = sorted(order, key=lambda action: action.kind, reverse=True)

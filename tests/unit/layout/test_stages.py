@@ -1,4 +1,4 @@
-"""Cuts of layers over stages: the best cut against brute force, LiBai's rule, no empty stage ever."""
+"""Partitions of layers over stages: the best against brute force, LiBai's rule, and no empty stage."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ def test_balanced_is_the_best_cut(sizes: tuple[int, int], first: int, layer: int
 
 
 def rank_score(weights: Sequence[int], counts: Sequence[int], chunks: Chunks) -> tuple[int, int]:
-    """What the heaviest rank bears, and the sum of squares of what all do."""
+    """Return the weight of the heaviest rank, and the sum of squares over all ranks."""
     ends = [0, *accumulate(counts)]
     loads = stages.loads_of_ranks([sum(weights[start:end]) for start, end in pairwise(ends)], chunks)
     return max(loads), sum(load * load for load in loads)
 
 
 def cuts(num_layers: int, chunks: Chunks) -> Iterator[tuple[int, ...]]:
-    """Every cut without an empty stage."""
+    """Yield every partition without an empty stage."""
     for inner in combinations(range(1, num_layers), chunks.last):
         yield tuple(end - start for start, end in pairwise((0, *inner, num_layers)))
 
@@ -73,7 +73,7 @@ def cuts(num_layers: int, chunks: Chunks) -> Iterator[tuple[int, ...]]:
 @given(LAYERS_AND_CHUNKS, st.integers(0, 9), st.integers(0, 5), st.integers(0, 9))
 @settings(max_examples=300, deadline=None, derandomize=True)
 def test_balanced_is_the_best_cut_by_rank(sizes: tuple[int, Chunks], first: int, layer: int, last: int) -> None:
-    """Against all cuts; the first stage bears the embedding, and the last one, on the last rank, the head."""
+    """All partitions are compared. The first stage has the embedding, and the last one, on the last rank, the head."""
     layers, chunks = sizes
     weighed = stages.EvenWeights(first, layer, last)
     counts = stages.balanced(weighed, layers, chunks)
@@ -82,7 +82,7 @@ def test_balanced_is_the_best_cut_by_rank(sizes: tuple[int, Chunks], first: int,
     weights[0] += first
     weights[-1] += last
     assert rank_score(weights, counts, chunks) == min(rank_score(weights, cut, chunks) for cut in cuts(layers, chunks))
-    # Within a rank, no layer would make two of its stages more even by a move from one to the other.
+    # Within a rank, moving a layer between two of its stages makes them no more even.
     loads = weighed.loads(counts)
     for rank in range(chunks.pipe):
         of_rank = [(loads[stage], counts[stage]) for stage in chunks.held_by(rank)]
@@ -98,7 +98,7 @@ def test_balanced_is_the_best_cut_by_rank(sizes: tuple[int, Chunks], first: int,
 )
 @settings(max_examples=300, deadline=None, derandomize=True)
 def test_listed_layers_are_cut_by_rank(drawn: tuple[list[int], Chunks]) -> None:
-    """Never worse than the cut by stage; stages without weight only where that one has some."""
+    """It is never worse than the partition by stage; it has stages without weight only if that one has some."""
     weights, chunks = drawn
     counts, by_stage = stages.balanced_listed(weights, chunks), stages.contiguous(weights, chunks.stages)
     assert (len(counts), sum(counts), min(counts) >= 1) == (chunks.stages, len(weights), True)
@@ -149,7 +149,7 @@ FORMS = [
 
 @pytest.mark.parametrize("model", FORMS, ids=lambda model: f"{model.norm}-{model.activation}-{model.positions}")
 def test_parameters_and_classes_are_the_module_s(model: GPT) -> None:
-    """What each layer weighs, against the layers built on one rank."""
+    """Each layer's weight is compared with the layers built on one rank."""
     weights = layout.pipeline_weights(model, "parameters", 0)
     groups = Groups(Mesh())
     built = [spec.build() for spec in models.GPT(**asdict(model)).layers(groups)]
@@ -163,7 +163,7 @@ def test_parameters_and_classes_are_the_module_s(model: GPT) -> None:
 
 
 def test_a_table_of_positions_moves_the_cut() -> None:
-    """With a long table of positions the first stage has fewer blocks; rotary positions have none."""
+    """With a long position table the first stage has fewer blocks; rotary positions have none."""
     model = GPT(num_layers=8, hidden_size=64, num_heads=8, vocab_size=1000, max_seq_len=32, ffn_hidden_size=64)
     assert cut(model, "parameters", 2) == (4, 4)
     assert cut(replace(model, positions="rotary", max_seq_len=1000), "parameters", 2) == (4, 4)
@@ -189,7 +189,7 @@ def test_ids_are_of_ranks_where_counts_are_of_stages(ids: list[int], chunks: Chu
 
 
 def test_the_cut_of_a_gpt_with_chunks() -> None:
-    """The head is worth four layers: the last rank has as many fewer, of which its last stage bears the most."""
+    """The head weighs four layers: the last rank has as many fewer, most of them missing on its last stage."""
     model = GPT(num_layers=16, hidden_size=96, num_heads=4, vocab_size=4992, max_seq_len=96)
     counts = auto_counts(model, "cost", Chunks(2, 2), model.max_seq_len)
     assert counts == (5, 5, 5, 1)

@@ -15,7 +15,7 @@ Cut = tuple[int, int]
 
 @st.composite
 def cuts(draw: st.DrawFn) -> Cut:
-    """(tokens, ranks of the ring), where each rank stores as many."""
+    """Draw (tokens, ranks of the ring), with equally many tokens per rank."""
     ring = draw(st.integers(1, 9))
     return ring * draw(st.integers(1, 12)), ring
 
@@ -44,7 +44,7 @@ def test_positions_ascend_on_each_rank(cut: Cut) -> None:
 
 @given(cuts())
 def test_the_first_token_is_the_first_rank_s_first(cut: Cut) -> None:
-    """Class tokens are looked for there."""
+    """Class tokens are expected there."""
     assert runs(cut[0], cut[1], 0, cut[1])[0].first == 0
 
 
@@ -58,7 +58,9 @@ def test_causal_work_is_counted(cut: Cut) -> None:
 
 @pytest.mark.parametrize("ring", [2, 3, 4, 8, 16])
 def test_zigzag_balances_causal_work(ring: int) -> None:
-    """Even pieces to the pair, odd ones to a token's work; one by one in pieces, the last of 4 has 1.75 of the mean."""
+    """Even pieces balance exactly, odd ones to a token's work. Unshuffled pieces do not: the last of 4 has 1.75 of the
+    mean.
+    """
     for each in (2, 64, 21, 63, 255):
         work = [causal_pairs(runs(each * ring, ring, index, ring)) for index in range(ring)]
         assert 1 <= max(work) / (sum(work) / ring) <= (1 + 1 / each if each % 2 else 1)

@@ -1,4 +1,4 @@
-"""What lint counts of a transformers model, against the model that transformers builds on the meta device."""
+"""Lint's costs of a transformers model, against the model that transformers builds on the meta device."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SIZES = {
     "patch": 6,
     "channels": 4,
 }
-"""Others than those by which the table was found."""
+"""Other sizes than those by which the table was found."""
 QUICK = {"GPT2LMHeadModel", "LlamaForCausalLM", "Gemma2ForCausalLM", "Phi3ForCausalLM"}
 CLASSES = sampled((name for name, row in table()["models"].items() if "parts" in row), QUICK)
 needs_transformers = pytest.mark.skipif(not HAS_TRANSFORMERS, reason=NO_TRANSFORMERS)
@@ -48,15 +48,15 @@ def model_of(name: str, config: dict[str, Any]) -> OtherModel:
 
 
 def configs(name: str) -> Iterator[dict[str, Any]]:
-    """The sizes, then with each switch turned, then without what follows from others."""
+    """Yield the sizes, then with each switch toggled, then without the derived ones."""
     row = table()["models"][name]
     defaults = table()["configs"][row["config"]]["defaults"]
     own = {size: next((each for each in names if each in defaults), None) for size, names in NAMES.items()}
     given: dict[str, Any] = {key: SIZES[size] for size, key in own.items() if key is not None}
-    if name == "CohereCompassForCausalLM":  # which cannot be built without
+    if name == "CohereCompassForCausalLM":  # cannot be built without it
         rope = {"rope_type": "default", "rope_theta": 10000.0}
         given["rope_parameters"] = {"full_attention": rope, "sliding_attention": rope}
-    # Of some configs the default would be beyond the small vocabulary.
+    # some configs' defaults would exceed the small vocabulary
     given |= dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 1)
     yield given
     for switch in row.get("switches", {}):
@@ -70,7 +70,7 @@ def configs(name: str) -> Iterator[dict[str, Any]]:
 
 
 def is_taken(name: str, config: dict[str, Any]) -> bool:
-    """Whether transformers can build it: some models need what their config may leave out."""
+    """Return whether transformers can build it: some models need keys that their config may leave out."""
     import transformers
 
     cls = getattr(transformers, name)
@@ -98,7 +98,7 @@ def test_parameters_are_those_of_the_model(name: str) -> None:
 
 @needs_transformers
 def test_every_class_with_a_policy_is_in_the_table() -> None:
-    """Else lint knows neither its layers nor its sizes: python tools/transformers_tables.py."""
+    """Otherwise lint knows neither its layers nor its sizes: run python tools/transformers_tables.py."""
     assert {*table()["models"]} >= {*DERIVED, *POLICIES}
 
 
@@ -145,7 +145,7 @@ def test_lists_of_blocks_are_weighed_one_by_one() -> None:
 @pytest.mark.parametrize(
     ("name", "config"),
     [
-        ("Qwen3MoeForCausalLM", {"mlp_only_layers": [0]}),  # which of its blocks hold what is not in the table
+        ("Qwen3MoeForCausalLM", {"mlp_only_layers": [0]}),  # the table does not have which of its blocks hold what
         ("LlamaForCausalLM", {"hidden_size": "64"}),
         ("NoSuchForCausalLM", {"hidden_size": 64}),
     ],

@@ -1,4 +1,4 @@
-"""Lint's arithmetic of a transformers model's sizes, against the layers that are built."""
+"""Lint's sizes of a transformers model, against the layers that are built."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.sampling import sampled
 from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 
 QUICK = ("1d-4", "2.5d-8-depth-2", "cuboid-2-3-2", "hybrid-4-1d-2")
-# ulysses shares heads out when it attends, not when layers are built
+# Ulysses shares heads out when it attends, not when layers are built
 NAMES = sampled((name for name in LAYOUTS if not name.startswith("ulysses")), QUICK)
 
 
@@ -47,14 +47,14 @@ def test_what_lint_refuses_cannot_be_built_and_what_it_passes_can(layout: str) -
         passes = all(each.holds for each in conditions(known, groups.tensor))
         model = HuggingFaceModel(transformers.LlamaForCausalLM, config)
         ranks = divisors.head_ranks(groups.tensor)
-        whole = heads % ranks == kv_heads % ranks == 0  # of activations: a weight may be cut within a head
+        whole = heads % ranks == kv_heads % ranks == 0  # of activations: a weight may be split within a head
         assert passes == (whole and _is_built(model.layers(groups)[:2])), config
         seen.add(passes)
     assert True in seen
 
 
 def _is_built(layers: list[LayerSpec]) -> bool:
-    """Whether the table and the first block are built; what else fails than a size is an error."""
+    """Return whether the table and the first block are built; failures other than a size are errors."""
     try:
         for layer in layers:
             layer.build()
@@ -96,7 +96,7 @@ def test_a_folder_gives_what_the_config_leaves_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "config", "broken"),
     [
-        ("Mixtral", {"intermediate_size": 10}, []),  # of experts, which are whole
+        ("Mixtral", {"intermediate_size": 10}, []),  # of experts, which are not sharded
         ("Qwen3Moe", {"intermediate_size": 10}, []),
         ("Qwen3Moe", {"intermediate_size": 10, "mlp_only_layers": [0]}, ["intermediate_size"]),
         ("Qwen3Moe", {"intermediate_size": 10, "decoder_sparse_step": 2}, ["intermediate_size"]),

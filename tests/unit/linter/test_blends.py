@@ -1,4 +1,4 @@
-"""Blends, saved data sets and classes of one's own under lint: each mistake at its place; nothing is imported."""
+"""Lint of blends, saved data sets and a user's classes: each mistake at its place; nothing is imported."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Conditions that other frameworks check, or fail to, each by name: the codes that check it here, or why none does.
+"""Conditions that other frameworks check, or fail to: the codes that check each here, or why none does.
 
-The list was gathered from the checks of Megatron-LM, Megatron-DeepSpeed, DeepSpeed, GPT-NeoX, nanotron, picotron,
-torchtitan, LiBai, ColossalAI and accelerate, and from their users' issues. A line with a reason alone does not apply to
-dslpar on DeepSpeed.
+The list comes from the checks of Megatron-LM, Megatron-DeepSpeed, DeepSpeed, GPT-NeoX, nanotron, picotron, torchtitan,
+LiBai, ColossalAI and accelerate, and from their users' issues. A line with only a reason does not apply to dslpar on
+DeepSpeed.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ CHECKS: Mapping[str, tuple[str, str]] = {
         " DEAD114 DEAD115 DEAD116 DEAD117 DEAD118 DEAD120 DEAD121 DEAD124 DEAD125 DEAD126 DEAD127 TEN108",
         "",
     ),
-    # measured or read of ColossalAI, LiBai and DeepSpeed
+    # measured in, or read from, ColossalAI, LiBai and DeepSpeed
     "tensor size > 1 without a mode": ("TEN101", ""),
     "data unlike world / (pipeline * tensor)": ("PAR103", ""),
     "sequence mode: sequence and heads": ("TEN204 TEN201", ""),
@@ -126,12 +126,12 @@ def test_each_condition_has_its_codes_or_a_reason(condition: str) -> None:
 
 
 def test_checks_are_listed_once() -> None:
-    """82 conditions were gathered; one that is written twice would take the other's place in the dict."""
+    """82 conditions were gathered; a duplicate would replace the other in the dict."""
     assert len(CHECKS) == 82
 
 
 def test_keys_called_unknown_are_unknown() -> None:
-    """Keys that a reason calls unknown are so."""
+    """Keys that a reason calls unknown are unknown."""
     from tests.support.lint import MODEL
     from tests.support.lint import codes as told
 

@@ -1,4 +1,4 @@
-"""Text that lint can see: files that are missing, and a vocabulary that bytes do not have."""
+"""Lint of text files: missing files, and vocabularies far larger than the 256 bytes."""
 
 from __future__ import annotations
 

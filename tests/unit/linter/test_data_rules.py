@@ -1,4 +1,4 @@
-"""`data` under lint: its type against the model's class, its tokenizer against the vocabulary; nothing is imported."""
+"""Lint of `data`: its type against the model, its tokenizer against the vocabulary; nothing is imported."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_bytes_need_their_special_tokens() -> None:
 
 @pytest.mark.parametrize("norm", ["BatchNorm1d", "torch.nn.BatchNorm2d"])
 def test_batch_norms_and_no_micro_size(norm: str) -> None:
-    """On the help, lint is content; on another world it says another size."""
+    """Following the help satisfies lint; for another world it has another size."""
     model = "model = dict(type='Sequential', layers_cfg=[dict(type='Linear', in_features=4, out_features=4), {}])\n"
     text = (
         model.replace("{}", f"dict(type='{norm}', num_features=4)") + "batch = dict(global_size=64, accumulation=2)\n"
@@ -132,7 +132,7 @@ SAID = '{"messages": [{"role": "user", "content": "1+1?"}, {"role": "assistant",
 
 
 def of_chat(folder: Path, text: str) -> list[Finding]:
-    """What lint says of a config in a folder, but for what is legal and slow."""
+    """Return lint's findings for a config in a folder, without those about speed."""
     (folder / "cfg.py").write_text(text)
     found = check.lint(str(folder / "cfg.py"), 1)
     return [item for item in found if item.code.startswith("BAT")]

@@ -1,4 +1,4 @@
-"""The section `deepspeed`: misspelt keys at every depth, wrong types, DeepSpeed's nesting, values that it rejects."""
+"""Lint of `deepspeed`: misspelt keys at every depth, types, nesting, and values that DeepSpeed rejects."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.lint import MODEL, PATH, marked
 
 
 def errors(text: str, world: int = 8) -> list[Finding]:
-    """The errors of a config of this text and a model."""
+    """Return the errors of a config with this text and a model."""
     return [found for found in lint(load_text(MODEL + text, PATH), world) if found.severity == "error"]
 
 
@@ -26,7 +26,7 @@ def errors(text: str, world: int = 8) -> list[Finding]:
 
 
 def places() -> Iterator[tuple[str, str]]:
-    """Pair a config with {} in place of a key and its value with the key, for every key of every section."""
+    """Yield a config with {} in place of a key and its value, and the key, for every key of every section."""
     offload = "zero = dict(stage=3, offload_{}=dict(device='cpu', {{}}))"
     yield from (("zero = dict({})", name) for name in deepspeed_policy.ZERO)
     yield from ((offload.format("optimizer"), name) for name in deepspeed_policy.OFFLOAD_OPTIMIZER)
@@ -188,12 +188,12 @@ TOGETHER = [
     (
         "zero = dict(stage=1, allgather_bucket_size=7)\nprecision = 'bf16'",
         ["ZER108"],
-    ),  # with half-precision masters DeepSpeed takes the same optimizer
+    ),  # with half-precision masters DeepSpeed accepts the same optimizer
     ("zero = dict(stage=1, allgather_bucket_size=7, offload_optimizer='cpu')\nprecision = 'bf16'", ["ZER108"]),
     ("zero = dict(stage=3, zero_quantized_gradients=True, reduce_scatter=False)", ["ZER108"]),
     ("zero = dict(stage=3, zero_hpz_partition_size=3)", ["ZER109"]),
     ("zero = dict(stage=3, zero_hpz_partition_size=4)", []),
-    ("zero = dict(stage=3, zero_hpz_partition_size=99)", []),  # DeepSpeed takes the world
+    ("zero = dict(stage=3, zero_hpz_partition_size=99)", []),  # DeepSpeed uses the world size
     ("zero = dict(stage=2, zero_hpz_partition_size=3)", []),
     ("zero = dict(stage=3, zero_hpz_partition_size=2)\nparallel = dict(tensor=dict(size=2, mode='1d'))", ["ZER109"]),
     ("zero = 3\ntrain = dict(compile=True)", ["ZER110"]),

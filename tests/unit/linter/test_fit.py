@@ -1,4 +1,4 @@
-"""FIT: what needs more than a device has, where a device is known."""
+"""FIT: jobs that need more memory than a known device has."""
 
 from __future__ import annotations
 
@@ -186,8 +186,8 @@ def test_the_better_form_of_context_parallelism_is_named_in_numbers(
     [
         ("context=dict(size=8, impl='ring')", (4, 8, 32768)),
         ("context=dict(size=8, impl='ulysses')", (8, 32, 4096)),
-        ("context=dict(size=8, impl='ring')", (8, 4, 32768)),  # of 4 heads of keys ulysses over 8 ranks is not legal
-        ("context=dict(size=8, impl='hybrid', ulysses_size=4)", (8, 4, 4096)),  # pieces so short wait for launches
+        ("context=dict(size=8, impl='ring')", (8, 4, 32768)),  # with 4 key heads, Ulysses over 8 ranks is illegal
+        ("context=dict(size=8, impl='hybrid', ulysses_size=4)", (8, 4, 4096)),  # such short pieces wait for launches
         ("tensor=dict(size=8, mode='1d')", (8, 8, 4096)),
     ],
 )
@@ -211,7 +211,7 @@ def test_hybrid_s_ranks_are_written_though_they_could_be_left_out() -> None:
 
 
 def test_what_is_not_legal_is_not_forecast() -> None:
-    """Heads that do not divide are the family's to say, and say alone: no memory of such a layout is told."""
+    """The family's rule alone reports heads that do not divide; the memory of such a layout is not forecast."""
     text = (
         in_context("context=dict(size=8, impl='ulysses')", 8, 4, 65536) + "batch = dict(global_size=64, micro_size=32)"
     )

@@ -34,7 +34,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def misspelt(name: str, chance: random.Random) -> str:
-    """A name with one letter missing, doubled, swapped or wrong."""
+    """Return a name with one letter missing, doubled, swapped or wrong."""
     at = chance.randrange(1, len(name))
     return chance.choice(
         [
@@ -47,7 +47,7 @@ def misspelt(name: str, chance: random.Random) -> str:
 
 
 def test_misspelt_names_in_the_shipped_configs_are_restored(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Byte for byte, or not at all: never something else."""
+    """Each is restored byte for byte or not changed, and never becomes something else."""
     shutil.copytree(CONFIGS, here / "configs")
     chance = random.Random(5)
     files = sorted(path for path in (here / "configs").rglob("*.py") if "common" not in path.parts)
@@ -301,7 +301,7 @@ def test_stdin_is_fixed_to_stdout(
 
 @given(st.text("ab\r\n\f", max_size=12), st.lists(st.tuples(st.integers(0, 12), st.integers(0, 4)), max_size=4))
 def test_applied_replaces_characters_and_nothing_else(text: str, spans: list[tuple[int, int]]) -> None:
-    """Against slices of the text; locations count lines as the evaluator does, with any line ending."""
+    """Compared with slices of the text; locations count lines as the evaluator does, with any line ending."""
     lines = re.split("\r\n|\r|\n", text)
     starts = [0, *(match.end() for match in re.finditer("\r\n|\r|\n", text))]
     expected, fixes, end = text, [], len(text) + 1

@@ -16,7 +16,7 @@ from tests.support.paths import ROOT
 
 TREES = ROOT / "tests/support/foreign_configs"
 TITLES = {"libai": "LiBai", "colossalai": "ColossalAI", "megatron": "Megatron-LM", "gpt_neox": "GPT-NeoX"}
-NOT_RECOGNISED = {"from_environment.py"}  # nothing that it sets could be read
+NOT_RECOGNISED = {"from_environment.py"}  # none of its settings can be read
 FILES = [path for path in sorted(TREES.rglob("*.*")) if path.is_file() and path.name not in NOT_RECOGNISED]
 
 

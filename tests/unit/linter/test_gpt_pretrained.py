@@ -1,4 +1,4 @@
-"""Lint of a GPT that begins with a folder's weights: each field is compared with config.json, at its line."""
+"""Lint of a GPT with pretrained weights: each field is compared with config.json, at its line."""
 
 from __future__ import annotations
 

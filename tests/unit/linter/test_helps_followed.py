@@ -1,7 +1,7 @@
-"""Every help of every rule is followed to the letter: the finding is gone, and there is no new one.
+"""Every help of every rule, followed to the letter, removes its finding and adds none.
 
-The examples of the rules' pages are what is mended. Where a help says that only the author knows what to write, the
-table ANSWERS has what an author might; where it does not, `tests.support.helps` carries it out.
+The examples of the rules' pages are fixed. If only the author knows what to write, the table ANSWERS has a possible
+answer. Otherwise `tests.support.helps` carries the help out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.unit.linter.test_rule_pages import TWO
 
 
 def replacing(old: str, new: str) -> Callable[[Linted], Linted]:
-    """An answer that writes something else in a config, a hostfile, a flag or an override."""
+    """Return an answer that replaces text in a config, a hostfile, a flag or an override."""
 
     def write(before: Linted) -> Linted:
         texts = before.text, before.hostfile or "", before.hosts[1], " ".join(before.overrides)
@@ -59,7 +59,7 @@ ANSWERS: Mapping[str, Callable[[Linted], Linted]] = {
     "CFG116": replacing("  # dslpar: ignore[CFG103]", ""),
     "CFG120": replacing("update(dict(dist=dict(tensor_parallel_size=4)))", "dist.tensor_parallel_size = 4"),
     "CFG122": replacing("LazyCall(system)(command='nproc')", "4"),
-    "CFG123": lambda before: before._replace(text=MODEL),  # what `dslpar import` would write, shorter
+    "CFG123": lambda before: before._replace(text=MODEL),  # a short form of what `dslpar import` would write
     "TEN107": replacing("(2, 3, 1)", "(1, 4, 1)"),
     "PIP104": replacing("[0, 1, 2, 5]", "[0, 1, 2, 3]"),
     "PIP110": replacing("MyModel'", "MyModel', layers_cfg=[dict(type='Linear', in_features=8, out_features=8)] * 2"),
@@ -81,11 +81,11 @@ ANSWERS: Mapping[str, Callable[[Linted], Linted]] = {
     "HST113": replacing("node1\nnode2", "node1 slots=4\nnode2 slots=4"),
     "HST114": replacing("node1:4\nnode2:4", "node1 slots=4\nnode2 slots=4"),
 }
-"""What only the author of a page's example can know."""
+"""Answers that only the author of a page's example can know."""
 
 
 def example_of(rule: Rule) -> Linted:
-    """The example of a page, as tests/unit/linter/test_rule_pages.py lints it."""
+    """Return a page's example, as tests/unit/linter/test_rule_pages.py lints it."""
     example = sections(rule)["Example"]
     if rule in HOST_RULES:
         flags = re.findall(r"(--(?:in|ex)clude) (\S+)", example)
@@ -97,7 +97,7 @@ def example_of(rule: Rule) -> Linted:
 
 
 def mended(finding: Finding, before: Linted) -> Iterator[tuple[str, Linted]]:
-    """What a finding's help leads to: each of its alternatives, and the author's answer where there is one."""
+    """Yield the results of a finding's help: each of its alternatives, and the author's answer if there is one."""
     yield from carry_out(finding, before)
     if finding.code in ANSWERS:
         assert HOLE.search(finding.help), f"{finding.help!r} leaves nothing to the author"
@@ -107,7 +107,7 @@ def mended(finding: Finding, before: Linted) -> Iterator[tuple[str, Linted]]:
 def check_every_alternative(
     found: list[Finding], before: Linted, ignored: tuple[str, ...], follow: Follow = carry_out
 ) -> int:
-    """Follow the helps of these findings; return how many alternatives there were."""
+    """Follow the helps of these findings, and return the number of alternatives."""
     known = {(item.code, item.key, item.message) for item in before.findings(ignored)}
     tried = 0
     for finding in found:
@@ -130,7 +130,7 @@ def test_followed_help_mends(rule: Rule) -> None:
 
 @pytest.mark.parametrize("text", [text for text, _, _ in SAID])
 def test_followed_help_mends_mistakes_about_classes(text: str) -> None:
-    """Optimizers, schedulers, handlers and layers: what the author alone can know is not asked for an answer here."""
+    """For optimizers, schedulers, handlers and layers, helps with answers of the author are left out."""
     before = Linted(text if "model =" in text else MODEL + text)
     found = [item for item in before.findings(TOO_SMALL) if item.help]
     tried = check_every_alternative(found, before, TOO_SMALL)
@@ -156,7 +156,7 @@ def finding_with(help: str) -> Finding:
 
 @pytest.mark.parametrize("help", ["consider another layout", "make it smaller", "size 4", "use the docs or ask"])
 def test_vague_help_is_told(help: str) -> None:
-    """The harness does not take for followed what it cannot read."""
+    """The harness does not count an unreadable help as followed."""
     with pytest.raises(UnreadableHelpError):
         list(carry_out(finding_with(help), Linted("model = dict(type='GPT')\n")))
 

@@ -1,4 +1,4 @@
-"""Hints are right: with a suggested value the finding is gone, and there is no other."""
+"""Hints are right: a suggested value removes the finding and adds none."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def config(values: dict[str, int | None], positions: str, tensor: str) -> str:
 
 
 def choices(finding: Finding) -> list[dict[str, int]]:
-    """What the hint of a finding suggests: sizes of its own key ("4 or 8"), of one other, or several together."""
+    """Return the sizes that a hint suggests: for its own key ("4 or 8"), for one other, or for several together."""
     offered = finding.help.removeprefix("nearest legal: ")
     assert offered != finding.help, finding
     if " with " in offered:

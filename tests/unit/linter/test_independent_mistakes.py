@@ -1,4 +1,4 @@
-"""All findings at once: a mistake in one field hides no other that does not depend on it."""
+"""All findings at once: a mistake in one field hides no independent one."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ DEPENDS = {
     "CFG101": ("optimizer.type='Foo'", "model.type='Llama'"),
     "CFG103": ("optimizer.type='Foo'", "lr_scheduler.type='foo'", "model.type='Llama'"),
 }
-"""A code, and the mistakes without whose correction nobody knows whether it holds.
+"""A code, and the mistakes that must be corrected before its check has a meaning.
 
-A section of an unknown class may have any keys; what depends on a size waits until the size is one.
+A section of an unknown class may have any keys. Checks that depend on a size wait until the size is valid.
 """
 NEVER_HIDDEN = ("optimizer.lr=-1", "optimizer.weight_decay=-1", "model.num_layers=0", "model.vocab_size=-1")
-"""What every class of its section has."""
+"""Keys that every class of their section has."""
 
 
 @pytest.mark.prove
@@ -68,13 +68,13 @@ def test_a_mistake_hides_no_other_that_does_not_depend_on_it() -> None:
 
 
 def test_a_mistake_hides_none_of_some_others() -> None:
-    """Each mistake beside the next two, and one that is far away."""
+    """Each mistake is combined with the next two, and with a distant one."""
     ahead = [(one, MISTAKES[(at + by) % len(MISTAKES)]) for at, one in enumerate(MISTAKES) for by in (1, 2, 17)]
     assert hidden(ahead) == []
 
 
 def hidden(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str, str]]:
-    """Of mistakes that are made together: (what is not found, beside what, its code)."""
+    """Yield for pairs of mistakes: (the one that is not found, the other, its code)."""
     alone = {mistake: set(codes(CONFIG, overrides=[mistake])) for mistake in MISTAKES}
     assert [mistake for mistake, found in alone.items() if not found] == []
     hidden = []

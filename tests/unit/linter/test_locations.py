@@ -1,4 +1,4 @@
-"""Each finding is located at the wrong value, through imports, variables, aliases and overrides; all at once."""
+"""Locations: each finding is at the wrong value, through imports, variables, aliases and overrides."""
 
 from __future__ import annotations
 

@@ -270,7 +270,7 @@ def test_an_unknown_value_has_one_finding(text: str) -> None:
 
 
 def test_classes_by_reference() -> None:
-    """As in LiBai: a LazyCall of the class, by its full name."""
+    """As in LiBai, a class is a LazyCall, by its full name."""
     text = (
         "from dslpar import LazyCall as L\n"
         "from torch.optim import RMSprop\nfrom torch.optim.lr_scheduler import StepLR\n"
@@ -357,7 +357,7 @@ def test_messages_about_grouped_queries_and_rotary_positions() -> None:
 
 
 def test_rules_about_one_rank_need_no_mode() -> None:
-    """What is wrong on any cuboid is reported before the mode is right."""
+    """Mistakes on any cuboid are reported before the mode is valid."""
     text = MODEL.replace("hidden_size=96", "hidden_size=90") + "parallel = dict(tensor=4)\n"
     found = {finding.code: finding.help for finding in findings(text)}
     assert found.keys() == {"TEN205", "TEN101"}

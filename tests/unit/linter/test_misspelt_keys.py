@@ -1,4 +1,4 @@
-"""A misspelt key, or one of another framework, is one mistake: one finding, and a fix only if it is certain."""
+"""A misspelt key, or another framework's: one finding, and a fix only if it is certain."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.support.lint import MODEL, findings
 
 BIG = "model = dict(type='GPT', num_layers=8, hidden_size=96, num_heads=24, vocab_size=256, max_seq_len=96)\n"
 
-# what is written, what is told, what a fix would write
+# the text, the message, the fix
 ONCE = [
     ("parallel = dict(tensor=dict(sise=2, mode='1d'))", "did you mean 'size'?", "size"),
     ("parallel = dict(tensor=dict(tp_size=2, mode='1d'))", "here that is parallel.tensor.size", None),
@@ -100,7 +100,7 @@ def test_checkpoints_that_are_loaded_rank_by_rank(text: str, code: str) -> None:
 
 
 def test_a_float_that_is_whole_is_a_number_of_steps() -> None:
-    """As in transformers' examples of DeepSpeed's JSON."""
+    """Examples of DeepSpeed's JSON in transformers have such floats."""
     assert findings(f"{MODEL}deepspeed = dict(steps_per_print=1e5)\n") == []
 
 

@@ -1,4 +1,4 @@
-"""Every example of docs/mistakes.md: lint prints what the page shows, and nothing for the corrected config."""
+"""docs/mistakes.md: lint prints what the page shows, and nothing for each corrected config."""
 
 from __future__ import annotations
 

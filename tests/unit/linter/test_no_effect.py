@@ -1,4 +1,4 @@
-"""DEAD110 and on, CFG120, CFG121: keys without an effect have a finding, keys with one have none."""
+"""DEAD110 and up, CFG120, CFG121: keys without an effect have a finding, and no others do."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GATHER = "zero = dict(stage=1, overlap_param_gather=True)\n"
 
 OVERLAPPED = "parallel = dict(tensor=dict({}, comm_overlap='symmetric_memory'))"
 SWITCH = "without quotes ('on' is a string, in YAML 1.2 too)"
-# what is written, what is told, what the caret marks
+# the text, the message, the text at the caret
 TOLD = [
     ("parallel = dict(tensor=dict(size=1, mode='1d', sequence=True))", "DEAD110", "True"),
     ("parallel = dict(tensor=dict(size=1, mode='3d', residual='hidden', keep='x'))", "DEAD110", "'hidden'"),
@@ -52,7 +52,7 @@ TOLD = [
     (OVERLAPPED.format("size=2, mode='1d'"), "DEAD125", "'symmetric_memory'"),
     (OVERLAPPED.format("size=4, mode='2d'"), "DEAD125", "'symmetric_memory'"),
     (OVERLAPPED.format("size=4, mode='cuboid', shape=(1, 2, 2)"), "DEAD125", "'symmetric_memory'"),
-    # where another rule says it, that one alone
+    # only another rule reports these
     (OVERLAPPED.format("size=1, mode='1d', sequence=True"), "DEAD110", "True"),
     (OVERLAPPED.format("size=2, mode='sequence'"), "TEN108", "'symmetric_memory'"),
     (
@@ -82,11 +82,11 @@ TOLD = [
     ("micro_batch_size = 4", "CFG121", "micro_batch_size"),
     ("train = dict(steps=9, dist=dict(data_parallel_size=1))\ntrain.update(dist=dict())", "CFG120", "dict()"),
 ]
-# what has an effect, or is a form that others document
+# keys with an effect, or documented forms of other frameworks
 SILENT = [
     "train = dict(check_replicas=5, on_replica_difference='report')",
     "train = dict(check_replicas=5)\nparallel = dict(tensor=dict(size=8, mode='1d'))",
-    "parallel = dict(pipeline=8)\ntrain = dict(check_replicas=5)",  # of a GPT that ties its embeddings
+    "parallel = dict(pipeline=8)\ntrain = dict(check_replicas=5)",  # with a GPT that ties its embeddings
     OVERLAPPED.format("size=2, mode='1d', sequence=True"),
     OVERLAPPED.format("size=8, mode='3d'"),
     OVERLAPPED.format("size=2, mode='cuboid', shape=(1, 2, 1), residual='batch'"),
@@ -271,7 +271,7 @@ def test_keys_of_other_frameworks_get_the_key_to_write(text: str, hint: str) -> 
 
 
 def test_every_key_of_zero_has_its_stages() -> None:
-    """The table has every key of DeepSpeed's; one that is missing would count as used at every stage."""
+    """The table has every DeepSpeed key of the section; a missing one would count as used at every stage."""
     left = {name for name in deepspeed_policy.ZERO if _stages_of(name) == (0, 1, 2, 3)}
     refused_or_elsewhere = {
         "stage", "compute_grad_norm", "elastic_checkpoint", "legacy_stage1", "pipeline_loading_checkpoint",

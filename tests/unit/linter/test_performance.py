@@ -1,4 +1,4 @@
-"""PERF: messages have the numbers that forecast and layout count, and suggested layouts have no finding."""
+"""PERF: messages have the numbers of forecast and layout, and suggested layouts have no finding."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WIDE = MODEL.replace("hidden_size=96", "hidden_size=192")
 
 
 def told(tensor: str, micro_size: int, world: int = 8) -> list[str]:
-    """Messages and hints of PERF103."""
+    """Return messages and hints of PERF103."""
     text = f"{WIDE}parallel = dict(tensor=dict({tensor}))\nbatch = dict(micro_size={micro_size})\n"
     found = findings(text, world, ignored=())
     assert {finding.code for finding in found} <= {"PERF103"}
@@ -54,11 +54,11 @@ def test_an_illegal_layout_has_no_perf_finding() -> None:
     assert {finding.code for finding in findings(text, 8, ignored=())} == {"BAT102"}
 
 
-# Stages that wait ---------------------------------------------------------------------------------------------------
+# Waiting stages ---------------------------------------------------------------------------------------------------
 
 
 def of_pipelines(text: str, world: int | None = 8) -> list[str]:
-    """Code, message and hint of PERF104 and on."""
+    """Return code, message and hint of PERF104 and later ones."""
     found = findings(text, world, ignored=("CFG112", "PERF103"))
     return [f"{finding.code}: {finding.message}; {finding.help}" for finding in found]
 
@@ -195,7 +195,7 @@ def test_no_partition_is_more_even_than_the_suggested_one(stages: int, more: int
         assert best <= imbalance(weights.loads(balanced(other, layers, Chunks(stages)))) + 1e-12
 
 
-# What is sent or computed for nothing -------------------------------------------------------------------------------
+# Wasted traffic and computation -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

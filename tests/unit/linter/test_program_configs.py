@@ -1,4 +1,4 @@
-"""A config that a program completes: `--program`, in lint and show, and a dict in place of a file."""
+"""Configs that a program completes: `--program` in lint and show, and a dict in place of a file."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def config(tmp_path: Path) -> Path:
 def test_without_the_flag_a_model_is_missing_and_the_help_names_it(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One in ColossalAI's names is told as such, with the same way out."""
+    """A config with ColossalAI's names is reported as such, with the same help."""
     for text, code in ((PROGRAM_S, "CFG123"), (PROGRAM_S.replace("NUM_EPOCHS", "_NUM_EPOCHS"), "CFG107")):
         config.write_text(text)
         status, found = lint(config, capsys=capsys)

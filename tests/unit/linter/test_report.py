@@ -1,4 +1,4 @@
-"""What `dslpar lint` prints: colour, GitHub's commands, SARIF against its schema, statistics.
+"""Reports of `dslpar lint`: colour, GitHub's commands, SARIF against its schema, statistics.
 
 sarif-2.1.0.json is the schema of SARIF 2.1.0 as Microsoft's SARIF SDK ships it (npm `@microsoft/sarif-multitool-linux`
 5.7.0, MIT licence).
@@ -35,7 +35,7 @@ def finding(path: str = "cfg.py", message: str = "message", severity: Any = "err
 
 
 def log_of(found: list[Finding], sources: dict[str, str], status: int = 1, **env: str) -> Any:
-    """A SARIF log that is valid by its schema."""
+    """Return a SARIF log that its schema validates."""
     log = json.loads(sarif(found, sources, ["cfg.py"], status, env))
     VALIDATOR.validate(log)
     return log["runs"][0]

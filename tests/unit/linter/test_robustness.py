@@ -1,4 +1,4 @@
-"""No config makes a rule slow, exhaust memory or crash; each case here once did."""
+"""Robustness: no config makes a rule slow, memory-hungry or crash; each case here once did."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The exact findings of rules, and none one step beyond their boundary: each row is a config next to a boundary.
+"""Exact findings on both sides of each rule's boundary: each row is a config next to a boundary.
 
-A row has what differs in the model, the rest of the config, the world (or the hostfile, or both), and each finding as
-`CODE line message; help`. The mutants of tests/properties/mutation/__main__.py say where a row is missing.
+A row has the changes of the model, the rest of the config, the world (or the hostfile, or both), and each finding as
+`CODE line message; help`. The mutants of tests/properties/mutation/__main__.py show where a row is missing.
 """
 
 from __future__ import annotations
@@ -1324,11 +1324,11 @@ AND_SLOW: list[Row] = [
     ),
 ]
 
-"""Rows in which findings about slow layouts count too."""
+"""Rows in which findings about slow layouts count, too."""
 
 
 def config(changes: str, rest: str) -> str:
-    """A config with these changes of the model; none if the rest has a model of its own."""
+    """Return a config with these changes of the model, or without a model if the rest has its own."""
     if rest.startswith("model"):
         return f"{rest}\n"
     sizes = SIZES | dict(change.split("=") for change in changes.split(", ") if change)
@@ -1336,7 +1336,7 @@ def config(changes: str, rest: str) -> str:
 
 
 def said(changes: str, rest: str, where: Where, ignored: tuple[str, ...]) -> list[str]:
-    """The findings, as rows have them."""
+    """Return the findings in the rows' format."""
     world, hosts = where if isinstance(where, tuple) else (where, None) if not isinstance(where, str) else (None, where)
     found = findings(config(changes, rest), world, hostfile=hosts, ignored=ignored)
     return [f"{each.code} {each.location.line} {each.message}; {each.help}" for each in found]

@@ -1,4 +1,4 @@
-"""Every rule has a page whose examples do what it says; codes and names are unique."""
+"""Rule pages: the examples behave as the page says; codes and names are unique."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ TWO = "parallel = dict(tensor=dict(size=2, mode='1d'))\n"
 
 
 def lint_example(rule: Rule, example: str) -> list[str]:
-    """The codes that lint finds in an example."""
+    """Return the codes that lint finds in an example."""
     found = _findings(rule, example)
     assert all(finding.help for finding in found if finding.severity == "error"), found
     return [finding.code for finding in found]
 
 
 def _findings(rule: Rule, example: str) -> list[Finding]:
-    """An example is a hostfile in the rules about hosts, else a config; a model is added if it has none."""
+    """Return the findings of an example: a hostfile for rules about hosts, else a config, with a model added if it has
+    none.
+    """
     if rule in HOST_RULES:
         given = {flag[2:]: hosts for flag, hosts in re.findall(r"(--(?:in|ex)clude) (\S+)", example)}
         return findings(MODEL + TWO, 8 if "--world-size 8" in example else None, hostfile=example, **given)
@@ -72,7 +74,7 @@ def test_removed_codes_are_not_reused() -> None:
 
 
 def test_every_code_in_the_sources_has_a_page() -> None:
-    """Findings are made in many files, by code; tests/unit/core/test_catalog.py looks at those of a run."""
+    """Many files make findings by code; tests/unit/core/test_catalog.py checks those of a run."""
     root = Path(__file__).parents[3]
     files = [*(root / "dslpar").rglob("*.py"), *(root / "layers").rglob("*.py")]
     source = "\n".join(file.read_text() for file in files)

@@ -1,4 +1,4 @@
-"""Schedules under lint: what is wrong with one, and which other one would have a smaller bubble."""
+"""Lint of schedules: invalid ones, and alternatives with a smaller bubble."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def config(schedule: str, stages: int = 4, accumulation: int = 16, more: str = "
 
 
 def said(text: str, *ignored: str) -> list[str]:
-    """Code, message and hint of what lint finds, but that stages of so few layers are uneven."""
+    """Return code, message and hint of lint's findings, without the one on uneven stages of so few layers."""
     return [f"{each.code} {each.message}; {each.help}" for each in findings(text, ignored=("PERF106", *ignored))]
 
 
@@ -54,7 +54,7 @@ def test_a_hyphen_is_a_slip() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        # whole rounds
+        # multiples of the ranks
         (
             config("'interleaved'", accumulation=6),
             "PIP115 6 micro-batches for 4 ranks with 2 chunks each: not a multiple of 4; batch.accumulation=8",
@@ -73,7 +73,7 @@ def test_a_hyphen_is_a_slip() -> None:
             "PIP101 4 ranks with 3 stages each, and the model has 8 layers;"
             " num_model_chunks at most 2: each stage has at least one layer",
         ),
-        # cuts
+        # partitions
         (
             config("'interleaved'", 2, cut="counts=[4, 4]"),
             "PIP107 2 counts for 4 stages; such as [2, 2, 2, 2]: one number for each stage",
@@ -90,7 +90,7 @@ def test_a_hyphen_is_a_slip() -> None:
             config("'interleaved'", 2, cut="stage_ids=[0, 0, 0, 0, 1, 1, 1, 1]"),
             "PIP105 stages without layers: 2, 3; such as [0, 0, 1, 1, 0, 0, 1, 1]",
         ),
-        # several chunks of the one type that has none
+        # several chunks of the type that has none
         (
             config("dict(type='1f1b', num_model_chunks=2)"),
             "PIP112 num_model_chunks 2, and the schedule '1f1b' has one chunk per rank;"
@@ -113,7 +113,7 @@ def test_a_hyphen_is_a_slip() -> None:
             "PIP116 train.compile under 'zero_bubble': a compiled layer's backward is one graph, and cannot be split;"
             " train.compile_components=['loss'], or schedule.type='interleaved'",
         ),
-        # what waits for W
+        # memory that waits for W
         (
             config("'zero_bubble'", more="activation_checkpoint = 1\n"),
             "PERF112 the last rank holds all activations of 4 micro-batches for W, recomputed or not;"
@@ -124,7 +124,7 @@ def test_a_hyphen_is_a_slip() -> None:
             "PERF112 the last rank holds all activations of 2 micro-batches for W, recomputed or not;"
             " leave activation_checkpoint out (if they fit); or schedule.type='interleaved'",
         ),
-        # bubbles, each with what would be better
+        # bubbles, each with a better alternative
         (
             config("'1f1b'", accumulation=8),
             "PERF104 4 stages are idle 27.3 % of the step: (S-1) / (m+S-1), m = 8 micro-batches;"
@@ -144,7 +144,7 @@ def test_a_hyphen_is_a_slip() -> None:
             config("'zero_bubble'", accumulation=3),
             "PERF105 3 micro-batches for 4 stages: 1 or more are always idle; batch.accumulation=4: 20 %",
         ),
-        # of schedules that would have findings of their own, none is named
+        # schedules that would have findings of their own are not suggested
         (
             config("'1f1b'", accumulation=8, more="activation_checkpoint = 1\n"),
             "PERF104 4 stages are idle 27.3 % of the step: (S-1) / (m+S-1), m = 8 micro-batches;"
@@ -184,7 +184,7 @@ def test_ids_of_each_chunk_begin_at_0() -> None:
 )
 @pytest.mark.parametrize(("stages", "count"), [(2, 2), (4, 4), (4, 8), (8, 8)])
 def test_the_better_choices_about_a_bubble_have_no_finding(schedule: str, stages: int, count: int) -> None:
-    """Or, where no schedule gets to 20 %, another one whose bubble is smaller."""
+    """Or, if no schedule gets to 20 %, another one with a smaller bubble is suggested."""
     deep = config(schedule, stages, count).replace("num_layers=8", "num_layers=64")
     for finding in findings(deep, ignored=("PERF106",)):
         assert finding.code == "PERF104"
@@ -249,12 +249,12 @@ def test_a_rank_needs_a_stage_with_parameters() -> None:
         "schedule = 'interleaved'\nbatch = dict(accumulation=4)\n"
     )
     assert said(text) == ["PIP113 ranks without parameters: 1; choose fewer stages"]
-    second = "dict(type='ReLU'), dict(type='ReLU'), dict(type='PReLU')]"  # stage 3, of rank 1 as stage 1 is
+    second = "dict(type='ReLU'), dict(type='ReLU'), dict(type='PReLU')]"  # stage 3, on rank 1 like stage 1
     assert said(text.replace("dict(type='ReLU')] * 2", second)) == []
 
 
 def test_the_better_schedule_keeps_num_microbatches() -> None:
-    """It is a key of the section that the hint writes anew."""
+    """It is a key of the section that the hint rewrites."""
     text = f"{MODEL}parallel = dict(pipeline=4)\nschedule = dict(num_microbatches=4)\n"
     (finding,) = findings(text, ignored=("PERF106",))
     assert finding.help.endswith("or schedule=dict(type='zero_bubble', num_microbatches=4): 20 %")
@@ -274,7 +274,7 @@ def test_the_bubble_of_a_model_of_torch_layers_is_that_of_the_order_that_runs() 
 )
 @pytest.mark.parametrize(("stages", "count"), [(2, 2), (4, 4), (8, 8), (8, 16)])
 def test_the_share_is_what_the_simulator_finds(schedule: str, stages: int, count: int, recompute: str) -> None:
-    """Of stages that are even: of a model whose head is next to nothing beside its layers."""
+    """The stages are even, since the head is negligible beside the layers."""
     text = config(schedule, stages, count, recompute).replace("num_layers=8", "num_layers=512")
     timeline = simulate_job(resolve(load_text(text, PATH), stages))
     assert timeline is not None

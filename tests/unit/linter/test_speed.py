@@ -1,6 +1,6 @@
-"""Lint stays quick: milliseconds a file, and no more than in proportion to its length. `make bench` has the figures.
+"""Lint's speed: milliseconds per file, at most linear in its length. `make bench` has the figures.
 
-The bounds are wide, and of CPU time: they are for what makes lint slow, not for a machine that is.
+The bounds are wide, and on CPU time, so that they catch a slow linter and not a slow machine.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ FILES = 200
 def test_a_file_takes_milliseconds() -> None:
     rng = random.Random(1)
     texts = [(config(rng), rng.choice(WORLDS)) for _ in range(FILES)]
-    cost_s(*texts[0])  # some modules are imported when they are first needed
+    cost_s(*texts[0])  # imports modules that are needed on first use
     costs = [1e3 * cost_s(text, world) for text, world in texts]
     assert median(costs) < 2 * MOST_MS, "typically 2 ms"
-    # Once more: a collection of garbage, of what other tests have left, may fall into a file's time.
+    # Try again: a garbage collection of other tests' objects may fall into a file's time.
     slow = [1e3 * cost_s(*text) for text, ms in zip(texts, costs, strict=True) if ms > 40 * MOST_MS]
     assert max(slow, default=0) < 40 * MOST_MS, "no file is slow"
 
 
 def test_the_files_are_of_all_kinds() -> None:
-    """Otherwise their time would tell little."""
+    """Otherwise their time would mean little."""
     rng = random.Random(1)
     found = [check.lint(check.load_text(config(rng), "cfg.py"), rng.choice(WORLDS)) for _ in range(FILES)]
     assert FILES / 4 < sum(map(has_errors, found)) < 3 * FILES / 4
@@ -45,7 +45,7 @@ def test_the_files_are_of_all_kinds() -> None:
     ],
 )
 def test_cost_grows_with_the_length_of_a_file(long_file: Callable[[int], str]) -> None:
-    """1 is in proportion, 2 would be with its square; a machine that others use as well adds some."""
+    """1 is linear, 2 quadratic; a busy machine adds some."""
     costs = costs_of_lengths(long_file, times=3)
     assert exponent({lines: each * lines for lines, each in costs.items()}) < 1.5
     first, *_, last = costs.values()

@@ -1,4 +1,4 @@
-"""`# dslpar: ignore[CODE]`: which findings a comment silences, and which it cannot."""
+"""`# dslpar: ignore[CODE]`: the findings that a comment silences, and those it cannot."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def codes_and_lines(text: str, world: int | None = 8) -> list[tuple[str, int]]:
 
 
 def fixed(text: str) -> str:
-    """The text after the fixes of what lint finds."""
+    """Return the text after lint's fixes."""
     whole = MODEL + text
     fixes = {found.fix for found in findings(whole) if found.fix is not None}
     return apply(whole, fixes).removeprefix(MODEL)
@@ -164,7 +164,7 @@ def test_comments_of_yaml() -> None:
 
     assert in_yaml(text) == []
     assert [item.code for item in in_yaml(text.replace(" # ", " '# ").replace("reason", "reason'"))] != []
-    assert [item.code for item in in_yaml(text.replace(" # ", "# "))] == ["CFG001"]  # no blank: no comment
+    assert [item.code for item in in_yaml(text.replace(" # ", "# "))] == ["CFG001"]  # without a blank it is no comment
     assert list(read("a: '# dslpar: ignore[X]'\nb: |\n  # dslpar: ignore[X]\n", "c.yaml")) == []
     assert len(list(read("# dslpar: ignore[X]\na: 1 # dslpar: ignore[Y]\n", "c.yaml"))) == 2
     (comment,) = read("b: '\u2028 x'\na: '# dslpar: ignore[X]' # dslpar: ignore[Y]\n", "c.yaml")
@@ -180,7 +180,7 @@ def test_many_comments_take_no_long_time() -> None:
     lines = [f"x{number} = 1  # dslpar: ignore[CFG106, a{number}, DEAD108]" for number in range(2_000)]
     text = MODEL + "\n".join(lines)
     took: list[float] = []
-    while len(took) < 3 and min(took, default=2) >= 2:  # others use the machine too: the least of a few counts
+    while len(took) < 3 and min(took, default=2) >= 2:  # the machine may be busy: the smallest of a few counts
         began = time.process_time()
         found = lint(load_text(text, "cfg.py"), 8)
         took.append(time.process_time() - began)

@@ -1,4 +1,4 @@
-"""CFG122 and the list of targets: what a config would have imported and called, whatever form it has."""
+"""CFG122 and `--targets`: what a config would import and call, in any form."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_trusted_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "pyproject.toml").write_text("[tool.dslpar]\n")
-    monkeypatch.chdir(elsewhere)  # the project beside the config is not that of whoever runs it
+    monkeypatch.chdir(elsewhere)  # the config's project applies, not the caller's
     assert len(messages()) == 2
     helps = [found.help for found in lint(path, 1) if found.code == "CFG122"]
     assert all("pyproject.toml counts where you work in its folder" in text for text in helps)

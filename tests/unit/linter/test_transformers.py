@@ -1,4 +1,4 @@
-"""Lint of transformers models: config.json, defaults, and the mesh; at their places, without transformers."""
+"""Lint of transformers models: config.json, defaults, and the mesh; without importing transformers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def model(arguments: str = LLAMA, name: str = "LlamaForCausalLM") -> str:
 
 
 def lazy(arguments: str = LLAMA) -> str:
-    """The same as `model`, by imports."""
+    """Return the same as `model`, by imports."""
     arguments = arguments.replace("config=dict(", "config=L(LlamaConfig)(")
     imports = "from dslpar import LazyCall as L\nfrom transformers import LlamaConfig, LlamaForCausalLM\n"
     return f"{imports}model = L(LlamaForCausalLM)({arguments})\n"
@@ -37,7 +37,7 @@ def lazy(arguments: str = LLAMA) -> str:
 
 @pytest.mark.parametrize("text", [model(), lazy()], ids=["type", "LazyCall"])
 def test_nothing_is_wrong_with_sizes_that_fit(text: str) -> None:
-    """Not even a note that the layers are not known."""
+    """There is not even a note on unknown layers."""
     assert (
         wrong(text + "parallel = dict(pipeline=2, tensor=dict(size=4, mode='2d'))\nbatch = dict(micro_size=2)\n") == []
     )
@@ -103,7 +103,7 @@ def test_experts_are_whole_on_each_rank() -> None:
 
 
 def test_a_default_is_told_as_one() -> None:
-    """Of Llama's 32 heads none is written: the finding stands at the config, and says whose number it is."""
+    """None of Llama's 32 heads is written, so the finding is at the config, and names the source of the number."""
     found = findings(
         model("config=dict(max_position_embeddings=64)") + "parallel = dict(tensor=dict(size=64, mode='1d'))\n", 64
     )
@@ -163,7 +163,7 @@ SAVED: Mapping[str, Any] = {
 
 
 def in_folder(tmp_path: Path, files: Mapping[str, object], more: str = "", parallel: str = TWO) -> list[Finding]:
-    """What lint says of a config beside the folder `saved`."""
+    """Return lint's findings for a config beside the folder `saved`."""
     (tmp_path / "saved").mkdir()
     for name, content in files.items():
         text = content if isinstance(content, str) else json.dumps(content, indent=2)
@@ -229,7 +229,7 @@ def test_a_folder_that_is_not_here(tmp_path: Path) -> None:
 
 
 def test_lint_show_and_the_run_have_one_cut(tmp_path: Path) -> None:
-    """A large vocabulary relieves the last stage, as it does of our own GPT."""
+    """A large vocabulary relieves the last stage, as with dslpar's own GPT."""
     config = LLAMA.replace("vocab_size=256", "vocab_size=2048")
     path = tmp_path / "cfg.py"
     path.write_text(model(config) + "parallel = dict(pipeline=2)\n")
@@ -266,7 +266,7 @@ def test_lint_imports_neither_torch_nor_transformers(tmp_path: Path) -> None:
     ],
 )
 def test_modes_that_a_class_of_images_refuses(name: str, tensor: str, said: str) -> None:
-    """What the run ends with TEN235 for; tests/distributed/policies/test_families.py has it of the runs."""
+    """The run ends with TEN235; tests/distributed/policies/test_families.py has the runs."""
     text = f"model = dict(type='transformers.{name}ForImageClassification')\nparallel = dict(tensor=dict({tensor}))\n"
     found = [item.message for item in findings(text) if item.code == "TEN135"]
     assert len(found) == bool(said)
@@ -313,7 +313,7 @@ def test_tokens_of_an_image_divide(name: str, image: int, tensor: str, said: str
     ],
 )
 def test_sizes_of_a_decoder_divide(given: str, tensor: str, code_at: str, message: str) -> None:
-    """ViTMAE's has its own; a default that does not divide stands at the config."""
+    """ViTMAE's decoder has its own sizes; for a default that does not divide, the finding is at the config."""
     text = model(f"config=dict({given})", "ViTMAEForPreTraining") + f"parallel = dict(tensor=dict({tensor}))\n"
     found = [item for item in findings(text, 12) if item.code == "TEN131"]
     said = [one for one in found if message and message in one.message]
@@ -382,7 +382,7 @@ def test_a_decoder_s_heads_divide_its_features() -> None:
     ],
 )
 def test_sizes_of_stages_divide(config: str, code_at: str, message: str) -> None:
-    """Swin has a list of heads, of which a build refuses the first that does not."""
+    """Swin has a list of heads, and a build refuses the first that does not divide."""
     text = (
         model(f"config=dict({config})", "SwinForImageClassification") + TWO + "data = dict(type='images', path='.')\n"
     )

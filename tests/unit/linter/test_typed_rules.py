@@ -1,4 +1,4 @@
-"""mypy checks what rules read of a config: `cx.spec` has the fields of the sections, and no others."""
+"""mypy checks the fields that rules read: `cx.spec` has the fields of the sections, and no others."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ERRORS = {
 }
 
 
-@pytest.mark.prove  # a mypy of all, half a minute on two busy cores
+@pytest.mark.prove  # mypy on everything, half a minute on two busy cores
 def test_a_misspelt_field_is_a_type_error(tmp_path: Path) -> None:
     rule = tmp_path / "rule.py"
     rule.write_text(RULE)

@@ -1,4 +1,4 @@
-"""`dslpar import`: configs of the three frameworks, in their own shapes, to dslpar files."""
+"""`dslpar import`: configs of three frameworks, in their own shapes, to dslpar files."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ GPT = "model = dict(type='GPT', num_layers=4, hidden_size=64, num_heads=4, vocab
 
 
 def made_of(text: str, path: str = "source.py", name: str = "") -> Import:
-    """A text, converted."""
+    """Return a converted text."""
     return convert(read_text(text, path, name))
 
 
@@ -378,11 +378,11 @@ train = dict(train_micro_batch_size=4, num_accumulation_steps=2, train_epoch=3, 
 @pytest.mark.parametrize(
     ("text", "samples", "steps", "warmup"),
     [
-        (BY_EPOCH, 1000, 30 * 7, 3 * 7),  # 128 a step: 7 whole ones an epoch
+        (BY_EPOCH, 1000, 30 * 7, 3 * 7),  # 128 per step: 7 full steps per epoch
         (BY_EPOCH + SCHEDULE.format("WARMUP_EPOCHS", "NUM_EPOCHS"), 1000, 30 * 7, 3 * 7),
         (BY_EPOCH + SCHEDULE.format("5", "NUM_EPOCHS"), 1000, 30 * 7, 5 * 7),
         (BY_EPOCH + SCHEDULE.format("5", "210"), 1000, 210, 5),
-        (LIBAI_EPOCHS.format(10), 1001, 376, 38),  # 1001 * 3 / 8, upwards; a tenth, upwards
+        (LIBAI_EPOCHS.format(10), 1001, 376, 38),  # 1001 * 3 / 8, rounded up; a tenth, rounded up
         (LIBAI_EPOCHS.format(0), 1001, 376, 38),
         (LIBAI_EPOCHS.format(1000), 1001, 1000, 100),
     ],
@@ -812,7 +812,7 @@ def test_the_page_is_made_of_the_tables() -> None:
 
 @pytest.mark.parametrize("name", TABLES)
 def test_every_row_can_be_met(name: str) -> None:
-    """No row stands behind another that takes all its keys."""
+    """No row is hidden by an earlier one that takes all its keys."""
     rows = TABLES[name].rows
     for number, row in enumerate(rows):
         rests = tuple(row.among) or ("some.thing",)
@@ -821,7 +821,7 @@ def test_every_row_can_be_met(name: str) -> None:
         assert met, row.pattern
 
 
-# What the framework itself accepts, ignores or leaves to others ---------------------------------------------------
+# Keys that the framework itself accepts, ignores or leaves to others ----------------------------------------------
 
 HUGGING_FACE = """{
   "train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto",

@@ -1,4 +1,4 @@
-"""Arguments of a Python program in a shell script: what is known without a shell, and what is not."""
+"""Arguments of a Python program in a shell script, found without running a shell."""
 
 from __future__ import annotations
 

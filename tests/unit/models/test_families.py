@@ -1,4 +1,4 @@
-"""A model family is one folder and one line: a toy one is read, linted, cut, shown, explained and built."""
+"""Model families: a toy family of one folder and one line is read, linted, partitioned, shown and built."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ batch = dict(micro_size=2, accumulation=4)
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A family in a folder of its own, out of the repository, and a config of it."""
+    """Return the folder of a family outside of the repository, with a config."""
     shutil.copytree(TOY, tmp_path / "toy_family", ignore=shutil.ignore_patterns("__pycache__"))
     for path in (tmp_path / "toy_family").glob("*.py"):
         path.write_text(path.read_text().replace("tests.support.mlp_family", "toy_family"))
@@ -64,7 +64,7 @@ def test_a_family_s_config_is_linted_by_its_section_and_its_rules(folder: Path) 
 
 def test_a_family_s_job_is_shown_with_its_divisors_its_cut_and_its_traffic(folder: Path) -> None:
     shown = json.loads(command(folder, "show", "cfg.py", "--world-size", "8", "--format=json"))
-    assert shown["stages"]["counts"] == [5, 1]  # a head of 300 * 48 is worth three MLPs of 2 * 48 * 48
+    assert shown["stages"]["counts"] == [5, 1]  # a head of 300 * 48 weighs three MLPs of 2 * 48 * 48
     assert {each["key"] for each in shown["divisors"]} == {"batch.micro_size", "model.width", "model.vocab_size"}
     assert sum(shown["traffic"]["model"].values()) > 6 * sum(shown["traffic"]["layer"].values()) > 0
 
@@ -99,9 +99,9 @@ print(type(model).__name__, all(p.grad is not None for p in module.parameters())
 
 
 def test_what_a_family_needs() -> None:
-    """Its folder, and the line in FAMILIES: nothing else of dslpar names one, but what translates foreign configs."""
+    """It needs its folder, and the line in FAMILIES. Elsewhere, only the conversion of other configs names one."""
     assert {path.name for path in TOY.glob("*.py")} == MODULES
-    own = {"hugging_face.py"}  # of a family that is the same as a model of transformers'
+    own = {"hugging_face.py"}  # of a family that equals a transformers model
     assert {path.name for path in (ROOT / "dslpar" / "models" / "gpt").glob("*.py")} == MODULES | own
     importing = {
         path.relative_to(ROOT).as_posix()

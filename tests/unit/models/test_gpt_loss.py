@@ -1,4 +1,4 @@
-"""What GPT makes of its logits: a loss and a program's output, both without the columns that pad its vocabulary."""
+"""GPT's loss and output from its logits, both without the columns that pad the vocabulary."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_program_s_criterion_is_given_the_vocabulary() -> None:
 
 
 def test_the_loss_is_over_the_tokens_of_all_micro_batches() -> None:
-    """Labels may come with the number to divide by; else it is a mean of their own."""
+    """Labels may come with a divisor; otherwise the loss is their own mean."""
     logits, labels = _logits()
     loss = _gpt().loss(GROUPS)
     mean, share = loss(logits, labels), loss(logits, (labels, torch.tensor(32.0)))

@@ -1,4 +1,4 @@
-"""A GPT and the model of transformers' that it is: equal logits, fields from a config.json, what is another model."""
+"""GPT against its transformers counterpart: logits, fields from a config.json, incompatible models."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def model_of(kind: str, **more: Any) -> GPT:
 @pytest.mark.skipif(not HAS_TRANSFORMERS, reason=NO_TRANSFORMERS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_its_logits_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
-    """In float32 to 1e-5, in float64, with frequencies and norms in float64 there too, to 1e-12."""
+    """The tolerance is 1e-5 in float32, and 1e-12 in float64 with frequencies and norms in float64."""
     import transformers
 
     from dslpar.policies import compare

@@ -1,4 +1,4 @@
-"""Weights of a folder: each rank's pieces, and nothing else read; what is wrong with a folder is told."""
+"""Pretrained weights: each rank reads only its pieces, and errors in the folder are reported."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FAMILIES = ("llama, tied", "gpt2", "phi3", "cohere")
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """By family; Phi-3's in many files."""
+    """Return folders by family; Phi-3's has many files."""
     made = {}
     for name in FAMILIES:
         model, _ = hf.plain(hf.FAMILIES[name])
@@ -48,7 +48,7 @@ def opened(family: str, folder: Path) -> HuggingFaceModel:
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Elements of each slice that is read."""
+    """Record the elements of each slice that is read."""
     numbers: list[int] = []
     real = pretrained._read
 

@@ -1,4 +1,4 @@
-"""How far a layout may be from one process: what shifts of gradients show, and what of it an element may claim."""
+"""Bounds of `prove`: shifts of gradients, rounding, and how far an element may move."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Certificates: whether one speaks of a config, of a world, and of the installed versions."""
+"""Certificates: whether one applies to a config, a world, and the installed versions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reference of a whole first step: how much memory it needs, where it fits, and what bounds are made of."""
+"""The reference of a whole first step: its memory, where it fits, and how bounds are derived."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def job_in(precision: str, **batch: int) -> Job:
 
 
 def first_step_in(precision: str, scale: float = 1.0, **batch: int) -> FirstStep:
-    """Of weights that are multiplied by `scale`."""
+    """Return a first step with weights multiplied by `scale`."""
     job = job_in(precision, **batch)
     model = model_from_job(job)
 
@@ -77,22 +77,22 @@ def test_gradients_do_not_depend_on_micro_batches_whose_numbers_of_counted_label
 
 
 def test_bounds_grow_with_the_rounding_of_the_precision() -> None:
-    """An error of a fifth of a tensor is beyond the bounds of each; fp16 rounds 8 times as finely as bf16.
+    """An error of a fifth of a tensor exceeds every bound. fp16 rounds 8 times as finely as bf16.
 
-    The widest are those of norms: sums over every token of terms that nearly cancel.
+    The widest bounds are those of norms, whose sums over all tokens have terms that nearly cancel.
     """
     found = {precision: first_step_in(precision) for precision in ("fp32", "fp16", "bf16")}
     shares = {
         precision: max(
             bound.norm / float(first.gradients[name].double().norm())
             for name, bound in first.bounds.items()
-            if not name.endswith("qkv.bias")  # that of keys is zero but for rounding
+            if not name.endswith("qkv.bias")  # the gradient of key biases is zero apart from rounding
         )
         for precision, first in found.items()
     }
     assert shares["fp32"] < 1e-5 < shares["fp16"] < shares["bf16"] / 4 < 0.2 / 4, shares
     assert found["bf16"].where == found["fp16"].where == "float32 on cpu"
-    # Weights are rounded first, so the references differ by that alone.
+    # weights are rounded first, so the references differ only by that
     assert abs(found["fp16"].loss - found["fp32"].loss) < 1e-3
 
 
@@ -108,7 +108,7 @@ def test_the_least_bound_grows_as_sums_over_ranks_do() -> None:
     [("fp16", 2000.0, r"is not finite in the first step of one process, in fp16"), ("fp32", 0.0, "are zero")],
 )
 def test_a_step_of_which_nothing_could_differ_is_refused(precision: str, scale: float, said: str) -> None:
-    """An infinite bound holds for anything, and zeros stay zeros under any layout."""
+    """An infinite bound accepts anything, and zeros stay zeros under any layout."""
     with pytest.raises(DslparError, match=rf"PRE234 .*{said}"):
         first_step_in(precision, scale)
 

@@ -1,4 +1,4 @@
-"""One process by our layers and by transformers' own forward agree in float64."""
+"""One process with dslpar's layers against transformers' own forward, in float64."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 @pytest.mark.skipif(not HAS_TRANSFORMERS, reason=NO_TRANSFORMERS)
 @pytest.mark.parametrize("family", ["Llama", "Gemma"])
 def test_constants_are_rounded_alike(family: str) -> None:
-    """Gemma multiplies its embedding by the root of the hidden size, which is a float32 of the model."""
+    """Gemma multiplies its embedding by the root of the hidden size, a float32 constant of the model."""
     job = job_of({**PLAIN, "family": family, "mode": "1d 3"})
     assert job is not None
     (small,) = shrink(job, max_ranks=3, steps=1)

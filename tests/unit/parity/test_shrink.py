@@ -1,4 +1,4 @@
-"""Jobs in miniature: all that must divide divides, what decides the maths stays, and every change is named."""
+"""Jobs in miniature: divisibility holds, features that decide the maths stay, and every change is named."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def small(**row: Any) -> SmallJob:
 
 
 def test_all_that_must_divide_divides_in_drawn_layouts() -> None:
-    """A build would refuse the rest, one layout at a time."""
+    """A build would refuse an indivisible size, one layout at a time."""
     for seed in range(DRAWN):
         row = draw(seed).row
         large = job_of(row)

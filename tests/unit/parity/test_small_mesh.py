@@ -1,4 +1,4 @@
-"""Small worlds: every axis stays, two ranks at least; pairs meet where all together do not fit."""
+"""Small worlds: every axis keeps at least two ranks; if all do not fit together, pairs meet."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_axes_that_do_not_fit_together_meet_in_pairs() -> None:
     ("given", "ranks", "needed"), [(axes(pipe=1, data=2), 1, 2), (axes(pipe=1, data=1, q=4), 3, 4)]
 )
 def test_an_axis_that_fits_nowhere_is_an_error(given: Axes, ranks: int, needed: int) -> None:
-    """Else nothing of it would run, and nothing would differ."""
+    """Otherwise the axis would not run, and no difference would be seen."""
     with pytest.raises(TooFewRanksError, match=f"needs {needed} ranks"):
         small_worlds(given, ranks)
 

@@ -1,4 +1,4 @@
-"""The page of a job: what is drawn, that it is well formed in every case, and that nobody's text does harm in it."""
+"""The page of a job: its drawings, well-formed in every case, and hostile text that does no harm."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def case(name: str) -> tuple[Job, Forecast | None]:
 
 
 class Page(HTMLParser):
-    """Elements in order, text, and whether every one is closed where it should be."""
+    """Elements in order, text, and whether every element is closed at the right place."""
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -179,7 +179,7 @@ def test_both_schemes_have_all_colours() -> None:
     assert set(re.findall(r"var\(--([a-z]+)\)", text)) <= schemes[0]
 
 
-# ---- somebody else's text ----
+# ---- hostile text ----
 
 
 def test_a_script_in_names_does_no_harm(tmp_path: Path) -> None:
@@ -394,7 +394,7 @@ def test_a_folder_that_cannot_be_is_no_run(folder: str) -> None:
     assert "losses" not in pictures(job, None)
 
 
-# ---- sizes that nobody has ----
+# ---- absurd sizes ----
 
 
 def test_a_mesh_of_a_million_ranks_is_drawn_at_once() -> None:

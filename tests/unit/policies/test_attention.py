@@ -1,4 +1,4 @@
-"""What `attn_implementation` does: torch's attention with any kernel, with FlashAttention's alone, or an error."""
+"""`attn_implementation`: torch's attention with any kernel, with FlashAttention alone, or an error."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def logits(implementation: str | None, family: str = "llama", **more: Any) -> Te
 
 @torch.no_grad()
 def test_flash_attention_is_torch_s_kernel() -> None:
-    """As exact as float32 is: three blocks, logits of order 1."""
+    """It is as exact as float32: three blocks, logits of order 1."""
     default, sdpa, flash = logits(None), logits("sdpa"), logits("flash_attention_2")
     assert torch.equal(default, sdpa)
     assert float((flash - sdpa).abs().max()) < 1e-5 * float(sdpa.abs().max())
@@ -73,7 +73,7 @@ def test_what_is_not_there_is_an_error(implementation: str, family: str, more: d
 
 @pytest.mark.filterwarnings(*[each.args[0] for each in TORCH_S_OWN_WARNINGS])
 def test_a_compiled_layer_saves_the_same_when_it_runs_again() -> None:
-    """A mask that the first run makes and the second finds is two graphs, and torch's checkpoint raises."""
+    """A mask that the first run makes and the second finds gives two graphs, and torch's checkpoint raises."""
     recipe, groups = Recipe(causal_mask_function, {}), Groups(Mesh(), rank=0)
     x, weight = torch.randn(2, 5, 4, requires_grad=True), torch.randn(4, 3, requires_grad=True)
 
@@ -89,7 +89,7 @@ def test_a_compiled_layer_saves_the_same_when_it_runs_again() -> None:
 
 
 def test_a_window_both_ways_is_known_by_its_edges() -> None:
-    """transformers' lets a token attend to `local_size` keys before and after it."""
+    """In transformers, a token attends to `local_size` keys before and after it."""
     for size in (1, 3):
         recipe = Recipe(lambda _, __, query, key, size=size: (query - key).abs() <= size, {"local_size": size})
         assert recipe.pattern == Pattern(causal=False, window=size + 1)
@@ -98,7 +98,7 @@ def test_a_window_both_ways_is_known_by_its_edges() -> None:
 
 
 def test_a_sink_takes_weight_and_gives_nothing() -> None:
-    """GPT-OSS: a score for each head, in the softmax and not in the sum."""
+    """GPT-OSS has a score per head that is in the softmax and not in the sum."""
     scores, v, sinks = torch.randn(2, 4, 5, 5), torch.randn(2, 2, 5, 3), torch.linspace(-1.0, 2.0, 4)
     total = scores.exp().sum(-1, keepdim=True) + sinks.exp().view(1, -1, 1, 1)
     expected = (scores.exp() / total) @ v.repeat_interleave(2, dim=1)
@@ -106,7 +106,7 @@ def test_a_sink_takes_weight_and_gives_nothing() -> None:
 
 
 def _attended() -> Tensor:
-    """The same heads on each rank, with dropout."""
+    """Return attention of the same heads on each rank, with dropout."""
     groups = Groups(Mesh(tensor=TensorMesh(y=2, mode="1d")))
     module = torch.nn.Module()
     object.__setattr__(module, "dslpar_groups", groups)

@@ -1,4 +1,4 @@
-"""What is read from transformers' plans, and seen in models; whether it is exact is tests/distributed/policies."""
+"""Deriving policies from transformers' plans and models; tests/distributed/policies tests exactness."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def on_meta(name: str) -> Any:
 
 
 def test_several_linears_in_one_weight() -> None:
-    """Glm's plan gathers what gate_up_proj makes, since its code cuts it in two; Phi-3's counts heads, too."""
+    """Glm's plan gathers gate_up_proj's output, since its code splits it in two. Phi-3's plan counts heads, too."""
     assert derived("GlmForCausalLM").fused == {"gate_up_proj": 2}
     phi3 = derived("Phi3ForCausalLM")
     counts = ("num_attention_heads", "num_key_value_heads", "num_key_value_heads")
@@ -70,7 +70,7 @@ def test_words_that_are_not_understood_are_named() -> None:
 
 
 def test_values_that_only_a_constructor_knows() -> None:
-    """xIELU's constants and the beginning of its weights: `_init_weights` leaves them."""
+    """These are xIELU's constants and initial weights, which `_init_weights` leaves."""
     model = on_meta("ApertusForCausalLM")
     part = nn.ModuleDict({"act_fn": model.model.layers[1].mlp.act_fn})
     fill_buffers(model, part, "model.layers.1.mlp")

@@ -21,7 +21,7 @@ def _helper(x: torch.Tensor, training: bool) -> torch.Tensor:
 
 
 class Dropping(nn.Module):
-    """A block that drops by a function beside it."""
+    """A block with functional dropout."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return _helper(x, self.training)
@@ -65,7 +65,7 @@ def test_code_that_calls_no_dropout_runs_as_it_is() -> None:
 
 
 class DroppingSamples(nn.Module):
-    """Stochastic depth, as models of images have it."""
+    """Stochastic depth, as in image models."""
 
     def __init__(self, p: float, shape: tuple[int, ...] = (-1, 1, 1)) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ def test_what_drops_samples_is_found_by_trying() -> None:
 
 
 def test_a_sample_is_dropped_in_all_its_pieces() -> None:
-    """2d cuts samples and features: ranks with the same samples drop the same ones, the others draw others."""
+    """2d shards samples and features: ranks with the same samples drop the same ones, and other ranks draw others."""
     tensor = Tensor(q=2, y=2, mode="2d", residual="hidden")
     seen = {}
     for rank in range(4):

@@ -1,4 +1,4 @@
-"""Errors of transformers' code, as findings."""
+"""Errors in transformers' code, as findings."""
 
 from __future__ import annotations
 

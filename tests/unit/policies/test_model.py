@@ -1,4 +1,4 @@
-"""What a policy model is made of: its layers, its initial weights, what it refuses."""
+"""Policy models: their layers, their initial weights, and what they refuse."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def names_of(model: HuggingFaceModel) -> list[str]:
     ],
 )
 def test_layers_that_do_nothing_are_left_out(family: str, around: list[str]) -> None:
-    """A soft cap and a scale of the logits are not in any module: they are the forward's own."""
+    """A soft cap and a scale of the logits are in no module, but in the forward itself."""
     names = names_of(model_of(family))
     assert [name for name in names if not name[-1].isdigit()] == around
     assert [layer.layer_idx for layer in model_of(family).layers(Groups(Mesh())) if layer.layer_idx is not None] == [
@@ -92,7 +92,7 @@ def test_each_weight_of_transformers_is_in_one_parameter(family: str) -> None:
     ],
 )
 def test_stages_hold_transformers_own_modules(family: str, first: Any, last: Any, shared: Any) -> None:
-    """Those that ColossalAI's policies of these classes list by hand."""
+    """They are those that ColossalAI's policies of these classes list by hand."""
     specs = model_of(family).layers(Groups.without_processes(Mesh(pipe=2)))
     assert [held_layers(specs, (1, 2), Chunks(2), stage) for stage in (0, 1)] == [first, last]
     assert shared_params(specs, (1, 2), Chunks(2)) == shared
@@ -106,7 +106,7 @@ def test_what_stages_hold_is_all_that_has_weights(family: str) -> None:
     counts = (1, num_blocks - 2, 1)
     held = [name for stage in range(3) for name in held_layers(specs, counts, Chunks(3), stage)]
     weights = {id(p) for name in held for p in plain.get_submodule(name).parameters()}
-    # ViTMAE's mask token is of a module that other stages hold blocks of: it has no module of its own.
+    # ViTMAE's mask token belongs to a module whose blocks are on other stages, so it gets no own module.
     around = [name for piece in model.skeleton.outline.pieces for name in piece.around]
     weights |= {id(p) for name in around for p in plain.get_submodule(name).parameters(recurse=False)}
     assert [name for name, p in plain.named_parameters() if id(p) not in weights] == []
@@ -114,7 +114,7 @@ def test_what_stages_hold_is_all_that_has_weights(family: str) -> None:
 
 
 def test_initial_weights_are_transformers_own_and_of_no_layout() -> None:
-    """GPT-2 draws projections to the residual smaller; norms are ones, biases zeros; a tensor rank has its piece."""
+    """GPT-2 draws projections to the residual smaller, norms are 1, biases 0, and a tensor rank has its piece."""
     model = model_of("gpt2")
     layers = {layer.name: layer for layer in model.layers(Groups(Mesh()))}
     block = build_layer(layers["transformer.h.1"], Groups(Mesh()), seed=5)
@@ -182,7 +182,7 @@ def test_the_user_s_config_stays_as_it_was() -> None:
 
 
 def test_every_class_that_has_a_policy_is_among_the_proven_families() -> None:
-    """Those of derived ones are proven in tests/distributed/policies/test_derived.py."""
+    """tests/distributed/policies/test_derived.py proves those with derived policies."""
     proven = {hf.FAMILIES[family].classes()[0].__name__ for family in hf.FAMILIES}
     assert {*POLICIES} <= proven <= {*DERIVED, *POLICIES}
 
@@ -197,7 +197,7 @@ def test_a_class_that_nobody_has_proven_is_not_trained_by_its_plan_unasked(monke
 
 
 def test_no_block_is_called_with_a_cache_that_grows_from_step_to_step() -> None:
-    """GraniteMoE's forward does not name `use_cache`, and hands it on to one that does."""
+    """GraniteMoE's forward does not name `use_cache`, and passes it on to a module that does."""
     sizes = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
     config = transformers.GraniteMoeConfig(**sizes, num_attention_heads=2, num_key_value_heads=2, num_local_experts=2)
     with torch.device("meta"):

@@ -1,4 +1,4 @@
-"""What stands in place of transformers' modules: parameters that are lent, and linears that begin a region."""
+"""Replacements of transformers' modules: lent parameters, and linears that begin a region."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_module_reads_what_it_is_lent_during_its_call_alone() -> None:
 
 @pytest.mark.parametrize(("shares", "is_split"), [([1], False), ([1, 1], True)])
 def test_a_regions_only_linear_is_not_split(shares: list[int], is_split: bool) -> None:
-    """The backward of a split of one part would copy its gradient."""
+    """The backward of a split in one part would copy its gradient."""
     lengths = [8] * len(shares)
     entrance = Entrance(Groups(Mesh()), 4, lengths, shares, biased=[False] * len(shares), sources={})
     nn.init.ones_(entrance.weight)
@@ -67,7 +67,7 @@ def test_the_gain_of_a_norm_over_a_region(one_plus: bool) -> None:
 
 
 def test_a_tensor_is_read_out_of_the_parameter_that_has_it() -> None:
-    """Of a fused linear [6, 2] the rows of one; of transformers' Conv1D transposed, as it stores them."""
+    """From a fused linear [6, 2], one part's rows; from transformers' Conv1D, transposed, as it is stored."""
     full = torch.arange(12.0).view(6, 2)
     assert torch.equal(Part("w", (6, 2), row=2).read(lambda _: full, (3, 2)), full[2:5])
     assert torch.equal(Part("w", (6, 2), row=2, transposed=True).read(lambda _: full, (2, 3)), full[2:5].t())

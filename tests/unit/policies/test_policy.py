@@ -1,4 +1,4 @@
-"""Policies as data: names, fields, and what a config gives."""
+"""Policies as data: names, fields, and the part that a config sets."""
 
 from __future__ import annotations
 

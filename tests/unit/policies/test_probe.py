@@ -1,4 +1,4 @@
-"""What modules of transformers' do, found by trying them."""
+"""Probing transformers' modules: what they do, found by calling them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dslpar.policies.probe import Norm
 
 
 class Quiet(nn.LayerNorm):
-    """Half a norm: by its class it would be one."""
+    """Half a norm, although its class name says norm."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x) / 2
@@ -59,12 +59,12 @@ def test_norms(module: nn.Module, norm: Norm | None) -> None:
 
 def test_an_eps_that_is_not_the_one_that_counts_is_no_norm_that_is_known() -> None:
     module = LlamaRMSNorm(8, eps=1e-6)
-    module.eps = 1e-2  # looked at before variance_epsilon
+    module.eps = 1e-2  # read before variance_epsilon
     assert probe.norm_of(module, 8) is None
 
 
 class Tiny(LlamaRMSNorm):
-    """Adds another number than the one it shows: where activations are of order 1, nobody sees it."""
+    """Adds another number than its attribute; with activations of order 1 nobody sees it."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.variance_epsilon / 10)

@@ -1,4 +1,4 @@
-"""What transformers would save: names, views of states, and states read back from files that hold them otherwise."""
+"""Weights as transformers saves them: names, views of states, and files in other forms."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CLASSES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module", params=CLASSES)
 def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Saved, Any, Path]:
-    """What is saved of a class, a model of it in memory, and the folder that this has saved."""
+    """Return the saved form of a class, a model in memory, and the folder that it has saved."""
     cls = getattr(transformers, request.param)
     config = cls.config_class(**CLASSES[request.param])
     with torch.device("meta"):
@@ -40,7 +40,7 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     torch.manual_seed(2)
     model, path = cls(config), tmp_path_factory.mktemp("saved")
     with torch.no_grad():
-        for p in model.parameters():  # else norms and experts may be equal
+        for p in model.parameters():  # otherwise norms and experts may be equal
             p += torch.randn_like(p)
     model.save_pretrained(path)
     return saved, model, path
@@ -70,7 +70,7 @@ def test_any_box_of_a_state_is_read_from_the_files(both: tuple[Saved, Any, Path]
 
 
 def test_what_files_hold_together_is_refused_by_name() -> None:
-    """A conversion that joins states, as no class does whose policy is known."""
+    """The conversion joins states, which no class with a known policy does."""
     from transformers.core_model_loading import Chunk, WeightConverter
 
     cls = transformers.LlamaForCausalLM

@@ -1,4 +1,4 @@
-"""What a skeleton, and the chain of it, refuse: forwards in which blocks are not a chain on the residual."""
+"""Skeletons and their chains refuse forwards whose blocks are not a chain on the residual."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def skeleton(model: Any) -> Skeleton:
 
 
 def record(between: Callable[[Tensor], Tensor], argument: Callable[[Tensor], Tensor]) -> None:
-    """Have a chain record what blocks are called with, in a forward with something between them."""
+    """Make a chain record the arguments of blocks, in a forward with something between them."""
 
     class Around(LlamaModel):
         def forward(self, *, inputs_embeds: Tensor, **_: Any) -> Any:

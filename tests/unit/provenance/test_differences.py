@@ -1,4 +1,4 @@
-"""`dslpar diff`: nothing where only form differs, everything where something does, and the same from either side."""
+"""`dslpar diff`: no difference in form counts, every other one is listed, from either side."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PAIRS = [pair for pair in combinations(CONFIGS, 2) if WORLDS[pair[0]] == WORLDS[
 
 
 def each_of(quick: list[tuple[str, str]]) -> list[Any]:
-    """All pairs, those of `quick` each time."""
+    """Return all pairs; `make test` runs those of `quick`."""
     return sampled([(pair,) for pair in PAIRS], lambda row: row[0] in quick, named=lambda row: " ".join(row[0]))
 
 
@@ -54,7 +54,7 @@ def test_from_either_side_it_is_the_same(pair: tuple[str, str]) -> None:
 
 @pytest.mark.parametrize("pair", each_of(PAIRS[::8]))
 def test_what_differs_in_the_job_is_told(pair: tuple[str, str]) -> None:
-    """Mesh, batch, stages and all of DeepSpeed's dict, computed apart from the values."""
+    """Mesh, batch, stages and all of DeepSpeed's dict are computed independently of the values."""
     found = {each.key for each in of_what_runs(compare(*(Subject(check.load(path), WORLDS[path]) for path in pair)))}
     left, right = (check.resolve(path, WORLDS[path]) for path in pair)
     one, other = (dict(flat(ds_config(job))) for job in (left, right))

@@ -17,7 +17,7 @@ from dslpar.schema.torch_schedulers import LR_SCHEDULERS
 
 CLASSES = [cls for cls in (vars(datasets) | vars(sections)).values() if isinstance(cls, type) and is_dataclass(cls)]
 CLASSES += families.sections().values()
-CLASSES.remove(sections.ImageModel)  # a base: its keys are its families'
+CLASSES.remove(sections.ImageModel)  # a base class, whose keys belong to its families
 
 
 def test_every_field_of_the_spec_is_listed_with_its_help() -> None:
@@ -50,7 +50,7 @@ def test_every_key_of_the_tables_is_listed() -> None:
 
 def test_aliases_are_those_of_the_spec() -> None:
     for alias, name in aliases_of(section.GPT).items():
-        assert {row.key for row in below(f"model.{alias}")} == {f"model.{name}"}  # a row for each family
+        assert {row.key for row in below(f"model.{alias}")} == {f"model.{name}"}  # a row per family
     assert [row.key for row in below("train.dist.tensor_parallel_size")] == ["parallel.tensor.size"]
 
 

@@ -1,4 +1,4 @@
-"""Each value of a config, and why: places are where values stand, numbers are the Job's, any form of a key is heard.
+"""Each value of a config and its reason: locations, the Job's numbers, and every accepted form of a key.
 
 The leaves of every shipped config are walked, in the world of its launch command and in none.
 """
@@ -49,7 +49,7 @@ def at_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def world_of(config: str) -> int:
-    """Ranks of the launch command in a config's first comment."""
+    """Return the number of ranks in the launch command of a config's first comment."""
     found = re.search(r"deepspeed (?:--num_gpus (\d+)|--hostfile (\S+))", (ROOT / config).read_text())
     assert found, config
     num_gpus, hosts = found.groups()
@@ -67,7 +67,7 @@ def answer(text: str, key: str, world: int | None = 8, overrides: list[str] | No
 
 
 def marked(config: Config, place: Location) -> str:
-    """The characters at a place."""
+    """Return the characters at a place."""
     lines = config.sources[place.path].split("\n")[place.line - 1 : place.end_line]
     lines[-1] = lines[-1][: place.end_column - 1]
     lines[0] = lines[0][place.column - 1 :]
@@ -80,12 +80,12 @@ def marked(config: Config, place: Location) -> str:
 @pytest.mark.parametrize("world", ["its", "none"])
 @pytest.mark.parametrize("path", CONFIGS)
 def test_every_leaf_is_explained(path: str, world: str) -> None:
-    """Each has one answer under its own name, and under the name that its author gave it."""
+    """Each has one answer under its own name, and under its author's name for it."""
     subject = Subject(check.load(path), world_of(path) if world == "its" else None)
     values = values_of(subject)
     answers = Answers(subject, values)
     for key, value in values.items():
-        assert key == "deepspeed" or answers.of(key) == [value]  # of an empty section, DeepSpeed's dict is told
+        assert key == "deepspeed" or answers.of(key) == [value]  # an empty section has DeepSpeed's dict as its answer
         assert value.how in ("written", "overridden", "inferred", "default", "unknown")
         assert bool(value.steps) == (value.how in ("written", "overridden")), key
         assert value.steps or value.why, key
@@ -96,7 +96,7 @@ def test_every_leaf_is_explained(path: str, world: str) -> None:
 
 @pytest.mark.parametrize("path", CONFIGS)
 def test_a_place_is_where_the_value_stands(path: str) -> None:
-    """Of literals: the characters there are the value."""
+    """For literals, the characters there are the value."""
     config = check.load(path, ["train.seed=77", "optimizer.lr=1e-3"])
     checked = 0
     for value in values_of(Subject(config, world_of(path))).values():
@@ -150,7 +150,7 @@ def numbers_of(job: Job) -> dict[str, Any]:
 
 @pytest.mark.parametrize("path", CONFIGS)
 def test_numbers_in_sentences_come_out(path: str) -> None:
-    """`16 / (accumulation 4 * data 2)` is computed as it stands, and is the value."""
+    """`16 / (accumulation 4 * data 2)` is computed as written, and gives the value."""
     checked = 0
     for value in values_of(Subject(check.load(path), world_of(path))).values():
         sum_ = re.sub(r"[a-z_]+ ?(?=\d)|\branks\b", "", value.why)
@@ -169,7 +169,7 @@ def test_all_of_deepspeeds_dict_is_explained(path: str) -> None:
     assert {key.removeprefix("deepspeed."): value.value for key, value in found.items()} == dict(flat(ds_config(job)))
     for value in found.values():
         same = values.get(value.why)
-        if same is not None and same.key != "precision.dtype":  # what has no reason of its own repeats its source
+        if same is not None and same.key != "precision.dtype":  # a value without its own reason repeats its source's
             assert _listed(same.value) == value.value, value
 
 
@@ -187,7 +187,7 @@ def _listed(value: Any) -> Any:
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule not in HOST_RULES], ids=lambda rule: rule.code)
 def test_configs_with_mistakes_are_explained(rule: Rule) -> None:
-    """The example of each rule: all that is known is told, and what is not says why."""
+    """For each rule's example, every known value is explained, and unknown ones have the reason."""
     example = sections(rule)["Example"]
     text = example if re.search(r"^model\b", example, re.MULTILINE) else MODEL + example
     subject = subject_of(text, 8, re.findall(r"^# override: (.*)$", text, re.MULTILINE))
@@ -372,7 +372,7 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("path", CONFIGS)
 def test_yaml_is_a_config(path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It loads as the same job, holds what a run's config.yaml holds, and the defaults besides."""
+    """It loads as the same job, and has the contents of a run's config.yaml and the defaults."""
     world = world_of(path)
     assert cli_main.main(["config", path, "--world-size", str(world), "--format", "yaml"]) == 0
     text = capsys.readouterr().out
@@ -393,7 +393,7 @@ def test_yaml_without_a_world(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_sizes_are_not_known_where_the_other_form_cannot_be_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`train.dist` might have set them: that they are 1 would be a guess."""
+    """`train.dist` may have set them: saying that they are 1 would be a guess."""
     (tmp_path / "c.py").write_text(MODEL + "train = dict(dist=3)\n")
     assert cli_main.main(["config", str(tmp_path / "c.py"), "--format", "json"]) == 1
     ways = {value["key"]: value["how"] for value in json.loads(capsys.readouterr().out)["values"]}

@@ -1,4 +1,4 @@
-"""metrics.jsonl as it may be found: the end of a long one, damaged lines, steps that come again."""
+"""metrics.jsonl as found on disk: the end of a long file, damaged lines, repeated steps."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_what_is_no_file_is_an_error_and_never_waited_for(tmp_path: Path, kind: 
 
 
 def test_a_step_that_comes_again_replaces_what_stood_behind_it(tmp_path: Path) -> None:
-    """As --resume cuts the file: where somebody has resumed otherwise, the later leg is the run."""
+    """--resume truncates the file so; if somebody resumed otherwise, the later part is the run."""
     lines = [{"step": step, "leg": 1} for step in (1, 2, 3, 4)] + [{"step": step, "leg": 2} for step in (3, 4, 5)]
     records, problems = read_records(write(tmp_path / "m", *lines))
     assert [(record["step"], record["leg"]) for record in records] == [(1, 1), (2, 1), (3, 2), (4, 2), (5, 2)]

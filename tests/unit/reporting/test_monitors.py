@@ -1,4 +1,4 @@
-"""Monitors: what is sent where, what is asked of the machine before, and that W&B ends and needs no network."""
+"""Monitors: what they send and need, and that W&B ends and needs no network."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def job_of(asked: sections.Monitor, raw: dict[str, Any] | None = None) -> Job:
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The output_dir of a run with three monitors, and evaluation at its steps 2 and 3."""
+    """Return the output_dir of a run with three monitors, and evaluation at steps 2 and 3."""
     folder = tmp_path_factory.mktemp("watched")
     config = write_config(folder, CONFIG + "train.update(eval_interval=2, eval_steps=1)\n" + WATCHED)
     words = [sys.executable, "train.py", "--config", str(config), f"train.output_dir={folder / 'out'}"]
@@ -122,7 +122,7 @@ def test_numbers_that_are_not_finite_are_left_out() -> None:
 
 
 def _own_events(job: Job) -> list[str]:
-    """Files in DeepSpeed's CSV folder after a step without a word of ours."""
+    """Return the files in DeepSpeed's CSV folder after a step without dslpar's setting."""
     import torch
 
     from dslpar.distributed.groups import Groups
@@ -138,13 +138,13 @@ def _own_events(job: Job) -> list[str]:
 
 @pytest.mark.parametrize(("seed", "files"), [(0, ["Train_Samples_lr.csv"]), (1, [])])
 def test_deepspeed_s_own_events_by_samples_are_silenced(tmp_path: Path, seed: int, files: list[str]) -> None:
-    """The first case tells when DeepSpeed no longer writes them."""
+    """The first case shows when DeepSpeed no longer writes them."""
     asked = sections.Monitor(csv=sections.FileMonitor(output_path=str(tmp_path)))
     job = resolve(sections.Spec(model=GPT, monitor=asked, train=sections.Train(seed=seed)), 1, "cfg.py")
     assert on_ranks(1, _own_events, job, init="deepspeed") == [files]
 
 
-# ---- what is asked of the machine ----
+# ---- requirements ----
 
 
 def test_a_package_that_is_missing_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Pictures of schedules: a box an action, where and when it runs, by colour and shade."""
+"""Pictures of schedules: a box per action, placed by rank and time, by colour and shade."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def drawn(schedule: Schedule, title: str = "a <title>") -> ElementTree.Element:
 
 
 def boxes(picture: ElementTree.Element) -> list[tuple[float, float, float, str]]:
-    """Row, left, width and colour of each."""
+    """Return row, left, width and colour of each box."""
     found = [each for each in picture.iter(f"{SVG}rect") if each.get("class") == "box"]
     return [(*(float(each.get(name, "")) for name in ("y", "x", "width")), each.get("fill", "")) for each in found]  # type: ignore[misc]
 
@@ -36,7 +36,7 @@ def test_every_action_has_a_box_of_its_own(num: int, split: bool, colours: int) 
     assert len(rows) == 4
     for row in rows:
         spans = sorted((left, left + width) for each, left, width, _ in found if each == row)
-        # Places are written to a hundredth of a pixel.
+        # positions are written to a hundredth of a pixel
         assert all(end <= start + 0.011 for (_, end), (start, _) in pairwise(spans))
 
 

@@ -1,4 +1,4 @@
-"""Curves of runs: what is read of metrics.jsonl, the scales, and what stands in the pictures."""
+"""Curves of runs: what is read from metrics.jsonl, the scales, and the text of the pictures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The list of runs: how each stands, by what is in its folder; and that nothing in a folder ends the list."""
+"""The list of runs: the status of each from its folder; no folder's contents end the list."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BEGUN = LOG + "cfg.py: world of 4 = pipeline 2 * data 1 * tensor 2 (1d), on cpu;
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The folder of a run of 3 steps on 4 ranks, which has taken two."""
+    """Return the folder of a run of 3 steps on 4 ranks that has taken two steps."""
     config = check.load(
         str(write_config(tmp_path, CONFIG + "parallel = dict(pipeline=2, tensor=dict(size=2, mode='1d'))\n"))
     )
@@ -135,7 +135,7 @@ def test_a_run_that_failed_before_its_first_step(folder: Path) -> None:
 
 
 def hold_lock(folder: Path, ready: int) -> NoReturn:
-    """Take the lock as a run does, in this process, and keep it."""
+    """Take the lock as a run does, and keep it."""
     try:
         config = check.load(str(folder.parents[1] / "cfg.py"), [f"train.output_dir={folder}"])
         run_dir.lock_run_folder(check.resolve(config, 4), config)
@@ -147,7 +147,7 @@ def hold_lock(folder: Path, ready: int) -> NoReturn:
 
 @pytest.fixture
 def holder(folder: Path) -> Iterator[int]:
-    """A process that holds the lock."""
+    """Yield the pid of a process that holds the lock."""
     reads, writes = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -174,7 +174,7 @@ def test_a_process_that_was_killed_holds_no_lock(folder: Path, holder: int) -> N
 
 
 def test_to_ask_for_the_lock_takes_none(folder: Path) -> None:
-    """A run that begins while the list is made does not see the list as another run."""
+    """A run that starts while the list is made must not take the list for another run."""
     (folder / ".lock").touch()
     (folder / ".lock").chmod(0o400)
     assert run_dir.is_locked(folder) is False
@@ -199,7 +199,7 @@ def test_without_locks_a_run_that_has_just_written_counts_as_running(
     assert only(folder).state == "failed"
 
 
-# ---- which folders are runs, and what is damaged ----
+# ---- run folders, and damaged ones ----
 
 
 def test_nested_runs_are_found_and_what_runs_write_is_not_searched(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Lines of files of conversations: what is read, and what is wrong with the others; templates, and where they stand."""
+"""Conversation files: lines that are read, errors in the others; chat templates and their locations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The list of DeepSpeed's keys, held against the DeepSpeed that is installed; each key in one of dslpar's classes."""
+"""The list of DeepSpeed's keys, against the installed DeepSpeed; each key is in one of dslpar's classes."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def recorded() -> str:
 
 
 def test_the_recorded_list_is_what_the_installed_deepspeed_reads(generated: str, recorded: str) -> None:
-    """Else: python tools/deepspeed_keys.py, and a place in deepspeed_policy for each new key."""
+    """Otherwise run python tools/deepspeed_keys.py, and add each new key to deepspeed_policy."""
     assert deepspeed_keys.difference(recorded, generated) == ""
 
 
@@ -107,7 +107,7 @@ def test_watching_leaves_deepspeed_and_the_log_as_they_were(generated: str) -> N
 
 @pytest.mark.parametrize(("section", "model"), MODELS.items(), ids=list(MODELS))
 def test_fields_of_models(section: str, model: type) -> None:
-    """By pydantic alone, without the script: every field, under its name or under one that the list calls another."""
+    """By pydantic alone, without the script: every field is listed, by its name or as another name of a listed one."""
     names = {field.alias or name for name, field in model.model_fields.items()}  # type: ignore[attr-defined]
     others = {name.rpartition(".")[2] for name in DEPRECATED if name.rpartition(".")[0] == section}
     assert set(KEYS[section]) | others == names
@@ -120,7 +120,7 @@ def test_fields_of_models(section: str, model: type) -> None:
 
 @pytest.mark.parametrize("module", CONSTANTS)
 def test_no_constant_is_missing(module: str) -> None:
-    """By DeepSpeed's constants alone: what has a default is a key, and stands in the list."""
+    """By DeepSpeed's constants alone: a name with a default is a key, and must be in the list."""
     known = {name.rpartition(".")[2] for name in (*ALL_REMOVED, *DEPRECATED, *OTHER_NAMES)}
     known |= {name for section in KEYS.values() for name in section}
     constants = vars(importlib.import_module(module))
@@ -130,7 +130,7 @@ def test_no_constant_is_missing(module: str) -> None:
 
 
 def test_arguments_of_deepspeeds_classes() -> None:
-    """dslpar's own tables have an argument's type; each is one of DeepSpeed's."""
+    """dslpar's tables have the types of the arguments, each of which must exist in DeepSpeed."""
     for ours, theirs in ((OPTIMIZER_ROWS, OPTIMIZER_DEFAULTS), (LR_SCHEDULER_ROWS, LR_SCHEDULER_DEFAULTS)):
         rows = {name: row for name, row in ours.items() if row.dotted.startswith("deepspeed.")}  # type: ignore[attr-defined]
         assert set(rows) == set(theirs)
@@ -142,7 +142,7 @@ def test_arguments_of_deepspeeds_classes() -> None:
 
 
 def once(*classes: object) -> Iterator[str]:
-    """The names that stand in more than one of the classes."""
+    """Yield the names that are in more than one of the classes."""
     counts = Counter(name for names in classes for name in set(names))  # type: ignore[call-overload]
     return (name for name, count in counts.items() if count > 1)
 
@@ -175,7 +175,7 @@ def test_precision_has_all_but_enabled() -> None:
 
 
 def passed() -> dict[str, str]:
-    """Every key that passes through, by its dotted path, and its type."""
+    """Return the type of every key that passes through, by dotted path."""
     sections = {
         "zero_optimization": deepspeed_policy.ZERO,
         "bf16": deepspeed_policy.BF16,
@@ -194,7 +194,7 @@ NESTED = ("offload_param", "offload_optimizer", "leaf_module")
 
 @pytest.mark.parametrize(("key", "type_"), passed().items(), ids=list(passed()))
 def test_types_hold_deepspeeds_defaults(key: str, type_: str) -> None:
-    """A type of ours that refuses what DeepSpeed has when nothing is said would be wrong."""
+    """A dslpar type that refuses DeepSpeed's default would be wrong."""
     row = deepspeed_policy.known(key)
     assert row is not None
     if type_ == "Section" or type_ in deepspeed_policy.TABLES:
@@ -234,5 +234,5 @@ def test_an_offload_names_its_device() -> None:
     ],
 )
 def test_monitors(section: str, ours: type) -> None:
-    """Ours are DeepSpeed's, and `offline`, which is W&B's own."""
+    """dslpar's keys are DeepSpeed's, and `offline`, which is for W&B."""
     assert {field.name for field in dataclasses.fields(ours)} - {"offline"} == set(KEYS[section])

@@ -1,4 +1,4 @@
-"""A key is declared once: what is said of keys elsewhere follows from their fields, and knows a new one at once."""
+"""Keys are declared once: all other text about a key follows from its field."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NEW = '''    fresh: PositiveInt = key(
 
 
 def leaves() -> list[keys.DeclaredKey]:
-    """Keys that have a value, and no keys below them."""
+    """Return keys that have a value, and no keys below them."""
     return [each for each in keys.declared() if not keys.classes_of(each.field)]
 
 
@@ -56,7 +56,7 @@ def test_other_forms_are_keys_themselves() -> None:
 
 
 def test_a_new_key_is_one_field(tmp_path: Path) -> None:
-    """Its field alone is added to a copy of the package; all else knows it."""
+    """Only its field is added to a copy of the package, and everything else knows it."""
     shutil.copytree(ROOT / "dslpar", tmp_path / "dslpar", ignore=shutil.ignore_patterns("__pycache__", "layers"))
     path = tmp_path / "dslpar" / "schema" / "sections.py"
     assert path.read_text().count(FIELD) == 1

@@ -1,4 +1,4 @@
-"""Our tables of torch's and DeepSpeed's names, held against the torch and the DeepSpeed that are installed."""
+"""Tables of torch's and DeepSpeed's names, against the installed torch and DeepSpeed."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from tests.support.versions import needs_torch
 of_this_torch = needs_torch(13, "the tables are of 2.13")
 NOT_FOR_CONFIGS = {"params", "model_params", "optimizer", "lr", "last_epoch", "last_batch_iteration"}
 LEFT_OUT = {
-    "FusedAdam": {"amsgrad"},  # it raises on it
-    "DeepSpeedCPUAdam": {"amsgrad"},  # it raises on it
-    "Lamb": {"amsgrad", "max_grad_norm"},  # it raises on the one, and clipping is the trainer's
-    "Lion": {"set_grad_none"},  # of the class on the device alone
-    "OneCycleLR": {"epochs", "steps_per_epoch"},  # total_steps says it
+    "FusedAdam": {"amsgrad"},  # raises on it
+    "DeepSpeedCPUAdam": {"amsgrad"},  # raises on it
+    "Lamb": {"amsgrad", "max_grad_norm"},  # raises on the one, and clipping is the trainer's
+    "Lion": {"set_grad_none"},  # exists only in the class for devices
+    "OneCycleLR": {"epochs", "steps_per_epoch"},  # covered by total_steps
     "CyclicLR": {"scale_fn"},  # a function
 }
-"""Arguments that are there, and that no config needs."""
+"""Existing arguments that no config needs."""
 OF_TORCH = {name for name, row in OPTIMIZERS.items() if row.dotted.startswith("torch.")}
 RUN = [(name, row) for table in (OPTIMIZERS, LR_SCHEDULERS) for name, row in table.items() if not row.refused]
 
@@ -54,7 +54,7 @@ def test_arguments(name: str, row: KnownOptimizer | KnownLRScheduler) -> None:
 @of_this_torch
 @pytest.mark.parametrize(("name", "row"), RUN, ids=[name for name, _ in RUN])
 def test_defaults_are_of_the_type(name: str, row: KnownOptimizer | KnownLRScheduler) -> None:
-    """Else a config could not write down what it leaves out."""
+    """Otherwise a config could not write a value that it leaves out."""
     theirs = inspect.signature(locate(row.dotted, Location("here"))).parameters
     for key, type_ in row.args.items():
         default = theirs[key].default
@@ -77,7 +77,7 @@ def test_torch_s_schedules_are_all_there() -> None:
 
 
 def test_deepspeed_runs_ours_and_has_removed_the_others() -> None:
-    """Ours are its own, or classes; mu-parametrised ones need a package of their own."""
+    """Those of dslpar are DeepSpeed's own, or classes; mu-parametrized ones need a separate package."""
     ours = {"Adagrad", "Lamb", "Lion", "Muon", *OURS} - {"SGD"}
     assert {name.lower() for name in ours} == set(DEEPSPEED_OPTIMIZERS) - {"muadam", "muadamw", "musgd"}
     removed = {name.lower() for name, row in OPTIMIZERS.items() if row.refused.endswith("has removed it")}
@@ -95,7 +95,7 @@ def test_deepspeed_s_offloaded_classes_are_there() -> None:
 @of_this_torch
 @pytest.mark.parametrize("name", [name for name, _ in RUN if name in OF_TORCH])
 def test_elementwise_is_what_it_says(name: str) -> None:
-    """Five steps on a matrix are five steps on its two halves, if and only if the optimizer acts elementwise."""
+    """Five steps on a matrix equal five steps on its halves exactly if the optimizer acts elementwise."""
     row = OPTIMIZERS[name]
     whole, halves = _trained(row.dotted, 1), _trained(row.dotted, 2)
     assert torch.equal(whole, halves) == row.elementwise == elementwise(name) == elementwise(row.dotted)
@@ -121,14 +121,14 @@ def test_layers_are_torch_s() -> None:
     assert others <= {
         *("Module", "Container", "Sequential", "ModuleList", "ModuleDict", "ParameterList", "ParameterDict"),
         *("DataParallel", "AdaptiveLogSoftmaxWithLoss"),
-        *("Bilinear", "CosineSimilarity", "PairwiseDistance", "MultiheadAttention"),  # of several tensors
+        *("Bilinear", "CosineSimilarity", "PairwiseDistance", "MultiheadAttention"),  # take several tensors
         *("EmbeddingBag", "MaxUnpool1d", "MaxUnpool2d", "MaxUnpool3d"),
         *("Transformer", "TransformerDecoder", "TransformerDecoderLayer"),
-        *("RNN", "LSTM", "GRU", "RNNBase", "RNNCell", "LSTMCell", "GRUCell", "RNNCellBase"),  # that give a tuple
+        *("RNN", "LSTM", "GRU", "RNNBase", "RNNCell", "LSTMCell", "GRUCell", "RNNCellBase"),  # return a tuple
     }
 
 
-# A lazy one makes its parameters before it knows that it will have none.
+# a lazy layer makes its parameters before it knows that it will have none
 @pytest.mark.parametrize("name", sorted(name for name in LAYERS if not name.startswith("LazyInstance")))
 def test_what_has_parameters(name: str) -> None:
     made = _made(getattr(nn, name))
@@ -137,7 +137,7 @@ def test_what_has_parameters(name: str) -> None:
 
 
 def _made(cls: type[nn.Module]) -> nn.Module | None:
-    """The layer from as many small numbers as it demands; None where it demands more than numbers."""
+    """Return the layer from as many small numbers as it needs, or None if it needs more than numbers."""
     needed = [p for p in inspect.signature(cls).parameters.values() if p.default is p.empty]
     try:
         return cls(*(1 for p in needed if p.kind is not p.VAR_POSITIONAL))
@@ -146,7 +146,7 @@ def _made(cls: type[nn.Module]) -> nn.Module | None:
 
 
 def test_a_config_of_our_own_classes_needs_no_table() -> None:
-    """They are imported where a config uses them: the start of the linter stays as it is."""
+    """They are imported when a config uses them, so that the linter's start stays as fast."""
     code = (
         "import sys; from dslpar.linter.check import lint, load_text\n"
         f"assert lint(load_text({MODEL!r}, 'cfg.py'), 8) == []\n"
@@ -179,7 +179,7 @@ def test_arguments_of_layers_are_torch_s(name: str) -> None:
     ],
 )
 def test_arguments_of_a_config_s_layers_are_checked(layer: str, code: str | None) -> None:
-    """Once a false pass of the oracle's: the linter took a layer without what its class needs."""
+    """The oracle once found a false pass: the linter accepted a layer without its class's arguments."""
     trained = "dict(type='Linear', in_features=4, out_features=4)"
     config = linter_check.load_text(f"model = dict(type='Sequential', layers_cfg=[{layer}, {trained}])\n", "cfg.py")
     found = [finding.code for finding in linter_check.lint(config, 1) if finding.severity == "error"]

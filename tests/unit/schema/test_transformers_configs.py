@@ -1,4 +1,4 @@
-"""The table of transformers' configs, against the transformers that is installed."""
+"""The table of transformers' configs, against the installed transformers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_table_is_what_its_tool_writes() -> None:
 @of_this_transformers
 @pytest.mark.parametrize("name", sorted({*DERIVED, *POLICIES}))
 def test_keys_and_defaults_are_those_of_the_config_class(name: str) -> None:
-    """Of each class with a policy: what the table gives is what transformers fills in, but for what follows from it."""
+    """For each class with a policy, the table's values equal transformers' defaults, apart from derived ones."""
     row = table()["models"][name]
     config = getattr(transformers, name).config_class
     assert row["config"] == config.__name__

@@ -1,4 +1,4 @@
-"""What a rank does before it imports torch: one config, read once and linted once."""
+"""Start of a rank before it imports torch: the config is read once and linted once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ idle = dict(a=1)
 
 @pytest.fixture
 def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often the sections are read, and the rules run."""
+    """Count how often the sections are read, and the rules run."""
     counted: Counter[str] = Counter()
     for module, name in ((sections_reader, "read"), (engine, "run_rules")):
         function = getattr(module, name)
@@ -53,7 +53,7 @@ def test_a_rank_reads_and_lints_its_config_once(config: str, counts: Counter[str
 def test_a_launched_rank_does_not_repeat_warnings(
     config: str, linted: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`dslpar launch` has printed them; an error it has not, since it then starts no rank."""
+    """`dslpar launch` has printed them. A rank still prints errors, since the launcher starts no rank after one."""
     training.load_and_lint(["--config", config], DistributedEnv(), linted)
     assert ("CFG106" in capsys.readouterr().err) is not linted
     training.load_and_lint(["--config", config, "train.steps=0"], DistributedEnv(), linted)

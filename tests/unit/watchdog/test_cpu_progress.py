@@ -1,4 +1,4 @@
-"""Whether processes make progress, by their CPU time: with samples as given, and of processes of this machine."""
+"""Progress of processes, by their CPU time: from given samples, and of this machine's processes."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def test_progress_of_one_is_progress_of_all(monkeypatch: pytest.MonkeyPatch) -> 
     for second in range(1, 200):
         now = float(second)
         assert progress.is_due()
-        busy = min(second, 100) * 0.05  # one of them computes on a twentieth of a core, until second 100
+        busy = min(second, 100) * 0.05  # one process uses a twentieth of a core until second 100
         stuck.append(progress.is_stuck({1: Use(second * 0.005, False), 2: Use(busy, False)}))
-    # It has used less than the allowance of 1.2 s since some second from 76 on.
+    # from some second after 76, it has used less than the allowance of 1.2 s
     assert 76 + 60 <= stuck.index(True) + 1 <= 100 + 60
 
 

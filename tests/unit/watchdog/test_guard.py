@@ -1,6 +1,6 @@
-"""Guards of ranks: who is told to be the first, and that everybody ends, whatever became of a rank.
+"""Guards of ranks: which rank is reported first, and that all processes end, whatever became of a rank.
 
-Real processes and real guards; the ranks do nothing but what a test tells them, so that no torch has to start.
+Processes and guards are real. The ranks only do what a test asks for, so that torch need not start.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ LOSES_PEER = "raise RuntimeError('[/pytorch/third_party/gloo/pair.cc:1] Connecti
 
 
 def when_all_have_met(then: str, later_s: float = 0.0) -> str:
-    """Where this is among several, it begins at the same time in all: not when each is ready, on a busy machine."""
+    """Return code that begins at the same time in all ranks that have it, not when each is ready on a busy machine."""
     return f"\nwhile not meeting.with_name('go').exists(): time.sleep(0.01)\ntime.sleep({later_s}); {then}"
 
 
@@ -67,10 +67,10 @@ def let_go(ranks: Ranks) -> None:
     (ranks.folder / "go").touch()
 
 
-@pytest.mark.prove  # every time: tests/system/test_faults.py
+@pytest.mark.prove  # `make test` has tests/system/test_faults.py
 @pytest.mark.parametrize("aborted", [1, 0])
 def test_an_abort_is_told_when_no_better_cause_was(tmp_path: Path, aborted: int) -> None:
-    """The host whose guard waits is not taken for silent, and consequences are silent meanwhile."""
+    """The host whose guard waits does not count as silent, and consequences are not reported meanwhile."""
     then = [WAITS, WAITS, when_all_have_met(LOSES_PEER, 0.5)]
     then[aborted] = when_all_have_met("os.abort()")
     with Ranks(tmp_path, *then) as ranks:
@@ -110,7 +110,7 @@ def test_a_host_whose_loss_has_made_a_rank_abort_is_told(tmp_path: Path) -> None
 
 @pytest.mark.prove
 def test_ranks_that_are_killed_for_an_abort_are_not_to_blame(tmp_path: Path) -> None:
-    """As by mpirun, with the hub's rank among them: its guard serves on."""
+    """mpirun kills them so, the hub's rank included: its guard continues to serve."""
     with Ranks(tmp_path, WAITS, when_all_have_met("os.abort()"), WAITS) as ranks:
         let_go(ranks)
         time.sleep(1)
@@ -124,7 +124,7 @@ def test_ranks_that_are_killed_for_an_abort_are_not_to_blame(tmp_path: Path) -> 
 @pytest.mark.prove
 @pytest.mark.parametrize("aborted", [1, 0])
 def test_guards_that_are_killed_for_an_abort_are_no_hosts_that_are_gone(tmp_path: Path, aborted: int) -> None:
-    """As by mpirun, which ends the group of each rank."""
+    """mpirun kills each rank's process group."""
     aborts = when_all_have_met("os.abort()")
     with Ranks(tmp_path, *(aborts if rank == aborted else WAITS for rank in range(3))) as ranks:
         ranks.wait_until_met()
@@ -150,7 +150,9 @@ def test_ranks_that_abort_all_at_once_end_as_one(tmp_path: Path) -> None:
 @pytest.mark.prove
 @pytest.mark.parametrize("gone", [2, 0])
 def test_a_host_that_is_gone(tmp_path: Path, gone: int) -> None:
-    """Frozen, with the guards: no packet, no end of a connection. Whoever is left leaves, the hub or the others."""
+    """Processes and guards are frozen: no packet, no end of a connection. The remaining ranks end, the hub or the
+    others.
+    """
     with Ranks(tmp_path, WAITS, WAITS, WAITS) as ranks:
         ranks.wait_until_met()
         for pid in (ranks.guard_of(gone), ranks.processes[gone].pid):
@@ -181,9 +183,9 @@ time.sleep(600)
 @pytest.mark.prove
 @pytest.mark.parametrize("deaf", [False, pytest.param(True, marks=pytest.mark.prove)])
 def test_a_launcher_that_waits_for_a_host_that_is_gone_is_ended(tmp_path: Path, deaf: bool) -> None:
-    """By the guard of its rank, and with it the ssh that it started; what is above it stays.
+    """Its rank's guard ends it, with the ssh that it started; processes above it stay.
 
-    This is also the host that is gone, whose silence takes six seconds each time.
+    This is also the test of a lost host, whose silence takes six seconds each time.
     """
     launcher = tmp_path / "prterun"
     launcher.write_text(LAUNCHER.format(deaf="signal.signal(signal.SIGTERM, signal.SIG_IGN)" if deaf else ""))
@@ -205,7 +207,7 @@ def _is_stopped(pid: int) -> bool:
 
 @pytest.mark.prove
 def test_what_was_last_heard_is_not_taken_for_where_a_rank_is(tmp_path: Path) -> None:
-    """A step may be shorter than the time between beats: the hub's own step tells."""
+    """A step may be shorter than the time between heartbeats, so the hub's own step counts."""
     then = "monitor.page.enter('step', 900); wait(600)"
     quick = "time.sleep(1.5); os.kill(int(open('/proc/self/task/%d/children' % os.getpid()).read()), signal.SIGSTOP); "
     with Ranks(tmp_path, then, then, quick + then) as ranks:
@@ -236,7 +238,7 @@ def test_what_strangers_write_into_torch_s_store_ends_no_guard(tmp_path: Path, h
 
 
 def guard_of_a_rank(folder: Path, rank: int, world: int, *, supervised: bool = False) -> Guard:
-    """The guard of this process."""
+    """Return the guard of this process."""
     path = folder / f"{rank}.board"
     StatusPage(path, make=True)
     page = os.open(path, os.O_RDWR)
@@ -252,7 +254,7 @@ def test_a_guard_that_was_held_up_before_it_met_the_others_accuses_nobody(tmp_pa
 
 
 def test_a_guard_of_rank_0_that_was_never_met_ends_nobody(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Its port may be closed between hosts, and training go by another network."""
+    """Its port may be closed between hosts, while training uses another network."""
     one = guard_of_a_rank(tmp_path, 1, 2)
     one.rank.page.hub = "10.0.0.1:4711:secret"
     one.link.wanted_s = one.now - SILENCE_S - 1
@@ -286,7 +288,7 @@ sys.exit(place.rank == 1 and not monitor.page.rank_0_left)
 
 
 def test_guards_meet_where_the_ranks_do(tmp_path: Path) -> None:
-    """All on one host, and MASTER_ADDR=$(hostname): on Debian a loopback address that is not 127.0.0.1."""
+    """All ranks are on one host with MASTER_ADDR=$(hostname): on Debian a loopback address other than 127.0.0.1."""
     environ = {key: text for key, text in os.environ.items() if key != rank_monitor.REPORTS}
     codes = [MEETS.format(root=str(ROOT), folder=str(tmp_path), rank=rank) for rank in (0, 1)]
     ranks = [subprocess.Popen([sys.executable, "-c", code], env=environ) for code in codes]
@@ -316,7 +318,7 @@ for line in lines:
 
 
 def test_a_guard_has_room_for_more_ranks_than_a_process_may_have_files(tmp_path: Path) -> None:
-    """The limit of most systems is 1,024: a job of as many ranks would be said to have lost rank 0's host."""
+    """Most systems allow 1,024 files: a job with as many ranks would report rank 0's host as lost."""
     environ = {key: text for key, text in os.environ.items() if key != rank_monitor.REPORTS}
     crowd = subprocess.run([sys.executable, "-c", CROWD.format(root=str(ROOT))], env=environ)
     assert crowd.returncode == 0
@@ -342,7 +344,7 @@ def test_a_signal_to_the_group_does_not_end_a_guard_that_starts(tmp_path: Path) 
 
 @pytest.mark.parametrize("status", [3, pytest.param(0, marks=pytest.mark.prove)])
 def test_a_rank_that_leaves_by_itself_in_the_middle_ends_the_others(tmp_path: Path, status: int) -> None:
-    """With 0 no launcher would end them: they would wait for it until it was called a hang, of somebody else."""
+    """With status 0 no launcher would end the others: they would wait until the hang is reported, for another rank."""
     with Ranks(tmp_path, WAITS, WAITS, f"sys.exit({status})") as ranks:
         assert ranks.statuses() == [1, 1, status]
         how = "was the first to end, by sys.exit"
@@ -353,7 +355,7 @@ def test_a_rank_that_leaves_by_itself_in_the_middle_ends_the_others(tmp_path: Pa
 
 @pytest.mark.prove
 def test_a_job_that_was_suspended_does_not_hang(tmp_path: Path) -> None:
-    """As by `scontrol suspend`: rank and guard alike."""
+    """`scontrol suspend` stops rank and guard alike."""
     with Ranks(tmp_path, "monitor.page.enter('step', 8, 2.0); time.sleep(4); monitor.page.enter('ending')") as ranks:
         both = ranks.guard_of(0), ranks.processes[0].pid
         for number in (signal.SIGSTOP, signal.SIGCONT):
@@ -367,7 +369,9 @@ def test_a_job_that_was_suspended_does_not_hang(tmp_path: Path) -> None:
 @pytest.mark.prove
 @pytest.mark.parametrize("victim", [1, pytest.param(0, marks=pytest.mark.prove)])
 def test_a_guard_that_is_killed_is_replaced(tmp_path: Path, victim: int) -> None:
-    """The out-of-memory killer takes it as well as a rank. Its rank is well, and the job goes on, watched as before."""
+    """The out-of-memory killer may take a guard as well as a rank. Its rank is fine, and the job continues, guarded as
+    before.
+    """
     with Ranks(tmp_path, WAITS, WAITS, WAITS) as ranks:
         ranks.wait_until_met()
         os.kill(ranks.guard_of(victim), signal.SIGKILL)
@@ -397,7 +401,7 @@ def test_a_guard_that_is_killed_again_and_again_is_what_the_end_of_the_job_is_pu
 
 @pytest.mark.prove
 def test_a_rank_whose_folder_a_cleaner_has_deleted_is_well(tmp_path: Path) -> None:
-    """Its guard is replaced all the same, and what it fails by is told."""
+    """Its guard is still replaced, and the cause of a failure is still reported."""
     reports = tmp_path / "reports"
     reports.mkdir()
     then = "\nwhile not meeting.with_name('fail').exists(): time.sleep(0.01)\nraise ValueError('wrong')"
@@ -423,7 +427,7 @@ time.sleep(2)
 
 
 def test_a_rank_that_was_told_to_end_before_it_could_promise_anything_is_not_told_as_killed(tmp_path: Path) -> None:
-    """As by torchrun or deepspeed when rank 0 refuses the config; when the guard looks, they have taken the status."""
+    """torchrun or deepspeed do so when rank 0 refuses the config; when the guard looks, they have reaped the status."""
     launcher = tmp_path / "launcher"
     launcher.write_text(TERMINATES)
     with Ranks(tmp_path, WAITS, launcher=launcher) as ranks:
@@ -432,7 +436,7 @@ def test_a_rank_that_was_told_to_end_before_it_could_promise_anything_is_not_tol
 
 
 def at(rank: int) -> str:
-    """How lines of a rank of three begin."""
+    """Return the beginning of a line from one of three ranks."""
     return f"[rank {rank} of 3 on host{rank // 2}, stage {rank} (pipe {rank}, data 0, tensor 0), step 7]"
 
 
@@ -441,7 +445,7 @@ def hang(seconds: float = 1.0) -> str:
 
 
 def test_a_hang_is_told_with_the_stacks_of_all_and_who_holds_them_up(tmp_path: Path) -> None:
-    """The others are in a collective; rank 1 holds Python's lock, so that none of its threads can do anything."""
+    """The others are in a collective. Rank 1 holds the GIL, so that none of its threads can do anything."""
     holds = "import re; re.match('(a*)*b', 'a' * 60)"
     with Ranks(tmp_path, hang() + WAITS, hang() + holds, hang() + WAITS) as ranks:
         assert ranks.statuses() == [1, -signal.SIGKILL, 1]
@@ -482,7 +486,7 @@ ENDS = "; monitor.page.enter('ending')"
 
 
 def test_no_bound_no_hang(tmp_path: Path) -> None:
-    """Building a model takes as long as it takes."""
+    """Building a model may take any time."""
     with Ranks(tmp_path, "monitor.page.enter('building'); time.sleep(2)" + ENDS, "time.sleep(2)" + ENDS) as ranks:
         assert ranks.statuses() == [0, 0]
         assert ranks.all_said() == []
@@ -507,12 +511,12 @@ def test_sigterm_is_a_flag(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("busy", ["time.sleep(600)", "import re; re.match('(a*)*b', 'a' * 60)"], ids=["sleeps", "in C"])
 def test_what_does_not_stop_in_time_is_ended(tmp_path: Path, busy: str) -> None:
-    """Also where Python's lock is held, and no handler and no thread of the rank can run."""
+    """This holds even if the GIL is held, when no handler and no thread of the rank can run."""
     with Ranks(tmp_path, PROMISE + busy) as ranks:
         promised(tmp_path)
         watch = Stopwatch()
         ranks.processes[0].send_signal(signal.SIGTERM)
-        ranks.processes[0].send_signal(signal.SIGTERM)  # a launcher's, and its own launcher's
+        ranks.processes[0].send_signal(signal.SIGTERM)  # from a launcher, and from the launcher's launcher
         (status,) = ranks.statuses()
         assert watch.wall_s() > 0.9
         assert watch.alone_s() < 8
@@ -540,7 +544,7 @@ def test_a_rank_that_has_stopped_in_order_may_take_its_time_to_leave(tmp_path: P
 
 @pytest.mark.prove
 def test_a_fork_of_a_rank_has_its_own_signals(tmp_path: Path) -> None:
-    """A worker that is ended by SIGTERM does not stop the run."""
+    """A worker that SIGTERM ends does not stop the run."""
     then = PROMISE + "\npid = os.fork()\nif pid == 0: time.sleep(600)\n"
     then += "time.sleep(0.3); os.kill(pid, signal.SIGTERM); status = os.waitpid(pid, 0)[1]; time.sleep(2)\n"
     then += "sys.exit(0 if status == signal.SIGTERM and not monitor.stop_requested else 1)"
@@ -559,14 +563,14 @@ def receiver(tmp_path: Path) -> Iterator[Receiver]:
 
 
 def look(receiver: Receiver, until: str) -> str:
-    """Until a mark is there; its text."""
+    """Wait for a mark, and return its text."""
     path = receiver.folder / until
 
     def received() -> bool:
         receiver.poll()
         return path.exists()
 
-    # A guard does not wait long for an answer.
+    # a guard does not wait long for an answer
     wait_until(received, lambda: f"{until}: {sorted(receiver.folder.iterdir())}", longest_pause_s=0.02)
     return path.read_text()
 
@@ -574,7 +578,7 @@ def look(receiver: Receiver, until: str) -> str:
 def test_marks_come_over_the_network(tmp_path: Path, receiver: Receiver) -> None:
     dies = when_all_have_met("os.kill(os.getpid(), signal.SIGKILL)")
     with Ranks(tmp_path, WAITS, dies, reports=receiver.variable) as ranks:
-        # First: rank 1's death ends rank 0, which on a busy machine may not have been born by then.
+        # First: rank 1's death ends rank 0, which on a busy machine may not have started by then.
         assert json.loads(look(receiver, "0.born"))[:2] == [0, 2]
         (ranks.folder / "go").touch()
         verdict = json.loads(look(receiver, "1.verdict"))
@@ -634,7 +638,7 @@ def test_the_table_of_the_docstring_is_the_one_that_is_used() -> None:
 
 
 def written(state: State, transition: guard.Transition | None) -> str:
-    """A cell of the table, of a state's column."""
+    """Return a cell of the table in a state's column."""
     if transition is None:
         return "-"
     return transition.action.__name__ + (
@@ -643,7 +647,7 @@ def written(state: State, transition: guard.Transition | None) -> str:
 
 
 class Recorder:
-    """Stands in for a guard: its actions are noted, and not done."""
+    """Replaces a guard: its actions are recorded and not carried out."""
 
     def __init__(self, state: State) -> None:
         self.state, self.done = state, list[str]()
@@ -654,7 +658,7 @@ class Recorder:
 @pytest.mark.parametrize("state", State, ids=lambda state: state.name)
 @pytest.mark.parametrize("event", Event, ids=lambda event: event.name)
 def test_every_event_in_every_state(event: Event, state: State, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is taken or passed over, and nothing leaves the end: a rank that is gone stays gone, a job that ends ends."""
+    """Every event is handled or ignored, and nothing leaves the end state: a rank that is gone stays gone."""
     transition = TRANSITIONS[event].get(state)
     if transition is not None:
         action = lambda one, *details: one.done.append(transition.action.__name__)  # noqa: E731
@@ -670,7 +674,7 @@ def test_every_event_in_every_state(event: Event, state: State, monkeypatch: pyt
 
 
 def test_an_event_that_an_action_causes_comes_first(tmp_path: Path) -> None:
-    """The rank is gone, and that it failed is found out by the way."""
+    """The rank is gone, and handling that reveals its failure."""
     one = guard_of_a_rank(tmp_path, 0, 1, supervised=True)
     one._notice_end()
     assert one.state is State.GONE
@@ -679,7 +683,7 @@ def test_an_event_that_an_action_causes_comes_first(tmp_path: Path) -> None:
 
 
 class Sent:
-    """Stands in for a connection: what is sent is noted."""
+    """Replaces a connection: messages are recorded."""
 
     open = True
 
@@ -693,7 +697,7 @@ class Sent:
 
 
 def guard_of_an_aborted_rank(folder: Path, monkeypatch: pytest.MonkeyPatch, world: int = 3) -> Guard:
-    """The hub, whose rank is seen to be gone by SIGABRT; it has not noticed yet."""
+    """Return the hub of a rank that has ended by SIGABRT; the hub has not noticed yet."""
     one = guard_of_a_rank(folder, 0, world)
     monkeypatch.setattr(one.rank, "wait_status", lambda: int(signal.SIGABRT))
     return one
@@ -760,7 +764,7 @@ def test_nobody_is_waited_for_where_all_others_have_left(tmp_path: Path, monkeyp
 def test_an_abort_that_is_told_at_once_or_not_at_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], why: str
 ) -> None:
-    """Where nobody else could tell a cause, or the rank was to end, or has said how it ends."""
+    """The cases: nobody else could report a cause, the rank was to end, or it has reported its end."""
     one = guard_of_an_aborted_rank(tmp_path, monkeypatch, 1 if why == "one rank" else 2)
     if why == "ending":
         one.rank.end(Ending.JOB_FAILED, one.now)

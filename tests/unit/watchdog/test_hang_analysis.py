@@ -1,4 +1,4 @@
-"""Hang analysis: which rank holds the others up, by stacks that are written out here."""
+"""Hang analysis: finds the rank that holds up the others, from stacks written out here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dslpar.watchdog.hang_analysis import RankStacks, find_blocking_rank, format
 IN = 'Thread 0x01 (most recent call first):\n  File "site-packages/torch/distributed/c10d.py", line 3 in all_reduce\n'
 OUT = 'Thread 0x01 (most recent call first):\n  File "data.py", line 9 in read\n  File "train.py", line 1 in main\n'
 READS = 'Thread 0x01 (most recent call first):\n  File "engine.py", line 5 in norm\n'
-"""Of a rank that reads a result from the accelerator, which waits for NCCL."""
+"""The stack of a rank that reads a result from the accelerator, which waits for NCCL."""
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_the_culprit(stacks: tuple[str, ...], steps: tuple[int, ...], rank: int,
 
 
 def entry(number: int, retired: bool, group: str = "7", operation: str = "all_reduce", **more: Any) -> dict[str, Any]:
-    """As torch dumps it, of the fields that are read."""
+    """Return an entry as torch dumps it, with the fields that are read."""
     return {
         "process_group": [group, "tensor"],
         "collective_seq_id": number,
@@ -60,7 +60,7 @@ def entry(number: int, retired: bool, group: str = "7", operation: str = "all_re
 
 
 def flight(*groups: tuple[str, int, int], operation: str = "all_reduce") -> str:
-    """The record of a rank with groups of (torch's name, enqueued, done)."""
+    """Return a rank's record with groups of (torch's name, enqueued, done)."""
     return format_entries(
         [
             entry(number, number <= done, group, operation)
@@ -162,7 +162,7 @@ def test_uneven_pieces_are_no_other_collective() -> None:
 
 
 def reading(tmp_path: Path) -> str:
-    """The stack of a rank that reads a result, which is in a source that is there."""
+    """Return the stack of a rank that reads a result, in an existing source file."""
     source = tmp_path / "reads.py"
     source.write_text("def norm(x):\n    return x.sum().item()\n")
     return f'Thread 0x01 (most recent call first):\n  File "{source}", line 2 in norm\n'
@@ -193,7 +193,7 @@ def test_of_a_backward_the_thread_counts_that_runs_it() -> None:
 
 
 def test_equal_stacks_are_shown_once(tmp_path: Path) -> None:
-    """Those of 1,000 ranks would else be too long for a terminal, and for a line to `dslpar launch`."""
+    """Otherwise the stacks of 1,000 ranks would be too long for a terminal, and for a line to `dslpar launch`."""
     other = IN.replace("0x01", "0x7f02")
     shown = [
         RankStacks(rank, f"rank {rank}", "", 8, (OUT if rank == 500 else (IN, other)[rank % 2])) for rank in range(1000)

@@ -32,7 +32,7 @@ time.sleep(600)
 def launched(
     folder: Path, name: str, words: tuple[str, ...] = (), before: str = ""
 ) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
-    """A program of a launcher's name, and its children: a rank, an ssh, and another."""
+    """Start a program with a launcher's name, and its children: a rank, an ssh, and another."""
     path = folder / name
     path.write_text(LAUNCHER.format(before=before))
     process = subprocess.Popen([sys.executable, str(path), *words], stdout=subprocess.PIPE, text=True)
@@ -65,7 +65,7 @@ def began(pid: int) -> str:
     ],
 )
 def test_only_launchers_of_this_one_job(tmp_path: Path, name: str, words: tuple[str, ...], found: bool) -> None:
-    """A machine of OpenMPI's daemons may run the jobs of others, and DeepSpeed's runner ends with what it runs."""
+    """OpenMPI's daemons may run other people's jobs, and DeepSpeed's runner ends with its child."""
     with launched(tmp_path, name, words) as (process, (rank, *_)):
         above = orphans.launchers_of(rank)
         assert above == ([Process(process.pid, began(process.pid))] if found else [])

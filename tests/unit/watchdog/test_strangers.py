@@ -1,4 +1,4 @@
-"""An adversary on the sockets of guards and of `dslpar launch`: no stranger, and no line of a peer, does any harm."""
+"""An adversary on the sockets of guards and of `dslpar launch`: strangers and malformed lines do no harm."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ from tests.support.waiting import wait_until
 SECRET = "0123456789abcdef" * 2
 HUB = Key(SECRET, "hub")
 COUNTS = [250, pytest.param(25_000, marks=pytest.mark.prove)]
-"""Of byte strings: hub and receiver, with the secret and without, make 100,000."""
+"""Numbers of byte strings: hub and receiver, with the secret and without, make 100,000."""
 
 
 def hub_of(ranks: Ranks) -> tuple[int, str]:
-    """Port and secret, as the ranks were told."""
+    """Return the port and secret that the ranks received."""
     _, port, secret = (ranks.folder / "hub").read_text().rsplit(":", 2)
     return int(port), secret
 
 
 def unharmed(ranks: Ranks) -> None:
-    """All ranks are there; and the first that fails now is told as ever."""
-    time.sleep(1.5)  # guards that an adversary has pushed aside are back
+    """Check that all ranks run, and that the next failure is reported as usual."""
+    time.sleep(1.5)  # guards that an adversary has displaced are back
     assert [process.poll() for process in ranks.processes] == [None] * 3
     assert peak_bytes(ranks.guard_of(0)) < MEMORY_BYTES
     os.kill(ranks.processes[2].pid, signal.SIGKILL)
@@ -72,7 +72,7 @@ def test_a_job_is_not_harmed_by_what_strangers_say(tmp_path: Path, count: int) -
 @pytest.mark.prove
 @pytest.mark.parametrize("count", COUNTS)
 def test_a_job_is_not_harmed_by_what_a_peer_says_that_went_mad(tmp_path: Path, count: int) -> None:
-    """It knows the secret, and takes the place of rank 1's guard, again and again."""
+    """The peer knows the secret, and repeatedly takes the place of rank 1's guard."""
     with Ranks(tmp_path, WAITS, WAITS, WAITS) as ranks:
         port, secret = hub_of(ranks)
         attack(port, count, Key(secret, "hub"))
@@ -81,7 +81,7 @@ def test_a_job_is_not_harmed_by_what_a_peer_says_that_went_mad(tmp_path: Path, c
 
 @pytest.mark.prove
 def test_a_line_that_ended_jobs(tmp_path: Path) -> None:
-    """From a stranger, and from a guard."""
+    """It came from a stranger, and from a guard."""
     with Ranks(tmp_path, WAITS, WAITS, WAITS) as ranks:
         port, secret = hub_of(ranks)
         with contextlib.suppress(OSError), dial(port) as stranger:
@@ -96,7 +96,7 @@ def test_a_line_that_ended_jobs(tmp_path: Path) -> None:
 
 @pytest.mark.prove
 def test_strangers_who_say_much_or_nothing_take_neither_time_nor_memory(tmp_path: Path) -> None:
-    """16 MiB of lines from one, and 16 MiB without a line from each of many, who stay."""
+    """One sends 16 MiB of lines, and many send 16 MiB without a line and stay connected."""
     with Ranks(tmp_path, WAITS, WAITS, WAITS) as ranks, contextlib.ExitStack() as stack:
         port, secret = hub_of(ranks)
         crowd = [stack.enter_context(dial(port, number)) for number in range(120)]
@@ -127,12 +127,12 @@ def test_guards_of_one_host_listen_there_alone(tmp_path: Path) -> None:
     ],
 )
 def test_ranks_of_one_host_whatever_the_address(env: DistributedEnv, one_host: bool) -> None:
-    """`torchrun --standalone` names the host, where others could reach it."""
+    """`torchrun --standalone` uses the host's name, which others could reach."""
     assert env.is_one_host == one_host
 
 
 def test_two_who_take_each_other_s_connection_are_not_silent() -> None:
-    """Each is pushed aside before it has said anything: that it could prove itself is word enough, on both sides."""
+    """Each is displaced before it has sent anything: its proof of the secret is enough of a sign, on both sides."""
     poller, link_poller = Poller(), Poller()
     hub = peers.Hub(poller, lambda: {"who": "rank 0", "host": "a", "at": ["", "", 0]}, lambda _: None, lambda _: None)
     port = hub.listen(SECRET, 2, loopback=True)
@@ -164,7 +164,7 @@ def test_two_who_take_each_other_s_connection_are_not_silent() -> None:
 
 @pytest.fixture
 def server() -> Iterator[tuple[Server, list[Connection], list[str]]]:
-    """Of two ranks beside the hub; who has joined, and who was refused."""
+    """Return a server for two ranks beside the hub, the joined connections, and the refusals."""
     poller, joined, refused, over = Poller(), list[Connection](), list[str](), threading.Event()
     one = Server(poller, HUB, range(1, 3), messages.TO_HUB, joined.append, refused.append, loopback=True)
 
@@ -188,7 +188,7 @@ Served = tuple[Server, list[Connection], list[str]]
 
 
 def ends(stranger: socket.socket) -> Stopwatch:
-    """How long it takes from now until the server has closed the connection."""
+    """Return the time until the server closes the connection."""
     watch = Stopwatch()
     stranger.settimeout(600)
     with contextlib.suppress(ConnectionResetError):
@@ -242,7 +242,7 @@ def test_who_does_not_belong_to_the_job_is_not_let_in(server: Served, key: Key, 
 
 
 class Wire:
-    """Between a client and a server: keeps what each says."""
+    """A wire between client and server that records both directions."""
 
     def __init__(self, port: int) -> None:
         self.said: dict[str, bytes] = {"client": b"", "server": b""}
@@ -269,7 +269,7 @@ class Wire:
 
 
 def test_what_was_overheard_is_worth_nothing(server: Served) -> None:
-    """The secret is not in it, and neither side's proof is taken a second time."""
+    """The secret is not in it, and neither side's proof is accepted a second time."""
     wire = Wire(server[0].port)
     join(wire.port, HUB, 1, messages.FROM_HUB).close()
     wait_until(lambda: server[1], "the server has not seen it")
@@ -306,7 +306,7 @@ FALSE_SERVERS: dict[str, Callable[[socket.socket], object]] = {
 
 @pytest.mark.parametrize("name", FALSE_SERVERS)
 def test_a_guard_does_not_listen_to_a_server_that_is_none_of_the_job(name: str) -> None:
-    """The port of a guard that is gone may be somebody else's by now."""
+    """The port of a guard that is gone may belong to another process by now."""
     with socket.create_server(("127.0.0.1", 0)) as false:
 
         def serve() -> None:
@@ -410,7 +410,7 @@ WRONG = {
 
 
 def test_marks_are_what_they_are_said_to_be(tmp_path: Path) -> None:
-    """From rank 0's guard: of other ranks, verdicts alone."""
+    """From rank 0's guard, only verdicts on other ranks are accepted."""
     (tmp_path / "marks").mkdir()
     with Receiver(tmp_path / "marks", range(3), ("127.0.0.1",), tmp_path / "secret", loopback=True) as receiver:
         key = Key((tmp_path / "secret").read_text(), "launch")
@@ -451,7 +451,7 @@ def test_a_watch_passes_over_what_is_no_mark(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_no_hostile_line_is_a_message() -> None:
-    """Parsing is total, for every direction, and what passes has the right types."""
+    """Parsing is total in both directions, and accepted messages have the right types."""
     for fields in (messages.TO_HUB, messages.FROM_HUB, messages.TO_LAUNCH, messages.FROM_LAUNCH):
         for line in hostile_lines(3_000, seed=1):
             message = messages.decode(line.rstrip(b"\n"), fields)

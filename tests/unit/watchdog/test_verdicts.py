@@ -1,4 +1,4 @@
-"""What guards say about ranks: how a rank ended, and which hosts are silent."""
+"""Guards' verdicts on ranks: how a rank ended, and which hosts are silent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every layer, as a case of the proof: a function from this rank's groups to (what was compared, error)."""
+"""Every layer as a case of the proof: a function from this rank's groups to (what was compared, error)."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from tests.support.compare_dense import Errors, Training, assert_copies_equal
 
 CASES = (*linears.CASES, *blocks.CASES, *embedding_norm_loss.CASES, *images.CASES, *models.CASES)
 FAMILIES = {case.__name__: case.__module__.rpartition(".")[2] for case in CASES}
-"""The file of each."""
+"""The module of each case."""
 
 
 def errors(tensor: mesh.Tensor, *names: str) -> Errors:
-    """Every case (or the named ones), on this rank of a tensor group."""
+    """Return the errors of every case, or of the named ones, on this rank of a tensor group."""
     torch.set_default_dtype(torch.float64)
     return _found(Groups(mesh.Mesh(tensor=tensor)), names)
 
 
 def errors_after_steps(tensor: mesh.Tensor, optimizer: Callable[..., Any], *names: str) -> Errors:
-    """The same in float32 after some steps of the optimizer that `optimizer` makes of parameter groups."""
+    """Return the errors in float32 after some steps of the optimizer that `optimizer` makes from parameter groups."""
     torch.set_default_dtype(torch.float32)
     return _found(Training(mesh.Mesh(tensor=tensor), optimizer), names)
 

@@ -48,7 +48,7 @@ def attention_not_causal(groups: Groups) -> Found:
 
 
 def attention_padded(groups: Groups) -> Found:
-    """Causal: tokens before the first real one have no key at all."""
+    """Causal: tokens before the first real one have no key."""
     yield from _attention(groups, {}, {}, mask=padding())
 
 
@@ -81,7 +81,7 @@ def attention_rotary(groups: Groups) -> Found:
 def _attention(
     groups: Groups, ours: dict[str, Any], theirs: dict[str, Any], num_heads: int = HEADS, mask: Tensor | None = None
 ) -> Found:
-    """Of half the input: scores of 30 and more, as the whole gives, lose a digit of float32 in their softmax."""
+    """Use half of the input: the full one gives scores of 30 and more, whose softmax loses a digit of float32."""
     layer = Attention(groups, HIDDEN, num_heads, **ours)
     forward = layer.forward
     layer.forward = lambda x: forward(x / 2, mask=mask)  # type: ignore[assignment, method-assign]
@@ -93,14 +93,18 @@ def _attention(
 
 
 def padding() -> Tensor:
-    """The kinds in turn: none, at the end, at the beginning, at both, with a hole, and a sample that is all padding."""
+    """Return a padding mask with each kind in turn: none, at the end, at the beginning, at both, with a hole, and all
+    padding.
+    """
     mask = torch.ones(BATCH, SEQUENCE, dtype=torch.bool)
     mask[1::6, -5:] = mask[2::6, :7] = mask[3::6, :1] = mask[3::6, -7:] = mask[4::6, 3:8] = mask[5] = False
     return mask
 
 
 def documents() -> Tensor:
-    """One, two of many lengths, one a token, with padding at the end, and at the beginning; numbers need not rise."""
+    """Return document ids: one, two of many lengths, one per token, with padding at the end or the beginning; they need
+    not rise.
+    """
     at = torch.arange(SEQUENCE)
     kinds = [
         at * 0 + 1,
@@ -114,7 +118,7 @@ def documents() -> Tensor:
 
 
 def siblings(groups: Groups) -> Found:
-    """Three linears from one input, as models with separate q, k and v have them; their sum, as if of one."""
+    """Sum three linears from one input, as in models with separate q, k and v, like one fused linear."""
     layer = _Siblings(groups)
     yield from compare(groups, layer, _siblings, residual(groups), inner(groups, FFN))
 
@@ -140,7 +144,7 @@ def block(groups: Groups) -> Found:
 
 
 def block_llama(groups: Groups) -> Found:
-    """An encoder's, with padding."""
+    """An encoder's block, with padding."""
     layer = Block(groups, HIDDEN, QUERY_HEADS, ffn_hidden_size=FFN, form=LLAMA)
     layer.forward = partial(layer.forward, mask=padding())  # type: ignore[method-assign]
     how = {"num_kv_heads": KV_HEADS, "causal": False, "theta": THETA, "mask": padding()}

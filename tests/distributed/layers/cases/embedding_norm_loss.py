@@ -1,4 +1,4 @@
-"""Norms, tables, heads, losses, and the conversions between whole activations and stored ones."""
+"""Norms, tables, heads, losses, and conversions between full and stored activations."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def rms_norm(groups: Groups) -> Found:
 
 
 def norm_frozen_in_part(groups: Groups) -> Found:
-    """The gain is learned, the bias is not."""
+    """The gain is trained, the bias is frozen."""
     layer = LayerNorm(groups, HIDDEN)
     layer.bias.requires_grad_(False)
     yield from _frozen(groups, layer, dense.norm)
@@ -77,7 +77,7 @@ def rms_norm_frozen(groups: Groups) -> Found:
 
 
 def _frozen(groups: Groups, layer: nn.Module, reference: Callable[..., Tensor]) -> Found:
-    """The input's gradient, and those of what is not frozen."""
+    """Compare the input's gradient, and those of trained parameters."""
     needs = {name: p.requires_grad for name, p in layer.named_parameters()}
     full, at = whole(randomized(layer, groups), groups), residual(groups)
     x_full, y_grad = numbers(at.shape, 1).requires_grad_(), numbers(at.shape, 2)
@@ -102,19 +102,19 @@ def embedding(groups: Groups) -> Found:
 
 
 def embedding_with_padding(groups: Groups) -> Found:
-    """The row of padding is on the last rank of y, where there is one; a negative index counts from the end."""
+    """The padding row is on the last rank of y, if there are several; a negative index counts from the end."""
     ids, _ = tokens()
     assert (ids == VOCAB - 2).any()
     yield from _embedding(groups, ids, residual(groups), -2)
 
 
 def embedding_of_tokens(groups: Groups) -> Found:
-    """Ids [tokens] to a residual [tokens, H]."""
+    """Map ids [tokens] to a residual [tokens, H]."""
     yield from _embedding(groups, tokens()[0].flatten(), _residual_of_tokens(groups), 0)
 
 
 def _embedding(groups: Groups, ids: Tensor, at: Placement, padding_idx: int | None = None) -> Found:
-    """The output, then the gradient of the table."""
+    """Compare the output, and the gradient of the table."""
     layer = randomized(Embedding(groups, VOCAB, HIDDEN, padding_idx=padding_idx), groups)
     full = whole(layer, groups)
 
@@ -145,7 +145,7 @@ def head_with_bias(groups: Groups) -> Found:
 
 
 def _head(groups: Groups, bias: bool) -> Found:
-    """An untied head and the loss after it, some labels ignored, over a given denominator."""
+    """An untied head with its loss, some labels ignored, over a given denominator."""
     layer = randomized(Head(groups, HIDDEN, VOCAB, bias=bias), groups)
     _, labels = tokens()
     full, at = whole(layer, groups), residual(groups)
@@ -185,7 +185,7 @@ def losses_of_each_of_tokens_smoothed(groups: Groups) -> Found:
 
 
 def _losses(groups: Groups, at: Placement, labels: Tensor, smoothing: float, reduction: Reduction) -> Found:
-    """From logits whose padded columns are as random as the others: they must not count."""
+    """Compute the loss from logits whose padding columns are as random as the others, and must not count."""
     full = numbers(at.shape, 1).requires_grad_()
     logits = piece(full, at, groups).requires_grad_()
     loss = cross_entropy(groups, logits, labels, VOCAB, label_smoothing=smoothing, reduction=reduction)
@@ -200,7 +200,7 @@ def _losses(groups: Groups, at: Placement, labels: Tensor, smoothing: float, red
 
 
 def accuracies(groups: Groups) -> Found:
-    """Logits of four values alone: the largest of a row stands in several places, on several ranks."""
+    """Logits have only four values, so a row's largest occurs several times, on several ranks."""
     _, labels = tokens()
     for at, of in ((_logits(groups), labels), (_logits_of_tokens(groups), labels.flatten())):
         full = numbers(at.shape, 1).mul_(2).round_().clamp_(-2, 1)
@@ -211,7 +211,7 @@ def accuracies(groups: Groups) -> Found:
 
 
 def conversions(groups: Groups) -> Found:
-    """Whole to stored and back: each way the values, and the gradient."""
+    """Convert full to stored activations and back, and compare values and gradient each way."""
     for name, enter, leave, at in (
         ("residual", to_residual, from_residual, residual(groups)),
         ("inner", to_inner, from_inner, inner(groups, FFN)),

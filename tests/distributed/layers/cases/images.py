@@ -1,4 +1,4 @@
-"""Layers of models of images, and a ResMLP: patches, affine maps, linears over tokens, poolings, BatchNorm."""
+"""Layers of image models and of ResMLP: patches, affine maps, linears over tokens, pooling, BatchNorm."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.support.compare_dense import (
 )
 
 CHANNELS, PATCH, SIDE, CLASSES = 3, 2, 12, 5
-"""12 numbers of a patch, and 36 patches: both divide by all that the layouts divide by."""
+"""A patch of 12 numbers, and 36 patches: the layouts divide both."""
 
 
 def affine(groups: Groups) -> Found:
@@ -67,19 +67,19 @@ def patches(groups: Groups) -> Found:
 
 
 def batch_norm_of_inner(groups: Groups) -> Found:
-    """After an inward linear, of [tokens, F]."""
+    """BatchNorm after an inward linear, on [tokens, F]."""
     at = at_of.inner(groups.tensor, BATCH * SEQUENCE, FFN)
     yield from compare(groups, BatchNorm(groups, FFN, after="inward"), dense.batch_norm, at, at)
 
 
 def batch_norm_of_residual(groups: Groups) -> Found:
-    """After an outward linear, of [tokens, H]."""
+    """BatchNorm after an outward linear, on [tokens, H]."""
     at = at_of.residual(groups.tensor, BATCH * SEQUENCE, HIDDEN)
     yield from compare(groups, BatchNorm(groups, HIDDEN, after="outward"), dense.batch_norm, at, at)
 
 
 def poolings(groups: Groups) -> Found:
-    """The mean of tokens, whole; the first token, stored as [tokens, H] is."""
+    """The mean of tokens, in full; and the first token, stored as [tokens, H]."""
     whole_at = Placement(groups.tensor, (BATCH, HIDDEN), ((), ()))
     for name, pool, reference, at in (
         ("mean", mean_of_tokens, lambda x: x.mean(1), whole_at),
@@ -95,7 +95,7 @@ def poolings(groups: Groups) -> Found:
 
 
 def resmlp(groups: Groups) -> Found:
-    """The loss of a whole model; one label does not count."""
+    """The loss of a whole model, with one ignored label."""
     sizes = {"image_size": SIDE, "patch_size": PATCH, "num_channels": CHANNELS, "ffn_hidden_size": FFN}
     model = ResMLP(num_layers=2, hidden_size=HIDDEN, num_classes=CLASSES, init_std=0.3, **sizes)
     module = randomized(build_module(model, groups, seed=3), groups)

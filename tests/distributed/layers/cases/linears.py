@@ -1,4 +1,4 @@
-"""Linear layers: blocks of features, [tokens, features], gathered output, and whatever is frozen."""
+"""Linear layers: blocks of features, [tokens, features], gathered output, and frozen weights."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def outward(groups: Groups) -> Found:
 
 
 def without_bias(groups: Groups) -> Found:
-    """Both, one after the other."""
+    """Both linears, one after the other."""
     layer = nn.Sequential(
         Linear(groups, HIDDEN, FFN, role="inward", bias=False),
         Linear(groups, FFN, HIDDEN, role="outward", bias=False),
@@ -55,11 +55,11 @@ def _pair(p: dense.Parameters, x: Tensor) -> Tensor:
 # Blocks ---------------------------------------------------------------------------------------------------------
 
 GROUPED = (2 * HIDDEN, HIDDEN, HIDDEN)
-"""q, k and v where two features of q share one of k and v: blocks of unequal length."""
+"""q, k and v with two features of q per feature of k and v: blocks of unequal length."""
 
 
 class Grouped(nn.Module):
-    """A fused linear whose blocks meet as queries meet the keys and values that they share."""
+    """A fused linear whose query block meets the shared key and value blocks."""
 
     def __init__(self, groups: Groups, **options: Any) -> None:
         super().__init__()
@@ -138,11 +138,11 @@ def _whole_features(at: Placement) -> Placement:
     return replace(at, cuts=(*at.cuts[:-1], ()))
 
 
-# What is frozen -------------------------------------------------------------------------------------------------
+# Frozen parameters ------------------------------------------------------------------------------------------------
 
 
 def frozen(groups: Groups) -> Found:
-    """Every choice of what needs a gradient, of both roles: those gradients are right, and no others come."""
+    """Try every choice of what needs a gradient, for both roles: exactly those gradients come, and are right."""
     for needs in product((False, True), repeat=3):
         if any(needs):
             yield from _frozen(Linear(groups, HIDDEN, FFN, role="inward"), needs, residual(groups), inner(groups, FFN))
