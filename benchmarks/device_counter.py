@@ -222,7 +222,7 @@ def count_waits() -> Iterator[Waits]:
 
 
 def _is_counter_of_steps() -> bool:
-    """Whether torch's optimizers are at work: their counters of steps are on the host, and say so by a device."""
+    """Return whether a torch optimizer is running: its step counters are on the host, and their device shows it."""
     return "/torch/optim/" in sys._getframe(2).f_code.co_filename
 
 

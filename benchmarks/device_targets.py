@@ -143,7 +143,7 @@ def torch_version() -> str:
 
 
 def are_of_this_torch() -> bool:
-    """Whether the limits were written with this version of torch."""
+    """Return whether the limits were written with this version of torch."""
     return bool(_read()["torch"] == torch_version())
 
 

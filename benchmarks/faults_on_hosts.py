@@ -217,7 +217,7 @@ def _all(hosts: Hosts) -> list[str]:
 
 
 def is_rank(pid: int) -> bool:
-    """Whether a process is a rank, rather than what launches it or stands beside it."""
+    """Return whether a process is a rank, rather than what launches it or stands beside it."""
     environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     return any(each.startswith((b"LOCAL_RANK=", b"OMPI_COMM_WORLD_RANK=")) for each in environ)
 

@@ -38,7 +38,7 @@ class Score(NamedTuple):
 
     @property
     def passes(self) -> bool:
-        """Whether the target is met."""
+        """Return whether the target is met."""
         return self.value <= self.target if self.at_most else self.value >= self.target
 
     def __str__(self) -> str:

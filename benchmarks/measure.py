@@ -34,7 +34,7 @@ class Ratio(NamedTuple):
 
     @property
     def passed(self) -> bool:
-        """Whether the target is met: by the median, or else within reach of the interval."""
+        """Return whether the target is met: by the median, or else within reach of the interval."""
         return (self.ratio if self.strict else self.low) <= self.target
 
     @property

@@ -137,7 +137,7 @@ class Row(NamedTuple):
 
     @property
     def right(self) -> bool:
-        """Whether every rank sent what is said, by collective and axis."""
+        """Return whether every rank sent what is said, by collective and axis."""
         said = LAYERS[self.layer].formula(self.tensor).both
         return all(each == said for each in self.measured)
 

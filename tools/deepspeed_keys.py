@@ -56,7 +56,7 @@ class Row(NamedTuple):
 
 
 class Found:
-    """What was found; keys are dotted paths."""
+    """Keys, choices and bounds found so far, by dotted path."""
 
     def __init__(self) -> None:
         self.keys: dict[Path_, dict[str, Row]] = {}
@@ -169,7 +169,7 @@ def _modules() -> list[types.ModuleType]:
 
 
 class Seen:
-    """What all runs together asked for."""
+    """Keys, models and sections that DeepSpeed asked for in all runs together."""
 
     def __init__(self) -> None:
         self.asked: Asked = {}
@@ -418,7 +418,10 @@ def _as_json(value: Any, depth: int = 3, indent: str = "") -> str:
 
 
 def difference(old: str, new: str) -> str:
-    """What the installed DeepSpeed says otherwise than was recorded, another version first; empty if nothing."""
+    """Return a diff of the recorded keys and those of the installed DeepSpeed, after its version if that differs.
+
+    It is empty if both are equal.
+    """
     recorded = json.loads(old)["version"]
     other = recorded != deepspeed.__version__
     head = f"recorded from another DeepSpeed: {recorded}, installed: {deepspeed.__version__}\n" if other else ""

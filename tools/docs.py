@@ -195,7 +195,7 @@ def _prose(text: str) -> str:
 
 
 def fixable(page: Page) -> bool:
-    """Whether a finding in the rule's own example carries a fix."""
+    """Return whether a finding in the rule's own example carries a fix."""
     return any(finding.code == page.code and finding.fix is not None for finding in example_findings(page))
 
 

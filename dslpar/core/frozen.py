@@ -49,7 +49,7 @@ class Field:
 
     @property
     def required(self) -> bool:
-        """Whether the field has no default."""
+        """Return whether the field has no default."""
         return self.default is MISSING and self.default_factory is None
 
 

@@ -34,7 +34,7 @@ def part_jobs(job: Job) -> list[Job]:
 
 
 def holds_out(data: Data) -> bool:
-    """Whether some of the data is held out."""
+    """Return whether some of the data is held out."""
     return any(getattr(data, name, None) for name in ("eval_fraction", "eval_path", "eval_split", "eval"))
 
 
@@ -72,5 +72,5 @@ def _blend(job: Job) -> BlendData:
 
 
 def _matters(field: dataclasses.Field[object]) -> bool:
-    """Whether a resume may not change a key. Keys of parts are not compared one by one, only by the digest."""
+    """Return whether a resume may not change a key. Keys of parts are not compared one by one, only by the digest."""
     return facts_of(field).resume != "free"  # type: ignore[arg-type]

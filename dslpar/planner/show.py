@@ -82,7 +82,7 @@ def _context(cuboid: Tensor) -> str:
 
 
 def as_svg(job: Job, made: Forecast | None = None) -> str:
-    """Draw the schedule; a step with very many micro-batches is drawn with fewer."""
+    """Draw the schedule; a step with too many micro-batches to draw is drawn with fewer."""
     timeline, title = _drawn_step(job)
     return plot_schedule.draw(timeline, job.chunks, title)
 

@@ -165,7 +165,7 @@ def _other_schedules(cx: Context, share: float, count: int) -> list[str]:
 
 
 def _is_legal(cx: Context, chunks: Chunks, split: bool, count: int) -> bool:
-    """Whether the config would have no further finding with that schedule."""
+    """Return whether the config would have no further finding with that schedule."""
     if split and (
         cx.spec.train.compiles_layers or cx.spec.activation_checkpoint is not None or not _is_known_to_defer(cx)
     ):
@@ -183,7 +183,7 @@ def _is_known_to_defer(cx: Context) -> bool:
 
 
 def _is_cut_by_hand(cx: Context) -> bool:
-    """Whether the config lists the layers of each stage, which fits only this number of stages."""
+    """Return whether the config lists the layers of each stage, which fits only this number of stages."""
     pipeline = cx.multi_stage_pipeline
     return pipeline.stage_ids is not None or pipeline.counts is not None
 

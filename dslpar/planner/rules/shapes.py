@@ -56,7 +56,7 @@ def _hidden(cx: Context, hidden: int, heads: int) -> int | None:
 
 
 def _holds(cx: Context, **sizes: int) -> bool:
-    """Whether the model with these sizes divides as the layout needs."""
+    """Return whether the model with these sizes divides as the layout needs."""
     model = replace(cx.reading.spec.model, **sizes)
     return all(each.holds for each in conditions(model, cx.cuboid))
 
