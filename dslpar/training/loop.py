@@ -131,7 +131,7 @@ class Trainer:
                 self._after_step(record)
                 self.stopped = self._heed(engine.host_reads.any_rank)
                 self._publish_if_written(engine.host_reads.any_rank)
-                # Save after the last step, every save_interval steps and when told to stop; never if save_interval is 0.
+                # Save after the last step, every save_interval steps and on a stop; never if save_interval is 0.
                 if train.save_interval != 0 and (self.stopped or self._is_due(train.save_interval)):
                     self.save_checkpoint(metrics, record)
                 self._check_finite(record)
