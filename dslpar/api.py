@@ -1,17 +1,17 @@
-"""Training from a program of one's own: the steps of train.py as two functions, under any launcher or none.
+"""Training from your own program: the steps of train.py as two functions, under any launcher or without one.
 
     engine, train_data, eval_data, lr_scheduler = dslpar.initialize("configs/gpt_3d.py")
     for step in range(100):
         loss = engine.train_batch(...)
 
-    dslpar.fit(run, engine, train_data, eval_data)   # the loop of train.py, instead of one's own
+    dslpar.fit(run, engine, train_data, eval_data)   # train.py's loop, instead of your own
 
     run = dslpar.start("configs/resnet.py")          # this rank's stages and groups, before there is a model
     model = dslpar.Stage(first_half() if run.stage == 0 else second_half())
     engine, train_data, *_ = dslpar.initialize(run, model=model, criterion=nn.CrossEntropyLoss(), train_data=images)
 
-What the program passes replaces the config's section; what it leaves out comes from the config. The interface is
-ColossalAI's `initialize`; nothing here is global: a Run is passed on.
+Arguments replace the config's sections; the config supplies everything else. The interface follows ColossalAI's
+`initialize`, but without global state: `start` returns a Run, and `initialize` takes it.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ from dslpar.training.session import NO_LIMIT, Session
 
 NO_MODEL, UNKNOWN_MODEL = "CFG107", "CFG111"
 Batches = Iterable[Any]
-"""Micro-batches, or a map-style data set, of the program's own."""
+"""The program's own micro-batches, or its own map-style dataset."""
 Data = Samples | Batches | None
 
 
 class Initialized(NamedTuple):
-    """What a program trains with; `train_data` or `eval_data` is None if there is none."""
+    """Objects that a program trains with. `train_data` or `eval_data` is None if there is no such data."""
 
     engine: ProgramEngine
     train_data: Batches | None
@@ -76,8 +76,9 @@ class Initialized(NamedTuple):
 def start(config: Config | check.Source, overrides: Sequence[str] = (), trusted: Sequence[str] = ()) -> Run:
     """Lint the config for this world, set up torch.distributed, and check that all ranks run the same job.
 
-    All ranks must call it together. A config without a model is one whose model the program will pass to `initialize`.
-    `trusted` are packages that the config may have called.
+    All ranks must call it together. If the config has no model, the program must pass one to `initialize`.
+
+    trusted: packages whose classes and functions the config may call.
 
     Raises:
         DslparError: the config has errors for this world, or is not the same on all ranks.
@@ -99,25 +100,27 @@ def initialize(
 ) -> Initialized:
     """Return the engine, loaders of micro-batches, and the LR scheduler. All ranks must call it together.
 
-    `engine.resume()` and `engine.save()` are checkpoints that any layout reads. Where dslpar sets up torch.distributed,
-    and the program has no handlers of its own: SIGTERM saves after the step under way and ends the program at the next
-    one, with train.requeue_status; a call of the engine that takes longer than train.step_timeout ends the job; and the
-    output folder is this run's from here on. With train.save_interval=0 nothing is saved, or locked, that the program
-    does not ask for.
+    `engine.save()` and `engine.resume()` write and read checkpoints that any layout can load.
 
-    model: a module, an nn.Sequential (partitioned over stages), a LayeredModel, what build_pipeline_model returns, or a
-        Stage: of this rank's own stages, each a module.
-    criterion: (output, label) to the mean over the micro-batch; by default cross-entropy.
+    If dslpar sets up torch.distributed, and the program has no handlers of its own, three things follow. SIGTERM saves
+    after the current step and ends the program at the next one, with train.requeue_status. A call of the engine that
+    takes longer than train.step_timeout ends the job. The output folder is locked for this run. With
+    train.save_interval=0, dslpar saves and locks only if the program asks for it.
+
+    model: a module, an nn.Sequential (partitioned over stages), a LayeredModel, the result of build_pipeline_model, or
+        a Stage with a module for each of this rank's stages.
+    criterion: maps (output, label) to the mean over the micro-batch; by default cross-entropy.
     optimizer: an instance over the model's parameters, or a class (or other callable) that takes parameter groups.
-    train_data, eval_data: a map-style data set of (input, label) pairs is read in an order that the layout does not
-        change, an epoch a pass, from the run's position. Any other iterable of micro-batches is used as it is: then
-        each data rank must bring its own samples, and all ranks of one replica the same. By default the config's text,
-        if the model or the data are the config's too.
-    lr_scheduler: an instance over the optimizer, or a callable that makes one of it (the latter in a pipeline, whose
-        stages may have fewer parameter groups). The engine steps it, once an optimizer step.
+    train_data, eval_data: a map-style dataset of (input, label) pairs is read from the run's position, one epoch per
+        pass, in an order that does not depend on the layout. Any other iterable must yield micro-batches and is read
+        unchanged: each data rank must supply its own samples, the same on all ranks of a replica. Default: the config's
+        data, if the model comes from the config or the config has a `data` section.
+    lr_scheduler: an instance over the optimizer, or a callable that takes the optimizer and returns one. A pipeline
+        needs the callable, since its stages may have fewer parameter groups. The engine steps it after each optimizer
+        step.
 
     Raises:
-        DslparError: train.py would refuse the config; or the model, optimizer or data passed here cannot be used.
+        DslparError: train.py would refuse the config, or the model, optimizer or data passed here cannot be used.
     """
     run = config if isinstance(config, Run) else _start(config, overrides, by_program=model is not None)
     if model is None and not run.config.has("model"):
@@ -176,28 +179,31 @@ def prove(
     resume_on: Sequence[str] | None = None,
     full: bool = False,
 ) -> Proof:
-    """Compare the layout of a config with one process: on CPU ranks that fork from this process, gradient by gradient.
+    """Compare the config's layout with one process, gradient by gradient, on CPU ranks that fork from this process.
 
-    No launcher, and no torch.distributed of this process's own, is needed. `proof.verdict` is "proved", "differs" or
-    "refused"; `proof.first_difference` says what a difference looks like. See docs/proving.md.
+    It needs no launcher, and no torch.distributed in this process. `proof.verdict` is "proved", "differs" or "refused",
+    and `proof.first_difference` describes the first difference. See docs/proving.md.
 
     Args:
-        config: a file, its sections as a dict, or what `dslpar.load` returned.
-        world_size: ranks of the layout; at most `ranks` of them run, which keep each axis.
-        model: a module, or a function that makes one of a `Run`: layers of dslpar.layers take `run.groups`, and a
-            `dslpar.Stage` is of `run.stage`. It is called on each rank, and for one process. None: the config's.
-        loss: (output, label) to the mean over the micro-batch; or a function of the `Run` that returns such a one.
-        data: (input, label) pairs, at least a global batch in miniature; left out: the config's text, or drawn.
+        config: a file, its sections as a dict, or the result of `dslpar.load`.
+        world_size: ranks of the layout. A smaller world of at most `ranks` ranks runs, with each axis kept.
+        model: a module, or a function of a `Run` that returns one: layers of dslpar.layers take `run.groups`, and a
+            `dslpar.Stage` depends on `run.stage`. It is called on each rank, and for the one process. None: the
+            config's model.
+        loss: maps (output, label) to the mean over the micro-batch; or a function of the `Run` that returns such a
+            function.
+        data: (input, label) pairs, at least one global batch of the miniature. Default: the config's text, or random
+            samples.
         overrides: `key=value`, as on the command line.
-        ranks: CPU ranks at most.
-        steps: optimizer steps that are compared.
-        resume_on: overrides that make another layout, which goes on from a checkpoint of the first.
-        full: keep the sizes of the config's model. Those of a program's model always stay.
+        ranks: maximum number of CPU ranks.
+        steps: number of optimizer steps to compare.
+        resume_on: overrides that give a second layout, which resumes from a checkpoint of the first.
+        full: keep the sizes of the config's model. A program's model always keeps its sizes.
 
     Raises:
         DslparError: lint finds errors in the config, or in the one to resume on.
-        ValueError: an axis needs more ranks; too few steps; or `resume_on` makes another run.
-        RankError: a rank failed otherwise.
+        ValueError: an axis needs more ranks, there are too few steps, or `resume_on` makes another run.
+        RankError: a rank failed for another reason.
     """
     torch.set_num_threads(1)  # ranks fork
     loaded = config if isinstance(config, Config) else check.load(config, overrides)
@@ -219,7 +225,7 @@ def prove(
 
 
 def _program_model(config: Config, model: Any, loss: Any, job: Job, groups: Groups) -> LayeredModel:
-    """Build a program's model on a rank's groups, with equal weights on all ranks, and on one process."""
+    """Build a program's model on a rank's groups, with equal weights on all ranks and in the one process."""
     run = Run(config, job, groups)
     torch.manual_seed(job.spec.train.seed)
     made = model if isinstance(model, nn.Module | LayeredModel) else model(run)
@@ -235,7 +241,7 @@ def _program_model(config: Config, model: Any, loss: Any, job: Job, groups: Grou
 
 
 def _start(config: Config | check.Source, overrides: Sequence[str], by_program: bool) -> Run:
-    """Do what `start` does; `by_program`: the program passes the model, whatever the config says."""
+    """Implement `start`; `by_program`: the program passes the model, which replaces the config's."""
     if isinstance(config, Config) and overrides:
         raise TypeError("overrides go to dslpar.load, which applies them")
     program_rank = ProgramRank(os.environ)
@@ -247,7 +253,7 @@ def _start(config: Config | check.Source, overrides: Sequence[str], by_program: 
     logging.warn_on_rank_0(groups.rank)
     world = groups.axis("pipe", "data", "tensor")
     check_consistency(job, world)
-    # One rank's own handler, of errors or of SIGTERM, decides for all: they must agree after each step.
+    # If one rank has its own handler for errors or SIGTERM, no rank stops on signals: all must stop at the same step.
     all_can_stop = all(collectives.gather_objects(monitor is not None and monitor.can_stop_on_signal, world))
     if monitor is not None:
         if all_can_stop:
@@ -257,25 +263,25 @@ def _start(config: Config | check.Source, overrides: Sequence[str], by_program: 
 
 
 def _load_job(config: Config, world_size: int, rank: int, by_program: bool) -> Job:
-    """Lint the config and resolve its job; the section of a model that the program passes is not read."""
+    """Lint the config and resolve its job; `by_program`: without the config's `model` section."""
     if by_program:
         sections = {name: node for name, node in config.root.value.items() if name != "model"}
         config = config._replace(root=config.root._replace(value=sections))
     config = config._replace(trusted=(*config.trusted, *registered_classes()))
     checked = check.check(config, world_size, registered=registered(), by_program=by_program)
-    job = checked.job  # raises errors, which are then not printed here as well
+    job = checked.job  # raises the errors, so that they are not also printed here
     if rank == 0:
-        # What a linter cannot know of a program's model is found when that is built.
+        # The linter does not know a program's model; problems with it are found when it is built.
         shown = [item for item in checked.findings if not (by_program and item.code == UNKNOWN_MODEL)]
         logging.print_findings(shown, config.sources)
     return job
 
 
-# ---- what the program passes ----
+# ---- the program's model and data ----
 
 
 def with_program_model(job: Job, model: object) -> Job:
-    """Return the job of a model of which only the class is known, until it is partitioned, and its number of chunks.
+    """Return the job with a program's model: its class, its number of chunks, and stages not known until partitioned.
 
     Raises:
         DslparError: the model asks for chunks that the job cannot have.
@@ -290,9 +296,9 @@ def with_program_model(job: Job, model: object) -> Job:
 def _resolve_data(
     run: Run, job: Job, train_data: Batches | None, eval_data: Batches | None, model_from_config: bool
 ) -> tuple[Data, Data, str]:
-    """Return what to train on and to evaluate on: the config's data where the program passes nothing.
+    """Return the data to train on and to evaluate on; the config's data replace arguments that are None.
 
-    Third is the identity of these, which a resume must not change; empty where the data are the program's.
+    The third item is the identity of the config's data, which a resume must not change; empty for a program's data.
     """
     passed = (train_data, eval_data)
     readable: list[Data] = [PairSamples(data, job.path) if is_dataset(data) else data for data in passed]  # type: ignore[arg-type]

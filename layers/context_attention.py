@@ -293,7 +293,7 @@ def _wide(x: Tensor) -> torch.dtype:
 
 
 def _is_empty(allowed: Tensor | None) -> bool:
-    """Whether a mask allows nothing. False on an accelerator, where the check would have to wait for the device."""
+    """Return whether a mask allows nothing. False on an accelerator, since the check would wait for the device."""
     is_known = allowed is not None and allowed.device.type == "cpu" and not torch.compiler.is_compiling()
     return is_known and not bool(allowed.any())  # type: ignore[union-attr]
 

@@ -114,17 +114,17 @@ def skip_init() -> Iterator[None]:
 
 
 def skips_init() -> bool:
-    """Whether layers built now leave their parameters unwritten (`skip_init`)."""
+    """Return whether layers built now leave their parameters unwritten (`skip_init`)."""
     return _SKIPPING.active
 
 
 def holds_numbers(p: Tensor) -> bool:
-    """Whether `p` has memory that can be written and read: not on "meta", and no stand-in such as FakeTensor."""
+    """Return whether `p` has memory that can be written and read: not on "meta", and no stand-in such as FakeTensor."""
     return p.device.type != "meta" and type(p.data) is Tensor
 
 
 class _Skipping(threading.local):
-    """Whether this thread is within `skip_init`."""
+    """Return whether this thread is within `skip_init`."""
 
     active: bool = False
 

@@ -51,7 +51,7 @@ class MatmulSharding:
         return Pending(x) if self.keeps_x else self.x.start_gather(x, contiguous=not self.keeps_memory_order)
 
     def overlaps(self, adapters: Sequence[lora.Applied]) -> bool:
-        """Whether this product is computed in parts. Adapters and compiled layers need whole panels."""
+        """Return whether this product is computed in parts. Adapters and compiled layers need whole panels."""
         return self.comm_overlap and not adapters and not torch.compiler.is_compiling()
 
 

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 
 def is_sequence_first(x: Tensor) -> bool:
-    """Whether x [batch, sequence, features] is not contiguous, but would be as [sequence, batch, features]."""
+    """Return whether x [batch, sequence, features] is not contiguous, but would be as [sequence, batch, features]."""
     return x.dim() == 3 and not x.is_contiguous() and x.transpose(0, 1).is_contiguous()
 
 

@@ -67,7 +67,7 @@ def linear(
 
 
 def _fuses(gathered: Sharding, reduced: Sharding) -> bool:
-    """Whether torch's fused products apply: only one collective is needed, and it is over pieces of tokens."""
+    """Return whether torch's fused products apply: only one collective is needed, and it is over pieces of tokens."""
     one, other = (gathered, reduced) if gathered.axis.size > 1 else (reduced, gathered)
     return one.axis.size > 1 and other.axis.size == 1 and one.dim in (0, -2)
 
@@ -199,7 +199,7 @@ def _product(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _has_halves(x: Tensor, gathered: Sharding, reduced: Sharding) -> bool:
-    """Whether sequences can be halved: pieces have more than one token, and at most one collective cuts sequences."""
+    """Return whether sequences can be halved: pieces have two tokens or more, and at most one collective cuts them."""
     num_gathered, num_reduced = _pieces_of_sequence(x, gathered), _pieces_of_sequence(x, reduced)
     return min(num_gathered, num_reduced) == 1 and x.shape[-2] // num_reduced > 1
 

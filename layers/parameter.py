@@ -312,7 +312,7 @@ def deferred_vectors(module: nn.Module) -> dict[Letters, list[nn.Parameter]]:
 
 
 def _is_deferred(owner: nn.Module) -> bool:
-    """Whether the gradient sums of a module's own vectors are deferred. False for modules that are no `Layer`."""
+    """Return whether the gradient sums of a module's own vectors are deferred. False if the module is no `Layer`."""
     vectors = getattr(owner, "vectors", None)
     return isinstance(vectors, Vectors) and vectors.deferred
 

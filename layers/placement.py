@@ -146,11 +146,11 @@ class Placement:
         return tuple(letter for letter in TENSOR_AXES if letter not in cut)
 
     def owner(self, coord: Mapping[str, int]) -> bool:
-        """Whether the rank at `coord` holds copy 0. Over all owners, every element counts once."""
+        """Return whether the rank at `coord` holds copy 0. Over all owners, every element counts once."""
         return all(coord[letter] == 0 for letter in self.replicas)
 
     def is_stepped_at(self, coord: Mapping[str, int]) -> bool:
-        """Whether the elements that the rank at `coord` steps count in norms: copy 0, or its ZeRO part over d."""
+        """Return whether norms count the elements that the rank at `coord` steps: copy 0, or its ZeRO part over d."""
         return self.owner({**coord, "d": 0} if self.tensor.zero_over_d else coord)
 
     def cut(self, full: torch.Tensor, coord: Mapping[str, int]) -> torch.Tensor:

@@ -33,7 +33,7 @@ from dslpar.distributed.symmetric_memory import MODULE
 
 
 def is_reached(x: Tensor) -> bool:
-    """Whether pieces of `x` can travel through symmetric memory."""
+    """Return whether pieces of `x` can travel through symmetric memory."""
     return x.is_cuda
 
 

@@ -145,7 +145,7 @@ def splitting(into: WeightGradients | None = None, older: Sequence[WeightGradien
 
 
 def is_splitting() -> bool:
-    """Whether a `splitting` context is active, around a forward or a backward."""
+    """Return whether a `splitting` context is active, around a forward or a backward."""
     return _active is not None
 
 

@@ -106,7 +106,7 @@ class _Ahead(NamedTuple):
     gathering: Pending
 
     def is_of(self, weight: PrefetchedWeight, stored: Tensor) -> bool:
-        """Whether this is the prefetched `weight`, unchanged since its gather started."""
+        """Return whether this is the prefetched `weight`, unchanged since its gather started."""
         unchanged = self.parameter._version == self.version
         return weight is self.weight and unchanged and stored.data_ptr() == self.address
 

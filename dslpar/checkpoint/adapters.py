@@ -29,7 +29,7 @@ class Contents(NamedTuple):
     """Factor s of the product B A."""
 
     def is_adapted(self, state: str) -> bool:
-        """Whether a weight has an adapter."""
+        """Return whether a weight has an adapter."""
         return state.endswith(".weight") and _matrix(state, "lora_A") in self.matrices
 
     def delta(self, reader: TensorReader, state: str) -> Tensor:

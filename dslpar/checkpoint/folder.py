@@ -123,7 +123,7 @@ def step_of(folder: Path) -> int | None:
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether `path` is a checkpoint, or the remains of one, and not the folder of a run."""
+    """Return whether `path` is a checkpoint, or the remains of one, and not the folder of a run."""
     return (path / MANIFEST).exists() or (path.is_dir() and step_of(path) is not None)
 
 
@@ -197,7 +197,7 @@ def serialize(manifest: Mapping[str, Any]) -> bytes:
 
 
 def _digest_matches(text: bytes, digest: object) -> bool:
-    """Whether `serialize` made these bytes."""
+    """Return whether `serialize` made these bytes."""
     if not isinstance(digest, str) or len(digest) != len(_NO_DIGEST):
         return False
     before, found, behind = text.rpartition(digest.encode())
@@ -208,7 +208,7 @@ def _digest_matches(text: bytes, digest: object) -> bool:
 
 
 def is_complete(checkpoint: Checkpoint) -> bool:
-    """Whether every file exists in its full length. This is quick, but does not find altered bytes; `verify` does.
+    """Return whether every file exists in its full length. This is quick, but only `verify` finds altered bytes.
 
     A checkpoint of a later format counts as complete, since this dslpar cannot know its files.
     """

@@ -95,7 +95,7 @@ def _fill(p: nn.Parameter, full: Tensor, groups: Groups) -> None:
 
 
 def _has_master(p: nn.Parameter) -> bool:
-    """Whether the optimizer of ZeRO 1, 2 or 3 keeps an fp32 master of this parameter."""
+    """Return whether the optimizer of ZeRO 1, 2 or 3 keeps an fp32 master of this parameter."""
     return p.requires_grad and (hasattr(p, "_hp_mapping") or hasattr(p, "_z3_optimizer"))
 
 

@@ -76,7 +76,7 @@ _NOT_IN_A_LAYOUT = ("keep", "comm_overlap", "symmetric_memory", "zero_over_d")
 
 
 def same_layout(checkpoint: Checkpoint, job: Job) -> bool:
-    """Whether the saved layout is the job's own. `job` is the engine's, which knows the stages."""
+    """Return whether the saved layout is the job's own. `job` is the engine's, which knows the stages."""
     saved, own = checkpoint.manifest["layout"], layout_of(job)
     # Fields that an earlier version did not have get their defaults.
     tensor = {name: value for name, value in _fields(Tensor()).items() if name in own["tensor"]} | saved["tensor"]

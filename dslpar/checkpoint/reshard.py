@@ -51,7 +51,7 @@ class Target(NamedTuple):
     """How it is cut; None: it is not."""
 
     def is_owner(self, coord: Mapping[str, int]) -> bool:
-        """Whether the tensor rank at `coord` writes its piece."""
+        """Return whether the tensor rank at `coord` writes its piece."""
         return self.placement.owner(coord) if self.placement else not any(coord.values())
 
     def box(self, coord: Mapping[str, int]) -> Box:

@@ -105,7 +105,7 @@ class PendingSave:
 
     @property
     def is_written(self) -> bool:
-        """Whether this rank has written its files, or failed to."""
+        """Return whether this rank has written its files, or failed to."""
         return self._thread is None or not self._thread.is_alive()
 
     def publish(self, confirmed_step: int | None = None) -> Path:

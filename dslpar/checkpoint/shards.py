@@ -109,7 +109,7 @@ class ParameterShard(NamedTuple):
 
     @property
     def trained(self) -> bool:
-        """Whether the parameter requires a gradient."""
+        """Return whether the parameter requires a gradient."""
         return self.parameter.requires_grad
 
     @property

@@ -170,7 +170,7 @@ def _narrow_dim(segments: Sequence[Segment], indices: range) -> tuple[Segment, .
 
 
 def covers(pieces: Iterable[Piece], shape: Shape) -> bool:
-    """Whether the pieces together hold every element of the full tensor exactly once; padding does not count."""
+    """Return whether the pieces together hold every element of the full tensor exactly once; padding does not count."""
     full = full_box(shape)
     # Sorted by rows, so that only neighbours are compared: thousands of shards have millions of pairs.
     cuboids = sorted(

@@ -153,7 +153,7 @@ def _as_integers(tensor: Tensor) -> Tensor:
 
 
 def _covers(pieces: list[Piece], start: int, stop: int) -> bool:
-    """Whether fragments of one box together hold all of [start, stop)."""
+    """Return whether fragments of one box together hold all of [start, stop)."""
     at = start
     for piece in sorted(pieces, key=lambda piece: piece.start):
         if piece.start > at:

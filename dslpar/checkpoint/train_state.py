@@ -62,7 +62,7 @@ def restore(engine: Engine, values: Mapping[str, Any], schedule: Mapping[str, An
 
 
 def uses_dslpar_schedule(engine: Engine) -> bool:
-    """Whether the LR scheduler comes from dslpar's own section, whose curve depends on the step only."""
+    """Return whether the LR scheduler comes from dslpar's own section, whose curve depends on the step only."""
     own_section = isinstance(engine.job.spec.lr_scheduler, sections.LRScheduler)
     return own_section and isinstance(engine.deepspeed.lr_scheduler, LambdaLR)
 
@@ -133,7 +133,7 @@ def _loss_scale(ds_engine: Any) -> Values:
 
 
 def _uses_random_ltd(ds_engine: Any) -> bool:
-    """Whether DeepSpeed drops tokens in layers at random (random-LTD), more of them early in the run."""
+    """Return whether DeepSpeed drops tokens in layers at random (random-LTD), more of them early in the run."""
     return bool(ds_engine.random_ltd_enabled()) and getattr(ds_engine, "random_ltd_scheduler", None) is not None
 
 

@@ -5,7 +5,7 @@
     ignore = ["PERF104"]
     exclude = ["experiments/old", "scratch_*.py"]
     world-size = 64                              # or by path: {"configs/small/*" = 8, "*" = 64}
-    trusted = ["my_pkg"]                         # packages that configs may have called: dslpar.core.trust
+    trusted = ["my_pkg"]                         # packages that configs may call: dslpar.core.trust
 
     [tool.dslpar.per-file-ignores]
     "configs/debug_*.py" = ["PERF"]
@@ -107,7 +107,7 @@ def trusted_packages(given: tuple[str, ...] = ()) -> tuple[str, ...]:
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
     """Add the flag --trust, a list of packages like `trusted`."""
-    help = "let configs call what is in these packages, besides those that pyproject.toml trusts"
+    help = "let configs call these packages, in addition to those trusted in pyproject.toml"
     parser.add_argument("--trust", action="extend", type=parse_packages, default=[], metavar="PACKAGES", help=help)
 
 

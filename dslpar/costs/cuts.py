@@ -1,4 +1,4 @@
-"""Cached cuts of `dslpar.layout.sharding`: a search asks for the same few thousands of times.
+"""Cached cuts of `dslpar.layout.sharding`: a search requests the same few cuts thousands of times.
 
 The functions there have no cache, because torch.compile would trace through it and warn.
 """

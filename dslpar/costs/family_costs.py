@@ -17,19 +17,19 @@ class FamilyCosts(Protocol):
     """Costs of one family; `model` is its config section, `tokens` is the number in a micro-batch."""
 
     def layer_traffic(self, model: Any, cuboid: Tensor, tokens: Number) -> LayerTraffic:
-        """Return what a rank sends for one layer of the pipeline partition."""
+        """Return a rank's traffic for one layer of the pipeline partition."""
         ...
 
     def model_traffic(self, model: Any, cuboid: Tensor, tokens: Number) -> LayerTraffic:
-        """Return what a rank sends for the whole model and its loss, all on one stage."""
+        """Return a rank's traffic for the whole model and its loss, all on one stage."""
         ...
 
     def layer_memory(self, model: Any, cuboid: Tensor, tokens: Number) -> LayerMemory:
-        """Return what a rank holds of one layer."""
+        """Return a rank's memory for one layer."""
         ...
 
     def model_costs(self, model: Any, cuboid: Tensor, tokens: Number, seq_len: int) -> ModelCosts:
-        """Return what a rank computes, sends and holds for a layer, and for what comes before and after all layers."""
+        """Return a rank's compute, traffic and memory for one layer, and for the parts before and after all layers."""
         ...
 
     def flops_per_token(self, model: Any, seq_len: int) -> Flops:

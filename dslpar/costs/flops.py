@@ -6,9 +6,9 @@ the forward for the backward. Neither counts recomputation by activation checkpo
 heads share are projected once, and multiplied with each of these heads.
 
 `mfu_6n`      6 N per token, with N the multiplied weights: those of the blocks and of the head, not the tables that are
-              looked up. C = 6 N is Kaplan et al.'s (arXiv 2001.08361), with the head, which is a product too.
-`mfu_causal`  adds the products of attention. Of the s * s scores per head and sequence it counts half, which a causal
-              mask leaves, as in FlashAttention (arXiv 2307.08691, section 4.1).
+              looked up. C = 6 N comes from Kaplan et al. (arXiv 2001.08361). N here includes the head, also a product.
+`mfu_causal`  adds the products of attention. It counts half of the s * s scores per head and sequence, as many as a
+              causal mask leaves, like FlashAttention (arXiv 2307.08691, section 4.1).
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ class Flops(NamedTuple):
 
 
 def per_token(multiplied_weights: int, score_products: int, frozen: int = 0) -> Flops:
-    """Return the FLOPs per token of a model with so many multiplied weights and products of attention.
+    """Return the FLOPs per token of a model, from its multiplied weights and its products of attention.
 
-    Of the weights, `frozen` have no gradient, which saves a third of their operations.
-
-    `score_products` counts the multiplications of a token with all others of its sequence, without a mask: layers *
-    2 * hidden size * sequence length, for q with k and for the softmax with v.
+    frozen: number of the weights without a gradient, which saves a third of their operations.
+    score_products: multiplications of a token with all others of its sequence, without a mask: layers * 2 * hidden
+        size * sequence length, for q with k and for the softmax with v.
     """
     products = 6 * multiplied_weights - 2 * frozen
     return Flops(mfu_causal=products + 6 * score_products // 2, mfu_6n=products)
 
 
 def peak_flops_per_s(device: str, dtype: str) -> float | None:
-    """Return the peak of a device in dense products of that type; None if unknown.
+    """Return a device's peak FLOP/s in dense products of that dtype; None if unknown.
 
-    `device` is the name that the driver reports; fp32 is without TF32, which torch leaves off by default.
+    device: the name that the driver reports.
+    dtype: "fp16", "bf16" or "fp32"; the latter without TF32, which torch leaves off by default.
 
         >>> peak_flops_per_s("NVIDIA A100-SXM4-80GB", "bf16")
         312000000000000.0
@@ -82,4 +82,4 @@ PEAKS: Mapping[str, Mapping[str, float]] = {
     r"\bMI250X$": _both(191.5, 47.85),
     r"\bMI300X\b": _both(1307.4, 163.4),
 }
-"""TFLOP/s of dense products by device and type; the first pattern found in the device's name counts."""
+"""TFLOP/s of dense products by device and dtype; the first pattern found in the device's name counts."""

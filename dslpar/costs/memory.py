@@ -36,7 +36,7 @@ from dslpar.layout.divisors import ranks, vocabulary
 
 
 class Saved(NamedTuple):
-    """Elements that live until the backward."""
+    """Elements that are kept until the backward."""
 
     elements: Number = 0
     """In the model's type: activations, and panels of weights."""
@@ -157,7 +157,7 @@ def attention_working(
         core = Saved(elements=2 * q + 2 * kv + (2 * q if exchanges else 0))
     else:
         messages = 4 if tensor.ring > 2 else 2  # keys and values, each the present and the arriving one
-        # Gradients of a block: half of the keys' with all queries', or the reverse on the first ranks.
+        # Gradients of a block: for half of the keys and all queries, or the reverse on the first ranks.
         parts = max(q + kv, ratio(q, 2) + 2 * kv) if tensor.zigzag else q + 2 * kv
         core = Saved(elements=q + messages * kv + parts, wide=q + 4 * kv)
     saved = 2 * q + 2 * kv

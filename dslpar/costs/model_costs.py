@@ -1,8 +1,8 @@
 """Costs of a model's parts on a rank: the layers that a pipeline partitions, and what comes before and after them.
 
-A family's `costs.model_costs` makes one value for a cuboid, a micro-batch and a sequence length. Memory, traffic and
-time of every stage are sums over it. Layers of a traced model (`dslpar.dry_run.trace`) may differ, so each has its own
-costs.
+A family's `costs.model_costs` returns them for a cuboid, a micro-batch and a sequence length. Memory, traffic and time
+of every stage are sums over these parts. Layers of a traced model (`dslpar.dry_run.trace`) may differ, so each has its
+own costs.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ModelCosts:
     last: Costs
     """After the layers: the last norm, the head, the loss."""
     boundary: Number
-    """Elements that a rank hands from one layer to the next: the residual stream as stored."""
+    """Elements that a rank passes from one layer to the next: the residual stream as stored."""
     tied: Number = 0
     """Elements of `last`'s weights shared with `first`: a rank that has both holds them once."""
     tied_frozen: Number = 0

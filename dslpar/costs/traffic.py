@@ -16,9 +16,9 @@ and sums dW over d unless ZeRO does. With f(n) = (n-1)/n, and all panels kept, a
 
     f(y) MK/(xz) + f(q) KN/(yz) + f(z) MN/(xy)      and once    2 f(d) KN/(qyz)
 
-and an outward one the same with y and z exchanged in the terms of X and Y. What `keep` does not keep is gathered once
-more. In 1d these are Megatron-LM's four all-reduces per block (arXiv 1909.08053). All counts are per micro-batch. They
-include the gradients of vectors, which `dslpar.engine.vector_reduction` sums once per step if it can.
+and an outward one the same with y and z exchanged in the terms of X and Y. A panel that `keep` does not name is
+gathered once more. In 1d these are Megatron-LM's four all-reduces per block (arXiv 1909.08053). All counts are per
+micro-batch. They include the gradients of vectors, which `dslpar.engine.vector_reduction` sums once per step if it can.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def attention(
 
 
 def _sequence_attention(tensor: Tensor, tokens: Number, q_size: int, kv_size: int) -> LayerTraffic:
-    """Count what attention over a split sequence sends, causal or not."""
+    """Count the traffic of attention over a split sequence, causal or not."""
     if tensor.context == 1:
         return LayerTraffic()
     pieces = ranks(tensor, inner_cuts(tensor).tokens + inner_cuts(tensor).features)
@@ -196,7 +196,7 @@ def _sequence_attention(tensor: Tensor, tokens: Number, q_size: int, kv_size: in
     exchanged, kv = ratio(2 * tokens * (q_size + kv_size), pieces), ratio(2 * tokens * kv_size, pieces)
     key = "all_to_all", exchanging  # q, k and v together, and the output back
     exchange = Traffic({key: ratio(exchanged, tensor.ulysses) * (tensor.ulysses - 1)}, {key: 2})
-    # A ring passes keys and values n - 1 times. The backward does it again, and brings their gradients home in n.
+    # A ring passes keys and values n - 1 times. The backward does so again, and returns their gradients in n passes.
     times = tensor.ring - 1
     once = _around(passing, kv, times)
     home = _around(passing, kv, tensor.ring if times else 0)
@@ -204,7 +204,7 @@ def _sequence_attention(tensor: Tensor, tokens: Number, q_size: int, kv_size: in
 
 
 def _around(axis: str, elements: Number, times: int) -> Traffic:
-    """Count messages of so many elements to the next rank of a ring."""
+    """Count `times` messages of `elements` to the next rank of a ring."""
     return Traffic({("send", axis): elements * times}, {("send", axis): times})
 
 
@@ -228,7 +228,7 @@ def mlp(
 def token_linear(tensor: Tensor, tokens: Number, hidden_size: int, num_tokens: int) -> LayerTraffic:
     """Count a linear over the tokens of a sample; a split sequence is exchanged for fewer features and back.
 
-    Every rank has its whole matrix, and a gradient from its own samples and features.
+    Every rank has the whole matrix, and computes its gradient from its own samples and features.
     """
     cuts = residual_cuts(tensor)
     stored = ratio(tokens * hidden_size, ranks(tensor, cuts.tokens + cuts.features))
@@ -251,7 +251,7 @@ def mean_of_tokens(tensor: Tensor, tokens: Number, hidden_size: int, num_tokens:
 
 
 def first_token(tensor: Tensor, samples: Number, hidden_size: int) -> LayerTraffic:
-    """Count the first token of each sample, sent from the ranks that have it to all that split the sequence."""
+    """Count the first token of each sample, sent from the ranks that hold it to all ranks that split the sequence."""
     cuts = residual_cuts(tensor)
     if ranks(tensor, cuts.sequence) == 1:
         return LayerTraffic()
@@ -274,7 +274,7 @@ def batch_norm(tensor: Tensor, features: int, *, after: Role, affine: bool = Tru
 
 
 def whole_inner(tensor: Tensor, tokens: Number, features: int) -> LayerTraffic:
-    """Count the gather of an inner activation [tokens, features] to the whole on every rank."""
+    """Count the gather of a whole inner activation [tokens, features] on every rank."""
     cuts = inner_cuts(tensor)
     sent, gathered = NOTHING, ratio(tokens * features, ranks(tensor, cuts.tokens + cuts.features))
     for letter in (*reversed(cuts.tokens), *reversed(cuts.features)):
@@ -294,7 +294,7 @@ def embedding(
 
 
 def position_embedding(tensor: Tensor, num_positions: int, hidden_size: int) -> LayerTraffic:
-    """Count the position table, of which every rank has whole rows."""
+    """Count the position table; every rank has all of its rows."""
     return residual_vectors(tensor, num_positions * hidden_size)
 
 

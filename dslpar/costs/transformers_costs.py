@@ -1,9 +1,9 @@
-"""Costs of a transformers decoder or encoder: those of a GPT of its sizes, with its own number of weights.
+"""Costs of a transformers decoder or encoder: those of a GPT of the same sizes, with the model's number of weights.
 
-A block of such a model is attention and an MLP of some sizes, whatever its class is called. The table of transformers
-classes tells which MLP has a gate, and how many elements a block holds. Some things differ from the GPT, and are
-forecast less well: transformers' own kernels between the products, experts (counted as one MLP of those that a token
-takes), and attention windows (counted as if there were none).
+A block of such a model is attention and an MLP, whatever its class is called. The table of transformers classes has
+which MLPs have a gate, and how many elements a block holds. Forecasts are less accurate for parts that a GPT does not
+have: transformers' own kernels between the products, experts (counted as one MLP with the features of the active
+experts), and attention windows (ignored).
 
 With adapters (`model.lora`) all other weights are frozen, except the linears, the table and the head in
 `modules_to_save`. Norms in `modules_to_save` and the biases of `bias='all'` are not counted.
@@ -33,7 +33,7 @@ from dslpar.schema.transformers_configs import TransformersConfig
 
 
 def gpt_of(config: TransformersConfig | None, seq_len: int) -> Model | None:
-    """Return the GPT of a model's sizes; None if one of them is unknown, or if its layers differ."""
+    """Return a GPT of the model's sizes; None if a size is unknown, or if the model's layers differ."""
     if config is None or "parts" not in config.row or len(config.row["blocks"]) != 1:
         return None
     hidden, heads, vocab = (config.size(name) for name in ("hidden", "heads", "vocab"))
@@ -63,11 +63,11 @@ def gpt_of(config: TransformersConfig | None, seq_len: int) -> Model | None:
 
 
 _THREE_MATRICES = re.compile(r"\b3 [a-z_*]*ffn\b")
-"""Description of a block with an MLP of three matrices, one of which is its gate."""
+"""Matches the description of a block's MLP with three matrices, one of which is its gate."""
 
 
 def _ffn_size(config: TransformersConfig) -> int | None:
-    """Return the features of the MLP that a token takes; for experts, those of the active ones and the shared one."""
+    """Return the MLP's inner features per token; with experts, those of the active experts and the shared one."""
     experts, active = config.size("experts"), config.size("active_experts")
     if experts is not None and active is not None:
         of_one = config.size("expert_ffn") or config.size("ffn")
@@ -81,7 +81,7 @@ def costs_function(
 ) -> Callable[[Tensor, Number], ModelCosts] | None:
     """Return the function (cuboid, tokens) -> costs of the model's parts on a rank; None if its sizes are unknown.
 
-    What does not depend on these two is computed once: a search calls the function hundreds of times.
+    Everything that does not depend on these two is computed once, since a search calls the function hundreds of times.
     """
     gpt = gpt_of(config, seq_len)
     if gpt is None or config is None:
@@ -172,14 +172,14 @@ _LINEARS: Mapping[str, Mapping[str, tuple[str, tuple[str, ...]]]] = {
         "output.dense": _DOWN,
     },
 }
-"""Linears of a block by the ends of their names, for classes that begin with a word of the key: the GPT's linear that
-each is a part of, and its output features. Other classes are as Llama's.
+"""Linears of a block by the ends of their names, for classes whose names begin with a word of the key. The value is
+the GPT's linear to which each belongs, and its output features. Other classes have Llama's names.
 """
 _HEADS, _TABLES = {"lm_head", "embed_out", "output_projection"}, {"embed_tokens", "wte", "embed_in", "word_embeddings"}
 
 
 def adapter_sizes(config: TransformersConfig, gpt: Any, lora: LoRA) -> AdapterSizes:
-    """Return the adapters of each block of a model, without those of linears that are trained whole.
+    """Return the adapters of each block of a model, except of linears that are trained whole.
 
     A name that is not in the table counts as an up linear, or is ignored if the model has experts.
     """
@@ -196,7 +196,7 @@ def adapter_sizes(config: TransformersConfig, gpt: Any, lora: LoRA) -> AdapterSi
     for target in targets:
         for linear, outputs in _named(names, target) or ([] if config.size("experts") is not None else [_UP]):
             beside.setdefault(linear, []).append(Adapter(lora.r, sum(sizes[output] for output in outputs)))
-    # One dslpar linear serves all that read the same input: q, k and v, or a gate and up.
+    # One dslpar linear computes all projections of the same input: q, k and v, or a gate and up.
     whole = {linear for name in lora.modules_to_save for linear, _ in _named(names, name)}
     ends = {name.rpartition(".")[2] for name in lora.modules_to_save}
     linears: dict[str, Any] = {linear: tuple(adapters) for linear, adapters in beside.items()}
@@ -208,5 +208,5 @@ def adapter_sizes(config: TransformersConfig, gpt: Any, lora: LoRA) -> AdapterSi
 
 
 def _named(names: Mapping[str, tuple[str, tuple[str, ...]]], target: str) -> list[tuple[str, tuple[str, ...]]]:
-    """Return the linears that a name, its end, or a longer name means."""
+    """Return the table's linears that a target matches: a whole name, the end of a name, or a longer path."""
     return [each for name, each in names.items() if f".{name}".endswith(f".{target}") or target.endswith(f".{name}")]

@@ -156,7 +156,7 @@ def mlp(
 
 
 def token_linear(tensor: Tensor, tokens: Number, hidden_size: int, num_tokens: int) -> Work:
-    """Count a linear over the tokens of a sample, whose whole matrix is on every rank, with both changes of layout."""
+    """Count a linear over the tokens of a sample, with its whole matrix on every rank and both changes of layout."""
     stored = _residual(tensor, tokens, hidden_size)
     return Work(products=(Product(stored / num_tokens, num_tokens, num_tokens),), elementwise=4 * stored)
 

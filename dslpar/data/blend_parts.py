@@ -34,7 +34,7 @@ def part_jobs(job: Job) -> list[Job]:
 
 
 def holds_out(data: Data) -> bool:
-    """Whether some of the data is held out."""
+    """Return whether some of the data is held out."""
     return any(getattr(data, name, None) for name in ("eval_fraction", "eval_path", "eval_split", "eval"))
 
 

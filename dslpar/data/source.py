@@ -276,7 +276,7 @@ def _blend(job: Job, part: Part, inputs: Sequence[str]) -> Samples:
 
 
 def all_counted(job: Job) -> bool:
-    """Whether every label of the job's samples counts; also known on ranks that read no data."""
+    """Return whether every label of the job's samples counts; also known on ranks that read no data."""
     return all(_is_counted(job, data) for data in parts_of(job.spec.data))
 
 
@@ -289,7 +289,7 @@ def _is_counted(job: Job, data: Data) -> bool:
 
 
 def tells_next_sentence(job: Job) -> bool:
-    """Whether samples of masked text are sentence pairs: as configured, or by default for BertForPreTraining."""
+    """Return whether samples of masked text are sentence pairs: as configured, or by default for BertForPreTraining."""
     data, model = job.spec.data, job.spec.model
     if isinstance(data, MaskedTextData) and data.next_sentence is not None:
         return data.next_sentence

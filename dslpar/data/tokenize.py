@@ -326,7 +326,7 @@ def _encode(
 
 
 def _is_intact(path: Path) -> bool:
-    """Whether a part exists and matches its digest."""
+    """Return whether a part exists and matches its digest."""
     if not path.exists() or path.stat().st_size < _END.size:
         return False
     hashed, left = xxhash.xxh3_128(), path.stat().st_size - 16

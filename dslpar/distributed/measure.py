@@ -1,4 +1,4 @@
-"""What `dslpar measure` does on each rank: times what the forecast needs, and has rank 0 write a calibration."""
+"""One rank of `dslpar measure`: time the operations that the forecast needs; rank 0 writes the calibration."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from dslpar.forecast.timings import Timings, constants_of
 
 
 class NoDeviceError(ValueError):
-    """There is nothing to measure, nothing is known of it, or nowhere to write; the message says what would help."""
+    """No device to measure, an unknown device, or no place to write; the message says how to fix it."""
 
 
 def run(name: str | None, per_node: int | None, path: Path) -> int:
-    """Measure the devices of these ranks, one process or all that a launcher started; return the exit status.
+    """Measure the devices of one process, or of all ranks that a launcher started; return the exit status.
 
-    `name`: the device in the table, where its driver's name does not tell. `per_node`: devices of a node, where ranks
-    on this host are not all of one.
+    name: the device in the table, if its driver's name does not identify it.
+    per_node: devices per node; None: the number of ranks on this host.
 
     Raises:
-        NoDeviceError: this host has no accelerator, and none was named; its name is not in the table; or the file
+        NoDeviceError: this host has no accelerator and `name` is None, the device is not in the table, or the file
             cannot be written.
     """
     found = _device(name)

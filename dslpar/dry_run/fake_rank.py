@@ -35,7 +35,7 @@ def fake_rank(mesh: Mesh, rank: int) -> Iterator[Groups]:
     """Make this process a rank of the mesh, and yield its groups.
 
     Raises:
-        RuntimeError: the process already is a rank of some world.
+        RuntimeError: the process is already in a world, as a rank of it.
     """
     if dist.is_initialized():
         raise RuntimeError("a dry run takes the place of a rank, and this process is one already")

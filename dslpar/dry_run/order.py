@@ -1,4 +1,4 @@
-"""Check the orders of a pipeline's ranks: each action once, no rank waits for ever, messages in the same order.
+"""Check the orders of a pipeline's ranks: each action once, no rank waits forever, messages in the same order.
 
     >>> from dslpar.layout.chunks import Chunks
     >>> from dslpar.layout.schedule import Schedule

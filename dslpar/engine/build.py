@@ -49,12 +49,12 @@ def build_engine(
 ) -> Engine:
     """Build the engine of a job. All ranks must call it together.
 
-    torch.distributed must be initialized, also where one process trains by itself. What a program passes replaces the
-    job's own; `engine.job` is what runs. `engine_class` takes what Engine takes.
+    torch.distributed must be initialized, even for one process. The arguments of a program replace those of the job;
+    `engine.job` is the job that runs. `engine_class` takes the same arguments as Engine.
 
     Raises:
-        DslparError: the model's class does not exist or is not a model, it cannot be partitioned as the job asks, or
-            the device does not compute in `precision`.
+        DslparError: the model's class does not exist or is not a model, the model cannot be partitioned as the job
+            asks, or the device does not compute in `precision`.
     """
     mends.apply_before()
     _check_device(job, groups)
@@ -68,7 +68,7 @@ def build_engine(
     late = defer_vectors(module, groups, job.spec)
     host_reads = HostReads(groups, ds_engine.device)
     mends.apply_after(mends.Built(job, groups, module, ds_engine, late, host_reads))
-    gradient_handlers.install(ds_engine, handlers)  # last: a step begins with them, and norms are of what they leave
+    gradient_handlers.install(ds_engine, handlers)  # last: handlers run first in a step, and norms see their result
     return engine_class(job, groups, ds_engine, parts.model, all_counted, host_reads, parts.by_chunks)
 
 
@@ -76,14 +76,14 @@ class _Parts(NamedTuple):
     """A model on this rank, before DeepSpeed sees it."""
 
     job: Job
-    """As its layers are partitioned."""
+    """The job, with the layers' partition."""
     model: LayeredModel
     module: LayeredModule | Pipeline
     by_chunks: LossByChunks | None
 
 
 def _check_device(job: Job, groups: Groups) -> None:
-    """Refuse what this machine's accelerator cannot do, which no linter can know."""
+    """Refuse settings that this machine's accelerator does not support; a linter cannot know it."""
     dtype, accelerator = job.spec.precision.dtype, get_accelerator()
     supported = {"fp16": accelerator.is_fp16_supported, "bf16": accelerator.is_bf16_supported}
     if dtype in supported and not supported[dtype]():
@@ -95,7 +95,7 @@ def _check_device(job: Job, groups: Groups) -> None:
 
 
 def _assemble(job: Job, groups: Groups, model: LayeredModel) -> _Parts:
-    """Partition the model's layers over stages, and build those of this rank."""
+    """Partition the model's layers over stages, and build this rank's layers."""
     job, layers = partition.partition_layers(job, model, groups)
     by_chunks, layers = loss_by_chunks(job, model, groups, layers)
     module = _build_module(job, layers, model.loss(groups), groups)
@@ -103,22 +103,23 @@ def _assemble(job: Job, groups: Groups, model: LayeredModel) -> _Parts:
         module.offloads_inputs = checkpointing.offload
         for block in (each for each in module.modules() if isinstance(each, Block)):
             block.mlp_chunks = checkpointing.mlp_chunks
-    # Before DeepSpeed sees the module: there, a stage without parameters raises on its own ranks, and the others wait
-    # for it (DeepSpeed's issue 1522).
+    # Before DeepSpeed sees the module: in DeepSpeed, a stage without parameters raises only on its own ranks, and the
+    # other ranks wait for them (DeepSpeed's issue 1522).
     partition.check_module(job, module, groups)
     return _Parts(job, model, module, by_chunks)
 
 
 def _choose_kernels(job: Job, groups: Groups, module: LayeredModule | Pipeline) -> None:
-    """Compile the layers, or have them run ahead of what they wait for, as the job says."""
+    """Compile the layers, or let them prefetch weights, as the job says."""
     if job.spec.train.compile:
         refuse_lossy_compiler()
     if job.spec.train.compiles_layers:
         compile_layers(module, job.spec.train.compile_backend)
     share_whole_gradients(module, groups)
-    # Said either way: a program may have run the same modules at another stage of ZeRO before.
+    # Also set if False: a program may have run the same modules at another ZeRO stage before.
     prefetches = job.spec.zero.stage < 3 and not job.spec.train.compiles_layers
-    # Where weights come in the course of a forward, a layer's are all there when it begins.
+    # If weights are gathered during a forward, prefetching stays within a layer: all its weights are there when it
+    # begins.
     within = [layer for _, layer in module.built_layers()] if overlaps_param_gather(job.spec) else ()
     prefetch_weights(module, prefetches, dict.fromkeys(within))
 
@@ -130,7 +131,7 @@ def _initialize(
     optimizer: OptimizerOrFactory | None,
     lr_scheduler: Any,
 ) -> tuple[Job, Any]:
-    """Have DeepSpeed make its engine; return it with the job, which a program's optimizer changes."""
+    """Build DeepSpeed's engine; return it with the job, which a program's optimizer changes."""
     parameters = parameter_groups(module)
     if optimizer is not None:
         job, optimizer = resolve_user_optimizer(job, optimizer, module, parameters)
@@ -150,9 +151,9 @@ def _initialize(
 
 
 def parameter_groups(module: nn.Module) -> list[dict[str, Any]]:
-    """Return the matrices, which decay, and the other parameters, which do not: biases and gains.
+    """Return two parameter groups: matrices, with weight decay, and biases and gains, without it.
 
-    Both groups on every rank, since ZeRO reduces the norm of each group by itself.
+    A group without parameters is left out.
     """
     parameters = [p for p in module.parameters() if p.requires_grad]
     decay: dict[str, Any] = {"params": [p for p in parameters if _num_dims(p) >= 2]}
@@ -161,17 +162,17 @@ def parameter_groups(module: nn.Module) -> list[dict[str, Any]]:
 
 
 def _num_dims(p: nn.Parameter) -> int:
-    """Return the dims of the whole parameter: one that ZeRO 3 has sharded is an empty vector until it is used."""
+    """Return the number of dims of the whole parameter. ZeRO 3 leaves an empty vector in its place until it is used."""
     return len(getattr(p, "ds_shape", p.shape))
 
 
 def _config_on_device(job: Job) -> dict[str, Any]:
-    """Return the dict for DeepSpeed, which writes into it."""
+    """Return a copy of the config dict for DeepSpeed, which writes into it."""
     config = copy.deepcopy(ds_config(job))
     on_cpu = get_accelerator().device_name() == "cpu" or offloads(job.spec, "optimizer")
     if on_cpu and job.mesh.pipe > 1 and job.spec.zero.stage:
-        # torch's fused kernel for CPUs rounds the end of a tensor, what does not fill a vector register, otherwise than
-        # the rest. A tied weight stands elsewhere in each of its stages' shards: its copies would drift apart.
+        # torch's fused CPU kernel rounds the end of a tensor, which does not fill a vector register, differently from
+        # the rest. A tied weight has another offset in each stage's shard, so its copies would drift apart.
         config.get("optimizer", {"params": {}})["params"].pop("fused", None)
     return config
 
@@ -187,17 +188,20 @@ def _build_module(job: Job, layers: list[LayerSpec], loss_fn: Loss, groups: Grou
 
 
 def _zero3_sharding(job: Job, groups: Groups) -> Finish:
-    """Return what shards a layer before the next one is built, in the dtype it computes in: no rank holds the model."""
+    """Return a function that shards a layer before the next one is built, so that no rank holds the whole model.
+
+    It first converts the layer to the dtype in which it computes.
+    """
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[job.spec.precision.dtype]
 
     def shard(layer: nn.Module) -> nn.Module:
-        if all(p.dim() for p in layer.parameters()):  # else partition.check_module refuses the layer, as it stands
+        if all(p.dim() for p in layer.parameters()):  # else partition.check_module refuses the unsharded layer
             for p in layer.parameters():
                 p.data = p.data.to(dtype if p.is_floating_point() else p.dtype)
-            # And no buffers, such as a batch norm's statistics: as at other stages. zero.Init moves parameters alone,
-            # and DeepSpeed no module that it has sharded.
+            # Buffers, such as a batch norm's statistics, keep their dtype, as at other ZeRO stages. They move to the
+            # device here, since zero.Init moves parameters only, and DeepSpeed does not move a module that it sharded.
             for part in layer.modules():
-                for name, buffer in part._buffers.items():  # named_buffers leaves a second name out
+                for name, buffer in part._buffers.items():  # named_buffers skips a buffer's second name
                     if buffer is not None:
                         part._buffers[name] = buffer.to(get_accelerator().current_device_name())
             deepspeed.zero.Init(
@@ -206,7 +210,7 @@ def _zero3_sharding(job: Job, groups: Groups) -> Finish:
                 data_parallel_group=groups.zero_axis.group,
                 config_dict_or_path=ds_config(job),
                 mpu=Mpu(groups),
-                # The first Init makes the group of zero_hpz_partition_size; each later one would make it again.
+                # The first Init creates the group of zero_hpz_partition_size; each later one would create it again.
                 zero_param_parallel_group=deepspeed.utils.groups._get_zero_param_intra_parallel_group(),
             )
         return layer

@@ -61,12 +61,12 @@ class InferenceModel:
 
     @property
     def is_first_stage(self) -> bool:
-        """Whether this rank reads inputs."""
+        """Return whether this rank reads inputs."""
         return self.groups.coord["pipe"] == 0
 
     @property
     def is_last_stage(self) -> bool:
-        """Whether this rank has the model's output."""
+        """Return whether this rank has the model's output."""
         return self.groups.coord["pipe"] == self.groups.mesh.pipe - 1
 
     @property
@@ -82,7 +82,7 @@ class InferenceModel:
 
     @property
     def can_cache(self) -> bool:
-        """Whether the model's attention can read keys and values of earlier tokens from a cache."""
+        """Return whether the model's attention can read keys and values of earlier tokens from a cache."""
         is_whole = piece(self.groups.tensor, self.groups.coord, inner_cuts(self.groups.tensor).sequence)[1] == 1
         policy = getattr(self.family, "policy", None)
         return is_whole and (policy is None or (policy.inputs == DECODER_INPUTS and not policy.own_attention))

@@ -105,7 +105,7 @@ def codec_of(job: Job, tokenizer: str | None = None) -> Codec:
 
 
 def _is_silent(data: Data) -> bool:
-    """Whether data are ids of an unknown tokenizer."""
+    """Return whether data are ids of an unknown tokenizer."""
     return isinstance(data, OtherData) or (isinstance(data, HuggingFaceData) and data.text_column is None)
 
 

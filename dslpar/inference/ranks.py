@@ -2,8 +2,8 @@
 
     status = run_on_ranks(lambda world_size: open_run(path, world_size), act, request)
 
-A single process without a launcher starts no process group. Under a launcher the ranks meet as in train.py, and if one
-of them ends early, all end.
+A single process without a launcher creates no process group. Under a launcher the ranks meet as in train.py, and if one
+rank ends early, all end.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def run_on_ranks(open_trained: Open, act: Act, request: str) -> int:
     with RankSession(os.environ) as rank:
         trained = rank.prepare(lambda dist_env: open_trained(dist_env.world_size))
         rank.config = trained.config
-        with logging.prints_to_log(None):  # what DeepSpeed prints is no part of the output
+        with logging.prints_to_log(None):  # DeepSpeed's prints do not belong in the output
             rank.meet(trained.job)
             rank.agree(trained.job, {"command line": request, "checkpoint": repr(trained.checkpoint)})
             groups = Groups(trained.job.mesh)

@@ -53,7 +53,7 @@ class Condition(NamedTuple):
 
     @property
     def holds(self) -> bool:
-        """Whether `value` divides by `by`."""
+        """Return whether `value` divides by `by`."""
         return self.value % self.by == 0
 
 

@@ -57,7 +57,7 @@ class Checked:
 
     @property
     def has_errors(self) -> bool:
-        """Whether a finding is an error; then there is no job."""
+        """Return whether a finding is an error; then there is no job."""
         return has_errors(self.findings)
 
     @cached_property

@@ -59,7 +59,7 @@ def skipped(configs: Sequence[Config]) -> dict[str, str]:
 
 
 def is_config(config: Config) -> bool:
-    """Whether a file defines `model` or `parallel`, or two other sections.
+    """Return whether a file defines `model` or `parallel`, or two other sections.
 
     The two may include a misspelt section, or one whose value is unknown.
     """
@@ -76,7 +76,7 @@ def is_config(config: Config) -> bool:
 
 
 def _seems_to_be_config(config: Config) -> bool:
-    """Whether a line defines `model` or `parallel`, for a file that could not be evaluated to its end."""
+    """Return whether a line defines `model` or `parallel`, for a file that could not be evaluated to its end."""
     text = config.sources.get(config.path)
     if text is None and os.path.isfile(config.path):
         # The file is too long or not UTF-8. latin-1 decodes any bytes, and the two names are ASCII.

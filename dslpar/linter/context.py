@@ -156,7 +156,7 @@ class Context:
         return self.reading.written.get(key, key)
 
     def given(self, key: str) -> bool:
-        """Whether the author wrote the key."""
+        """Return whether the author wrote the key."""
         return key in self.reading.written
 
     def at(self, *keys: str) -> Location:
@@ -335,7 +335,7 @@ class Context:
         return chunks_of(self.spec, self.stages)
 
     def from_parallel(self, axis: str) -> bool:
-        """Whether the axis comes from `parallel`, not from LiBai's `train.dist`."""
+        """Return whether the axis comes from `parallel`, not from LiBai's `train.dist`."""
         return getattr(self.spec.parallel, axis) is not None
 
     @property
@@ -411,7 +411,7 @@ class Context:
 
     @property
     def zero_over_d(self) -> bool:
-        """Whether ZeRO shards over axis d as well as over replicas."""
+        """Return whether ZeRO shards over axis d as well as over replicas."""
         return with_zero(self.cuboid, self.spec.model, self.spec.zero.stage, self.stages).zero_over_d
 
     @cached_property

@@ -50,7 +50,10 @@ class Selection(NamedTuple):
         return cls(flags, ignored, of_project) if flags else cls(own, (*ignored, *of_project))
 
     def includes(self, code: str, ignored_in_file: Iterable[str] = ()) -> bool:
-        """Whether findings with that code are reported; `ignored_in_file`: the file's patterns of per-file-ignores."""
+        """Return whether findings with that code are reported.
+
+        ignored_in_file: the file's patterns of per-file-ignores.
+        """
         selected = _longest_match(code, self.select) if self.select else 0
         if selected < 0 and code in UNCHECKED:
             selected = 0

@@ -216,7 +216,7 @@ class Suppressions:
         return unused
 
     def _depends_on_the_file_alone(self, rule: Rule) -> bool:
-        """Whether the rule finds the same in every world and on all hosts: it ends without asking for either."""
+        """Return whether the rule finds the same in every world and on all hosts: it ends without asking for either."""
         if rule.code not in self._by_file:
             self._by_file[rule.code] = self._file_alone is not None and _completes(rule, self._file_alone)
         return self._by_file[rule.code]

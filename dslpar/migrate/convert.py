@@ -40,7 +40,7 @@ class Import(NamedTuple):
 
     @property
     def needs_you(self) -> bool:
-        """Whether an entry needs the author."""
+        """Return whether an entry needs the author."""
         return any(entry.fate == "needed" for entry in self.entries)
 
 

@@ -147,7 +147,7 @@ class LayeredModel(ABC):
 
     @property
     def changes_after_step(self) -> bool:
-        """Whether the class overrides `after_step`."""
+        """Return whether the class overrides `after_step`."""
         return type(self).after_step is not LayeredModel.after_step
 
     def whole_output(self, groups: Groups, output: Any) -> Any:

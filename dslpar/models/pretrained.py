@@ -97,7 +97,7 @@ class Folder:
         return self._stored()
 
     def has(self, name: str) -> bool:
-        """Whether the files have a state, or the tensors that form it."""
+        """Return whether the files have a state, or the tensors that form it."""
         return self._known(name) is not None or name in self.stored
 
     def slice(self, name: str) -> Any:

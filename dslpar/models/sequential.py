@@ -201,7 +201,7 @@ class SingleModule(PlainModel):
 
 
 def is_plain_sequential(cls: type) -> bool:
-    """Whether the class is an nn.Sequential without a forward of its own."""
+    """Return whether the class is an nn.Sequential without a forward of its own."""
     return issubclass(cls, nn.Sequential) and cls.forward is nn.Sequential.forward
 
 

@@ -1,4 +1,4 @@
 """The planner: reports of layouts, forecasts and searches, and lint rules that need them. No torch.
 
-It stands above lint, layout and the forecast. Its rules are listed in `dslpar.linter.registry`, by this package's name.
+It depends on lint, layout and the forecast. `dslpar.linter.registry` lists its rules under this package's name.
 """

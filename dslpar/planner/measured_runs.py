@@ -3,8 +3,8 @@
     measured = read_measured(Path("outputs/llama_7b"), device="h100-80g")
     measured.step_s, measured.forecast.time.step_s
 
-A step's time is the median of metrics.jsonl, without the first steps, in which kernels are chosen and compiled, and
-without skipped steps. The layout is that of the run's config.yaml in the world size that it ran with.
+A step's time is the median in metrics.jsonl, without skipped steps and without the first steps, in which kernels are
+chosen and compiled. The layout comes from the run's config.yaml and world size.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Measured:
 
 
 def read_measured(path: Path, device: str | None = None, per_node: int | None = None) -> Measured:
-    """Read a run's folder; `device` and `per_node` are those that it ran on, if its config does not name them.
+    """Read a run's folder; `device` and `per_node` describe its machine, if its config does not.
 
     Raises:
         NoMeasurementError: it has no config, no world size, too few steps, or an unknown model or device.

@@ -4,9 +4,9 @@
     for name, svg in pictures(job, forecast).items():
         Path(f"{name}.svg").write_text(svg)
 
-Everything on it is a static SVG or a table, so it can be read and printed without its script. The script marks the
-groups of the rank under the pointer, and switches between light and dark. Paths and names come from others and are
-escaped. In case one is not, the page's content security policy allows only the page's own style and script, by their
+The page consists of static SVGs and tables, so it can be read and printed without its script. The script marks the
+groups of the rank under the pointer, and switches between light and dark. Paths and names come from users and are
+escaped. As a second barrier, the page's content security policy allows only the page's own style and script, by their
 hashes, and no requests (https://www.w3.org/TR/CSP3).
 """
 

@@ -123,7 +123,7 @@ def _pins(question: Question, job: Job, workloads: Workloads) -> Pins:
 
 
 def _repairs(found: Found, linted: _Linted) -> Iterator[Suggestion]:
-    """Yield the smallest changes that fit; for each set of keys only the fastest.
+    """Yield the smallest changes that fit; of each set of keys, only the fastest.
 
     A layout with many more changes than the smallest repair is another layout, not a repair.
     """
@@ -132,7 +132,7 @@ def _repairs(found: Found, linted: _Linted) -> Iterator[Suggestion]:
     known: dict[tuple[object, ...], Set[str]] = {}
 
     def covered(candidate: Candidate) -> bool:
-        """Return whether a smaller change suffices, of a subset of its keys or far fewer, without the batch's keys."""
+        """Return whether an earlier repair suffices: a subset of these keys (but the batch's), or far fewer changes."""
         if not seen:
             return False
         if candidate.changes(own) > most_changes:
@@ -148,7 +148,7 @@ def _repairs(found: Found, linted: _Linted) -> Iterator[Suggestion]:
             continue  # a tight layout does not repair a tight one
         keys = set(settings(linted.job, option.candidate))
         if not keys or any(each <= keys for each in seen):
-            continue  # a smaller change of a subset of these keys suffices
+            continue  # an earlier repair with a subset of these keys suffices
         suggestion = linted.suggestion(option)
         if suggestion is not None:
             most_changes = most_changes or option.candidate.changes(own) + _MORE_CHANGES

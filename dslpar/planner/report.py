@@ -264,7 +264,7 @@ def _comparison(plan: Plan) -> Iterator[str]:
 
 
 def _reason(own: Forecast, best: Forecast) -> str:
-    """Name the part of a step that costs the most more than in the best layout."""
+    """Name the part of a step whose time exceeds that in the best layout the most."""
     cheaper = _parts_s(best)
     more = {name: seconds - cheaper[name] for name, seconds in _parts_s(own).items()}
     most = max(more, key=lambda name: more[name])

@@ -82,7 +82,7 @@ def _context(cuboid: Tensor) -> str:
 
 
 def as_svg(job: Job, made: Forecast | None = None) -> str:
-    """Draw the schedule; a step with very many micro-batches is drawn with fewer."""
+    """Draw the schedule; a step with too many micro-batches to draw is drawn with fewer."""
     timeline, title = _drawn_step(job)
     return plot_schedule.draw(timeline, job.chunks, title)
 
@@ -184,7 +184,8 @@ def _divisor_lines(job: Job) -> Iterator[str]:
     shown = dict[str, int]()
     for key, value in dict.fromkeys((each.key, each.value) for each in found):
         reasons = ", ".join(dict.fromkeys(each.why for each in found if (each.key, each.value) == (key, value)))
-        # For heads, the number is of the weight's features. A list of heads has several numbers, a ratio has none.
+        # A key of heads may have a second value, the weight's features. A list of heads has several numbers of heads. A
+        # ratio has features only.
         unit = " features" if key.endswith("_ratio") or (key in shown and value % shown[key] == 0) else ""
         shown.setdefault(key, value)
         yield f"  {key} {value:,}{unit} by {reasons}"

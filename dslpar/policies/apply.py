@@ -163,7 +163,10 @@ class _Application:
         return linear
 
     def _is_in_region(self, name: str) -> bool:
-        """Whether a module is inside a region, on inner activations: a norm there is per head, or over all features."""
+        """Return whether a module is inside a region, on inner activations.
+
+        A norm there is per head, or over all features.
+        """
         parts = name.split(".")
         return any(match(self.cut.policy.regions, ".".join(parts[:end])) for end in range(1, len(parts)))
 

@@ -46,7 +46,7 @@ def unfilled(tensor: Tensor) -> Tensor:
 
 
 def is_filled(tensor: Tensor) -> bool:
-    """Whether no marker of `unfilled` is left; False for bool tensors, which have no marker."""
+    """Return whether no marker of `unfilled` is left; False for bool tensors, which have no marker."""
     if tensor.dtype is torch.bool:
         return False
     left = tensor.isnan() if tensor.is_floating_point() else tensor == torch.iinfo(tensor.dtype).min

@@ -71,7 +71,7 @@ class SampleDropout(nn.Module):
 
 
 def drops_samples(module: nn.Module) -> bool:
-    """Whether a module drops whole samples; it is called to find out if it has a `drop_prob` and no parameters."""
+    """Return whether a module drops whole samples. One with a `drop_prob` and no parameters is called to find out."""
     p = getattr(module, "drop_prob", None)
     if not isinstance(p, float) or not 0 < p < 1 or any(module.children()) or any(True for _ in module.parameters()):
         return False
@@ -123,7 +123,7 @@ def take_functions(part: nn.Module, groups: Groups, stream: Stream, config: Any)
 
 @cache
 def _may_call(cls: Any) -> bool:
-    """Whether the files that define a class and its bases call torch's dropout function."""
+    """Return whether the files that define a class and its bases call torch's dropout function."""
     files = {each.__module__ for each in cls.__mro__ if each.__module__.partition(".")[0] not in ("torch", "builtins")}
     return any(_file_calls(name) for name in files if not name.startswith("dslpar."))
 

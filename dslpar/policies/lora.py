@@ -35,7 +35,7 @@ def as_lora(value: LoRA | Mapping[str, Any] | None) -> LoRA | None:
 
 
 def ends_with(name: str, ends: Iterable[str]) -> bool:
-    """Whether a module's name is one of `ends`, or ends with one after a dot, as in peft's target_modules."""
+    """Return whether a module's name is one of `ends`, or ends with one after a dot, as in peft's target_modules."""
     return any(name == end or name.endswith(f".{end}") for end in ends)
 
 

@@ -292,7 +292,7 @@ class HuggingFaceModel(LayeredModel):
 
     @probe.on_cpu
     def _changes_nothing(self, run: Any) -> bool:
-        """Whether a piece without weights is the identity, tested on random numbers."""
+        """Return whether a piece without weights is the identity, tested on random numbers."""
         if not self.chain.is_decoder:
             return bool(run == self.chain.run_logits)
         x = torch.randn(1, 4, self.skeleton.hidden_size(0), generator=torch.Generator().manual_seed(0))

@@ -48,7 +48,7 @@ class Parts:
 
     @property
     def is_tied(self) -> bool:
-        """Whether the head's weight is tied to the table's."""
+        """Return whether the head's weight is tied to the table's."""
         if not (self.table and self.head):
             return False
         table, head = (self.model.get_submodule(name).weight for name in (self.table, self.head))
@@ -159,7 +159,7 @@ class Parts:
 
 
 def _shares(module: nn.Module, table: nn.Module) -> bool:
-    """Whether a module is the table itself, or shares its weight."""
+    """Return whether a module is the table itself, or shares its weight."""
     return any(p is table.weight for p in module.parameters(recurse=False))
 
 

@@ -105,7 +105,7 @@ class Skeleton(Parts):
 
     @property
     def is_decoder(self) -> bool:
-        """Whether the model's inputs are those of a decoder."""
+        """Return whether the model's inputs are those of a decoder."""
         return self.policy.inputs == DECODER_INPUTS
 
     def _trial(self) -> _Trial:

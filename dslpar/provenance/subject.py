@@ -37,7 +37,7 @@ class Subject:
 
     @property
     def sound(self) -> bool:
-        """Whether lint finds no error."""
+        """Return whether lint finds no error."""
         return not self.checked.has_errors
 
     @cached_property

@@ -48,7 +48,7 @@ class Template(NamedTuple):
 
     @property
     def marks_answers(self) -> bool:
-        """Whether the template marks what the assistant says, with {% generation %}."""
+        """Return whether the template marks what the assistant says, with {% generation %}."""
         return _MARKED.search(self.text) is not None
 
 

@@ -258,7 +258,7 @@ def type_name(data: object) -> str:
 
 
 def is_images(data: Data) -> bool:
-    """Whether all samples are images with classes."""
+    """Return whether all samples are images with classes."""
     return all(isinstance(each, ImageData) for each in parts_of(data))
 
 
@@ -278,7 +278,7 @@ def absolute_path(config_path: str, name: str) -> str:
 
 
 def names_template_file(template: str) -> bool:
-    """Whether a `template` of conversations is a path: neither 'chatml' nor a template itself."""
+    """Return whether a `template` of conversations is a path: neither 'chatml' nor a template itself."""
     return template != CHATML and "{{" not in template and "{%" not in template
 
 

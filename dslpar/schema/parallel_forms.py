@@ -35,7 +35,7 @@ def tensor_of(spec: Spec) -> TensorParallel | None:
 
 
 def is_of_libai(spec: Spec) -> bool:
-    """Whether the sizes are in LiBai's form, which has 1d alone."""
+    """Return whether the sizes are in LiBai's form, which has 1d alone."""
     dist = spec.train.dist
     return max(dist.pipeline_parallel_size or 1, dist.tensor_parallel_size or 1) > 1
 

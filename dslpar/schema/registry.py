@@ -79,7 +79,7 @@ class Registry:
         return found if isinstance(found, type) else None
 
     def has(self, name: str) -> bool:
-        """Whether there is a class with that name."""
+        """Return whether there is a class with that name."""
         return self.find(name) is not None
 
     def remove(self, name: str) -> None:

@@ -232,12 +232,12 @@ class Model:
 
     @property
     def is_causal(self) -> bool:
-        """Whether tokens attend only to themselves and earlier tokens."""
+        """Return whether tokens attend only to themselves and earlier tokens."""
         return False
 
     @property
     def packs(self) -> bool:
-        """Whether a sample may hold several documents that the model reads as if each were alone."""
+        """Return whether a sample may hold several documents that the model reads as if each were alone."""
         return False
 
 
@@ -307,7 +307,7 @@ class OtherModel:
 
     @property
     def is_of_transformers(self) -> bool:
-        """Whether the class is one of transformers', whose configs dslpar can read."""
+        """Return whether the class belongs to transformers, whose configs dslpar can read."""
         return self.target.startswith("transformers.")
 
     @property
@@ -581,12 +581,12 @@ class Train:
 
     @property
     def compiles_layers(self) -> bool:
-        """Whether torch.compile compiles each repeated layer."""
+        """Return whether torch.compile compiles each repeated layer."""
         return self.compile and "layers" in self.compile_components
 
     @property
     def compiles_loss(self) -> bool:
-        """Whether torch.compile compiles the cross-entropy."""
+        """Return whether torch.compile compiles the cross-entropy."""
         return self.compile and "loss" in self.compile_components
 
 

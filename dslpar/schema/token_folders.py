@@ -77,7 +77,7 @@ class TokenFolder(NamedTuple):
 
     @property
     def is_megatron(self) -> bool:
-        """Whether this is an indexed data set of Megatron-LM."""
+        """Return whether this is an indexed data set of Megatron-LM."""
         return self.index_path.endswith(".idx")
 
     @property

@@ -32,7 +32,7 @@ class KnownOptimizer(NamedTuple):
 
     @property
     def elementwise(self) -> bool:
-        """Whether the update of an element depends only on that element, as ZeRO and tensor parallelism need."""
+        """Return whether the update of an element depends only on that element, as ZeRO and tensor parallelism need."""
         return not self.not_elementwise
 
 
@@ -54,6 +54,6 @@ def named(name: str) -> KnownOptimizer | None:
 
 
 def elementwise(name: str) -> bool:
-    """Whether shards of a tensor can be updated by themselves; False for a class that is not in the table."""
+    """Return whether shards of a tensor can be updated by themselves; False for a class that is not in the table."""
     row = named(name)
     return name in _OWN or (row is not None and row.elementwise)

@@ -111,7 +111,7 @@ class TransformersConfig:
 
     @property
     def is_causal(self) -> bool:
-        """Whether tokens attend only to themselves and earlier tokens, by the class's name."""
+        """Return whether tokens attend only to themselves and earlier tokens, by the class's name."""
         return self.model.endswith(("ForCausalLM", "LMHeadModel"))
 
     @property

@@ -63,7 +63,7 @@ class SpanLengths(NamedTuple):
 
     @property
     def is_full(self) -> bool:
-        """Whether the decoder's sample has no padding."""
+        """Return whether the decoder's sample has no padding."""
         return self.noise + self.spans + 1 == self.target
 
 

@@ -1,6 +1,6 @@
 """Findings that end a run: non-finite numbers, a full disk, a deleted run folder.
 
-All ranks raise the same finding at the same step, because they have agreed on it before.
+All ranks raise the same finding at the same step, since they exchange flags first.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Training by a program of one's own, with all that train.py does: `dslpar.fit`.
+"""Training from your own program, with everything that train.py does: `dslpar.fit`.
 
     args = dslpar.arguments()                                        # train.py's flags: --config, --resume, key=value
     run = dslpar.start(args.config, args.overrides, args.trust)
     engine, train_data, eval_data, _ = dslpar.initialize(run, model=model, criterion=loss_fn, train_data=pairs)
     dslpar.fit(run, engine, train_data, eval_data, resume=args.resume)
 
-The name is Lightning's and Keras's; what one call brings is what train.py has: it is the same loop.
+The name comes from Lightning and Keras. train.py runs the same loop.
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ def fit(
     eval_only: bool = False,
     dry_run: bool = False,
 ) -> Record:
-    """Take the steps that are left of train.steps, as train.py does. All ranks must call it together.
+    """Take the remaining steps of train.steps, as train.py does. All ranks must call it together.
 
-    It writes config.yaml, metrics.jsonl, log.txt and checkpoints to train.output_dir (at train.save_interval, and at
-    the end), evaluates at train.eval_interval, and ends the job where a step hangs or numbers are no longer finite. At
-    SIGTERM it saves, and raises SystemExit(train.requeue_status): what follows `fit` is for a run that is complete.
+    It writes config.yaml, metrics.jsonl and log.txt to train.output_dir, and checkpoints at train.save_interval and at
+    the end. It evaluates at train.eval_interval. It ends the job if a step hangs or numbers are no longer finite. On
+    SIGTERM it saves and raises SystemExit(train.requeue_status), so code after `fit` runs only if the run is complete.
 
-    run, engine: of `dslpar.start` and `dslpar.initialize`.
-    train_data, eval_data: what `dslpar.initialize` has returned; a map-style data set of (input, label) pairs; or any
-        iterable of micro-batches, which begins again where it ends. A resume passes over what an iterable gave before.
-    hooks: called with an `Event` at each step, evaluation and checkpoint, and at the end, on every rank.
-    resume: go on from the newest checkpoint, on this layout or any other; where there is none, begin at step 0.
+    run, engine: from `dslpar.start` and `dslpar.initialize`.
+    train_data, eval_data: the data that `dslpar.initialize` returned, a map-style dataset of (input, label) pairs, or
+        any iterable of micro-batches. An iterable restarts at its end. A resume skips the steps already taken from it.
+    hooks: called on every rank with an `Event` at each step, evaluation and checkpoint, and at the end.
+    resume: continue from the newest checkpoint, on this layout or any other; without a checkpoint, start at step 0.
     eval_only: load the newest checkpoint and evaluate it; its loss goes to eval.jsonl.
-    dry_run: show what was built (with `resume`: loaded, too), and write nothing.
+    dry_run: show what was built (with `resume`, also what was loaded), and write nothing.
 
     Returns:
-        The last step's line of metrics.jsonl, or with `eval_only` that of eval.jsonl; empty where no step was left.
+        The last step's line of metrics.jsonl, or with `eval_only` that of eval.jsonl; empty if no step was left.
 
     Raises:
-        DslparError: on every rank, with what train.py would end with.
+        DslparError: on every rank, with the findings that would end train.py.
         SystemExit: the run was told to stop, and is to be started again with `resume`.
     """
     if engine.session.config is not run.config:
@@ -88,7 +88,7 @@ def fit(
 
 
 def _eval_data(engine: ProgramEngine, data: Any) -> StepData | None:
-    """Return the data to evaluate on, the same way on all ranks: a stage in the middle has none of its own."""
+    """Return the data to evaluate on. All ranks decide together, since stages in the middle have no data."""
     (has_data,) = any_rank(engine, data is not None)
     if has_data != (engine.job.spec.train.eval_interval is not None):
         missing = "train.eval_interval" if has_data else "eval_data"
@@ -98,7 +98,7 @@ def _eval_data(engine: ProgramEngine, data: Any) -> StepData | None:
 
 @contextlib.contextmanager
 def _in_loop(engine: ProgramEngine) -> Iterator[None]:
-    """Leave bounds and stops to the loop, and afterwards to the engine again."""
+    """Leave timeouts and stops to the loop, and afterwards to the engine again."""
     engine.in_loop = True
     try:
         yield
@@ -109,7 +109,7 @@ def _in_loop(engine: ProgramEngine) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _logged_findings(engine: ProgramEngine) -> Iterator[None]:
-    """Write what ends the run to log.txt, at its place in the config; the terminal gets it as the exception."""
+    """Write findings that end the run to log.txt, at their keys in the config; the terminal shows the exception."""
     try:
         yield
     except DslparError as error:

@@ -131,7 +131,7 @@ class Trainer:
                 self._after_step(record)
                 self.stopped = self._heed(engine.host_reads.any_rank)
                 self._publish_if_written(engine.host_reads.any_rank)
-                # Save after the last step, every save_interval steps and when told to stop; never if it is 0.
+                # Save after the last step, every save_interval steps and on a stop; never if save_interval is 0.
                 if train.save_interval != 0 and (self.stopped or self._is_due(train.save_interval)):
                     self.save_checkpoint(metrics, record)
                 self._check_finite(record)
@@ -201,7 +201,7 @@ class Trainer:
         return record
 
     def save_checkpoint(self, metrics: TextIO | None, record: Record) -> None:
-        """Save a checkpoint, or start saving it; its steps' lines of metrics.jsonl are flushed to disk first.
+        """Save a checkpoint, or start saving it. First flush the lines of metrics.jsonl up to its step to disk.
 
         If no step follows, tensors are saved without a copy, and the checkpoint is complete on return.
         """
@@ -288,7 +288,7 @@ class Trainer:
         return self._heed(any_rank(self.engine, *self._local_flags()))
 
     def _heed(self, flags: Sequence[bool]) -> bool:
-        """Return whether to stop, from all ranks' flags; a step's flags are as of when each rank began to wait for it.
+        """Return whether to stop, from all ranks' flags. Each rank sets a step's flags as it begins to wait for it.
 
         Raises:
             DslparError: on every rank, if a rank could not write.

@@ -1,14 +1,15 @@
-"""The training program, one process a rank: `train.py --config FILE [key=value ...]`, under any launcher or none.
+"""The training program, one process per rank: `train.py --config FILE [key=value ...]`, with or without a launcher.
 
     deepspeed --num_gpus 8 train.py --config configs/gpt_3d.py train.steps=50
     mpirun -np 8 --bind-to none python train.py --config configs/gpt_3d.py --resume
     python train.py --config configs/gpt_3d.py parallel=None            # one process, the same steps
 
-A rank goes through these: parse the arguments, load and lint the config (without torch, before any process group
-exists), set up torch.distributed, check that all ranks run the same, claim the run folder, build the engine, load the
-checkpoint, train, tear down. Rank 0 reports; the others only in error. Exit status: 0 the run is complete, 1 it cannot
-run or has failed, 2 the command line is wrong, train.requeue_status (75) it was told to stop by SIGTERM or SIGUSR1, has
-saved a checkpoint, and is to be queued again.
+A rank parses the arguments, loads and lints the config (without torch, before any process group exists), sets up
+torch.distributed, checks that all ranks run the same job, claims the run folder, builds the engine, loads the
+checkpoint, trains, and tears down. Rank 0 reports; other ranks report only errors.
+
+Exit status: 0, the run is complete; 1, it cannot run or has failed; 2, the command line is wrong;
+train.requeue_status (75), SIGTERM or SIGUSR1 stopped it, a checkpoint is saved, and the job is to be queued again.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class Loaded(NamedTuple):
-    """What the command line asks for: a job, its data, the config it came from, and how much of it to do."""
+    """The command line, loaded: the job, its data, its config, and which part of it is requested."""
 
     job: Job
     source: Source
@@ -67,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(loaded: Loaded, rank: RankSession) -> int:
-    """Meet the other ranks, claim the run folder, and do what is requested; return the exit status."""
+    """Meet the other ranks, claim the run folder, and run the request; return the exit status."""
     job, source, request = loaded.job, loaded.source, loaded.request
     assert rank.monitor is not None, "train.py's ranks are watched"
     if request.trains:  # before the ranks meet: a scheduler may end a job whose ranks still wait for each other
@@ -79,7 +80,7 @@ def _run(loaded: Loaded, rank: RankSession) -> int:
     session.extend_timeouts()
     versions = {f"version of {name}": version for name, version in run_dir.versions().items()}
     rank.agree(job, {"text": source.whole_identity, "command line": loaded.flags, **versions})
-    # From here on every rank has read the config, which may be in the folder that is now changed.
+    # Every rank has read the config by now. It may be in the run folder, which changes from here on.
     stored, folder = claim_run_folder(session, job, request, loads=request.loads_checkpoint)
     with rank.log_to_run_folder(folder):
         return _train(loaded, session, stored, folder)
@@ -105,7 +106,7 @@ def _train(loaded: Loaded, session: Session, stored: Checkpoint | None, folder: 
         session.locate(groups)
         session.enter("building", times=NO_LIMIT)
         engine = build_engine(job, groups, all_counted=all_counted(job))
-        session.extend_timeouts()  # of the groups that were made since
+        session.extend_timeouts()  # for the groups created since
 
     def make_data() -> tuple[PartData, PartData | None]:
         train_data, held_out = (PartData(engine, part, session.world) for part in (source.train, source.held_out))
@@ -118,9 +119,9 @@ def _train(loaded: Loaded, session: Session, stored: Checkpoint | None, folder: 
 
 
 def load_and_lint(argv: Sequence[str], dist_env: DistributedEnv, linted: bool = False) -> tuple[int, Loaded | None]:
-    """Find all that is wrong before a process group exists, and print it; return the exit status with what is loaded.
+    """Find and print all problems before a process group exists; return the exit status, and what was loaded.
 
-    `linted`: `dslpar launch` started this rank, and has printed what lint only warns of.
+    linted: `dslpar launch` started this rank, and has printed lint's warnings.
     """
     from dslpar.data.source import find_source
     from dslpar.layout.transformers_data_types import check_data
@@ -150,12 +151,12 @@ def load_and_lint(argv: Sequence[str], dist_env: DistributedEnv, linted: bool = 
         else:
             logging.print_findings(config.at_keys(error.findings), config.sources)
         return 1, None
-    except SystemExit as ended:  # argparse's, which has printed why
+    except SystemExit as ended:  # from argparse, which has printed why
         return int(ended.code or 0), None
 
 
 def _requested_job(job: Job, arguments: argparse.Namespace) -> Job:
-    """Return the job as the flags change it: only training needs monitors, and an evaluation needs held-out text."""
+    """Return the job as changed by the flags: only training needs monitors, and an evaluation needs held-out data."""
     if arguments.eval_only or arguments.dry_run:
         job = monitors.without_monitors(job)
     if arguments.eval_only:

@@ -1,7 +1,7 @@
-"""Engine for a user's own training loop: it saves, resumes, stops when told to and is watched, as in train.py.
+"""Engine for a user's own training loop. As in train.py, it saves, resumes, stops on a signal and is watched.
 
     engine, train_data, *_ = dslpar.initialize("config.py", model=model, train_data=images)
-    engine.resume()                                  # from the newest checkpoint; where there is none, from step 0
+    engine.resume()                                  # from the newest checkpoint; without one, from step 0
     while engine.steps_done < 1000:
         for x, y in train_data: ...; engine.step()   # SIGTERM: saves after the step, and the next one ends the program
         engine.save()
@@ -225,7 +225,7 @@ class ProgramEngine(Engine):
         if self.stopped:
             raise SystemExit(self.session.train.requeue_status)
 
-    # ---- the engine's calls, in their bounds ----
+    # ---- the engine's calls, within their timeouts ----
 
     def train_batch(self, micro_batches: Iterable[MicroBatch]) -> float:
         """Call Engine.train_batch; end the program if it was told to stop."""

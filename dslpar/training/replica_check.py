@@ -2,7 +2,7 @@
 
     check = ReplicaCheck(engine)
     difference = check.after_step()     # after each step, on all ranks together; None: nothing is known to differ
-    difference = check.finish()         # of a comparison that was begun and not read yet, such as before a save
+    difference = check.finish()         # read the verdict of a pending comparison now, such as before a save
 
 Some faults raise no error, and the loss may look fine for thousands of steps: a bit that flips in device memory, a
 kernel that loses an update, a module that draws different numbers on one rank of a tensor group. Copies of the same
@@ -169,7 +169,7 @@ class ReplicaCheck:
         parts = [tensor_hashes(on_device)] if on_device else []
         if on_host:
             hashes = torch.tensor(on_host, dtype=torch.int64)
-            # From pinned memory: the host would wait for a copy from any other.
+            # From pinned memory, since the host would wait for a copy from pageable memory.
             parts.append(hashes if device.type == "cpu" else hashes.pin_memory().to(device, non_blocking=True))
         return tuple(_Key(item.name, item.kind, item.copies) for item in state), torch.cat(parts)
 
@@ -197,7 +197,7 @@ class ReplicaCheck:
         digests = begun.digests.wait().view(self._first.shape)
         return (digests.gather(0, self._first) != digests).any()
 
-    # ---- what differs ----
+    # ---- the verdict, and the copies that differ ----
 
     def _conclude(self, differs: bool) -> Difference | None:
         begun, self._begun = self._begun, None

@@ -6,9 +6,9 @@
 =====================================  ========================================================================
 state                                  equal over
 =====================================  ========================================================================
-weight, ZeRO 0 to 2                    data; d where ZeRO shards over it; axes that do not cut it (`replicas`)
-weight, ZeRO 3                         the same where it stays gathered ("persistent"); its shard: `replicas` alone
-master weight, optimizer's tensors     as the weight without ZeRO; with it, `replicas` alone: each replica has a shard
+weight, ZeRO 0 to 2                    data; d if ZeRO shards over it; axes that do not cut it (`replicas`)
+weight, ZeRO 3                         the same if it stays gathered ("persistent"); its shard: `replicas` alone
+master weight, optimizer's tensors     without ZeRO, as the weight; with it, `replicas` alone: each replica has a shard
 tied weight, and without ZeRO its      as the weight, and over the stages that hold it
 optimizer's tensors
 optimizer's counters and settings, lr  all ranks of a stage

@@ -1,15 +1,15 @@
-"""A run on its ranks, beside the engine: its folder, its checkpoints, how long a call may take, and when to stop.
+"""Everything of a run that is not its engine: run folder, checkpoints, time limits, stop requests, replica checks.
 
     session = Session(job, config, world, rank_monitor, text)
-    session.lock_folder()                                    # one run at a time writes there
-    stored = session.find_checkpoint(job)                    # every byte of it read; None: nothing to resume
-    session.prepare_folder(job, stored)                      # what another run has left there is archived
+    session.lock_folder(job)                                 # one run at a time writes there
+    stored = session.find_checkpoint(job)                    # verifies every byte; None: nothing to resume
+    session.prepare_folder(job, stored)                      # archives the files of another run
     session.load(engine, stored); session.save(engine)
-    session.begin_save(engine); ...; session.finish_save(engine)   # the same, while steps go on
+    session.begin_save(engine); ...; session.finish_save(engine)   # save while training continues
     (stopping,) = any_rank(engine, session.stop_requested)   # the same on every rank, at the same step
 
-train.py's loop and the engine of a program of one's own (program.py) both go through it, so that SIGTERM, hangs and two
-runs in one folder end the same way in both.
+Both train.py's loop and the engine for a user's own loop (program.py) use it, so SIGTERM, hangs and two runs in one
+folder end the same way in both.
 """
 
 from __future__ import annotations
@@ -43,80 +43,81 @@ NO_LIMIT = 0
 
 
 class Session:
-    """One run, on this rank. All ranks call its methods together, but for `enter`.
+    """One run, on this rank. All ranks call its methods together, except `enter`.
 
-    `config`: what the author wrote. `world`: all ranks. `text`: what is trained on (`dslpar.data.source`), which
-    a resume must not change. `monitor`: this rank's; None: a program has set up torch.distributed by itself, and no
-    guard watches it.
+    config: the config as written.
+    world: all ranks.
+    monitor: this rank's monitor; None: the program has set up torch.distributed itself, and no guard watches it.
+    text: the identity of the training data (`dslpar.data.source`), which a resume must not change.
     """
 
     def __init__(self, job: Job, config: Config, world: Axis, monitor: RankMonitor | None, text: str = "") -> None:
         self.config, self.world, self.monitor, self.text = config, world, monitor, text
         self.train = job.spec.train
         self.is_prepared = False
-        """Whether the folder is this run's: what another has left there is archived."""
+        """True if the folder is this run's, and the files of an earlier run there are archived."""
         self.loaded: Checkpoint | None = None
-        """The checkpoint that the run goes on from; None: it has begun at step 0."""
+        """The checkpoint from which the run continues; None: it started at step 0."""
         self._locked = False
         self._saved_step, self._saved = -1, Path()
         self._check: ReplicaCheck | None = None
-        """Made at the first step, or save, of an engine."""
+        """Created at an engine's first step or save."""
         self._confirmed_step: int | None = None
-        """The step of the last comparison of replicas that found no difference, or of the start; None: nobody compares
-        them."""
+        """The step of the last comparison of replicas without a difference, or of the start; None: they are not
+        compared."""
         self._unconfirmed: list[Path] = []
-        """Checkpoints of later steps than that."""
+        """Checkpoints of steps after `_confirmed_step`."""
         self._difference: Difference | None = None
-        """What the last comparison has found: what is saved from then on is marked."""
+        """The difference found by the last comparison; checkpoints saved after it are marked."""
         self._is_reported = False
         self._pending: PendingSave | None = None
         self._buffers: HostBuffers | None = None
 
-    # ---- where this rank is, and whether it is to stop ----
+    # ---- phases, time limits and stops ----
 
     def locate(self, groups: Groups) -> None:
-        """Tell this rank's guard its stage."""
+        """Give this rank's guard its stage."""
         if self.monitor is not None:
             self.monitor.page.location = groups.stage_name
 
     def enter(self, phase: str, step: int = 0, times: int = 1) -> None:
-        """Tell this rank's guard where it is; it may stay there for `times` as long as a step, or without a limit."""
+        """Enter a phase, and show it to this rank's guard. Its limit is `times` * train.step_timeout; 0: no limit."""
         if self.monitor is not None:
             self.monitor.page.enter(phase, step, (self.train.step_timeout or 0) * times)
 
     @contextlib.contextmanager
     def inside(self, phase: str, step: int = 0, times: int = 1) -> Iterator[None]:
-        """Be in that phase for a `with`, and then in the program's own code, which has no limit."""
+        """Enter a phase for a `with` block, and the program's own code after it, which has no limit."""
         self.enter(phase, step, times)
         try:
             yield
         except BaseException:
-            self.enter(phase, step, NO_LIMIT)  # what is told about it names the place; the program may catch it
+            self.enter(phase, step, NO_LIMIT)  # a report of the error names this phase; the program may catch it
             raise
         self.enter("in the program", step, NO_LIMIT)
 
     def enter_ending(self) -> None:
-        """Tell this rank's guard that it leaves: process groups are destroyed, monitors close, threads are joined."""
+        """Enter the rank's last phase: process groups are destroyed, monitors close, and threads are joined."""
         if self.monitor is not None:
             self.monitor.enter_ending(SLOW_FACTOR * (self.train.step_timeout or 0))
 
     def extend_timeouts(self) -> None:
-        """Have torch wait longer than anything here may take, so that the guards are the ones to report a hang."""
+        """Extend torch's timeouts beyond every limit here, so that the guards report a hang first."""
         step_timeout = self.train.step_timeout
         bootstrap.extend_timeouts(step_timeout and SLOW_FACTOR * step_timeout)
 
     @property
     def stops_on_signal(self) -> bool:
-        """Whether SIGTERM and SIGUSR1 ask for a stop: the same on all ranks."""
+        """Return whether SIGTERM and SIGUSR1 request a stop; the same on all ranks."""
         return self.monitor is not None and self.monitor.stops_on_signal
 
     @property
     def stop_requested(self) -> bool:
-        """Whether this rank was told to stop."""
+        """Return whether this rank was told to stop."""
         return self.monitor is not None and self.monitor.stop_requested
 
     def mark_stopped(self, step: int, saved: str) -> int:
-        """Leave the mark of a rank that ends because it was told to; return the status to exit with."""
+        """Mark this rank as ended by a request to stop; return the status to exit with."""
         if self.monitor is not None:
             self.monitor.mark_stopped(step, saved)
         return self.train.requeue_status
@@ -124,20 +125,20 @@ class Session:
     # ---- the folder ----
 
     def lock_folder(self, job: Job) -> None:
-        """Have this run be the only one that writes to its folder, until rank 0's process ends.
+        """Lock the run folder, until rank 0's process ends, so that no other run writes there.
 
         Raises:
-            DslparError: on every rank, if another run writes there and does not end, or rank 0 cannot write there.
+            DslparError: on every rank, if another run keeps writing there, or rank 0 cannot write there.
         """
         if not self._locked:
             self._on_rank_0(lambda: run_dir.lock_run_folder(job, self.config))
             self._locked = True
 
     def find_checkpoint(self, job: Job) -> Checkpoint | None:
-        """Return the checkpoint to resume from, verified and of this run; None: there is none.
+        """Return the checkpoint to resume from, after verifying it; None: there is no checkpoint.
 
         Raises:
-            DslparError: on every rank, if it is corrupted, is not seen by all, or is of another run.
+            DslparError: on every rank, if it is corrupted, some rank does not see it, or it belongs to another run.
         """
         self.enter("verifying", times=SLOW_FACTOR)
         stored = checkpoint.find_checkpoint(job, self.world)
@@ -148,18 +149,18 @@ class Session:
     def prepare_folder(
         self, job: Job, stored: Checkpoint | None, names: Sequence[str] = run_dir.FILES_OF_A_RUN
     ) -> None:
-        """Write the config to the folder. Of a run that is not the one resumed, what has these `names` is archived.
+        """Write the config to the folder. Files with these `names` are archived first if another run left them.
 
         Raises:
             DslparError: on every rank, if rank 0 cannot write there.
         """
-        # A checkpoint of another run does not make what is in this folder ours to continue.
+        # A checkpoint from another run's folder does not make the files in this folder ours to continue.
         archived = () if stored is not None and _is_in_its_folder(job, stored) else names
         self._on_rank_0(lambda: run_dir.prepare_run_folder(job, self.config, archived))
         self.is_prepared = True
 
     def prune(self, job: Job, stored: Checkpoint) -> None:
-        """Remove what a leg that was killed between publishing its last checkpoint and removing the oldest has left."""
+        """Remove old checkpoints that a start left if it was killed between publishing one and removing the oldest."""
         if self.world.index == 0 and _is_in_its_folder(job, stored):
             writer.prune(Path(stored.path).parent, job.spec.checkpoint.keep, stored.step)
 
@@ -177,22 +178,22 @@ class Session:
     # ---- checkpoints ----
 
     def load(self, engine: Engine, stored: Checkpoint, folder: Path | None = None) -> None:
-        """Load a checkpoint that `find_checkpoint` has returned into a newly built engine.
+        """Load a checkpoint that `find_checkpoint` returned into a newly built engine.
 
-        `folder`: where DeepSpeed's prints go, to log.txt; None: nowhere.
+        folder: DeepSpeed's prints go to its log.txt; None: they are dropped.
         """
         self.enter("loading", times=SLOW_FACTOR)
         with logging.prints_to_log(folder):
             checkpoint.load(engine, stored)
         self.loaded = stored
         log.info("%s is loaded: step %d, sample %d", stored.path, engine.steps_done, engine.consumed_samples)
-        for line in checkpoint.changes(stored, engine.job):  # of the layout, and of keys that have an effect
+        for line in checkpoint.changes(stored, engine.job):  # changes of the layout, and of keys that matter
             log.info("%s", line)
 
     def save(self, engine: Engine) -> Path:
-        """Save a checkpoint of the last step; return its folder. A second call after a step returns the first one's.
+        """Save a checkpoint of the last step; return its folder. A second call after a step returns the same folder.
 
-        One that is being written is waited for, and published before.
+        First wait for the pending checkpoint, if there is one, and publish it.
         """
         self.finish_save(engine)
         if self._saved_step != engine.steps_done:
@@ -201,9 +202,9 @@ class Session:
         return self._saved
 
     def begin_save(self, engine: Engine) -> PendingSave:
-        """Begin to save a checkpoint of the last step: a thread writes a copy, until `finish_save`.
+        """Start saving a checkpoint of the last step: a thread writes a copy, until `finish_save`.
 
-        One that is being written is waited for, and published before.
+        First wait for the pending checkpoint, if there is one, and publish it.
         """
         self.finish_save(engine)
         self.enter("saving", engine.steps_done, SLOW_FACTOR)
@@ -214,18 +215,18 @@ class Session:
 
     @property
     def is_writing(self) -> bool:
-        """Whether this rank still writes what it has begun to save."""
+        """Return whether this rank is still writing the pending checkpoint."""
         return self._pending is not None and not self._pending.is_written
 
     def has_saved(self, step: int) -> bool:
-        """Whether the newest checkpoint is of that step."""
+        """Return whether the last checkpoint that this start saved is of that step."""
         return self._saved_step == step
 
     def finish_save(self, engine: Engine) -> None:
-        """Publish what was begun, if anything was, once all ranks have written it.
+        """Publish the pending checkpoint, if there is one, once all ranks have written it.
 
         Raises:
-            DslparError: on every rank, if one of them could not.
+            DslparError: on every rank, if a rank could not write its part.
         """
         if self._pending is None:
             return
@@ -233,12 +234,12 @@ class Session:
         try:
             self._note_saved(self._pending.step, self._pending.publish(self._confirmed_step))
         except DslparError:
-            self._pending = None  # all ranks have ended it
+            self._pending = None  # all ranks have given it up
             raise
         self._pending = None
 
     def abandon_save(self) -> None:
-        """Leave unfinished what was begun, if anything was, on this rank alone: the run ends, and not in order."""
+        """Abandon the pending checkpoint, if there is one. Not collective: this rank is about to fail alone."""
         if self._pending is not None:
             pending, self._pending = self._pending, None
             reason = pending.abandon()
@@ -258,26 +259,26 @@ class Session:
     # ---- replicas ----
 
     def compare_replicas(self, engine: Engine) -> Difference | None:
-        """Return what a comparison of replicas has found by this step, and begin the next one if that is due.
+        """Return the difference that a comparison of replicas has found by this step; start the next one if due.
 
-        After each step; `heed_difference` must follow.
+        Call it after each step, and `heed_difference` after it.
         """
         return self._replicas(engine).after_step()
 
     def conclude_comparison(self, engine: Engine) -> Difference | None:
-        """Return what the comparison that is under way finds, if there is one: before a save.
+        """Conclude the pending comparison, if there is one, and return its difference. Call it before a save.
 
         `heed_difference` must follow.
         """
         return self._replicas(engine).finish()
 
     def heed_difference(self, engine: Engine, difference: Difference | None) -> None:
-        """Mark the checkpoints that were saved since replicas were equal, and end the run or log it once.
+        """Mark the checkpoints saved since replicas were last equal; then end the run, or log the difference once.
 
-        Without a difference: take note of which checkpoints are good.
+        Without a difference, record which checkpoints are good.
 
         Raises:
-            DslparError: on every rank: replicas differ, and train.on_replica_difference is 'stop'.
+            DslparError: on every rank, if replicas differ and train.on_replica_difference is 'stop'.
         """
         if difference is None:
             equal_step = self._replicas(engine).last_equal_step
@@ -296,12 +297,12 @@ class Session:
     def _replicas(self, engine: Engine) -> ReplicaCheck:
         if self._check is None:
             self._check = ReplicaCheck(engine)
-            # What this start began with was drawn or loaded alike, before the step that is done now.
+            # All replicas drew or loaded the same state before the step that has just been taken.
             self._confirmed_step = max(engine.steps_done - 1, 0) if self._check.interval else None
         return self._check
 
     def _mark_unconfirmed(self, difference: Difference) -> list[str]:
-        """Mark what was saved since the last comparison without a difference; return the names, on all ranks alike."""
+        """Mark checkpoints saved since the last comparison without a difference; return their names, on all ranks."""
         paths, self._unconfirmed = self._unconfirmed, []
         for path in paths if self.world.index == 0 else ():
             writer.mark_suspect(path, difference.message)
@@ -310,17 +311,17 @@ class Session:
     # ---- findings ----
 
     def at_keys(self, findings: Sequence[Finding]) -> list[Finding]:
-        """Return findings at their keys' places in the config: those who raise them know the file at most."""
+        """Return findings at their keys' locations in the config. The code that raises them knows at most the file."""
         return self.config.at_keys(findings)
 
 
 def _is_in_its_folder(job: Job, stored: Checkpoint) -> bool:
-    """Whether a checkpoint is in the folder of its own run, not of another that this one begins from."""
+    """Return whether a checkpoint is in this run's folder, not in that of another run from which this one starts."""
     return Path(stored.path).parent.resolve() == Path(job.output_dir, run_dir.CHECKPOINTS).resolve()
 
 
 def any_rank(engine: Engine, *flags: bool) -> list[bool]:
-    """Return for each flag whether any rank has set it: all ranks together, and all know the same."""
+    """Return for each flag whether any rank has set it. All ranks together, with the same result."""
     local = torch.tensor(flags, dtype=torch.int32, device=engine.deepspeed.device)
     counts = collectives.all_reduce(local, engine.groups.axis("pipe", "data", "tensor"))
     return [bool(count) for count in counts.tolist()]

@@ -1,6 +1,6 @@
 """Data by steps: micro-batches from the config's data, a program's loader, or a program's own iterable.
 
-    data = step_data(loader, engine)                 # whatever dslpar.initialize has returned
+    data = step_data(loader, engine)                 # a loader that dslpar.initialize returned
     engine.train_batch(data.step(engine.consumed_samples))
 
 As in Megatron-LM (`consumed_samples`), the position is a number of samples and not an iterator's state, so that any
@@ -100,7 +100,7 @@ class NoData:
 
 
 def step_data(data: Any, engine: Engine) -> StepData:
-    """Return by steps any data that `dslpar.initialize` takes or returns; `data` is None on a rank without data.
+    """Return `data`, as `dslpar.initialize` takes or returns it, by steps; it is None on a rank without data.
 
     A map-style dataset is read in the order of `dslpar.data.order`.
     """

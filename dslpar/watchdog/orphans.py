@@ -36,7 +36,7 @@ class Process(NamedTuple):
 
     @property
     def is_there(self) -> bool:
-        """Return whether this very process still runs, and not another one with its number."""
+        """Return whether this process itself still runs, not another one with its number."""
         fields = stat(self.pid)
         return bool(fields) and fields[_BEGAN] == self.began and fields[0] not in "ZX"
 

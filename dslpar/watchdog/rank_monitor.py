@@ -1,8 +1,8 @@
 """Rank monitor: end a rank that fails or is orphaned, and leave marks that show which rank failed first.
 
 `bootstrap` calls `monitor_rank`. From then on an uncaught exception ends the rank at once. The rank also ends when its
-launcher is gone: in order, with a checkpoint, if it handles SIGTERM that way. Causes are told from consequences
-(reports.py): a rank that fails because a peer is gone stays silent while it is ended, so that the first rank's
+launcher is gone: in order, with a checkpoint, if it handles SIGTERM that way. reports.py separates causes from
+consequences: a rank that fails because a peer is gone stays silent while it is ended, so that the first rank's
 traceback stays visible. The rank's guard (guard.py) does what a rank cannot do when it hangs or is killed. If the guard
 is killed, another one replaces it.
 

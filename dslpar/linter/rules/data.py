@@ -69,7 +69,7 @@ def data_of_another_model(cx: Context) -> Iterator[Problem]:
 
 
 def _says_text(cx: Context) -> bool:
-    """Whether `data` has keys besides seq_len and eval_fraction, which a program with its own data may use too."""
+    """Return whether `data` has keys besides seq_len and eval_fraction, which a program's own data may also use."""
     section = cx.config.root.get("data")
     given = set(section.value) if section is not None and section.is_mapping else set()
     return bool(given - {"seq_len", "eval_fraction"})

@@ -126,7 +126,7 @@ def _is_elementwise(name: str) -> bool:
 
 
 def _runs_on_cpu(name: str) -> bool:
-    """Whether DeepSpeed has a CPU version of the optimizer; it has one for each of dslpar's own."""
+    """Return whether DeepSpeed has a CPU version of the optimizer; it has one for each of dslpar's own."""
     from dslpar.schema.torch_optimizers import named
 
     row = named(name)

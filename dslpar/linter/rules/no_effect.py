@@ -58,7 +58,7 @@ def chunks_without_effect(cx: Context) -> Iterator[Problem]:
 
 
 def _has_vocabulary_head(model: Model | OtherModel) -> bool:
-    """Whether the model's last layer gives logits of tokens; for a transformers class, by its name."""
+    """Return whether the model's last layer gives logits of tokens; for a transformers class, by its name."""
     if isinstance(model, Model):
         return isinstance(model, TokenModel)
     return model.transformers is not None and model.transformers.is_causal
@@ -142,7 +142,7 @@ def nothing_to_shard(cx: Context) -> Iterator[Problem]:
 
 
 def _shards_nothing(cx: Context) -> bool:
-    """Whether ZeRO is on although no two ranks hold the same weights and no other setting needs it."""
+    """Return whether ZeRO is on although no two ranks hold the same weights and no other setting needs it."""
     half = cx.spec.precision.dtype != "fp32"
     if not cx.spec.zero.stage or half or offloads(cx.spec, "optimizer") or offloads(cx.spec, "param"):
         return False

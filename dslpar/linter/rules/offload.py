@@ -67,7 +67,7 @@ _OF_NVME = frozenset(
 
 
 def is_cpu_adam(cx: Context) -> bool:
-    """Whether the optimizer is DeepSpeed's Adam for the CPU."""
+    """Return whether the optimizer is DeepSpeed's Adam for the CPU."""
     return getattr(cx.reading.spec.optimizer, "target", "") == "DeepSpeedCPUAdam"
 
 

@@ -235,7 +235,7 @@ def _even_ids(cx: Context) -> str:
 
 
 def _is_method(method: str) -> bool:
-    """Whether the method is known. Only simple patterns may follow 'type:': a regex can take very long to match."""
+    """Return whether the method is known. Only simple patterns may follow 'type:', as a regex can match for hours."""
     return method in sections.METHODS or (method.startswith("type:") and is_pattern(method.removeprefix("type:")))
 
 

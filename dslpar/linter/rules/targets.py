@@ -43,7 +43,7 @@ def _vouched_for_by_itself(cx: Context, name: str) -> str:
 
 
 def _may_call(section: Node) -> bool:
-    """Whether a section has a dotted class name, or arguments that are not plain values."""
+    """Return whether a section has a dotted class name, or arguments that are not plain values."""
     if section.target is not None or not section.is_mapping:
         return True
     return any(

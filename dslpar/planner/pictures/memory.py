@@ -30,7 +30,7 @@ MOST_ROWS = 64
 _LEFT, _RIGHT, _LEGEND, _LABELS, _ROW, _BAR = 66, 170, 26, 40, 30, 24
 _INNER = WIDTH - _LEFT - _RIGHT
 _LIGHT_ON = ("weights", "activations", "buffers")
-"""Parts with fills so dark that their labels are white."""
+"""Parts with a dark fill, whose labels are white."""
 
 
 def draw(memory: Sequence[StageMemory], device: Device | None) -> Picture:

@@ -3,7 +3,7 @@
     made = draw(job.mesh, per_node=8)
 
 On a page the reader can point at a rank, and the page marks the rank's group on an axis. `data-axes` has the sizes and
-strides that make up the groups, slowest first. Without a script, each cell's tooltip names the groups.
+strides of the groups, slowest first. Without a script, each cell's tooltip names the groups.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def axis_name(mesh: Mesh, axis: str) -> str:
 
 
 def drawn_ranks(mesh: Mesh) -> tuple[Sequence[int], str]:
-    """Return the ranks that there is room for, and a note on which they are if not all."""
+    """Return the ranks that fit into the picture, and a note that names them if they are not all."""
     if mesh.world_size <= MOST_RANKS:
         return range(mesh.world_size), ""
     for axes, name in ((("pipe", "tensor"), "one replica"), (("tensor",), "one tensor group")):
@@ -78,7 +78,7 @@ def drawn_ranks(mesh: Mesh) -> tuple[Sequence[int], str]:
 
 
 def draw(mesh: Mesh, per_node: int) -> Picture:
-    """Draw all ranks, or as many as there is room for."""
+    """Draw all ranks, or as many as fit."""
     ranks, note = drawn_ranks(mesh)
     axes = axes_of(mesh)
     cuboid = [axis for axis in axes if axis in ("x", "y", "z")]

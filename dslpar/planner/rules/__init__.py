@@ -4,4 +4,4 @@ from dslpar.planner.rules import context_parallel, fit, performance, shapes
 
 LEGAL_BUT_SLOW = (*performance.RULES, *shapes.RULES)
 FORECAST = (*context_parallel.RULES, *fit.RULES)
-"""Rules that forecast what is legal, after all that say whether it is."""
+"""Rules that forecast legal layouts. They run after all rules that check whether a layout is legal."""

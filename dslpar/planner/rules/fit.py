@@ -49,7 +49,7 @@ def unknown_device(cx: Context) -> Iterator[Problem]:
 
 
 def has_device(cx: Context) -> bool:
-    """Whether the target device of the run is known."""
+    """Return whether the target device of the run is known."""
     if cx.spec.cluster.device is not None or (cx.cluster is not None and cx.cluster.device is not None):
         return True
     from dslpar.forecast.local_device import local_device

@@ -43,7 +43,7 @@ def below_break_even(cx: Context) -> Iterator[Problem]:
     cuboid, model = cx.cuboid, cx.model_of(Model)
     context = cx.spec.parallel.context
     if cuboid.x == cuboid.z == 1 or (context is not None and context.size > 1):
-        return  # the layout equals 1d; or sequences are split too, which 1d by itself does not do
+        return  # the layout equals 1d; or sequences are also split, which 1d alone does not do
     seq_len = seq_len_of(cx.spec)
     if cx.batch.micro_size < 1 or not _all_hold(conditions(model, cuboid, seq_len, cx.batch.micro_size)):
         return  # other rules report that it is not legal
@@ -115,13 +115,13 @@ def _idle_share(cx: Context, chunks: Chunks, split: bool, count: int) -> float:
 
 
 def _work(cx: Context) -> int:
-    """Return the time of a micro-batch on a stage in forwards: F, B and W, and one more if layers are recomputed."""
+    """Return the time of a micro-batch on a stage, in units of a forward: F, B, W, and F again if recomputed."""
     return 3 if cx.spec.activation_checkpoint is None else 4
 
 
 def _speed(cx: Context, chunks: Chunks, split: bool) -> int:
     """Return the bubble of '1f1b' divided by that of this schedule."""
-    # With a split backward, other ranks wait only for P-1 times B, which includes the recomputation.
+    # With a split backward, other ranks wait only for P-1 times B. The recomputation is part of B.
     return chunks.num * (_work(cx) // (_work(cx) - 2) if split else 1)
 
 
@@ -165,7 +165,7 @@ def _other_schedules(cx: Context, share: float, count: int) -> list[str]:
 
 
 def _is_legal(cx: Context, chunks: Chunks, split: bool, count: int) -> bool:
-    """Whether the config would have no further finding with that schedule."""
+    """Return whether the config would have no further finding with that schedule."""
     if split and (
         cx.spec.train.compiles_layers or cx.spec.activation_checkpoint is not None or not _is_known_to_defer(cx)
     ):
@@ -183,7 +183,7 @@ def _is_known_to_defer(cx: Context) -> bool:
 
 
 def _is_cut_by_hand(cx: Context) -> bool:
-    """Whether the config lists the layers of each stage, which fits only this number of stages."""
+    """Return whether the config lists the layers of each stage, which fits only this number of stages."""
     pipeline = cx.multi_stage_pipeline
     return pipeline.stage_ids is not None or pipeline.counts is not None
 
