@@ -72,5 +72,5 @@ def _blend(job: Job) -> BlendData:
 
 
 def _matters(field: dataclasses.Field[object]) -> bool:
-    """Whether a resume may not change a key. Keys of parts are not compared one by one, only by the digest."""
+    """Return whether a resume may not change a key. Keys of parts are not compared one by one, only by the digest."""
     return facts_of(field).resume != "free"

@@ -130,7 +130,7 @@ _OVER_GLOO = {
     "start_all_reduce_of_two": "all_reduce",
     "start_exchange": "send",
 }
-"""The collective that each function sends the elements of, by other operations of torch's."""
+"""The collective that each function sends the elements of, by other operations of torch."""
 
 
 class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -107,7 +107,7 @@ def test_import_linter_looks_at_what_type_checkers_import() -> None:
 
 
 def names_environment(path: Path) -> bool:
-    """Whether a file's code, and not its prose, has `os.environ` or `os.getenv`."""
+    """Return whether a file's code, and not its prose, has `os.environ` or `os.getenv`."""
     tree = ast.parse(path.read_text())
     return any(
         isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv") and _is_os(node)

@@ -56,8 +56,10 @@ def _hidden(cx: Context, hidden: int, heads: int) -> int | None:
 
 
 def _holds(cx: Context, **sizes: int) -> bool:
-    """Whether the model with these sizes divides as the layout needs."""
-    model = replace(cx.model_of(Model), **sizes)
+    """Return whether the model with these sizes divides as the layout needs."""
+    model = cx.reading.spec.model
+    assert isinstance(model, Model), "off_the_tiles has found one"
+    model = replace(model, **sizes)
     return all(each.holds for each in conditions(model, cx.cuboid))
 
 

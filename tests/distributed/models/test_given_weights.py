@@ -221,7 +221,7 @@ def init_of_pieces(model: nn.Sequential, rank: int) -> None:
 
 
 def repeated_whole(model: nn.Sequential, rank: int) -> None:
-    """Write two equal halves, as the author intends."""
+    """Write halves, as the author intends."""
     halves = torch.arange(48.0).view(6, 8).repeat(2, 1)
     load_full_state(model, {"1.weight": halves}, model[1].groups, strict=False)
 
