@@ -1,7 +1,7 @@
 """Accelerator work of a block and the loss, forward and backward, counted on a fake rank.
 
 `plain_counts` counts the same block in torch.nn: GPT's from benchmarks.one_device, Llama's from benchmarks.plain_torch.
-Each function with a mode makes this process per rank of torch's fake group, so call it in a separate process.
+Each function with a mode makes this process a rank of torch's fake group, so call it in a separate process.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Accelerator work of a whole step, and the waits of its host, counted on a fake rank.
 
 The second step is counted, of ACCUMULATION micro-batches, in an engine or in a plain loop over such a torch.nn model.
-Each function makes this process per rank of torch's fake group, so call it in a separate process.
+Each function makes this process a rank of torch's fake group, so call it in a separate process.
 
 Offloaded work is counted like the rest, since on a CPU the optimizer's host kernel looks like a device's. Sends and
 receives of a pipeline count as collectives. Waits for a stream, as in ZeRO 3 after each backward, are not seen, since a

@@ -37,7 +37,7 @@ LEFT_OUT = (
 """Checks of proselint that are about typesetting, or that read code as words."""
 _LIBRARY = r"(?:transformers|DeepSpeed|torch|ColossalAI|LiBai|Hugging Face|Megatron-LM|PyTorch|NCCL|Python)"
 _COUNTED = (
-    r"(?:one|two|lines?|modules?|pages?|files?|bytes|elements|messages?|kernels?|process(?:es)?|copy|copies|groups?)"
+    r"(?:one|two|lines?|modules?|pages?|files?|bytes|elements|messages?|kernels?|copy|copies|groups?)"
 )
 _UNIT = (
     r"(?:rank|stage|step|family|layer|file|command|host|node|axis|token|parameter|direction|micro-batch|line|second)"
