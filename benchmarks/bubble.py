@@ -1,11 +1,11 @@
-"""How long a step of a pipeline takes under each schedule, over what the simulation says: what waits between actions.
+"""Step time of a pipeline under each schedule, over the simulated time: the waits between actions.
 
     python -m benchmarks bubble
 
-Four ranks over gloo, 8 micro-batches through a tiny GPT. Each action does its work and then sleeps, until it has taken
-exactly the time that the simulation gives it; so few cores do for all ranks, and what is over is the executor's, the
-messages' and the sums at the end. A step's time is that of its slowest rank. A line's name has the bubble measured and
-simulated: the idle time of a rank over its busy time.
+Four ranks over gloo run 8 micro-batches through a tiny GPT. Each action does its work and then sleeps until it has
+taken exactly its simulated time. So a few cores suffice for all ranks, and the remaining time is that of the executor,
+the messages and the sums at the end. A step takes as long as its slowest rank. A line's name has the measured and the
+simulated bubble: the idle time of a rank over its busy time.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def job_of(schedule: str, chunks: int) -> Job:
 
 
 def durations(job: Job) -> Durations:
-    """What each action is made to take."""
+    """Return the time that each action is made to take."""
     each_s = FORWARD_S / job.schedule.chunks.num
     return even_durations(job.schedule.chunks.stages, each_s, each_s, each_s)
 

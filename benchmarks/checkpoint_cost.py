@@ -1,12 +1,12 @@
-"""What a checkpoint costs over torch.distributed.checkpoint for the same tensors: wall time of a save and of a load.
+"""Wall time of saving and loading a checkpoint, over torch.distributed.checkpoint with the same tensors.
 
     python -m benchmarks checkpoint_cost
 
-The tensors are an engine's, where it holds them: shards of fp32 masters, and both of Adam's states. Each side saves
-them all, every element once, and brings its files to the disk (torch's writer does so by default); ours hashes them as
-well, and writes index, manifest, random states and schedule. Each side loads what it saved, in place: ours reads every
-byte against its digest first, and gives the model its weights again; torch's does neither. The page cache is warm for
-both. Each measurement is of all ranks together, from a barrier to a barrier.
+The tensors are an engine's own: shards of fp32 master weights, and both of Adam's states. Each side saves all of them,
+every element once, and flushes its files to disk (torch's writer does so by default). dslpar also hashes them, and
+writes index, manifest, random states and schedule. Each side loads its own files in place. dslpar first compares every
+byte with its digest, and then restores the model's weights; torch does neither. The page cache is warm for both. Each
+measurement covers all ranks together, from barrier to barrier.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 def tensors_of(engine: Engine) -> Tensors:
-    """What our save writes on this rank, under names of its own on each: so torch saves each of them, too."""
+    """Return the tensors that dslpar saves on this rank. Names differ per rank, so that torch saves all of them."""
     _, tensors = saving._collect_tensors(engine, engine.groups.rank)
     return {f"{key}@{engine.groups.rank}": tensor for key, tensor in tensors.items()}
 

@@ -1,10 +1,11 @@
-"""What attention over a cut sequence costs: CPU time of our ring's forward and backward, against torch's own.
+"""CPU time of attention over a split sequence: dslpar's ring, forward and backward, against torch's own.
 
-Four ranks over gloo, one sample of 8,192 tokens, fp32, a causal mask. torch's is the ring of its experimental context
-parallelism (`torch.distributed.tensor.experimental`, with its balanced order, which is on by default). It has operators
-for CUDA alone, so here it calls the one for CPUs that ours calls, too. Before anything is timed, both give the same.
+Four ranks over gloo, one sample of 8,192 tokens, fp32, a causal mask. torch's side is the ring of its experimental
+context parallelism (`torch.distributed.tensor.experimental`, with its balanced order, which is on by default). It has
+operators only for CUDA, so here it calls the CPU operator that dslpar's ring calls. Before anything is timed, both must
+give the same result.
 
-And one process through our attention against torch's scaled_dot_product_attention, which it calls.
+A second line compares dslpar's attention in one process with torch's scaled_dot_product_attention, which it calls.
 """
 
 from __future__ import annotations

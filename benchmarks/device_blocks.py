@@ -1,7 +1,7 @@
-"""What a block and the loss ask of an accelerator, forward and backward, on a rank of a world that is not there.
+"""Count the device work of a block and of the loss, forward and backward, on one rank of a fake process group.
 
-`plain_counts` is of the same block in torch.nn: benchmarks.one_device has GPT's, benchmarks.plain_torch Llama's. Each
-function that takes a mode makes this process a rank of torch's fake group: call it in a process of its own.
+`plain_counts` counts the same block in torch.nn: benchmarks.one_device has GPT's, benchmarks.plain_torch has Llama's.
+Each function that takes a mode turns this process into a rank of torch's fake group, so call each in its own process.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""What an accelerator would be asked to do, counted on a CPU where nothing runs on one.
+"""Count the work of an accelerator (kernels, collectives, waits) on a CPU, without an accelerator.
 
     with count_kernels() as counts: block(x).backward(...)
     with count_waits() as waits: engine.train_batch(batches)
 
 Collectives are those of torch's fake process group. Kernels are operations of torch's dispatcher that compute or move
-elements: views and allocations are none. The host waits for the device where it reads a tensor's value, where it copies
-a value of its own to the device without pinned memory, and where it asks for it (`synchronize`). A value is the host's
-own where it was made of Python's numbers, or of such values alone.
+elements; views and allocations do not count. The host waits for the device when it reads a tensor's value, copies its
+own value to the device without pinned memory, or calls `synchronize`. A value is the host's own if it was made only
+from Python numbers or from other values of the host.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ PRODUCT_PREFIXES = ("_scaled_dot_product", "_flash_attention")
 
 @dataclass
 class Kernels:
-    """What was asked of the device."""
+    """Work that the device was asked to do."""
 
     kernels: int = 0
     layout_copies: int = 0
@@ -173,7 +173,7 @@ _READS = ("item", "tolist", "__bool__", "__float__", "__int__", "__index__", "cp
 
 @dataclass
 class Waits:
-    """How often the host waited for the device, and where."""
+    """Number of times that the host waited for the device, with the places in the code."""
 
     reads: list[str] = field(default_factory=list)
     copies: list[str] = field(default_factory=list)

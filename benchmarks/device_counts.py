@@ -1,19 +1,19 @@
-"""What a block and a step ask of an accelerator, counted on a CPU: as a rank of a world whose others are not there.
+"""Count the device work of a block and of a step on a CPU, as one rank of a fake process group.
 
     python -m benchmarks.device_counts              # all rows
     python -m benchmarks.device_counts pipeline     # rows whose names hold the word
 
-Of a block, forward and backward: kernels, those of them that only move elements, bytes that kernels read and write,
-collectives, those that no product hides, and where torch.compile would break its graph; with overlap also which share
-no product hides in the middle of a model, of the collectives that the block has without. Of the loss: bytes for each
-logit in bfloat16. Of a step, the second one: the same, and how often the host waits for the device. Rows of `plain
-torch` are the same model in torch.nn; a step of it is a loop with autocast.
+For a block, forward and backward, it counts kernels, kernels that only move elements, bytes that kernels read and
+write, collectives, collectives that no product hides, and graph breaks of torch.compile. With overlap it also gives the
+exposed share in the middle of a model, relative to the block's collectives without overlap. For the loss it counts
+bytes per logit in bfloat16. For a step (the second one) it counts the same, and the host's waits for the device. Rows
+of `plain torch` are the same model in torch.nn; its step is a loop with autocast.
 
-Below the rows stands what was asked (benchmarks.device_targets) beside what it was before and what is seen. Exit status
-1: something asked is missed that is not known to be, or a count is above its row's limit.
+Below the rows, each target (benchmarks.device_targets) is shown with its earlier and its current value. Exit status 1:
+a target is missed that is not known to be missed, or a count is above its row's limit.
 
-Numbers are those of torch's operations before any fusion, so they say what is enqueued and not how long it takes; what
-is called compiled is of the kernels that torch's inductor makes of them.
+Numbers are those of torch's operations before any fusion. They show what is enqueued, not how long it takes. Rows
+called compiled count the kernels that torch's inductor makes.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What a whole step asks of an accelerator and how often its host waits, on a rank of a world that is not there.
+"""Count the device work of a whole step, and its host's waits, on one rank of a fake process group.
 
-A step is the second one, of ACCUMULATION micro-batches: of an engine, or of a plain loop over such a model in torch.nn.
-Each function makes this process a rank of torch's fake group: call it in a process of its own.
+A step is the second step, of ACCUMULATION micro-batches, of an engine or of a plain loop over such a model in torch.nn.
+Each function turns this process into a rank of torch's fake group, so call each one in its own process.
 
-What DeepSpeed offloads is counted like the rest: on a CPU the optimizer's kernel of the host cannot be told from one of
-a device. Sends and receives of a pipeline count as collectives. Not seen is what waits for a stream, as DeepSpeed's
-ZeRO 3 does after each backward: a CPU has none.
+Offloaded work counts like the rest, since on a CPU the optimizer's host kernels look like device kernels. Sends and
+receives of a pipeline count as collectives. Waits for a stream, such as those of DeepSpeed's ZeRO 3 after each
+backward, are not seen, since a CPU has no streams.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def _rank_of(layout: Layout) -> Iterator[None]:
 
 
 def _header(*_: object) -> list[tuple[torch.dtype, tuple[int, ...]]]:
-    """What the other stage would say before its first message, which is not of the second step."""
+    """Return the header that the other stage sends before its first message, which is not part of the second step."""
     return [(torch.bfloat16, (SIZES.micro, SIZES.sequence, SIZES.hidden))]
 
 

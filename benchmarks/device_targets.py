@@ -1,10 +1,11 @@
-"""What is asked of the counts of benchmarks.device_counts, what they were before, and how far each row may go.
+"""Targets for the counts of benchmarks.device_counts, earlier values, and a limit per row.
 
-FIGURES are what was asked. A row that misses one is always printed as MISSED, also where KNOWN tells why. The limits in
-device_limits.json are what each row counted when they were written: a count above its limit is a step back. They are of
-one version of torch, whose operations change with the next, and are judged with that version alone.
+FIGURES are the targets. A row that misses one is always printed as MISSED, even if KNOWN gives the reason. The limits
+in device_limits.json are each row's counts when the file was written, and a count above its limit is a regression.
+Limits hold for one version of torch, since operations change with the next version, and are checked only with that
+version.
 
-    python -m benchmarks.device_counts --write-limits      # after a change that is worth what it costs
+    python -m benchmarks.device_counts --write-limits      # after a change that is worth its cost
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ def _known(figure: Figure, row: str) -> list[Known]:
 
 
 def wrong(found: Found) -> list[str]:
-    """Return what needs a hand: misses that are not known, known ones that are none any more, counts above limits."""
+    """Return what needs attention: unknown misses, known misses that are met by now, and counts above their limits."""
     missed = misses(found)
     return [str(miss) for miss in missed if not miss.why] + _met_again(found, missed) + list(_above(found))
 

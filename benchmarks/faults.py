@@ -1,8 +1,8 @@
-"""How jobs fail: for each launcher and fault, seconds from the fault to the end of the last process, status, last line.
+"""Failing jobs, by launcher and fault: seconds from the fault to the end of the last process, status, last line.
 
     python -m benchmarks.faults                  # the table, as markdown
 
-Three ranks on this host, a pipeline of three stages; the fault is rank 1's.
+Three ranks on this host form a pipeline of three stages. The fault happens on rank 1.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ TABLE = ("deepspeed", "mpirun", "torchrun", "dslpar launch"), ("exception", "SIG
 
 
 class Outcome(NamedTuple):
-    """How one job ended."""
+    """The end of one job."""
 
     launcher: str
     fault: str

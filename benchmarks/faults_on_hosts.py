@@ -1,13 +1,16 @@
-"""How jobs fail on two hosts: for each fault and launcher, seconds from the fault until no process is left on either
-host, the exit status, and whether the job has said who failed (rank), where (host, stage) and when (step).
+"""Failing jobs on two hosts, by fault and launcher: the time to end, the exit status, and the report.
 
-    python -m benchmarks.faults_on_hosts                       # the table, as markdown; about half a minute a row
+The time is in seconds, from the fault until no process is left on either host. The report must name who failed (rank),
+where (host, stage) and when (step).
+
+    python -m benchmarks.faults_on_hosts                       # the table, as markdown; about half a minute per row
     python -m benchmarks.faults_on_hosts hang "host gone"      # some rows
 
-Four ranks, two on each of two hosts that are namespaces of this machine (tests/support/two_hosts.py), a pipeline
-of two stages with data parallelism 2. Rank 2 meets the fault: the first on host1, of stage 1. It comes from outside of
-dslpar: a `sitecustomize` in PYTHONPATH wraps `Engine.train_batch` as its module is imported, the same under every
-launcher; links are cut, disks are small, signals are sent. The exit status is 1 if a job falls short.
+Four ranks, two on each of two hosts, run a pipeline of two stages with data parallelism 2. The hosts are namespaces of
+this machine (tests/support/two_hosts.py). The fault happens on rank 2, the first rank on host1, in stage 1. It comes
+from outside of dslpar and is the same under every launcher: a `sitecustomize` in PYTHONPATH wraps `Engine.train_batch`
+when its module is imported, links are cut, disks are small, and signals are sent. The exit status is 1 if a job falls
+short.
 """
 
 from __future__ import annotations
@@ -125,7 +128,7 @@ FAULTS: Mapping[str, Fault] = {
 
 
 class Outcome(NamedTuple):
-    """How one job ended."""
+    """The end of one job."""
 
     launcher: str
     fault: str
@@ -217,7 +220,7 @@ def _all(hosts: Hosts) -> list[str]:
 
 
 def is_rank(pid: int) -> bool:
-    """Return whether a process is a rank, rather than what launches it or stands beside it."""
+    """Return whether a process is a rank, and not a launcher or a helper process."""
     environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     return any(each.startswith((b"LOCAL_RANK=", b"OMPI_COMM_WORLD_RANK=")) for each in environ)
 

@@ -178,7 +178,7 @@ class Errors:
 
 @dataclass(frozen=True)
 class Ranking:
-    """How well forecasts order the alternatives of sets: shares of the sets, and a mean correlation."""
+    """Quality of the forecasts' order of the alternatives in each set: shares of the sets, and a mean correlation."""
 
     num_sets: int
     spearman: float

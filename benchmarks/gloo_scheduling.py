@@ -1,10 +1,10 @@
-"""What ranks on few cores cost under SCHED_BATCH: CPU time of small all-reduces, against Linux's usual policy.
+"""CPU time of small all-reduces by ranks on few cores, under SCHED_BATCH against Linux's default policy.
 
     python -m benchmarks gloo_scheduling
 
-Eight ranks, forked anew for each run, all-reduce 64 numbers a hundred times. The ratio is of all that they use, with
-the start of the ranks. `dslpar.distributed.gloo_device` says why it is below one. With a core per thread there is no
-gain.
+Eight ranks, forked anew for each run, all-reduce 64 numbers a hundred times. The ratio is that of all CPU time,
+including the start of the ranks. `dslpar.distributed.gloo_device` explains why it is below one. With a core per thread
+there is no gain.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _usual() -> Costs:
 
 
 def reduce() -> None:
-    """What a rank does."""
+    """Run one rank's all-reduces."""
     x = torch.ones(64)
     for _ in range(TIMES):
         dist.all_reduce(x)  # noqa: TID251  # what torch makes of it is measured

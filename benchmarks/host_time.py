@@ -1,8 +1,8 @@
-"""What the host pays to enqueue a step: CPU time of dslpar's engine, of a plain loop, and of a nanoGPT-like script.
+"""Host time to enqueue a step: CPU time of dslpar's engine, of a plain loop, and of a nanoGPT-like script.
 
-A GPU that computes faster than its host enqueues waits for it: of 350 million parameters, 8 samples at a time, one H200
-computes for 101 ms of a step, and the host took 142. Here the same 24 layers are so narrow that a CPU spends its time
-as the host does, in Python and torch's dispatch, and not in products. In bf16, at ZeRO 1 where there is a choice.
+A GPU that computes faster than its host enqueues has to wait. With 350 million parameters and 8 samples at a time, one
+H200 computes for 101 ms of a step, and the host took 142 ms. Here the same 24 layers are so narrow that a CPU spends
+its time like the host, in Python and torch's dispatch, and not in products. All run in bf16, dslpar at ZeRO 1.
 """
 
 from __future__ import annotations

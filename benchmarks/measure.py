@@ -1,9 +1,9 @@
-"""Two things measured in turns, so that both meet the same machine: the median of the ratios, and how sure it is.
+"""Measure two things in turns, so that both meet the same machine: the median of the ratios, and its interval.
 
-The interval holds the true median with 95 % confidence at least, whatever the distribution: from one order statistic to
-another, by the sign test (Conover, Practical Nonparametric Statistics, 3.2). A line says PASS where the median is at
-most the target; NEAR where it is above, and the interval reaches the target: the turns do not tell; else FAIL. The exit
-status is 1 for a FAIL, and for a NEAR of a line that is `strict`.
+The interval contains the true median with at least 95 % confidence for any distribution. It runs from one order
+statistic to another, by the sign test (Conover, Practical Nonparametric Statistics, 3.2). A line is PASS if the median
+is at most the target, NEAR if the median is above it but the interval reaches it (the turns do not decide), and FAIL
+otherwise. The exit status is 1 for a FAIL, and for a NEAR of a `strict` line.
 
     >>> median_of([1.0, 1.2, 1.1, 0.9, 1.3, 1.0])
     (1.05, 0.9, 1.3)
@@ -21,7 +21,7 @@ HEADER = f"{'measured against a reference, in turns':58} ratio   95 % interval  
 
 
 class Ratio(NamedTuple):
-    """How many times the reference something costs."""
+    """Cost of something, as a multiple of the reference's cost."""
 
     name: str
     ratio: float
@@ -34,12 +34,12 @@ class Ratio(NamedTuple):
 
     @property
     def passed(self) -> bool:
-        """Return whether the target is met: by the median, or else within reach of the interval."""
+        """Return whether the target is met: by the median if `strict`, else by the lower end of the interval."""
         return (self.ratio if self.strict else self.low) <= self.target
 
     @property
     def verdict(self) -> str:
-        """What the line says of the target."""
+        """The line's verdict on the target."""
         return "PASS" if self.ratio <= self.target else "NEAR" if self.low <= self.target else "FAIL"
 
     def __str__(self) -> str:

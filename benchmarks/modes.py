@@ -190,7 +190,7 @@ def without_stderr() -> Iterator[None]:
 
 
 def storage(tensor: Tensor) -> int:
-    """Which memory it lies in."""
+    """Return an id of the tensor's storage."""
     return tensor.untyped_storage().data_ptr()
 
 

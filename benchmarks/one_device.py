@@ -1,10 +1,11 @@
-"""What our block costs on one rank over the same maths in torch.nn: forward and backward.
+"""Cost of dslpar's block on one rank over the same maths in torch.nn, forward and backward.
 
     python -m benchmarks.one_device         # also one of `python -m benchmarks`
 
-On a GPU: bf16, hidden 2048, 4096 tokens and more; seconds by the device's own events, and the target is at most 1.03.
-Without one, a small size in fp32 by CPU time: the code path is the same, but the target is of a GPU, so the line is for
-reading. Needs torch and dslpar.layers, no DeepSpeed and no process group.
+On a GPU it runs in bf16 with hidden size 2048 and 4096 tokens or more, timed by the device's own events; the target is
+at most 1.03. Without a GPU it runs a small size in fp32, timed by CPU time. The code path is the same, but the target
+holds for a GPU, so that line is only informative. It needs torch and dslpar.layers, but no DeepSpeed and no process
+group.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""What dslpar costs on top of DeepSpeed: CPU time of a training step against the same GPT written by hand.
+"""dslpar's overhead over DeepSpeed: CPU time of a training step against the same GPT written by hand.
 
-Each side is built once, in processes of its own (one, or two that are the stages of a pipeline), forked from this one;
-then they take steps in turns. Before anything is timed, both must give the same loss for the same weights.
+Each side is built once, in its own processes, which are forked from this one: one process, or two that are the stages
+of a pipeline. Then the sides take steps in turns. Before anything is timed, both must give the same loss for the same
+weights.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ class PublishedWorkload(Workload):
 
     @cached_property
     def costs(self) -> ModelCosts:
-        """What the model's parts cost a rank."""
+        """The costs of the model's parts on a rank."""
         assert isinstance(self.model, GPT)
         known = model_costs(self.model, self.mesh.tensor, float(self.tokens), self.seq_len)
         return replace(known, layer=_with_saved(known.layer, self.tokens * self.saved_inner / self.mesh.tensor.y))

@@ -95,7 +95,7 @@ def read(path: str) -> list[PublishedRun]:
 
 
 def is_scored(row: Mapping[str, str]) -> bool:
-    """Return whether a row has a time, and all that a workload needs."""
+    """Return whether a row has a time, and all fields that a workload needs."""
     return bool(row["source"] in STACKS and row["step_s"] and row["mbs"] and "fp8" not in row["precision"])
 
 

@@ -1,11 +1,11 @@
-"""What `train.check_replicas` costs: CPU time of a comparison of replicas, in percent of 50 steps without one.
+"""Cost of `train.check_replicas`: CPU time of a comparison of replicas, in percent of 50 steps without one.
 
     python -m benchmarks replica_check
 
-Two engines of one GPT take steps of 512 tokens a rank in turns, and one of them compares after each step. What its
-steps take longer, over 50, is the share of a run that compares every 50 steps. All that a comparison does is in it:
-hashes, the all-gather, and the verdict. Most is hashed without ZeRO: weights and both of Adam's moments. The share
-falls with the tokens of a step: a step of T tokens computes 6 T operations for a weight, a comparison 2 for each word.
+Two engines of one GPT take steps of 512 tokens per rank in turns, and one of them compares after each step. Its extra
+time per step, divided by 50, is the cost of a comparison every 50 steps. It includes everything that a comparison does:
+hashes, the all-gather, and the verdict. Without ZeRO the most is hashed: weights and both of Adam's moments. The share
+falls with the tokens per step: a step of T tokens computes 6 T operations per weight, a comparison 2 per word.
 """
 
 from __future__ import annotations

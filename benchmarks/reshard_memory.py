@@ -2,12 +2,13 @@
 
 python -m benchmarks reshard_memory
 
-Both have the same largest tensor, the token table; they are cut from one rank to 2d over four, and put together again,
-or, cut so, written as a folder of transformers'.
-What is counted is anonymous memory (RssAnon of /proc/PID/status): what the process itself has allocated. Pages of the
-stored files, which are mapped, and of the written ones are the system's cache: they go when something else needs the
-room. The parent reads it about every millisecond, from when the child has imported everything to its end; the child's
-allocator gives large blocks back at once (MALLOC_MMAP_THRESHOLD_), so that what is seen is what is in use.
+Both have the same largest tensor, the token table. They are resharded from one rank to 2d over four ranks and back, or
+exported from 2d as a transformers folder.
+
+The measure is anonymous memory (RssAnon of /proc/PID/status), which the process itself has allocated. Pages of the
+mapped input files and of the written files belong to the system's cache and are freed when other memory is needed. The
+parent reads the value about every millisecond, from the end of the child's imports to its exit. The child's allocator
+returns large blocks at once (MALLOC_MMAP_THRESHOLD_), so the value is the memory in use.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ MOST_TENSORS = 1.5
 
 
 class Peak(NamedTuple):
-    """What one reshard took."""
+    """Memory of one reshard."""
 
     anonymous_bytes: int
     """The most that it had allocated, over what it had when all was imported."""
@@ -53,7 +54,7 @@ class Peak(NamedTuple):
 
 
 def ratios() -> Iterator[Ratio]:
-    """How the peak grows with the model, and how many of its largest tensors it is."""
+    """Yield the growth of the peak with the model, and the peak as a multiple of its largest tensor."""
     for command in COMMANDS if find_spec("transformers") else COMMANDS[:1]:
         peaks = [peak(layers, command=command) for layers in LAYERS]
         for layers, one in zip(LAYERS, peaks, strict=True):
@@ -89,7 +90,7 @@ def peak(num_layers: int, vocab_size: int = VOCAB_SIZE, command: str = COMMANDS[
 
 
 def anonymous_bytes(process: int) -> int:
-    """What a process has allocated; 0 when it has ended."""
+    """Return the bytes that a process has allocated; 0 when it has ended."""
     try:
         lines = Path(f"/proc/{process}/status").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):

@@ -1,10 +1,11 @@
-"""How long steps wait for a checkpoint that a thread writes, over how long they wait for one that is written at once.
+"""Wait of the steps for a checkpoint that a thread writes, over the wait for one that is written at once.
 
     python -m benchmarks save_stall
 
-A GPT of 50 M parameters, AdamW and ZeRO 1 on two data ranks: 600 MB. The wait for one that a thread writes is that for
-the copy, and then for the publishing of what all ranks have written; what is between them, steps would fill. The copy
-is in memory that the save before it has used, as all but a run's first are. A line's name has the seconds of both.
+The checkpoint of a GPT of 50 M parameters with AdamW and ZeRO 1 on two data ranks has 600 MB. Steps wait for a thread's
+checkpoint twice: for the copy, and for publishing once all ranks have written. Steps would fill the time in between.
+The copy reuses the memory of an earlier save, as all but a run's first one do. A line's name has the seconds of both
+waits.
 """
 
 from __future__ import annotations

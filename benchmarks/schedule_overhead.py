@@ -1,12 +1,12 @@
-"""What the executor of schedules costs: CPU time of a step of 1F1B against DeepSpeed's own, on one kind of engine.
+"""Overhead of the schedule executor: CPU time of a 1F1B step against DeepSpeed's own, on the same kind of engine.
 
     python -m benchmarks schedule_overhead
 
-Both sides are dslpar's engine of the GPT of `overhead`, as a pipeline of two, with the same micro-batches; each takes
-its steps by other code. DeepSpeed's is `train_batch`: 1F1B, sums of tied gradients, the optimizer's step, the mean loss
-on all ranks. Ours is `PipelineExecutor.forward_backward`, whose loss is that mean, and `optimizer_step`. What dslpar's
-engine does around a step (seeds, checks of batches, the read of its loss) is on neither side: `overhead` has it. Before
-anything is timed, both must give the same losses.
+Both sides are dslpar's engine of the GPT of `overhead`, as a pipeline of two stages, with the same micro-batches. Only
+the code that takes a step differs. DeepSpeed's is `train_batch`: 1F1B, sums of tied gradients, the optimizer's step,
+the mean loss on all ranks. dslpar's is `PipelineExecutor.forward_backward`, which returns the same mean loss, and
+`optimizer_step`. Neither side includes the work of dslpar's engine around a step (seeds, checks of batches, reading the
+loss), which `overhead` measures. Before anything is timed, both must give the same losses.
 """
 
 from __future__ import annotations

@@ -55,10 +55,10 @@ def side(build: Callable[[], Step], world: int, steps: int = STEPS) -> Iterator[
 
 
 def on_ranks(world: int, fn: Callable[[], Any]) -> list[Any]:
-    """What `fn` returns on every rank.
+    """Return the result of `fn` on every rank.
 
     Raises:
-        EOFError: a rank ended; what it said is on stderr.
+        EOFError: a rank ended; its output is on stderr.
     """
     with started(world, lambda end: end.send(fn())) as ends:
         return [end.recv() for end in ends]

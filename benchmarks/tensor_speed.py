@@ -1,9 +1,10 @@
-"""What tensor parallelism costs: CPU time of a training step of our blocks in `1d`, against others' of the same maths.
+"""Cost of tensor parallelism: CPU time of a training step of dslpar's blocks in `1d`, against others of the same maths.
 
 Four pre-norm blocks on 2 ranks over gloo, micro-batches of 4 samples of 64 tokens, fp32: forward, backward, and a step
-of SGD. The references are in blocks_by_hand.py: torch DTensor with its column- and row-wise plan, as torchtitan writes
-it (a projection each for q, k and v) and with one projection for all three, which costs it less; and Megatron-LM's pair
-of functions by hand. Before anything is timed, both sides give the same losses over some steps, from the same weights.
+of SGD. The references are in blocks_by_hand.py. Two use torch DTensor with its column- and row-wise plan: one like
+torchtitan (a projection each for q, k and v), one with a single projection for all three, which is faster. The third is
+Megatron-LM's pair of functions, written by hand. Before anything is timed, both sides must give the same losses over
+some steps, from the same weights.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""What a rank sends, forward and backward: counted on real ranks, beside our formula and the papers' counts.
+"""Traffic of a rank, forward and backward: counted on real ranks, beside dslpar's formula and the papers' counts.
 
     python -m benchmarks.traffic
 
-Elements of one micro-batch by ring counts (tests.support.traffic_counter); `formula` is dslpar.costs.traffic's, and
-exit status 1 says
-that the two differ somewhere, or that a target is missed. `papers` counts the linear layers alone, by the scheme of the
-mode's paper:
+Numbers are elements of one micro-batch by ring counts (tests.support.traffic_counter). `formula` is the count of
+dslpar.costs.traffic. Exit status 1: the two differ somewhere, or a target is missed. `papers` counts only the linear
+layers, by the scheme of the mode's paper:
 
 1d        Megatron-LM (1909.08053): its f and g, an all-reduce of each input that is shared and of each output that is
           summed; four a block, which are 8 b s h (t-1)/t by ring counts. Derived.
@@ -81,7 +80,7 @@ MODES: dict[int, tuple[dict[str, Any], ...]] = {
 
 
 class Layer(NamedTuple):
-    """What is measured, and what is said of it."""
+    """A layer to measure, with its formula and the sizes of its linears."""
 
     build: Callable[[Groups], nn.Module]
     formula: Callable[[mesh.Tensor], LayerTraffic]
@@ -137,7 +136,7 @@ class Row(NamedTuple):
 
     @property
     def right(self) -> bool:
-        """Return whether every rank sent what is said, by collective and axis."""
+        """Return whether every rank sent the formula's count, by collective and axis."""
         said = LAYERS[self.layer].formula(self.tensor).both
         return all(each == said for each in self.measured)
 

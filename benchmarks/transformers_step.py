@@ -1,12 +1,12 @@
-"""What a model of transformers costs by policy: a training step against transformers' own, and against its own TP.
+"""Training step of a transformers model under a policy, against transformers' own step and its own tensor parallelism.
 
-One process: the same class as transformers has it, CPU time. Two ranks over gloo: Llama in `1d`, against transformers'
-own tensor parallelism (`from_pretrained` with `DistributedConfig(tp_size=2, tp_plan="auto")`), wall and CPU time; wall
-time of ranks that wait for a busy machine's cores says less than CPU time does.
+In one process, the reference is the same class in plain transformers, by CPU time. On two ranks over gloo, Llama in
+`1d` is compared with transformers' own tensor parallelism (`from_pretrained` with `DistributedConfig(tp_size=2,
+tp_plan="auto")`), by wall and CPU time. Wall time is less reliable if ranks wait for the cores of a busy machine.
 
 Four blocks, hidden size 256, micro-batches of 4 samples of 64 tokens, fp32: forward, loss, backward, and a step of SGD.
-Both sides read the same folder, and before anything is timed they give the same losses over some steps. Targets are of
-the median.
+Both sides read the same folder, and before anything is timed they must give the same losses over some steps. Targets
+are for the median.
 """
 
 from __future__ import annotations

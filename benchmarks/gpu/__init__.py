@@ -1,1 +1,1 @@
-"""What only a GPU can show: `python -m benchmarks.gpu`, or `make gpu`."""
+"""Checks that need a GPU: `python -m benchmarks.gpu`, or `make gpu`."""

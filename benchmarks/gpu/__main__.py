@@ -1,12 +1,12 @@
-"""What only a GPU can show, as a table: `make gpu`, on a machine with one GPU or several.
+"""Checks that need a GPU, as a table: `make gpu`, on a machine with one GPU or several.
 
-    python -m benchmarks.gpu                       # every check, each in a process of its own
+    python -m benchmarks.gpu                       # every check, each in its own process
     python -m benchmarks.gpu layers speed_350M     # some of them
-    python -m benchmarks.gpu --device cpu          # those that a CPU can run, small: that the checks themselves work
+    python -m benchmarks.gpu --device cpu          # small versions for a CPU, to test the checks themselves
 
-A check that fails, or outlasts its limit, is a row like any other; exit status 1 says that a row did not hold. What
-needs more GPUs than there are says so. All together end within 15 minutes: the last line names the checks for which no
-time was left, and exit status 2 says that there were some, where all rows held.
+A check that fails or exceeds its time limit is a row of the table, too. Exit status 1: a row did not hold. A check that
+needs more GPUs than there are says so. All checks together end within 15 minutes. The last line names the checks for
+which no time was left. Exit status 2: there were such checks, and all rows held.
 """
 
 from __future__ import annotations

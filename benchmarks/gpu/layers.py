@@ -124,7 +124,7 @@ def _distance(found: Mapping[str, Any], exact: Mapping[str, Any]) -> float:
 
 
 def waits(device: torch.device) -> Iterator[Row]:
-    """That neither forward nor backward of a block waits for the device; torch makes an error of it."""
+    """Check that neither forward nor backward of a block waits for the device; torch raises an error on a wait."""
     for form in FORMS:
         block = _block(form, 256, 8).to(device, torch.bfloat16)
         x = _input(256, device, torch.bfloat16)
@@ -161,9 +161,9 @@ def kernels(device: torch.device) -> Iterator[Row]:
 
 
 def sums(device: torch.device) -> Iterator[Row]:
-    """That a product adds to a sum in fp32 without rounding to half precision.
+    """Check that a product adds to an fp32 sum without rounding to half precision.
 
-    Training in half precision at ZeRO 1 adds up weights' gradients so, where torch has such products.
+    Training in half precision at ZeRO 1 adds up weights' gradients in this way, if torch has such products.
     """
     generator = torch.Generator().manual_seed(1)
     for dtype in (torch.bfloat16, torch.float16):
@@ -180,7 +180,7 @@ def sums(device: torch.device) -> Iterator[Row]:
 
 
 def bits(device: torch.device) -> Iterator[Row]:
-    """That recomputing with dropout on changes no bit, and that two runs of the same are the same."""
+    """Check that recomputation with dropout changes no bit, and that two equal runs give equal results."""
     for name, value in VARIABLES.items():  # as train.deterministic sets them, before cuBLAS starts
         os.environ.setdefault(name, value)
     torch.use_deterministic_algorithms(True)

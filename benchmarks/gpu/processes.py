@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Ended(NamedTuple):
-    """How a program ended."""
+    """The end of a program."""
 
     status: int | None
     """None: it hung, and was killed."""

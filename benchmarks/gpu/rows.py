@@ -16,7 +16,7 @@ class Row(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """What the table says of it."""
+        """The row's verdict in the table."""
         return {True: "ok", False: "FAIL", None: ""}[self.held]
 
     def __str__(self) -> str:

@@ -40,7 +40,7 @@ def _run(folder: Path, *words: str, **env: str) -> Ended:
 
 
 def how_it_ended(ended: Ended) -> str:
-    """What a run that should have ended in order has said."""
+    """Describe the end of a run that should have ended in order: it hung, or it failed for a reason."""
     return "it hung" if ended.status is None else f"it failed: {ended.reason[:160]}"
 
 
@@ -185,7 +185,7 @@ LEAVING_S = 5.0
 
 
 class _Spun(NamedTuple):
-    """What became of a program whose device spins."""
+    """The end of a program whose device spins."""
 
     taken_s: float
     """From there on."""

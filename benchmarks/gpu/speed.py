@@ -28,7 +28,7 @@ from dslpar.engine.compiled_layers import loses_gradients
 TURNS, STEPS = 7, 4
 GPT_350M = by_hand.Sizes(layers=24, hidden=1024, heads=16, vocab=50304, sequence=1024, micro=8, accumulation=2)
 GPT_1500M = by_hand.Sizes(layers=48, hidden=1536, heads=16, vocab=50304, sequence=1024, micro=2, accumulation=2)
-"""With the states of two sides, 14 and 16 bytes a parameter and more for gradients, this fits into 80 GB."""
+"""With the states of two sides, 14 and 16 bytes per parameter and more for gradients, this fits into 80 GB."""
 TINY = by_hand.Sizes(layers=2, hidden=64, heads=4, vocab=256, sequence=64, micro=2, accumulation=2)
 CONFIG = """
 model = dict(type='GPT', num_layers={s.layers}, hidden_size={s.hidden}, num_heads={s.heads},

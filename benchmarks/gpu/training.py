@@ -55,7 +55,7 @@ def learns(device: torch.device) -> Iterator[Row]:
 
 
 def refusals() -> Iterator[Row]:
-    """What cannot be trained, and that lint says so; a row each, so that no stage is left out in silence."""
+    """Check that lint refuses what cannot be trained; one row each, so that no stage is left out silently."""
     for (form, keys), (kind, more) in product(FORMS.items(), REFUSED.items()):
         try:
             check.resolve(check.load_text(CONFIG.format(form=keys, train="") + more, "gpu.py"), 1)
@@ -106,7 +106,7 @@ def _losses(config: str) -> tuple[float, float]:
 
 
 def step_waits(device: torch.device) -> Iterator[Row]:
-    """How often a step waits for the device: warnings of torch's, each of which is one."""
+    """Count a step's waits for the device: torch warns once for each."""
     import warnings
 
     with one_rank(device):

@@ -34,7 +34,7 @@ SEED = 1
 
 
 class Seen(NamedTuple):
-    """What a layout gave."""
+    """The results of a layout."""
 
     name: str
     losses: list[float]
