@@ -4,7 +4,7 @@ FIGURES are the targets. A row that misses one is always printed as MISSED, even
 device_limits.json are each row's counts when they were written, so a count above its limit is a regression. They hold
 for one version of torch, since operations change with versions, and are checked with that version alone.
 
-    python -m benchmarks.device_counts --write-limits      # after a change that is worth what it costs
+    python -m benchmarks.device_counts --write-limits      # after a change that is worth its cost
 """
 
 from __future__ import annotations

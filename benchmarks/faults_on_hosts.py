@@ -1,7 +1,10 @@
 """Failing jobs on two hosts: for each fault and launcher, the seconds until no process is left on either host, the exit
 status, and whether the job's report names the failed rank, its host and stage, and the step.
 
-    python -m benchmarks.faults_on_hosts                       # the table, as markdown; about half a minute a row
+The time is in seconds, from the fault until no process is left on either host. The report must name who failed (rank),
+where (host, stage) and when (step).
+
+    python -m benchmarks.faults_on_hosts                       # the table, as markdown; about half a minute per row
     python -m benchmarks.faults_on_hosts hang "host gone"      # some rows
 
 Four ranks, two on each of two hosts that are namespaces of this machine (tests/support/two_hosts.py), form a pipeline

@@ -1,8 +1,8 @@
 """Checks that need a GPU, as a table: `make gpu`, on a machine with one or more GPUs.
 
-    python -m benchmarks.gpu                       # every check, each in a process of its own
+    python -m benchmarks.gpu                       # every check, each in its own process
     python -m benchmarks.gpu layers speed_350M     # some of them
-    python -m benchmarks.gpu --device cpu          # those that a CPU can run, small: that the checks themselves work
+    python -m benchmarks.gpu --device cpu          # small versions for a CPU, to test the checks themselves
 
 A check that fails or exceeds its limit is a row like any other. Exit status 1 means that a row did not hold. Checks
 that need more GPUs say so. All together end within 15 minutes. The last line names the checks for which no time was

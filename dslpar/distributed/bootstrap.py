@@ -113,7 +113,7 @@ def _rendezvous_port(job: str) -> int:
 
 
 def monitor_rank(dist_env: DistributedEnv, environ: Mapping[str, str]) -> RankMonitor:
-    """From now on, have an uncaught exception end this rank, and with it the job, at once; see dslpar/watchdog."""
+    """Start this rank's monitor: an uncaught exception ends the rank and the job at once; see dslpar/watchdog."""
     who = Rank(dist_env.rank, dist_env.world_size, socket.gethostname(), os.getpid())
     return rank_monitor.monitor_rank(who, environ, loopback=dist_env.is_one_host)
 
@@ -254,7 +254,7 @@ def _is_idle(accelerator: Any, within_s: float) -> bool:
         stream = accelerator.current_stream()
         while not (idle := bool(stream.query())) and time.monotonic() < end_s:
             time.sleep(0.01)
-    except RuntimeError as error:  # of a kernel: as a rule the very error with which the program ends
+    except RuntimeError as error:  # from a kernel, and usually the error with which the program ends
         logging.getLogger(__name__).debug("the device has failed: %s", error)
         return False
     return idle
@@ -266,8 +266,8 @@ def exit_process(status: int) -> NoReturn:
     In one of some dozens of successful runs, one of torch's destructors aborts ("terminate called without an active
     exception"), and the launcher reports a failed job.
     """
-    # In the interpreter's own order: threads first, since they may still need what exit hooks tear down. Threads of
-    # pools (torch's compiler leaves some) end only when told to. `_shutdown` calls the hooks for that before it joins.
+    # In the interpreter's own order: threads first, since they may still need objects that exit hooks tear down. Pool
+    # threads (torch's compiler leaves some) end only on request. `_shutdown` calls the hooks for that before it joins.
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()

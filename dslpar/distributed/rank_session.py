@@ -84,7 +84,7 @@ class RankSession:
         return self
 
     def prepare(self, act: Callable[[DistributedEnv], Value]) -> Value:
-        """Find this process's place in its job, and return `act(place)`. Only rank 0 prints; nothing waits for others.
+        """Find this process's place in its job, and return `act(place)`. Only rank 0 prints, and no rank waits.
 
         If `act` raises a DslparError, it is printed. `act` raises RankExit if it has printed the reason itself.
         """
@@ -190,7 +190,7 @@ class RankSession:
             sys.stderr.write(visible_lines(f"{self.monitor.location} cannot run:\n{self._muted}"))
         if met:
             self.monitor.mark_failed("cannot run", self._muted or "what it has said above\n")
-            time.sleep(_AFTER_START_WAIT_S)  # until the guard has passed it on and ends this rank, too
+            time.sleep(_AFTER_START_WAIT_S)  # until the guard has sent the mark and ends this rank, too
 
     def _end_after_rank_0(self, end: RankExit) -> None:
         """End with a status that every rank has and rank 0 reports.

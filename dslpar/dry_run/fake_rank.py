@@ -32,7 +32,7 @@ _DISABLED = "__dynamo_disable"
 
 @contextmanager
 def fake_rank(mesh: Mesh, rank: int) -> Iterator[Groups]:
-    """Make this process a rank of the mesh, and yield its groups.
+    """Turn this process into a rank of the mesh, and yield its groups.
 
     Raises:
         RuntimeError: the process is already in a world, as a rank of it.
