@@ -73,7 +73,7 @@ class Outcome(NamedTuple):
     launcher: str
     fault: str
     seconds: float
-    """From the fault to the end of the last process."""
+    """Time from the fault to the end of the last process."""
     status: int
     """The launcher's exit status; negative: ended by a signal."""
     survivors: int

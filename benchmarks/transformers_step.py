@@ -138,7 +138,7 @@ def _save(name: str, folder: str) -> None:
 
 
 def ours(name: str, folder: str) -> Step:
-    """By policy, on as many ranks as there are."""
+    """Build the model by policy, on all ranks."""
     import transformers
 
     from dslpar.policies.model import HuggingFaceModel
@@ -151,7 +151,7 @@ def ours(name: str, folder: str) -> Step:
 
 
 def theirs(name: str, folder: str, **how: Any) -> Step:
-    """As transformers has it."""
+    """Build the model as in transformers."""
     import transformers
 
     model = getattr(transformers, name).from_pretrained(folder, **how)
@@ -164,14 +164,14 @@ def theirs(name: str, folder: str, **how: Any) -> Step:
 
 
 def of_their_tp(name: str, folder: str) -> Step:
-    """With transformers' own plan over both ranks."""
+    """Build the model with transformers' own TP plan over both ranks."""
     from transformers import DistributedConfig
 
     return theirs(name, folder, distributed_config=DistributedConfig(tp_size=2, tp_plan="auto"))
 
 
 def training(module: torch.nn.Module, loss_of: Callable[[Tensor, Tensor], Tensor]) -> Step:
-    """Steps of SGD on one micro-batch, the same on all ranks; each returns its loss."""
+    """Return a step of SGD on one micro-batch, the same on all ranks, which returns its loss."""
     module.train()
     tokens = torch.randint(VOCAB, (MICRO, SEQUENCE + 1), generator=torch.Generator().manual_seed(1))
     ids, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()

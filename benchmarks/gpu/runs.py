@@ -190,7 +190,7 @@ class _Spun(NamedTuple):
     """The end of a program whose device runs an endless kernel."""
 
     taken_s: float
-    """From there on."""
+    """Time from there to the end."""
     status: int | None
     """None: it did not end."""
     text: str

@@ -20,7 +20,7 @@ from dslpar.watchdog.cpu_progress import Progress, Use, use_of_each
 
 IDLE_S = 300.0
 _INTERVAL_S = 10.0
-"""Most tests end before the first look."""
+"""Most tests end before the first check."""
 
 
 def start_timer(limit_s: float, idle_s: float = IDLE_S, interval_s: float = _INTERVAL_S) -> None:

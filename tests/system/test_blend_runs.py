@@ -50,7 +50,7 @@ def test_the_curve_is_the_same_after_a_resume_elsewhere(config: str, tmp_path: P
     with start_job(4, ["--config", config, "--resume", layout, f"train.output_dir={spread}"], said) as job:
         assert job.wait(200) == [0] * 4, said.read_text()
     assert losses(spread) == pytest.approx(losses(alone), rel=1e-5)
-    # What a run has written is a config, too: its paths hold where it lies.
+    # A run's config.yaml is a config, too: its paths are relative to its own folder.
     again = train_alone("--config", str(alone / "config.yaml"), "--resume", "train.steps=7", "train.eval_interval=7")
     assert again.status == 0, again.output
     other = train_alone(

@@ -33,7 +33,7 @@ data = dict(type='chat', files=['chat.jsonl'], seq_len=256, packing={packing}, e
 
 
 def config(folder: Path, model: str, packing: bool) -> str:
-    """Forty conversations; an epoch ends within the run, and within a step."""
+    """Return a config with forty conversations; an epoch ends within the run, in the middle of a step."""
     lines = []
     for number in range(40):
         turns = [("user", f"{number}+{turn}?", "assistant", str(number + turn)) for turn in range(1 + number % 3)]

@@ -40,7 +40,7 @@ CONFIGS = {
         "type='images', path='digits.npz', flip=True",
     ),
 }
-"""Model and data; 60 samples are an epoch of 4 steps and a half."""
+"""Model and data. An epoch is 60 samples, which are 4 1/2 steps."""
 
 
 def written(folder: Path, name: str) -> str:
@@ -63,7 +63,7 @@ train = dict(steps=8, eval_interval=8, eval_steps=1)
 
 
 def run(config: str, folder: Path, world: int, *words: str) -> list[float]:
-    """The loss of each step in metrics.jsonl, and of the evaluation."""
+    """Return the loss of each step in metrics.jsonl, and the evaluation's."""
     arguments = ["--config", config, f"train.output_dir={folder}", *words]
     assert on_ranks(world, training_main.main, arguments, init=None) == [0] * world
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -81,7 +81,7 @@ def test_losses_are_those_of_one_process_also_after_a_resume_elsewhere(tmp_path:
     assert len(alone) == 9
     spread = run(config, tmp_path / "spread", 4, PIPELINE_AND_1D)
     assert spread == pytest.approx(alone, rel=1e-5)
-    # In the middle of the second epoch, from replicas to a pipeline of tensor ranks.
+    # in the middle of the second epoch, from replicas to a pipeline of tensor ranks
     half = run(config, tmp_path / "half", 2, "train.steps=6", "train.eval_interval=6")
     resumed = run(config, tmp_path / "half", 4, "--resume", PIPELINE_AND_1D)
     assert half[:6] == pytest.approx(alone[:6], rel=1e-5)

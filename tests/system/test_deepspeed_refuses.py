@@ -12,7 +12,7 @@ WORLD = 4
 SGD = "optimizer = dict(type='SGD', lr=0.1)\n"
 NADAM = "optimizer = dict(type='NAdam', lr=0.1)\n"
 
-# a config, one that differs by what the help says, the code, and DeepSpeed's words
+# a config, the config that its help suggests, the code, and DeepSpeed's error
 REFUSED = [
     (
         "zero = 2\ndeepspeed = dict(prescale_gradients=True)",
@@ -57,7 +57,7 @@ REFUSED = [
 
 @pytest.fixture(scope="module")
 def verdicts() -> list[Verdict]:
-    """Of each case, what is refused, then what is said instead."""
+    """Return for each case the verdict on the refused config, then on the suggested one."""
     texts = [text for refused, instead, _, _ in REFUSED for text in (refused, instead)]
     return judge([Case(index, MODEL + text + "\n", WORLD, (0,), "") for index, text in enumerate(texts)])
 

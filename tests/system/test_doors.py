@@ -16,7 +16,7 @@ def test_there_are_the_recipes() -> None:
     assert all(recipe.edits and recipe.commands for recipe in RECIPES.values())
 
 
-SLOW = ("A config key", "A layer", "A model family")  # which train, or run many tests, in checkouts of their own
+SLOW = ("A config key", "A layer", "A model family")  # they train, or run many tests, in separate checkouts
 
 
 @pytest.mark.parametrize(

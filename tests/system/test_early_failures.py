@@ -14,7 +14,7 @@ from tests.support.stopwatch import Stopwatch
 
 
 def start_ranks(tmp_path: Path, *failing: int) -> tuple[list[int | None], str, float]:
-    """Two ranks that believe to be on two hosts; on some of these the text is missing. Statuses, what is said, time."""
+    """Start two ranks that take themselves to be on two hosts, some without the text. Return statuses, output, time."""
     good = write_config(tmp_path, CONFIG + f"train['output_dir'] = {str(tmp_path / 'out')!r}\n")
     bad = tmp_path / "elsewhere" / "cfg.py"
     bad.parent.mkdir()
@@ -69,6 +69,6 @@ def test_one_rank_that_cannot_run_ends_the_other(tmp_path: Path, failing: int) -
 
 def test_what_keeps_all_ranks_from_running_is_said_once(tmp_path: Path) -> None:
     statuses, said, _ = start_ranks(tmp_path, 0, 1)
-    assert 0 not in statuses, said  # one that is slow to end by itself is killed
+    assert 0 not in statuses, said  # a rank that is slow to end by itself is killed
     assert said.count("error:") <= 1
     assert "rank 1 of 2" not in said

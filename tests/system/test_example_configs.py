@@ -1,7 +1,7 @@
 """Every file under configs/ and hostfiles/: lints clean for its launch command's world, shows, and trains.
 
-The runs are scaled down (width, sequence, batch), and their losses equal those of one process: the layout is the only
-thing that these configs are about. AdamW amplifies rounding where a gradient is zero, hence 1e-5 and not 1e-6.
+The runs are scaled down (width, sequence, batch), and their losses equal those of one process, since these configs only
+demonstrate layouts. AdamW amplifies rounding if a gradient is zero, hence 1e-5 and not 1e-6.
 """
 
 from __future__ import annotations

@@ -148,9 +148,9 @@ EACH_TIME = {
     "pipe 2, data 2, interleaved 2",
     "data 2, tensor 2, zero 3, recomputed",  # where DeepSpeed forgets what a layer borrows (mend M9)
 }
-"""What `make test` runs of these: of pipelines and of ZeRO 3 rows with much besides.
+"""Layouts that `make test` runs: a pipeline and ZeRO 3, each with many other features.
 
-ZeRO 0 goes on to the bit in test_after_a_skipped_step_the_schedule_stays_behind.
+test_after_a_skipped_step_the_schedule_stays_behind has ZeRO 0.
 """
 
 

@@ -60,7 +60,7 @@ def by_transformers(run: str, output: str) -> list[list[int]]:
 def by_dslpar(
     run: str, overrides: Sequence[str], world: int, prompts: Sequence[Sequence[int]], options: dict[str, Any]
 ) -> list[list[int]]:
-    """Generate on these ranks; return the new ids of each prompt."""
+    """Generate on these ranks, and return the new ids of each prompt."""
     import torch
 
     from dslpar.distributed.groups import Groups

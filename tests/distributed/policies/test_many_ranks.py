@@ -42,7 +42,7 @@ SIZES = {
     27: {"batch": 9, "hidden": 54, "heads": 9, "kv_heads": 3, "ffn": 81},
     64: {"batch": 16, "hidden": 128, "heads": 16, "kv_heads": 8, "ffn": 192},
 }
-"""By the number of ranks."""
+"""Sizes by number of ranks."""
 
 
 def _family(name: str, world: int) -> hf.Family:

@@ -35,7 +35,7 @@ class Mutant(NamedTuple):
     """Below dslpar/."""
     line: int
     name: str
-    """Of the function."""
+    """The function's name."""
     change: str
     function: FunctionType
     code: CodeType

@@ -78,7 +78,7 @@ LORA: dict[str, Layout] = {
     "LoRA, one process": Layout(1, {}, model="transformers' Llama, LoRA"),
     "LoRA, data 2, ring 2, ZeRO 2": Layout(4, TENSOR["ring"], zero=2, model="transformers' Llama, LoRA"),
 }
-"""What is frozen has weights, and no state of the optimizer."""
+"""Frozen weights are stored without optimizer states."""
 
 SCHEDULES: dict[str, Layout] = {
     "AdamW, 1F1B, pipe 4": Layout(4, pipe(4), optimizer="AdamW", accumulation=4),

@@ -182,4 +182,4 @@ LAYOUTS = {
         2, "", rest="zero = dict(stage=3)\nbatch = dict(global_size=8, accumulation=2)", resumes=("zero.stage=2",)
     ),
 }
-"""By name."""
+"""Layouts by name."""

@@ -1,4 +1,4 @@
-"""Attention, MLP, and the block of both."""
+"""Attention, MLP, and a block of both."""
 
 from __future__ import annotations
 
