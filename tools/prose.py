@@ -36,9 +36,7 @@ LEFT_OUT = (
 )
 """Checks of proselint that are about typesetting, or that read code as words."""
 _LIBRARY = r"(?:transformers|DeepSpeed|torch|ColossalAI|LiBai|Hugging Face|Megatron-LM|PyTorch|NCCL|Python)"
-_COUNTED = (
-    r"(?:one|two|lines?|modules?|pages?|files?|bytes|elements|messages?|kernels?|copy|copies|groups?)"
-)
+_COUNTED = r"(?:one|two|lines?|modules?|pages?|files?|bytes|elements|messages?|kernels?|copy|copies|groups?)"
 _UNIT = (
     r"(?:rank|stage|step|family|layer|file|command|host|node|axis|token|parameter|direction|micro-batch|line|second)"
 )
@@ -67,7 +65,8 @@ class Page(NamedTuple):
 
 def pages() -> Iterator[Page]:
     """Yield the prose of all pages and modules."""
-    for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "layers/README.md"]:
+    written = [path for folder in ("docs", "dslpar") for path in sorted((ROOT / folder).rglob("*.md"))]
+    for path in [ROOT / "README.md", *written]:
         name = path.relative_to(ROOT).as_posix()
         if not name.startswith(GENERATED):
             yield Page(name, without_code(path.read_text(encoding="utf-8")))
