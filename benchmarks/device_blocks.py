@@ -25,7 +25,7 @@ from dslpar.core.mesh import Mesh
 from dslpar.distributed.groups import Groups
 from dslpar.layers import Block, Form, Rotary, cross_entropy, initialize, mark_owners, placement
 from dslpar.layers.loss import compiled_losses
-from dslpar.layers.matmul_sharding import prefetch_weights
+from dslpar.layers.operand_shardings import prefetch_weights
 from tests.support.fake_world import fake_world
 from tests.support.layouts import LAYOUTS
 

@@ -18,7 +18,7 @@ from dslpar.distributed import collectives
 from dslpar.distributed.collectives import Axis
 from dslpar.distributed.groups import Groups
 from dslpar.layers import placement
-from dslpar.layers.matmul_sharding import Role
+from dslpar.layers.operand_shardings import Role
 from dslpar.layers.parameter import ONES, ZEROS, Layer, Shared, parameter
 from dslpar.layers.upcast import upcast
 

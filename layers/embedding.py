@@ -21,7 +21,7 @@ from dslpar.distributed.groups import Groups
 from dslpar.layers import placement
 from dslpar.layers.kv_cache import first_position
 from dslpar.layers.linear import sharded_matmul
-from dslpar.layers.matmul_sharding import MatmulSharding, matmul_sharding
+from dslpar.layers.operand_shardings import MatmulSharding, matmul_sharding
 from dslpar.layers.parameter import GPT2, ZEROS, Init, Layer, PlacedModule, Shared, parameter
 from dslpar.layers.placement import Cuts
 from dslpar.layers.token_ids import check_range, check_shape, local_tokens, row_index

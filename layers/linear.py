@@ -40,9 +40,9 @@ from dslpar.layers import gradient_accumulation_fusion as fusion
 from dslpar.layers import lora, memory_order, overlap, placement, weight_gradients
 from dslpar.layers.dropout import shard_seed
 from dslpar.layers.gather_reduce import features_over
-from dslpar.layers.late_gradient import LateGradient, WeightReduction
-from dslpar.layers.matmul_sharding import MatmulSharding, Role, matmul_sharding
+from dslpar.layers.late_reduction import LateGradient, WeightReduction
 from dslpar.layers.named_options import one_of
+from dslpar.layers.operand_shardings import MatmulSharding, Role, matmul_sharding
 from dslpar.layers.parameter import GPT2, ZEROS, Init, Layer, Shared, parameter
 from dslpar.layers.weight_gradients import Leaf, Split
 from dslpar.layers.weight_prefetch import WAITING, PrefetchedWeight, Run

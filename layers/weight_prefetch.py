@@ -45,7 +45,7 @@ from torch.autograd import Variable
 
 from dslpar.distributed.collectives import Pending
 from dslpar.layers.gather_reduce import Sharding
-from dslpar.layers.late_gradient import StandIn, WeightReduction
+from dslpar.layers.late_reduction import StandIn, WeightReduction
 
 
 class PrefetchedWeight:

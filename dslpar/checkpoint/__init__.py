@@ -34,11 +34,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dslpar.checkpoint.compare import changes, check
     from dslpar.checkpoint.folder import Checkpoint
     from dslpar.checkpoint.full_state_dict import full_state, load_full_state
     from dslpar.checkpoint.host_buffers import HostBuffers
     from dslpar.checkpoint.loading import load
+    from dslpar.checkpoint.resume_changes import changes, check
     from dslpar.checkpoint.saving import PendingSave, begin_save, save
     from dslpar.checkpoint.select import find_checkpoint
 

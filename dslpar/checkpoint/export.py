@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dslpar.checkpoint import compare, folder, writer
+from dslpar.checkpoint import folder, resume_changes, writer
 from dslpar.checkpoint.folder import Checkpoint
 from dslpar.checkpoint.index import load_index
 from dslpar.checkpoint.tensor_file import DTYPES, LazyTensor, write_lazy_tensors
@@ -53,7 +53,7 @@ def export(
     names = [f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
     weight_map = {lazy.key: name for name, shard in zip(names, shards, strict=True) for lazy in shard}
     metadata = {"total_size": sum(lazy.num_bytes for lazy in tensors)}
-    config = compare.without_defaults(checkpoint.manifest["config"])
+    config = resume_changes.without_defaults(checkpoint.manifest["config"])
     with writer.new_folder(output) as unfinished:
         for name, shard in zip(names, shards, strict=True):
             write_lazy_tensors(unfinished / name, shard, {"format": "pt"})

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from dslpar.checkpoint import export, folder, writer
-from dslpar.checkpoint.compare import model_section
 from dslpar.checkpoint.folder import Checkpoint
 from dslpar.checkpoint.index import load_index
+from dslpar.checkpoint.resume_changes import model_section
 from dslpar.checkpoint.tensor_file import DTYPES, LazyTensor, write_lazy_tensors
 from dslpar.checkpoint.tensor_reader import TensorReader
 from dslpar.core.catalog import finding, raise_finding

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from dslpar.checkpoint import export, folder, rank_state, writer
-from dslpar.checkpoint.compare import model_section
 from dslpar.checkpoint.folder import Checkpoint
 from dslpar.checkpoint.index import load_index
+from dslpar.checkpoint.resume_changes import model_section
 from dslpar.checkpoint.slices import Segment
 from dslpar.checkpoint.state_files import read_rank_state
 from dslpar.checkpoint.tensor_file import DTYPES, LazyTensor, write_lazy_tensors
@@ -41,7 +41,7 @@ from dslpar.schema.tokenizers import TOKENIZER_JSON
 
 if TYPE_CHECKING:
     from dslpar.checkpoint.adapters import Contents
-    from dslpar.policies.saved import Saved, View
+    from dslpar.policies.pretrained_files import Saved, View
 
 _ALIGNED_BYTES = 8
 _ORDER = [
@@ -158,7 +158,7 @@ def _of_transformers(checkpoint: Checkpoint, cls: Any, arguments: dict[str, Any]
     from dslpar.checkpoint.adapters import contents
     from dslpar.policies.config import config_of
     from dslpar.policies.model import HuggingFaceModel
-    from dslpar.policies.saved import Saved
+    from dslpar.policies.pretrained_files import Saved
 
     if pretrained is not None and "pretrained" in arguments:
         arguments["pretrained"] = str(pretrained)
@@ -188,7 +188,7 @@ def _of_family(checkpoint: Checkpoint, model: Model, pretrained: Path | None) ->
     import transformers
 
     from dslpar.policies.config import config_of
-    from dslpar.policies.saved import Saved
+    from dslpar.policies.pretrained_files import Saved
 
     cls = getattr(transformers, name)
     given: str | None = getattr(model, "pretrained", None)

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dslpar.checkpoint import compare, folder, manifest, rank_state, writer
+from dslpar.checkpoint import folder, manifest, rank_state, resume_changes, writer
 from dslpar.checkpoint.folder import Checkpoint, FileDigest
 from dslpar.checkpoint.index import INDEX, Index, file_key, load_index, tensor_path
 from dslpar.checkpoint.slices import Box, Piece, box_of, full_box, num_elements
@@ -76,7 +76,7 @@ def reshard(checkpoint: Checkpoint, job: Job, output: Path) -> Path:
             a file cannot be read or written.
     """
     text = checkpoint.manifest["fixed"]["data.text"]
-    compare.check(checkpoint, job, text)
+    resume_changes.check(checkpoint, job, text)
     index = load_index(Path(checkpoint.path))
     job, shares = shares_of(job, index)
     _check_fits(checkpoint, shares, index)

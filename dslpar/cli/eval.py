@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from dslpar.cli import arguments, trained_run
+from dslpar.cli import arguments, trained_run_arguments
 from dslpar.cli.action import import_with_torch
 
 EPILOG = """\
@@ -24,7 +24,7 @@ exit status: 0 done, 1 it cannot run, 2 wrong usage"""
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.epilog = EPILOG
-    trained_run.add_run(parser)
+    trained_run_arguments.add_run(parser)
     help = "measure other data: an override of a key of `data`; repeatable"
     parser.add_argument("--data", action="append", default=[], metavar="key=value", help=help)
     help = "loss, perplexity or accuracy@K, separated by commas; default: all that the data have, with K = 1 and 5"
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Measure; return the exit status."""
-    overrides = trained_run.take_run(args, parser)
+    overrides = trained_run_arguments.take_run(args, parser)
     if wrong := [each for each in args.data if not each.startswith("data.") or "=" not in each]:
         parser.error(f"--data takes keys of data, such as data.files=..., not {wrong[0]!r}")
     status: int = import_with_torch("dslpar.inference.commands").run_eval(args, overrides)

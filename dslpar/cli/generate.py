@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 
-from dslpar.cli import arguments, trained_run
+from dslpar.cli import arguments, trained_run_arguments
 from dslpar.cli.action import import_with_torch
 
 EPILOG = """\
@@ -25,7 +25,7 @@ exit status: 0 done, 1 it cannot run, 2 wrong usage"""
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.epilog = EPILOG
-    trained_run.add_run(parser)
+    trained_run_arguments.add_run(parser)
     parser.add_argument("--prompt", action="append", default=[], metavar="TEXT", help="a prompt; repeatable")
     help = 'a file with one prompt per line; in a .jsonl file, each line has a "prompt"'
     parser.add_argument("--prompts", metavar="FILE", help=help)
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Generate; return the exit status."""
-    overrides = trained_run.take_run(args, parser)
+    overrides = trained_run_arguments.take_run(args, parser)
     if not args.prompt and not args.prompts:
         parser.error("no prompt: --prompt TEXT, or --prompts FILE")
     without_effect = [name for name in ("top_k", "top_p", "seed") if getattr(args, name) is not None]

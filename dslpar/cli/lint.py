@@ -20,7 +20,7 @@ from dslpar.linter import check
 from dslpar.linter.report import text as report_text
 
 if TYPE_CHECKING:
-    from dslpar.cli.fix import Linted
+    from dslpar.cli.lint_fix import Linted
     from dslpar.linter.selection import Selection
 
 STDIN = "stdin.py"
@@ -116,7 +116,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     batch: list[Linted] = [(config, findings_of(config)) for config in configs]
     changed = False
     if args.fix or args.diff:
-        from dslpar.cli.fix import Fixer
+        from dslpar.cli.lint_fix import Fixer
 
         fixer = Fixer(findings_of, arguments.overrides(args), stdin, args.trust)
         batch, changed = fixer.run(batch, paths, write=args.fix)

@@ -30,7 +30,7 @@ from dslpar.engine.vector_reduction import defer_vectors
 from dslpar.engine.whole_gradients import share_whole_gradients
 from dslpar.layers.block import Block
 from dslpar.layers.gradient_accumulation_fusion import enable_accumulation_fusion
-from dslpar.layers.matmul_sharding import prefetch_weights
+from dslpar.layers.operand_shardings import prefetch_weights
 from dslpar.layout.deepspeed_config import ds_config, overlaps_param_gather
 from dslpar.layout.resolve import Job, offloads
 from dslpar.models import LayeredModel, LayerSpec, assemble

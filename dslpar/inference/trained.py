@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from dslpar.checkpoint import compare, folder
+from dslpar.checkpoint import folder, resume_changes
 from dslpar.checkpoint.folder import FORMAT, Checkpoint
 from dslpar.core.catalog import raise_finding
 from dslpar.core.errors import DslparError
@@ -69,7 +69,7 @@ def open_run(
     stored = find_checkpoint(Path(path), name)
     if config is None:
         text = yaml_io.dump_plain(_without_training(stored.manifest["config"], alone=world_size == 1))
-        left_out = [] if world_size == 1 else _cut_into_chunks(compare.spec_of(stored))
+        left_out = [] if world_size == 1 else _cut_into_chunks(resume_changes.spec_of(stored))
         loaded = check.load_text(text, str(Path(stored.path, folder.MANIFEST)), [*left_out, *overrides])
         loaded = loaded._replace(trusted=tuple(trusted))
     else:
@@ -79,7 +79,7 @@ def open_run(
     checked = check.check(loaded, world_size)
     if checked.has_errors:  # warnings are about training
         raise DslparError([found for found in checked.findings if found.severity == "error"])
-    compare.check_model(stored, checked.job)
+    resume_changes.check_model(stored, checked.job)
     return Trained(stored, loaded, checked.job)
 
 

@@ -13,8 +13,8 @@ from dslpar.language.expressions import attribute_of
 from dslpar.language.finder import find_config
 from dslpar.language.functions import call_function
 from dslpar.language.lazy_calls import call_lazy
+from dslpar.language.load_session import as_mapping
 from dslpar.language.methods import call_method, find_method
-from dslpar.language.session import as_mapping
 from dslpar.language.syntax import MUTATING_METHODS
 from dslpar.language.tree import TARGET, Reference
 from dslpar.language.values import (

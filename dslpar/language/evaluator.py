@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from dslpar.core.errors import Location
 from dslpar.language.errors import CODES, PYTHON_ERRORS, WRITE_VALUE, ConfigError, UnknownError
-from dslpar.language.session import Session
+from dslpar.language.load_session import Session
 from dslpar.language.source import Source, import_by_position
 from dslpar.language.syntax import changed_targets
 from dslpar.language.tree import Reference

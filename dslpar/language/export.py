@@ -9,7 +9,7 @@ from __future__ import annotations
 from dslpar.core.errors import Location
 from dslpar.language.errors import ConfigError
 from dslpar.language.limits import MAX_NODES, limit_error
-from dslpar.language.session import Session
+from dslpar.language.load_session import Session
 from dslpar.language.tree import TARGET, Node, Reference
 from dslpar.language.values import NO_ORIGINS, UNKNOWN, Binding, Dict, LazyTarget, List, Origin, Value, origins_of
 

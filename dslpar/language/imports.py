@@ -18,7 +18,7 @@ from dslpar.language.evaluator import Evaluator
 from dslpar.language.finder import find_absolute, find_module
 from dslpar.language.functions import FUNCTIONS, VALUES
 from dslpar.language.limits import MAX_SUGGESTED
-from dslpar.language.session import as_mapping
+from dslpar.language.load_session import as_mapping
 from dslpar.language.tree import Reference
 from dslpar.language.values import Binding, Value, deep_copy
 

@@ -12,7 +12,7 @@ import os.path
 from dslpar.core.errors import Location
 from dslpar.language.errors import ConfigError, UnknownError
 from dslpar.language.evaluator import Evaluator, type_name
-from dslpar.language.session import as_mapping
+from dslpar.language.load_session import as_mapping
 from dslpar.language.values import (
     NO_ORIGINS,
     UNKNOWN,

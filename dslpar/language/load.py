@@ -17,7 +17,7 @@ from typing import NamedTuple
 from dslpar.core.errors import COMMAND_LINE, WORLD, Finding, Location
 from dslpar.language.errors import BudgetError, ConfigError, finding
 from dslpar.language.export import export
-from dslpar.language.session import Session
+from dslpar.language.load_session import Session
 from dslpar.language.source import Source, read_source
 from dslpar.language.statements import evaluate
 from dslpar.language.tree import Node

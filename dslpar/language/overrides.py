@@ -16,7 +16,7 @@ from dslpar.core.errors import COMMAND_LINE, Location
 from dslpar.core.suggest import did_you_mean
 from dslpar.language.errors import ConfigError, finding
 from dslpar.language.limits import MAX_DEPTH, MAX_NESTING, MAX_TEXT, check_size
-from dslpar.language.session import Session
+from dslpar.language.load_session import Session
 from dslpar.language.source import parse_quietly
 from dslpar.language.values import (
     NO_ORIGINS,

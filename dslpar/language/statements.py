@@ -14,7 +14,7 @@ from dslpar.language.errors import PYTHON_ERRORS, ConfigError, UnknownError
 from dslpar.language.evaluator import Evaluator, Handlers
 from dslpar.language.imports import import_modules, import_names
 from dslpar.language.inherit import BASE, inherit, merged
-from dslpar.language.session import Parsed, Session
+from dslpar.language.load_session import Parsed, Session
 from dslpar.language.targets import assign, augment, delete
 from dslpar.language.values import Binding, require_known
 

@@ -18,7 +18,7 @@ from dslpar.core.errors import Location
 from dslpar.core.visible import visible, visible_lines
 from dslpar.language.errors import ConfigError, finding
 from dslpar.language.limits import MAX_DEPTH, check_items, check_size, limit_error
-from dslpar.language.session import Session
+from dslpar.language.load_session import Session
 from dslpar.language.source import Source, check_tokens
 from dslpar.language.tree import TARGET, Node, Reference
 from dslpar.language.values import Binding, Dict, List, Located, Value

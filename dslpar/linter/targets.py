@@ -146,7 +146,7 @@ def _lr_scheduler(name: str) -> str:
 
 
 def _gradient_handler(name: str) -> str:
-    from dslpar.schema.classes import IDLE_HANDLERS
+    from dslpar.schema.class_sections import IDLE_HANDLERS
 
     return "" if name.rpartition(".")[2] in IDLE_HANDLERS else _full(name)
 

@@ -33,7 +33,7 @@ from dslpar.layers import placement_of
 from dslpar.layers.placement import Placement
 from dslpar.layout.resolve import Job
 from dslpar.models import LayeredModel
-from dslpar.parity.dropout import disable_dropout
+from dslpar.parity.without_dropout import disable_dropout
 from dslpar.reporting.logging import prints_to_log
 from dslpar.schema.sections import OtherModel
 

@@ -40,7 +40,7 @@ from dslpar.engine.optimizers import lr_scheduler_factory, optimizer_factory
 from dslpar.layers.parameter import stable_hash
 from dslpar.layout.resolve import Job
 from dslpar.models import LayeredModel, build_module
-from dslpar.parity.dropout import disable_dropout
+from dslpar.parity.without_dropout import disable_dropout
 from dslpar.schema import sections, torch_optimizers
 
 FLOOR = 1e-6
@@ -381,7 +381,7 @@ def is_of_transformers(job: Job) -> bool:
 @contextmanager
 def float64_of_transformers() -> Iterator[None]:
     """Keep float64 where transformers' code casts to float32."""
-    from dslpar.policies.compare import in_float64  # it imports transformers
+    from dslpar.policies.hf_parity import in_float64  # it imports transformers
 
     with in_float64():
         yield

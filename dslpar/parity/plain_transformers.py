@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dslpar.layers import IGNORE_INDEX
-from dslpar.policies import compare
+from dslpar.policies import hf_parity
 from dslpar.policies.model import HuggingFaceModel
 from dslpar.policies.weights import parameters_with_sources, parts
 
@@ -46,9 +46,9 @@ def deviations(
         loss: the loss of dslpar's layers on one process.
     """
     cls = type(model.model)
-    attention = compare.plain_attention(cls, model.config)
+    attention = hf_parity.plain_attention(cls, model.config)
     # `module` and its constants were built in float32, as in a run.
-    plain = compare.build_plain(cls, model.config, attention, constants=torch.float32)
+    plain = hf_parity.build_plain(cls, model.config, attention, constants=torch.float32)
     shapes = {name: tuple(p.shape) for name, p in plain.named_parameters(remove_duplicate=False)}
     named = [(name, sources) for name, _, sources in parameters_with_sources(module)]
     of_plain = parts(named, shapes)
@@ -73,7 +73,7 @@ def deviations(
 def _loss(plain: Any, model: HuggingFaceModel, x: Any, y: Any) -> Tensor:
     """Return the mean loss of a micro-batch from transformers' forward."""
     inputs = dict(zip(model.policy.inputs, x if isinstance(x, tuple) else (x,), strict=True))
-    output = compare.run_plain(plain, inputs)
+    output = hf_parity.run_plain(plain, inputs)
     if model.policy.loss:
         return output.loss  # type: ignore[no-any-return]
     logits = [value for name, value in output.items() if "logits" in name]

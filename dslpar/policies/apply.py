@@ -19,7 +19,7 @@ from dslpar.core.errors import DslparError, Finding
 from dslpar.core.mesh import TENSOR_AXES
 from dslpar.distributed.groups import Groups
 from dslpar.layers import Linear, placement
-from dslpar.layers.matmul_sharding import Role
+from dslpar.layers.operand_shardings import Role
 from dslpar.layers.parameter import ZEROS, parameter
 from dslpar.policies import dropout, experts, modules, own_attention, probe, tables
 from dslpar.policies.attention import SDPA

@@ -17,8 +17,8 @@ from dslpar.core import mesh
 from dslpar.core.errors import DslparError
 from dslpar.distributed.forked_ranks import RankError, run_on_ranks
 from dslpar.layout.modes import cuboid_of
-from dslpar.policies import compare
-from dslpar.policies.compare import Subject
+from dslpar.policies import hf_parity
+from dslpar.policies.hf_parity import Subject
 from dslpar.policies.model import HuggingFaceModel
 from dslpar.schema.sections import TensorParallel
 
@@ -109,9 +109,9 @@ def check(subject: Subject, modes: Mapping[str, TensorParallel | None] = MODES) 
     """
     policy = HuggingFaceModel(*subject).policy
     torch.set_num_threads(1)  # ranks fork
-    attention = compare.plain_attention(subject.cls, subject.config)
-    model, weights = compare.plain(subject.cls, subject.config, attention)
-    given, reference = compare.reference(model, compare.make_inputs(subject.config, policy.inputs), policy)
+    attention = hf_parity.plain_attention(subject.cls, subject.config)
+    model, weights = hf_parity.plain(subject.cls, subject.config, attention)
+    given, reference = hf_parity.reference(model, hf_parity.make_inputs(subject.config, policy.inputs), policy)
     for name, parallel in modes.items():
         yield _row(name, cuboid_of(parallel), (subject, weights, given, reference))
 
@@ -136,15 +136,15 @@ def _on_rank(tensor: mesh.Tensor, job: tuple[Any, ...]) -> tuple[dict[str, float
     """Compute and compare on one rank; return (errors by tensor, `_dropout`), or why the mode is refused."""
     subject, weights, given, reference = job
     try:
-        off = compare.worst(compare.by_policy(subject, weights, tensor, given), reference)
+        off = hf_parity.worst(hf_parity.by_policy(subject, weights, tensor, given), reference)
         return off, _dropout(subject, tensor, given)
     except DslparError as error:
         return error.findings[0].message
 
 
-def _dropout(subject: Subject, tensor: mesh.Tensor, given: compare.Batch) -> list[str] | str:
+def _dropout(subject: Subject, tensor: mesh.Tensor, given: hf_parity.Batch) -> list[str] | str:
     """Return the parameters whose copies differ with dropout on, or why dropout is refused."""
     try:
-        return compare.differing_copies(subject._replace(config=dropping(subject.config)), tensor, given)
+        return hf_parity.differing_copies(subject._replace(config=dropping(subject.config)), tensor, given)
     except DslparError as error:
         return error.findings[0].message

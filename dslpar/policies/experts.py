@@ -37,7 +37,7 @@ from dslpar.core.mesh import TENSOR_AXES
 from dslpar.distributed import collectives
 from dslpar.distributed.groups import Groups
 from dslpar.layers import placement
-from dslpar.layers.matmul_sharding import Role
+from dslpar.layers.operand_shardings import Role
 from dslpar.layers.parameter import ZEROS, Layer, parameter
 from dslpar.layers.placement import Placement
 from dslpar.policies.modules import Source, call_with

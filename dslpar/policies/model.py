@@ -39,7 +39,7 @@ from dslpar.policies.errors import as_findings
 from dslpar.policies.initialization import TransformersInit
 from dslpar.policies.lora import Adapters, as_lora
 from dslpar.policies.loss import ModelLoss, OwnLoss, vocabulary_loss, whole_loss
-from dslpar.policies.saved import Saved
+from dslpar.policies.pretrained_files import Saved
 from dslpar.policies.skeleton import Piece, Skeleton
 from dslpar.schema.policy import DECODER_INPUTS, as_policy
 from dslpar.schema.sections import LoRA

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from dslpar.language.tree import Node
 from dslpar.schema import datasets
-from dslpar.schema.classes import OWN_NAME, mapping, plain
+from dslpar.schema.class_sections import OWN_NAME, mapping, plain
 from dslpar.schema.reader import Entry, Reader, Registered, Typed
 from dslpar.schema.types import SEQUENCE
 

@@ -1,7 +1,7 @@
 """Reader for sections: checks keys and types, resolves shorthands and aliases, and collects all mistakes.
 
 `Reader` does not know any section by name. `dslpar.schema.sections_reader` reads all sections, and
-`dslpar.schema.classes` those that name a class.
+`dslpar.schema.class_sections` those that name a class.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from dslpar.core.errors import COMMAND_LINE, Location
 from dslpar.core.suggest import did_you_mean
 from dslpar.language.source import import_by_position
 from dslpar.language.tree import Node, Reference
-from dslpar.schema import classes, data_reader
+from dslpar.schema import class_sections, data_reader
 from dslpar.schema import sections as spec
 from dslpar.schema.keys import WITHOUT_COUNTERPART, classes_of, synonym_of
 from dslpar.schema.reader import Misread, Reader, Registered, entries_of
@@ -50,7 +50,7 @@ def read(config: Config, registered: Registered | None = None, by_program: bool 
     _report_other_names(reader, by_program and not config.has("model"))
     reader.invalid |= config.unknown
     if not ("model" in values or {"model", "*"} & reader.invalid or by_program) and config.complete:
-        hint = f"{classes.MODEL_HELP}; or --program (where a program passes the model to dslpar.initialize)"
+        hint = f"{class_sections.MODEL_HELP}; or --program (where a program passes the model to dslpar.initialize)"
         reader.report("CFG107", Location(config.path), "there is no model", hint, "model")
     ready: dict[str, Any] = {"model": _NO_MODEL} | {name: value for name, value in values.items() if value is not None}
     return Reading(spec.Spec(**ready), tuple(reader.misreads), frozenset(reader.invalid), reader.written)
@@ -104,11 +104,11 @@ def _raw(reader: Reader, node: Node, registered: Registered) -> object:
 
 
 _READERS: Mapping[str, Callable[[Reader, Node, Registered], object]] = {
-    "model": classes.model,
+    "model": class_sections.model,
     "data": data_reader.data,
-    "optimizer": classes.optimizer,
-    "lr_scheduler": classes.lr_scheduler,
-    "gradient_handler": classes.gradient_handlers,
+    "optimizer": class_sections.optimizer,
+    "lr_scheduler": class_sections.lr_scheduler,
+    "gradient_handler": class_sections.gradient_handlers,
     "zero": lambda reader, node, registered: _with_extra(reader, spec.Zero, "ZERO", node, "zero"),
     "precision": _precision,
     "deepspeed": _raw,

@@ -12,9 +12,9 @@ from functools import partial
 
 from dslpar.watchdog import messages, protocol
 from dslpar.watchdog.authentication import Key
+from dslpar.watchdog.guard_server import Server
 from dslpar.watchdog.messages import Message
 from dslpar.watchdog.protocol import Connection, Handshake, Poller
-from dslpar.watchdog.server import Server
 from dslpar.watchdog.status_page import Progress
 
 SILENCE_S = 6.0

@@ -24,9 +24,9 @@ from urllib.parse import quote, unquote
 from dslpar.core.visible import visible
 from dslpar.watchdog import authentication, marks, messages, protocol
 from dslpar.watchdog.authentication import Key
+from dslpar.watchdog.guard_server import Server
 from dslpar.watchdog.peers import LAUNCH
 from dslpar.watchdog.protocol import Connection, Poller
-from dslpar.watchdog.server import Server
 
 _VARIABLE = re.compile(r"tcp://([^/]+:\d{1,5})(/.*)")
 _SILENCE_S = 4.0

@@ -37,9 +37,9 @@ from dslpar.core.mesh import Mesh, Tensor
 from dslpar.distributed.groups import Groups
 from dslpar.layout.modes import cuboid_of
 from dslpar.models.layered import build_module
-from dslpar.policies import compare
+from dslpar.policies import hf_parity
 from dslpar.policies.check import CLOSE, MODES
-from dslpar.policies.compare import Subject
+from dslpar.policies.hf_parity import Subject
 from dslpar.policies.model import HuggingFaceModel
 from dslpar.policies.weights import parameters_with_sources
 from tests.support.paths import ROOT
@@ -182,10 +182,10 @@ def _compared(subject: Subject) -> tuple[str, float, str]:
     model = HuggingFaceModel(*subject)
     # torch's SDPA lacks these features, and transformers computes them in plain torch.
     eager = getattr(subject.config, "attn_logit_softcapping", None) or not subject.cls._supports_sdpa
-    plain, weights = compare.plain(subject.cls, subject.config, "eager" if eager else "sdpa")
+    plain, weights = hf_parity.plain(subject.cls, subject.config, "eager" if eager else "sdpa")
     if differs := unlike(model, plain):
         return "wrong", math.inf, f"begins otherwise: {differs}"
-    batch, reference = compare.reference(plain, compare.make_inputs(subject.config))
+    batch, reference = hf_parity.reference(plain, hf_parity.make_inputs(subject.config))
     with tempfile.TemporaryDirectory(prefix="dslpar_derive_") as folder:
         cells = on_ranks(RANKS, _cells, folder, model, weights, batch, reference, init=None)
     found = {mode: [rank[mode] for rank in cells if mode in rank] for mode in LAYOUTS}
@@ -227,7 +227,11 @@ class Cell(NamedTuple):
 
 
 def _cells(
-    folder: str, model: HuggingFaceModel, weights: Mapping[str, torch.Tensor], batch: compare.Batch, reference: Any
+    folder: str,
+    model: HuggingFaceModel,
+    weights: Mapping[str, torch.Tensor],
+    batch: hf_parity.Batch,
+    reference: Any,
 ) -> dict[str, Cell]:
     """Compare in every mode that includes this rank, one after the other."""
     rank, found = int(os.environ["RANK"]), {}
@@ -237,7 +241,7 @@ def _cells(
         store = dist.FileStore(str(Path(folder, mode)), tensor.size)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=tensor.size, timeout=TIMEOUT)
         try:
-            off = compare.worst(compare.by_policy(model, weights, tensor, batch), reference)
+            off = hf_parity.worst(hf_parity.by_policy(model, weights, tensor, batch), reference)
             worst, name = max((math.inf if math.isnan(value) else value, name) for name, value in off.items())
             found[mode] = Cell("shown", worst, name)
         except DslparError as error:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import transformers
 from torch import Tensor
 
-from dslpar.policies import compare
+from dslpar.policies import hf_parity
 
 SIZES = {
     "hidden_size": 32,
@@ -178,9 +178,9 @@ FAMILIES: dict[str, Family] = {
 
 def plain(family: Family) -> tuple[Any, dict[str, Tensor]]:
     """Return the transformers model in float64, and its weights."""
-    return compare.plain(family.classes()[0], family.config(), family.attention)
+    return hf_parity.plain(family.classes()[0], family.config(), family.attention)
 
 
-def subject(family: Family) -> compare.Subject:
+def subject(family: Family) -> hf_parity.Subject:
     """Return the subject of the comparison."""
-    return compare.Subject(family.classes()[0], family.config())
+    return hf_parity.Subject(family.classes()[0], family.config())

@@ -15,7 +15,7 @@ from tests.support.paths import ROOT
 DOORS = {
     "dslpar/__init__.py": "the public names, each imported at its first use",
     "dslpar/schema/families.py": "a model family's package, whose modules are found by their names",
-    "dslpar/schema/classes.py": "what a config may call a family",
+    "dslpar/schema/class_sections.py": "what a config may call a family",
     "dslpar/schema/data_reader.py": "what a config may call a type of data",
     "dslpar/linter/targets.py": "what a config may call a family",
     "dslpar/linter/registry.py": "packages above that bring rules of their own",

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import dslpar
-from dslpar.checkpoint import changes, check, compare, manifest, manifest_format
+from dslpar.checkpoint import changes, check, manifest, manifest_format, resume_changes
 from dslpar.checkpoint.folder import FORMAT, Checkpoint
 from dslpar.checkpoint.resume_policy import FREE, REFUSED, REPORTED, resume_class
 from dslpar.core.errors import DslparError
@@ -129,7 +129,7 @@ def test_the_config_in_a_manifest_means_the_same(path: Path, tmp_path: Path) -> 
     (tmp_path / path.with_suffix(".yaml").name).write_text(yaml_io.dump_plain(written))
     again = dslpar.resolve(tmp_path / path.with_suffix(".yaml").name, world)
     assert manifest.config_of(again) == written
-    (tmp_path / "short.yaml").write_text(yaml_io.dump_plain(compare.without_defaults(written)))
+    (tmp_path / "short.yaml").write_text(yaml_io.dump_plain(resume_changes.without_defaults(written)))
     assert manifest.config_of(dslpar.resolve(tmp_path / "short.yaml", world)) == written
     assert (again.mesh, again.stages, again.batch, again.seq_len) == (job.mesh, job.stages, job.batch, job.seq_len)
     check(stored_of(job), again, "text")

@@ -21,7 +21,7 @@ from dslpar.distributed.groups import Groups
 from dslpar.layers import Linear, initialize, placement
 from dslpar.layers.gather_reduce import Sharding
 from dslpar.layers.linear import sharded_matmul
-from dslpar.layers.matmul_sharding import MatmulSharding
+from dslpar.layers.operand_shardings import MatmulSharding
 from dslpar.layers.parameter import Init
 from dslpar.layers.placement import Placement
 from tests.support.compare_dense import BATCH, FFN, HIDDEN, SEQUENCE, relative

@@ -25,9 +25,9 @@ from dslpar.core.mesh import Mesh
 from dslpar.distributed import collectives
 from dslpar.distributed.collectives import Axis, Pending
 from dslpar.distributed.groups import Groups
-from dslpar.layers import Block, Linear, initialize, late_gradient, placement
+from dslpar.layers import Block, Linear, initialize, late_reduction, placement
 from dslpar.layers.loss import cross_entropy, cross_entropy_by_chunks
-from dslpar.layers.matmul_sharding import prefetch_weights
+from dslpar.layers.operand_shardings import prefetch_weights
 from tests.distributed.layers.test_backward_order import _Products
 from tests.distributed.layers.test_weight_gradients import Model, split
 from tests.support.compare_dense import BATCH, HIDDEN, SEQUENCE, VOCAB, randomized
@@ -374,13 +374,13 @@ def test_collectives_run_under_the_products_of_others() -> None:
 def late_gradients(tensor: mesh.Tensor) -> list[bool]:
     """Return for each late gradient whether autograd also gave its stand-in a gradient."""
     seen: list[bool] = []
-    original = late_gradient._StandIn.backward
+    original = late_reduction._StandIn.backward
 
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, None]:
         seen.append(grads[0] is not None)
         return original(ctx, *grads)
 
-    late_gradient._StandIn.backward = staticmethod(backward)  # type: ignore[method-assign]
+    late_reduction._StandIn.backward = staticmethod(backward)  # type: ignore[method-assign]
     module, x = chain(tensor, 3)
     for _ in range(2):
         module(x).sum().backward()

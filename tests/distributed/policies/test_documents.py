@@ -23,7 +23,7 @@ from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 if not HAS_TRANSFORMERS:
     pytest.skip(NO_TRANSFORMERS, allow_module_level=True)
 
-from dslpar.policies import compare
+from dslpar.policies import hf_parity
 from tests.support import hugging_face as hf
 
 CLOSE = 1e-12
@@ -37,35 +37,37 @@ CELLS = [cell for cell in product(FAMILIES, NAMES) if not (cell[0] in WINDOWS an
 
 def documents() -> torch.Tensor:
     """Return document ids of four samples: one document, two, many with padding, and one of a single token."""
-    at = torch.arange(compare.SEQUENCE)
+    at = torch.arange(hf_parity.SEQUENCE)
     kinds = [at * 0 + 1, 1 + (at >= 5).int(), (1 + at // 4) * (at < 10), 1 + (at >= 3).int() + (at >= 4).int()]
     return torch.stack(kinds).int()
 
 
 @lru_cache
-def alone(family: str) -> tuple[dict[str, torch.Tensor], compare.Batch, compare.Result]:
+def alone(
+    family: str,
+) -> tuple[dict[str, torch.Tensor], hf_parity.Batch, hf_parity.Result]:
     """Return weights, a packed micro-batch, and plain transformers' results for its documents, one by one."""
     model, weights = hf.plain(hf.FAMILIES[family])
     numbers = documents()
     generator = torch.Generator().manual_seed(7)
     ids = torch.randint(2, model.config.vocab_size, numbers.shape, generator=generator)
     labels = torch.randint(0, model.config.vocab_size, numbers.shape, generator=generator)
-    labels = labels.masked_fill(numbers == 0, compare.IGNORED)
+    labels = labels.masked_fill(numbers == 0, hf_parity.IGNORED)
     logits = torch.zeros(*numbers.shape, model.config.vocab_size, dtype=torch.float64)
-    with compare.in_float64():
+    with hf_parity.in_float64():
         for sample, row in enumerate(numbers):
             for number in set(row.tolist()) - {0}:
                 own = row == number
                 at = own.nonzero().T
                 logits[sample, own] = model(ids[sample, own][None], position_ids=at, use_cache=False).logits[0]
-    loss = functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=compare.IGNORED)
+    loss = functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=hf_parity.IGNORED)
     torch.autograd.backward(loss)
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-    batch = compare.Batch({"input_ids": ids, "attention_mask": numbers}, (labels,))
-    return weights, batch, compare.Result((logits.detach(),), loss.detach(), gradients)
+    batch = hf_parity.Batch({"input_ids": ids, "attention_mask": numbers}, (labels,))
+    return weights, batch, hf_parity.Result((logits.detach(),), loss.detach(), gradients)
 
 
-def of_documents(result: compare.Result) -> compare.Result:
+def of_documents(result: hf_parity.Result) -> hf_parity.Result:
     """Return the result without logits of padding, which are not checked."""
     return result._replace(outputs=(result.outputs[0] * (documents() > 0).unsqueeze(-1),))
 
@@ -78,8 +80,8 @@ def test_packed_documents_are_as_if_alone(family: str, layout: str) -> None:
     tensor = layouts.LAYOUTS[layout] if layout else mesh.Tensor()
 
     def rank() -> dict[str, float]:
-        found = compare.by_policy(hf.subject(hf.FAMILIES[family]), weights, tensor, batch)
-        return compare.worst(of_documents(found), of_documents(expected))
+        found = hf_parity.by_policy(hf.subject(hf.FAMILIES[family]), weights, tensor, batch)
+        return hf_parity.worst(of_documents(found), of_documents(expected))
 
     for found in on_ranks(tensor.size, rank):
         assert len(found) > 20
@@ -87,9 +89,9 @@ def test_packed_documents_are_as_if_alone(family: str, layout: str) -> None:
 
 
 def refused(family: str) -> str:
-    batch = compare.Batch({"input_ids": torch.zeros_like(documents()).long(), "attention_mask": documents()}, ())
+    batch = hf_parity.Batch({"input_ids": torch.zeros_like(documents()).long(), "attention_mask": documents()}, ())
     with pytest.raises(DslparError) as error:
-        compare.by_policy(hf.subject(hf.FAMILIES[family]), hf.plain(hf.FAMILIES[family])[1], mesh.Tensor(), batch)
+        hf_parity.by_policy(hf.subject(hf.FAMILIES[family]), hf.plain(hf.FAMILIES[family])[1], mesh.Tensor(), batch)
     return str(error.value)
 
 
@@ -105,8 +107,9 @@ def test_documents_count() -> None:
     batch = batch._replace(inputs=batch.inputs | {"attention_mask": documents() > 0})
 
     def rank() -> dict[str, float]:
-        return compare.worst(
-            compare.by_policy(hf.subject(hf.FAMILIES["llama"]), weights, mesh.Tensor(), batch), expected
+        return hf_parity.worst(
+            hf_parity.by_policy(hf.subject(hf.FAMILIES["llama"]), weights, mesh.Tensor(), batch),
+            expected,
         )
 
     (found,) = on_ranks(1, rank)

@@ -23,7 +23,7 @@ from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 if not HAS_TRANSFORMERS:
     pytest.skip(NO_TRANSFORMERS, allow_module_level=True)
 
-from dslpar.policies import compare
+from dslpar.policies import hf_parity
 from dslpar.policies.model import HuggingFaceModel
 from tests.support import hugging_face as hf
 
@@ -73,10 +73,12 @@ def by_policy(family: str) -> HuggingFaceModel:
 
 
 @lru_cache
-def plain(family: str, padded: bool) -> tuple[dict[str, torch.Tensor], compare.Batch, compare.Result]:
+def plain(family: str, padded: bool) -> tuple[dict[str, torch.Tensor], hf_parity.Batch, hf_parity.Result]:
     model, weights = hf.plain(hf.FAMILIES[family])
     policy = by_policy(family).policy
-    return weights, *compare.reference(model, compare.make_inputs(model.config, policy.inputs, padded=padded), policy)
+    return weights, *hf_parity.reference(
+        model, hf_parity.make_inputs(model.config, policy.inputs, padded=padded), policy
+    )
 
 
 def off(family: str, layout: str, padded: bool) -> dict[str, float]:
@@ -85,7 +87,7 @@ def off(family: str, layout: str, padded: bool) -> dict[str, float]:
     model, tensor = by_policy(family), LAYOUTS[layout] if layout else mesh.Tensor()
 
     def rank() -> dict[str, float]:
-        return compare.worst(compare.by_policy(model, weights, tensor, given), reference)
+        return hf_parity.worst(hf_parity.by_policy(model, weights, tensor, given), reference)
 
     found = on_ranks(mesh.Mesh(tensor=tensor).world_size, rank)
     return {name: max(each[name] for each in found) for name in found[0]}
@@ -142,7 +144,7 @@ def test_a_weight_that_is_another_is_seen() -> None:
     model, tensor = by_policy("llama"), mesh.Tensor()
 
     def rank() -> dict[str, float]:
-        return compare.worst(compare.by_policy(model, weights, tensor, given), reference)
+        return hf_parity.worst(hf_parity.by_policy(model, weights, tensor, given), reference)
 
     (found,) = on_ranks(1, rank)
     assert found["logits"] > CLOSE
@@ -168,7 +170,7 @@ def _copies(name: str, layout: str) -> dict[str, list[torch.Tensor]]:
     model = HuggingFaceModel(family.classes()[0], family.config(**DROPS[name]))
     module = build_module(model, groups, seed=1).train()
     torch.manual_seed(11)
-    inputs = compare.make_inputs(family.config(), model.policy.inputs)
+    inputs = hf_parity.make_inputs(family.config(), model.policy.inputs)
     inputs = {name: x.float() if x.is_floating_point() else x for name, x in inputs.items()}
     labels = inputs.get("input_ids", inputs[model.policy.loss] if model.policy.loss else torch.arange(4))
     x = tuple(inputs.values())

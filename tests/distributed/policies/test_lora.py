@@ -33,7 +33,7 @@ if not HAS_TRANSFORMERS or find_spec("peft") is None:
 
 import peft
 
-from dslpar.policies import compare
+from dslpar.policies import hf_parity
 from dslpar.policies.lora import parameters_with_peft_names
 from dslpar.policies.model import HuggingFaceModel
 from dslpar.policies.weights import load, parameters_with_sources
@@ -55,7 +55,7 @@ CASES: Mapping[str, tuple[str, dict[str, Any]]] = {
 
 
 @lru_cache
-def expected(case: str, padded: bool) -> tuple[dict[str, Tensor], compare.Batch, compare.Result]:
+def expected(case: str, padded: bool) -> tuple[dict[str, Tensor], hf_parity.Batch, hf_parity.Result]:
     """Return the weights of the model with peft's adapters, and its results."""
     name, keys = CASES[case]
     family = hf.FAMILIES[name]
@@ -67,7 +67,7 @@ def expected(case: str, padded: bool) -> tuple[dict[str, Tensor], compare.Batch,
             p.data = p.data.double()  # not the module's double(): transformers keeps inv_freq in float32
             if "lora_B" in own:
                 p.copy_(torch.randn_like(p) * 0.3)  # otherwise A has no gradient
-    given, result = compare.reference(wrapped, compare.make_inputs(family.config(), padded=padded))
+    given, result = hf_parity.reference(wrapped, hf_parity.make_inputs(family.config(), padded=padded))
     weights |= {_plain_name(own): p.detach().clone() for own, p in wrapped.named_parameters() if "lora_" in own}
     gradients = {_plain_name(own): gradient for own, gradient in result.gradients.items()}
     return weights, given, result._replace(gradients=gradients)
@@ -78,7 +78,7 @@ def _plain_name(name: str) -> str:
     return name.replace(".modules_to_save.", ".")
 
 
-def found(case: str, layout: str, padded: bool) -> compare.Result:
+def found(case: str, layout: str, padded: bool) -> hf_parity.Result:
     """Return the gathered results of this rank's piece."""
     weights, given, _ = expected(case, padded)
     name, keys = CASES[case]
@@ -88,7 +88,7 @@ def found(case: str, layout: str, padded: bool) -> compare.Result:
     groups = Groups(mesh.Mesh(tensor=tensor))
     model = HuggingFaceModel(family.classes()[0], family.config(), lora=keys)
     (labels,), inputs = given.labels, tuple(given.inputs.values())
-    with compare.in_float64():
+    with hf_parity.in_float64():
         module = build_module(model, groups, seed=1).train()
         load(module, weights.__getitem__, groups)
         with torch.no_grad():
@@ -104,7 +104,7 @@ def found(case: str, layout: str, padded: bool) -> compare.Result:
         if p.grad is not None:
             parts = torch.split(gather(p.grad, placement_of(p), groups), [len(weights[each.name]) for each in sources])
             gradients |= {source.name: part for source, part in zip(sources, parts, strict=True)}
-    return compare.Result((whole,), loss.detach(), gradients)
+    return hf_parity.Result((whole,), loss.detach(), gradients)
 
 
 def off(case: str, layout: str, padded: bool) -> dict[str, float]:
@@ -112,7 +112,7 @@ def off(case: str, layout: str, padded: bool) -> dict[str, float]:
     _, _, true = expected(case, padded)
 
     def rank() -> dict[str, float]:
-        return compare.worst(found(case, layout, padded), true)
+        return hf_parity.worst(found(case, layout, padded), true)
 
     ranks = on_ranks(mesh.Mesh(tensor=LAYOUTS[layout]).world_size if layout else 1, rank)
     return {name: max(each[name] for each in ranks) for name in ranks[0]}
@@ -150,7 +150,7 @@ def _pieces(layout: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     tensor = LAYOUTS[layout] if layout else mesh.Tensor()
     groups = Groups(mesh.Mesh(tensor=tensor))
     family = hf.FAMILIES["llama"]
-    ids, mask = compare.make_inputs(family.config()).values()
+    ids, mask = hf_parity.make_inputs(family.config()).values()
     model = HuggingFaceModel(family.classes()[0], family.config(), lora=QV | {"lora_dropout": 0.3})
     module = build_module(model, groups, seed=1).train()
     adapters = {own: p for _, p, own in parameters_with_peft_names(module)}
@@ -186,7 +186,10 @@ def _flops_and_gradients(lora: dict[str, Any] | None) -> tuple[int, int, int]:
     """Return the products' operations in forward and backward, and the number of tensors with a gradient."""
     groups, family = Groups(mesh.Mesh()), hf.FAMILIES["llama"]
     model = HuggingFaceModel(family.classes()[0], family.config(), lora=lora)
-    module, ids = build_module(model, groups, seed=1), compare.make_inputs(family.config())["input_ids"]
+    module, ids = (
+        build_module(model, groups, seed=1),
+        hf_parity.make_inputs(family.config())["input_ids"],
+    )
     with FlopCounterMode(display=False) as forward:
         loss = model.loss(groups)(module(ids), ids)
     with FlopCounterMode(display=False) as backward:
@@ -213,7 +216,7 @@ def test_linears_of_experts_have_no_adapter() -> None:
 def _recomputed(interval: int, *, reentrant: bool = False) -> dict[str, Tensor | None]:
     """Return adapters' gradients if blocks run again in the backward; the first block's input needs no gradient."""
     groups, family = Groups(mesh.Mesh()), hf.FAMILIES["llama"]
-    ids = compare.make_inputs(family.config())["input_ids"]
+    ids = hf_parity.make_inputs(family.config())["input_ids"]
     model = HuggingFaceModel(family.classes()[0], family.config(), lora=QV | {"lora_dropout": 0.3})
     module = build_module(model, groups, seed=1, interval=interval).train()
     adapters = {own: p for _, p, own in parameters_with_peft_names(module)}

@@ -23,7 +23,7 @@ from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 if not HAS_TRANSFORMERS:
     pytest.skip(NO_TRANSFORMERS, allow_module_level=True)
 
-from dslpar.policies import compare
+from dslpar.policies import hf_parity
 from dslpar.policies.model import HuggingFaceModel
 from tests.support import hugging_face as hf
 
@@ -68,12 +68,12 @@ def test_a_policy_does_not_change_the_maths_on_many_ranks(layout: str, family: s
     tensor = cuboid_of(LAYOUTS[layout])
     of = _family(family, tensor.size)
     plain, weights = hf.plain(of)
-    inputs = compare.make_inputs(plain.config, batch=SIZES[tensor.size]["batch"])
-    given, reference = compare.reference(plain, inputs)
+    inputs = hf_parity.make_inputs(plain.config, batch=SIZES[tensor.size]["batch"])
+    given, reference = hf_parity.reference(plain, inputs)
     model = HuggingFaceModel(*hf.subject(of))  # once, before ranks fork
 
     def rank() -> dict[str, float]:
-        return compare.worst(compare.by_policy(model, weights, tensor, given), reference)
+        return hf_parity.worst(hf_parity.by_policy(model, weights, tensor, given), reference)
 
     found = on_ranks(tensor.size, rank)
     assert len(found[0]) > 20

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 import dslpar
 from dslpar.data.order import micro_batches
-from dslpar.policies import compare
+from dslpar.policies import hf_parity
 from dslpar.policies.model import HuggingFaceModel
 from dslpar.policies.weights import parameters_with_sources
 from tests.properties.families.table import CLIP, OPTIMIZER, SAMPLES, STEPS, Problem, Row
@@ -56,13 +56,13 @@ class Samples:
         model = HuggingFaceModel(cls, problem.sizes())
         self.num_samples = STEPS * SAMPLES
         policy, config = model.policy, model.config
-        self.inputs = compare.make_inputs(config, policy.inputs, padded=problem.padded, batch=self.num_samples)
+        self.inputs = hf_parity.make_inputs(config, policy.inputs, padded=problem.padded, batch=self.num_samples)
         generator = torch.Generator().manual_seed(8)
         ids = self.inputs["input_ids"]
         tokens = torch.randint(0, config.vocab_size, ids.shape, generator=generator)
         masks = [value for name, value in self.inputs.items() if "mask" in name]
         if problem.padded:
-            tokens = tokens.masked_fill(~masks[-1], compare.IGNORED)
+            tokens = tokens.masked_fill(~masks[-1], hf_parity.IGNORED)
         others = model.skeleton.outline.outputs
         self.labels = [tokens, *(torch.randint(0, 2, (len(ids),), generator=generator) for _ in others)]
 
@@ -127,7 +127,7 @@ def _reference(problem: Problem) -> Curve:
     job, family = dslpar.resolve(row.config(), 1), hf.FAMILIES[problem.family]
     module = build_module(model_from_job(job), Groups(Mesh(), rank=0), job.spec.train.seed)
     cls, config_cls = family.classes()
-    model, _ = compare.plain(cls, config_cls(**problem.sizes()), family.attention)
+    model, _ = hf_parity.plain(cls, config_cls(**problem.sizes()), family.attention)
     with torch.no_grad():
         for _, p, sources in parameters_with_sources(module):
             for name, part in _split(model, p, sources):
@@ -182,11 +182,11 @@ def _split(model: Any, p: Tensor, sources: Any) -> Iterator[tuple[str, Tensor]]:
 def _loss(model: Any, inputs: dict[str, Tensor], labels: tuple[Tensor, ...]) -> Tensor:
     """Return the sum of the mean losses of the model's outputs, over counted labels."""
     settings = {} if "bert" in model.config.model_type else {"use_cache": False}
-    with compare.in_float64():
+    with hf_parity.in_float64():
         output = model(**{name: x.long() if "mask" in name else x for name, x in inputs.items()}, **settings)
         logits = [value for name, value in output.items() if "logits" in name]
         losses = [
-            functional.cross_entropy(each.flatten(0, -2), of.flatten(), ignore_index=compare.IGNORED)
+            functional.cross_entropy(each.flatten(0, -2), of.flatten(), ignore_index=hf_parity.IGNORED)
             for each, of in zip(logits, labels, strict=True)
         ]
         return torch.stack(losses).sum()

@@ -80,7 +80,7 @@ GATHER_REDUCE = of_module(
 )
 
 MATMUL_SHARDING = of_module(
-    "layers.matmul_sharding",
+    "layers.operand_shardings",
     [
         (
             "depth-not-summed",

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from dslpar.distributed.collectives import Axis, Pending
 from dslpar.layers.gather_reduce import Sharding
-from dslpar.layers.matmul_sharding import MatmulSharding
+from dslpar.layers.operand_shardings import MatmulSharding
 
 
 def rolled(x: Tensor, pieces: int, dim: int = 0) -> Tensor:

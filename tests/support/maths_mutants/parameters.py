@@ -269,7 +269,7 @@ WEIGHT_GRADIENTS = of_module(
 )
 
 LATE_GRADIENT = of_module(
-    "layers.late_gradient",
+    "layers.late_reduction",
     [
         (
             "over-d-left-out",

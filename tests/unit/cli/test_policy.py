@@ -95,7 +95,7 @@ def test_copies_that_drop_otherwise_are_found_out(monkeypatch: pytest.MonkeyPatc
     """With its own generator per rank, 1d's residual, which every rank holds in full, drifts apart."""
     subject = Subject(transformers.GPT2LMHeadModel, shrunk(transformers.GPT2Config(n_layer=1)))
     seed = torch.manual_seed
-    monkeypatch.setattr("dslpar.policies.compare.torch.manual_seed", lambda number: seed(number + os.getpid()))
+    monkeypatch.setattr("dslpar.policies.hf_parity.torch.manual_seed", lambda number: seed(number + os.getpid()))
     (row,) = check.check(subject, {"1d 2": TWO["1d 2"]})
     assert (row.outcome, row.tensor.partition(": ")[2]) == ("wrong", "with dropout, its copies get other gradients")
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dslpar.language.load import load, load_text
-from dslpar.language.session import Session
+from dslpar.language.load_session import Session
 from dslpar.language.source import Source
 from dslpar.language.yaml_io import dump, dump_plain, read_names
 

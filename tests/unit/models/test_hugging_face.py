@@ -39,7 +39,7 @@ def test_its_logits_are_those_of_transformers(kind: str, tmp_path: Path) -> None
     """The tolerance is 1e-5 in float32, and 1e-12 in float64 with frequencies and norms in float64."""
     import transformers
 
-    from dslpar.policies import compare
+    from dslpar.policies import hf_parity
 
     model = model_of(kind)
     cls = getattr(transformers, hugging_face.class_of(model))
@@ -56,7 +56,7 @@ def test_its_logits_are_those_of_transformers(kind: str, tmp_path: Path) -> None
         if hasattr(module, "inv_freq"):
             exponents = torch.arange(0, 8, 2, dtype=torch.float64) / 8
             module.inv_freq = model.rope_theta**-exponents
-    with compare.in_float64():
+    with hf_parity.in_float64():
         expected = theirs.double()(input_ids=ids).logits
     torch.testing.assert_close(ours.double()(ids), expected, rtol=1e-12, atol=1e-12)
 

@@ -23,7 +23,7 @@ from dslpar.layers.parameter import placement_of
 from dslpar.models import pretrained
 from dslpar.models.layered import build_module
 from dslpar.models.pretrained import merged
-from dslpar.policies import compare
+from dslpar.policies import hf_parity
 from dslpar.policies.model import HuggingFaceModel
 from dslpar.policies.weights import parameters_with_sources
 from tests.support import hugging_face as hf
@@ -89,7 +89,7 @@ def test_training_begins_with_the_folder_s_weights(folders: dict[str, Path]) -> 
     """The logits are those of transformers, in float32."""
     plain, _ = hf.plain(hf.FAMILIES["gpt2"])
     module = build_module(opened("gpt2", folders["gpt2"]), Groups(Mesh()), seed=1)
-    ids = compare.make_inputs(hf.FAMILIES["llama"].config())["input_ids"]
+    ids = hf_parity.make_inputs(hf.FAMILIES["llama"].config())["input_ids"]
     torch.testing.assert_close(module(ids), plain.float()(input_ids=ids).logits, rtol=1e-5, atol=1e-5)
 
 

@@ -23,9 +23,9 @@ from dslpar.distributed.distributed_env import DistributedEnv
 from dslpar.watchdog import authentication, marks, messages, peers, protocol
 from dslpar.watchdog.authentication import STRANGER_BYTES, STRANGER_S, Key
 from dslpar.watchdog.first_failure import JobWatch
+from dslpar.watchdog.guard_server import Server
 from dslpar.watchdog.protocol import Connection, Poller
 from dslpar.watchdog.receiver import Receiver
-from dslpar.watchdog.server import Server
 from tests.support.guarded_ranks import WAITS, Ranks
 from tests.support.hostile import MEMORY_BYTES, attack, dial, hostile_lines, join, peak_bytes
 from tests.support.paths import ROOT
@@ -351,7 +351,7 @@ RECEIVER = """\
 import pathlib, select, sys
 sys.path.insert(0, {root!r})
 from dslpar.watchdog.receiver import Receiver
-from dslpar.watchdog.server import Server
+from dslpar.watchdog.guard_server import Server
 from dslpar.watchdog.first_failure import JobWatch
 folder = pathlib.Path({folder!r})
 with Receiver(folder / "marks", range(3), ("127.0.0.1",), folder / "secret", loopback=True) as receiver:

@@ -18,7 +18,7 @@ if not HAS_TRANSFORMERS:
 import transformers
 
 from dslpar.models.pretrained import Folder
-from dslpar.policies.saved import Saved
+from dslpar.policies.pretrained_files import Saved
 from tests.support.hugging_face import SIZES
 
 CLASSES: dict[str, dict[str, Any]] = {
