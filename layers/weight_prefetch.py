@@ -206,7 +206,7 @@ class WeightPrefetch:
 
     @property
     def run(self) -> Run:
-        """The forward or backward in progress; `WAITING` outside the module's forward."""
+        """The pass in progress, forward or backward; `WAITING` between passes."""
         backward = torch._C._current_graph_task_id()
         if backward == -1:
             return WAITING if self._forward is None else self._forward

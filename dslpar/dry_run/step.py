@@ -168,7 +168,7 @@ class _Dry:
         return self._run_part(whole, stage, coord, forms)
 
     def _keeps_form(self, each: StageClass, run: StageRun) -> bool:
-        """Return whether each layer that stands for several outputs the form of its input, as the next one needs."""
+        """Return whether each repeated layer's output has the form of its input, so that it can feed the next copy."""
         left_out = set(each.whole.positions) - set(each.part.positions)
         stand_ins = {max(position for position in each.part.positions if position < other) for other in left_out}
         return all(run.repeated[position] for position in stand_ins)

@@ -1,6 +1,6 @@
 """Find the first value that is not finite: a weight, a layer's output, or a parameter's gradient.
 
-    description = find_first_nonfinite(engine, batches)   # all ranks together, after a skipped step; no step may follow
+    description = find_first_nonfinite(engine, batches)   # all ranks together, after a skipped step; it leaves gradients behind
 
 The search runs once, when a run ends because of the value. It checks the weights, then runs one more forward and
 backward over the same micro-batches with a hook on every layer and parameter. TorchTitan and Megatron check in every
@@ -75,7 +75,7 @@ def find_first_nonfinite(engine: Engine, batches: Iterable[MicroBatch]) -> str:
     by_rank = collectives.gather_objects(own, groups.axis("pipe", "data", "tensor"))
     firsts = [first for found_there in by_rank for first in found_there]
     if not firsts:
-        return f"the loss, or a sum of finite numbers: no weight, layer or gradient by itself, says {rank}"
+        return "the loss, or a sum of finite numbers: no weight, layer or gradient by itself"
     first = min(firsts)
     return f"{first.value}, on {first.rank_description}"
 

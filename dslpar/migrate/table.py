@@ -100,7 +100,7 @@ def dead(why: str) -> Outcome:
 
 
 def needed(why: str, to: str = "") -> Outcome:
-    """Make the outcome of a value that only the author can decide."""
+    """Return the outcome 'needed': only the config's author can choose this value."""
     return Outcome("needed", to, why=why)
 
 

@@ -96,7 +96,7 @@ def worst_of(name: str, found: Mapping[str, Difference]) -> Check:
 def _by_step(
     by_rank: Sequence[Sequence[float]], true: Sequence[float], bounds: Sequence[float]
 ) -> dict[str, Difference]:
-    """Compare one number per step, which all ranks must have."""
+    """Compare one number per step; every rank must report the same one."""
     found = {}
     for step, (value, bound) in enumerate(zip(true, bounds, strict=True)):
         off = max(finite(abs(values[step] - value) / max(abs(value), 1e-300)) for values in by_rank)

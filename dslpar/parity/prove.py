@@ -133,7 +133,7 @@ def _proof(trials: Sequence[_Trial]) -> Proof:
 
 
 class _Trial:
-    """A comparison of one small layout with one process."""
+    """One comparison: a small layout's run against the same run in a single process."""
 
     def __init__(
         self,

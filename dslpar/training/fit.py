@@ -88,7 +88,7 @@ def fit(
 
 
 def _eval_data(engine: ProgramEngine, data: Any) -> StepData | None:
-    """Return the data to evaluate on. All ranks decide together, since stages in the middle have no data."""
+    """Return the data to evaluate on. Ranks agree on whether there is any: middle stages have none."""
     (has_data,) = any_rank(engine, data is not None)
     if has_data != (engine.job.spec.train.eval_interval is not None):
         missing = "train.eval_interval" if has_data else "eval_data"

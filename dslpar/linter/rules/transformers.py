@@ -134,7 +134,7 @@ def size_of_transformers_does_not_divide(cx: Context) -> Iterator[Problem]:
             what = "heads" if key.endswith("heads") else "features"
             where = "the decoder" if key.startswith("decoder") else "a stage"
             message = f"{key}: {where} has {each.value} {what}, which do not divide by {each.why}"
-            hint = f"choose {' or '.join(map(str, multiples(each.value, each.by)))} {what} there, or fewer tensor ranks"
+            hint = f"choose {' or '.join(map(str, multiples(each.value, each.by)))} {what} in the model's config, or fewer tensor ranks"
             yield model.problem_of_key(key, given, message, hint)
             continue
         value = sizes[roles[key]].value
@@ -142,7 +142,7 @@ def size_of_transformers_does_not_divide(cx: Context) -> Iterator[Problem]:
             hint = f"{key}={' or '.join(map(str, multiples(each.value, each.by)))}"
             yield model.problem(roles[key], f"does not divide by {each.why}", hint)
         else:
-            hint = "choose more features a head, or fewer tensor ranks"
+            hint = "choose more features per head, or fewer tensor ranks"
             message = f"has {each.value} features, which do not divide by {each.why}"
             yield model.problem(roles[key], message, hint)
 

@@ -138,7 +138,7 @@ def secondary_shards(cx: Context) -> Iterator[Problem]:
 def compiled_with_zero_3(cx: Context) -> Iterator[Problem]:
     """train.compile at ZeRO stage 3."""
     if cx.spec.train.compiles_layers and cx.spec.zero.stage == 3:
-        message = "train.compile at ZeRO stage 3, which gathers weights between the operations of a compiled layer"
+        message = "train.compile does not work at ZeRO stage 3, which gathers weights between the operations of a layer"
         yield cx.problem("train.compile", message, "zero.stage=2, or train.compile_components=['loss']")
 
 
