@@ -134,7 +134,8 @@ def size_of_transformers_does_not_divide(cx: Context) -> Iterator[Problem]:
             what = "heads" if key.endswith("heads") else "features"
             where = "the decoder" if key.startswith("decoder") else "a stage"
             message = f"{key}: {where} has {each.value} {what}, which do not divide by {each.why}"
-            hint = f"choose {' or '.join(map(str, multiples(each.value, each.by)))} {what} in the model's config, or fewer tensor ranks"
+            choices = " or ".join(map(str, multiples(each.value, each.by)))
+            hint = f"choose {choices} {what} in the model's config, or fewer tensor ranks"
             yield model.problem_of_key(key, given, message, hint)
             continue
         value = sizes[roles[key]].value
