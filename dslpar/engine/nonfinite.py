@@ -1,6 +1,6 @@
 """Find the first value that is not finite: a weight, a layer's output, or a parameter's gradient.
 
-    description = find_first_nonfinite(engine, batches)   # all ranks together, after a skipped step; it leaves gradients behind
+    description = find_first_nonfinite(engine, batches)   # all ranks together, as the run ends
 
 The search runs once, when a run ends because of the value. It checks the weights, then runs one more forward and
 backward over the same micro-batches with a hook on every layer and parameter. TorchTitan and Megatron check in every

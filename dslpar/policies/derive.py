@@ -182,7 +182,7 @@ class _Derivation:
         return next(module for name, module in self.named.items() if match([pattern], name))
 
     def _around(self, pattern: str) -> Any:
-        """Return the first module whose name matches the pattern. Not every block has one, so block 0 alone does not tell."""
+        """Return the first module whose name matches the pattern: not every block has one."""
         around: nn.Module = self.named[next(name for name in self.named if match([pattern], name)).rpartition(".")[0]]
         return around
 
