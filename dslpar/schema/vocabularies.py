@@ -119,7 +119,7 @@ def span_lengths(data: SpanTextData, seq_len: int) -> SpanLengths:
 
 
 def _cut(data: SpanTextData, text: int) -> tuple[int, int, int, int]:
-    """Return the tokens of the encoder's sample, of the decoder's and of all spans, as numbers, and the number of spans."""
+    """Return numbers of tokens (encoder's sample, decoder's sample, all spans) and the number of spans."""
     noise = min(max(round(text * data.noise_density), 1), max(text - 1, 1))
     spans = min(max(round(noise / data.mean_span_length), 1), noise, max(text - noise, 1))
     return text - noise + spans + 1, noise + spans + 1, noise, spans
