@@ -72,6 +72,7 @@ class Mend(NamedTuple):
     test: str
     """The file below tests/distributed that fails when the mend can be removed."""
     issue: str = "none known"
+    """The issue at github.com/deepspeedai/DeepSpeed, or cases to file as one."""
     arguments: Callable[[Built], tuple[Any, ...]] = lambda built: ()
     """Returns the function's arguments; for AFTER."""
     applies: Callable[[Built], bool] = lambda built: True
@@ -91,6 +92,7 @@ MENDS = (
         "CPUs",
         BEFORE,
         "engine/test_precision.py",
+        "docs/upstream/m03_fp16_on_cpus.py",
     ),
     Mend(
         1,
@@ -108,6 +110,7 @@ MENDS = (
         "always",
         BEFORE,
         "engine/test_offloaded_adam.py",
+        "docs/upstream/m19_build_lock.py",
     ),
     Mend(
         2,
@@ -124,6 +127,7 @@ MENDS = (
         "ZeRO 1 in bf16",
         BEFORE,
         "engine/test_precision.py",
+        "docs/upstream/m06_bf16_zero1.py",
     ),
     # ---- called where a part of the engine is made ----
     Mend(
@@ -133,6 +137,7 @@ MENDS = (
         "pipelines",
         "engine/pipeline_module.py",
         "engine/test_engine.py",
+        "docs/upstream/m04_tied_norm.py",
     ),
     Mend(
         5,
@@ -141,6 +146,7 @@ MENDS = (
         "pipelines",
         "engine/pipeline_module.py",
         "engine/test_precision.py",
+        "docs/upstream/m05_tied_gradients.py",
     ),
     Mend(
         10,
@@ -149,6 +155,7 @@ MENDS = (
         "Adagrad",
         "engine/optimizers.py, engine/build.py",
         "engine/test_optimizers.py",
+        "docs/upstream/m10_adagrad_groups.py",
     ),
     Mend(
         17,
@@ -166,6 +173,7 @@ MENDS = (
         "DeepSpeedCPUAdam",
         AFTER,
         "engine/test_offloaded_adam.py",
+        "docs/upstream/m20_cpu_adam_resume.py",
         arguments=lambda built: (built.ds_engine,),
     ),
     Mend(
@@ -175,6 +183,7 @@ MENDS = (
         "ZeRO 1 and 2 with the optimizer on the CPU",
         AFTER,
         "engine/test_precision.py",
+        "docs/upstream/m08_offload_overflow.py",
         arguments=lambda built: (built.ds_engine,),
     ),
     Mend(
@@ -184,6 +193,7 @@ MENDS = (
         "ZeRO 3 over sequence parallel ranks",
         AFTER,
         "engine/test_zero_over_d.py",
+        "docs/upstream/m21_sequence_parallel_sum.py",
         arguments=lambda built: (built.ds_engine,),
     ),
     Mend(
@@ -193,6 +203,7 @@ MENDS = (
         "ZeRO 1 in half precision",
         AFTER,
         "engine/test_reduction.py",
+        "docs/upstream/m15_gradient_copies.py",
         arguments=lambda built: (built.ds_engine,),
     ),
     Mend(
@@ -232,6 +243,7 @@ MENDS = (
         "ZeRO 1 in a pipeline",
         AFTER,
         "models/test_sequential.py",
+        "docs/upstream/m07_norm_hangs.py",
         arguments=lambda built: (built.ds_engine, built.groups.weight_axis),
     ),
     Mend(  # after M7: it reads what that returns
@@ -242,6 +254,7 @@ MENDS = (
         "ZeRO 1 to 3",
         AFTER,
         "engine/test_host_reads.py",
+        "docs/upstream/m12_host_reads.py",
         arguments=lambda built: (
             *(built.ds_engine, built.groups.zero_axis, built.groups.weight_axis, built.host_reads.read),
         ),
@@ -253,6 +266,7 @@ MENDS = (
         "no ZeRO, fp32",
         AFTER,
         "engine/test_engine.py",
+        "docs/upstream/m11_norm_is_none.py, docs/upstream/m11_norm_of_first_stage.py",
         arguments=lambda built: (built.ds_engine, built.groups.weight_axis, built.host_reads.read),
         applies=lambda built: built.has_no_norm,
     ),
@@ -263,6 +277,7 @@ MENDS = (
         "ZeRO 3",
         AFTER,
         "checkpoint/test_resume.py",
+        "docs/upstream/m09_external_parameter.py",
         arguments=lambda built: (external_parameters(built.module),),
         applies=lambda built: built.job.spec.zero.stage == 3,
     ),

@@ -36,7 +36,7 @@ def test_a_stale_page_would_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 PAGES = [
     path
-    for folder in (".", "docs", "docs/api", "docs/rules", "docs/tutorials", "layers", "tests")
+    for folder in (".", "docs", "docs/api", "docs/rules", "docs/tutorials", "docs/upstream", "layers", "tests")
     for path in sorted((ROOT / folder).glob("*.md"))
 ]
 
