@@ -123,7 +123,7 @@ MENDS = (
     Mend(
         6,
         "shard_gradients_of_bf16",
-        "ZeRO 1 in bf16 all-reduces whole gradients, and raises on a rank that owns no parameter",
+        "ZeRO 1 in bf16 all-reduces whole gradients, and raises on a rank that counts no gradient",
         "ZeRO 1 in bf16",
         BEFORE,
         "engine/test_precision.py",
@@ -133,7 +133,7 @@ MENDS = (
     Mend(
         4,
         "disown_tied_copies",
-        "without ZeRO, norms count tied weights twice",
+        "without ZeRO, norms count tied weights twice if both copies are marked as tensor parallel",
         "pipelines",
         "engine/pipeline_module.py",
         "engine/test_engine.py",
@@ -193,7 +193,7 @@ MENDS = (
         "ZeRO 3 over sequence parallel ranks",
         AFTER,
         "engine/test_zero_over_d.py",
-        "docs/upstream/m21_sequence_parallel_sum.py",
+        "docs/upstream/m21_sequence_parallel_sum.py, #6841",
         arguments=lambda built: (built.ds_engine,),
     ),
     Mend(
@@ -262,7 +262,7 @@ MENDS = (
     Mend(
         11,
         "compute_norm_without_zero",
-        "without ZeRO in fp32, the gradient norm is None",
+        "without ZeRO in fp32, the gradient norm is None, and a pipeline is clipped by the norm of its first stage",
         "no ZeRO, fp32",
         AFTER,
         "engine/test_engine.py",
