@@ -10,7 +10,7 @@
 Whole activations are [batch, sequence, features] or [tokens, features], equal on all ranks of the tensor group. The
 tokens of [tokens, features] are cut over the axes that cut the batch, then over those that cut the sequence. Gradients
 of whole activations are equal too: every rank computes the same values, and nothing is summed. So modules that work on
-whole activations must start equal (torch.manual_seed) and draw the same dropout.
+whole activations must start with equal weights (torch.manual_seed) and draw the same dropout.
 
 =================  ==========================  =======================  ============================================
 function           forward                     backward                 ColossalAI's name

@@ -42,7 +42,7 @@ except ImportError:  # 2.4's, under another name, squares a partial sum part by 
     raise ImportError(f"torch {torch.__version__} has no DTensor that computes right: 2.5 is the first") from None
 
 AXES = ("pipe", "data", "tensor", "x", "d", "q", "y", "z")
-"""Names of mesh dims; "tensor" stands for d q y z, and "x" for d q."""
+"""Names of mesh dims; "tensor" is all of d, q, y and z (docs/architecture.md, "The cuboid"), and "x" is d and q."""
 
 broadcast = Replicate()
 """Equal copies on all ranks of this dim of the mesh."""

@@ -41,8 +41,7 @@ class TokenLinear(Layer):
 
         Raises:
             DslparError: the number of tokens is not that of the weight, or a rank's features do not divide by the
-            number
-                of ranks that cut the sequence.
+                number of ranks that cut the sequence.
         """
         shared = self.share() if shared is None else shared
         weight = cast("Tensor", self.stand_in(self.weight, shared))

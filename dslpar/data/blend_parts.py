@@ -1,4 +1,4 @@
-"""Jobs for the parts of a blend, by which each part is checked and read, and their findings. Needs no torch."""
+"""Jobs for the parts of a blend: each part is checked and read by a job of its own. Needs no torch."""
 
 from __future__ import annotations
 

@@ -30,6 +30,7 @@ class ConversationRange(NamedTuple):
     identity: str
     """Digest of the conversations, the template and the tokenizer, independent of their paths."""
     training: bool
+    """Whether these are the training conversations; if not, the held-out ones."""
 
     def lines(self) -> Iterator[Line]:
         """Yield the lines of the range."""

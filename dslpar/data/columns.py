@@ -31,6 +31,7 @@ _MASKS = ("attention_mask", "decoder_attention_mask", "token_type_ids")
 """Inputs that rows may leave out; they default to ones, ones and zeros."""
 _IDS = ("input_ids", "decoder_input_ids")
 _SECOND_LABELS = {"BertForPreTraining": "next_sentence_label"}
+"""{model with two labels: the column of the second one}."""
 
 
 class Rows(Protocol):
@@ -54,6 +55,7 @@ class ColumnSamples:
     """
 
     all_counted = False
+    """Labels of -100 do not count in the loss."""
 
     def __init__(self, job: Job, rows: Rows, inputs: Sequence[str], start: int = 0) -> None:
         self.job, self.rows, self.num_samples, self.start = job, rows, rows.num_rows, start

@@ -37,7 +37,9 @@ class Images(NamedTuple):
     names: Sequence[str]
     """Paths of the images below the folder, [N]; empty: the images are an array."""
     train: Sequence[int]
+    """Indices of the training images."""
     held_out: Sequence[int]
+    """Indices of the held-out images."""
     identity: str
     """Digest of the images and their split."""
 

@@ -1,7 +1,7 @@
 """Memory-mapped bytes of text files: samples read pages on demand, and the ranks of a host share them.
 
     text = MappedText(job, corpus.train)         # nothing is opened yet
-    text.windows([0, 512], 513)                  # int64 [2, 513], as of one array of all bytes
+    text.windows([0, 512], 513)                  # int64 [2, 513], as if all files were one array
 
 Only byte-level text is mapped, whose ids are the bytes. With a tokenizer, ids are made at the start (tokens.py).
 """

@@ -41,8 +41,7 @@ def find_own(job: Job) -> OwnData:
 
     Raises:
         DslparError: there is no such class, it is no map-style data set, it does not take these arguments, it has too
-        few
-            samples for a step, or evaluation is on and nothing is held out.
+            few samples for a step, or evaluation is on and nothing is held out.
     """
     data = job.spec.data
     assert isinstance(data, OtherData)

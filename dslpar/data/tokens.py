@@ -97,7 +97,7 @@ def _batches(texts: Iterable[str]) -> Iterable[list[str]]:
 
 
 def ordinary_ids(found: Vocabulary) -> Ids:
-    """Return the ids that stand for text, without special tokens."""
+    """Return the ids of ordinary tokens, that is, all tokens without special ones and sentinels."""
     if found.tokenizer is None:
         return np.arange(found.first_byte, found.first_byte + BYTES)
     special = {*found.tokenizer.special_ids, *found.special.values(), *found.sentinels}

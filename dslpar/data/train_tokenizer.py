@@ -3,8 +3,7 @@
 The same files in the same order give the same byte-level BPE. For unigram and wordpiece, the library breaks ties by the
 order of a hash table, which differs between processes.
 
-Byte-level BPE is GPT-2's kind (all bytes are in the vocabulary, so no token is unknown), unigram T5's, wordpiece
-BERT's.
+GPT-2 has byte-level BPE: all bytes are in the vocabulary, so no token is unknown. T5 has unigram, BERT wordpiece.
 """
 
 from __future__ import annotations
@@ -43,8 +42,7 @@ def train_tokenizer(
 
     Raises:
         DslparError: a file cannot be read, the folder already exists or cannot be written, `vocab_size` is too small,
-        or
-            the package tokenizers is missing.
+            or the package tokenizers is missing.
     """
     if importlib.util.find_spec("tokenizers") is None:
         message = "the package tokenizers is not installed"

@@ -43,7 +43,7 @@ class _Kind(NamedTuple):
 
 
 def class_of(model: GPT) -> str:
-    """Return the class that equals a GPT. Raises: DslparError: no class does; lists the fields that differ."""
+    """Return the transformers class that computes the same as a GPT. Raises: DslparError: none does."""
     wrong = {name: list(_misfits(model, kind)) for name, kind in _KINDS.items()}
     fitting = [name for name, problems in wrong.items() if not problems]
     if not fitting:
@@ -64,7 +64,7 @@ def _misfits(model: GPT, kind: _Kind) -> Iterator[str]:
 
 
 def config_of(model: GPT) -> dict[str, Any]:
-    """Return the arguments of that class' config. Ids of special tokens are None, since a GPT does not know them."""
+    """Return the config arguments of `class_of(model)`. Ids of special tokens are None: a GPT does not know them."""
     found = _KINDS[class_of(model)].config(model)
     return found | {"tie_word_embeddings": model.tie_embeddings, "initializer_range": model.init_std}
 
