@@ -126,7 +126,7 @@ def _does_not_divide(what: str, dim: int, length: int, count: int, mode: str | N
     lengths = " or ".join(map(str, multiples(length, count)))
     return finding(
         "TEN221",
-        f"dim {dim} of {what} has {length} entries, and mode {mode!r} cuts it in {count}",
+        f"dim {dim} of {what} has {length} entries, and mode {mode!r} cuts it into {count} pieces",
         f"{lengths} entries: pad it, or choose another size",
         key="parallel.tensor",
     )

@@ -122,7 +122,7 @@ def as_dtensor(p: torch.Tensor, groups: Groups) -> DTensor:
         return DTensor.from_local(p, device_mesh(groups, "tensor"), [broadcast], run_check=False)
     if at.blocks and any(groups.mesh.size(*letters) > 1 for letters in at.cuts[:1]):
         message = (
-            f"the parameter is blocks of {', '.join(map(str, at.blocks))} rows, and each rank has its part of each"
+            f"the parameter has blocks of {', '.join(map(str, at.blocks))} rows, and each rank has a part of each block"
         )
         raise_finding("TEN233", message, "gather it (dslpar.layers.gather), and distribute that")
     # If two axes cut one dim, DTensor takes the first mesh dim as the slow cut. Each letter cuts one dim only.

@@ -164,8 +164,8 @@ class _ShardedMatmul(torch.autograd.Function):
         5. In a split backward that reduces dX, take an older product from the queue, and start to gather its X.
         6. dgrad: compute the panel of dX, and the adapters' gradients.
         7. Start to reduce dX. Free the panel of W.
-        8. Continue the reduction of the dW before this one: over q it is done, over d it starts. Start to gather the
-           next linear's W.
+        8. Wait for the sum over q of the dW that the linear before computed, and start its sum over d. Start to gather
+           the next linear's W.
         9. wgrad: compute dW, and start to reduce it over q. With prefetching, autograd takes dW after the next linear's
            backward (late_reduction.py). Without, wait for it. A split backward has no wgrad here.
         10. Compute the older product of phase 5. The reduction of dX runs under this product, and else under wgrad.

@@ -113,7 +113,7 @@ def initialize(module: nn.Module, groups: Groups, seed: int, prefix: str = "", *
     written = [] if keep is False else [name for name, p in placed.items() if source_of(p) in WRITTEN]
     if written and keep is None:
         names = ", ".join(map(repr, written[:4])) + (", ..." if len(written) > 4 else "")
-        message = f"weights that were written after they had been drawn: {names}"
+        message = f"these weights were written after they had been drawn: {names}"
         raise_finding("TEN236", message, "keep=True to leave them as they are, or keep=False to draw them anew")
     for name in placed.keys() - written:
         _draw(placed[name], groups, seed, prefix + name)

@@ -195,7 +195,7 @@ def _does_not_divide(length: int, count: int, mode: str | None) -> Finding:
     sizes = " or ".join(map(str, multiples(length, count)))
     return finding(
         "TEN227",
-        f"{length} features of a layer, and mode {mode!r} cuts them in {count}",
+        f"a layer has {length} features, and mode {mode!r} cuts them into {count} pieces",
         f"nearest legal: {sizes}; or a smaller tensor size",
         key="parallel.tensor",
     )

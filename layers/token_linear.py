@@ -64,5 +64,5 @@ def _check(x: Tensor, num_tokens: int, pieces: int) -> None:
         message = f"a residual of shape {tuple(x.shape)}, its sequence in {pieces} pieces, and {num_tokens} tokens"
         raise_finding("TEN226", message, f"[batch, {num_tokens} tokens, features], cut as the mode does", key="model")
     if x.shape[2] % pieces:
-        message = f"{x.shape[2]} features of a rank, which {pieces} ranks share out to mix the tokens of a sequence"
+        message = f"{x.shape[2]} features per rank do not divide by the {pieces} ranks that cut the sequence"
         raise_finding("TEN226", message, f"features that divide by {pieces}", key="model.hidden_size")

@@ -116,12 +116,17 @@ def chat_samples(job: Job, part: ConversationRange) -> ChatSamples:
     which = "trained on" if part.training else "held out"
     rows = f" in {made.num_samples:,} rows" if data.packing else ""
     log.info(
-        *("%s conversations are %s%s, %.0f %% of whose places they fill", f"{made.num_conversations:,}", which, rows),
+        *(
+            "%s conversations are %s%s; %.0f %% of the positions are not padding",
+            f"{made.num_conversations:,}",
+            which,
+            rows,
+        ),
         100 * made.fill,
     )
     if made.num_cut or made.num_without_answer:
         log.warning(
-            "of conversations %s, %s are cut: longer than seq_len + 1 = %s tokens; %s are left out: no answer is left",
+            "conversations %s: %s are cut to seq_len + 1 = %s tokens; %s are left out, since no answer is left",
             *(which, f"{made.num_cut:,}", f"{job.seq_len + 1:,}", f"{made.num_without_answer:,}"),
         )
     return made

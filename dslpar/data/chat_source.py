@@ -55,7 +55,7 @@ def find_conversations(job: Job) -> Conversations:
     assert isinstance(data, ChatData)
     check_has_length(job)
     if importlib.util.find_spec("transformers") is None:
-        message = "conversations are written as text by the package transformers, which is not installed"
+        message = "chat templates need the package transformers, which is not installed"
         raise_finding("BAT212", message, "pip install dslpar[hf]", job.path, "data.type")
     template = template_of(data, job.path)
     if template.problem:

@@ -82,8 +82,10 @@ class Renderer:
             before = self._run(conversation, index, prompt=True)[0]
             after = self._run(conversation, index + 1)[0]
             if not after.startswith(before) or not whole.startswith(after):
-                which = "the prompt for it" if not after.startswith(before) else "the turns after it"
-                raise TemplateProblemError(f"message {index + 1}, an answer, is written otherwise with {which}")
+                which = "it follows the generation prompt" if not after.startswith(before) else "other turns follow"
+                raise TemplateProblemError(
+                    f"the template writes message {index + 1}, an answer, differently if {which}"
+                )
             found.append((len(before), self._end(after, len(before))))
         return found
 

@@ -74,7 +74,9 @@ class ColumnSamples:
         wanted = [*(name for name in inputs if name not in made), *(name or "labels" for name in self.labels)]
         missing = [name for name in wanted if name not in rows.columns]
         if missing or not inputs:
-            message = f"there is no column {missing[0]!r}" if missing else "what the model takes is not known"
+            message = (
+                f"there is no column {missing[0]!r}" if missing else "the arguments of the model's forward are unknown"
+            )
             hint = "name columns as the arguments of the model's forward; or a class of your own: (input, label)"
             raise_finding("BAT222", f"{message}; there are {', '.join(rows.columns)}", hint, job.path, "data")
         if self.may_pad:

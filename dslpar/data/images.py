@@ -103,7 +103,7 @@ class ImageSamples:
             with Image.open(path) as image:
                 return np.asarray(image.convert("L" if self.channels == 1 else "RGB"))
         except OSError as error:
-            message, hint = f"cannot read {path!r}: {error}", "mend or remove that file"
+            message, hint = f"cannot read {path!r}: {error}", "repair or remove that file"
             raise_finding("BAT201", message, hint, self.job.path, "data.path")
 
     def _noise(self, number: int) -> Tensor:

@@ -58,5 +58,5 @@ class MappedText:
             # np.asarray, since slices of an np.memmap are np.memmaps, which cost a microsecond more each.
             return np.asarray(np.memmap(part.path, np.uint8, "r", part.start, (part.num_bytes,)))
         except (OSError, ValueError) as error:
-            message = f"{part.path!r} is not as it was when the run began: {error}"
+            message = f"{part.path!r} has changed since the run began: {error}"
             raise_finding("BAT201", message, "keep a run's text until it ends", self._job.path, "data")

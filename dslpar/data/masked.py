@@ -28,7 +28,8 @@ _MASKED, _OTHER = 0.8, 0.9
 class MaskedSamples:
     """Samples of `ids` [tokens]: sample i is the i-th window of the text, with special tokens added.
 
-    With `pairs`, the window is split into A and B for next-sentence prediction. About half of the samples get a random B.
+    With `pairs`, the window is split into A and B for next-sentence prediction. About half of the samples get a random
+    B.
     """
 
     all_counted = False

@@ -133,7 +133,7 @@ def tokenize(request: Request, progress: Callable[[int, int], None] = lambda don
             _publish(values, final, output, found)
         shutil.rmtree(work)
     except BrokenProcessPool:
-        hint = "fewer --workers, or --document-separator for long files; then run it again: it goes on"
+        hint = "fewer --workers, or --document-separator for long files; then run it again: it continues"
         raise_finding("BAT215", "a process was killed, most often since memory ran out", hint, str(output))
     except OSError as error:
         raise_finding("BAT215", f"cannot write {error.filename or output}: {error.strerror}", "make room", str(output))

@@ -56,7 +56,9 @@ def train_tokenizer(
     least = len(special) + (_BYTES if model == "bpe" else 1)
     if vocab_size < least:
         hint = f"--vocab-size {least} or more"
-        raise_finding("BAT212", f"{vocab_size} tokens do not hold special ones and an alphabet", hint, str(folder))
+        raise_finding(
+            "BAT212", f"{vocab_size} tokens are too few for the special tokens and the alphabet", hint, str(folder)
+        )
     tokenizer, trainer = _made(model, vocab_size, special)
     form = Form(json_key)
     texts = (text.decode("utf-8", "replace") for shard in cut(files, form) for text in documents_of(shard, form))

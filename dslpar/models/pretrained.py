@@ -200,7 +200,7 @@ class PretrainedWeights(NamedTuple):
         shape = (sum(lengths), *_shape(slices[0], self.sources[0])[1:])
         if shape != placement.shape:
             names = ", ".join(source.name for source in self.sources)
-            message = f"{names} of {self.folder.path} has shape {shape}, the model's {placement.shape}"
+            message = f"{names} in {self.folder.path} has shape {shape}, and the model needs {placement.shape}"
             raise_finding("CKP207", message, "the config.json of the same folder", str(self.folder.path))
         rest = [_range(placement, coord, dim) for dim in range(1, len(shape))]
         parts = [
