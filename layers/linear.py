@@ -61,7 +61,7 @@ def sharded_matmul(
     adapters: Sequence[lora.Applied] = (),
     matrices: Sequence[Tensor] = (),
 ) -> Tensor:
-    """Return X W^T + b: [M/x, K/..] and [N/.., K/..] to [M/x, N/..], all stored as in the module's table.
+    """Return Y = X W^T + b for X [M/x, K/..] and W [N/.., K/..], all stored as in the table of this module.
 
     `weight` must be the Parameter itself. `bias` is this rank's piece, which is added to the stored Y. `matrices` are A
     and B of the first adapter, then those of the next one, and so on.

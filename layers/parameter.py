@@ -121,7 +121,7 @@ def initialize(module: nn.Module, groups: Groups, seed: int, prefix: str = "", *
 
 
 def initialize_built(module: nn.Module, groups: Groups, seed: int, prefix: str = "") -> None:
-    """Draw by name the parameters that hold the values of their construction; keep those the program has set."""
+    """Draw by name the parameters that nothing has written since they were built; keep all others."""
     for name, p in module.named_parameters():
         if placement_of(p) is not None and source_of(p) in UNWRITTEN:
             _draw(p, groups, seed, prefix + name)
@@ -270,7 +270,7 @@ class Vectors:
         self._found: dict[Letters, list[tuple[nn.Module, str]]] | None = None
 
     def find(self) -> dict[Letters, list[tuple[nn.Module, str]]]:
-        """Return the (module, attribute) of each vector by the axes over which its gradient is summed; cached.
+        """Return {axes over which gradients are summed: the (module, attribute) of each vector}; cached.
 
         torch.compile would make another graph for a module without the cache, so call this beforehand.
         """

@@ -53,7 +53,7 @@ class WeightGradients:
         return len(self._waiting)
 
     def put(self, weight: Tensor, start: Start) -> None:
-        """Append the deferred gradient of a leaf."""
+        """Append the deferred gradient of a weight; `start` will start to gather the operands."""
         self._waiting.append((weight, start))
 
     def start_first(self) -> Callable[[], None]:

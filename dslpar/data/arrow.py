@@ -62,7 +62,7 @@ class ArrowRows(NamedTuple):
 
 
 class Table:
-    """Columns of rows in memory-mapped files."""
+    """Training or held-out rows of a saved data set, read by column from memory-mapped files."""
 
     def __init__(self, job: Job, rows: ArrowRows) -> None:
         self.job, self.rows, self.table = job, rows, _table(job, rows.folder)
