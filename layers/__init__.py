@@ -1,8 +1,9 @@
-"""Tensor-parallel layers. Each is written once for every mode: model code names roles, never modes.
+"""Tensor-parallel layers. Each is written once for every tensor mode (1d, 2d, 3d, ...).
 
-Layers take the process groups of a mesh, sizes, and activations as a rank stores them. They are torch modules and
-functions that hold this rank's shards, communicate with the other ranks, and leave complete gradients on each
-parameter. docs/architecture.md has the theory and the tables of cuts per axis; README.md lists the layers.
+Model code names the roles of linears, inward and outward, never the mode. Layers take the process groups of a mesh,
+sizes, and activations as a rank stores them. They are torch modules and functions that hold this rank's shards,
+communicate with the other ranks, and leave complete gradients on each parameter. docs/architecture.md has the theory
+and the tables of cuts per axis; README.md lists the layers.
 
     groups = Groups(Mesh(tensor=Tensor(y=2, mode="1d")))
     up = Linear(groups, 256, 1024, role="inward")      # residual -> inner features

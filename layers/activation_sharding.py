@@ -10,7 +10,7 @@
 Whole activations are [batch, sequence, features] or [tokens, features], equal on all ranks of the tensor group. The
 tokens of [tokens, features] are cut over the axes that cut the batch, then over those that cut the sequence. Gradients
 of whole activations are equal too: every rank computes the same values, and nothing is summed. So modules that work on
-whole activations must start equal (torch.manual_seed) and draw the same dropout.
+whole activations must start with equal weights (torch.manual_seed) and draw the same dropout.
 
 =================  ==========================  =======================  ============================================
 function           forward                     backward                 ColossalAI's name
@@ -126,7 +126,7 @@ def _does_not_divide(what: str, dim: int, length: int, count: int, mode: str | N
     lengths = " or ".join(map(str, multiples(length, count)))
     return finding(
         "TEN221",
-        f"dim {dim} of {what} has {length} entries, and mode {mode!r} cuts it in {count}",
+        f"dim {dim} of {what} has {length} entries, and mode {mode!r} cuts it into {count} pieces",
         f"{lengths} entries: pad it, or choose another size",
         key="parallel.tensor",
     )

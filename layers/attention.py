@@ -4,8 +4,8 @@ Letters: A query heads, G key and value heads, D features per head. Heads are di
 are, and are never split. Every rank computes its own heads for its own samples with torch's fused attention, as in
 Megatron-LM (arXiv 1909.08053). If x splits the sequence, context_attention.py brings keys to queries.
 
-With G < A (grouped-query attention, arXiv 2305.13245) each key head serves A/G neighbouring query heads. Groups are
-never cut, so G must divide by the same numbers as A.
+With G < A (grouped-query attention, arXiv 2305.13245) each key head serves A/G neighbouring query heads. These query
+heads stay on one rank, so G must divide by the same numbers as A.
 """
 
 from __future__ import annotations

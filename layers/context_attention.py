@@ -7,12 +7,13 @@ Letters: B samples, S tokens over n ranks, A query heads, G key and value heads,
 v in one message. Then it attends and exchanges back. A and G must divide by n. Traffic forward and backward:
 4 (n-1)/n times B S/n (A + G) D elements.
 
-`ring` (2105.13120) sends keys and values around the ring while the ranks attend to the block that they hold. Blocks are
-merged by their sums as in Ring Attention (2310.01889), after FlashAttention. The forward sends n - 1 times. The
-backward sends keys and values n - 1 times too, and their gradients n times, until these are home. Traffic: (6n - 4)
-times B S/n G D, which is G/A of the traffic without grouped queries. torch's fused kernels compute the blocks
-(fused_attention.py), so no scores are in memory. The tokens that ranks store determine the blocks
-(layout/attention_blocks.py): in zigzag order every rank has the same causal work.
+`ring` (2105.13120) sends keys and values around the ring while each rank attends to the keys that it holds. The results
+for the ranks' keys are merged by their sums of exponents as in Ring Attention (2310.01889), after FlashAttention. The
+forward sends keys and values n - 1 times. The backward does so too, and sends their gradients n times, until these are
+back on the rank that stores the keys. Traffic: (6n - 4) times B S/n G D, which is G/A of the traffic without grouped
+queries. torch's fused kernels compute the attention of blocks of queries to blocks of keys (fused_attention.py), so no
+scores are in memory. The tokens that ranks store determine the blocks (layout/attention_blocks.py). In zigzag order
+each rank stores a piece from both halves of the sequence, so that every rank has the same causal work.
 
 Peak memory of a ring's backward, besides saved tensors and the incoming gradient, for n > 2 ranks in zigzag order:
 2 A for the queries' gradient and a block's part of it; 8 G for keys, values and their gradients, each both sent and
@@ -77,6 +78,7 @@ class RingOptions(NamedTuple):
     """Options of a ring: the tokens that ranks store, the keys that a query attends to, and dropout."""
 
     axis: Axis
+    """The ranks of the ring."""
     causal: bool = True
     mask: Tensor | None = None
     """[B, S]. bool: True for keys that queries attend to. int32: each token's document, from 1; 0 masks the key."""
@@ -222,7 +224,7 @@ class _Sum:
 
 
 class _Merged:
-    """Accumulator of attention over blocks: the result so far, and the log-sum-exp that weighs the next block."""
+    """Accumulator of attention over blocks: the result so far, and the log-sum-exp by which it is weighed."""
 
     def __init__(self, q: Tensor, v: Tensor) -> None:
         self.q, self.v = q, v
@@ -262,7 +264,7 @@ class _Merged:
 
 
 def _circulate(k: Tensor, v: Tensor, axis: Axis) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Yield (step, k, v of the rank `step` places before). Each pair is sent on while the caller computes with it."""
+    """Yield (step, k, v of the rank `step` places before this rank), and send k and v on while the caller computes."""
     if axis.size == 1:
         yield 0, k, v
         return

@@ -41,7 +41,7 @@ class Dropout(nn.Module):
 
 @contextmanager
 def shard_rng(groups: Groups, cuts: placement.Cuts, device: torch.device) -> Iterator[None]:
-    """Seed torch's default generators within the context for this rank's piece of an activation cut by `cuts`."""
+    """Within the context, seed torch's default generators for this rank's piece of an activation that `cuts` cut."""
     seed = shard_seed(groups, cuts)
     if device.type in ("cpu", "meta"):
         with torch.random.fork_rng(devices=()):

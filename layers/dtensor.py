@@ -42,7 +42,7 @@ except ImportError:  # 2.4's, under another name, squares a partial sum part by 
     raise ImportError(f"torch {torch.__version__} has no DTensor that computes right: 2.5 is the first") from None
 
 AXES = ("pipe", "data", "tensor", "x", "d", "q", "y", "z")
-"""Names of mesh dims; "tensor" stands for d q y z, and "x" for d q."""
+"""Names of mesh dims; "tensor" is all of d, q, y and z (docs/architecture.md, "The cuboid"), and "x" is d and q."""
 
 broadcast = Replicate()
 """Equal copies on all ranks of this dim of the mesh."""
@@ -122,7 +122,7 @@ def as_dtensor(p: torch.Tensor, groups: Groups) -> DTensor:
         return DTensor.from_local(p, device_mesh(groups, "tensor"), [broadcast], run_check=False)
     if at.blocks and any(groups.mesh.size(*letters) > 1 for letters in at.cuts[:1]):
         message = (
-            f"the parameter is blocks of {', '.join(map(str, at.blocks))} rows, and each rank has its part of each"
+            f"the parameter has blocks of {', '.join(map(str, at.blocks))} rows, and each rank has a part of each block"
         )
         raise_finding("TEN233", message, "gather it (dslpar.layers.gather), and distribute that")
     # If two axes cut one dim, DTensor takes the first mesh dim as the slow cut. Each letter cuts one dim only.

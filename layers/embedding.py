@@ -136,7 +136,7 @@ class PositionEmbedding(Layer):
 def _check_positions(x: Tensor, pieces: int, first: int, num_positions: int) -> None:
     """Raise DslparError: the residual has no sequence dim, or the sequence is longer than the table."""
     if x.dim() != 3:
-        message = f"positions of a residual of shape {tuple(x.shape)}"
+        message = f"positions cannot be added to a residual of shape {tuple(x.shape)}"
         raise_finding("TEN226", message, "[batch, sequence, features]", key="model")
     length = first + x.shape[1] * pieces
     if length > num_positions:

@@ -9,9 +9,10 @@
 
 `torch.nn.functional.scaled_dot_product_attention` does not return lse, so this module calls the operators beneath it,
 as torch's own context parallelism does. On a CPU one operator takes every dtype, masks and grouped queries. On CUDA
-there are FlashAttention (half precision, no masks) and the memory-efficient kernel, which is called once per member of
-the query groups. Cases without a kernel (dropout, values of another width than keys, float64 on CUDA) are plain
-products in float32 or wider. Their blocks must be tiles. `has_kernel` reports beforehand which case applies.
+there are FlashAttention (half precision, no masks) and the memory-efficient kernel. It takes no grouped queries, and so
+is called once for each of a group's A/G query heads. Cases without a kernel (dropout, values of another width than
+keys, float64 on CUDA) are plain products in float32 or wider. Their blocks must be small (layout/attention_blocks.py,
+`TILE`). `has_kernel` reports beforehand which case applies.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _LSE_MULTIPLE = 32
 
 
 def has_kernel(q: Tensor, v: Tensor, *, dropout: bool = False) -> bool:
-    """Return whether a fused kernel supports these queries and values; without one, blocks must be tiles."""
+    """Return whether a fused kernel supports these queries and values; without one, blocks must be small tiles."""
     if dropout or q.shape[-1] != v.shape[-1]:
         return False
     if q.device.type in ("cpu", "meta"):

@@ -1,9 +1,9 @@
 """Gather the stored operands of a product, and reduce its partial results, over one axis of the cuboid.
 
-Each operand of a product is stored in pieces along one axis, and gathered to a panel for the product. Each result is a
-partial sum over one axis, and is reduced to pieces. A `Sharding` describes how one operand is stored over that axis.
-Its `gather` and `reduce` are each other's backward. (AxoNN, arXiv 2305.13525, first wrote 1D, 2D and 3D as one
-algorithm. The 3D algorithm is Agarwal's of 1995.)
+Each operand of a product is stored in pieces along one axis of the cuboid (docs/architecture.md), and gathered to a
+panel for the product. Each result is a partial sum over one axis, and is reduced to pieces. A `Sharding` describes how
+one tensor is stored over one axis. Its `gather` and `reduce` are each other's backward. (AxoNN, arXiv 2305.13525, first
+wrote 1D, 2D and 3D as one algorithm. The 3D algorithm is Agarwal's of 1995.)
 """
 
 from __future__ import annotations
@@ -39,11 +39,14 @@ class Sharding:
         return self._gather(stored, partial(collectives.all_gather, contiguous=contiguous))
 
     def join(self, stored: Tensor) -> Tensor:
-        """Gather differentiably if all ranks compute the same with the panel; the backward takes this rank's piece."""
+        """Gather like `gather`, with a backward that takes this rank's piece of the gradient.
+
+        All ranks must compute the same values from the panel.
+        """
         return self._gather(stored, collectives.gather_from_group)
 
     def start_gather(self, stored: Tensor, *, contiguous: bool = True) -> Pending:
-        """Start to `gather`."""
+        """Start to gather; the `Pending`'s `wait` returns the panel."""
         if self.axis.size == 1 or self.dim is None:
             return Pending(stored)
         if not self.blocks:
@@ -84,7 +87,7 @@ class Sharding:
         return self.start_reduce(partial).wait()
 
     def features_of(self, rank: int, weight: Tensor, dim: int) -> Tensor:
-        """Return the part of a weight along `dim` for the features that the axis' `rank`-th rank stores."""
+        """Return the part of a weight along `dim` that belongs to the features of the axis' `rank`-th rank."""
         parts = [block.chunk(self.axis.size, dim)[rank] for block in self._split(weight, dim)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
@@ -109,7 +112,10 @@ def inner_over_z(groups: Groups, blocks: tuple[int, ...] = ()) -> Sharding:
 
 
 def features_over(groups: Groups, letters: Letters, blocks: tuple[int, ...] = ()) -> tuple[Sharding, ...]:
-    """Return a sharding per axis of features cut over `letters` (slowest first), fastest first, as gathers need."""
+    """Return one sharding per axis for features that are cut over `letters`, which name the slowest axis first.
+
+    The result has the fastest axis first, in the order in which the features must be gathered.
+    """
     return tuple(Sharding(groups.axis(letter), -1, blocks) for letter in reversed(letters))
 
 

@@ -7,12 +7,12 @@
 
 In half precision at ZeRO 1 the gradients of micro-batches add up in fp32, in DeepSpeed's `weight.grad_accum`. A
 separate addition writes the gradient in bf16, reads it, and updates the sum: 12 bytes per parameter. Within the product
-it takes 8, the sum's own. Megatron-LM has its own kernels for this (`gradient_accumulation_fusion`, `main_grad`). torch
-has products with a wider output for CUDA (`addmm` with `out_dtype`, from 2.8 on). On a CPU it has none, and gradients
-are accumulated as usual.
+the addition moves 8: it only reads and writes the sum. Megatron-LM has its own kernels for this
+(`gradient_accumulation_fusion`, `main_grad`). torch has products with a wider output for CUDA (`addmm` with
+`out_dtype`, from 2.8 on). On a CPU it has none, and gradients are accumulated as usual.
 
-The graph keeps its edge to the weight, without a gradient, so the hooks of its accumulation run. They find the sum
-complete.
+The graph keeps its edge to the weight, along which no gradient flows. So the hooks of the weight's gradient
+accumulation run, and find the sum complete.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 _adding = False
-"""A module variable, as in weight_gradients: autograd's threads for an accelerator do not see context variables."""
+"""Whether `fused_accumulation` is active. A module variable, as autograd's threads do not see context variables."""
 
 
 @contextmanager
 def fused_accumulation() -> Iterator[None]:
     """Let products add to `grad_accum` within the context. Use it only around a backward that just accumulates.
 
-    Other backwards need the gradient itself: torch.autograd.grad does, also within a model's forward.
+    Other backwards need the gradient itself, such as that of torch.autograd.grad, also within a model's forward.
     """
     global _adding
     before, _adding = _adding, True
@@ -45,7 +45,7 @@ def fused_accumulation() -> Iterator[None]:
 
 
 def enable_accumulation_fusion(module: nn.Module) -> None:
-    """Mark the weights in `module` whose products may add to their sums, if their device has such products."""
+    """Allow products to add to the gradient sums of the weights in `module`, if their device has such products."""
     for p in module.parameters():
         p.fuses_accumulation = has_wide_products(p)  # type: ignore[attr-defined]
 
@@ -74,7 +74,7 @@ def sum_of(weight: Tensor | None) -> Tensor | None:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return x W^T + b without communication; the backward adds dW to its sum if it may."""
+    """Return x W^T + b without communication; within `fused_accumulation` the backward adds dW to `grad_accum`."""
     y: Tensor = _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
     return y
 

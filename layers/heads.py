@@ -1,7 +1,7 @@
 """Divide attention heads over the ranks of a tensor group; refuse numbers that do not divide.
 
-The linter checks model families with the same table before any process starts. A model of your own can only be checked
-when it is built.
+The linter checks dslpar's model families with the same conditions (layout/divisors.py) before any process starts. A
+model of your own can only be checked when it is built.
 """
 
 from __future__ import annotations

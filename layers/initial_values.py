@@ -1,4 +1,4 @@
-"""Record of initial values: tell parameters that still hold them from parameters that the program has written.
+"""Record of initial values: detect which parameters the program has written since they were drawn.
 
     up = Linear(groups, 4, 8, role="inward")    # drawn now, as torch.nn's are: a layer works as soon as it is built
     up.load_state_dict(state)                   # written: dslpar.initialize keeps it
@@ -9,9 +9,9 @@ layer. A layer does not know that name while it is built. So its weights are dra
 the layer is built, and by name when the engine is built, unless they have been written in between. Without this record,
 the second drawing would silently overwrite loaded weights.
 
-Two checks detect a write. In-place operations (`load_state_dict`, `nn.init`, `p.fill_`, an optimizer's step) raise
-torch's version counter. A digest of the values detects writes through `p.data` or numpy, which do not raise it. The
-digest alone is not enough: a program may load values equal to the initial ones, and means to keep them.
+Two checks detect a write. In-place operations (`load_state_dict`, `nn.init`, `p.fill_`, an optimizer's step)
+increment torch's version counter. A digest of the values detects writes through `p.data` or numpy, which the counter
+misses. The digest alone is not enough: a program may load values that equal the initial ones, and means to keep them.
 
 A parameter that replaces another one (`load_state_dict(assign=True)`, `layer.weight = ...`, `torch.load`) has no
 record, and so counts as written. `copy.deepcopy`, `.to(...)` and `to_empty` keep the record: a copy of an unwritten
@@ -53,7 +53,7 @@ WRITTEN = frozenset({Source.WHOLE, Source.PROGRAM})
 
 
 NAN = b"nan"
-"""Stands for the digest of a parameter that is all NaN, since an isnan check is ten times as fast as a hash."""
+"""Used instead of a digest if all elements are NaN, since an isnan check is ten times as fast as a hash."""
 
 
 class InitialValues(NamedTuple):
@@ -124,7 +124,7 @@ def holds_numbers(p: Tensor) -> bool:
 
 
 class _Skipping(threading.local):
-    """Return whether this thread is within `skip_init`."""
+    """Flag per thread: whether the thread is within `skip_init`."""
 
     active: bool = False
 

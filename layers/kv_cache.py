@@ -8,7 +8,7 @@
 
 All samples are at the same position, as in Meta's Llama: longer prompts are fed token by token while the other samples
 already generate. So a chunk is a slice in every tensor mode, and samples need no positions of their own. A rank caches
-whole sequences of its own heads and samples. Attention over pieces of sequences has no cache. A chunk that begins
+whole sequences of its own heads and samples. There is no cache if ranks store pieces of sequences. A chunk that begins
 before the end of the cache overwrites the cache from there.
 """
 
@@ -30,6 +30,7 @@ class KeyValueCache:
         self.begin = 0
         """Position of the chunk's first token."""
         self._kept: WeakKeyDictionary[nn.Module, tuple[Tensor, Tensor]] = WeakKeyDictionary()
+        """The cached keys and values [B, G, S, D] of each attention layer."""
 
     @contextmanager
     def chunk_at(self, begin: int) -> Iterator[None]:

@@ -1,9 +1,10 @@
-"""Late weight gradients: autograd receives them after the next linear's backward, whose products hide the reduction.
+"""Late weight gradients: autograd receives them one linear later, so that products hide their reduction.
 
-This works without a callback at the backward's end. The product uses a stand-in for the weight: a graph node that is
-made before the node of the preceding linear. Of the nodes that wait in a device's queue, autograd runs the latest made
-first. So the stand-in's backward runs after that linear's backward, and the hooks of the gradient's accumulation run
-after it.
+A linear's dW is summed over ranks while the backward goes on to the linear before it in the forward. Autograd takes dW
+after the backward of that linear, without a callback at the backward's end. For this the product uses a stand-in for
+the weight: a graph node that is created before the node of the preceding linear. Of the nodes that wait in a device's
+queue, autograd runs the one created last first. So the stand-in's backward runs after the preceding linear's backward,
+and the hooks of the gradient's accumulation run after the stand-in's backward.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dslpar.layers.gather_reduce import Sharding
 
 
 class WeightReduction:
-    """Asynchronous sum of dW over q, then over d."""
+    """Asynchronous sum of dW over the cuboid's axes q (reduce-scatter), then d (all-reduce)."""
 
     def __init__(self, panel: Tensor, over_q: Sharding, over_d: Axis) -> None:
         self._over_q: Pending | None = over_q.start_reduce(panel)
@@ -28,7 +29,7 @@ class WeightReduction:
         self._depth = over_d
 
     def start_over_d(self) -> None:
-        """Wait for this rank's piece of the sum over q, which frees the panel; start to sum it over d. Only once."""
+        """Wait for this rank's piece of the sum over q, which frees the panel; start the sum over d. Only once."""
         if self._over_q is not None:
             # q comes before d because after the reduce-scatter over q only 1/q of the gradient is left to all-reduce.
             piece, self._over_q = self._over_q.wait(), None
@@ -59,7 +60,7 @@ class LateGradient:
         return self._weight.detach()
 
     def take(self) -> Tensor | None:
-        """Return the gradient; None if this backward has computed none."""
+        """Return the gradient; None if this backward has computed no gradient of the weight."""
         reduction, self._reduction = self._reduction, None
         if reduction is None:
             return None

@@ -1,19 +1,19 @@
 """Low-rank adapters of linear layers (LoRA, arXiv 2106.09685): Y = X W^T + s (X A^T) B^T, with W frozen.
 
-A (r, in) and B (out, r) are cut like the dims of W's panel, and r is never cut. The product of a rank's pieces of B, A
-is then the piece of B A that belongs to its panel of W. So the gathered panels of the base serve the adapter too, and
-no activation is sent for it. Only the small gradients of A and B are communicated. They are partial over the axes that
-do not cut the matrix, and are summed like a vector's gradient.
+A (r, in) and B (out, r) are cut like the dims of W's panel, and r is never cut. The product of a rank's pieces of B and
+A is then the piece of B A that belongs to its panel of W. So the panels that the linear gathers serve the adapter too,
+and no activation is sent for the adapter. Only the small gradients of A and B are communicated. They are partial over
+the axes that do not cut the matrix, and are summed like a vector's gradient.
 
 =========  ============================  =====================  ==============================
-role       A, B (local)                  cut by                 gradients in parts over
+role       A, B (local)                  cut by                 gradients partial over
 =========  ============================  =====================  ==============================
 inward     [r, H/z], [F/y, r]            A: z; B: y             A: d, q, y; B: d, q, z
 outward    [r, F/y], [H/z, r]            A: y; B: z             A: d, q, z; B: d, q, y
 =========  ============================  =====================  ==============================
 
 (LoRA in NeMo, on Megatron-LM, cuts only A or only B and sends activations for the other. The backward recomputes X A^T,
-as Unsloth does, so the adapter saves no tensors beyond the base's.)
+as Unsloth does, so the adapter saves no tensors beyond the linear's.)
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ class Adapter(NamedTuple):
     name: str
     """Prefix of "lora_A" and "lora_B" in the parameters' names."""
     begin: int
+    """First feature of the output's panel to which the adapter adds."""
     end: int
-    """It adapts the features from `begin` to `end` of the output's panel."""
+    """End of these features."""
     scale: float
     dropout: float = 0.0
     """Probability of dropping a feature of the adapter's input."""
@@ -81,7 +82,7 @@ class Applied(NamedTuple):
 
 
 def placements(weight: Placement, r: int, blocks: Sequence[int]) -> tuple[Placement, Placement]:
-    """Return the placements of A and B for a linear's weight; `blocks` are the output features that B adapts."""
+    """Return the placements of A and B for a linear's weight; `blocks` are the lengths of the adapted blocks."""
     outputs, inputs = weight.cuts
     outputs = tuple(letter for letter in outputs if letter != "q")  # W is gathered over q for the product
     features = tuple(blocks) if len(blocks) > 1 else ()

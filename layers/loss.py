@@ -177,7 +177,7 @@ def _check_shapes(groups: Groups, logits: Tensor, labels: Tensor, vocab_size: in
     counts = [piece(groups.tensor, groups.coord, letters)[1] for letters in dims]
     *tokens, columns = (length * count for length, count in zip(logits.shape, counts, strict=False))
     if logits.dim() not in (2, 3) or list(labels.shape) != tokens:
-        message = f"labels {tuple(labels.shape)} and, of all ranks, logits {(*tokens, columns)}"
+        message = f"labels {tuple(labels.shape)} do not match the logits of all ranks together, {(*tokens, columns)}"
         hint = "labels [batch, sequence] or [tokens], as the logits, of the whole micro-batch"
         raise_finding("TEN226", message, hint, key="model")
     if columns < vocab_size:

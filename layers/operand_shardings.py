@@ -16,6 +16,7 @@ from dslpar.layers.gather_reduce import Sharding, inner_over_z, residual_over_y,
 from dslpar.layers.weight_prefetch import PrefetchedWeight, WeightPrefetch
 
 Role = Literal["inward", "outward"]
+"""Role of a linear: "inward" maps the residual to inner features, "outward" maps inner features to the residual."""
 
 
 @dataclass(frozen=True)
@@ -26,18 +27,19 @@ class MatmulSharding:
     w: Sharding
     y: Sharding
     depth: Axis
-    """Ranks with equal weights and other tokens, over which the layer sums dW; one rank if ZeRO sums it."""
+    """Axis of ranks with equal weights and different tokens. The layer sums dW over it; one rank if ZeRO sums dW."""
     keeps_x: bool
     """Whether the gathered X lives until the backward; if not, it is gathered again."""
     keeps_w: bool
+    """Whether the gathered W lives until the backward; if not, it is gathered again."""
     keeps_memory_order: bool = False
     """Whether tokens may be sequence first in memory (memory_order.py); if not, all results are contiguous."""
     comm_overlap: bool = False
-    """Whether collectives are cut into parts that run under products (overlap.py), and weights prefetched."""
+    """Whether collectives run under products: in parts (overlap.py), and of weights in advance (weight_prefetch.py)."""
     symmetric_memory: bool = False
     """Whether pieces of tokens travel through symmetric memory (symmetric_memory.py) instead of rings."""
     prefetched: PrefetchedWeight | None = field(default=None, compare=False, repr=False)
-    """Handle of the weight for the linears before and after (weight_prefetch.py); None: no prefetching."""
+    """Handle by which other linears prefetch this weight (weight_prefetch.py); None: no prefetching."""
     is_local: bool = field(init=False)
     """Whether the product needs no communication."""
 
@@ -72,10 +74,10 @@ def matmul_sharding(groups: Groups, role: Role, blocks: tuple[int, ...] = ()) ->
 
 
 def prefetch_weights(module: nn.Module, enabled: bool = True, within: Iterable[nn.Module] = ()) -> None:
-    """Have the linears in `module` prefetch each other's weights if the mesh has `comm_overlap`; or stop it.
+    """Have the linears in `module` prefetch each other's weights if the mesh has `comm_overlap`.
 
-    A forward is a call of `module` or, if given, of a module of `within`. All weights of that module must be in memory
-    when its forward begins.
+    With `enabled=False` they stop prefetching. A forward pass (weight_prefetch.py) is a call of `module` or, if
+    `within` is given, of a module in `within`. All weights of the called module must be in memory when the call begins.
     """
     before = getattr(module, "weight_prefetch", None)
     if before is not None:

@@ -12,8 +12,8 @@ collectives              parts                                                  
 =======================  =========================================================  ===============================
 X is gathered            n pieces, around a ring                                    none
 Y is reduced to pieces   n pieces, around a ring                                    none
-both                     two halves of each sequence: the pieces of both halves     none; X, if a piece of a
-                         of X arrive under the first half's products; the first     sequence is one token, or both
+X is gathered, and Y is  two halves of each sequence: the pieces of both halves     none; X, if a piece of a
+reduced to pieces        of X arrive under the first half's products; the first     sequence is one token, or both
                          Y's reduction and the second Y's ring run under the        cut dim 0 of [tokens, features]
                          second half's products
 Y is summed to copies    NUM_CHUNKS of the tokens, each under the next one's        the last chunk
@@ -48,10 +48,11 @@ NOT_REDUCED = Sharding(Axis(), None)
 def linear(
     x: Tensor, weight: Tensor, gathered: Sharding, reduced: Sharding = NOT_REDUCED, *, symmetric: bool = False
 ) -> tuple[Tensor, Pending]:
-    """Return reduce(gather(X) W^T), and gather(X), which `wait` joins; both may be sequence first in memory.
+    """Return Y = reduce(gather(X) W^T), and the gathered X as a `Pending`, whose `wait` joins its pieces.
 
-    X is [batch, sequence, K] or [tokens, K], sharded as `gathered`. W [N, K] is a panel. Y is sharded as `reduced`.
-    With `symmetric`, pieces of tokens travel through symmetric memory if only X is gathered or only Y is reduced.
+    X is [batch, sequence, K] or [tokens, K], sharded as `gathered`. W [N, K] is a gathered panel. Y is sharded as
+    `reduced`. Both results may be sequence first in memory (memory_order.py). With `symmetric`, pieces of tokens travel
+    through symmetric memory if only X is gathered or only Y is reduced.
     """
     if symmetric and symmetric_memory.is_reached(x) and _fuses(gathered, reduced):
         return _fused(x, weight, gathered, reduced)
@@ -116,7 +117,7 @@ class _Ring:
         return collectives.start_ring_shift(self.pieces[source], axis, self.pieces[source - 1])
 
     def join(self) -> Pending:
-        """Return the panel, in the memory order of a gather without `contiguous`."""
+        """Return a `Pending` of the panel, whose memory order is that of a gather without `contiguous`."""
         return Pending(self.pieces, finish=self._joined)
 
     def _joined(self, pieces: Tensor) -> Tensor:
@@ -160,7 +161,10 @@ def _reduced(panel: Tensor, weight: Tensor, reduced: Sharding) -> Tensor:
 
 
 def _reduced_around(panel: Tensor, weight: Tensor, reduced: Sharding) -> Tensor:
-    """Compute this rank's part of each piece in turn, its own piece last, and add the sums from the ranks before."""
+    """Compute this rank's part of the sum for each rank's piece of Y in turn, for its own piece last.
+
+    Each part is added to the sum that the rank before has sent for the same piece, and sent on.
+    """
     axis, dim, along_tokens = reduced.axis, reduced.dim, _along_tokens(reduced, panel)
     assert dim is not None
     stored = panel.movedim(dim, 0) if along_tokens else memory_order.as_stored(panel)
@@ -195,11 +199,11 @@ def _product(x: Tensor, weight: Tensor) -> Tensor:
     return functional.linear(x.flatten(0, -2), weight).view(*x.shape[:-1], -1)
 
 
-# ---- both ----
+# ---- X is gathered and Y is reduced ----
 
 
 def _has_halves(x: Tensor, gathered: Sharding, reduced: Sharding) -> bool:
-    """Return whether sequences can be halved: pieces have two tokens or more, and at most one collective cuts them."""
+    """Return whether sequences can be halved: at most one collective cuts them, into pieces of two tokens or more."""
     num_gathered, num_reduced = _pieces_of_sequence(x, gathered), _pieces_of_sequence(x, reduced)
     return min(num_gathered, num_reduced) == 1 and x.shape[-2] // num_reduced > 1
 

@@ -1,9 +1,13 @@
-"""Sharded parameters: their factory, initialization and owners, and layers with complete gradients for vectors.
+"""Sharded parameters: create and draw them, mark the copies that norms count, and sum the gradients of vectors.
 
-Like torch.nn, a layer draws its parameters from torch's generator when it is built. Each is drawn whole and then cut,
-so ranks with the same seed hold pieces of one tensor in any layout. `initialize` draws each parameter from a generator
-of its own, seeded by (seed, global name), so that weights do not depend on the stage that builds a layer either. An
-engine does the same with all parameters that have not been written since (initial_values.py).
+Like torch.nn, a layer draws its parameters from torch's generator when it is built. Each parameter is drawn whole and
+then cut, so ranks with the same seed hold pieces of one tensor in any layout. `initialize` draws each parameter from
+its own generator, seeded by (seed, global name). So weights do not depend on the stage that builds a layer either. When
+an engine is built, it does the same with all parameters that the program has not written (initial_values.py).
+
+Vectors are parameters with one value per feature: biases, gains, and position tables. Their gradients are partial,
+since a rank applies them to its own tokens only. A stand-in of a vector is the tensor that a layer uses instead of the
+Parameter, so that the backward sums the gradient over ranks.
 """
 
 from __future__ import annotations
@@ -33,7 +37,7 @@ from dslpar.layers.initial_values import (
 from dslpar.layers.placement import Letters, Placement
 
 Shared = Mapping[nn.Parameter, torch.Tensor]
-"""Stand-ins for vectors, by the parameter that each replaces; one all-reduce sums all their gradients."""
+"""{vector: its stand-in}; one all-reduce sums the gradients of all stand-ins."""
 
 
 class Drawing(Protocol):
@@ -71,8 +75,8 @@ GPT2 = normal(0.02)
 def parameter(placement: Placement, init: Drawing) -> nn.Parameter:
     """Make this rank's piece, with `p.placement` and `p.init`; dtype and device are torch's defaults.
 
-    It is drawn when a layer of dslpar.layers, which knows the rank's coordinates, registers it. Until then it is NaN,
-    so that any use shows. In other modules it stays NaN until `initialize`.
+    The parameter is drawn when a layer of dslpar.layers registers it, since the layer knows the rank's coordinates.
+    Until then it is NaN, which makes any use visible. In other modules it stays NaN until `initialize`.
 
     Raises:
         DslparError: a dim does not divide by the number of ranks that cut it.
@@ -99,18 +103,17 @@ def initialize(module: nn.Module, groups: Groups, seed: int, prefix: str = "", *
     the parameter's dtype and device. Ranks must agree on `seed` and names. `dslpar.initialize` keeps the values that
     this function has drawn.
 
-    keep: True leaves parameters unchanged that were written since they were drawn (loaded, filled, trained). False
-    draws
-        these too.
+    With `keep=True`, parameters that were written since they were drawn (loaded, filled, trained) stay unchanged. With
+    `keep=False` they are drawn too.
 
     Raises:
-        DslparError: there are such parameters, and `keep` is not given; then nothing is drawn.
+        DslparError: parameters were written since, and `keep` is not given; then nothing is drawn.
     """
     placed = {name: p for name, p in module.named_parameters() if placement_of(p) is not None}
     written = [] if keep is False else [name for name, p in placed.items() if source_of(p) in WRITTEN]
     if written and keep is None:
         names = ", ".join(map(repr, written[:4])) + (", ..." if len(written) > 4 else "")
-        message = f"weights that were written after they had been drawn: {names}"
+        message = f"these weights were written after they had been drawn: {names}"
         raise_finding("TEN236", message, "keep=True to leave them as they are, or keep=False to draw them anew")
     for name in placed.keys() - written:
         _draw(placed[name], groups, seed, prefix + name)
@@ -118,7 +121,7 @@ def initialize(module: nn.Module, groups: Groups, seed: int, prefix: str = "", *
 
 
 def initialize_built(module: nn.Module, groups: Groups, seed: int, prefix: str = "") -> None:
-    """Draw by name the parameters that hold the values of their construction; keep those the program has set."""
+    """Draw by name the parameters that nothing has written since they were built; keep all others."""
     for name, p in module.named_parameters():
         if placement_of(p) is not None and source_of(p) in UNWRITTEN:
             _draw(p, groups, seed, prefix + name)
@@ -156,7 +159,7 @@ def mark_owners(module: nn.Module, groups: Groups) -> None:
 
     DeepSpeed counts a parameter in norms and overflow checks if the flag is set or the tensor rank is 0. Tensor rank 0
     holds copy 0 of all its parameters, so each element counts once, in every mode. If ZeRO shards the copies, all
-    count, since each steps another part.
+    copies count, since each rank updates another part.
     """
     replicated = Placement(groups.tensor, (), ())
     for p in module.parameters():
@@ -253,11 +256,10 @@ class PlacedModule(nn.Module):
 
 
 class Vectors:
-    """The vectors (biases, gains, position tables) of a module and its submodules.
+    """The vectors of a module and its submodules.
 
-    A rank applies a vector to its own tokens only, so its gradient is partial. `share()` returns stand-ins for all
-    vectors. The backward sums their gradients, with one all-reduce per set of axes. A caller that knows when a step's
-    last backward is over may sum them once then instead (`defer_sums`).
+    `share()` returns stand-ins for all vectors. The backward sums their gradients, with one all-reduce per set of axes.
+    A caller that knows when a step's last backward is over may instead sum the gradients once, after it (`defer_sums`).
     """
 
     deferred = False
@@ -268,7 +270,7 @@ class Vectors:
         self._found: dict[Letters, list[tuple[nn.Module, str]]] | None = None
 
     def find(self) -> dict[Letters, list[tuple[nn.Module, str]]]:
-        """Return the (module, attribute) of each vector by the axes over which its gradient is summed; cached.
+        """Return {axes over which gradients are summed: the (module, attribute) of each vector}; cached.
 
         torch.compile would make another graph for a module without the cache, so call this beforehand.
         """
@@ -278,7 +280,7 @@ class Vectors:
         return self._found
 
     def share(self) -> Shared:
-        """Return {parameter: its stand-in} for vectors that need a gradient and have a partial one."""
+        """Return {vector: its stand-in} for vectors whose gradient is needed and partial; {} if sums are deferred."""
         shared: dict[nn.Parameter, torch.Tensor] = {}
         if self.deferred:
             return shared
@@ -302,7 +304,7 @@ def defer_sums(module: nn.Module, deferred: bool = True) -> None:
 
 
 def deferred_vectors(module: nn.Module) -> dict[Letters, list[nn.Parameter]]:
-    """Return the vectors whose gradients stay partial, by the axes over which these must be summed."""
+    """Return {axes over which the caller must sum: the vectors whose gradients stay partial over these axes}."""
     found: dict[Letters, list[nn.Parameter]] = {}
     for letters, vectors in _vectors_by_reduction(module).items():
         deferred = [owner._parameters[name] for owner, name in vectors if _is_deferred(owner)]
@@ -318,7 +320,7 @@ def _is_deferred(owner: nn.Module) -> bool:
 
 
 def external_parameters(module: nn.Module) -> Iterator[tuple[nn.Module, nn.Parameter]]:
-    """Yield (module, parameter of an inner layer that its forward shares): DeepSpeed's external parameters."""
+    """Yield (module, vector of an inner layer for which it makes a stand-in): DeepSpeed's external parameters."""
     for outer in module.modules():
         vectors = getattr(outer, "vectors", None)
         if isinstance(vectors, Vectors) and vectors.module is outer:
@@ -327,10 +329,11 @@ def external_parameters(module: nn.Module) -> Iterator[tuple[nn.Module, nn.Param
 
 
 class Layer(PlacedModule):
-    """Base of layers. Their vectors get complete gradients through stand-ins (`Vectors`), except over axes ZeRO sums.
+    """Base of layers, whose vectors get complete gradients through stand-ins, except over axes that ZeRO sums.
 
-    A layer takes the stand-ins of the enclosing module as its argument `shared`, or makes its own. If the enclosing
-    code passes none, `vectors` may be set to those of an enclosing module.
+    A forward takes the stand-ins that an enclosing module has made as the argument `shared`. Without this argument the
+    layer makes its own stand-ins from `vectors`. If the enclosing code passes no `shared`, `vectors` may be set to the
+    `Vectors` of an enclosing module.
 
     `layer_idx` (LiBai's name) is the layer's index in the pipeline if it is in an nn.Sequential; -1 is the last.
     """

@@ -45,7 +45,7 @@ class PatchEmbedding(Layer):
     ) -> None:
         super().__init__(groups, layer_idx)
         if image_size % patch_size:
-            message = f"an image of {image_size} pixels a side, and patches of {patch_size}"
+            message = f"image_size {image_size} does not divide by patch_size {patch_size}"
             raise_finding("TEN226", message, f"patch_size={_nearest(image_size, patch_size)}", key="model.patch_size")
         self.shape, self.patch_size = (num_channels, image_size, image_size), patch_size
         pixels = num_channels * patch_size**2

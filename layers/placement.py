@@ -1,15 +1,16 @@
 """Placements of sharded tensors: the tables of docs/architecture.md ("The cuboid") as data.
 
 A `Placement` lists for each dim of a tensor the axes of the cuboid that cut it, slowest cut first. Sharded init,
-gradient reductions, DeepSpeed's model-parallel flags, checkpoints and exports read it. None of them goes by parameter
-names.
+gradient reductions, DeepSpeed's model-parallel flags, checkpoints and exports read the placement, never the parameter's
+name.
 
-Letters: M tokens, H residual features, F inner features, V vocabulary.
+Letters: H residual features, F inner features, V vocabulary, S positions; d, q, y and z are the cuboid's axes. A
+gradient is partial over an axis if each rank along the axis has only its own tokens' part of the sum.
 
 ===========================  ==============================  =========================================
-parameter                    cut                             gradient is partial over
+parameter                    axes that cut each dim          gradient is partial over
 ===========================  ==============================  =========================================
-`inward_weight`  (F, H)      F: y, q; H: z                   - (the product sums it over q, and d or ZeRO)
+`inward_weight`  (F, H)      F: y, q; H: z                   - (the product sums it over q, the layer or ZeRO over d)
 `outward_weight` (H, F)      H: z, q; F: y                   -
 `table`          (V, H)      V: y, q; H: z                   -
 `inner_vector`   (F,)        F as the inner activations      axes that cut the inner activations' tokens
@@ -17,8 +18,8 @@ parameter                    cut                             gradient is partial
 `position_table` (S, H)      H as the residual               the same
 ===========================  ==============================  =========================================
 
-The list of mesh axes per dim comes from GSPMD (arXiv 2105.04663). torch's DTensor stores a dim per mesh axis instead,
-and so fixes the order of two cuts of one dim, which matters here.
+The list of mesh axes per dim comes from GSPMD (arXiv 2105.04663). torch's DTensor stores one dim per mesh axis instead.
+So DTensor cannot choose the order of two cuts of one dim, which matters here.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from dslpar.layout.token_order import Run, stored_order
 
 
 def take(full: torch.Tensor, dim: int, tensor: Tensor, coord: Mapping[str, int], letters: Letters) -> torch.Tensor:
-    """Return this rank's piece of `full` along `dim`, cut over `letters`, as a view."""
+    """Return the piece of `full` along `dim`, cut over the axes `letters`, for the rank at `coord`, as a view."""
     index, count = piece(tensor, coord, letters)
     assert full.shape[dim] % count == 0, f"dim {dim} of {tuple(full.shape)} in {count} pieces (over {letters})"
     length = full.shape[dim] // count
@@ -55,7 +56,7 @@ def take(full: torch.Tensor, dim: int, tensor: Tensor, coord: Mapping[str, int],
 def take_tokens(
     full: torch.Tensor, dim: int, tensor: Tensor, coord: Mapping[str, int], letters: Letters
 ) -> torch.Tensor:
-    """Return a rank's tokens of the whole sequences along `dim` of `full`, cut over `letters`."""
+    """Return the tokens that the rank at `coord` stores; `full` has whole sequences along `dim`, cut over `letters`."""
     if ring_of(tensor, letters) == 1:
         return take(full, dim, tensor, coord, letters)
     return _select(full, dim, stored_runs(tensor, coord, letters, full.shape[dim]))
@@ -84,7 +85,7 @@ def _select(full: torch.Tensor, dim: int, tokens: Sequence[Run]) -> torch.Tensor
 
 @dataclass(frozen=True)
 class Placement:
-    """Placement of one tensor's pieces on a cuboid; a value that is equal on every rank.
+    """Placement of one tensor's pieces on the cuboid of a tensor group; every rank has an equal `Placement`.
 
     Dims, after padding, must divide by the number of ranks that cut them. The linter checks that for GPT before any
     process starts, `check` for other models.
@@ -96,13 +97,13 @@ class Placement:
     cuts: tuple[Letters, ...]
     """For each dim, the axes that cut it, slowest cut first."""
     partial: Letters = ()
-    """Axes over which autograd's gradient of this parameter is partial; the layers sum it over those of `summed`."""
+    """Axes over which autograd's gradient of this parameter is partial. Layers sum it over the axes in `summed`."""
     blocks: tuple[int, ...] = ()
     """Lengths of the blocks of dim 0 (q, k, v). Each block is cut over all ranks. (): one block."""
     padded_rows: int | None = None
     """Length of dim 0 with the zero rows that make it divisible; None: no padding."""
     sequence_dim: int | None = None
-    """The dim of a sequence's tokens, which context parallelism may store in another order; None: there is none."""
+    """The dim of a sequence's tokens, which context parallelism may store in another order; None: no sequence dim."""
     summed_by_product: bool = False
     """Whether the tensor is an operand of `layers.linear`'s product, which sums its gradient over q, and over d unless
     ZeRO does."""
@@ -128,7 +129,7 @@ class Placement:
         return [math.prod(getattr(self.tensor, letter) for letter in letters) for letters in self.cuts]
 
     def _uneven(self) -> list[tuple[int, int]]:
-        """Return (length, pieces) of each dim that does not divide; for the first dim, of each such block."""
+        """Return (length, pieces) of each block of the first dim, and of each other dim, that does not divide."""
         counts = self._counts()
         first = self.blocks or self.padded[:1]
         cuts = [*((length, counts[0]) for length in first), *zip(self.padded[1:], counts[1:], strict=True)]
@@ -150,7 +151,11 @@ class Placement:
         return all(coord[letter] == 0 for letter in self.replicas)
 
     def is_stepped_at(self, coord: Mapping[str, int]) -> bool:
-        """Return whether norms count the elements that the rank at `coord` steps: copy 0, or its ZeRO part over d."""
+        """Return whether global norms count the elements that the rank at `coord` updates in an optimizer step.
+
+        They count the elements of copy 0. If ZeRO shards the copies along d, each rank along d updates another part of
+        copy 0, and all these ranks count.
+        """
         return self.owner({**coord, "d": 0} if self.tensor.zero_over_d else coord)
 
     def cut(self, full: torch.Tensor, coord: Mapping[str, int]) -> torch.Tensor:
@@ -190,7 +195,7 @@ def _does_not_divide(length: int, count: int, mode: str | None) -> Finding:
     sizes = " or ".join(map(str, multiples(length, count)))
     return finding(
         "TEN227",
-        f"{length} features of a layer, and mode {mode!r} cuts them in {count}",
+        f"a layer has {length} features, and mode {mode!r} cuts them into {count} pieces",
         f"nearest legal: {sizes}; or a smaller tensor size",
         key="parallel.tensor",
     )

@@ -41,8 +41,7 @@ class TokenLinear(Layer):
 
         Raises:
             DslparError: the number of tokens is not that of the weight, or a rank's features do not divide by the
-            number
-                of ranks that cut the sequence.
+                number of ranks that cut the sequence.
         """
         shared = self.share() if shared is None else shared
         weight = cast("Tensor", self.stand_in(self.weight, shared))
@@ -65,5 +64,5 @@ def _check(x: Tensor, num_tokens: int, pieces: int) -> None:
         message = f"a residual of shape {tuple(x.shape)}, its sequence in {pieces} pieces, and {num_tokens} tokens"
         raise_finding("TEN226", message, f"[batch, {num_tokens} tokens, features], cut as the mode does", key="model")
     if x.shape[2] % pieces:
-        message = f"{x.shape[2]} features of a rank, which {pieces} ranks share out to mix the tokens of a sequence"
+        message = f"{x.shape[2]} features per rank do not divide by the {pieces} ranks that cut the sequence"
         raise_finding("TEN226", message, f"features that divide by {pieces}", key="model.hidden_size")

@@ -1,8 +1,9 @@
 """Split backward: defer the weight gradients of linears, as zero-bubble pipeline schedules need it.
 
-A linear's backward has two products. The previous pipeline stage waits for B, dX = dY W. Only the optimizer waits for
-W, dW = dY^T X, so a schedule may run it when the rank would be idle otherwise (Zero Bubble Pipeline Parallelism, Qi et
-al., arXiv 2401.10241). Within a split backward, each linear puts its dW into a queue instead of computing it::
+A linear's backward has two products. They are called B and W as in Zero Bubble Pipeline Parallelism (Qi et al., arXiv
+2401.10241). B is dX = dY W, for which the previous pipeline stage waits. W is dW = dY^T X, for which only the optimizer
+waits, so a schedule may run it when the rank would be idle otherwise. Within a split backward, each linear puts its dW
+into a queue instead of computing it::
 
     linear = Linear(groups, 256, 1024, role="inward")
     with splitting():
@@ -13,11 +14,12 @@ al., arXiv 2401.10241). Within a split backward, each linear puts its dW into a 
     aside.accumulate()                       # W: the weight's, as if the backward had brought it
 
 torch.distributed.pipelining splits by walking the autograd graph twice, from the outputs to the inputs and then to the
-weights. An autograd Function that computes both gradients in one backward then runs whole both times, including its
+weights. An autograd Function that computes dX and dW in one backward then runs twice, including its
 collectives. Here it runs once. Only matrices of dslpar's linears are deferred. Biases, norms, embedding lookups,
 adapters, attention, and other linears such as torch's own stay in B.
 
-A deferred product holds dY as a panel, and X as it was saved (a panel only if `keep` keeps it), but no weight.
+A deferred product keeps dY as a gathered panel, and X as the forward saved it: a panel if `keep` keeps it, else this
+rank's piece. It keeps no weight.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ Start = Callable[[], Callable[[], Tensor]]
 class WeightGradients:
     """Queue of the deferred weight gradients of one backward, in the order of that backward.
 
-    All ranks of a tensor group must compute them in the same order, since this includes gathers and reductions. The
+    All ranks of a tensor group must compute them in the same order, since each one includes gathers and reductions. The
     backward fills the queue, later backwards take from its front, and `accumulate` empties it.
     """
 
@@ -51,7 +53,7 @@ class WeightGradients:
         return len(self._waiting)
 
     def put(self, weight: Tensor, start: Start) -> None:
-        """Append the deferred gradient of a leaf."""
+        """Append the deferred gradient of a weight; `start` will start to gather the operands."""
         self._waiting.append((weight, start))
 
     def start_first(self) -> Callable[[], None]:
@@ -89,10 +91,10 @@ class WeightGradients:
 
 
 class Leaf(NamedTuple):
-    """Weight whose gradient is deferred: the graph of its forward has no edge to it.
+    """Weight whose gradient is deferred. The graph of the forward has no edge to this weight.
 
-    With an edge, torch would run the weight's hooks in B too, without a gradient. DeepSpeed's hooks would treat it as
-    computed.
+    With an edge, torch would run the weight's hooks in B too, without a gradient, and DeepSpeed's hooks would treat the
+    gradient as computed.
     """
 
     weight: Tensor
@@ -103,10 +105,12 @@ class Leaf(NamedTuple):
 
 
 class Split(NamedTuple):
-    """Queues for linears within `splitting`: `into` for the gradients of this backward, `older` for earlier ones."""
+    """Queues of deferred products that linears use within `splitting`."""
 
     into: WeightGradients | None
+    """Queue for the products that this backward defers; None: a forward."""
     older: Sequence[WeightGradients]
+    """Queues of earlier backwards, and possibly `into`, whose products hide the reductions of dX."""
 
     def put(self, weight: Tensor, start: Start) -> None:
         """Defer a gradient of this backward."""
@@ -128,13 +132,13 @@ of its own. It needs no lock, since one forward or backward runs at a time in a 
 def splitting(into: WeightGradients | None = None, older: Sequence[WeightGradients] = ()) -> Iterator[None]:
     """Split the backward of linears. Use it around a forward without `into`, and around its backward with `into`.
 
-    The backward puts each weight's gradient into `into`. While a linear reduces dX over ranks, it computes one product
-    of the first queue of `older` that has one left. Otherwise splitting would expose the reduction, which an unsplit
-    backward hides under its own dW. `into` may be the last queue of `older`, so that this backward's own deferred
+    The backward puts each weight's gradient into `into`. While a linear reduces dX over ranks, it computes one deferred
+    product, from the first queue in `older` that is not empty. Otherwise splitting would expose the reduction, which an
+    unsplit backward hides under its own dW. `into` may be the last queue in `older`. Then this backward's own deferred
     products serve too.
 
-    A forward within `splitting` must have its backward within `splitting`, which includes recomputed forwards. A
-    forward outside has a backward that computes all gradients. Ranks of a tensor group must agree.
+    If a forward runs within `splitting`, its backward must too. This includes recomputed forwards. The backward of a
+    forward outside `splitting` computes all gradients. All ranks of a tensor group must use the same contexts.
     """
     global _active
     before, _active = _active, Split(into, older)

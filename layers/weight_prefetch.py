@@ -1,11 +1,14 @@
-"""Weight prefetch (`comm_overlap`): gather the next linear's weight and reduce the last gradient under a product.
+"""Weight prefetch (`comm_overlap`): gather the next weight and reduce the last weight gradient during other products.
 
-    matmul_sharding.prefetch_weights(module)     # once; from then on in each forward and backward of the module
+    operand_shardings.prefetch_weights(module)   # once; from then on in each forward and backward of the module
     ... (module, enabled=False)                  # at ZeRO 3, which empties Parameters, and where torch compiles layers
 
-If weights are in pieces over q (2d, 2.5d, 3d, cuboids), W is gathered before a product, and dW is summed over q, and
-then over d, after a product. Prefetching runs these under other linears' products. It expects the order in which
-weights were gathered in the last forward, or backward, that began with the same weight:
+Terms: d and q are axes of the cuboid (docs/architecture.md). A panel is a weight gathered over q, or its gradient
+before the reduction over q. A pass is one forward or one backward of the module; the class `Run` is a pass.
+
+If weights are in pieces over q (2d, 2.5d, 3d, cuboids), W is gathered before a product. After a product, dW is summed
+over q, and then over d. Prefetching runs these collectives under the products of other linears. It expects that a pass
+gathers weights in the same order as the last pass of its kind that began with the same weight:
 
 =========  ====================================  =====================================================================
            starts                                is waited for
@@ -16,21 +19,22 @@ backward   the next W: after dgrad               by the next linear, before dgra
            dW over d: then                       after the next linear's wgrad, when autograd takes the gradient
 =========  ====================================  =====================================================================
 
-So two panels are in memory at a time instead of one: those of this W and the next, or of a W and a dW. The first weight
-of a forward or backward is waited for at once. So is dW of the first linear of the forward.
+So two panels are in memory at a time instead of one: the panels of this W and of the next W, or the panels of a W and
+of a dW. No product hides the gather of the first weight of a pass, nor the reduction of dW for the first linear of the
+forward.
 
-AxoNN has these overlaps: that of dX's reduction in arXiv 2305.13525, and in 2502.08145 gathers of weights one layer
-ahead and reductions of dW that are waited for at the end of the backward. Here dW is waited for one linear later, so
-that no second panel stays in memory, and DeepSpeed gets each gradient in its usual order. DeepSpeed's ZeRO 3 and
-torch's FSDP (`forward_prefetch`) go by the order of the last pass too.
+AxoNN has these overlaps. arXiv 2305.13525 overlaps the reduction of dX. 2502.08145 gathers weights one layer ahead, and
+waits for all reductions of dW at the end of the backward. Here each dW is waited for one linear later, so that no
+second panel stays in memory, and DeepSpeed gets each gradient in its usual order. DeepSpeed's ZeRO 3 and torch's FSDP
+(`forward_prefetch`) follow the order of the last pass too.
 
-Autograd receives the late gradient through a stand-in for the weight (late_gradient.py), not through a callback at the
+Autograd receives the late gradient through a stand-in for the weight (late_reduction.py), not through a callback at the
 backward's end.
 
-Ranks of a tensor group run the same linears in the same order. They must change weights alike, so that all of them use
-or all discard a prefetched panel. A panel is used only for the weight from which it was gathered, and only if torch's
-version counter shows no change (in-place writes through `.data` are not counted). It does not outlive its forward or
-backward.
+Ranks of a tensor group must run the same linears in the same order. They must also change weights alike, so that all of
+them use a prefetched panel, or all of them discard it. A panel is used only for the weight from which it was gathered,
+and only if torch's version counter shows no change. (The counter misses in-place writes through `.data`.) A panel does
+not outlive its pass.
 """
 
 from __future__ import annotations
@@ -49,7 +53,7 @@ from dslpar.layers.late_reduction import StandIn, WeightReduction
 
 
 class PrefetchedWeight:
-    """Handle of one linear's weight for the linears before and after it."""
+    """Handle of one linear's weight, by which the linears before and after it prefetch the weight."""
 
     def __init__(self, prefetch: WeightPrefetch, sharding: Sharding) -> None:
         self._prefetch, self.sharding = prefetch, sharding
@@ -59,17 +63,17 @@ class PrefetchedWeight:
 
     @property
     def run(self) -> Run:
-        """The forward or backward in progress."""
+        """The pass in progress."""
         return self._prefetch.run
 
     def enter_forward(self, parameter: Tensor) -> StandIn | None:
-        """Start this linear's product; return a stand-in for the weight if its gradient may be late."""
+        """Record that this linear's product comes next; return a stand-in for its weight if dW may be late."""
         self.parameter = parameter
         return self.run.enter(self).stand_in(parameter)
 
 
 class Run:
-    """Forward or backward without prefetching: each product waits for its own weight."""
+    """A pass, forward or backward. This base class does no prefetching: each product waits for its own weight."""
 
     def enter(self, weight: PrefetchedWeight) -> Run:
         """Record that this weight is gathered next."""
@@ -87,22 +91,25 @@ class Run:
         """Start to gather the next weight if there is room for its panel. Later calls do nothing."""
 
     def put(self, reduction: WeightReduction) -> None:
-        """Record the reduction in progress over q."""
+        """Record a dW whose sum over q has started."""
 
     def start_over_d(self) -> None:
-        """Continue the reduction in progress: free its panel, and sum over d. Call it after a product."""
+        """Continue the reduction that `put` recorded: free its panel, start the sum over d. Call it after a product."""
 
 
 WAITING = Run()
+"""Pass without prefetching, for products outside any pass."""
 
 
 class _Ahead(NamedTuple):
-    """Prefetched weight, with the state by which a change of the weight shows."""
+    """Prefetched weight, with the state that shows whether the weight has changed since."""
 
     weight: PrefetchedWeight
     parameter: Tensor
     version: int
+    """The Parameter's version counter when the gather started."""
     address: int
+    """The Parameter's memory address at that time."""
     gathering: Pending
 
     def is_of(self, weight: PrefetchedWeight, stored: Tensor) -> bool:
@@ -112,17 +119,17 @@ class _Ahead(NamedTuple):
 
 
 _Orders = dict[tuple[str, PrefetchedWeight], list[PrefetchedWeight]]
-"""Order in which weights were gathered last, by the kind of run and its first weight."""
+"""{(kind of pass, its first weight): the order in which the last such pass gathered weights}."""
 
 
 class _Prefetching(Run):
-    """Forward or backward with prefetching."""
+    """Pass with prefetching; its `kind` is "forward", "evaluation" or "backward"."""
 
     def __init__(self, kind: str, orders: _Orders) -> None:
         self._kind, self._orders = kind, orders
         self._order: list[PrefetchedWeight] = []
         self._expected: Sequence[PrefetchedWeight] = ()
-        """The weights of the last run of this kind, in order; () once this run has deviated from it."""
+        """The weights in the order of the last such pass; () once this pass has deviated from it."""
         self._ahead: _Ahead | None = None
         self._stand_in: StandIn | None = None
         """Stand-in for the next weight."""
@@ -148,7 +155,7 @@ class _Prefetching(Run):
     def stand_in(self, parameter: Tensor) -> StandIn | None:
         mine, self._stand_in = self._stand_in, None
         following = self._next
-        # Not for a weight that is used twice in a row, whose gradients would be added in another order.
+        # A weight that is used twice in a row gets no stand-in: its gradients would be added in another order.
         if following is not None and following[1] is not parameter and torch.is_grad_enabled():
             other = following[1]
             if other.requires_grad:
@@ -190,7 +197,7 @@ class _Prefetching(Run):
 
 
 class WeightPrefetch:
-    """State shared by a module's linears: the orders of the last runs, and the runs in progress."""
+    """State shared by a module's linears: the orders of the last passes, and the passes in progress."""
 
     def __init__(self) -> None:
         self._orders: _Orders = {}
@@ -200,13 +207,13 @@ class WeightPrefetch:
         self._hooks: list[Any] = []
 
     def __deepcopy__(self, memo: dict[int, Any]) -> WeightPrefetch:
-        """Return an empty state: a copied module has copies of the hooks, and runs independently."""
+        """Return an empty state: a copied module has copies of the hooks, and prefetches independently."""
         copy = memo[id(self)] = WeightPrefetch()
         return copy
 
     @property
     def run(self) -> Run:
-        """The pass in progress, forward or backward; `WAITING` between passes."""
+        """The pass in progress; `WAITING` between passes."""
         backward = torch._C._current_graph_task_id()
         if backward == -1:
             return WAITING if self._forward is None else self._forward
@@ -221,7 +228,7 @@ class WeightPrefetch:
             run.end()
 
     def watch(self, module: nn.Module) -> None:
-        """Treat each call of the module as a run."""
+        """Treat each call of the module as a forward pass."""
         self._hooks += [
             module.register_forward_pre_hook(self._begin_forward),
             module.register_forward_hook(self._end_forward, always_call=True),

@@ -37,13 +37,13 @@ class ArrowRows(NamedTuple):
     num_held_out: int
     """Number of held-out rows among them; with a separate split for evaluation, all or none."""
     held_out: bool
-    """Whether this object stands for the held-out rows."""
+    """Whether these are the held-out rows; if not, all other rows."""
     identity: str
     """Digest of these rows, independent of their path."""
 
     @property
     def num_rows(self) -> int:
-        """Number of the rows."""
+        """Number of these rows."""
         return self.num_held_out if self.held_out else self.num_all - self.num_held_out
 
     def row(self, index: int) -> int:
@@ -62,7 +62,7 @@ class ArrowRows(NamedTuple):
 
 
 class Table:
-    """Columns of rows in memory-mapped files."""
+    """Training or held-out rows of a saved data set, read by column from memory-mapped files."""
 
     def __init__(self, job: Job, rows: ArrowRows) -> None:
         self.job, self.rows, self.table = job, rows, _table(job, rows.folder)

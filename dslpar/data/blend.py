@@ -1,7 +1,7 @@
 """Blend several data sets into one. A sample's position in the run determines its part (`dslpar.data.blend_order`).
 
-Each part has an order of its own, from the seed and its own epochs, as if it were the only part. So small parts repeat
-sooner. As in Megatron-LM, a blend is an order over data sets that do not depend on it.
+Each part's samples are ordered by the seed and the part's own epochs, as if the part were the only data set. So small
+parts repeat sooner. As in Megatron-LM, a blend only decides which data set gives the next sample.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dslpar.schema.datasets import BlendData, part_key, type_name
 
 
 class BlendSamples:
-    """Samples of all parts, indexed part by part; the run's order blends them with these weights.
+    """Samples of all parts. Indices count the samples part by part. The order in a run blends parts by `weights`.
 
     `names` are the parts' numbers in the config, for error messages.
     """
@@ -48,7 +48,10 @@ class BlendSamples:
         return found
 
     def batch(self, samples: Sequence[int], numbers: Sequence[int]) -> tuple[Any, Any]:
-        """Return inputs and labels, in the form that the parts have."""
+        """Return inputs and labels in the form that the parts have: tensors [len(samples), ...], or tuples of them.
+
+        Each part makes the rows of its own samples, which are then put back in the order of `samples`.
+        """
         rows_of: defaultdict[int, list[int]] = defaultdict(list)
         for row, sample in enumerate(samples):
             rows_of[bisect_right(self.offsets, sample) - 1].append(row)
@@ -83,7 +86,10 @@ def _joined(values: Sequence[Any], order: Tensor) -> Any:
 
 
 def check_forms(job: Job, parts: Mapping[int, Samples]) -> None:
-    """Check that all parts have samples of one form; `parts` is by number. Raises: DslparError: a part differs."""
+    """Check that samples of all parts have the same dtypes and shapes. Raises: DslparError: a part differs.
+
+    `parts` is {number of the part in the config: its samples}.
+    """
     forms: dict[int, str] = {}
     for number, part in parts.items():
         try:

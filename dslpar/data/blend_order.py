@@ -82,7 +82,7 @@ def _huffman(weights: Sequence[int]) -> _Fork | int:
 
 
 def exact_weight(weight: float) -> Fraction:
-    """Return the decimal that was written as an exact fraction: 0.7 is 7/10."""
+    """Return a weight as the exact fraction of its decimal notation: 0.7 is 7/10."""
     return Fraction(repr(weight))
 
 

@@ -1,4 +1,4 @@
-"""Jobs for the parts of a blend, by which each part is checked and read, and their findings. Needs no torch."""
+"""Jobs for the parts of a blend: each part is checked and read by a job of its own. Needs no torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dslpar.schema.fields import facts_of
 
 
 def part_jobs(job: Job) -> list[Job]:
-    """Return one job per part, with the part as all of its data and its share of a step as the batch."""
+    """Return one job per part. The part is all of the job's data, and the part's share of a step is the job's batch."""
     data = _blend(job)
     total = sum(part.weight or 0 for part in data.parts)
     jobs = []

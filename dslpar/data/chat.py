@@ -1,10 +1,10 @@
 """Chat samples: the assistant's answers are labels, all other text is context.
 
 A sample is one conversation, padded at its end. With packing it has as many conversations as fit
-(`dslpar.data.packing`), and each has a number so that attention stays within it. Labels are shifted by one, so n tokens
-take n - 1 positions. Labels that are not learned are -100. The loss is the mean over the learned labels of the global
-batch, whatever rank they are on. Longer conversations are cut at their end, as in TRL and litgpt, and conversations
-without a remaining answer are dropped. Both are counted.
+(`dslpar.data.packing`), and each conversation has a number, so that attention stays within it. Labels are shifted by
+one, so n tokens take n - 1 positions. Labels of tokens that are not learned are -100. The loss is the mean over the
+learned labels of the global batch, whatever rank they are on. Longer conversations are cut at their end, as in TRL and
+litgpt, and conversations without a remaining answer are dropped. Both are counted.
 """
 
 from __future__ import annotations
@@ -49,12 +49,17 @@ class Tokens(NamedTuple):
 
 
 class ChatSamples:
-    """Samples of conversations, each cut to `seq_len` + 1 tokens; packed, or padded with `pad`."""
+    """Samples of conversations. Each conversation is cut to `seq_len` + 1 tokens.
+
+    With `packing` a sample has as many conversations as fit, otherwise one. Samples are padded with `pad`.
+    """
 
     all_counted = False
+    """Labels outside the assistant's answers do not count in the loss."""
 
     def __init__(self, conversations: Iterable[Tokens], seq_len: int, packing: bool, pad: int = 0) -> None:
         self.seq_len, self.packing, self.pad = seq_len, packing, pad
+        # Conversations that were cut, and conversations that were dropped since no answer was left.
         self.num_cut, self.num_without_answer = 0, 0
         kept: list[Tokens] = []
         for ids, is_learned in conversations:
@@ -75,7 +80,7 @@ class ChatSamples:
         """Share of the samples' positions that is not padding."""
 
     def batch(self, samples: Sequence[int], numbers: Sequence[int] = ()) -> tuple[Any, Tensor]:
-        """Return inputs and labels, int64 [len(samples), seq_len]; `numbers` is unused, since nothing is drawn.
+        """Return inputs and labels, int64 [len(samples), seq_len]; `numbers` is unused, since nothing is random.
 
         With packing, inputs are (ids, documents). Documents are int32 numbers of conversations from 1, and 0 for
         padding.
@@ -111,12 +116,17 @@ def chat_samples(job: Job, part: ConversationRange) -> ChatSamples:
     which = "trained on" if part.training else "held out"
     rows = f" in {made.num_samples:,} rows" if data.packing else ""
     log.info(
-        *("%s conversations are %s%s, %.0f %% of whose places they fill", f"{made.num_conversations:,}", which, rows),
+        *(
+            "%s conversations are %s%s; %.0f %% of the positions are not padding",
+            f"{made.num_conversations:,}",
+            which,
+            rows,
+        ),
         100 * made.fill,
     )
     if made.num_cut or made.num_without_answer:
         log.warning(
-            "of conversations %s, %s are cut: longer than seq_len + 1 = %s tokens; %s are left out: no answer is left",
+            "conversations %s: %s are cut to seq_len + 1 = %s tokens; %s are left out, since no answer is left",
             *(which, f"{made.num_cut:,}", f"{job.seq_len + 1:,}", f"{made.num_without_answer:,}"),
         )
     return made

@@ -30,6 +30,7 @@ class ConversationRange(NamedTuple):
     identity: str
     """Digest of the conversations, the template and the tokenizer, independent of their paths."""
     training: bool
+    """Whether these are the training conversations; if not, the held-out ones."""
 
     def lines(self) -> Iterator[Line]:
         """Yield the lines of the range."""
@@ -54,7 +55,7 @@ def find_conversations(job: Job) -> Conversations:
     assert isinstance(data, ChatData)
     check_has_length(job)
     if importlib.util.find_spec("transformers") is None:
-        message = "conversations are written as text by the package transformers, which is not installed"
+        message = "chat templates need the package transformers, which is not installed"
         raise_finding("BAT212", message, "pip install dslpar[hf]", job.path, "data.type")
     template = template_of(data, job.path)
     if template.problem:

@@ -4,9 +4,10 @@
     render(conversation)                  # Rendered("<|im_start|>user\\n...", [(42, 57)])
 
 Jinja runs as in transformers' apply_chat_template. If the template marks answers ({% generation %}), the marks are
-used, as in transformers. Otherwise two renderings are compared, as in TRL and axolotl: the conversation up to the
-answer, and the conversation before it with the generation prompt. The answer is the text that only the first one has. A
-template whose renderings are not prefixes of one another is refused.
+used, as in transformers. Otherwise two renderings are compared for each answer, as in TRL and axolotl. One has all
+messages up to and including the answer. The other has the messages before the answer and the generation prompt. The
+answer is the text that only the first rendering has. If the second rendering is not a prefix of the first, the template
+is refused.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ class Renderer:
         return self._run(conversation, prompt=True)[0]
 
     def _by_prefixes(self, conversation: Conversation, whole: str) -> list[Span]:
+        """Return the spans of the answers, found by comparing two renderings for each answer."""
         found = []
         for index, message in enumerate(conversation.messages):
             if message["role"] != ASSISTANT:
@@ -80,8 +82,10 @@ class Renderer:
             before = self._run(conversation, index, prompt=True)[0]
             after = self._run(conversation, index + 1)[0]
             if not after.startswith(before) or not whole.startswith(after):
-                which = "the prompt for it" if not after.startswith(before) else "the turns after it"
-                raise TemplateProblemError(f"message {index + 1}, an answer, is written otherwise with {which}")
+                which = "it follows the generation prompt" if not after.startswith(before) else "other turns follow"
+                raise TemplateProblemError(
+                    f"the template writes message {index + 1}, an answer, differently if {which}"
+                )
             found.append((len(before), self._end(after, len(before))))
         return found
 

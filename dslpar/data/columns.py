@@ -31,6 +31,7 @@ _MASKS = ("attention_mask", "decoder_attention_mask", "token_type_ids")
 """Inputs that rows may leave out; they default to ones, ones and zeros."""
 _IDS = ("input_ids", "decoder_input_ids")
 _SECOND_LABELS = {"BertForPreTraining": "next_sentence_label"}
+"""{model with two labels: the column of the second one}."""
 
 
 class Rows(Protocol):
@@ -54,6 +55,7 @@ class ColumnSamples:
     """
 
     all_counted = False
+    """Labels of -100 do not count in the loss."""
 
     def __init__(self, job: Job, rows: Rows, inputs: Sequence[str], start: int = 0) -> None:
         self.job, self.rows, self.num_samples, self.start = job, rows, rows.num_rows, start
@@ -72,7 +74,9 @@ class ColumnSamples:
         wanted = [*(name for name in inputs if name not in made), *(name or "labels" for name in self.labels)]
         missing = [name for name in wanted if name not in rows.columns]
         if missing or not inputs:
-            message = f"there is no column {missing[0]!r}" if missing else "what the model takes is not known"
+            message = (
+                f"there is no column {missing[0]!r}" if missing else "the arguments of the model's forward are unknown"
+            )
             hint = "name columns as the arguments of the model's forward; or a class of your own: (input, label)"
             raise_finding("BAT222", f"{message}; there are {', '.join(rows.columns)}", hint, job.path, "data")
         if self.may_pad:

@@ -158,7 +158,7 @@ def walk(root: str, skip: frozenset[str] = frozenset()) -> Iterator[File]:
 def check_has_length(job: Job) -> None:
     """Refuse data if neither the data nor the model has a length of samples."""
     if job.seq_len == 0:
-        message = "a sample has no length: the model says nothing of it"
+        message = "the length of a sample is unknown: neither data.seq_len nor the model determines it"
         raise_finding("BAT202", message, "give data=dict(seq_len=...)", job.path, "data.seq_len")
 
 

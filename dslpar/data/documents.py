@@ -24,7 +24,7 @@ _HINT = "name text files, .jsonl files, or folders of them"
 
 
 class Form(NamedTuple):
-    """Document boundaries of files."""
+    """Rules by which files are split into documents."""
 
     json_key: str = "text"
     """Key of the text in each line of .jsonl files."""

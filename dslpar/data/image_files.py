@@ -37,7 +37,9 @@ class Images(NamedTuple):
     names: Sequence[str]
     """Paths of the images below the folder, [N]; empty: the images are an array."""
     train: Sequence[int]
+    """Indices of the training images."""
     held_out: Sequence[int]
+    """Indices of the held-out images."""
     identity: str
     """Digest of the images and their split."""
 
@@ -125,7 +127,7 @@ def _check_classes(job: Job, found: Images) -> None:
     known = config.values.get("num_labels") or len(config.values.get("id2label") or ()) or _DEFAULT_CLASSES
     highest, lowest = max(found.labels), min(found.labels)
     if lowest < 0:
-        _refuse(job, f"images of {found.path!r} have no classes, which {config.model} tells")
+        _refuse(job, f"images of {found.path!r} have no classes, which {config.model} needs as labels")
     if highest >= known:
         message = f"{found.path!r} has classes up to {highest}, and the model {known} of them"
         raise_finding("BAT213", message, f"model.config.num_labels={highest + 1}", job.path, "model.config.num_labels")

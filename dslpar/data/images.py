@@ -31,6 +31,7 @@ class ImageSamples:
     """
 
     all_counted = True
+    """Every label counts in the loss."""
 
     def __init__(self, job: Job, images: Images, indices: Sequence[int], training: bool, inputs: Sequence[str]) -> None:
         data, model = job.spec.data, job.spec.model
@@ -51,7 +52,9 @@ class ImageSamples:
     def batch(self, samples: Sequence[int], numbers: Sequence[int]) -> tuple[Any, Tensor]:
         """Return images, float32 [len(samples), channels, height, width], and classes, int64 [len(samples)].
 
-        For a model that takes noise, return (images, noise [len(samples), patches]), and the images as its targets.
+        `samples` index the images of this part. `numbers` are the samples' positions in the run, which seed mirroring
+        and noise. For a model that takes noise, return (images, noise [len(samples), patches]), and the images as its
+        targets.
         """
         made = [self._image(sample, number) for sample, number in zip(samples, numbers, strict=True)]
         if len(shapes := {image.shape for image in made}) > 1:
@@ -100,7 +103,7 @@ class ImageSamples:
             with Image.open(path) as image:
                 return np.asarray(image.convert("L" if self.channels == 1 else "RGB"))
         except OSError as error:
-            message, hint = f"cannot read {path!r}: {error}", "mend or remove that file"
+            message, hint = f"cannot read {path!r}: {error}", "repair or remove that file"
             raise_finding("BAT201", message, hint, self.job.path, "data.path")
 
     def _noise(self, number: int) -> Tensor:

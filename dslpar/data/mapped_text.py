@@ -1,7 +1,7 @@
 """Memory-mapped bytes of text files: samples read pages on demand, and the ranks of a host share them.
 
     text = MappedText(job, corpus.train)         # nothing is opened yet
-    text.windows([0, 512], 513)                  # int64 [2, 513], as of one array of all bytes
+    text.windows([0, 512], 513)                  # int64 [2, 513], as if all files were one array
 
 Only byte-level text is mapped, whose ids are the bytes. With a tokenizer, ids are made at the start (tokens.py).
 """
@@ -58,5 +58,5 @@ class MappedText:
             # np.asarray, since slices of an np.memmap are np.memmaps, which cost a microsecond more each.
             return np.asarray(np.memmap(part.path, np.uint8, "r", part.start, (part.num_bytes,)))
         except (OSError, ValueError) as error:
-            message = f"{part.path!r} is not as it was when the run began: {error}"
+            message = f"{part.path!r} has changed since the run began: {error}"
             raise_finding("BAT201", message, "keep a run's text until it ends", self._job.path, "data")

@@ -20,15 +20,20 @@ from dslpar.schema.datasets import MaskedTextData
 from dslpar.schema.vocabularies import Vocabulary
 
 FOLLOWS, ELSEWHERE = 0, 1
-"""Classes of a second piece, as in transformers' BertForPreTraining."""
+"""Classes of B: it follows A in the text, or comes from elsewhere. The numbers are those of BertForPreTraining."""
 _MASKED, _OTHER = 0.8, 0.9
 """Cumulative shares of the prediction targets: 80 % become the mask token, the next 10 % another token."""
 
 
 class MaskedSamples:
-    """Samples of `ids` [tokens]: sample i is the i-th window with special tokens around it."""
+    """Samples of `ids` [tokens]: sample i is the i-th window of the text, with special tokens added.
+
+    With `pairs`, the window is split into A and B for next-sentence prediction. About half of the samples get a random
+    B.
+    """
 
     all_counted = False
+    """Only labels of prediction targets count in the loss."""
 
     def __init__(
         self, ids: Ids, vocabulary: Vocabulary, data: MaskedTextData, seq_len: int, seed: int, pairs: bool
@@ -42,7 +47,8 @@ class MaskedSamples:
     def batch(self, samples: Sequence[int], numbers: Sequence[int]) -> tuple[Tensor | tuple[Tensor, ...], object]:
         """Return ids and labels, int64 [len(samples), seq_len]; a label of -100 is not counted.
 
-        For pairs, return (ids, attention mask, token types) and (labels, classes [len(samples)]).
+        `samples` are indices of windows. `numbers` are the samples' positions in the run, which seed their targets.
+        With `pairs`, return (ids, attention mask, token types) and (labels, classes of B [len(samples)]).
         """
         made = [self._sample(sample, number) for sample, number in zip(samples, numbers, strict=True)]
         ids, labels, types, classes = (torch.from_numpy(np.stack(part)) for part in zip(*made, strict=True))
@@ -51,7 +57,7 @@ class MaskedSamples:
         return (ids, torch.ones_like(ids), types), (labels, classes)
 
     def _sample(self, sample: int, number: int) -> tuple[Ids, Ids, Ids, Ids]:
-        """Return ids, labels and token types [seq_len], and the class of the second piece."""
+        """Return ids, labels and token types [seq_len], and the class of B."""
         random = np.random.default_rng(stable_hash("mask", self.seed, number) % 2**63)
         text = windows(self.ids, [sample * self.length], self.length)[0]
         pieces, kind = [text], FOLLOWS

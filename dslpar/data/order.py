@@ -1,8 +1,8 @@
 """Order of samples: a function of the seed and the step, independent of the layout.
 
 Sample k of a run over N samples is perm_(k // N)[k % N], with a new permutation in each epoch. Each step takes the next
-`global_size` samples. Of these, micro-batch a of data rank d (of D) takes `micro_size` samples from
-(a * D + d) * micro_size on. Samples may have an order of their own, as blends have.
+`global_size` samples. Of these, micro-batch a of data rank d (of D) takes `micro_size` samples from (a * D + d) *
+micro_size on. Blends have their own order instead (`OrderedSamples`).
 """
 
 from __future__ import annotations
@@ -24,21 +24,22 @@ class Samples(Protocol):
     """Training samples, accessed by index."""
 
     num_samples: int
-
+    """Number of samples in the data set, which is an epoch."""
     all_counted: bool
-    """Whether every label counts, so that ranks need not sum the number of counted labels."""
+    """Whether every label counts in the loss. If not, ranks must sum the numbers of counted labels for its mean."""
 
     def batch(self, samples: Sequence[int], numbers: Sequence[int]) -> tuple[Any, Any]:
-        """Return inputs and labels, each [len(samples), ...], or tuples of them.
+        """Return inputs and labels, each a tensor [len(samples), ...] or a tuple of such tensors.
 
-        `numbers` are the samples' positions in the run, from 0, each of which occurs once. Random choices for a sample,
-        such as masks, depend on its number.
+        `samples` are indices in the data set, from 0. `numbers` are the positions of the same samples in the training
+        run, from 0. An index comes again in each epoch, but a position occurs once in a run. Random choices for a
+        sample, such as masks, depend on its position.
         """
 
 
 @runtime_checkable
 class OrderedSamples(Samples, Protocol):
-    """Samples with an order of their own."""
+    """Samples that determine their own order, as a blend does."""
 
     def in_order(self, numbers: Sequence[int]) -> Sequence[int]:
         """Return the indices of the samples at these positions of the run."""
@@ -74,7 +75,7 @@ MOST_DRAWN = 1 << 24
 
 
 class Permutations:
-    """Order of one data set of a blend, with epochs of its own."""
+    """Order of one data set of a blend, which has its own epochs."""
 
     def __init__(self, num_samples: int, seed: int) -> None:
         self.num_samples, self.seed = num_samples, seed

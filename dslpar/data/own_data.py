@@ -41,8 +41,7 @@ def find_own(job: Job) -> OwnData:
 
     Raises:
         DslparError: there is no such class, it is no map-style data set, it does not take these arguments, it has too
-        few
-            samples for a step, or evaluation is on and nothing is held out.
+            few samples for a step, or evaluation is on and nothing is held out.
     """
     data = job.spec.data
     assert isinstance(data, OtherData)
@@ -70,7 +69,7 @@ def _make(job: Job, target: str, args: Mapping[str, Any], key: str) -> Any:
         raise DslparError([each._replace(location=place, key=f"{key}.type") for each in error.findings]) from None
     if not (isinstance(cls, type) and hasattr(cls, "__len__") and hasattr(cls, "__getitem__")):
         message = f"{target!r} is no class with __len__ and __getitem__"
-        raise_finding("BAT223", message, "name a map-style data set, as torch has them", job.path, f"{key}.type")
+        raise_finding("BAT223", message, "name a map-style data set, as in torch", job.path, f"{key}.type")
     parameters = inspect.signature(cls).parameters
     given = dict(instantiate(dict(args), job.trusted))
     if "seq_len" in parameters and job.spec.data.seq_len is not None:

@@ -31,9 +31,10 @@ class PairSamples:
             raise_finding("BAT207", message, hint, path)
 
     all_counted = False
+    """Labels may be -100, which does not count in the loss."""
 
     def batch(self, samples: Sequence[int], numbers: Sequence[int] = ()) -> tuple[Any, Any]:
-        """Return inputs and labels, each [len(samples), ...]; `numbers` is unused, since nothing is drawn."""
+        """Return inputs and labels, each [len(samples), ...]; `numbers` is unused, since nothing is random."""
         inputs, labels = default_collate([tuple(self.dataset[index]) for index in samples])
         return _tuples(inputs), _tuples(labels)
 

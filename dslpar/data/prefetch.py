@@ -19,7 +19,9 @@ from typing import Any
 
 MicroBatches = list[tuple[Any, Any]]
 Make = Callable[[int], Iterable[tuple[Any, Any]]]
+"""Returns the micro-batches of the step after this number of samples."""
 Pin = Callable[[MicroBatches], MicroBatches]
+"""Copies micro-batches to pinned memory."""
 
 
 class Prefetcher:

@@ -44,9 +44,10 @@ if TYPE_CHECKING:
 
 
 class Part(NamedTuple):
-    """Training data or held-out data; the fields that are set depend on the type of data."""
+    """Training data or held-out data. Which fields below are set depends on the type of data."""
 
     training: bool
+    """Whether this is the training data; if not, the held-out data."""
     files: Sequence[FileSlice] = ()
     images: Images | None = None
     tokens: TokenRange | None = None
@@ -276,7 +277,7 @@ def _blend(job: Job, part: Part, inputs: Sequence[str]) -> Samples:
 
 
 def all_counted(job: Job) -> bool:
-    """Return whether every label of the job's samples counts; also known on ranks that read no data."""
+    """Return whether every label counts in the loss. The config determines it, so ranks without data know it too."""
     return all(_is_counted(job, data) for data in parts_of(job.spec.data))
 
 

@@ -26,7 +26,11 @@ from dslpar.schema.vocabularies import Vocabulary, span_lengths
 
 
 class SpanSamples:
-    """Samples of `ids` [tokens]: sample i is the i-th window. `start` is the first id of the decoder's input."""
+    """Samples of `ids` [tokens]: sample i is the i-th window of the text, with spans replaced by sentinels.
+
+    `start` is the first id of the decoder's input. `all_counted` is as in `dslpar.data.order.Samples`: True if spans
+    and sentinels fill the labels, so that none is padding.
+    """
 
     def __init__(
         self, ids: Ids, vocabulary: Vocabulary, data: SpanTextData, seq_len: int, seed: int, start: int
@@ -37,7 +41,11 @@ class SpanSamples:
         self.all_counted = self.lengths.is_full
 
     def batch(self, samples: Sequence[int], numbers: Sequence[int]) -> tuple[tuple[Tensor, ...], Tensor]:
-        """Return (ids, attention mask [len(samples), seq_len], the decoder's ids) and its labels [., target_len]."""
+        """Return (encoder ids, attention mask, decoder ids) and the decoder's labels, all int64.
+
+        Encoder ids and mask are [len(samples), seq_len], decoder ids and labels are [len(samples), target length].
+        `samples` are indices of windows. `numbers` are the samples' positions in the run, which seed their spans.
+        """
         made = [self._sample(sample, number) for sample, number in zip(samples, numbers, strict=True)]
         ids, mask, decoder, labels = (torch.from_numpy(np.stack(part)) for part in zip(*made, strict=True))
         return (ids, mask, decoder), labels
@@ -46,6 +54,7 @@ class SpanSamples:
         random = np.random.default_rng(stable_hash("spans", self.seed, number) % 2**63)
         lengths, special = self.lengths, self.vocabulary.special
         text = windows(self.ids, [sample * lengths.text], lengths.text)[0]
+        # The text alternates between stretches that stay and spans that the decoder predicts. Draw the lengths of both.
         kept = _partition(lengths.text - lengths.noise, lengths.spans, random)
         told = _partition(lengths.noise, lengths.spans, random)
         encoder: list[int] = []

@@ -19,6 +19,7 @@ class TextSamples:
     """
 
     all_counted = True
+    """Every label counts in the loss."""
 
     def __init__(self, ids: Ids | bytearray | MappedText, seq_len: int) -> None:
         self.ids = np.frombuffer(ids, np.uint8) if isinstance(ids, bytearray) else ids
@@ -26,7 +27,7 @@ class TextSamples:
         self.num_samples = (len(ids) - 1) // seq_len
 
     def batch(self, samples: Sequence[int], numbers: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
-        """Return ids and labels, int64 [len(samples), seq_len]; `numbers` is unused, since nothing is drawn."""
+        """Return ids and labels, int64 [len(samples), seq_len]; `numbers` is unused, since nothing is random."""
         starts, length = np.array(samples) * self.seq_len, self.seq_len + 1
         text = self.ids
         ids = text.windows(starts, length) if isinstance(text, MappedText) else windows(text, starts, length)

@@ -22,6 +22,7 @@ class TokenRange(NamedTuple):
     identity: str
     """Digest of these tokens, independent of their path."""
     training: bool
+    """Whether these are the training tokens; if not, the held-out ones."""
 
     @property
     def num_tokens(self) -> int:

@@ -6,7 +6,7 @@ which are renamed once at the end. So files with their final name are complete, 
 work. (Encoding shards in processes comes from Hugging Face's `datasets`. Keeping the parts for a later run is new
 here.)
 
-    corpus.part/plan             digest of what was asked for: another question begins anew
+    corpus.part/plan             digest of the request; a different request starts from scratch
     corpus.part/000012.ids       ids of a shard, lengths of its documents, counts and a digest
 """
 
@@ -97,8 +97,7 @@ def tokenize(request: Request, progress: Callable[[int, int], None] = lambda don
 
     Raises:
         DslparError: a file cannot be read or has changed, the tokenizer is unusable, the folder already exists with
-        other
-            content, a process was killed, or the output cannot be written.
+            other content, a process was killed, or the output cannot be written.
     """
     files, found = find_files(request.paths), _tokenizer_of(request)
     eos = _eos_of(request, found)
@@ -134,7 +133,7 @@ def tokenize(request: Request, progress: Callable[[int, int], None] = lambda don
             _publish(values, final, output, found)
         shutil.rmtree(work)
     except BrokenProcessPool:
-        hint = "fewer --workers, or --document-separator for long files; then run it again: it goes on"
+        hint = "fewer --workers, or --document-separator for long files; then run it again: it continues"
         raise_finding("BAT215", "a process was killed, most often since memory ran out", hint, str(output))
     except OSError as error:
         raise_finding("BAT215", f"cannot write {error.filename or output}: {error.strerror}", "make room", str(output))
@@ -371,7 +370,7 @@ def _join(parts: Iterator[Path], final: Path, dtype: str) -> dict[str, Any]:
 
 
 def _publish(values: dict[str, Any], final: Path, output: Path, found: TokenizerFile | None) -> None:
-    """Write the tokenizer and tokens.json, flush everything to disk, and rename it to its final name."""
+    """Write the tokenizer and tokens.json, flush all files to disk, and rename the folder to its final name."""
     if found is not None:
         (final / TOKENIZER).mkdir()
         shutil.copyfile(found.path, final / TOKENIZER / TOKENIZER_JSON)

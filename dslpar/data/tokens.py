@@ -31,7 +31,7 @@ def vocabulary(job: Job) -> Vocabulary:
         if file.problem:
             raise_finding("BAT212", f"{file.path!r}: {file.problem}", hint, job.path, "data.tokenizer")
         if found.missing:
-            message = f"{file.path!r} has no token {found.missing!r}, which such data need"
+            message = f"{file.path!r} has no token {found.missing!r}, which data of this type need"
             raise_finding("BAT212", message, f"{hint}, trained with that token", job.path, "data.tokenizer")
         if importlib.util.find_spec("tokenizers") is None:
             message = "data.tokenizer needs the package tokenizers, which is not installed"
@@ -97,7 +97,7 @@ def _batches(texts: Iterable[str]) -> Iterable[list[str]]:
 
 
 def ordinary_ids(found: Vocabulary) -> Ids:
-    """Return the ids that stand for text, without special tokens."""
+    """Return the ids of ordinary tokens, that is, all tokens without special ones and sentinels."""
     if found.tokenizer is None:
         return np.arange(found.first_byte, found.first_byte + BYTES)
     special = {*found.tokenizer.special_ids, *found.special.values(), *found.sentinels}

@@ -3,8 +3,7 @@
 The same files in the same order give the same byte-level BPE. For unigram and wordpiece, the library breaks ties by the
 order of a hash table, which differs between processes.
 
-Byte-level BPE is GPT-2's kind (all bytes are in the vocabulary, so no token is unknown), unigram T5's, wordpiece
-BERT's.
+GPT-2 has byte-level BPE: all bytes are in the vocabulary, so no token is unknown. T5 has unigram, BERT wordpiece.
 """
 
 from __future__ import annotations
@@ -43,8 +42,7 @@ def train_tokenizer(
 
     Raises:
         DslparError: a file cannot be read, the folder already exists or cannot be written, `vocab_size` is too small,
-        or
-            the package tokenizers is missing.
+            or the package tokenizers is missing.
     """
     if importlib.util.find_spec("tokenizers") is None:
         message = "the package tokenizers is not installed"
@@ -58,7 +56,9 @@ def train_tokenizer(
     least = len(special) + (_BYTES if model == "bpe" else 1)
     if vocab_size < least:
         hint = f"--vocab-size {least} or more"
-        raise_finding("BAT212", f"{vocab_size} tokens do not hold special ones and an alphabet", hint, str(folder))
+        raise_finding(
+            "BAT212", f"{vocab_size} tokens are too few for the special tokens and the alphabet", hint, str(folder)
+        )
     tokenizer, trainer = _made(model, vocab_size, special)
     form = Form(json_key)
     texts = (text.decode("utf-8", "replace") for shard in cut(files, form) for text in documents_of(shard, form))

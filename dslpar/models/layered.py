@@ -57,7 +57,7 @@ class LayerSpec:
 
     @property
     def module_names(self) -> tuple[str, ...]:
-        """Names of the model's modules in this layer, as their authors know them."""
+        """Names of the model's modules in this layer, as in the model's own code."""
         return (self.name,) if self.modules is None else self.modules
 
     @property
@@ -151,7 +151,7 @@ class LayeredModel(ABC):
         return type(self).after_step is not LayeredModel.after_step
 
     def whole_output(self, groups: Groups, output: Any) -> Any:
-        """Convert the last layer's output to the input of a program's own criterion."""
+        """Convert the last layer's output to the input of a program's own criterion; by default it is unchanged."""
         return output
 
 
@@ -162,7 +162,7 @@ class LayeredModule(nn.Module):
     """
 
     parameter_gather: ParameterGather | None = None
-    """Gather of the weights of the last step, if a forward starts before it has finished."""
+    """Gather of the updated weights that may still run when a forward starts; layers wait for their own weights."""
     micro_batch_seed: int | None = None
     """Seed of a forward in training mode; None: torch's generator is not seeded."""
     offloads_inputs: bool = False

@@ -65,8 +65,9 @@ def read_config(path: str) -> dict[str, Any]:
 class Folder:
     """The safetensors files of a model, by tensor name.
 
-    `base_prefix` is the prefix of the base model's names, which files may omit. `stored` returns, for each state that
-    is no tensor of the files, the tensors that form it. (A state is an entry of the model's state dict.)
+    A state is an entry of the model's state dict. Most states are a tensor in the files. `stored` returns the other
+    ones, as {state: the tensors in the files that form it}. `base_prefix` is the prefix of the base model's names,
+    which files may omit.
 
     Raises:
         DslparError: there are no safetensors files, or the index is not readable.
@@ -93,7 +94,7 @@ class Folder:
 
     @cached_property
     def stored(self) -> Mapping[str, Sequence[StoredPart]]:
-        """State -> the tensors in the files that form it, for states that are no tensor of the files."""
+        """State -> the tensors that form it, for states that are not in the files under their own name."""
         return self._stored()
 
     def has(self, name: str) -> bool:
@@ -130,13 +131,16 @@ class Folder:
 
 
 class StoredPart(NamedTuple):
-    """Tensor of the files that fills one box of a state."""
+    """Tensor in the files that fills a rectangular part (a box) of a state."""
 
     name: str
+    """Name of the tensor in the files."""
     starts: tuple[int, ...]
+    """First index of the box in each dim of the state."""
     lengths: tuple[int, ...]
+    """Length of the box in each dim of the state."""
     order: tuple[int, ...]
-    """The tensor's dims in the state's order; -1 for a dim that only the state has (an expert's number)."""
+    """The tensor's dim for each dim of the state; -1 for a dim that only the state has (an expert's number)."""
 
 
 class _Joined:
@@ -172,7 +176,7 @@ class _Joined:
         return out
 
     def _read(self, part: StoredPart, ranges: Sequence[slice]) -> Tensor:
-        """Read a box of a part, with the state's dims."""
+        """Read these ranges of a part, counted from the part's start, with the dims of the state."""
         own = sorted((dim, at) for at, dim in enumerate(part.order) if dim >= 0)
         read: Tensor = self.folder._slice(part.name)[tuple(ranges[at] for _, at in own)]
         read = read.permute([dim for dim in part.order if dim >= 0])
@@ -196,7 +200,7 @@ class PretrainedWeights(NamedTuple):
         shape = (sum(lengths), *_shape(slices[0], self.sources[0])[1:])
         if shape != placement.shape:
             names = ", ".join(source.name for source in self.sources)
-            message = f"{names} of {self.folder.path} has shape {shape}, the model's {placement.shape}"
+            message = f"{names} in {self.folder.path} has shape {shape}, and the model needs {placement.shape}"
             raise_finding("CKP207", message, "the config.json of the same folder", str(self.folder.path))
         rest = [_range(placement, coord, dim) for dim in range(1, len(shape))]
         parts = [

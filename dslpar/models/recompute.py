@@ -3,7 +3,7 @@
     x = run_layers([Step(embed), Step(block0, True), Step(block1, True), Step(norm)], x, interval=2)
 
 `run_layers` runs a whole model or one pipeline stage; groups start anew at each stage. torch's non-reentrant checkpoint
-recomputes the rest in the backward. It restores torch's generator first, so dropout repeats its masks.
+recomputes the other activations in the backward. It restores torch's generator first, so dropout repeats its masks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 
 class Step(NamedTuple):
-    """A built layer."""
+    """One layer of a forward, as a function of its input."""
 
     apply: Callable[[Tensor], Tensor]
     recomputable: bool = False

@@ -7,8 +7,8 @@
     Stage(module_0, module_1)                        # its stages, where the schedule has two chunks a rank
 
 Layers pass on a floating tensor or a tuple of tensors, with equal shapes in all micro-batches. Each floating tensor
-needs a gradient. DeepSpeed's pipeline can send no other values. A layer's place in the cut is its index, or its
-`layer_idx` if it has one (LiBai's name; -1 is the last).
+needs a gradient. DeepSpeed's pipeline can send no other values. Pipelines cut the list by the layers' indices, or by
+their `layer_idx` if they have one (LiBai's name; -1 is the last).
 """
 
 from __future__ import annotations

@@ -43,13 +43,13 @@ class _Kind(NamedTuple):
 
 
 def class_of(model: GPT) -> str:
-    """Return the class that equals a GPT. Raises: DslparError: no class does; lists the fields that differ."""
+    """Return the transformers class that computes the same as a GPT. Raises: DslparError: none does."""
     wrong = {name: list(_misfits(model, kind)) for name, kind in _KINDS.items()}
     fitting = [name for name, problems in wrong.items() if not problems]
     if not fitting:
         nearest = min(wrong, key=lambda name: len(wrong[name]))
         details = [f"{name} has {', '.join(problems)}" for name, problems in wrong.items()]
-        message = "transformers' GPT2LMHeadModel and LlamaForCausalLM are other models than this GPT"
+        message = "neither GPT2LMHeadModel nor LlamaForCausalLM in transformers computes the same as this GPT"
         hint = f"dslpar's own format; a run with {', '.join(wrong[nearest])} is a {nearest}"
         raise_finding("CKP222", message, hint, key="model", details=details)
     return fitting[0]
@@ -64,7 +64,7 @@ def _misfits(model: GPT, kind: _Kind) -> Iterator[str]:
 
 
 def config_of(model: GPT) -> dict[str, Any]:
-    """Return the arguments of that class' config. Ids of special tokens are None, since a GPT does not know them."""
+    """Return the config arguments of `class_of(model)`. Ids of special tokens are None: a GPT does not know them."""
     found = _KINDS[class_of(model)].config(model)
     return found | {"tie_word_embeddings": model.tie_embeddings, "initializer_range": model.init_std}
 
@@ -106,7 +106,7 @@ def check_fits(model: GPT, config: Config, path: str) -> None:
     """Check that a GPT is the model of a config.json. Raises: DslparError: fields differ; lists all of them."""
     found, differ = fields_of(config, path), differences(model, config, path)
     if differ:
-        details = [f"model.{name} is {of!r}, there {value!r}" for name, (of, value) in differ.items()]
+        details = [f"model.{name} is {of!r}, and config.json has {value!r}" for name, (of, value) in differ.items()]
         written = ", ".join(f"{name}={value!r}" for name, value in found.items())
         message = f"the weights in {path} are of another model:"
         raise_finding("CKP207", message, f"model = dict(type='GPT', {written}, pretrained=...)", path, "model", details)

@@ -146,8 +146,10 @@ def _run_before_blocks(module: nn.Module, value: Value) -> Value:
 
 def _run_positions(module: nn.Module, value: Value) -> Value:
     if isinstance(value, tuple):
-        message = "documents, and a table of positions, by which a token knows its place in the row"
-        raise_finding("TEN223", message, "positions='rotary', or a document a sample", key="model.positions")
+        message = (
+            "samples of several documents need rotary positions: a table counts positions from the start of the row"
+        )
+        raise_finding("TEN223", message, "positions='rotary', or one document per sample", key="model.positions")
     return _run_before_blocks(module, value)
 
 

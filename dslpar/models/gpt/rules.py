@@ -90,7 +90,7 @@ def kv_features_do_not_divide(cx: Context) -> Iterator[Problem]:
 
 @rule("TEN209", "odd-head")
 def odd_head(cx: Context) -> Iterator[Problem]:
-    """Rotary positions with an odd number of features per head."""
+    """Rotary positions need an even number of features per head, and this model has an odd one."""
     hidden, heads = _gpt(cx).hidden_size, _gpt(cx).num_heads
     if _gpt(cx).positions == "rotary" and hidden % heads == 0 and hidden // heads % 2:
         message = f"a head has {hidden // heads} features, and rotary positions rotate pairs of them"

@@ -13,7 +13,7 @@ from dslpar.layout.stages import EvenWeights, num_matches
 from dslpar.models.moco.section import MoCo
 
 IS_CHAIN = False
-"""Whether a pipeline can cut it. A MoCo's step is also a single micro-batch, whose samples are all compared."""
+"""Whether a pipeline can cut the model. It cannot: a MoCo's step is one micro-batch, whose samples are all compared."""
 
 
 def conditions(model: MoCo, cuboid: Tensor, seq_len: int) -> list[Condition]:

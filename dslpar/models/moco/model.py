@@ -92,9 +92,9 @@ class MomentumContrast(Layer):
 
 
 def _held(p: nn.Parameter) -> Iterator[Tensor]:
-    """Yield the memory of a parameter on this rank, each once: ZeRO 3's shard, and the whole tensor if it is gathered.
+    """Yield the tensors that hold a parameter on this rank: ZeRO 3's shard, and the whole tensor if it is gathered.
 
-    On a rank that is alone in its group, the gathered tensor shares the shard's memory.
+    On a rank that is alone in its group, the gathered tensor shares the shard's memory, and only the shard is yielded.
     """
     shard = getattr(p, "ds_tensor", None)
     if shard is not None:

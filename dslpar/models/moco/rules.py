@@ -13,7 +13,7 @@ from dslpar.models.moco.section import MoCo
 
 @rule("PIP211", "moco-over-stages")
 def moco_over_stages(cx: Context) -> Iterator[Problem]:
-    """A pipeline with a MoCo model, which is not a chain of layers."""
+    """A MoCo model has several pipeline stages, but it is not a chain of layers that a pipeline can cut."""
     cx.model_of(MoCo)
     if cx.stages > 1:
         message = f"{cx.stages} stages: an encoder of two views and its momentum copy are not a chain of layers"
@@ -23,7 +23,7 @@ def moco_over_stages(cx: Context) -> Iterator[Problem]:
 
 @rule("BAT220", "moco-accumulates")
 def moco_accumulates(cx: Context) -> Iterator[Problem]:
-    """Gradient accumulation with a MoCo model."""
+    """A MoCo model is trained with gradient accumulation, but its loss compares all samples of a step."""
     cx.model_of(MoCo)
     accumulation = cx.batch.accumulation
     if accumulation > 1:
@@ -50,7 +50,7 @@ def moco_samples_do_not_divide(cx: Context) -> Iterator[Problem]:
 
 @rule("PRE202", "moco-in-half-precision")
 def moco_in_half_precision(cx: Context) -> Iterator[Problem]:
-    """A MoCo in bf16 or fp16, in which the momentum encoder would not change."""
+    """A MoCo model is trained in bf16 or fp16, in which the momentum encoder would not change."""
     cx.model_of(MoCo)
     dtype = cx.spec.precision.dtype
     if dtype != "fp32":

@@ -175,7 +175,7 @@ def test_a_layer_s_parameter_as_a_dtensor() -> None:
         assert equal == [True] * 4
         assert has_grad
         assert plain == (3,)
-        assert "TEN233 blocks-are-no-shards: the parameter is blocks of 16, 8, 8 rows" in message
+        assert "TEN233 blocks-are-no-shards: the parameter has blocks of 16, 8, 8 rows" in message
 
 
 README = ROOT / "layers" / "README.md"

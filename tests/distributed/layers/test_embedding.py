@@ -107,7 +107,7 @@ def test_ids_and_residuals_of_the_wrong_shape_are_refused() -> None:
         assert "TEN226 wrong-shape: ids of shape (2, 2, 2)" in ids
         assert "TEN221 activation-does-not-divide: dim 1 of the ids has 3 entries" in odd
         assert "TEN226 wrong-shape: a sequence of 4 tokens, and the table has 2 positions" in long
-        assert "TEN226 wrong-shape: positions of a residual of shape (2, 8)" in flat
+        assert "TEN226 wrong-shape: positions cannot be added to a residual of shape (2, 8)" in flat
 
 
 def of_types() -> list[torch.Tensor]:

@@ -218,7 +218,7 @@ def test_labels_of_another_shape_are_refused(name: str) -> None:
     """
     logits, labels = OF_OTHER_TOKENS[name]
     for texts in on_ranks(2, refused_shapes, LAYOUTS[name], logits, labels):
-        assert all(f"labels {labels} and" in text for text in texts)
+        assert all(f"labels {labels} do not match" in text for text in texts)
 
 
 def test_a_vocabulary_larger_than_the_logits_is_refused() -> None:

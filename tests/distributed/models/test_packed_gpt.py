@@ -95,7 +95,7 @@ def test_packed_is_as_if_alone(layout: str) -> None:
 def test_a_table_of_positions_takes_no_documents() -> None:
     model = replace(MODEL, positions="learned")
     module = build_module(model, Groups(Mesh()), seed=3)
-    with pytest.raises(DslparError, match="documents, and a table of positions"):
+    with pytest.raises(DslparError, match="samples of several documents need rotary positions"):
         module(whole_batch(True, 16)[0])
 
 

@@ -54,7 +54,7 @@ def refusal(family: str, layout: str) -> str | None:
     if family == "resnet" and tensor.size > 1:
         return "TEN235 .*nothing of ResNetForImageClassification can be cut"
     if family in ("vit", "vit_mae") and 4 in cut:
-        return "TEN221 .*dim 1 of an activation has (4|10) entries, and mode .* cuts it in 4"
+        return "TEN221 .*dim 1 of an activation has (4|10) entries, and mode .* cuts it into 4"
     return None
 
 

@@ -82,15 +82,18 @@ def test_a_line_break_that_ends_an_answer_is_learned() -> None:
     assert [found.text[begin:end] for begin, end in found.spans] == ["b\n", "d\n"]
 
 
-OTHERWISE = "message 2, an answer, is written otherwise with"
+OTHERWISE = "the template writes message 2, an answer, differently if"
 
 
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
         # like Qwen3's, which drops thoughts of earlier turns, and DeepSeek-R1's, whose prompt begins them
-        (UNMARKED.replace("m['content'] +", "m['content'][:99 if loop.last else 1] +"), f"{OTHERWISE} the turns after"),
-        (UNMARKED.replace("assistant\n", "assistant\n<think>"), f"{OTHERWISE} the prompt for it"),
+        (
+            UNMARKED.replace("m['content'] +", "m['content'][:99 if loop.last else 1] +"),
+            f"{OTHERWISE} other turns follow",
+        ),
+        (UNMARKED.replace("assistant\n", "assistant\n<think>"), f"{OTHERWISE} it follows the gen"),
         ("{% for m in messages %}\n{{ m['role'] }", "line 2 of the template"),
     ],
 )
@@ -199,10 +202,10 @@ def test_what_is_cut_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     with caplog.at_level(logging.INFO, "dslpar"):
         samples = make_samples(config, find_source(config).train, ())
     first, second = (record.getMessage() for record in caplog.records)
-    assert first.startswith(f"{samples.num_samples} conversations are trained on, ")
+    assert first.startswith(f"{samples.num_samples} conversations are trained on; ")
     assert second == (
-        "of conversations trained on, 20 are cut: longer than seq_len + 1 = 61 tokens; "
-        f"{20 - samples.num_samples} are left out: no answer is left"
+        "conversations trained on: 20 are cut to seq_len + 1 = 61 tokens; "
+        f"{20 - samples.num_samples} are left out, since no answer is left"
     )
     assert 0 < samples.num_samples < 20
 

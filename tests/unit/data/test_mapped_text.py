@@ -96,5 +96,5 @@ def test_a_file_that_is_not_as_it_was_is_said(tmp_path: Path, length: int | None
         samples.batch([0], [0])
     (finding,) = caught.value.findings
     assert (finding.code, finding.key) == ("BAT201", "data")
-    assert finding.message.startswith(f"{str(path)!r} is not as it was when the run began: ")
+    assert finding.message.startswith(f"{str(path)!r} has changed since the run began: ")
     assert said in finding.message

@@ -97,7 +97,7 @@ def test_nobody_knows_what_columns_another_model_takes() -> None:
     data = "dict(type='tests.unit.data.own_classes.Mappings', count=9)"
     found = refused(data, model="model = dict(type='torch.nn.Bilinear')\n")
     assert found.code == "BAT222"
-    assert "what the model takes is not known" in found.message
+    assert "the arguments of the model's forward are unknown" in found.message
     assert "(input, label)" in found.help
 
 

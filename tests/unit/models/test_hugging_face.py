@@ -110,8 +110,8 @@ def test_each_field_that_differs_is_named_and_the_section_is_written_out() -> No
         hugging_face.check_fits(model, config, "gpt2/config.json")
     told = str(raised.value)
     assert "CKP207 other-weights: the weights in gpt2/config.json are of another model:" in told
-    assert "model.num_heads is 4, there 8\n" in told
-    assert "model.vocab_size is 70, there 80\n" in told
+    assert "model.num_heads is 4, and config.json has 8\n" in told
+    assert "model.vocab_size is 70, and config.json has 80\n" in told
     assert "help: model = dict(type='GPT', num_layers=2, hidden_size=32, num_heads=8, vocab_size=80, " in told
 
 
