@@ -18,7 +18,7 @@ MODULES = (
         f"layers.{name}"
         for name in ("norm", "embedding", "loss", "context_attention", "batch_norm", "pooling", "token_linear")
     ),
-    *(f"layers.{name}" for name in ("activation_sharding", "gather_reduce", "overlap", "late_gradient")),
+    *(f"layers.{name}" for name in ("activation_sharding", "gather_reduce", "overlap", "late_reduction")),
     *(f"engine.{name}" for name in ("engine", "pipeline_executor", "micro_batches", "vector_reduction")),
     *("policies.latent", "policies.experts", "models.moco.model", "distributed.deepspeed_patches.norms"),
     *("distributed.gradient_buffer", "distributed.gradient_reduction", "distributed.parameter_gather"),
