@@ -61,7 +61,10 @@ def _check_tokenizers(cx: Context) -> Iterator[Problem]:
 
 
 def _tokenizer_of(cx: Context, data: Data) -> tuple[str, str] | None:
-    """Return a name for what makes a part's ids, and its digest; None if the part has no ids, or it is unknown."""
+    """Return a name for the tokenizer of a part, and its digest; None if there are no ids or the tokenizer is unknown.
+
+    Bytes count as a tokenizer: their digest is "", or the id of byte 0 if that is above 0.
+    """
     from dslpar.schema.token_folders import read_token_folder
     from dslpar.schema.vocabularies import vocabulary_of
 
@@ -81,7 +84,7 @@ def _tokenizer_of(cx: Context, data: Data) -> tuple[str, str] | None:
 
 @rule("BAT122", "blend-weights", "warning")
 def blend_weights(cx: Context) -> Iterator[Problem]:
-    """Weights of a blend that look like shares but do not sum up to 1, or a blend of a single part."""
+    """The weights of a blend look like shares but do not sum up to 1, or the blend has a single part."""
     data = cx.spec.data
     if not isinstance(data, BlendData):
         return

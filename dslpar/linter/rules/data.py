@@ -1,4 +1,4 @@
-"""BAT112 to BAT119: whether `data` suits the model, and whether tokenizers and data files can be used."""
+"""BAT112 to BAT119: check that `data` suits the model, and that tokenizers and data files can be used."""
 
 from __future__ import annotations
 
@@ -69,7 +69,10 @@ def data_of_another_model(cx: Context) -> Iterator[Problem]:
 
 
 def _says_text(cx: Context) -> bool:
-    """Return whether `data` has keys besides seq_len and eval_fraction, which a program's own data may also use."""
+    """Return whether `data` has keys besides seq_len and eval_fraction, and so describes text.
+
+    A config may have these two keys for the data that a program passes.
+    """
     section = cx.config.root.get("data")
     given = set(section.value) if section is not None and section.is_mapping else set()
     return bool(given - {"seq_len", "eval_fraction"})
@@ -77,7 +80,7 @@ def _says_text(cx: Context) -> bool:
 
 @rule("BAT114", "sample-too-short")
 def sample_too_short(cx: Context) -> Iterator[Problem]:
-    """Samples so short that their special tokens leave no room for text."""
+    """Samples are so short that their special tokens leave no room for text."""
     length = seq_len_of(cx.spec)
     if isinstance(cx.spec.data, MaskedTextData | SpanTextData) and 0 < length < _SHORTEST:
         message = f"samples of {length} tokens, including special ones, have almost no room for text"

@@ -1,4 +1,4 @@
-"""Rules about transformers models: sizes and the mesh, the config.json and weights of a folder, classes and policies.
+"""Rules about transformers models: sizes, the mesh, the config.json and weights of a folder, classes and policies.
 
 All facts about transformers come from a table (`dslpar.schema.transformers_configs`); transformers is not imported.
 """
@@ -64,7 +64,7 @@ def size_of_transformers_out_of_range(cx: Context) -> Iterator[Problem]:
 
 
 _OF_IMAGES = ("embed_dim", *DECODER)
-"""Sizes of image classes that are not in NAMES."""
+"""Fields of image classes' configs that are sizes and have no entry in `transformers_configs.NAMES`."""
 
 
 def _fields_of_images(model: TransformersModel) -> Iterator[Problem]:
@@ -77,7 +77,7 @@ def _fields_of_images(model: TransformersModel) -> Iterator[Problem]:
 
 
 def _lists_by_stage(model: TransformersModel) -> Iterator[Problem]:
-    """Yield problems of lists with a number per stage, such as Swin's heads and ResNet's depths."""
+    """Check lists that have a number per stage of the model, such as Swin's num_heads and ResNet's depths."""
     config = model.config
     stages = config.values.get("depths")
     for name, default in config.known.get("defaults", {}).items():
@@ -128,7 +128,7 @@ def size_of_transformers_does_not_divide(cx: Context) -> Iterator[Problem]:
         if not each.holds:
             wrong.setdefault(each.key, each)
     for key, each in wrong.items():
-        if key not in roles:  # an entry of a list, a size derived from one, or a decoder's size
+        if key not in roles:  # an entry of a list, a size derived from such an entry, or a decoder's size
             given = "config" if key in model.config.keys.values() else ""
             given = given or ("file" if key in model.config.in_file.values() else "")
             what = "heads" if key.endswith("heads") else "features"
@@ -150,7 +150,7 @@ def size_of_transformers_does_not_divide(cx: Context) -> Iterator[Problem]:
 
 @rule("TEN132", "heads-of-transformers-do-not-fit")
 def heads_of_transformers_do_not_fit(cx: Context) -> Iterator[Problem]:
-    """Heads of a transformers model that do not divide its hidden size, or key/value heads that do not divide heads."""
+    """Heads of a transformers model do not divide its hidden size, or its key/value heads do not divide its heads."""
     from dslpar.layout.nearest import multiples
 
     model = _model(cx)
@@ -184,7 +184,7 @@ def empty_places_of_experts(cx: Context) -> Iterator[Problem]:
 
 @rule("TEN134", "attention-beyond-context-parallelism")
 def attention_beyond_context_parallelism(cx: Context) -> Iterator[Problem]:
-    """Context parallelism with a transformers model whose attention has a soft cap, a bias, or scores of its own."""
+    """Context parallelism does not support this model's attention: a soft cap, a bias, or scores of its own."""
     if cx.cuboid.context == 1:
         return
     model = _model(cx)
@@ -210,7 +210,7 @@ _WHOLE = ("leave parallel.context out", "choose another tensor mode")
 
 @rule("TEN133", "no-policy-for-class")
 def no_policy_for_class(cx: Context) -> Iterator[Problem]:
-    """A transformers class without a policy, with several tensor ranks or stages."""
+    """A transformers class has no policy, so it cannot be split over several tensor ranks or stages."""
     model = cx.other_model
     if not model.is_of_transformers or (cx.cuboid.size == 1 and cx.stages == 1) or "policy" in model.args:
         return
@@ -225,7 +225,7 @@ def no_policy_for_class(cx: Context) -> Iterator[Problem]:
 
 @rule("TEN135", "mode-does-not-fit-class")
 def mode_does_not_fit_class(cx: Context) -> Iterator[Problem]:
-    """A tensor mode that splits what a transformers class keeps whole: all of ResNet, sequences of Swin."""
+    """The tensor mode splits something that a transformers class keeps whole: all of ResNet, sequences of Swin."""
     model = cx.other_model
     if not model.is_of_transformers or cx.cuboid.size == 1 or "policy" in model.args:
         return
@@ -275,7 +275,7 @@ def _tokens_of_image(config: TransformersConfig) -> Iterator[tuple[int, str]]:
 
 @rule("CFG126", "policy-not-understood")
 def policy_not_understood(cx: Context) -> Iterator[Problem]:
-    """A policy with an unknown name or unknown keys, or without a required key."""
+    """A policy has an unknown name or unknown keys, or lacks a required key."""
     policy = cx.other_model.args.get("policy") if cx.other_model.is_of_transformers else None
     if policy is None or policy == "derived":
         return
@@ -294,7 +294,7 @@ def policy_not_understood(cx: Context) -> Iterator[Problem]:
 
 @rule("CFG124", "unknown-key-of-transformers", "warning")
 def unknown_key_of_transformers(cx: Context) -> Iterator[Problem]:
-    """A key of model.config that the model's transformers config class does not have."""
+    """The model's transformers config class does not have a key of model.config."""
     model = _model(cx)
     known = {*model.config.known.get("defaults", ()), *model.config.other_names}
     if not known:

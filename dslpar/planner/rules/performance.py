@@ -1,13 +1,13 @@
-"""PERF103 and following: legal but slow layouts. Each message has a number, each hint a better layout.
+"""PERF102 and following: legal but slow layouts. Each message has a number, each hint a better layout.
 
 PERF103 compares the traffic of the layout with that of mode 1d (`dslpar.costs.traffic` counts both). PERF104 and
-PERF105 find stages that wait for micro-batches: with '1f1b' (PipeDream-Flush, arXiv 2006.09503) the bubble is
-(S-1) / (m+S-1) for S stages and m micro-batches. `dslpar.layout.schedule` computes it, also for the other schedules.
-PERF106 finds stages that wait for the busiest one (`dslpar.layout.stages`).
+PERF105 find stages that wait for micro-batches. With '1f1b' (PipeDream-Flush, arXiv 2006.09503) stages are idle for
+(S-1) / (m+S-1) of a step, with S stages and m micro-batches. `dslpar.layout.schedule` computes the bubble of every
+schedule. PERF106 finds stages that wait for the busiest stage (`dslpar.layout.stages`).
 
-No rule reports that mode 1d sends more than another mode. Every 1d group does if the micro-batch is large enough, and
-within a host its four all-reduces are often faster nevertheless. `show` has the numbers. A mode that sends more than 1d
-can only save memory.
+No rule reports that mode '1d' sends more than another mode. It always does if the micro-batch is large enough, and
+within a host its four all-reduces are often faster nevertheless. `dslpar show` prints the numbers. A mode that sends
+more than '1d' can only save memory.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def below_break_even(cx: Context) -> Iterator[Problem]:
         return  # the layout equals 1d; or sequences are also split, which 1d alone does not do
     seq_len = seq_len_of(cx.spec)
     if cx.batch.micro_size < 1 or not _all_hold(conditions(model, cuboid, seq_len, cx.batch.micro_size)):
-        return  # other rules report that it is not legal
+        return  # other rules report that the layout is not legal
     from dslpar.forecast.comparison import break_even  # most configs do not need it
 
     found = break_even(model, cuboid, cx.batch.micro_size * seq_len)
@@ -121,7 +121,7 @@ def _work(cx: Context) -> int:
 
 def _speed(cx: Context, chunks: Chunks, split: bool) -> int:
     """Return the bubble of '1f1b' divided by that of this schedule."""
-    # With a split backward, other ranks wait only for P-1 times B. The recomputation is part of B.
+    # With a split backward, the other of P ranks wait only for P-1 times B. The recomputation is part of B.
     return chunks.num * (_work(cx) // (_work(cx) - 2) if split else 1)
 
 
@@ -165,7 +165,7 @@ def _other_schedules(cx: Context, share: float, count: int) -> list[str]:
 
 
 def _is_legal(cx: Context, chunks: Chunks, split: bool, count: int) -> bool:
-    """Return whether the config would have no further finding with that schedule."""
+    """Return whether the config would have no other finding with that schedule."""
     if split and (
         cx.spec.train.compiles_layers or cx.spec.activation_checkpoint is not None or not _is_known_to_defer(cx)
     ):
@@ -178,6 +178,7 @@ def _is_legal(cx: Context, chunks: Chunks, split: bool, count: int) -> bool:
 
 
 def _is_known_to_defer(cx: Context) -> bool:
+    """Return whether the model has layers that can defer the gradients of their weights; False if unknown."""
     is_unknown = cx.unlisted and (cx.by_program or not cx.other_model.is_of_transformers)
     return not is_unknown and not defers_nothing(cx.spec)
 
@@ -190,7 +191,7 @@ def _is_cut_by_hand(cx: Context) -> bool:
 
 @rule("PERF112", "recomputed-and-deferred", "warning")
 def recomputed_and_deferred(cx: Context) -> Iterator[Problem]:
-    """Activation checkpointing with schedule 'zero_bubble', where it saves no memory."""
+    """Activation checkpointing saves no memory with the schedule 'zero_bubble'."""
     if cx.spec.activation_checkpoint is None or cx.stages == 1 or not splits_backward(cx.spec):
         return
     count = micro_batches_of(cx)
@@ -204,7 +205,7 @@ def recomputed_and_deferred(cx: Context) -> Iterator[Problem]:
 
 @rule("PERF113", "nothing-to-defer", "warning")
 def nothing_to_defer(cx: Context) -> Iterator[Problem]:
-    """The schedule 'zero_bubble' with a model that cannot defer gradients of weights."""
+    """The schedule is 'zero_bubble', but the model cannot defer gradients of weights."""
     if cx.stages > 1 and schedule_type(cx) == "zero_bubble" and defers_nothing(cx.spec):
         order = "'interleaved'" if cx.chunks.num > 1 else "'1f1b'"
         if isinstance(cx.spec.model, OtherModel) and cx.spec.model.lora is not None:
@@ -220,7 +221,7 @@ def nothing_to_defer(cx: Context) -> Iterator[Problem]:
 
 @rule("PERF106", "uneven-stages", "warning")
 def uneven_stages(cx: Context) -> Iterator[Problem]:
-    """The busiest stage computes over 15 % more than the mean."""
+    """The busiest stage computes over 15 % more than the mean of all stages."""
     counts, model = partition_of(cx), cx.spec.model
     if counts is None or len(counts) == 1:
         return
@@ -269,7 +270,7 @@ def _more_even(cx: Context, share: float, weights: EvenWeights) -> str:
 
 @rule("PERF108", "all-reduce-of-gradients", "warning")
 def all_reduce_of_gradients(cx: Context) -> Iterator[Problem]:
-    """ZeRO 1 or 2 with use_multi_rank_bucket_allreduce."""
+    """use_multi_rank_bucket_allreduce makes ZeRO 1 and 2 send more than necessary."""
     zero, key = cx.spec.zero, "zero.use_multi_rank_bucket_allreduce"
     if zero.stage in (1, 2) and zero.extra.get("use_multi_rank_bucket_allreduce") and cx.num_copies > 1:
         sums = cx.batch.accumulation if zero.stage == 2 else 1
@@ -279,7 +280,7 @@ def all_reduce_of_gradients(cx: Context) -> Iterator[Problem]:
 
 @rule("PERF111", "overlap-that-waits", "warning")
 def overlap_that_waits(cx: Context) -> Iterator[Problem]:
-    """ZeRO 1 or 2 with DeepSpeed's overlap_comm, which waits for the device before each reduction."""
+    """DeepSpeed's overlap_comm at ZeRO 1 or 2 waits for the device before each reduction."""
     zero, key = cx.spec.zero, "zero.overlap_comm"
     used = cx.stages == 1 and zero.stage in (1, 2) and not overlaps_reduction(cx.spec)  # else DEAD116 reports it
     used &= zero.extra.get("reduce_scatter") is not False  # without it DeepSpeed all-reduces on the other stream
@@ -294,7 +295,7 @@ def overlap_that_waits(cx: Context) -> Iterator[Problem]:
 
 @rule("PERF109", "gradients-sent-many-times", "info")
 def gradients_sent_many_times(cx: Context) -> Iterator[Problem]:
-    """ZeRO 2 with gradient accumulation: gradients are reduced at every micro-batch."""
+    """ZeRO 2 with gradient accumulation reduces the gradients at every micro-batch."""
     count = cx.batch.accumulation
     if cx.spec.zero.stage == 2 and cx.stages == 1 and count > 1 and cx.num_copies > 1:
         sent, least = _sent(cx, count + 1), _sent(cx, 2)
