@@ -1,4 +1,4 @@
-"""The types of the section `data`, which are sections as in `dslpar.schema.sections`.
+"""The types of the section `data`: one section class per `type`, declared as in `dslpar.schema.sections`.
 
 Sources: masked tokens from BERT (arXiv 1810.04805) and RoBERTa (1907.11692), spans from T5 (1910.10683), bytes after
 special ids from ByT5 (2105.13626).

@@ -1,8 +1,8 @@
 """The typed sections of a config: frozen dataclasses whose fields are declared by `key(...)`, with the help below each.
 
 A field's docstring is its help and its line in the reference. Its annotation names a type of `dslpar.schema.types`.
-`key` holds all other facts about it (`dslpar.schema.fields`). To add a key, add a field here and use it where it takes
-effect. Sections accept only the keys listed here, an idea from nanotron.
+`key` holds all other facts about the key (`dslpar.schema.fields`). To add a key, add a field here, and read the field
+in the code that it configures. Sections accept only the keys declared here, an idea from nanotron.
 """
 
 from __future__ import annotations
