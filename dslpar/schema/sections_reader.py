@@ -50,7 +50,7 @@ def read(config: Config, registered: Registered | None = None, by_program: bool 
     _report_other_names(reader, by_program and not config.has("model"))
     reader.invalid |= config.unknown
     if not ("model" in values or {"model", "*"} & reader.invalid or by_program) and config.complete:
-        hint = f"{class_sections.MODEL_HELP}; or --program (where a program passes the model to dslpar.initialize)"
+        hint = f"{class_sections.MODEL_HELP}; or --program (if a program passes the model to dslpar.initialize)"
         reader.report("CFG107", Location(config.path), "there is no model", hint, "model")
     ready: dict[str, Any] = {"model": _NO_MODEL} | {name: value for name, value in values.items() if value is not None}
     return Reading(spec.Spec(**ready), tuple(reader.misreads), frozenset(reader.invalid), reader.written)

@@ -21,7 +21,7 @@ def batch_does_not_fit(cx: Context) -> Iterator[Problem]:
     if micro * accumulation * data != global_size:
         product = f"micro_size {given.micro_size or '?'} * accumulation {given.accumulation or '?'} * data {data}"
         message = f"global_size {global_size} is not {product}"
-        hint = " or ".join(_fitting_sizes(cx)) or "choose fewer ranks, or more of them for each replica"
+        hint = " or ".join(_fitting_sizes(cx)) or "choose fewer ranks, or more ranks per replica"
         yield cx.problem("batch.global_size", message, hint)
 
 
@@ -77,7 +77,7 @@ def sequence_too_long(cx: Context) -> Iterator[Problem]:
     length, (longest, key) = cx.spec.data.seq_len, cx.longest_sequence
     if length is not None and length > longest:
         unused = cx.unused_positions
-        less = f" less {unused} that no token has" if unused else ""
+        less = f", of which {unused} positions are never used" if unused else ""
         message = f"samples have {length} tokens, and {key.rpartition('.')[2]} is {longest + unused}{less}"
         yield cx.problem("data.seq_len", message, f"at most {longest}, or {key}={length + unused}")
 
@@ -254,7 +254,7 @@ def statistics_of_the_layout(cx: Context) -> Iterator[Problem]:
     ):
         return
     micro = cx.batch.micro_size
-    message = f"{norm} takes its statistics of a micro-batch, whose size, {micro} here, changes with the layout"
+    message = f"{norm} computes its statistics over a micro-batch, whose size ({micro} here) changes with the layout"
     yield cx.problem("model", message, f"add micro_size={micro} to batch")
 
 

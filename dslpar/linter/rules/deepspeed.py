@@ -77,7 +77,7 @@ def scaled_before_the_sum(cx: Context) -> Iterator[Problem]:
             message = f"{name}={value} is not supported with the reduce-scatter of ZeRO stage {zero.stage}"
             yield cx.problem(f"deepspeed.{name}", message, f"leave {name} out, or zero = 1")
         elif name == "gradient_predivide_factor" and zero.stage and cx.zero_over_d:
-            where = f"where ZeRO also sums gradients over {cx.cuboid.d} ranks that hold equal weights"
+            where = f"if ZeRO also sums gradients over {cx.cuboid.d} ranks that hold equal weights"
             message = f"{name}={value} is not supported {where}"
             yield cx.problem(f"deepspeed.{name}", message, f"leave {name} out")
 

@@ -18,7 +18,7 @@ from dslpar.linter.rule import rule
 if TYPE_CHECKING:
     pass
 
-_GRAMMAR = "one host a line: NAME slots=N"
+_GRAMMAR = "one host per line: NAME slots=N"
 
 
 @rule("HST101", "bad-hostfile-line")
@@ -35,7 +35,7 @@ def host_twice(cx: Context) -> Iterator[Problem]:
     for host in cx.hosts.hosts:
         if host.name in first:
             message = f"duplicate host {host.name}, already on line {first[host.name]}"
-            yield Problem(host.location, message, "choose one of its lines, with all of its slots")
+            yield Problem(host.location, message, "keep one line for this host, with all of its slots")
         first.setdefault(host.name, host.location.line)
 
 
@@ -109,7 +109,9 @@ def slots_unsaid(cx: Context) -> Iterator[Problem]:
     alone = [host for host in cx.hosts.hosts if host.syntax == "name"]
     if alone and all(host.slots == 1 for host in alone):
         name = alone[0].name
-        message = f"{name} has no slots=N, and counts as 1 (OpenMPI takes one per core, DeepSpeed rejects the line)"
+        message = (
+            f"{name} has no slots=N, so dslpar counts 1 slot (OpenMPI counts the cores, DeepSpeed rejects the line)"
+        )
         yield Problem(alone[0].location, message, "NAME slots=N")
 
 
@@ -133,7 +135,7 @@ def tensor_group_across_hosts(cx: Context) -> Iterator[Problem]:
         # Ranks that share memory are consecutive: z is the fastest axis, then y.
         memory = cx.cuboid.z * (cx.cuboid.y if "y" in cx.cuboid.token_axes else 1)
         if cx.cuboid.symmetric_memory and cx.cuboid.token_axes and slots % memory:
-            message += "; no GPU there reaches all the memory that comm_overlap asks for (HST234)"
+            message += "; comm_overlap='symmetric_memory' needs GPUs that share memory, on one host (HST234)"
         fitting = divisors(slots)
         hint = f"{cx.tensor_key}={' or '.join(map(str, fitting[1:] or fitting))}"
         yield cx.problem(cx.tensor_key, message, hint)

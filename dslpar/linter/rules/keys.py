@@ -73,7 +73,7 @@ def unknown_model(cx: Context) -> Iterator[Problem]:
     if cx.unlisted:
         skipped = "rules about layers and sizes are skipped"
         if not cx.by_program and cx.other_model.is_of_transformers:
-            skipped = "rules about layers are skipped, and sizes are checked where model.config gives them"
+            skipped = "rules about layers are skipped, and sizes are checked only if model.config has them"
         message = f"the layers of {cx.unlisted} are not known: {skipped}"
         yield cx.problem("model", message, "")
 
@@ -98,7 +98,7 @@ def foreign_config(cx: Context) -> Iterator[Problem]:
     found = cx.foreign
     if found is not None:
         message = f"this is a config of {found.title}, which `dslpar import` converts"
-        by_program = "or --program (where a program passes the model to dslpar.initialize)"
+        by_program = "or --program (if a program passes the model to dslpar.initialize)"
         more = "" if cx.config.has("model") else f"; {by_program}"
         yield Problem(Location(cx.config.path), message, f"dslpar import {cx.config.path} -o FILE{more}")
 

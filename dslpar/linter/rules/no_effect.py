@@ -96,10 +96,10 @@ def interval_longer_than_the_run(cx: Context) -> Iterator[Problem]:
 
 
 _INTERVALS: Mapping[str, str] = {
-    "eval_interval": "it evaluates only before the first step and after the last",
-    "log_interval": "it logs only the last step",
-    "save_interval": "it saves only after the last step",
-    "check_replicas": "it compares only after the last step",
+    "eval_interval": "the run evaluates only before the first step and after the last",
+    "log_interval": "the run logs only the last step",
+    "save_interval": "the run saves only after the last step",
+    "check_replicas": "the run compares only after the last step",
 }
 
 
@@ -157,7 +157,7 @@ def zero_key_of_another_stage(cx: Context) -> Iterator[Problem]:
         stages = _stages_of(name)
         hint = f"leave {name} out"
         if stage not in stages:
-            where = f"it is used at stage {_either(stages)}" if stages else "DeepSpeed never uses it"
+            where = f"it is for stage {_either(stages)}" if stages else "DeepSpeed never uses it"
             message = f"{name} has no effect at ZeRO stage {stage}: {where}"
             legal = [stage for stage in stages if stage < 2 or cx.stages == 1]
             legal = [3] if name == "pipeline_loading_checkpoint" and 3 in legal else legal  # ZER108 rejects 1 and 2
@@ -228,8 +228,8 @@ _IDLE: Mapping[str, str] = {
     "dataloader_drop_last": "dslpar loads the data itself, and every batch is whole",
     "vocabulary_size": "DeepSpeed only uses it in a warning",
     "disable_allgather": "DeepSpeed 0.19 reads it and never uses it",
-    "seq_parallel_communication_data_type": "dslpar sets it as communication_data_type is",
-    "aio": "it is for NVMe, and nothing is offloaded there",
+    "seq_parallel_communication_data_type": "dslpar sets it to communication_data_type",
+    "aio": "dslpar does not support offload to NVMe",
 }
 
 
@@ -262,7 +262,7 @@ def nothing_through_symmetric_memory(cx: Context) -> Iterator[Problem]:
     cuboid = cx.cuboid
     takes_it = cuboid.size > 1 and "comm_overlap" in MODES[str(cuboid.mode)].options
     if cuboid.symmetric_memory and takes_it and not (cuboid.token_axes or cx.spec.train.compiles_layers):
-        message = "comm_overlap='symmetric_memory' does no more than True: fused products need pieces of tokens"
+        message = "comm_overlap='symmetric_memory' has the effect of True: this mode does not split tokens"
         more = "sequence=True; or " if cuboid.mode == "1d" else ""
         yield cx.problem("parallel.tensor.comm_overlap", message, f"{more}comm_overlap=True")
 

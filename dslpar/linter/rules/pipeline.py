@@ -136,7 +136,7 @@ def unknown_method(cx: Context) -> Iterator[Problem]:
         methods = f"choose one of {', '.join(map(repr, sections.METHODS))} and 'type:REGEX'"
         yield cx.problem(key, f"unknown method {method!r}", did_you_mean(method, sections.METHODS) or methods)
     elif not _is_method(method):
-        message = f"{pattern[:40]!r} is more than names, '|', '^', '$' and '.'"
+        message = f"{pattern[:40]!r} has characters besides names, '|', '^', '$' and '.'"
         yield cx.problem(key, message, "such as 'type:Block' or 'type:^Embedding|Head$'")
     elif not num_matches(method, names := _class_names(cx)):
         hint = f"choose from the classes {', '.join(dict.fromkeys(names))}"
@@ -299,7 +299,7 @@ def interleaved_schedule(cx: Context) -> Iterator[Problem]:
     schedule, key = cx.spec.schedule, "schedule.num_model_chunks"
     if schedule is not None and schedule.type == "1f1b" and (schedule.num_model_chunks or 1) > 1:
         name = cx.source_key(key).rpartition(".")[2]
-        message = f"{name} {schedule.num_model_chunks}, and the schedule '1f1b' has one chunk per rank"
+        message = f"{name} is {schedule.num_model_chunks}, but the schedule '1f1b' has one chunk per rank"
         yield cx.problem(key, message, f"schedule.type='interleaved' or 'zero_bubble', or {name}=1")
 
 
@@ -307,7 +307,7 @@ def interleaved_schedule(cx: Context) -> Iterator[Problem]:
 def compiled_with_zero_bubble(cx: Context) -> Iterator[Problem]:
     """train.compile does not work with the schedule 'zero_bubble', which splits the backward."""
     if cx.spec.train.compiles_layers and cx.stages > 1 and schedule_type(cx) == "zero_bubble":
-        message = "train.compile under 'zero_bubble': a compiled layer's backward is one graph, and cannot be split"
+        message = "'zero_bubble' splits the backward, and train.compile makes one graph of a layer's backward"
         yield cx.problem("train.compile", message, f"train.compile_components=['loss'], or {unsplit(cx)}")
 
 

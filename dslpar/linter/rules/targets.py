@@ -42,7 +42,7 @@ def _vouched_for_by_itself(cx: Context, name: str) -> str:
         return ""
     if project is None or not trusting(name, project.trusted):
         return ""
-    return f" (the trusted of {project.path} counts where you work in its folder: no config vouches for itself)"
+    return f" ({project.path} trusts it, but counts only if you work in its folder: a config cannot trust packages)"
 
 
 def _may_call(section: Node) -> bool:

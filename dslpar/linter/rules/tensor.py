@@ -13,6 +13,7 @@ from dslpar.linter.context import Context
 from dslpar.linter.problem import Problem, UnknownValueError
 from dslpar.linter.rule import rule
 
+_GATHERED = {"x": "activations", "w": "weights"}
 _OPTIONS = tuple(dict.fromkeys(option for row in MODES.values() for option in row.options))
 
 
@@ -129,12 +130,12 @@ def keep_without_effect(cx: Context) -> Iterator[Problem]:
     gathered = gathered_panels(cuboid)
     where = f"in mode {cuboid.mode!r} of shape {'*'.join(map(str, cuboid.shape))}" if cuboid.mode else "without a mode"
     if not gathered:
-        message = f"keep={tensor.keep!r} has no effect: no panels are gathered {where}"
+        message = f"keep={tensor.keep!r} has no effect: no layer gathers tensors {where}"
         yield cx.problem("parallel.tensor.keep", message, "leave it out")
     elif not kept <= gathered:
         (panel,) = kept - gathered
         same = "".join(kept & gathered) or "none"
-        message = f"keep={tensor.keep!r}, and no {panel} panels are gathered {where}"
+        message = f"keep={tensor.keep!r}, but no layer gathers {_GATHERED[panel]} {where}"
         yield cx.problem("parallel.tensor.keep", message, f"keep={same!r} means the same")
 
 

@@ -93,7 +93,7 @@ def _lists_by_stage(model: TransformersModel) -> Iterator[Problem]:
             message = (
                 f"{config.author_key(name)} has {len(value)} numbers, and depths {len(stages)}: one for each stage"
             )
-            yield model.problem_of_key(config.author_key(at), config.origin(at), message, "give one number a stage")
+            yield model.problem_of_key(config.author_key(at), config.origin(at), message, "give one number per stage")
 
 
 _NO_LONGER = ("hidden_sizes",)
@@ -178,7 +178,9 @@ def empty_places_of_experts(cx: Context) -> Iterator[Problem]:
     experts = model.size("experts")
     places = -(-experts // ranks) * ranks
     if places != experts:
-        message = f"over {ranks} tensor ranks: {places - experts} of {places} places are empty, and their ranks wait"
+        message = (
+            f"over {ranks} tensor ranks: {places - experts} of {places} places have no expert, and their ranks wait"
+        )
         yield model.problem("experts", message, f"choose a tensor size that divides {experts}")
 
 
@@ -218,7 +220,7 @@ def no_policy_for_class(cx: Context) -> Iterator[Problem]:
 
     name, known = model.target.rpartition(".")[2], {*POLICIES, *DERIVED}
     if name not in known:
-        message = f"no policy is known for {name}, without which {cx.cuboid.size * cx.stages} ranks cannot share it"
+        message = f"{name} has no policy, without which it cannot be split over {cx.cuboid.size * cx.stages} ranks"
         hint = "choose a class of docs/transformers.md; or add policy=dict(...) (`dslpar explain TEN234`)"
         yield cx.problem("model.type", message, hint)
 
@@ -236,7 +238,7 @@ def mode_does_not_fit_class(cx: Context) -> Iterator[Problem]:
     if policy is None:
         return
     if not policy.regions:
-        message = f"nothing in {name} can be split, and {cx.cuboid.size} tensor ranks would share it"
+        message = f"{name} cannot be split over {cx.cuboid.size} tensor ranks: dslpar can split none of its layers"
         yield cx.problem(cx.tensor_key, message, f"{cx.tensor_key}=1: data and pipeline ranks can train it")
     elif policy.grid and any(ranks(cx.cuboid, cuts(cx.cuboid).sequence) > 1 for cuts in (residual_cuts, inner_cuts)):
         message = f"{name} arranges tokens on a grid, and this mode splits sequences"
@@ -331,7 +333,7 @@ def pretrained_not_usable(cx: Context) -> Iterator[Problem]:
         if os.path.isdir(folder):  # else it may be only on the job's hosts: CKP102
             yield cx.problem("model.pretrained", f"{visible_path(folder)!r} has no config.json", _SAVED)
     elif file.problem:
-        yield Problem(model.place_in_file(), f"cannot read it: {file.problem}", _SAVED, "model.pretrained")
+        yield Problem(model.place_in_file(), f"cannot read config.json: {file.problem}", _SAVED, "model.pretrained")
     else:
         if missing := _missing_weights(folder):
             yield cx.problem("model.pretrained", missing, f"{_SAVED}, with safe_serialization")
@@ -369,7 +371,7 @@ def _of_another_class(model: TransformersModel) -> Iterator[Problem]:
         message, key = f"this is a config of {' and '.join(map(str, classes))}", "architectures"
         hint = f"type='transformers.{classes[0]}'; or {hint}"
     elif not isinstance(kind, str):
-        message, key = "it has neither architectures nor a model_type: its class is unknown", ""
+        message, key = "config.json has neither architectures nor a model_type", ""
     elif kind != model.config.known.get("model_type", kind):
         message, key = f"this is a config of model_type {kind!r}", "model_type"
     else:
@@ -387,7 +389,7 @@ def pretrained_not_found(cx: Context) -> Iterator[Problem]:
     folder = os.path.dirname(file.path)
     # A disk of the job's hosts may not be mounted here, so a missing parent folder proves nothing.
     if file.missing and not os.path.isdir(folder) and os.path.isdir(os.path.dirname(folder)):
-        message = f"there is no folder {visible_path(folder)!r}: neither it nor its sizes are checked"
+        message = f"no such folder {visible_path(folder)!r}: its files and the model's sizes are not checked"
         yield cx.problem("model.pretrained", message, f"{_SAVED}, by its path from the config's folder")
 
 

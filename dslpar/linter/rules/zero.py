@@ -26,7 +26,7 @@ def no_gradient_norm(cx: Context) -> Iterator[Problem]:
     """zero.compute_grad_norm is off."""
     if cx.spec.zero.extra.get("compute_grad_norm") is False:
         key = "zero.compute_grad_norm"
-        yield cx.problem(key, "clipping and the step's report need the gradient norm", "leave it out")
+        yield cx.problem(key, "clipping and the report of each step need the gradient norm", "leave it out")
 
 
 @rule("ZER103", "optimizer-not-elementwise")
@@ -76,12 +76,12 @@ def low_precision_masters(cx: Context) -> Iterator[Problem]:
     for dtype in ("fp16", "bf16"):
         key = f"{dtype}_master_weights_and_grads"
         if extra.get(key) and not (on_accelerator or (offloaded and is_cpu_adam(cx))):
-            message = f"masters in {dtype} need the optimizer 'DeepSpeedCPUAdam' and zero.offload_optimizer"
+            message = f"master weights in {dtype} need the optimizer 'DeepSpeedCPUAdam' and zero.offload_optimizer"
             stage = "" if cx.spec.zero.stage else "zero.stage=1 and "  # a pipeline forbids 2 and 3
             hint = f"optimizer.type='DeepSpeedCPUAdam' with {stage}zero.offload_optimizer='cpu'"
             yield cx.problem(f"precision.{key}", message, hint)
     if extra.get("bf16_optimizer_states") and not extra.get("bf16_master_weights_and_grads"):
-        message = "optimizer states in bf16 need masters in bf16"
+        message = "optimizer states in bf16 need master weights in bf16"
         yield cx.problem("precision.bf16_optimizer_states", message, "add bf16_master_weights_and_grads=True")
 
 

@@ -47,7 +47,7 @@ def slower_context_impl(cx: Context) -> Iterator[Problem]:
         f" ({machine.device.name}, {machine.nodes.per_node} per node)"
     )
     if sent[own] < sent[best]:
-        message += ", since a ring sends while it computes, and an exchange is waited for"
+        message += ", since 'ring' sends during attention, and 'ulysses' waits for its exchange"
     context = spec.parallel.context
     section = "parallel.tensor" if context is None or context.size == 1 else "parallel.context"
     hint = _as_written(best)

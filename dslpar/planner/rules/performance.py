@@ -50,11 +50,11 @@ def below_break_even(cx: Context) -> Iterator[Problem]:
     from dslpar.forecast.comparison import break_even  # most configs do not need it
 
     found = break_even(model, cuboid, cx.batch.micro_size * seq_len)
-    hints, since = [], "it never sends less"
+    hints, since = [], f"{cuboid.mode!r} never sends less"
     if found.needed is not None:
         least, samples = least_micro_size(cuboid), -(-found.needed // seq_len)
         hints.append(f"batch.micro_size at least {-(-samples // least) * least}")
-        since = f"it sends less from {found.needed} tokens on"
+        since = f"{cuboid.mode!r} sends less from {found.needed} tokens on"
     if _all_hold(conditions(model, Tensor(y=cuboid.size, mode="1d"), seq_len)):
         hints.append("mode='1d'")
     if found.sent > found.sent_in_1d and hints:
@@ -97,9 +97,10 @@ def too_few_micro_batches(cx: Context) -> Iterator[Problem]:
     stages, count = cx.stages, micro_batches_of(cx)
     if count < stages and cx.chunks.num == 1:  # with several chunks PIP115 reports it
         batches = f"{count} micro-batch{'es' if count > 1 else ''}"
-        message = f"{batches} for {stages} stages: {stages - count} or more are always idle"
+        idle = stages - count
+        message = f"{batches} for {stages} stages: at least {idle} stage{'s are' if idle > 1 else ' is'} always idle"
         if not splits_backward(cx.spec):  # with a split backward the share has no simple form here
-            message += f", {_percent(_idle_share(cx, cx.chunks, False, count))} of all"
+            message += f" (idle share: {_percent(_idle_share(cx, cx.chunks, False, count))})"
         yield cx.problem(batch_keys(cx), message, _more_micro_batches(cx))
 
 
@@ -198,7 +199,7 @@ def recomputed_and_deferred(cx: Context) -> Iterator[Problem]:
     if cx.chunks.num > 1 and count % cx.stages:
         return  # PIP115 reports it
     deferred = Schedule(cx.chunks, count, split=True).held(cx.stages - 1).deferred
-    message = f"the last rank holds all activations of {deferred:g} micro-batches for W, recomputed or not"
+    message = f"no memory is saved: the last rank still holds all activations of {deferred:g} deferred micro-batches"
     hint = f"leave activation_checkpoint out if all activations fit; or {unsplit(cx)}"
     yield cx.problem("activation_checkpoint.interval", message, hint)
 
@@ -209,10 +210,12 @@ def nothing_to_defer(cx: Context) -> Iterator[Problem]:
     if cx.stages > 1 and schedule_type(cx) == "zero_bubble" and defers_nothing(cx.spec):
         order = "'interleaved'" if cx.chunks.num > 1 else "'1f1b'"
         if isinstance(cx.spec.model, OtherModel) and cx.spec.model.lora is not None:
-            message = f"adapters' gradients are not deferred, and other weights are frozen: the order is {order}"
+            message = f"gradients of adapters are not deferred, and other weights are frozen: the run follows {order}"
             yield cx.problem("schedule.type", message, unsplit(cx))
             return
-        message = f"all layers are torch.nn's, and only dslpar.layers.Linear defers: the order is that of {order}"
+        message = (
+            f"only dslpar.layers.Linear defers gradients, and all layers are from torch.nn: the run follows {order}"
+        )
         yield cx.problem("schedule.type", message, f"{unsplit(cx)}; or choose layers of dslpar.layers")
 
 
@@ -237,7 +240,9 @@ def uneven_stages(cx: Context) -> Iterator[Problem]:
     if share > _MOST_IMBALANCE:
         busiest, name = loads.index(max(loads)), "stage" if cx.chunks.num == 1 else "rank"
         worth = ", ".join(f"{load / weights.layer:.2g}" for load in loads[:16]) + (", ..." if len(loads) > 16 else "")
-        message = f"{name} {busiest} computes {_percent(share)} more than the mean: {name}s are worth {worth} layers"
+        message = (
+            f"{name} {busiest} computes {_percent(share)} more than the mean: {name}s compute as much as {worth} layers"
+        )
         yield cx.problem(partition_keys(cx), message, _more_even(cx, share, weights))
 
 
@@ -287,8 +292,8 @@ def overlap_that_waits(cx: Context) -> Iterator[Problem]:
     if used and zero.extra.get("overlap_comm") and cx.num_copies > 1:
         by_rank = not zero.extra.get("use_multi_rank_bucket_allreduce")
         several = by_rank and zero.extra.get("contiguous_gradients") is not False
-        each = f"up to {cx.num_copies} times a bucket, once for each rank that has the same weights"
-        how_often = each if several else "once a bucket"
+        each = f"up to {cx.num_copies} times per bucket, once for each rank that has the same weights"
+        how_often = each if several else "once per bucket"
         message = f"DeepSpeed waits for the GPU before each reduction: {how_often}"
         yield cx.problem(key, message, "leave overlap_comm out")
 
