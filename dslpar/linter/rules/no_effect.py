@@ -262,7 +262,7 @@ def nothing_through_symmetric_memory(cx: Context) -> Iterator[Problem]:
     cuboid = cx.cuboid
     takes_it = cuboid.size > 1 and "comm_overlap" in MODES[str(cuboid.mode)].options
     if cuboid.symmetric_memory and takes_it and not (cuboid.token_axes or cx.spec.train.compiles_layers):
-        message = "comm_overlap='symmetric_memory' has the effect of True: this mode does not split tokens"
+        message = "comm_overlap='symmetric_memory' has the effect of True: no layer gathers or sums tokens in this mode"
         more = "sequence=True; or " if cuboid.mode == "1d" else ""
         yield cx.problem("parallel.tensor.comm_overlap", message, f"{more}comm_overlap=True")
 
