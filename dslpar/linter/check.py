@@ -2,9 +2,9 @@
 
     checked = check(load("configs/gpt_3d.py", ["train.steps=10"]), world_size=8)
     checked.findings                # everything that the rules found
-    job = checked.job               # raises DslparError with all findings where one of them is an error
+    job = checked.job               # raises DslparError with all findings if one of them is an error
 
-`dslpar.lint` and `dslpar.resolve` do this in one call each.
+`dslpar.lint` returns the findings in one call, and `dslpar.resolve` the job.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ Source = str | os.PathLike[str] | Mapping[str, object]
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """A config that was read and linted for one world; `check` makes it, and callers pass it on."""
+    """A config that was read and linted for one world size; the result of `check`."""
 
     context: Context
-    """The input of the rules: sizes that follow from the config, the world and the hosts."""
+    """The input of the rules: sizes that follow from the config, the world size and the hosts."""
     findings: list[Finding]
     """All findings, in file order."""
 
@@ -57,12 +57,12 @@ class Checked:
 
     @property
     def has_errors(self) -> bool:
-        """Return whether a finding is an error; then there is no job."""
+        """Return whether a finding is an error. Then `job` raises an exception."""
         return has_errors(self.findings)
 
     @cached_property
     def job(self) -> Job:
-        """The job of this world.
+        """The resolved job: the config with all inferred values, for this world size.
 
         Raises:
             DslparError: lint found an error; the exception holds all findings.
@@ -71,7 +71,7 @@ class Checked:
         return self.job_of(self.context.world)
 
     def job_of(self, world_size: int) -> Job:
-        """Resolve the job of another world size, for facts that do not depend on it. Raises DslparError as `job`."""
+        """Resolve the job for any world size, even if `check` got none. Raises DslparError as `job` does."""
         if self.has_errors:
             raise DslparError(self.findings)
         return layout.resolve(self.reading.spec, world_size, self.config.path, self.context.trusted)
@@ -86,7 +86,7 @@ def check(
     forecasts: bool = True,
     errors_only: bool = False,
 ) -> Checked:
-    """Read and lint a config for a world, once.
+    """Read a config once, and lint it for a world size.
 
     `registered` are the names that this process has registered (`dslpar.schema.registry.registered`). `by_program`: the
     config may lack a model, since a program passes it to `dslpar.initialize(model=...)`. `forecasts`: forecast memory
@@ -119,12 +119,12 @@ def load(
 
 
 def load_text(text: str, path: str, overrides: Sequence[str] = ()) -> Config:
-    """Evaluate a text that is not in a file, as `load` evaluates a file."""
+    """Evaluate a text as `load` evaluates a file; `path` stands for the file in findings."""
     return evaluate_text(text, path, overrides, _shorthands(overrides))
 
 
 def _shorthands(overrides: Sequence[str]) -> Mapping[str, str]:
-    """Return the sections' shorthands if there are overrides: only these need them, and collecting them takes time."""
+    """Return the sections' shorthands, which only overrides need; without overrides return none, which is faster."""
     return shorthands() if overrides else NO_SHORTHANDS
 
 
@@ -136,7 +136,7 @@ def lint(
     registered: Registered | None = None,
     by_program: bool = False,
 ) -> list[Finding]:
-    """Return all findings of a config (or of its file, or of a dict) for a world, in file order; see `check`.
+    """Return all findings of a config (or of its file, or of a dict) for a world size, in file order; see `check`.
 
     Raises:
         TypeError: overrides were given for a Config, which is already loaded.

@@ -1,7 +1,7 @@
 """Find the configs below a folder.
 
 Python and YAML files are evaluated (never executed). A file is a config if it defines `model` or `parallel`, or two
-other sections. If a config with a model imports a file without one, that file is a part of the config and is linted
+other sections. If a config with a model imports a file without a model, that file is a part of the config and is linted
 with it. Hidden folders, virtual environments, caches and `outputs` are skipped, as in ruff. Links to folders are not
 followed.
 """
@@ -61,7 +61,7 @@ def skipped(configs: Sequence[Config]) -> dict[str, str]:
 def is_config(config: Config) -> bool:
     """Return whether a file defines `model` or `parallel`, or two other sections.
 
-    The two may include a misspelt section, or one whose value is unknown.
+    One of the two sections may be misspelt, or have an unknown value.
     """
     if not config.complete:
         return _seems_to_be_config(config)

@@ -1,7 +1,8 @@
-"""The input of the rules: the config, its typed sections, the world and the hosts, with guards for unknown values.
+"""The input of the rules: the config, its typed sections (the spec), the world size and the hosts.
 
-`cx.spec` is the spec, but reading an invalid field raises `UnknownValueError`. This ends the rule: the invalid value
-already has a finding. `cx.world` raises it if no world size was given.
+A rule need not check its input. `cx.spec` has the fields of the spec, but reading an invalid field raises
+`UnknownValueError`, as does `cx.world` if no world size was given. The exception ends the rule without a finding: the
+invalid value already has one from another rule.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ Family = TypeVar("Family", bound=sections.Model)
 
 
 class Guarded:
-    """A section that raises UnknownValueError when an invalid field is read; made by `guarded`.
+    """Wrapper of a section that raises UnknownValueError when an invalid field is read; made by `guarded`.
 
-    It reports the class of its section as its own, so that `isinstance` works in rules and for mypy.
+    Its `__class__` is the class of the wrapped section, so that `isinstance` works in rules.
     """
 
     def __init__(self, section: object, key: str, invalid: frozenset[str]) -> None:
@@ -58,19 +59,19 @@ class Guarded:
 
 
 def guarded(section: Section, key: str, invalid: frozenset[str]) -> Section:
-    """Guard a section. Its type for mypy is the section's own, so that a misspelt field in a rule is a type error."""
+    """Wrap a section in `Guarded`. For mypy the result has the type of the section, so it finds misspelt fields."""
     return cast(Section, Guarded(section, key, invalid))
 
 
 def _require(value: object, cls: type[Section]) -> Section:
-    """Return the section if it is an instance of `cls`; else end the rule, which checks only that class."""
+    """Return `value` if it is an instance of `cls`. Raises UnknownValueError if not, which ends the rule."""
     if not isinstance(value, cls):
         raise UnknownValueError(cls.__name__)
     return value
 
 
 class Context:
-    """One config under lint; a property whose value is unknown raises UnknownValueError."""
+    """One config under lint. A property whose value is unknown raises UnknownValueError."""
 
     def __init__(
         self,
@@ -98,9 +99,9 @@ class Context:
         """Whether the rules that ran so far found no error; set by the engine."""
 
     def of_any_world(self) -> Context:
-        """Return a context without world and hosts: a rule ends as soon as it asks for either.
+        """Return a context without a world size and hosts: a rule ends as soon as it reads either.
 
-        A rule that runs to its end there finds the same in every world and on all hosts.
+        If a rule runs to its end with this context, its findings do not depend on the world size or the hosts.
         """
         return Context(self.config, self.reading, by_program=self.by_program, of_any_world=True)
 
@@ -113,7 +114,7 @@ class Context:
 
     @property
     def requested_world_size(self) -> int | None:
-        """The world size that the caller passed, whatever the hosts have."""
+        """The world size that the caller passed, even if the hosts have another number of slots; None if none."""
         self._demand_a_world()
         return self._world_size
 
@@ -160,7 +161,7 @@ class Context:
         return key in self.reading.written
 
     def at(self, *keys: str) -> Location:
-        """Return the location of the first key that was written; if none was, that of the last key's section."""
+        """Return the location of the first key that the author wrote; if none was, of the last key's section."""
         return self.config.at(self.source_key(self._first_given(keys)))
 
     def at_item(self, key: str, index: int) -> Location:
@@ -168,12 +169,12 @@ class Context:
         return self.config.at(f"{self.source_key(key)}.{index}")
 
     def problem(self, keys: str | tuple[str, ...], message: str, hint: str) -> Problem:
-        """Make a problem at the first of the keys that was written."""
+        """Make a problem at the value of the first key that the author wrote (see `at`)."""
         key = keys if isinstance(keys, str) else self._first_given(keys)
         return Problem(self.at(key), message, hint, self.source_key(key))
 
     def problem_of_key(self, key: str, message: str, hint: str) -> Problem:
-        """Make a problem at a key itself (`problem` makes one at the value)."""
+        """Make a problem at the name of a key; `problem` makes one at its value."""
         return Problem(self.config.key_at(key), message, hint, key)
 
     def _first_given(self, keys: tuple[str, ...]) -> str:
@@ -196,11 +197,11 @@ class Context:
     # Findings of earlier stages ------------------------------------------------------------------------------
 
     def language(self, code: str) -> Iterator[Finding]:
-        """Yield the evaluator's findings with that code."""
+        """Yield the findings with that code that evaluating the file made."""
         return (finding for finding in self.config.findings if finding.code == code)
 
     def misreads(self, code: str) -> Iterator[Problem]:
-        """Yield the reader's problems with that code."""
+        """Yield the problems with that code that reading the sections found."""
         for misread in self.reading.misreads:
             if misread.code == code:
                 yield Problem(misread.location, misread.message, misread.help, misread.key, misread.fix)
@@ -210,8 +211,8 @@ class Context:
         """The framework that the config was written for; None for a dslpar config, with or without mistakes.
 
         A config is foreign if it has mistakes, its model is not of a dslpar family, and it imports a framework's
-        packages or sets that framework's keys. In Python it must set two of them, since one may be the author's own
-        variable. A config that a program completes is never foreign.
+        packages or sets that framework's keys. A Python config must set two such keys, since a single one may be the
+        author's own variable. If a program passes the model, the config is never foreign.
         """
         model = self.reading.spec.model
         ours = isinstance(model, sections.Model) or model.target == "Sequential"
@@ -232,7 +233,7 @@ class Context:
     # Sections with several classes ---------------------------------------------------------------------------
 
     def model_of(self, family: type[Family]) -> Family:
-        """Return the model if it is of that family; `sections.Model` stands for any family."""
+        """Return the model if it is of that family, or of any family if `family` is `sections.Model`."""
         return _require(self.spec.model, family)
 
     @property
@@ -257,7 +258,7 @@ class Context:
 
     @property
     def unlisted(self) -> str:
-        """The model's class if its layers are not known from the config; empty if they are."""
+        """The name of the model's class if the config does not list its layers; empty if the layers are known."""
         if self.by_program:
             return "the program's model"
         if "model.layers_cfg" in self.reading.invalid:
@@ -267,7 +268,7 @@ class Context:
 
     @property
     def num_layers(self) -> int:
-        """Number of layers that a pipeline partitions; unknown if the config does not tell it."""
+        """Number of layers that a pipeline partitions; unknown if the config does not determine it."""
         layers = None if self.unlisted else self.spec.model.num_layers
         if layers is None:
             raise UnknownValueError("layers")
@@ -282,7 +283,7 @@ class Context:
 
     @property
     def longest_sequence(self) -> tuple[int, str]:
-        """The model's longest sequence in tokens, and its key; unknown if a transformers config does not give it."""
+        """The model's longest sequence in tokens, and its key; unknown if a transformers config does not have it."""
         if isinstance(self.spec.model, sections.TokenModel):
             return self.spec.model.max_seq_len, "model.max_seq_len"
         found, key = self._size_of_transformers("positions")
@@ -331,7 +332,7 @@ class Context:
 
     @property
     def chunks(self) -> Chunks:
-        """The stages of the pipeline; a rank may hold several."""
+        """The stages of the pipeline; a rank may hold several, which are its chunks."""
         return chunks_of(self.spec, self.stages)
 
     def from_parallel(self, axis: str) -> bool:
@@ -357,7 +358,7 @@ class Context:
 
     @cached_property
     def cuboid(self) -> mesh.Tensor:
-        """The tensor cuboid; unknown if mode and size do not fit together."""
+        """The tensor ranks as a cuboid (docs/architecture.md, The cuboid); unknown if mode and size do not fit."""
         tensor = self.tensor
         if tensor is not None and (tensor.mode or tensor.size > 1):
             if tensor.mode is None or MODES[tensor.mode].axes(tensor) is None:
@@ -406,27 +407,30 @@ class Context:
 
     @property
     def num_copies(self) -> int:
-        """Ranks that hold the same weights and over which ZeRO shards: the replicas, times axis d if ZeRO uses it."""
+        """Number of ranks that hold the same weights and over which ZeRO shards: replicas, times axis d if ZeRO uses d.
+
+        Axis d has the ranks of context parallelism, or of the depth of mode '2.5d'.
+        """
         return self.data_size * (self.cuboid.d if self.zero_over_d else 1)
 
     @property
     def zero_over_d(self) -> bool:
-        """Return whether ZeRO shards over axis d as well as over replicas."""
+        """Return whether ZeRO shards over axis d (see `num_copies`) as well as over replicas."""
         return with_zero(self.cuboid, self.spec.model, self.spec.zero.stage, self.stages).zero_over_d
 
     @cached_property
     def batch(self) -> Batch:
-        """The batch of a step, even if its product does not fit (BAT101 reports that)."""
+        """The sizes of a step's batch, even if global_size is not the product of the others (BAT101 reports that)."""
         return batch_of(self.requested_batch, self)
 
     @cached_property
     def job(self) -> Job:
-        """The job of this world; unknown if a rule found an error, and without a world."""
+        """The resolved job; unknown if a rule found an error, or if there is no world size."""
         if not self.is_legal():
             raise UnknownValueError("job")
         return resolve(self.reading.spec, self.world, self.config.path, self.trusted)
 
     @property
     def requested_batch(self) -> sections.Batch:
-        """The sizes of the batch that the config gives."""
+        """The section `batch` as the author wrote it; sizes that are left out are None."""
         return requested_batch(self.spec)

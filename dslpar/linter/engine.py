@@ -17,7 +17,13 @@ ERROR_RULES: tuple[Rule, ...] = tuple([rule for rule in RULES if rule.severity =
 
 
 def run_rules(cx: Context, rules: Sequence[Rule] = RULES) -> list[Finding]:
-    """Return all findings of `rules`: those in the file first, in order, then imports, overrides, hosts and world."""
+    """Return all findings of `rules`: first those in the config file, in order, then those elsewhere.
+
+    1. If a source has `# dslpar:` comments, read them, and give them to the context for the rules about comments.
+    2. Run each rule. Later rules may ask the context whether an error was found.
+    3. For another framework's config, keep only CFG123.
+    4. Drop the findings that a comment silences, and sort the rest.
+    """
     found: set[Finding] = set()
     if not any("dslpar:" in text for text in cx.sources.values()):
         suppressions = None

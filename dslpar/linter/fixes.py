@@ -1,8 +1,8 @@
-"""`dslpar lint --fix` and `--diff`: apply the fixes of findings to the files that were named.
+"""`dslpar lint --fix` and `--diff`: apply the fixes of findings to the files on the command line.
 
-A file is changed from its end to its start. All its other bytes stay: byte order mark, line ends, blanks. The result is
-linted again: the finding must be gone, and there must be no new error. Otherwise each fix is tried by itself, and
-refused if it fails alone. Applying fixes in rounds until none is left comes from ruff; linting each result does not.
+Fixes change only their own text; byte order mark, line ends and blanks stay. First all fixes of a file are applied
+together, in rounds until no fix is left (as in ruff). The result is linted: the findings must be gone, and there must
+be no new error. If this fails, each fix is tried by itself, and refused if linting fails again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dslpar.core.errors import Finding, Fix, Location
 from dslpar.core.visible import visible
 
 Relint = Callable[[Mapping[str, str]], list[Finding]]
-"""Function that lints the configs that read a file; the mapping replaces files, real path -> text."""
+"""Function that lints all configs that read the file; its argument maps real paths to texts that replace the files."""
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _MAX_ROUNDS = 10
@@ -39,9 +39,9 @@ class Repair(NamedTuple):
 
 
 def repair(path: str, text: str, relint: Relint, texts: Mapping[str, str]) -> Repair:
-    """Apply every fix of the file at `path` that passes linting; `texts` has the files that were fixed before."""
+    """Apply every fix of the file at `path` that passes linting; `texts` maps files fixed earlier to their new text."""
     trial = _Trial(path, relint, texts)
-    # Try all fixes at once first: mostly all pass, and each trial lints every config that reads the file.
+    # All fixes at once first: mostly they all pass, and every trial has to lint all configs that read the file.
     after, count = trial.all_in_rounds(text)
     if not trial.objection(text, after, trial.fixable(text)):
         return Repair(path, text, after, (), count)
@@ -55,7 +55,7 @@ class _Trial:
         self.path, self.relint, self.texts = path, relint, texts
         self.real = os.path.realpath(path)
         self.linted: dict[str, list[Finding]] = {}
-        """Text of the file -> findings: most texts are linted several times."""
+        """Cache, text of the file -> findings: most texts are needed several times."""
 
     def findings(self, text: str) -> list[Finding]:
         """Lint with that text in place of the file."""
@@ -64,7 +64,7 @@ class _Trial:
         return self.linted[text]
 
     def fixable(self, text: str) -> list[tuple[Finding, Fix]]:
-        """Return the findings that a fix of this file resolves; configs may refer to the file by several paths."""
+        """Return the findings whose fix changes this file, and the fixes; configs may use other paths of the file."""
         fixes = ((item, item.fix) for item in self.findings(text) if item.fix is not None)
         return [
             (item, fix._replace(location=fix.location._replace(path=self.path)))
@@ -73,7 +73,7 @@ class _Trial:
         ]
 
     def all_in_rounds(self, text: str) -> tuple[str, int]:
-        """Apply all fixes, then those of the findings that appear; return the text and the number of fixes."""
+        """Apply all fixes, then the fixes of new findings, and so on; return the text and the number of fixes."""
         count = 0
         for _ in range(_MAX_ROUNDS):
             fixes = {fix for _, fix in self.fixable(text)}
@@ -114,7 +114,7 @@ class _Trial:
 
 
 def _subject(finding: Finding) -> tuple[str, str, str]:
-    """Return what identifies a finding after a fix has moved it."""
+    """Return the parts of a finding that stay the same when a fix moves it: code, file and key."""
     return finding.code, finding.location.path, finding.key
 
 

@@ -1,4 +1,4 @@
-"""The result of a rule: problems, each with its location; or an exception if a value it needs is unknown."""
+"""The results of a rule: `Problem`, or `UnknownValueError` if a value that the rule needs is unknown."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dslpar.core.errors import Fix, Location
 
 
 class UnknownValueError(Exception):
-    """A rule needs a value that is unknown: it is invalid, or it needs a world size. The rule is skipped."""
+    """A value that a rule needs is invalid, or depends on a missing world size. The rule ends without a finding."""
 
 
 class Problem(NamedTuple):
@@ -17,5 +17,8 @@ class Problem(NamedTuple):
     location: Location
     message: str
     help: str = ""
+    """The suggested change, printed after "help:"."""
     key: str = ""
+    """The dotted key as the author wrote it; empty if the problem has no key."""
     fix: Fix | None = None
+    """The change that `dslpar lint --fix` makes; None if a person has to decide."""

@@ -1,8 +1,8 @@
-"""The registry of rules: all families in the order in which they run, and the pages of all codes.
+"""The registry of rules: all rules in the order in which they run, and the pages of all codes.
 
-To add a rule, add it to the tuple RULES of its family's file. To add a family, add its module here. Rules about the
-keys of a model are in the package of the model's family (`dslpar.schema.families`), and rules that forecast are in
-`dslpar.planner.rules`.
+A family of rules is one module. To add a rule, add it to the tuple RULES of its module. To add a family, add its module
+here. Rules about the keys of a model are in the package of that model (`dslpar.schema.families`). Rules that forecast
+memory or time are in `dslpar.planner.rules`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from dslpar.core.catalog import Page
 
 _PLANNER = import_module("dslpar.planner.rules")
-"""The planner's rules: it stands above, since it lints the layouts that it tries."""
+"""The planner's rules, imported by name: the planner itself imports the linter, to lint the layouts that it tries."""
 
 RULES: tuple[Rule, ...] = (
     *language.RULES,
@@ -82,7 +82,7 @@ def codes() -> list[str]:
 
 
 def pages() -> list[Rule | Page]:
-    """Return the rules, and the pages of findings that only a run can make; lint does not need to read those."""
+    """Return the rules, and the pages of findings that only a run can make."""
     from dslpar.core.catalog import read_pages
 
     return [*RULES, *read_pages()]

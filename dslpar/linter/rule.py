@@ -2,8 +2,8 @@
 
 The function's docstring is the summary of the rule's page. The rest of the page is in `pages/CODE.md` beside the rule's
 module, in the sections `What it does`, `Why`, `Example` and `Use instead`. Both examples are whole config files, and
-the tests lint them. The form of a page comes from ruff, pages in files of their own from clang-tidy, and one function
-per rule from flake8 and pluggy.
+the tests lint them. The sections of a page come from ruff, one file per page from clang-tidy, and one function per rule
+from flake8 and pluggy.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Rule(NamedTuple):
         return f"{getdoc(self.check)}\n\n{page.read_text(encoding='utf-8').rstrip()}"
 
     def findings(self, cx: Context) -> Iterator[Finding]:
-        """Check a config; the rule ends at the first value that is unknown."""
+        """Yield the findings of this rule; the rule ends at the first value that is unknown."""
         try:
             for problem in self.check(cx):
                 yield problem if isinstance(problem, Finding) else self.finding(problem)

@@ -1,10 +1,10 @@
 """Select the findings that `dslpar lint` reports, by `--select` and `--ignore` and by `[tool.dslpar]`.
 
-A pattern is a code, a rule's name, or the beginning of codes (`PERF`, `TEN2`). The longest pattern that matches
-decides, and `--ignore` wins a tie, as in ruff. `--select` replaces the project's `select`, and wins a tie with the
-project's `ignore`. `--ignore` adds to the project's `ignore`. Findings about files and rules that could not be checked
-are reported even if other rules are selected, since a report without them would look like approval. Only an `ignore`
-leaves them out.
+A pattern is a code, a rule's name, or the beginning of codes (`PERF`, `TEN2`). The longest pattern that matches a
+finding's code decides, and `--ignore` wins a tie, as in ruff. `--select` replaces the project's `select`, and wins a
+tie with the project's `ignore`. `--ignore` adds to the project's `ignore`. Some findings report files and rules that
+could not be checked (`UNCHECKED`). They are reported even if only other rules are selected, since a report without
+them would look like approval. Only an `ignore` leaves them out.
 
     >>> selection = Selection(select=("PERF",), ignore=("PERF101",))
     >>> [selection.includes(code) for code in ("PERF101", "PERF102", "CFG101", "CFG112")]
@@ -25,12 +25,12 @@ UNCHECKED = ("CFG001", "CFG005", "CFG009", "CFG111", "CFG112")
 
 
 class Selection(NamedTuple):
-    """Selected and ignored patterns: codes, or beginnings of codes."""
+    """The patterns of --select and --ignore and of the project: codes, or beginnings of codes."""
 
     select: Sequence[str] = ()
     ignore: Sequence[str] = ()
     project_ignore: Sequence[str] = ()
-    """The project's `ignore` if --select is given, which wins a tie with it."""
+    """The project's `ignore` if --select is given; --select wins a tie with it."""
 
     @classmethod
     def parse(cls, select: Iterable[str], ignore: Iterable[str], project: Project | None = None) -> Selection:

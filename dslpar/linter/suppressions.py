@@ -1,12 +1,12 @@
-"""`# dslpar: ignore[CODE]`: apply the comments that silence findings, and check that they are right and used.
+"""`# dslpar: ignore[CODE]`: apply the comments that silence findings, and report wrong and unused comments.
 
 A comment silences findings of its own file that begin or end on its line. `ignore-file` silences those of the whole
 file, and in the config itself also findings without a file, such as CFG112. A comment must name codes or rules; a
 reason may follow. Warnings and infos are silenced wherever the config is read: in lint, launch and training. Errors are
 never silenced.
 
-The comment on the finding's line comes from ruff (`noqa`) and mypy (`type: ignore`). To require a code is their
-stricter setting, and to report an unused comment is mypy's `warn_unused_ignores`.
+Comments on the finding's line are ruff's `noqa` and mypy's `type: ignore`. Both can be set to require a code, as here.
+Reporting unused comments is mypy's `warn_unused_ignores`.
 
     >>> (comment,) = read("x = 1  # dslpar: ignore[PERF101] one host only", "cfg.py")
     >>> [code.text for code in comment.codes], comment.spot
@@ -29,7 +29,7 @@ from dslpar.linter.rule import Rule
 _COMMENT = re.compile(r"#\s*dslpar:\s*ignore(?P<file>-file)?(?![\w-])[ \t]*(?:\[(?P<codes>[^\]#]*)\])?[^#]*")
 _CODE = re.compile(r"[^\s,]+")
 OWN_CODES = ("CFG114", "CFG115", "CFG116", "CFG117")
-"""Rules about these comments. A comment may silence them too, and is then not reported as unused."""
+"""The rules about `# dslpar:` comments. A comment may name them too, and is then not reported as unused."""
 _MOST_SUGGESTIONS = 100
 """Unknown codes that get a "did you mean": bounded, so that a file full of them does not take long."""
 
@@ -48,16 +48,16 @@ class Comment(NamedTuple):
     """One `# dslpar: ignore` or `ignore-file`."""
 
     location: Location
-    """From its `#` to the end of its reason."""
+    """From the `#` to the end of the reason."""
     whole_file: bool
     codes: tuple[Code, ...]
-    """The codes in its brackets; empty without brackets."""
+    """The codes in the brackets; empty without brackets."""
     inside: Location
-    """The text between its brackets."""
+    """The text between the brackets."""
 
     @property
     def spot(self) -> Spot:
-        """The line, or the whole file, on which it acts."""
+        """The line on which the comment acts, or line 0 for the whole file."""
         return (self.location.path, 0 if self.whole_file else self.location.line)
 
 
@@ -147,7 +147,7 @@ class Suppressions:
         }
 
     def _spots(self, finding: Finding) -> tuple[Spot, ...]:
-        """Return the spots at which a comment silences the finding; one without a file belongs to the whole config."""
+        """Return the spots at which a comment silences the finding; without a file, this is the whole config file."""
         path, line, _, end_line, _ = finding.location
         return ((self._cx.config.path, 0),) if path == WORLD else ((path, line), (path, end_line), (path, 0))
 
@@ -203,7 +203,7 @@ class Suppressions:
                 yield Problem(code.location, f"unknown rule {code.text!r}", close or "leave it out", fix=fix)
 
     def _unused_codes(self, comment: Comment, there: Mapping[Spot, set[str]]) -> list[Code]:
-        """Return the codes that are duplicates, or that silence nothing whatever the world and the hosts are."""
+        """Return the codes that are duplicates, or that silence nothing for any world size and hosts."""
         unused, before = [], set()
         for code in comment.codes:
             rule = self._rule(code)
@@ -216,22 +216,22 @@ class Suppressions:
         return unused
 
     def _depends_on_the_file_alone(self, rule: Rule) -> bool:
-        """Return whether the rule finds the same in every world and on all hosts: it ends without asking for either."""
+        """Return whether the rule runs to its end without reading the world size or the hosts."""
         if rule.code not in self._by_file:
             self._by_file[rule.code] = self._file_alone is not None and _completes(rule, self._file_alone)
         return self._by_file[rule.code]
 
     @cached_property
     def _file_alone(self) -> Context | None:
-        """The context without world and hosts; None if overrides were linted too, or only a part of the file."""
+        """The context without a world size and hosts; None with overrides, or if the file was not read to its end."""
         overridden = COMMAND_LINE in self._cx.sources
         return None if overridden or not self._cx.config.complete else self._cx.of_any_world()
 
     # Fixes ---------------------------------------------------------------------------------------------------
 
     def _without(self, comment: Comment, unused: Collection[Code]) -> Fix:
-        """Return the fix that removes all useless codes of a comment: one fix per comment, so that no two overlap."""
-        # Codes that stay: those of rules, those that resemble one, and beginnings of codes.
+        """Return the fix that removes all useless codes of a comment. One fix per comment: several would overlap."""
+        # Keep codes of rules, codes that resemble a rule's (the author has to correct them), and beginnings of codes.
         kept = [
             code.text
             for code in comment.codes
@@ -242,7 +242,10 @@ class Suppressions:
         return _removal(self._lines[comment.location.path], comment.location)
 
     def _family(self, code: Code, there: Collection[str]) -> str:
-        """Return the hint for a beginning of codes: the codes found at the spot that begin so, if any."""
+        """Return the hint for a code that is only the beginning of codes; empty if it is not.
+
+        `there`: codes found at the comment's spot. The hint lists those that begin with this text.
+        """
         prefix = code.text.upper()
         if not any(rule.code.startswith(prefix) for rule in self._rules.values()):
             return ""

@@ -1,7 +1,8 @@
 """List what a run would import and call: the classes that a config's sections name, and the calls in their arguments.
 
-The rule CFG122 rejects those that are not allowed, and `dslpar lint --targets` lists all. `dslpar.core.trust` decides
-what is allowed. Values outside these sections are left out, since a run never calls them.
+A class or function that a run would import is a target. `dslpar lint --targets` lists all targets, and the rule CFG122
+rejects those that `dslpar.core.trust` does not allow. Only the sections in `KINDS` have targets: a run never calls
+values of other sections.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ KINDS = {
     "lr_scheduler": "an LR scheduler",
     "gradient_handler": "a dslpar.BaseGradientHandler",
 }
-"""Section (or "layer", for a model's layers) -> the kind of class it needs; a run checks the kind before any call."""
+"""Section (or "layer", for a model's layers) -> the kind of its class, which a run checks before it calls the class."""
 
 
 class Target(NamedTuple):
@@ -31,13 +32,13 @@ class Target(NamedTuple):
     name: str
     location: Location
     key: str
-    """The key whose value it makes, as the author wrote it."""
+    """The key whose value the target makes, as the author wrote it."""
     purpose: str
-    """Its use: "model", "layer", "data", "optimizer", "lr_scheduler", "gradient_handler", or "argument"."""
+    """The target's use: "model", "layer", "data", "optimizer", "lr_scheduler", "gradient_handler", or "argument"."""
     allowed_by: str
-    """The reason why it is allowed; empty if it is not."""
+    """The reason why the target is allowed; empty if it is not."""
     message: str = ""
-    """Error message if it is not allowed; `hint` says what to do."""
+    """The error message if the target is not allowed."""
     hint: str = ""
 
 
@@ -108,7 +109,7 @@ def _calls(node: Node, key: str, trusted: tuple[str, ...]) -> Iterator[Target]:
             yield from _calls(child, f"{key}.{part}", trusted)
 
 
-# ---- full names of the names in sections; empty: a run imports nothing by that name ----
+# ---- full name of a class that a section names; empty if a run imports nothing for that name ----
 
 
 def _model(name: str) -> str:

@@ -1,4 +1,4 @@
-"""A transformers model under lint: its sizes, and where they were written.
+"""A transformers model under lint: its sizes, and the location of each for messages.
 
 A size comes from `model.config`, or from the config.json of `model.pretrained`. Otherwise it is the default of the
 config class, and a problem with it is reported at `model.config`.
@@ -55,7 +55,7 @@ class TransformersModel:
         return self.problem_of_key(key, self.config.given(size), f"{key} {self.config.size(size)} {message}", hint)
 
     def problem_of_key(self, key: str, given: str, message: str, hint: str) -> Problem:
-        """Make a problem of a key; `given` is its origin: "config", "file", or empty for a default."""
+        """Make a problem at a key; `given` is the origin of its value: "config", "file", or empty for a default."""
         whole = f"model.config.{key}"
         if given == "file":
             return Problem(self.place_in_file(key), message, hint, whole)

@@ -1,7 +1,7 @@
 """Folders saved by Hugging Face's `datasets`: read their metadata, without pyarrow.
 
-folder/dataset_dict.json          {"splits": ["train", "test"]}, and a folder for each; or, of one split:
-folder/state.json                 the files, and a fingerprint
+folder/dataset_dict.json          {"splits": ["train", "test"]}, and a folder for each split; or, for a single split:
+folder/state.json                 the names of the data files, and a fingerprint
 folder/dataset_info.json          the columns and their types
 folder/data-00000-of-00002.arrow  rows: Arrow's stream format
 
@@ -27,17 +27,19 @@ class ArrowFolder(NamedTuple):
     path: str
     """Path of the split's own folder."""
     columns: Mapping[str, str] = {}
-    """Column -> its type, such as 'string' or 'list of int32'."""
+    """Column -> type, such as 'string' or 'list of int32'."""
     files: tuple[str, ...] = ()
+    """Paths of the .arrow files, in order."""
     fingerprint: str = ""
+    """The fingerprint by which `datasets` identifies the rows."""
     splits: tuple[str, ...] = ()
     """All splits of the data set; empty if it has none."""
     problem: str = ""
-    """Reason why it cannot be used; empty if it can."""
+    """Reason why the folder cannot be used; empty if it can."""
     missing: bool = False
     """Whether the path does not exist."""
     is_split: bool = False
-    """Whether the problem is the name of the split."""
+    """Whether the problem is that the requested split does not exist."""
 
 
 def read_arrow_folder(path: str, split: str | None = None) -> ArrowFolder:

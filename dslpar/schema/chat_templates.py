@@ -20,7 +20,7 @@ from dslpar.schema.tokenizers import TOKENIZER_CONFIG
 
 TEMPLATE_FILE = "chat_template.jinja"
 _MAX_BYTES = 16 << 20
-"""Limit for a template or a tokenizer_config.json; with thousands of tokens these have some hundred KiB."""
+"""Limit for a template or a tokenizer_config.json, which have some hundred KiB even with thousands of tokens."""
 _MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _CHATML = (
     "{% for message in messages %}"
@@ -44,7 +44,7 @@ class Template(NamedTuple):
     path: str = ""
     """The template's file; empty if it is written in the config, or is ChatML."""
     problem: str = ""
-    """Reason why it cannot be used; empty if it can."""
+    """Reason why the template cannot be used; empty if it can."""
 
     @property
     def marks_answers(self) -> bool:
@@ -90,7 +90,7 @@ def _text(token: object) -> str:
 
 
 def _of_config(value: object) -> str:
-    """Return the template from the value in tokenizer_config.json: a string, or a list of which "default" is taken."""
+    """Return the template from the value in tokenizer_config.json: a string, or the "default" of a list."""
     if isinstance(value, list):
         named = {item.get("name"): item.get("template") for item in value if isinstance(item, dict)}
         value = named.get("default")

@@ -27,7 +27,7 @@ _OF_EVERY_FAMILY = {
     "vocab_size": TYPES["PositiveInt"],
     "max_seq_len": TYPES["PositiveInt"],
 }
-"""Sizes that are checked even if the model is unknown."""
+"""Sizes that are checked even if the model's `type` is unknown."""
 _REGISTERED = "; one that is registered is known only in the process that registers it"
 
 
@@ -105,7 +105,7 @@ def lr_scheduler(
 
 
 def _demand(reader: Reader, source_key: str, required: Iterable[str], typed: Typed, node: Node) -> None:
-    """Report missing arguments that have no default."""
+    """Report each argument in `required` that the section `typed` lacks."""
     given = {entry.name for entry in typed.entries if entry.node.value is not None}
     for name in required:
         key = f"{source_key}.{name}"
@@ -173,7 +173,7 @@ def _beside(reader: Reader, folder: str) -> str:
 
 
 def _model_by_another_name(reader: Reader, typed: Typed) -> str | None:
-    """Report an unknown model name; return the family that must be meant, or None."""
+    """Report an unknown model name; return the dslpar family that it must mean, or None."""
     name = typed.name or ""
     family, fields = families.known_as(name)
     if not family or name.lower() == family.lower():
@@ -201,7 +201,7 @@ def _layers(reader: Reader, entry: Entry, registered: Registered) -> None:
 
 
 def _layer(reader: Reader, node: Node, source_key: str, registered: Registered) -> int | None:
-    """Check one layer; return its layer_idx, or None."""
+    """Check one layer of a layers_cfg; return its layer_idx, or None if it has none."""
     if not node.is_mapping:
         reader.report("CFG102", node.location, f"{source_key} must be a dict", _LAYERS_HELP, source_key)
         return None
@@ -243,7 +243,7 @@ def _check_layer_arguments(reader: Reader, name: str, typed: Typed, node: Node, 
 
 
 def _check_rise(reader: Reader, entry: Entry, placed: list[int | None]) -> None:
-    """Check that indices count up from 0 without gaps; -1 stands for the last."""
+    """Check that the layers' indices count up from 0 without gaps. -1 means the largest index, None no index."""
     known = [(number, index) for number, index in enumerate(placed) if index is not None]
     last = max((index for _, index in known), default=0)
     expected = {0}
@@ -262,7 +262,7 @@ def _check_rise(reader: Reader, entry: Entry, placed: list[int | None]) -> None:
 
 
 def gradient_handlers(reader: Reader, node: Node, registered: Registered) -> tuple[sections.GradientHandler, ...]:
-    """Read one handler or a list; ColossalAI's own handlers without work here are left out, with a finding."""
+    """Read one handler or a list of handlers; report and leave out ColossalAI's handlers in IDLE_HANDLERS."""
     items = [(node, "gradient_handler")]
     if isinstance(node.value, SEQUENCE):
         items = [(item, f"gradient_handler.{index}") for index, item in enumerate(node.value)]
@@ -311,7 +311,7 @@ IDLE_HANDLERS: Mapping[str, str] = {
 
 
 def mapping(reader: Reader, node: Node, key: str, package: str, default: str) -> Typed | None:
-    """Split a section into its class and the rest; report a section that is not a dict, and return None."""
+    """Split a section into the class that it names and its other keys; report and return None if it is not a dict."""
     if node.is_mapping:
         return reader.typed(node, key, package, default)
     written = node.value if isinstance(node.value, str) else ""
@@ -322,5 +322,5 @@ def mapping(reader: Reader, node: Node, key: str, package: str, default: str) ->
 
 
 def plain(entries: Iterable[Entry]) -> dict[str, object]:
-    """Return entries as plain Python values by name."""
+    """Return name -> plain Python value of the entries."""
     return {entry.name: entry.node.plain() for entry in entries}

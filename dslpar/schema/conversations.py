@@ -1,7 +1,7 @@
 """Read and check conversations in JSON Lines files, without torch.
 
     for line in read_lines("chat.jsonl"):
-        conversation = parse(line.text)            # ValueError: says what is wrong with it
+        conversation = parse(line.text)            # raises ValueError with the reason if the line is not valid
 
 A line has OpenAI's and TRL's form, {"messages": [{"role": ..., "content": ...}, ...]}, or ShareGPT's,
 {"conversations": [{"from": ..., "value": ...}, ...]}.
@@ -27,7 +27,7 @@ _SPEAKERS: Mapping[str, str] = {
     "chatgpt": ASSISTANT,
     "observation": "tool",
 }
-"""ShareGPT's speaker -> role."""
+"""Speaker in ShareGPT's form -> role."""
 _EXPECTED = '{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}'
 HINT = f"write a conversation a line: {_EXPECTED}"
 
@@ -36,7 +36,7 @@ class Conversation(NamedTuple):
     """A conversation in the form that chat templates take."""
 
     messages: list[dict[str, Any]]
-    """Each has role, content, and the other keys of the line, such as tool_calls."""
+    """Each message has the keys role and content, and its other keys as written, such as tool_calls."""
     tools: list[Any] | None = None
     """Descriptions of functions that the assistant may call."""
 

@@ -26,7 +26,7 @@ def data(reader: Reader, node: Node, registered: Registered) -> datasets.Data | 
 
 
 def _dataset(reader: Reader, typed: Typed, node: Node, key: str) -> datasets.Data | None:
-    """Read the data at `key`, which must not be a blend."""
+    """Read the data at `key`; a blend is not accepted here, only at the top of the section."""
     name = typed.name
     if name is not None and "." in name:
         return _own_data(reader, name, typed.entries, node, key)

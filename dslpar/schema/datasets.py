@@ -1,4 +1,4 @@
-"""The types of the section `data`, which are sections as in `dslpar.schema.sections`.
+"""The types of the section `data`: one section class per `type`, declared as in `dslpar.schema.sections`.
 
 Sources: masked tokens from BERT (arXiv 1810.04805) and RoBERTa (1907.11692), spans from T5 (1910.10683), bytes after
 special ids from ByT5 (2105.13626).
@@ -185,8 +185,8 @@ class OtherData:
     args: Dict = key(default_factory=dict, resume="free")
     """Its keyword arguments."""
     eval: Dict | None = key(default=None, resume="free")
-    """Arguments that differ for the held-out data; with a type, another class and all its arguments. Left out: nothing
-    is held out.
+    """Arguments that differ for the held-out data; if they have a type, another class with all its arguments. Left out:
+    nothing is held out.
     """
     seq_len: PositiveInt | None = key(default=None, resume="free")
     """Tokens per sample, also passed to a class that takes seq_len; left out: the model's max_seq_len, or samples are
@@ -216,7 +216,7 @@ class BlendData:
     """The parts of the mix: a list of data, each with a type, its keys and a weight."""
     temperature: PositiveFloat | None = key(default=None, resume="free")
     """Instead of weights: the weight of a part is size ** (1 / temperature), with its size in samples. 1 weights parts
-    by size, as does leaving out both; higher values make the shares more equal.
+    by size, which is also the default; higher values make the shares more equal.
     """
     seq_len: PositiveInt | None = key(default=None, resume="free")
     """Tokens per sample, the same for all parts; left out: the model's max_seq_len."""

@@ -1,6 +1,6 @@
-"""Read the section `deepspeed`: DeepSpeed's keys by its own names. Only known keys are accepted, at every depth.
+"""Read the section `deepspeed`, whose keys have DeepSpeed's own names. Only known keys are accepted, at every depth.
 
-DeepSpeed itself checks a part of the keys when it starts, and silently accepts the rest. This module is imported only
+DeepSpeed itself checks some keys when it starts, and silently accepts all others. This module is imported only
 if a config has the section.
 """
 
@@ -17,11 +17,11 @@ from dslpar.schema.types import TYPES
 
 SECTION = "deepspeed"
 _ELSEWHERE = {*deepspeed_policy.OURS, *deepspeed_policy.REMOVED, *deepspeed_policy.UNSUPPORTED}
-"""Keys that are reported by rules of their own."""
+"""Top-level keys that are not accepted; the rules DSC102, DSC103 and DSC104 report them."""
 
 
 def raw(reader: Reader, node: Node) -> dict[str, object]:
-    """Return the values of the section, without invalid ones; None means that a key is absent."""
+    """Return the section's valid values by key. A key with the value None counts as absent."""
     entries = entries_of(node, SECTION)
     values = {entry.name: entry.node.plain() for entry in entries if entry.name in _ELSEWHERE}
     return values | _section(reader, "", [entry for entry in entries if entry.name not in _ELSEWHERE])
@@ -50,7 +50,7 @@ def _value(reader: Reader, path: str, type_name: str, entry: Entry) -> object:
     value = reader.scalar(
         TYPES["Dict" if type_name == "Section" else type_name], entry.node, entry.source_key, entry.source_key
     )
-    # The same check as for any key, but reported under this section's code.
+    # `scalar` reports CFG102, CFG103 or CFG108; in this section the code is DSC105.
     reader.misreads[before:] = [misread._replace(code="DSC105") for misread in reader.misreads[before:]]
     return value
 
@@ -73,7 +73,7 @@ def _unknown(reader: Reader, entry: Entry, path: str, known: Iterable[str]) -> N
 
 
 def _why_not(name: str) -> str:
-    """Return the hint for a misspelt key that resembles one which this section does not accept."""
+    """Return the hint for a misspelt key that resembles `name`, a key in _ELSEWHERE."""
     if name in deepspeed_policy.OURS:
         return f"{deepspeed_policy.written_elsewhere(name)} (if {name!r} is meant)"
     if name in deepspeed_policy.REMOVED:

@@ -1,4 +1,6 @@
-"""dslpar's policy for DeepSpeed's keys: which sections set them, which pass through, and their types.
+"""dslpar's policy for DeepSpeed's keys: the keys that dslpar sets, those that pass through, and their types.
+
+A key passes through if the config may set it by DeepSpeed's own name, in `deepspeed`, `zero` or `precision`.
 
 The keys, their types and their defaults are in data/deepspeed_keys.json, which tools/deepspeed_keys.py writes from the
 installed DeepSpeed. Only dslpar's own decisions are written by hand: UNSUPPORTED, and types that are narrower than
@@ -23,14 +25,14 @@ _TABLE = load_table("deepspeed_keys")
 VERSION: str = _TABLE["version"]
 KEYS: Mapping[str, Mapping[str, tuple[str, Any]]] = _TABLE["keys"]
 """Section -> key -> (type, default). A section is a dotted path, or "" for the top level. The type is "bool", "int",
-"list[str]", "int | str", "section" (whose path is a section here), or "" if DeepSpeed's source has no type. None means
-that there is no default."""
+"list[str]", "int | str", "section" (then KEYS has the section's path too), or "" if DeepSpeed's source has no type. A
+default of None means that there is no default."""
 BOUNDS: Mapping[str, str] = _TABLE["bounds"]
-"""Key -> limits of its number."""
+"""Dotted key -> limits of its number, such as ">= 0"."""
 DEPRECATED: Mapping[str, str] = _TABLE["deprecated"]
 """Keys that DeepSpeed still accepts -> their replacements."""
 OTHER_NAMES: Mapping[str, str] = _TABLE["other_names"]
-"""Second names of keys -> the first."""
+"""Second name of a key (a dotted key) -> its first name."""
 ALL_REMOVED: Sequence[str] = _TABLE["removed"]
 """Dotted keys for which DeepSpeed raises an error, since it has removed the feature."""
 OPTIMIZER_DEFAULTS: Mapping[str, Mapping[str, Any]] = _TABLE["optimizers"]
@@ -138,7 +140,7 @@ _NARROWER: Mapping[str, str] = {
     "aio.queue_depth": "PositiveInt",
     "aio.intra_op_parallelism": "PositiveInt",
 }
-"""Types for keys to which DeepSpeed gives no type, or whose values it does not check and fails on later."""
+"""Types of keys that have no type in DeepSpeed, or whose invalid values DeepSpeed does not reject at once."""
 
 
 def types_in(section: str) -> Mapping[str, str]:
@@ -172,7 +174,8 @@ TABLES: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "OffloadParam": ("device", OFFLOAD_PARAM),
     "LeafModule": ("", LEAF_MODULE),
 }
-"""Mapping types -> (the required key, for which a bare value may stand, or "", and all keys with their types)."""
+"""Type of a mapping -> (required key, all keys with their types). A bare value in place of the mapping is the value of
+the required key: offload_optimizer='cpu'. The required key is "" if there is none."""
 
 # Explanations of wrong keys ------------------------------------------------------------------------------------------
 
@@ -186,7 +189,7 @@ class Explanation(NamedTuple):
 
 
 def explain(source_key: str, has_zero: bool = True) -> Explanation | None:
-    """Explain an unknown key of a dslpar section by DeepSpeed's keys; None if they do not explain it.
+    """Explain an unknown key of a dslpar section that is a DeepSpeed key; None if it is not.
 
     `has_zero`: the config has a section `zero`, without which half precision is not possible.
 
@@ -212,7 +215,7 @@ def explain(source_key: str, has_zero: bool = True) -> Explanation | None:
 
 
 def _of_zero(name: str) -> Explanation | None:
-    """Explain a key of `zero`."""
+    """Explain an unknown key of `zero`."""
     dotted = f"zero_optimization.{name}"
     if dotted in DEPRECATED:
         message = f"DeepSpeed's {name!r} is deprecated: {DEPRECATED[dotted]} took its place"
@@ -247,7 +250,7 @@ _INSTEAD: Mapping[str, str] = {
 
 
 def _at_the_top(section: str, name: str) -> Explanation | None:
-    """Explain a key of DeepSpeed's top level that is written in one of four sections."""
+    """Explain a key that belongs to the top level of DeepSpeed's config; None if it does not, or in other sections."""
     if section not in ("zero", "precision", "optimizer", "lr_scheduler"):
         return None
     message = f"unknown key {name!r} in {section}: in DeepSpeed it is a key of the top level"

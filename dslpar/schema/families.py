@@ -30,9 +30,9 @@ def class_of(name: str, module: str) -> Any:
 
 
 def known_as(name: str) -> tuple[str, str]:
-    """Return the family that can build another model, such as LlamaForCausalLM, and the fields for it.
+    """Return the family that can build another model, such as LlamaForCausalLM, and the config fields for that model.
 
-    Both are empty if there is none.
+    Both are empty if no family can build it.
     """
     import re  # only an unknown model needs it
 

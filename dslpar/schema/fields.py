@@ -5,9 +5,9 @@
         steps: PositiveInt = key(default=100, resume="reported", synonyms="train_iters max_steps")
         \"\"\"Optimizer steps.\"\"\"
 
-These facts are written nowhere else. The reader, the reference (docs/config.md), `dslpar config --explain`, the resume
-policy, the map to DeepSpeed's keys, and the hints for other frameworks' keys are derived from them: see
-`dslpar.schema.keys`. Writing the help below its field comes from litgpt.
+The facts of a key are written nowhere else. The reader, the reference (docs/config.md), `dslpar config --explain`, the
+resume policy, the map to DeepSpeed's keys, and the hints for other frameworks' keys are derived from the declarations:
+see `dslpar.schema.keys`. Writing the help below its field comes from litgpt.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ class KeyFacts(NamedTuple):
     """All facts about a key except its type, default and help; several names are separated by blanks."""
 
     resume: Resume | None = None
-    """Resume policy. For a section: of keys that it accepts but does not list; None if it lists all its keys."""
+    """Policy for a changed value on resume. For a section, the policy of keys that it accepts without declaring them;
+    None if it declares all its keys."""
     choices: tuple[str, ...] = ()
+    """The valid strings, if there is a list of them."""
     refused: Mapping[str, str] = {}
     """Choices of other frameworks that dslpar does not have -> the reason."""
     shorthand: bool = False
@@ -36,18 +38,18 @@ class KeyFacts(NamedTuple):
     same_as: str = ""
     """The dotted key with the same meaning in another form of the config (LiBai's, ColossalAI's)."""
     synonyms: str = ""
-    """Names in other frameworks. They are not accepted, but give a hint."""
+    """The key's names in other frameworks. A config with such a name gets a finding that names this key."""
     capitals: str = ""
     """Names in capitals that ColossalAI's programs read at the top level; other names in capitals are the author's."""
     deepspeed: str = ""
-    """The dotted keys of DeepSpeed's config that it determines."""
+    """The dotted keys of DeepSpeed's config that this key determines."""
 
 
 _NOTHING = KeyFacts()
 
 
 def key(*, default: Any = MISSING, default_factory: Any = MISSING, **facts: Any) -> Any:
-    """Declare a key of a section: its default, and the `KeyFacts` by name."""
+    """Declare a key of a section: its default, and its facts as keyword arguments (the fields of `KeyFacts`)."""
     return field(default=default, default_factory=default_factory, metadata={"facts": KeyFacts(**facts)})
 
 

@@ -1,7 +1,7 @@
 """Frameworks whose configs `dslpar import` converts, and the facts by which their configs are recognised.
 
-The facts are the heads of the tables in dslpar/migrate/data, up to the first empty line. So a new framework is one new
-file. The tables are read only for a config with mistakes.
+Each framework has a table in dslpar/migrate/data. The facts are its first lines, up to the first empty line. So a new
+framework needs one new file. Lint reads the tables only for a config with mistakes.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ class Framework(NamedTuple):
     """Features by which a framework's configs are recognised."""
 
     name: str
-    """Name of its table, which `--from` takes."""
+    """Name of the framework's table, and value of `dslpar import --from`."""
     title: str
+    """The framework's name in messages."""
     endings: tuple[str, ...]
-    """Endings of its config files."""
+    """Endings of the framework's config files."""
     packages: Collection[str]
-    """Packages whose import identifies it."""
+    """Packages whose import identifies the framework."""
     names: Collection[str]
-    """Keys that identify it; one is enough."""
+    """Keys that identify the framework; one key is enough."""
     dashes: bool
-    """Whether its keys may be written with dashes: `num-layers`, `--num-layers`."""
+    """Whether keys may be written with dashes: `num-layers`, `--num-layers`."""
     detected_first: bool
-    """Whether it has priority if a config has names of several frameworks."""
+    """Whether this framework has priority if a config has keys of several frameworks."""
 
     def name_of(self, key: str) -> str:
         """Return a key as written in the table."""
@@ -78,7 +79,7 @@ def recognise(root: Node, path: str, imported: Collection[str], text: str = "") 
     `text`: the text of a script, which is not evaluated but searched for command-line arguments.
     """
     known = [framework for framework in frameworks() if path.endswith(framework.endings)]
-    # Frameworks without Python configs come first: GPT-NeoX's YAML has the key fp16, and so has ColossalAI's Python.
+    # Frameworks without Python configs come first: GPT-NeoX's YAML and ColossalAI's Python both have fp16.
     known.sort(key=lambda framework: (".py" in framework.endings, not framework.detected_first))
     # Imports are more certain than names, some of which several frameworks share.
     for framework in known:

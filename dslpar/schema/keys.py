@@ -1,7 +1,7 @@
 """All keys that the sections declare, and tables derived from their facts.
 
-No key is named here: a key that is added to a section of `dslpar.schema.sections`, or of a model family, appears in all
-these tables.
+The tables are computed: a key that is added to a section of `dslpar.schema.sections`, or of a model family, appears in
+all of them.
 
     >>> shorthands()["parallel.pipeline"], other_forms()["batch.accumulation"]
     ('size', 'schedule.num_microbatches')
@@ -30,19 +30,20 @@ class DeclaredKey(NamedTuple):
     """One field of one section class."""
 
     key: str
-    """Dotted key, as an author writes it; `*` stands for keys that the section does not list."""
+    """Dotted key, as an author writes it; `*` stands for keys that the section accepts without declaring them."""
     field: Field[Any]
     owner: type
+    """The section class with the field."""
     facts: KeyFacts
 
 
 WRITTEN_AS: Mapping[str, str] = {"target": "type", "extra": "*", "args": "*", "dataset": "*"}
-"""Field -> key, where they differ: the class that a section names, and arguments written in the section itself."""
+"""Field -> key, if the names differ: `target` holds the class in `type`, and the others hold undeclared keys."""
 
 
 @cache
 def declared() -> tuple[DeclaredKey, ...]:
-    """Return all keys, section by section; a key of several classes of a section is listed once for each class."""
+    """Return all keys, section by section. If a section has several classes, their common keys occur once per class."""
     return tuple(_walk(sections.Spec, ""))
 
 
@@ -55,7 +56,7 @@ def _walk(cls: type, above: str) -> Iterator[DeclaredKey]:
 
 
 def classes_of(field: Field[Any]) -> tuple[type, ...]:
-    """Return the section classes in an annotation: `AdamW | SGD | None` has two, and `Model` those of all families."""
+    """Return the section classes in a field's annotation: two for `AdamW | SGD | None`, all families for `Model`."""
     names = str(field.type).removeprefix("tuple[").removesuffix(", ...]").split(" | ")
     classes: list[type] = []
     for name in names:
@@ -77,7 +78,7 @@ def type_of(field: Field[Any]) -> ValueType:
 
 
 def shorthand_of(cls: type) -> str:
-    """Return the field of a section that a bare value stands for; empty if there is none."""
+    """Return the field that gets a bare value in place of the section (`pipeline=2`); empty if there is none."""
     return next((field.name for field in fields(cls) if facts_of(field).shorthand), "")
 
 
@@ -91,7 +92,7 @@ def aliases_of(cls: type) -> dict[str, str]:
 
 @cache
 def shorthands() -> Mapping[str, str]:
-    """Return section key -> the field that a bare value stands for."""
+    """Return key of a section -> the field that gets a bare value in place of the section."""
     found = {key.rpartition(".")[0]: field.name for key, field, _, facts in declared() if facts.shorthand}
     # These two are DeepSpeed's keys, listed here because most configs do not need DeepSpeed's table.
     return {**found, "zero.offload_optimizer": "device", "zero.offload_param": "device"}
@@ -99,7 +100,7 @@ def shorthands() -> Mapping[str, str]:
 
 @cache
 def other_forms() -> Mapping[str, str]:
-    """Return key -> the key with the same meaning in another form."""
+    """Return key -> the key with the same meaning in another form of the config (LiBai's, ColossalAI's)."""
     return {key: facts.same_as for key, _, _, facts in declared() if facts.same_as}
 
 
@@ -118,7 +119,7 @@ def resume_class(key: str) -> Resume:
     """Return the resume policy of a key; for a key that its section does not list, the section's policy.
 
     Raises:
-        KeyError: it was declared without `resume=`.
+        KeyError: the key was declared without `resume=`.
     """
     known = _resume_classes()
     return known[key] if key in known else known[key.partition(".")[0]]

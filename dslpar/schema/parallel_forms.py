@@ -1,9 +1,9 @@
 """The two forms of a layout, dslpar's `parallel` and LiBai's `train.dist`, read as one.
 
-    pipeline_of(spec), tensor_of(spec)      # what is asked for, in whichever form
-    keys_of(spec).pipeline                  # the key that asks for it: 'train.dist.pipeline_parallel_size'
+    pipeline_of(spec), tensor_of(spec)      # the requested sizes, in whichever form they are written
+    keys_of(spec).pipeline                  # the key with the size: 'train.dist.pipeline_parallel_size'
 
-All that reads a layout goes through here. Where both forms are there and differ, lint reports it (PAR104).
+All code that reads a layout uses these functions. If a config has both forms and they differ, lint reports it (PAR104).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _LIBAI = "train.dist"
 
 
 def pipeline_of(spec: Spec) -> PipelineParallel | None:
-    """Return the PipelineParallel of either form, or None."""
+    """Return the pipeline that the config requests in either form, or None."""
     if spec.parallel.pipeline is not None:
         return spec.parallel.pipeline
     dist = spec.train.dist
@@ -27,7 +27,7 @@ def pipeline_of(spec: Spec) -> PipelineParallel | None:
 
 
 def tensor_of(spec: Spec) -> TensorParallel | None:
-    """Return the TensorParallel of either form, or None."""
+    """Return the tensor parallelism that the config requests in either form, or None."""
     if spec.parallel.tensor is not None:
         return spec.parallel.tensor
     size = spec.train.dist.tensor_parallel_size or 1
@@ -35,13 +35,13 @@ def tensor_of(spec: Spec) -> TensorParallel | None:
 
 
 def is_of_libai(spec: Spec) -> bool:
-    """Return whether the sizes are in LiBai's form, which has 1d alone."""
+    """Return whether `train.dist` has a pipeline or tensor size above 1. LiBai's form has only tensor mode '1d'."""
     dist = spec.train.dist
     return max(dist.pipeline_parallel_size or 1, dist.tensor_parallel_size or 1) > 1
 
 
 def stated_replicas(spec: Spec) -> dict[str, int]:
-    """Return the number of replicas by the key that states it; LiBai's 1 states nothing."""
+    """Return key -> number of replicas that it requests. LiBai's data_parallel_size=1 counts as absent."""
     libai = spec.train.dist.data_parallel_size or 1
     stated = {"parallel.data.size": spec.parallel.data.size}
     stated |= {f"{_LIBAI}.data_parallel_size": libai if libai > 1 else None}
@@ -49,7 +49,7 @@ def stated_replicas(spec: Spec) -> dict[str, int]:
 
 
 class ParallelKeys(NamedTuple):
-    """The keys that give the sizes of a layout, in the form in which the config has them."""
+    """The keys of the sizes of a layout, in the form that the config uses."""
 
     pipeline: str
     stage_ids: str
@@ -57,7 +57,7 @@ class ParallelKeys(NamedTuple):
 
 
 def keys_of(spec: Spec) -> ParallelKeys:
-    """Return the keys of each axis in `parallel` if that gives it, and of LiBai's form if not."""
+    """Return the key of each axis: in `parallel` if the axis is there, else in `train.dist`."""
     pipeline, stage_ids = "parallel.pipeline.size", "parallel.pipeline.stage_ids"
     if spec.parallel.pipeline is None:
         pipeline, stage_ids = f"{_LIBAI}.pipeline_parallel_size", f"{_LIBAI}.custom_pipeline_stage_id"

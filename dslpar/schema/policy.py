@@ -1,12 +1,12 @@
 """Policy: the facts about a transformers model that dslpar needs to partition it, as data. No torch.
 
-A transformer is a residual stream that linears read (inward) and add to (outward). Between an inward and an outward
-linear lies a region, attention or an MLP, whose forward runs on inner activations. A policy names these linears and
-regions. All other parts of a model (norms, tables, tying, dropout, masks, positions) are found by inspecting what its
-modules do.
+Terms: an inward linear reads the residual stream, and an outward linear adds to it. The module between an inward and
+an outward linear, attention or an MLP, is a region. Its forward runs on inner activations, such as heads or MLP
+features. A policy names these linears and regions. All other parts of a model (norms, tables, tying, dropout, masks,
+positions) are found by inspecting what its modules do.
 
 transformers' own plans (`base_model_tp_plan`) and ColossalAI's and Megatron-LM's lists of layers to replace name the
-same linears. Modes that also split the hidden dim need the regions in addition.
+same linears. Tensor modes that also split the hidden dim need the regions in addition.
 """
 
 from __future__ import annotations
@@ -26,49 +26,50 @@ DECODER_INPUTS = ("input_ids", "attention_mask")
 
 @dataclass(frozen=True)
 class Policy:
-    """Patterns of module names; `*` stands for one part of a name, as in transformers' plans."""
+    """Patterns of module names. In a pattern, `*` matches one part of a dotted name, as in transformers' plans."""
 
     blocks: Names
-    """The lists of blocks that a pipeline partitions, in the order in which they run: ("model.layers",). A pattern
-    stands for all lists that match (Swin's "swin.encoder.layers.*.blocks").
+    """The lists of blocks that a pipeline partitions, in the order in which they run: ("model.layers",). A pattern may
+    match several lists (Swin's "swin.encoder.layers.*.blocks").
     """
     regions: Mapping[str, Names | Mapping[str, Names]]
-    """Region -> its inward linears, by names within it: {"model.layers.*.self_attn": ("q_proj", "k_proj", "v_proj")}.
-    If its arguments feed different linears: argument -> names. A model without regions (ResNet) is never split: its
-    tensor group has one rank.
+    """Region -> names of its inward linears within it: {"model.layers.*.self_attn": ("q_proj", "k_proj", "v_proj")}. If
+    the arguments of the region's forward feed different linears: region -> argument -> names. A model without regions
+    (ResNet) is never split: its tensor group has one rank.
     """
     outward: Names
     """Linears that end a region: ("model.layers.*.self_attn.o_proj", ...)."""
     inward: Names = ()
     """Inward linears that a block's own forward calls, without a module around them (OPT's fc1)."""
     own_attention: Mapping[str, Names] = field(default_factory=dict)
-    """Attention regions whose code computes its scores itself, not through transformers' interface -> arguments with
-    numbers per sample and head, [samples * heads, ...] (Bloom's alibi).
+    """Attention region that computes its scores itself, not through transformers' attention interface -> arguments of
+    its forward with numbers per sample and head, [samples * heads, ...] (Bloom's alibi).
     """
     experts: Names = ()
-    """Modules that hold all experts of a mixture; the experts are divided over the tensor group. The module around each
-    is the mixture. `regions` and `outward` within a mixture are those of a shared expert, which all tokens visit.
+    """Modules that hold all experts of a mixture; the experts are divided over the tensor group. The mixture is the
+    module around such a module. Entries of `regions` and `outward` within a mixture belong to a shared expert, which
+    all tokens visit.
     """
     routers: Names = ()
-    """Modules that weigh the experts of a mixture: routers, gates of shared experts. Every rank computes them."""
+    """Modules that compute the weights of experts: routers, gates of shared experts. Each rank computes all."""
     per_head: Names = ()
-    """Modules within a region that treat all heads alike, with weights that all heads share."""
+    """Modules within a region whose weights all heads share."""
     inner_norms: Names = ()
-    """Norms within a region over all of its features, not over those of one head (OLMo 2's q_norm)."""
+    """Norms within a region over the features of all heads, not of one head (OLMo 2's q_norm)."""
     head_vectors: Names = ()
-    """A region's own parameters with one number per head, [heads] or [heads, 1, 1]: attention sinks."""
+    """Parameters of a region with one number per head, [heads] or [heads, 1, 1]: attention sinks."""
     latent: Names = ()
-    """Inward linears that compute a latent, of which every rank holds all (latent attention's kv_a_proj_with_mqa)."""
+    """Inward linears that compute a latent, which each rank holds whole (latent attention's kv_a_proj_with_mqa)."""
     from_latent: Names = ()
     """Linears within a region from a latent to heads (kv_b_proj)."""
     fused: Mapping[str, int | Names] = field(default_factory=dict)
     """Last part of the name of a fused inward linear -> the number of linears of equal size in its weight (GPT-2's
-    c_attn: 3), or the config's numbers to which their sizes are proportional.
+    c_attn: 3). If the sizes differ: the config fields to which they are proportional.
     """
     local: Mapping[str, Names] = field(default_factory=dict)
     """Module -> attributes that count heads or inner features, such as "num_heads" or "config.num_attention_heads"."""
     requires: Mapping[str, object] = field(default_factory=dict)
-    """Setting of the config -> the value that it must have; other values run code that the policy does not describe."""
+    """Field of the config -> its required value; other values run code that the policy does not describe."""
     head_tables: Names = ()
     """Modules with a table of one number per head, (rows, heads), such as T5's relative_attention_bias; or linears with
     one output per head (in SwinV2's MLP of positions).
@@ -76,32 +77,35 @@ class Policy:
     inputs: Names = DECODER_INPUTS
     """Arguments of the model's forward that a micro-batch has, in this order; the last ones may be missing."""
     returns: Mapping[str, Names] = field(default_factory=dict)
-    """List of blocks -> the values that its blocks return after the residual, by the names of the next block's
-    arguments, or "" for a value that the next block does not use. Or a module before the blocks -> the further values
-    that it returns. These are passed on to the code after the blocks that reads them (ViTMAE's ids_restore), and are
-    among the model's outputs if the model returns them by that name.
+    """The values that a forward returns after the residual stream, in order. Keys are of two kinds.
+
+    List of blocks -> one name per value: the argument of the next block that gets the value, or "" if none does.
+
+    Module before the blocks -> names of its values. They are passed on to the code after the blocks (ViTMAE's
+    ids_restore), and are outputs of the model if the model returns them by that name.
     """
     grid: bool = False
-    """Whether blocks arrange their tokens on a grid, as Swin's windows do; then no mode may split sequences."""
+    """Whether blocks arrange tokens on a grid, as Swin does for its windows. Then no mode may split sequences."""
     loss: str = ""
-    """The argument of the model's forward that labels replace, if the model computes its loss without labels (ViTMAE's
-    pixel_values: a loss of pixels); else the loss is cross-entropy.
+    """The argument of the model's forward that gets the labels, if the model computes its own loss (ViTMAE's
+    pixel_values: a loss of pixels). Empty: the loss is the cross-entropy.
     """
     batch_norms: bool = False
-    """Whether norms take statistics over the samples of a micro-batch (ResNet); then its size changes the results."""
+    """Whether norms compute statistics over the samples of a micro-batch (ResNet). Then micro_size matters."""
     whole: Names = ()
-    """Parts outside the lists of blocks ("front", "between", "back") that work on whole activations. Every rank of the
-    tensor group computes the same there, and holds all weights.
+    """Parts of the model outside the lists of blocks that work on whole activations: "front" (before the blocks),
+    "between" (between two lists), "back" (after the blocks). In these parts every rank of the tensor group holds all
+    weights and computes the same.
     """
 
     def returned(self, name: str) -> Names:
-        """Return the names of what each block of a list, or a module before the blocks, returns after the residual."""
+        """Return the entry of `returns` for a list of blocks or a module before them; empty if there is none."""
         pattern = match(self.returns, name)
         return self.returns[pattern] if pattern else ()
 
 
 WITHOUT_AUXILIARY_LOSS: Mapping[str, object] = {"output_router_logits": False, "router_jitter_noise": 0.0}
-"""Settings that policies for mixtures of experts require: no load-balancing loss, and no noise on what is routed."""
+"""Settings that policies for mixtures of experts require: no load-balancing loss, and no noise on router inputs."""
 
 
 def as_policy(value: object, known: Mapping[str, Policy]) -> Policy:

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 Section = TypeVar("Section", bound="DataclassInstance")
 Registered = Mapping[str, Collection[str]]
-"""Names that this process has registered, by "models", "layers" and "gradient_handlers"."""
+"""Registry ("models", "layers" or "gradient_handlers") -> the names that this process has registered."""
 
 
 class Misread(NamedTuple):
-    """A mistake in the config: the code of the rule that reports it, and its message."""
+    """A mistake in the config that reading it found: the code of the rule that reports the mistake, and its message."""
 
     code: str
     location: Location
@@ -44,7 +44,7 @@ class Misread(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One key of a section: its name, its value, and the dotted key as the author wrote it."""
+    """One key of a section: its name, the node of its value, and the dotted key as the author wrote it."""
 
     name: str
     node: Node
@@ -52,14 +52,14 @@ class Entry(NamedTuple):
 
 
 class Typed(NamedTuple):
-    """A section that names a class."""
+    """A section that names a class, split into the class and the other keys."""
 
     name: str | None
-    """The class, without its package if that is the expected one; None if the section names no class."""
+    """The class, without its package if it is the expected package; None if the section names no class."""
     entries: list[Entry]
-    """The section without its type."""
+    """The keys of the section without `type`."""
     location: Location
-    """Location of the type, or of the section if it has none."""
+    """Location of the value of `type`, or of the section if it has no `type`."""
 
 
 class Reader:
@@ -69,7 +69,9 @@ class Reader:
         self.config = config
         self.misreads: list[Misread] = []
         self.invalid: set[str] = set()
+        """Dotted keys without a valid value; the spec has a default or a placeholder instead."""
         self.written: dict[str, str] = {}
+        """Dotted key -> the dotted key as the author wrote it."""
 
     # Sections ------------------------------------------------------------------------------------------------
 
@@ -121,7 +123,7 @@ class Reader:
         key: str,
         source_key: str,
     ) -> Section:
-        """Make the instance; an invalid field gets its default, or a placeholder (guarded by `invalid`) if required."""
+        """Make the instance. An invalid field gets its default, or a placeholder if it is required; see `invalid`."""
         for name, field in known.items():
             if values.get(name) is None:
                 values.pop(name, None)
@@ -133,10 +135,10 @@ class Reader:
         return cls(**values)
 
     def scalar(self, type_: ValueType, node: Node, key: str, source_key: str) -> Any:
-        """Return the value if it has that type; else report it, and return the value that must be meant, or None.
+        """Return the value if it is valid; else report it, and return the value that must be meant, or None.
 
-        The value that must be meant is a choice with other upper or lower case, or a number without its quotes. With it
-        further mistakes are found at once, not only after the correction.
+        Two kinds of mistakes leave no doubt about the meaning: a choice in the wrong case, and a number in quotes. The
+        rules then check the meant value, so that further mistakes are found at once.
         """
         value = node.plain()
         only = type_.choices[0] if len(type_.choices) == 1 and type_.python_types == (str,) else None
@@ -164,7 +166,7 @@ class Reader:
         return tuple(value) if type_.python_types == SEQUENCE else value
 
     def typed_values(self, known: Mapping[str, str], entries: Iterable[Entry]) -> dict[str, object]:
-        """Return the plain values of entries whose types are known by name; None means that a key is absent."""
+        """Return name -> plain value. `known` maps names to types. A key with the value None counts as absent."""
         values = {}
         for entry in entries:
             if entry.name not in known:
@@ -175,7 +177,7 @@ class Reader:
         return {name: value for name, value in values.items() if value is not None}
 
     def _typed_value(self, type_name: str, entry: Entry) -> object:
-        """Return a scalar, or one of DeepSpeed's mappings, which may be written as a bare value."""
+        """Return a scalar, or a mapping in `deepspeed_policy.TABLES`, which may be written as a bare value."""
         source_key = entry.source_key
         if type_name in TYPES:
             return self.scalar(TYPES[type_name], entry.node, source_key, source_key)
@@ -194,7 +196,7 @@ class Reader:
         return {shorthand: self.scalar(TYPES[known[shorthand]], entry.node, source_key, source_key)}
 
     def _of_reference(self, type_: ValueType, value: object) -> str:
-        """Return the hint for an imported name in place of a value; empty for other values."""
+        """Return the hint for an imported name (such as torch.bfloat16) in place of a value; empty for other values."""
         if not isinstance(value, Reference):
             return ""
         meant = _OF_TORCH.get(value.name)
@@ -207,7 +209,7 @@ class Reader:
     # Classes by name -----------------------------------------------------------------------------------------
 
     def typed(self, node: Node, source_key: str, package: str, default: str | None = None) -> Typed:
-        """Split a section into the class that it names (by `type` or as a LazyCall) and the rest."""
+        """Split a section into the class that it names (by `type` or as a LazyCall) and its other keys."""
         written = node.value.get("type")
         value = node.target if node.target is not None else (written.value if written else None)
         value = default if value is None else value  # type=None means that type is absent
@@ -239,7 +241,7 @@ class Reader:
     def unknown_type(
         self, source_key: str, name: object, location: Location, known: Iterable[str], more: str = ""
     ) -> str | None:
-        """Report an unknown class name; return the known one that must be meant, or None."""
+        """Report an unknown class name; return the known name that must be meant, or None."""
         names = list(known)
         hint = did_you_mean(name, names) or f"choose one of {', '.join(names)}"
         fix = recase_fix(self.config, location, name, names)

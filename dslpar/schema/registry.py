@@ -6,8 +6,8 @@
     @LAYERS.register_module(name="Gelu2")            # layers_cfg=[dict(type='Gelu2', ...), ...]
     class QuickGelu(nn.Module): ...
 
-A program fills a registry when it imports its modules; dslpar itself registers nothing. The linter must know the names:
-`dslpar.initialize` passes it those of its own process. A name with dots needs no registry.
+A program fills a registry when it imports its modules; dslpar itself registers nothing. The linter must know the
+registered names: `dslpar.initialize` passes it the names of its own process. A name with dots needs no registry.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Class = TypeVar("Class", bound=type)
 
 
 class Registry:
-    """Name -> class. It is a class, since programs fill it. Classes of the module `fallback` are found by name too."""
+    """Mutable map from name to class, which programs fill. Classes of the module `fallback` are found by name too."""
 
     def __init__(self, name: str, fallback: str | None = None) -> None:
         self.name, self._fallback = name, fallback
@@ -33,7 +33,7 @@ class Registry:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The registered names, in order, without those of the fallback."""
+        """The registered names, in the order of registration, without the names of the fallback."""
         return tuple(self._classes)
 
     @property
@@ -113,7 +113,7 @@ GRADIENT_HANDLER = Registry("GRADIENT_HANDLER")
 
 
 def registered_classes() -> tuple[str, ...]:
-    """Return the full names of all classes that this process registered, and which its program therefore trusts."""
+    """Return the full names of all classes that this process registered; since the program did so, they are trusted."""
     return (*MODELS.full_names, *LAYERS.full_names, *GRADIENT_HANDLER.full_names)
 
 

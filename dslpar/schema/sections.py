@@ -1,8 +1,8 @@
 """The typed sections of a config: frozen dataclasses whose fields are declared by `key(...)`, with the help below each.
 
 A field's docstring is its help and its line in the reference. Its annotation names a type of `dslpar.schema.types`.
-`key` holds all other facts about it (`dslpar.schema.fields`). To add a key, add a field here and use it where it takes
-effect. Sections accept only the keys listed here, an idea from nanotron.
+`key` holds all other facts about the key (`dslpar.schema.fields`). To add a key, add a field here, and read the field
+in the code that it configures. Sections accept only the keys declared here, an idea from nanotron.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class PipelineParallel:
 @keeping_hash
 @section
 class TensorParallel:
-    """The axis of tensor parallelism: its mode, and how the cuboid keeps activations."""
+    """The axis of tensor parallelism: its size and mode, and how its ranks split activations."""
 
     INLINE: ClassVar[str] = "kwargs"  # ColossalAI documents kwargs=dict(depth=2)
 
@@ -110,14 +110,14 @@ class TensorParallel:
     inner: Choice | None = key(default=None, resume="free", choices=("batch", "heads"))
     """Modes 3d and cuboid: inner activations are split over z by 'batch' or 'heads'."""
     keep: Choice | None = key(default=None, resume="free", choices=("x", "w", "both", "none"))
-    """Gathered panels that are kept until the backward: 'x', 'w', 'both' or 'none'."""
+    """What layers gather and keep until the backward: activations ('x'), weights ('w'), 'both' or 'none'."""
     comm_overlap: CommOverlap | None = key(
         default=None, resume="free", synonyms="tp_comm_overlap async_tp enable_async_tensor_parallel"
     )
     """Overlap collectives with matrix products (default: False). Products run in parts, and weights are gathered during
     the products of other layers, which needs memory for one more gathered weight. No effect in layers that torch
-    compiles. 'symmetric_memory': like True, but torch's fused products fetch pieces of tokens, on CUDA devices that can
-    access each other's memory (NVLink); most useful in mode 1d with sequence."""
+    compiles. 'symmetric_memory': like True, but torch's fused products fetch tokens from other ranks, on CUDA devices
+    that can access each other's memory (NVLink); most useful in mode 1d with sequence."""
 
 
 @keeping_hash
@@ -126,7 +126,7 @@ class ContextParallel:
     """The axis of context parallelism, which splits each sequence over its ranks in every layer."""
 
     size: PositiveInt = key(resume="free", shorthand=True)
-    """Ranks that share each sequence. With a tensor mode, its ranks share each of these parts."""
+    """Ranks that share each sequence. With a tensor mode, tensor ranks in turn share each rank's part."""
     impl: Choice | None = key(
         default=None,
         resume="free",
@@ -376,7 +376,7 @@ class SGD:
 
 @section
 class OtherOptimizer:
-    """A torch or DeepSpeed optimizer by its name there, or your own class by its full name."""
+    """An optimizer of torch or DeepSpeed by its short name, or your own class by its full name."""
 
     target: str = key(resume="refused")
     """torch's 'RMSprop', ..., DeepSpeed's 'FusedAdam', 'DeepSpeedCPUAdam', 'Lion', ..., or a dotted name."""
@@ -385,7 +385,7 @@ class OtherOptimizer:
     weight_decay: NonNegativeFloat = key(default=0.0, resume="reported")
     """Decay of parameters with two or more dims, as that optimizer defines it."""
     args: Dict = key(default_factory=dict)
-    """Its other keyword arguments, as written."""
+    """The optimizer's other keyword arguments, as written."""
 
 
 Optimizer: TypeAlias = AdamW | SGD | OtherOptimizer
@@ -414,17 +414,17 @@ class LRScheduler:
 
 @section
 class OtherLRScheduler:
-    """A DeepSpeed ('WarmupDecayLR', ...) or torch ('StepLR', ...) LR scheduler by its name there."""
+    """An LR scheduler of DeepSpeed ('WarmupDecayLR', ...) or torch ('StepLR', ...) by its short name."""
 
     target: str = key(resume="reported")
-    """Its name."""
+    """Name of the scheduler."""
     args: Dict = key(default_factory=dict)
-    """Its keyword arguments without the optimizer, as written; it steps once per optimizer step."""
+    """The scheduler's keyword arguments without the optimizer, as written; it steps once per optimizer step."""
 
 
 @section
 class Zero:
-    """DeepSpeed's ZeRO: shards over replicas, and without a pipeline also over ranks of a context or 2.5d's depth."""
+    """DeepSpeed's ZeRO: shards over replicas, and without a pipeline also over context or 2.5d's depth."""
 
     stage: ZeroStage = key(default=0, resume="free", shorthand=True, synonyms="zero_stage zero_level")
     """Sharded state: 0 nothing, 1 optimizer state, 2 also gradients, 3 also parameters."""
@@ -660,7 +660,7 @@ class GradientHandler:
     target: str = key()
     """A name registered with GRADIENT_HANDLER, or the dotted name of a class."""
     args: Dict = key(default_factory=dict)
-    """Its keyword arguments; model and optimizer are passed before them."""
+    """Keyword arguments of the class; model and optimizer are passed before them."""
 
 
 @section
@@ -686,7 +686,7 @@ class PipelineSchedule:
         aliases="num_chunks",
         synonyms="virtual_pipeline_model_parallel_size virtual_pipeline_parallel_size virtual_pipeline_size vpp",
     )
-    """Stages per rank, by default 2 for 'interleaved' and 1 for 'zero_bubble'. Stages in all: pipeline size * this."""
+    """Stages per rank, by default 2 for 'interleaved' and 1 for 'zero_bubble'. In all: pipeline size * this number."""
 
 
 @section
@@ -740,7 +740,7 @@ class Spec:
         deepspeed="zero_optimization",
         synonyms="zero_optimization zero_optimisation",
     )
-    """DeepSpeed's ZeRO: shards over replicas, and without a pipeline also over ranks of a context or 2.5d's depth."""
+    """DeepSpeed's ZeRO: shards over replicas, and without a pipeline also over context or 2.5d's depth."""
     precision: Precision = key(
         default_factory=Precision,
         resume="reported",

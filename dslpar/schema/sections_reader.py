@@ -1,7 +1,7 @@
 """Read the tree of a config into a typed `Spec`; report all mistakes at once.
 
-The key of a mistake is marked as invalid. A rule that needs it then ends (`UnknownValueError`), so that no mistake gets
-a second finding. For a key that may be left out, `None` means that it is absent.
+A key with a mistake is marked as invalid. A lint rule that reads an invalid key ends (`UnknownValueError`), so that no
+mistake gets a second finding. A key that may be left out counts as absent if its value is None.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SECTIONS = tuple(_FIELDS)
 
 
 class Reading(NamedTuple):
-    """The result of reading: the spec, the mistakes, and the keys that were written."""
+    """The result of reading: the spec, the mistakes, and the keys that the author wrote."""
 
     spec: spec.Spec
     misreads: tuple[Misread, ...]
@@ -40,7 +40,7 @@ class Reading(NamedTuple):
 
 
 def read(config: Config, registered: Registered | None = None, by_program: bool = False) -> Reading:
-    """Read every section of `config`; a user's mistake never raises.
+    """Read every section of `config`. A mistake in the config raises no exception; it becomes a misread.
 
     `by_program`: a program passes the model, so the config may lack one.
     """
@@ -50,7 +50,7 @@ def read(config: Config, registered: Registered | None = None, by_program: bool 
     _report_other_names(reader, by_program and not config.has("model"))
     reader.invalid |= config.unknown
     if not ("model" in values or {"model", "*"} & reader.invalid or by_program) and config.complete:
-        hint = f"{class_sections.MODEL_HELP}; or --program (where a program passes the model to dslpar.initialize)"
+        hint = f"{class_sections.MODEL_HELP}; or --program (if a program passes the model to dslpar.initialize)"
         reader.report("CFG107", Location(config.path), "there is no model", hint, "model")
     ready: dict[str, Any] = {"model": _NO_MODEL} | {name: value for name, value in values.items() if value is not None}
     return Reading(spec.Spec(**ready), tuple(reader.misreads), frozenset(reader.invalid), reader.written)
@@ -78,7 +78,7 @@ def _precision(reader: Reader, node: Node, registered: Registered) -> object:
 def _with_extra(reader: Reader, cls: type, known: str, node: Node, key: str) -> object:
     """Read a section with dslpar fields and DeepSpeed keys, which pass through as `extra`.
 
-    `known`: the name of the DeepSpeed keys' table in `deepspeed_policy`.
+    `known`: the name of a table of DeepSpeed keys in `deepspeed_policy`: "ZERO", "BF16", "FP16", or "" for none.
     """
     if not node.is_mapping:
         return reader.section(cls, node, key, key)
@@ -120,9 +120,9 @@ _READERS: Mapping[str, Callable[[Reader, Node, Registered], object]] = {
 
 
 def _report_other_names(reader: Reader, by_program: bool) -> None:
-    """Report top-level names that are not sections: unused dicts and suspicious names, but not the author's variables.
+    """Report top-level names that are neither sections nor variables of the author: unused dicts, suspicious names.
 
-    In a config that a program completes, names in capitals belong to that program and are accepted.
+    If a program passes the model, names in capitals belong to that program and are accepted.
     """
     config = reader.config
     for name in (name for name in config.modules if name in SECTIONS):

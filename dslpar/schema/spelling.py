@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 def certain_name(config: Config, source_key: str, known: Iterable[str]) -> str | None:
-    """Return the only known name that a key can mean, by its spelling or in another framework; None if there is none.
+    """Return the name in `known` that a key must mean; None if there is none, or more than one.
 
-    Names that the section already has are not considered.
+    The key may be misspelt, or come from another framework. Names that the section already has are not considered.
     """
     section, _, name = source_key.rpartition(".")
     beside = config.root.get(section)
@@ -33,9 +33,9 @@ def certain_name(config: Config, source_key: str, known: Iterable[str]) -> str |
 
 
 def spelling_fix(config: Config, source_key: str, known: Iterable[str]) -> Fix | None:
-    """Return the fix of a misspelt key if it can mean only one known name that its section does not have yet.
+    """Return the fix of a misspelt key if it can mean only one known name that its section does not have, else None.
 
-    Another framework's key with a quite different name has no fix, since its values may differ in meaning too.
+    A key of another framework with a quite different name has no fix, since its values may have another meaning too.
     """
     name, meant = source_key.rpartition(".")[2], certain_name(config, source_key, known)
     near = meant is not None and only_near(name, [meant]) is not None
@@ -58,7 +58,10 @@ def suggestion(source_key: str, known: Collection[str]) -> str:
 
 
 def _key_of_synonym(source_key: str, known: Collection[str]) -> str | None:
-    """Return dslpar's key for another framework's key; in the section of an axis, that axis's size."""
+    """Return dslpar's key for another framework's key, or None.
+
+    In the section of an axis, such as parallel.pipeline, a framework's name of the axis's size means its key `size`.
+    """
     section, _, name = source_key.rpartition(".")
     key = synonym_of(name)
     return f"{key}.size" if key == section and name.endswith("size") and "size" in known else key

@@ -1,12 +1,12 @@
-"""Token files on disk, read without numpy: their metadata, whether files and metadata agree, starts of documents.
+"""Token files on disk, read without numpy: read their metadata, check files against it, find the start of a document.
 
     corpus/tokens.json       format, counts, vocabulary, digests of the files beside it, sources
     corpus/tokens.npy        ids of all documents, one after the other: uint16 or uint32 [num_tokens]
-    corpus/documents.npy     where each document begins, and the end of the last: int64 [num_documents + 1]
-    corpus/tokenizer/        a copy of the tokenizer.json that made them; bytes have none
+    corpus/documents.npy     first token of each document, and the end of the last: int64 [num_documents + 1]
+    corpus/tokenizer/        a copy of the tokenizer.json that made the ids; absent for bytes
 
 Megatron-LM's indexed data sets (`.bin` and `.idx`, version 1) are read too. The stream of tokens with an index of
-documents comes from them. dslpar's own files are numpy files, so that other programs can read them.
+documents comes from Megatron-LM. dslpar's own files are numpy files, so that other programs can read them.
 
     found = read_token_folder("corpus")
     found.problem, found.num_tokens, held_out_start(found, 0.05)
@@ -66,12 +66,13 @@ class TokenFolder(NamedTuple):
     files: Mapping[str, Any] = {}
     """Bytes and digests of tokens.npy and documents.npy, from tokens.json; empty for Megatron-LM's files."""
     sources: Sequence[Mapping[str, Any]] = ()
+    """The text files that were tokenized, from tokens.json."""
     num_sequences: int = 0
     """Sequences in Megatron-LM's index; 0 for dslpar's files."""
     plan: str = ""
-    """Digest of the tokenized files and the settings."""
+    """Digest of the text files that were tokenized, and of the settings; `dslpar data tokenize` compares it."""
     problem: str = ""
-    """Reason why they cannot be used; empty if they can."""
+    """Reason why the token files cannot be used; empty if they can."""
     missing: bool = False
     """Whether the path does not exist."""
 
@@ -143,7 +144,7 @@ def serialize(values: Mapping[str, Any]) -> bytes:
     return json.dumps({**values, "digest": _digest(values)}, indent=1).encode() + b"\n"
 
 
-# ---- ours ----
+# ---- dslpar's token files ----
 
 
 def _read_folder(path: str) -> TokenFolder:
@@ -201,7 +202,7 @@ def _digest(values: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
-# ---- Megatron-LM's ----
+# ---- Megatron-LM's indexed data sets ----
 
 
 def _read_megatron(prefix: str) -> TokenFolder:

@@ -35,12 +35,13 @@ class TokenizerFile(NamedTuple):
     ids: Mapping[str, int] = {}
     """Token -> id, including added tokens."""
     special_ids: frozenset[int] = frozenset()
-    """Ids of special tokens, which stand for no text."""
+    """Ids of special tokens, which are not text."""
     names: Mapping[str, str] = {}
     """Purpose of a special token, such as "mask" -> its text, if tokenizer_config.json has it."""
     digest: str = ""
+    """SHA-256 of the file."""
     problem: str = ""
-    """Reason why it cannot be used; empty if it can."""
+    """Reason why the file cannot be used; empty if it can."""
     missing: bool = False
     """Whether the file does not exist."""
 

@@ -26,9 +26,9 @@ class KnownOptimizer(NamedTuple):
     refused: str = ""
     """Reason why dslpar does not support it; empty if it does."""
     offload: bool | None = None
-    """True: it needs offload to the CPU; False: it cannot be offloaded; None: both work."""
+    """True: the optimizer needs offload to the CPU; False: it cannot be offloaded; None: it works with and without."""
     on_cpu: str = ""
-    """Full name of the class that replaces it with offload; empty if it stays the same."""
+    """Full name of the class that replaces this class if it is offloaded; empty if no class does."""
 
     @property
     def elementwise(self) -> bool:

@@ -1,7 +1,10 @@
-"""Configs of transformers models as far as lint needs them, read with a table and without transformers.
+"""Configs of transformers models, as far as lint needs them, without importing transformers.
 
 A value comes from `model.config`, else from the config.json of `pretrained`, else from the defaults of the model's
-config class in data/transformers.json. A class that is not in the table has no defaults here.
+config class in the table data/transformers.json. A class that is not in the table has no known defaults.
+
+Config classes have different names for one size. NAMES lists them: the size "hidden" is the field `hidden_size` in
+Llama and `n_embd` in GPT-2.
 
     >>> config = config_of("transformers.GPT2LMHeadModel", {"config": {"hidden_size": 48, "n_head": 6}})
     >>> config.size("hidden"), config.key("hidden"), config.size("layers"), config.given("layers")
@@ -53,7 +56,7 @@ class ConfigFile(NamedTuple):
     """Empty if the file cannot be read."""
     text: str = ""
     problem: str = ""
-    """Reason why it cannot be read; empty if it can."""
+    """Reason why the file cannot be read; empty if it can."""
     missing: bool = False
     """Whether the file does not exist."""
 
@@ -80,20 +83,20 @@ class TransformersConfig:
         self.values: Mapping[str, Any] = {**self.known.get("defaults", {}), **of_file, **of_config}
 
     def own_name(self, size: str) -> str:
-        """Return this config's field for a size of NAMES; empty if it has none."""
+        """Return the field of this config for a size (a key of NAMES); empty if it has none."""
         names = [self.other_names.get(name, name) for name in NAMES[size]]
         return next((name for name in names if name in self.values), "")
 
     def key(self, size: str) -> str:
-        """Return the key of a size as model.config, else config.json, else the class writes it."""
+        """Return the key of a size for messages: as in model.config, else as in config.json, else as in the class."""
         return self.author_key(self.own_name(size))
 
     def author_key(self, name: str) -> str:
-        """Return the key of a field as model.config, else config.json, else the class writes it."""
+        """Return the key of a field for messages: as in model.config, else as in config.json, else as in the class."""
         return self.keys.get(name, self.in_file.get(name, name))
 
     def given(self, size: str) -> str:
-        """Return the origin of a size: "config", "file", or empty for a default."""
+        """Return the origin of a size: "config" (model.config), "file" (config.json), or empty for a default."""
         return self.origin(self.own_name(size))
 
     def origin(self, name: str) -> str:
@@ -101,11 +104,11 @@ class TransformersConfig:
         return "config" if name in self.keys else "file" if name in self.in_file else ""
 
     def size(self, size: str) -> int | None:
-        """Return a size of NAMES, as `number` does."""
+        """Return a size (a key of NAMES) if its value is valid, else None; see `number`."""
         return self.number(self.own_name(size))
 
     def number(self, name: str) -> int | None:
-        """Return a field if it is a whole number from 1 to below LIMIT, else None."""
+        """Return the value of a field if it is a whole number from 1 to LIMIT - 1, else None."""
         value = self.values.get(name)
         return value if type(value) is int and 0 < value < LIMIT else None
 

@@ -1,6 +1,6 @@
-"""Policies of transformers models whose own plans are not sufficient, by class. No torch.
+"""Policies of transformers models, for classes whose own plan (`base_model_tp_plan`) is not sufficient. No torch.
 
-Most decoders need no policy here, since it is derived from their plan.
+Most decoders need no policy here: dslpar derives one from their plan (DERIVED). `dslpar.schema.policy` has the terms.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ QWEN2_MOE = Policy(
 
 
 def _bert(base: str) -> Policy:
-    """Return the policy of a BERT-like encoder; its pooler and heads are not sharded."""
+    """Return the policy of a BERT-like encoder; its pooler and output heads are not sharded."""
     layer = f"{base}.encoder.layer"
     return Policy(
         blocks=(layer,),

@@ -1,7 +1,7 @@
-"""The types of keys by name: for mypy a Python type, for the reader a check with a description of valid values.
+"""The types of keys, by name. For mypy a type is a Python type; for the reader, a check and a description.
 
 The annotations in `dslpar.schema.sections` and the tables of torch's and DeepSpeed's arguments use these names. `True`
-is not a whole number. A float is one only for `WholeNumber` and `PositiveWholeNumber`, since people write `5e8`.
+is not a whole number. A float such as `5e8` is a whole number only for `WholeNumber` and `PositiveWholeNumber`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ class ValueType(NamedTuple):
 
     python_types: tuple[type, ...]
     holds: Callable[[Any], bool]
+    """The further condition on a value of these types."""
     description: str
+    """The valid values, as messages name them: "a number above 0"."""
     choices: tuple[str, ...] = ()
     """All strings that are valid."""
     refused: Mapping[str, str] = {}

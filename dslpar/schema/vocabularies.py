@@ -1,4 +1,4 @@
-"""The vocabulary of a run's text: ids of a tokenizer or of bytes, and special tokens. No torch, no tokenizers.
+"""The vocabulary of a run's text: ids of a tokenizer or of bytes, and of special tokens. No torch, no tokenizers.
 
     vocabulary = vocabulary_of(spec.data, "configs/bert.py", spec.model)
     vocabulary.size, vocabulary.special["mask"]
@@ -39,14 +39,14 @@ class Vocabulary(NamedTuple):
     size: int
     """Vocabulary size that a model needs: the largest id plus one."""
     special: Mapping[str, int]
-    """Special token -> id, for those of pad, cls, sep, mask and eos that exist."""
+    """Purpose -> id of a special token, for those of "pad", "cls", "sep", "mask" and "eos" that exist."""
     sentinels: tuple[int, ...] = ()
     """Ids of T5's sentinels, in the order in which they occur in a sample."""
     first_byte: int = 0
     """The id of byte 0, if tokens are bytes."""
     tokenizer: TokenizerFile | None = None
     missing: str = ""
-    """A special token that the data need and the tokenizer lacks; empty if it has all."""
+    """A special token that the type of data needs and the tokenizer lacks; empty if it lacks none."""
 
 
 class SpanLengths(NamedTuple):
@@ -105,9 +105,10 @@ def _vocabulary_of_tokens(path: str) -> Vocabulary:
 
 
 def span_lengths(data: SpanTextData, seq_len: int) -> SpanLengths:
-    """Return how many tokens of text make an encoder's sample of `seq_len` tokens, and the decoder's length for it.
+    """Return the numbers of tokens of T5's samples, if the encoder's sample has `seq_len` tokens.
 
-    As in T5, it is the most text that fits into `seq_len` tokens with the end token, once each span is one sentinel.
+    As in T5, the text is as long as possible: with one sentinel in place of each span, and the end token, it must fit
+    into `seq_len` tokens.
     """
     text = seq_len
     while _cut(data, text + 1)[0] <= seq_len:
@@ -119,7 +120,7 @@ def span_lengths(data: SpanTextData, seq_len: int) -> SpanLengths:
 
 
 def _cut(data: SpanTextData, text: int) -> tuple[int, int, int, int]:
-    """Return numbers of tokens (encoder's sample, decoder's sample, all spans) and the number of spans."""
+    """Return (tokens of the encoder's sample, of the decoder's sample, of all spans; number of spans) for a text."""
     noise = min(max(round(text * data.noise_density), 1), max(text - 1, 1))
     spans = min(max(round(noise / data.mean_span_length), 1), noise, max(text - noise, 1))
     return text - noise + spans + 1, noise + spans + 1, noise, spans

@@ -1,4 +1,4 @@
 """Output formats for findings: text with a caret, JSON, GitHub's workflow commands, SARIF.
 
-In: findings, and the texts that they point into. Out: text for standard output. Each format is one function.
+Each format is one function from findings, and the source texts at which they point, to the text for standard output.
 """

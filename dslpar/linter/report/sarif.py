@@ -2,8 +2,8 @@
 
 Each rule with a finding is described by its page. A finding has its location, its fix if there is one, and a
 fingerprint that does not change when lines are added above it. Files below the root (GITHUB_WORKSPACE, else the working
-folder) have relative addresses, other files absolute ones. Columns count UTF-16 code units, as SARIF readers do. A
-location must be a file, so findings without one (world size, command line) are at the first line of the config.
+folder) have relative URIs, other files absolute URIs. Columns count UTF-16 code units, as SARIF readers do. A
+location must be a file, so findings without a file (world size, command line) are at the first line of the config.
 """
 
 from __future__ import annotations

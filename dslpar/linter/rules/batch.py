@@ -21,17 +21,20 @@ def batch_does_not_fit(cx: Context) -> Iterator[Problem]:
     if micro * accumulation * data != global_size:
         product = f"micro_size {given.micro_size or '?'} * accumulation {given.accumulation or '?'} * data {data}"
         message = f"global_size {global_size} is not {product}"
-        hint = " or ".join(_fitting_sizes(cx)) or "choose fewer ranks, or more of them for each replica"
+        hint = " or ".join(_fitting_sizes(cx)) or "choose fewer ranks, or more ranks per replica"
         yield cx.problem("batch.global_size", message, hint)
 
 
 def _fitting_sizes(cx: Context) -> list[str]:
-    """Return changes of one size that make the product fit; empty if every such size would be too large."""
+    """Return changes of one batch size with which the product equals global_size; empty if all would be too large."""
     given, data, least = cx.requested_batch, cx.data_size, least_micro_size(cx.cuboid)
     global_size, micro, accumulation = given.global_size, given.micro_size, given.accumulation
     assert global_size is not None, "without a global_size the product fits"
     samples = (micro or least) * (accumulation or 1) * data
-    from dslpar.layout.nearest import LARGEST, multiples  # only a mistake needs it, here as below
+    from dslpar.layout.nearest import (
+        LARGEST,
+        multiples,
+    )  # imported here, as below: only a config with a mistake needs it
 
     if not (micro and accumulation):
         return [f"global_size={size}" for size in multiples(global_size, samples)]
@@ -74,7 +77,7 @@ def sequence_too_long(cx: Context) -> Iterator[Problem]:
     length, (longest, key) = cx.spec.data.seq_len, cx.longest_sequence
     if length is not None and length > longest:
         unused = cx.unused_positions
-        less = f" less {unused} that no token has" if unused else ""
+        less = f", of which {unused} positions are never used" if unused else ""
         message = f"samples have {length} tokens, and {key.rpartition('.')[2]} is {longest + unused}{less}"
         yield cx.problem("data.seq_len", message, f"at most {longest}, or {key}={length + unused}")
 
@@ -91,7 +94,7 @@ def vocabulary_too_small(cx: Context) -> Iterator[Problem]:
 
 
 def _vocabulary_needed(cx: Context, data: Data) -> tuple[int, str]:
-    """Return the number of ids and a phrase for their source; 0 if it is unknown, which another rule reports."""
+    """Return the number of ids in the data, and a phrase for their source; 0 if unknown, which another rule reports."""
     kind = type_name(data)
     if data.tokenizer is None and kind == "text":  # most configs end here and skip the imports
         return BYTES, "byte-level text has"
@@ -168,7 +171,7 @@ def min_lr_above_lr(cx: Context) -> Iterator[Problem]:
 
 @rule("BAT110", "nesterov-without-momentum")
 def nesterov_without_momentum(cx: Context) -> Iterator[Problem]:
-    """Nesterov momentum with a momentum of 0."""
+    """SGD has nesterov=True and a momentum of 0."""
     optimizer = cx.spec.optimizer
     if isinstance(optimizer, sections.SGD) and optimizer.nesterov and not optimizer.momentum:
         yield cx.problem(
@@ -178,7 +181,7 @@ def nesterov_without_momentum(cx: Context) -> Iterator[Problem]:
 
 @rule("BAT130", "differentiable-step")
 def differentiable_step(cx: Context) -> Iterator[Problem]:
-    """An optimizer with differentiable=True."""
+    """The optimizer has differentiable=True."""
     if cx.other_optimizer.args.get("differentiable"):
         message = "differentiable=True fails at the first step: torch cannot update leaves in place with autograd"
         yield cx.problem("optimizer.differentiable", message, "leave differentiable out")
@@ -186,7 +189,7 @@ def differentiable_step(cx: Context) -> Iterator[Problem]:
 
 @rule("BAT131", "fused-and-foreach")
 def fused_and_foreach(cx: Context) -> Iterator[Problem]:
-    """An optimizer with both fused=True and foreach=True."""
+    """The optimizer has both fused=True and foreach=True."""
     args = cx.other_optimizer.args
     if args.get("fused") and args.get("foreach"):
         message = "fused=True and foreach=True are two implementations of one step"
@@ -221,7 +224,7 @@ def two_accumulations(cx: Context) -> Iterator[Problem]:
 
 @rule("BAT108", "schedule-ends-too-early")
 def schedule_ends_too_early(cx: Context) -> Iterator[Problem]:
-    """A learning-rate scheduler that ends before the run."""
+    """The learning-rate scheduler ends before the run."""
     total, steps = cx.other_lr_scheduler.args.get("total_steps"), cx.spec.train.steps
     if total is not None and total < steps:
         message = f"the scheduler has {total} steps, and the run {steps}"
@@ -230,7 +233,7 @@ def schedule_ends_too_early(cx: Context) -> Iterator[Problem]:
 
 @rule("BAT109", "no-momentum-to-cycle")
 def no_momentum_to_cycle(cx: Context) -> Iterator[Problem]:
-    """A scheduler that cycles the momentum with an optimizer without momentum."""
+    """The scheduler changes the momentum, but the optimizer has no momentum."""
     schedule, optimizer = cx.other_lr_scheduler, cx.other_optimizer
     from dslpar.schema.torch_optimizers import named
 
@@ -243,7 +246,7 @@ def no_momentum_to_cycle(cx: Context) -> Iterator[Problem]:
 
 @rule("BAT116", "statistics-of-the-layout", "warning")
 def statistics_of_the_layout(cx: Context) -> Iterator[Problem]:
-    """A model with batch norms without batch.micro_size: their statistics then depend on the layout."""
+    """The model has batch norms and batch.micro_size is not set: their statistics depend on the layout."""
     if (
         cx.given("batch.micro_size")
         or "model.layers_cfg" in cx.reading.invalid
@@ -251,7 +254,7 @@ def statistics_of_the_layout(cx: Context) -> Iterator[Problem]:
     ):
         return
     micro = cx.batch.micro_size
-    message = f"{norm} takes its statistics of a micro-batch, whose size, {micro} here, changes with the layout"
+    message = f"{norm} computes its statistics over a micro-batch, whose size ({micro} here) changes with the layout"
     yield cx.problem("model", message, f"add micro_size={micro} to batch")
 
 

@@ -29,7 +29,7 @@ def parts_do_not_blend(cx: Context) -> Iterator[Problem]:
         yield cx.problem("data.temperature", message, f"leave it out, or {_left_out(keys, weighted)}")
     for key, part in cx.datasets:
         if part.seq_len is not None and part.seq_len != seq_len_of(cx.spec):
-            message = f"it has samples of {part.seq_len} tokens, and those of the blend have {seq_len_of(cx.spec)}"
+            message = f"{key} has samples of {part.seq_len} tokens, and those of the blend have {seq_len_of(cx.spec)}"
             yield cx.problem(f"{key}.seq_len", message, f"leave it out, or write data.seq_len={part.seq_len}")
     yield from _check_tokenizers(cx)
 
@@ -54,14 +54,17 @@ def _check_tokenizers(cx: Context) -> Iterator[Problem]:
             first = (name, digest, key)
         elif digest != first[1]:
             where = f"{key}.tokenizer" if data.tokenizer is not None else f"{key}.path"
-            message = f"its ids come from {name}, and those of {first[2]} from {first[0]}: another vocabulary"
+            message = f"the ids of {key} come from {name}, and those of {first[2]} from {first[0]}: another vocabulary"
             hint = "choose parts of one tokenizer: `dslpar data tokenize --tokenizer FOLDER` makes them"
             yield cx.problem((where, key), message, hint)
             return
 
 
 def _tokenizer_of(cx: Context, data: Data) -> tuple[str, str] | None:
-    """Return a name for what makes a part's ids, and its digest; None if the part has no ids, or it is unknown."""
+    """Return a name for the tokenizer of a part, and its digest; None if there are no ids or the tokenizer is unknown.
+
+    Bytes count as a tokenizer: their digest is "", or the id of byte 0 if that is above 0.
+    """
     from dslpar.schema.token_folders import read_token_folder
     from dslpar.schema.vocabularies import vocabulary_of
 
@@ -81,7 +84,7 @@ def _tokenizer_of(cx: Context, data: Data) -> tuple[str, str] | None:
 
 @rule("BAT122", "blend-weights", "warning")
 def blend_weights(cx: Context) -> Iterator[Problem]:
-    """Weights of a blend that look like shares but do not sum up to 1, or a blend of a single part."""
+    """The weights of a blend look like shares but do not sum up to 1, or the blend has a single part."""
     data = cx.spec.data
     if not isinstance(data, BlendData):
         return
@@ -116,7 +119,7 @@ def _check_data_set(cx: Context, key: str, data: HuggingFaceData) -> Iterator[Pr
         message = "there is a tokenizer, but no text_column for it"
         yield cx.problem(f"{key}.tokenizer", message, "add text_column, or leave tokenizer out")
     if data.eval_split is not None and cx.given(f"{key}.eval_fraction"):
-        message = "with eval_split, no share of the rows is held out"
+        message = "eval_fraction has no effect with eval_split, which is the held-out data"
         yield cx.problem(f"{key}.eval_fraction", message, "keep one of eval_fraction and eval_split")
     path = absolute_path(cx.config.path, data.path)
     splits = {"split": data.split} | ({} if data.eval_split is None else {"eval_split": data.eval_split})

@@ -14,25 +14,25 @@ from dslpar.linter.rule import rule
 
 @rule("CFG114", "ignore-without-code", "warning")
 def ignore_without_code(cx: Context) -> Iterator[Problem]:
-    """`# dslpar: ignore` without a code."""
+    """A comment `# dslpar: ignore` has no code, and silences nothing."""
     yield from cx.comment_problems("CFG114")
 
 
 @rule("CFG115", "unused-ignore", "warning")
 def unused_ignore(cx: Context) -> Iterator[Problem]:
-    """`# dslpar: ignore[CODE]` without a finding to ignore."""
+    """A comment `# dslpar: ignore[CODE]` has no finding to ignore."""
     yield from cx.comment_problems("CFG115")
 
 
 @rule("CFG116", "ignored-error", "warning")
 def ignored_error(cx: Context) -> Iterator[Problem]:
-    """`# dslpar: ignore[CODE]` with the code of an error."""
+    """A comment `# dslpar: ignore[CODE]` has the code of an error, which cannot be ignored."""
     yield from cx.comment_problems("CFG116")
 
 
 @rule("CFG117", "unknown-ignore", "warning")
 def unknown_ignore(cx: Context) -> Iterator[Problem]:
-    """`# dslpar: ignore[CODE]` with an unknown code."""
+    """A comment `# dslpar: ignore[CODE]` has an unknown code."""
     yield from cx.comment_problems("CFG117")
 
 

@@ -1,4 +1,4 @@
-"""BAT112 to BAT119: whether `data` suits the model, and whether tokenizers and data files can be used."""
+"""BAT112 to BAT119: check that `data` suits the model, and that tokenizers and data files can be used."""
 
 from __future__ import annotations
 
@@ -69,7 +69,10 @@ def data_of_another_model(cx: Context) -> Iterator[Problem]:
 
 
 def _says_text(cx: Context) -> bool:
-    """Return whether `data` has keys besides seq_len and eval_fraction, which a program's own data may also use."""
+    """Return whether `data` has keys besides seq_len and eval_fraction, and so describes text.
+
+    A config may have these two keys for the data that a program passes.
+    """
     section = cx.config.root.get("data")
     given = set(section.value) if section is not None and section.is_mapping else set()
     return bool(given - {"seq_len", "eval_fraction"})
@@ -77,7 +80,7 @@ def _says_text(cx: Context) -> bool:
 
 @rule("BAT114", "sample-too-short")
 def sample_too_short(cx: Context) -> Iterator[Problem]:
-    """Samples so short that their special tokens leave no room for text."""
+    """Samples are so short that their special tokens leave no room for text."""
     length = seq_len_of(cx.spec)
     if isinstance(cx.spec.data, MaskedTextData | SpanTextData) and 0 < length < _SHORTEST:
         message = f"samples of {length} tokens, including special ones, have almost no room for text"
@@ -99,7 +102,7 @@ def channels_do_not_fit(cx: Context) -> Iterator[Problem]:
         return
     for key, value in (("mean", data.mean), ("std", data.std)):
         if isinstance(value, list | tuple) and len(value) not in (1, channels):
-            message = f"{len(value)} numbers, and the model's images have {channels} channels"
+            message = f"{key} has {len(value)} numbers, and the model's images have {channels} channels"
             yield cx.problem(f"data.{key}", message, f"{key}={value[0]}")
 
 
@@ -126,7 +129,7 @@ def _check_token_files(cx: Context, section: str, data: TokensData) -> Iterator[
         message = "path and eval_path were made by different tokenizers"
         yield cx.problem(f"{section}.eval_path", message, "leave eval_path out; or choose one of the same tokenizer")
     if data.eval_path is not None and cx.given(f"{section}.eval_fraction"):
-        message = "with eval_path, no share of path is held out"
+        message = "eval_fraction has no effect with eval_path, which is the held-out data"
         yield cx.problem(f"{section}.eval_fraction", message, "keep one of eval_fraction and eval_path")
     folder, length = found["path"], seq_len_of(cx.spec)
     if folder.problem or not length:
@@ -175,7 +178,7 @@ def _check_conversations(cx: Context, section: str, data: ChatData) -> Iterator[
             message = f"cannot read {path!r}: {error}"
             yield Problem(place, message, "choose a file that can be read", cx.source_key(key))
     if data.eval_path is not None and cx.given(f"{section}.eval_fraction"):
-        message = "with eval_path, no share of files is held out"
+        message = "eval_fraction has no effect with eval_path, which is the held-out data"
         yield cx.problem(f"{section}.eval_fraction", message, "keep one of eval_fraction and eval_path")
     if problem := template_of(data, cx.config.path).problem:
         hint = "template='chatml'; or choose a file with a Jinja template"

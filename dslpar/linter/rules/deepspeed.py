@@ -1,4 +1,4 @@
-"""DSC: check the keys of the raw `deepspeed` section against DeepSpeed's, and its values for what DeepSpeed rejects."""
+"""DSC: check that the keys of the section `deepspeed` are known, and that DeepSpeed accepts their values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def unknown_deepspeed_key(cx: Context) -> Iterator[Problem]:
 
 @rule("DSC102", "decided-elsewhere")
 def decided_elsewhere(cx: Context) -> Iterator[Problem]:
-    """A key of `deepspeed` that a section of the config sets."""
+    """A key of `deepspeed` belongs to another section of the config."""
     if cx.spec.deepspeed:
         from dslpar.schema.deepspeed_policy import OURS, written_elsewhere  # few configs have this section
 
@@ -67,7 +67,7 @@ def deprecated_deepspeed_key(cx: Context) -> Iterator[Problem]:
 
 @rule("DSC107", "scaled-before-the-sum")
 def scaled_before_the_sum(cx: Context) -> Iterator[Problem]:
-    """Gradients that are divided before they are summed, with a form of ZeRO that does not support it."""
+    """Gradients are divided before they are summed, which this form of ZeRO does not support."""
     zero = cx.spec.zero
     scatters = zero.stage >= 2 and zero.extra.get("reduce_scatter", True)
     for name, default in (("prescale_gradients", False), ("gradient_predivide_factor", 1)):
@@ -77,14 +77,14 @@ def scaled_before_the_sum(cx: Context) -> Iterator[Problem]:
             message = f"{name}={value} is not supported with the reduce-scatter of ZeRO stage {zero.stage}"
             yield cx.problem(f"deepspeed.{name}", message, f"leave {name} out, or zero = 1")
         elif name == "gradient_predivide_factor" and zero.stage and cx.zero_over_d:
-            where = f"where ZeRO also sums gradients over {cx.cuboid.d} ranks that hold equal weights"
+            where = f"if ZeRO also sums gradients over {cx.cuboid.d} ranks that hold equal weights"
             message = f"{name}={value} is not supported {where}"
             yield cx.problem(f"deepspeed.{name}", message, f"leave {name} out")
 
 
 @rule("DSC108", "needed-and-turned-off")
 def needed_and_turned_off(cx: Context) -> Iterator[Problem]:
-    """A key of `deepspeed` that turns off what the optimizer needs."""
+    """A key of `deepspeed` turns off a setting that the optimizer needs."""
     name = _optimizer_name(cx)
     if not cx.spec.zero.stage or not _is_elementwise(name):
         return  # ZER103 reports optimizers that are not elementwise
@@ -99,7 +99,7 @@ def needed_and_turned_off(cx: Context) -> Iterator[Problem]:
 
 @rule("DSC109", "direct-storage-without-nvme")
 def direct_storage_without_nvme(cx: Context) -> Iterator[Problem]:
-    """aio.use_gds without offload to NVMe."""
+    """aio.use_gds is on, which needs offload to NVMe."""
     if "aio" in cx.spec.deepspeed and _value(cx, "aio", {}).get("use_gds"):
         message = "use_gds needs offload to NVMe, which is not part of this version of dslpar"
         yield cx.problem("deepspeed.aio.use_gds", message, "leave use_gds out")
@@ -126,7 +126,7 @@ def _is_elementwise(name: str) -> bool:
 
 
 def _runs_on_cpu(name: str) -> bool:
-    """Return whether DeepSpeed has a CPU version of the optimizer; it has one for each of dslpar's own."""
+    """Return whether DeepSpeed can run the optimizer on the CPU, as it can AdamW, Adam and SGD."""
     from dslpar.schema.torch_optimizers import named
 
     row = named(name)
@@ -134,7 +134,7 @@ def _runs_on_cpu(name: str) -> bool:
 
 
 def _value(cx: Context, name: str, default: Any) -> Any:
-    """Return the value of a top-level key of the section. Raises UnknownValueError if the value is invalid."""
+    """Return the value of a top-level key of `deepspeed`. Raises UnknownValueError if the value is invalid."""
     if f"deepspeed.{name}" in cx.reading.invalid:
         raise UnknownValueError(name)
     return cx.spec.deepspeed.get(name, default)

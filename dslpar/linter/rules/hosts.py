@@ -1,6 +1,6 @@
 """HST: the hostfile, its slots, and the selection of hosts; PERF101: tensor groups that cross hosts.
 
-The examples on these pages are hostfiles. Their comments are flags of the command line.
+The examples on the pages of these rules are hostfiles. A comment in an example has the flags of the command line.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from dslpar.linter.rule import rule
 if TYPE_CHECKING:
     pass
 
-_GRAMMAR = "one host a line: NAME slots=N"
+_GRAMMAR = "one host per line: NAME slots=N"
 
 
 @rule("HST101", "bad-hostfile-line")
 def bad_hostfile_line(cx: Context) -> Iterator[Problem]:
-    """A line of the hostfile that no launcher can parse."""
+    """A line of the hostfile cannot be parsed."""
     for line in cx.hosts.bad_lines:
         yield Problem(line.location, f"{line.text[:40]!r} {line.reason}", line.hint)
 
 
 @rule("HST102", "host-twice")
 def host_twice(cx: Context) -> Iterator[Problem]:
-    """A duplicate host in the hostfile."""
+    """A host occurs twice in the hostfile."""
     first: dict[str, int] = {}
     for host in cx.hosts.hosts:
         if host.name in first:
             message = f"duplicate host {host.name}, already on line {first[host.name]}"
-            yield Problem(host.location, message, "choose one of its lines, with all of its slots")
+            yield Problem(host.location, message, "keep one line for this host, with all of its slots")
         first.setdefault(host.name, host.location.line)
 
 
 @rule("HST103", "unequal-slots")
 def unequal_slots(cx: Context) -> Iterator[Problem]:
-    """Hosts with different numbers of slots."""
+    """Hosts have different numbers of slots."""
     hosts = [host for host in cx.hosts.hosts if host.slots]
     for host in hosts:
         if host.slots != hosts[0].slots:
@@ -59,7 +59,7 @@ def _common_slots(cx: Context) -> int:
 
 @rule("HST104", "no-slots")
 def no_slots(cx: Context) -> Iterator[Problem]:
-    """A host without slots, or a hostfile without hosts."""
+    """A host has no slots, or the hostfile has no hosts."""
     cluster = cx.hosts
     if not cluster.hosts and not cluster.bad_lines:
         yield Problem(Location(cluster.path), "the hostfile has no hosts", _GRAMMAR)
@@ -105,17 +105,19 @@ def _choices(cx: Context, kind: str) -> Iterator[Problem]:
 
 @rule("HST113", "slots-unsaid", "warning")
 def slots_unsaid(cx: Context) -> Iterator[Problem]:
-    """Hosts without a number of slots."""
+    """Hosts have no number of slots in the hostfile."""
     alone = [host for host in cx.hosts.hosts if host.syntax == "name"]
     if alone and all(host.slots == 1 for host in alone):
         name = alone[0].name
-        message = f"{name} has no slots=N, and counts as 1 (OpenMPI takes one per core, DeepSpeed rejects the line)"
+        message = (
+            f"{name} has no slots=N, so dslpar counts 1 slot (OpenMPI counts the cores, DeepSpeed rejects the line)"
+        )
         yield Problem(alone[0].location, message, "NAME slots=N")
 
 
 @rule("HST114", "not-for-deepspeed", "info")
 def not_for_deepspeed(cx: Context) -> Iterator[Problem]:
-    """A hostfile that `dslpar` can parse and `deepspeed --hostfile` cannot."""
+    """`dslpar` can parse the hostfile, but `deepspeed --hostfile` cannot."""
     cluster = cx.hosts
     other = [host for host in cluster.hosts if host.syntax in ("colon", "list")]
     if cluster.from_file and other:
@@ -125,15 +127,15 @@ def not_for_deepspeed(cx: Context) -> Iterator[Problem]:
 
 @rule("PERF101", "tensor-group-across-hosts", "warning")
 def tensor_group_across_hosts(cx: Context) -> Iterator[Problem]:
-    """A tensor group that crosses hosts."""
+    """The ranks of a tensor group are on several hosts."""
     size, hosts = cx.cuboid.size, cx.hosts.hosts
     slots = min((host.slots for host in hosts if host.slots), default=0)
     if size > 1 and len(hosts) > 1 and slots and slots % size:
         message = f"tensor groups of {size} ranks on hosts of {slots} slots: {_crossing(cx, size, slots)}"
-        # z is the fastest axis, then y.
+        # Ranks that share memory are consecutive: z is the fastest axis, then y.
         memory = cx.cuboid.z * (cx.cuboid.y if "y" in cx.cuboid.token_axes else 1)
         if cx.cuboid.symmetric_memory and cx.cuboid.token_axes and slots % memory:
-            message += "; no GPU there reaches all the memory that comm_overlap asks for (HST234)"
+            message += "; comm_overlap='symmetric_memory' needs GPUs that share memory, on one host (HST234)"
         fitting = divisors(slots)
         hint = f"{cx.tensor_key}={' or '.join(map(str, fitting[1:] or fitting))}"
         yield cx.problem(cx.tensor_key, message, hint)

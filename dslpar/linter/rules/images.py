@@ -1,4 +1,4 @@
-"""Rules about dslpar's own image models: their sizes and the mesh, and the image size and its patches."""
+"""TEN140, TEN141: check the sizes of dslpar's own image models against the mesh, and image_size against patch_size."""
 
 from __future__ import annotations
 

@@ -24,25 +24,25 @@ def wrong_type(cx: Context) -> Iterator[Problem]:
 
 @rule("CFG103", "out-of-range")
 def out_of_range(cx: Context) -> Iterator[Problem]:
-    """A value outside of its key's range."""
+    """A value is outside of its key's range."""
     yield from cx.misreads("CFG103")
 
 
 @rule("CFG104", "missing-key")
 def missing_key(cx: Context) -> Iterator[Problem]:
-    """A section without a required key."""
+    """A section lacks a required key."""
     yield from cx.misreads("CFG104")
 
 
 @rule("CFG105", "misspelt-section")
 def misspelt_section(cx: Context) -> Iterator[Problem]:
-    """An unused top-level name that resembles a section's."""
+    """An unused top-level name resembles the name of a section."""
     yield from cx.misreads("CFG105")
 
 
 @rule("CFG106", "unused-dict", "warning")
 def unused_dict(cx: Context) -> Iterator[Problem]:
-    """An unused top-level dict that is not a section."""
+    """A top-level dict is neither used nor a section."""
     yield from cx.misreads("CFG106")
 
 
@@ -63,24 +63,24 @@ def unknown_choice(cx: Context) -> Iterator[Problem]:
 
 @rule("CFG110", "said-twice")
 def said_twice(cx: Context) -> Iterator[Problem]:
-    """A value that is set twice, under two keys."""
+    """A value is set twice, under two keys."""
     yield from cx.misreads("CFG110")
 
 
 @rule("CFG111", "unknown-model", "info")
 def unknown_model(cx: Context) -> Iterator[Problem]:
-    """The model's layers are unknown to lint, and the rules about them are skipped."""
+    """The model's layers are unknown to lint, so the rules about layers are skipped."""
     if cx.unlisted:
         skipped = "rules about layers and sizes are skipped"
         if not cx.by_program and cx.other_model.is_of_transformers:
-            skipped = "rules about layers are skipped, and sizes are checked where model.config gives them"
+            skipped = "rules about layers are skipped, and sizes are checked only if model.config has them"
         message = f"the layers of {cx.unlisted} are not known: {skipped}"
         yield cx.problem("model", message, "")
 
 
 @rule("CFG112", "no-world-size", "info")
 def no_world_size(cx: Context) -> Iterator[Problem]:
-    """No world size is given, and the rules that need it are skipped."""
+    """No world size is given, so the rules that need it are skipped."""
     if cx.world_size is None and cx.cluster is None:
         message = "no world size is given: rules that need it are skipped"
         yield Problem(Location(WORLD), message, "--world-size N, or --hostfile FILE")
@@ -88,17 +88,17 @@ def no_world_size(cx: Context) -> Iterator[Problem]:
 
 @rule("CFG121", "key-of-another-framework")
 def key_of_another_framework(cx: Context) -> Iterator[Problem]:
-    """An unused top-level name that is a key of another framework."""
+    """An unused top-level name is a key of another framework."""
     yield from cx.misreads("CFG121")
 
 
 @rule("CFG123", "foreign-config")
 def foreign_config(cx: Context) -> Iterator[Problem]:
-    """A config of another framework."""
+    """The file is a config of another framework."""
     found = cx.foreign
     if found is not None:
         message = f"this is a config of {found.title}, which `dslpar import` converts"
-        by_program = "or --program (where a program passes the model to dslpar.initialize)"
+        by_program = "or --program (if a program passes the model to dslpar.initialize)"
         more = "" if cx.config.has("model") else f"; {by_program}"
         yield Problem(Location(cx.config.path), message, f"dslpar import {cx.config.path} -o FILE{more}")
 

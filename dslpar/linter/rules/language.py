@@ -17,7 +17,7 @@ def syntax_error(cx: Context) -> Iterator[Finding]:
 
 @rule("CFG002", "unsupported-syntax")
 def unsupported_syntax(cx: Context) -> Iterator[Finding]:
-    """Python syntax outside the config language: `while`, `def`, `class`, `try`, `with`, `lambda`, `:=` ..."""
+    """Python syntax is outside the config language: `while`, `def`, `class`, `try`, `with`, `lambda`, `:=` ..."""
     yield from cx.language("CFG002")
 
 
@@ -29,25 +29,25 @@ def unsupported_call(cx: Context) -> Iterator[Finding]:
 
 @rule("CFG004", "evaluation-error")
 def evaluation_error(cx: Context) -> Iterator[Finding]:
-    """An expression that fails in Python too: a missing key, a division by zero, a failed `assert`."""
+    """An expression fails, as it would in Python: a missing key, a division by zero, a failed `assert`."""
     yield from cx.language("CFG004")
 
 
 @rule("CFG005", "limit-exceeded")
 def limit_exceeded(cx: Context) -> Iterator[Finding]:
-    """A value that is too large, an expression that is nested too deeply, or an evaluation of too many steps."""
+    """A value is too large, an expression is nested too deeply, or the evaluation takes too many steps."""
     yield from cx.language("CFG005")
 
 
 @rule("CFG006", "import-not-found")
 def import_not_found(cx: Context) -> Iterator[Finding]:
-    """An imported config file, or a name in it, that does not exist."""
+    """An imported config file does not exist, or lacks the imported name."""
     yield from cx.language("CFG006")
 
 
 @rule("CFG007", "import-cycle")
 def import_cycle(cx: Context) -> Iterator[Finding]:
-    """Config files that import each other in a cycle."""
+    """Config files import each other in a cycle."""
     yield from cx.language("CFG007")
 
 
@@ -59,7 +59,7 @@ def star_import(cx: Context) -> Iterator[Finding]:
 
 @rule("CFG009", "unreadable-file")
 def unreadable_file(cx: Context) -> Iterator[Finding]:
-    """A file that cannot or may not be read: missing, a folder or device, not UTF-8, outside the search path."""
+    """A file cannot or may not be read: missing, a folder or device, not UTF-8, outside the search path."""
     yield from cx.language("CFG009")
 
 
@@ -71,7 +71,7 @@ def undefined_name(cx: Context) -> Iterator[Finding]:
 
 @rule("CFG011", "bad-override")
 def bad_override(cx: Context) -> Iterator[Finding]:
-    """A `key=value` on the command line that is malformed, or whose key cannot exist."""
+    """A `key=value` on the command line is malformed, or its key cannot exist."""
     yield from cx.language("CFG011")
 
 
@@ -89,7 +89,7 @@ def section_replaced(cx: Context) -> Iterator[Finding]:
 
 @rule("CFG013", "not-a-value")
 def not_a_value(cx: Context) -> Iterator[Finding]:
-    """A name whose value a config cannot hold: an iterator, or a `LazyCall` that is not called."""
+    """A name has a value that a config cannot hold: an iterator, or a `LazyCall` that is not called."""
     yield from cx.language("CFG013")
 
 

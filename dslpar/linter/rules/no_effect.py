@@ -1,9 +1,9 @@
 """DEAD: keys without an effect in this combination of sections; some DEAD rules are in the file of their subject.
 
-A key without an effect is easily missed, and the run then differs from the intended one. The keys with an effect were
-looked up one by one: dslpar's in dslpar, DeepSpeed's in DeepSpeed 0.19.8 as dslpar runs it (`_configure_zero_optimizer`
-of runtime/engine.py, runtime/zero/partition_parameters.py). To report such a key as a warning, not an error, comes from
-clippy and actionlint.
+A key without an effect is easily missed, and the run then differs from the intended one. For each key we read in the
+source when it has an effect. For DeepSpeed's keys the source is DeepSpeed 0.19.8 as dslpar runs it
+(`_configure_zero_optimizer` of runtime/engine.py, runtime/zero/partition_parameters.py). The severity, a warning and
+not an error, comes from clippy and actionlint.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dslpar.schema.sections import Model, OtherModel, TokenModel
 
 @rule("DEAD110", "options-of-one-rank", "warning")
 def options_of_one_rank(cx: Context) -> Iterator[Problem]:
-    """Options of a tensor mode with a tensor group of one rank."""
+    """The config sets options of a tensor mode, but the tensor group has one rank."""
     tensor = cx.spec.parallel.tensor
     if tensor is None or tensor.size > 1 or tensor.mode is None:
         return
@@ -41,7 +41,7 @@ def options_of_one_rank(cx: Context) -> Iterator[Problem]:
 
 @rule("DEAD123", "chunks-without-effect", "warning")
 def chunks_without_effect(cx: Context) -> Iterator[Problem]:
-    """Chunks of tokens without an effect: no head over a vocabulary, no dslpar blocks, or too few tokens."""
+    """loss_chunks or mlp_chunks has no effect: no head over a vocabulary, no dslpar blocks, or too few tokens."""
     checkpoint, model = cx.spec.activation_checkpoint, cx.spec.model
     no_head = "" if _has_vocabulary_head(model) else "the model has no head over a vocabulary"
     counts = [("train.loss_chunks", cx.spec.train.loss_chunks, no_head)]
@@ -66,7 +66,7 @@ def _has_vocabulary_head(model: Model | OtherModel) -> bool:
 
 @rule("DEAD111", "order-of-one-axis", "warning")
 def order_of_one_axis(cx: Context) -> Iterator[Problem]:
-    """parallel.order with a pipeline or data size of 1, where it makes no difference."""
+    """parallel.order makes no difference, since the pipeline size or the data size is 1."""
     if cx.spec.parallel.order == mesh.LEGACY_ORDER and (cx.stages == 1 or cx.data_size == 1):
         why = "the pipeline has one stage" if cx.stages == 1 else "data is 1"
         yield cx.problem("parallel.order", f"order has no effect: {why}", "leave it out")
@@ -74,7 +74,7 @@ def order_of_one_axis(cx: Context) -> Iterator[Problem]:
 
 @rule("DEAD112", "evaluation-that-never-runs", "info")
 def evaluation_that_never_runs(cx: Context) -> Iterator[Problem]:
-    """train.eval_steps without an evaluation."""
+    """train.eval_steps is set, but the run never evaluates."""
     train = cx.spec.train
     if cx.given("train.eval_steps") and train.eval_interval is None and train.eval_steps:
         message = "eval_steps has no effect on training, which never evaluates; only --eval-only uses it"
@@ -83,7 +83,7 @@ def evaluation_that_never_runs(cx: Context) -> Iterator[Problem]:
 
 @rule("DEAD113", "interval-longer-than-the-run", "warning")
 def interval_longer_than_the_run(cx: Context) -> Iterator[Problem]:
-    """An interval of more steps than the run has."""
+    """An interval is longer than the run."""
     train, trial = cx.spec.train, cx.at("train.steps").path == COMMAND_LINE
     for name, what in _INTERVALS.items():
         interval = getattr(train, name)
@@ -96,16 +96,16 @@ def interval_longer_than_the_run(cx: Context) -> Iterator[Problem]:
 
 
 _INTERVALS: Mapping[str, str] = {
-    "eval_interval": "it evaluates only before the first step and after the last",
-    "log_interval": "it logs only the last step",
-    "save_interval": "it saves only after the last step",
-    "check_replicas": "it compares only after the last step",
+    "eval_interval": "the run evaluates only before the first step and after the last",
+    "log_interval": "the run logs only the last step",
+    "save_interval": "the run saves only after the last step",
+    "check_replicas": "the run compares only after the last step",
 }
 
 
 @rule("DEAD126", "no-copies-to-compare", "warning")
 def no_copies_to_compare(cx: Context) -> Iterator[Problem]:
-    """train.check_replicas in a layout in which no two ranks hold the same weight."""
+    """train.check_replicas has nothing to compare: no two ranks hold the same weight."""
     if cx.spec.train.check_replicas is None:
         return
     tied = getattr(cx.spec.model, "tie_embeddings", True)  # other classes may tie weights
@@ -116,7 +116,7 @@ def no_copies_to_compare(cx: Context) -> Iterator[Problem]:
 
 @rule("DEAD127", "difference-never-looked-for", "warning")
 def difference_never_looked_for(cx: Context) -> Iterator[Problem]:
-    """train.on_replica_difference without train.check_replicas."""
+    """train.on_replica_difference is set without train.check_replicas."""
     if cx.given("train.on_replica_difference") and cx.spec.train.check_replicas is None:
         message = "on_replica_difference has no effect: without check_replicas nothing is compared"
         yield cx.problem("train.on_replica_difference", message, "add check_replicas=... to train; or leave it out")
@@ -124,7 +124,7 @@ def difference_never_looked_for(cx: Context) -> Iterator[Problem]:
 
 @rule("DEAD114", "floor-of-a-constant", "warning")
 def floor_of_a_constant(cx: Context) -> Iterator[Problem]:
-    """min_lr with a constant learning rate."""
+    """min_lr is set, but the learning rate is constant."""
     scheduler = cx.own_lr_scheduler
     low, peak = scheduler.min_lr, cx.spec.optimizer.lr
     if scheduler.type == "constant" and 0 < low <= peak:  # BAT106 reports a min_lr above the peak
@@ -134,7 +134,7 @@ def floor_of_a_constant(cx: Context) -> Iterator[Problem]:
 
 @rule("DEAD115", "nothing-to-shard", "warning")
 def nothing_to_shard(cx: Context) -> Iterator[Problem]:
-    """ZeRO in a layout in which no two ranks hold the same weights."""
+    """ZeRO has nothing to shard: no two ranks hold the same weights."""
     if _shards_nothing(cx):
         ranks = f"{cx.world} / (pipeline {cx.stages} * tensor {cx.cuboid.size}) = 1"
         message = f"ZeRO {cx.spec.zero.stage} saves nothing: data is {ranks}"
@@ -151,13 +151,13 @@ def _shards_nothing(cx: Context) -> bool:
 
 @rule("DEAD116", "zero-key-of-another-stage", "warning")
 def zero_key_of_another_stage(cx: Context) -> Iterator[Problem]:
-    """A key of `zero` that DeepSpeed does not use at this stage."""
+    """DeepSpeed does not use a key of `zero` at this stage."""
     stage, extra = cx.spec.zero.stage, cx.spec.zero.extra
     for name in extra:
         stages = _stages_of(name)
         hint = f"leave {name} out"
         if stage not in stages:
-            where = f"it is used at stage {_either(stages)}" if stages else "DeepSpeed never uses it"
+            where = f"it is for stage {_either(stages)}" if stages else "DeepSpeed never uses it"
             message = f"{name} has no effect at ZeRO stage {stage}: {where}"
             legal = [stage for stage in stages if stage < 2 or cx.stages == 1]
             legal = [3] if name == "pipeline_loading_checkpoint" and 3 in legal else legal  # ZER108 rejects 1 and 2
@@ -173,7 +173,7 @@ def zero_key_of_another_stage(cx: Context) -> Iterator[Problem]:
 
 @rule("DEAD120", "gather-without-effect", "warning")
 def gather_without_effect(cx: Context) -> Iterator[Problem]:
-    """zero.overlap_param_gather in a layout that gathers no weights at the end of a step."""
+    """zero.overlap_param_gather has no effect: no weights are gathered at the end of a step."""
     stage, key, hint = cx.spec.zero.stage, "zero.overlap_param_gather", "leave overlap_param_gather out"
     if not cx.spec.zero.overlap_param_gather:
         return
@@ -218,7 +218,7 @@ _KEYS_OF_STAGES: Mapping[tuple[int, ...], Collection[str]] = {
 
 @rule("DEAD117", "raw-key-without-effect", "warning")
 def raw_key_without_effect(cx: Context) -> Iterator[Problem]:
-    """A known key of `deepspeed` that has no effect with dslpar."""
+    """A known key of `deepspeed` has no effect with dslpar."""
     for name in cx.spec.deepspeed:
         if name in _IDLE:
             yield cx.problem_of_key(f"deepspeed.{name}", f"{name} has no effect: {_IDLE[name]}", "leave it out")
@@ -228,14 +228,14 @@ _IDLE: Mapping[str, str] = {
     "dataloader_drop_last": "dslpar loads the data itself, and every batch is whole",
     "vocabulary_size": "DeepSpeed only uses it in a warning",
     "disable_allgather": "DeepSpeed 0.19 reads it and never uses it",
-    "seq_parallel_communication_data_type": "dslpar sets it as communication_data_type is",
-    "aio": "it is for NVMe, and nothing is offloaded there",
+    "seq_parallel_communication_data_type": "dslpar sets it to communication_data_type",
+    "aio": "dslpar does not support offload to NVMe",
 }
 
 
 @rule("DEAD118", "bf16-key-of-another-stage", "warning")
 def bf16_key_of_another_stage(cx: Context) -> Iterator[Problem]:
-    """A key of bf16 that DeepSpeed does not use at this stage of ZeRO."""
+    """DeepSpeed does not use a key of bf16 at this stage of ZeRO."""
     stage = cx.spec.zero.stage
     if cx.spec.precision.dtype != "bf16" or not stage:
         return  # PRE101 reports stage 0
@@ -248,7 +248,7 @@ def bf16_key_of_another_stage(cx: Context) -> Iterator[Problem]:
 
 @rule("DEAD121", "overlap-in-compiled-layers", "warning")
 def overlap_in_compiled_layers(cx: Context) -> Iterator[Problem]:
-    """comm_overlap together with train.compile."""
+    """comm_overlap has no effect in layers that torch compiles."""
     if cx.cuboid.comm_overlap and cx.spec.train.compiles_layers:
         message = "comm_overlap has no effect if torch compiles the layers: their collectives are not split"
         yield cx.problem(
@@ -258,18 +258,18 @@ def overlap_in_compiled_layers(cx: Context) -> Iterator[Problem]:
 
 @rule("DEAD125", "nothing-through-symmetric-memory", "warning")
 def nothing_through_symmetric_memory(cx: Context) -> Iterator[Problem]:
-    """comm_overlap='symmetric_memory' in a mode that does not split tokens over y or z."""
+    """comm_overlap='symmetric_memory' has no effect beyond True: the mode does not split tokens over y or z."""
     cuboid = cx.cuboid
     takes_it = cuboid.size > 1 and "comm_overlap" in MODES[str(cuboid.mode)].options
     if cuboid.symmetric_memory and takes_it and not (cuboid.token_axes or cx.spec.train.compiles_layers):
-        message = "comm_overlap='symmetric_memory' does no more than True: fused products need pieces of tokens"
+        message = "comm_overlap='symmetric_memory' has the effect of True: no layer gathers or sums tokens in this mode"
         more = "sequence=True; or " if cuboid.mode == "1d" else ""
         yield cx.problem("parallel.tensor.comm_overlap", message, f"{more}comm_overlap=True")
 
 
 @rule("DEAD124", "compile-options-alone", "warning")
 def compile_options_alone(cx: Context) -> Iterator[Problem]:
-    """train.compile_components or train.compile_backend without train.compile."""
+    """train.compile_components or train.compile_backend is set without train.compile."""
     given = [name for name in ("compile_components", "compile_backend") if cx.given(f"train.{name}")]
     if given and not cx.spec.train.compile:
         message = f"{' and '.join(given)} {'have' if len(given) > 1 else 'has'} no effect without train.compile=True"
@@ -278,7 +278,7 @@ def compile_options_alone(cx: Context) -> Iterator[Problem]:
 
 @rule("DEAD102", "schedule-without-stages", "warning")
 def schedule_without_stages(cx: Context) -> Iterator[Problem]:
-    """A pipeline schedule without a pipeline."""
+    """A pipeline schedule is set, but there is no pipeline."""
     schedule = cx.spec.schedule
     if cx.stages == 1 and cx.given("schedule.type") and schedule is not None and schedule.type:
         message = "schedule.type has no effect: the pipeline has one stage"
@@ -289,7 +289,7 @@ def schedule_without_stages(cx: Context) -> Iterator[Problem]:
 
 @rule("DEAD122", "one-chunk-interleaved", "warning")
 def one_chunk_interleaved(cx: Context) -> Iterator[Problem]:
-    """The interleaved schedule with one chunk per rank."""
+    """The interleaved schedule has one chunk per rank, and so is the same as '1f1b'."""
     schedule, key = cx.spec.schedule, "schedule.num_model_chunks"
     if cx.stages > 1 and schedule is not None and schedule.type == "interleaved" and schedule.num_model_chunks == 1:
         name = cx.source_key(key).rpartition(".")[2]
@@ -299,13 +299,13 @@ def one_chunk_interleaved(cx: Context) -> Iterator[Problem]:
 
 @rule("DEAD103", "handler-with-nothing-to-do", "warning")
 def handler_with_nothing_to_do(cx: Context) -> Iterator[Problem]:
-    """A gradient handler of ColossalAI whose work DeepSpeed or dslpar already does."""
+    """DeepSpeed or dslpar already does the work of a ColossalAI gradient handler."""
     yield from cx.misreads("DEAD103")
 
 
 @rule("DEAD105", "nothing-to-keep", "warning")
 def nothing_to_keep(cx: Context) -> Iterator[Problem]:
-    """checkpoint.keep in a run that saves no checkpoint."""
+    """checkpoint.keep is set, but the run saves no checkpoint."""
     if cx.spec.train.save_interval == 0 and cx.spec.checkpoint.keep is not None:
         message = "keep has no effect: save_interval 0 writes no checkpoint"
         yield cx.problem("checkpoint.keep", message, "leave keep out; or choose a train.save_interval")
@@ -313,7 +313,7 @@ def nothing_to_keep(cx: Context) -> Iterator[Problem]:
 
 @rule("DEAD106", "lr-without-effect", "warning")
 def lr_without_effect(cx: Context) -> Iterator[Problem]:
-    """optimizer.lr together with a scheduler that sets another peak."""
+    """optimizer.lr has no effect, since the scheduler sets another peak."""
     name, args = cx.other_lr_scheduler.target, cx.other_lr_scheduler.args
     from dslpar.schema.torch_schedulers import LR_SCHEDULERS
 

@@ -1,4 +1,4 @@
-"""ZER104, ZER105, ZER107: ZeRO's offload to the CPU, its stages and optimizers; DEAD107: keys of offload to NVMe."""
+"""ZER104, ZER105, ZER107: stages and optimizers for ZeRO's offload to the CPU; DEAD107: keys of offload to NVMe."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dslpar.linter.rule import rule
 
 @rule("ZER104", "offload-without-shards")
 def offload_without_shards(cx: Context) -> Iterator[Problem]:
-    """Offload of state that ZeRO does not shard at this stage."""
+    """The config offloads state that ZeRO does not shard at this stage."""
     for what, least in (("optimizer", 1), ("param", 3)):
         if offloads(cx.spec, what) and cx.spec.zero.stage < least:
             message = f"offload_{what} has no effect at ZeRO stage {cx.spec.zero.stage}"
@@ -22,7 +22,7 @@ def offload_without_shards(cx: Context) -> Iterator[Problem]:
 
 @rule("ZER105", "optimizer-in-the-wrong-place")
 def optimizer_in_the_wrong_place(cx: Context) -> Iterator[Problem]:
-    """An optimizer for the CPU without offload, or one for the accelerator with it."""
+    """The optimizer runs on the CPU and offload is off, or it runs on the accelerator and offload is on."""
     name, offloaded = cx.other_optimizer.target, offloads(cx.spec, "optimizer")
     from dslpar.schema.torch_optimizers import named
 
@@ -41,7 +41,7 @@ def optimizer_in_the_wrong_place(cx: Context) -> Iterator[Problem]:
 
 @rule("ZER107", "partial-offload")
 def partial_offload(cx: Context) -> Iterator[Problem]:
-    """Partial offload of the optimizer at a stage, or with an optimizer, for which DeepSpeed does not support it."""
+    """Partial offload is set at a stage, or for an optimizer, that does not support it."""
     if cx.spec.zero.stage == 3 and is_cpu_adam(cx):
         return
     offload = cx.spec.zero.extra.get("offload_optimizer", {})
@@ -53,7 +53,7 @@ def partial_offload(cx: Context) -> Iterator[Problem]:
 
 @rule("DEAD107", "keys-of-nvme", "warning")
 def keys_of_nvme(cx: Context) -> Iterator[Problem]:
-    """Keys of NVMe offload together with offload to the CPU."""
+    """Keys of offload to NVMe are set, but offload is to the CPU."""
     for what in ("optimizer", "param"):
         for key in cx.spec.zero.extra[f"offload_{what}"] if offloads(cx.spec, what) else ():
             if key in _OF_NVME:

@@ -1,4 +1,4 @@
-"""PAR: check the sizes of the mesh against the world size, and `parallel` against LiBai's `train.dist`."""
+"""PAR: check that the sizes of the mesh fit the world size, and that `parallel` and LiBai's `train.dist` agree."""
 
 from __future__ import annotations
 
@@ -74,7 +74,10 @@ def two_forms_differ(cx: Context) -> Iterator[Problem]:
 
 
 class _Replica:
-    """The ranks per replica, as far as sizes are known: an invalid axis does not hide a mistake in the others."""
+    """The number of ranks per replica: the product of all valid sizes.
+
+    Sizes that are invalid are left out, so that they do not hide a mistake in the others.
+    """
 
     def __init__(self, cx: Context) -> None:
         known = []

@@ -57,7 +57,7 @@ def stage_ids_decrease(cx: Context) -> Iterator[Problem]:
 
 @rule("PIP104", "no-such-stage")
 def no_such_stage(cx: Context) -> Iterator[Problem]:
-    """A stage id outside the pipeline."""
+    """A stage id is negative, or not below the pipeline size."""
     for layer, stage in enumerate(_ids(cx)):
         if not 0 <= stage < cx.stages:
             message = f"stage id {stage}, and the stages are 0..{cx.stages - 1}"
@@ -67,7 +67,7 @@ def no_such_stage(cx: Context) -> Iterator[Problem]:
 
 @rule("PIP105", "empty-stage")
 def empty_stage(cx: Context) -> Iterator[Problem]:
-    """A stage without layers."""
+    """A stage has no layers."""
     pipeline, chunks = cx.multi_stage_pipeline, cx.chunks
     if chunks.stages > cx.num_layers:
         return  # PIP101 reports it
@@ -126,7 +126,7 @@ def layers_differ(cx: Context) -> Iterator[Problem]:
 
 @rule("PIP109", "unknown-method")
 def unknown_method(cx: Context) -> Iterator[Problem]:
-    """An unknown method of partitioning the layers."""
+    """parallel.pipeline.method is unknown, or matches no layer."""
     pipeline = cx.spec.parallel.pipeline
     method = pipeline.method if pipeline is not None else None
     if method is None or method in sections.METHODS:
@@ -136,7 +136,7 @@ def unknown_method(cx: Context) -> Iterator[Problem]:
         methods = f"choose one of {', '.join(map(repr, sections.METHODS))} and 'type:REGEX'"
         yield cx.problem(key, f"unknown method {method!r}", did_you_mean(method, sections.METHODS) or methods)
     elif not _is_method(method):
-        message = f"{pattern[:40]!r} is more than names, '|', '^', '$' and '.'"
+        message = f"{pattern[:40]!r} has characters besides names, '|', '^', '$' and '.'"
         yield cx.problem(key, message, "such as 'type:Block' or 'type:^Embedding|Head$'")
     elif not num_matches(method, names := _class_names(cx)):
         hint = f"choose from the classes {', '.join(dict.fromkeys(names))}"
@@ -145,7 +145,7 @@ def unknown_method(cx: Context) -> Iterator[Problem]:
 
 @rule("PIP110", "layers-not-known", "info")
 def layers_not_known(cx: Context) -> Iterator[Problem]:
-    """A pipeline over a model whose layers are known only when it is built."""
+    """The partition is not checked, since the model's layers are known only when the model is built."""
     if cx.unlisted and cx.stages > 1 and not cx.by_program:  # for a program's model CFG111 is enough
         message = f"the partition of {cx.unlisted} over {cx.stages} stages is checked only when the model is built"
         hint = "" if cx.other_model.is_of_transformers else "add layers_cfg=[...] to model: then its layers are known"
@@ -154,13 +154,13 @@ def layers_not_known(cx: Context) -> Iterator[Problem]:
 
 @rule("PIP111", "layer-idx-with-gaps")
 def layer_idx_with_gaps(cx: Context) -> Iterator[Problem]:
-    """Gaps in the layer_idx of a layers_cfg."""
+    """The layer_idx of a layers_cfg do not count up from 0 without gaps."""
     yield from cx.misreads("PIP111")
 
 
 @rule("DEAD101", "cut-without-stages", "warning")
 def cut_without_stages(cx: Context) -> Iterator[Problem]:
-    """A partition of the layers without a pipeline."""
+    """A partition of the layers is set, but the pipeline has one stage."""
     if cx.stages > 1:
         return
     for key in (*(f"parallel.pipeline.{name}" for name in _PARTITIONS), "train.dist.custom_pipeline_stage_id"):
@@ -171,7 +171,7 @@ def cut_without_stages(cx: Context) -> Iterator[Problem]:
 
 @rule("PIP113", "stage-without-parameters")
 def stage_without_parameters(cx: Context) -> Iterator[Problem]:
-    """A stage of a layers_cfg without parameters, or a rank whose stages all lack them."""
+    """A stage of a layers_cfg, or every stage of one rank, has no parameters."""
     model, layers = cx.other_model, cx.num_layers
     if model.layers is None:
         return  # blocks of transformers models have parameters
@@ -191,7 +191,7 @@ def stage_without_parameters(cx: Context) -> Iterator[Problem]:
 
 
 def _ranks_without_parameters(cx: Context, counts: Sequence[int]) -> list[int]:
-    """Return the pipeline ranks without parameters: those whose stages all lack them."""
+    """Return the pipeline ranks that have no parameters in any of their stages."""
     empty = set(listed_layers.without_parameters(cx.other_model, counts))
     return [rank for rank in range(cx.stages) if empty.issuperset(cx.chunks.held_by(rank))]
 
@@ -217,7 +217,7 @@ def fewer_matches_than_stages(cx: Context) -> Iterator[Problem]:
 
 
 def _even_counts(cx: Context) -> str:
-    """Return even counts of layers per stage, the fuller stages first; PIP101 reports more stages than layers."""
+    """Return even counts of layers per stage as an expression for the config; the first stages get one layer more."""
     stages = min(cx.chunks.stages, cx.num_layers)
     least, more = divmod(cx.num_layers, stages)
     if stages <= 16:
@@ -255,7 +255,7 @@ def partition_of(cx: Context) -> tuple[int, ...] | None:
         wrong |= counts is not None and sum(counts) != layers  # check first: ids for a count of 10**9 would not fit
         if wrong or (method is not None and not _is_method(method)):
             raise UnknownValueError("partition")
-    # The guarded spec ends the rule at an invalid size of a family; other models need no further value.
+    # cx.spec ends the rule if a size of a dslpar family is invalid. Other models need no size, so take the plain spec.
     spec = cx.reading.spec if isinstance(cx.spec.model, sections.OtherModel) else cx.spec
     found = stages_of(spec, pipeline).counts
     if found is not None and (len(found) != stages or sum(found) != layers or not all(found)):
@@ -264,7 +264,7 @@ def partition_of(cx: Context) -> tuple[int, ...] | None:
 
 
 def partition_keys(cx: Context) -> tuple[str, ...]:
-    """Return the keys that can determine the partition, the most precise first."""
+    """Return the keys that can set the partition; a problem is reported at the first one that is given."""
     return "parallel.pipeline.counts", cx.ids_key, "parallel.pipeline.method", cx.pipeline_key
 
 
@@ -295,19 +295,19 @@ def _ids(cx: Context) -> tuple[int, ...]:
 
 @rule("PIP112", "interleaved-schedule")
 def interleaved_schedule(cx: Context) -> Iterator[Problem]:
-    """Several chunks per rank with the schedule '1f1b', which has one."""
+    """The config sets several chunks per rank, but the schedule '1f1b' has one chunk per rank."""
     schedule, key = cx.spec.schedule, "schedule.num_model_chunks"
     if schedule is not None and schedule.type == "1f1b" and (schedule.num_model_chunks or 1) > 1:
         name = cx.source_key(key).rpartition(".")[2]
-        message = f"{name} {schedule.num_model_chunks}, and the schedule '1f1b' has one chunk per rank"
+        message = f"{name} is {schedule.num_model_chunks}, but the schedule '1f1b' has one chunk per rank"
         yield cx.problem(key, message, f"schedule.type='interleaved' or 'zero_bubble', or {name}=1")
 
 
 @rule("PIP116", "compiled-with-zero-bubble")
 def compiled_with_zero_bubble(cx: Context) -> Iterator[Problem]:
-    """train.compile with the schedule 'zero_bubble', which splits the backward."""
+    """train.compile does not work with the schedule 'zero_bubble', which splits the backward."""
     if cx.spec.train.compiles_layers and cx.stages > 1 and schedule_type(cx) == "zero_bubble":
-        message = "train.compile under 'zero_bubble': a compiled layer's backward is one graph, and cannot be split"
+        message = "'zero_bubble' splits the backward, and train.compile makes one graph of a layer's backward"
         yield cx.problem("train.compile", message, f"train.compile_components=['loss'], or {unsplit(cx)}")
 
 
@@ -323,7 +323,7 @@ def unsplit(cx: Context) -> str:
 
 @rule("PIP115", "micro-batches-in-part-rounds")
 def micro_batches_in_part_rounds(cx: Context) -> Iterator[Problem]:
-    """Several chunks per rank, and the number of micro-batches is not a multiple of the pipeline size."""
+    """Ranks have several chunks, and the number of micro-batches is not a multiple of the pipeline size."""
     count = micro_batches_of(cx)
     if cx.chunks.num > 1 and count % cx.stages:
         batches = f"{count} micro-batch{'es' * (count > 1)}"

@@ -15,7 +15,7 @@ from dslpar.linter.rule import rule
 
 @rule("CFG122", "untrusted-target")
 def untrusted_target(cx: Context) -> Iterator[Problem]:
-    """A call of a class or function that is not trusted, or a section's class from Python's standard library."""
+    """The config calls a class or function that is not trusted, or a section's class is from the standard library."""
     sections = (
         cx.config.root.value.get(name) for name in ("model", "data", "optimizer", "lr_scheduler", "gradient_handler")
     )
@@ -30,7 +30,10 @@ def untrusted_target(cx: Context) -> Iterator[Problem]:
 
 
 def _vouched_for_by_itself(cx: Context, name: str) -> str:
-    """Return a note that a pyproject.toml in the config's folder trusts the target but does not count; else empty."""
+    """Return a note for the hint if the pyproject.toml of the config's folder trusts the target; else empty.
+
+    Only the pyproject.toml of the working folder counts, so that a config cannot trust packages for itself.
+    """
     from dslpar.core.trust import trusting
 
     try:
@@ -39,7 +42,7 @@ def _vouched_for_by_itself(cx: Context, name: str) -> str:
         return ""
     if project is None or not trusting(name, project.trusted):
         return ""
-    return f" (the trusted of {project.path} counts where you work in its folder: no config vouches for itself)"
+    return f" ({project.path} trusts it, but counts only if you work in its folder: a config cannot trust packages)"
 
 
 def _may_call(section: Node) -> bool:

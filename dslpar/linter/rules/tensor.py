@@ -13,6 +13,7 @@ from dslpar.linter.context import Context
 from dslpar.linter.problem import Problem, UnknownValueError
 from dslpar.linter.rule import rule
 
+_GATHERED = {"x": "activations", "w": "weights"}
 _OPTIONS = tuple(dict.fromkeys(option for row in MODES.values() for option in row.options))
 
 
@@ -33,19 +34,19 @@ def unknown_mode(cx: Context) -> Iterator[Problem]:
 
 @rule("TEN103", "not-a-cube")
 def not_a_cube(cx: Context) -> Iterator[Problem]:
-    """Mode '3d' with a size that is not a cube."""
+    """The size of mode '3d' is not a cube."""
     yield from _not_a_power(cx, "3d", 3)
 
 
 @rule("TEN104", "not-a-square")
 def not_a_square(cx: Context) -> Iterator[Problem]:
-    """Mode '2d' with a size that is not a square."""
+    """The size of mode '2d' is not a square."""
     yield from _not_a_power(cx, "2d", 2)
 
 
 @rule("TEN105", "no-depth")
 def no_depth(cx: Context) -> Iterator[Problem]:
-    """Mode '2.5d' without a depth."""
+    """Mode '2.5d' has no depth."""
     tensor = cx.tensor
     if tensor is not None and tensor.mode == "2.5d" and tensor.depth is None and tensor.size > 1:
         depths = [str(depth) for depth in _depths(tensor.size)]
@@ -54,7 +55,7 @@ def no_depth(cx: Context) -> Iterator[Problem]:
 
 @rule("TEN106", "not-depth-times-square")
 def not_depth_times_square(cx: Context) -> Iterator[Problem]:
-    """Mode '2.5d' with a size that is not depth * q * q."""
+    """The size of mode '2.5d' is not depth * q * q."""
     tensor = cx.tensor
     if tensor is not None and tensor.mode == "2.5d" and tensor.depth and MODES["2.5d"].axes(tensor) is None:
         message = f"size {tensor.size} is not depth {tensor.depth} times a square"
@@ -66,7 +67,7 @@ def not_depth_times_square(cx: Context) -> Iterator[Problem]:
 
 @rule("TEN107", "shape-is-not-the-size")
 def shape_is_not_the_size(cx: Context) -> Iterator[Problem]:
-    """Mode 'cuboid' without a shape, or with a shape whose product is not the size."""
+    """Mode 'cuboid' has no shape, or the product of the shape is not the size."""
     tensor = cx.tensor
     if tensor is None or tensor.mode != "cuboid" or MODES["cuboid"].axes(tensor) is not None:
         return
@@ -82,7 +83,7 @@ def shape_is_not_the_size(cx: Context) -> Iterator[Problem]:
 
 @rule("TEN108", "option-of-another-mode")
 def option_of_another_mode(cx: Context) -> Iterator[Problem]:
-    """A key of parallel.tensor that has no effect in the given mode."""
+    """A key of parallel.tensor has no effect in the given mode."""
     tensor = cx.spec.parallel.tensor
     if tensor is None or (tensor.mode is None and tensor.size > 1) or tensor.mode not in (None, *MODES):
         return
@@ -96,7 +97,7 @@ def option_of_another_mode(cx: Context) -> Iterator[Problem]:
 
 @rule("TEN109", "context-does-not-combine")
 def context_does_not_combine(cx: Context) -> Iterator[Problem]:
-    """Context parallelism with a tensor mode that uses its axis, or with a ulysses_size that does not divide it."""
+    """Context parallelism cannot be combined with this tensor mode, or ulysses_size does not divide its size."""
     tensor, context = cx.tensor, cx.spec.parallel.context
     if context is None:
         return
@@ -112,7 +113,7 @@ def context_does_not_combine(cx: Context) -> Iterator[Problem]:
 
 @rule("TEN112", "ulysses-size-without-hybrid")
 def ulysses_size_without_hybrid(cx: Context) -> Iterator[Problem]:
-    """ulysses_size without impl='hybrid'."""
+    """ulysses_size is set, but impl is not 'hybrid'."""
     context = cx.spec.parallel.context
     if context is not None and context.ulysses_size is not None and context.impl != "hybrid":
         message = f"ulysses_size has no effect with impl {context.impl or 'ring'!r}"
@@ -121,7 +122,7 @@ def ulysses_size_without_hybrid(cx: Context) -> Iterator[Problem]:
 
 @rule("DEAD109", "keep-without-effect", "warning")
 def keep_without_effect(cx: Context) -> Iterator[Problem]:
-    """parallel.tensor.keep names panels that are not gathered."""
+    """parallel.tensor.keep names activations or weights that no layer gathers."""
     tensor, cuboid = cx.tensor, cx.cuboid
     if tensor is None or tensor.keep is None or (tensor.size == 1 and tensor.mode):
         return  # DEAD110 reports options of one rank
@@ -129,18 +130,18 @@ def keep_without_effect(cx: Context) -> Iterator[Problem]:
     gathered = gathered_panels(cuboid)
     where = f"in mode {cuboid.mode!r} of shape {'*'.join(map(str, cuboid.shape))}" if cuboid.mode else "without a mode"
     if not gathered:
-        message = f"keep={tensor.keep!r} has no effect: no panels are gathered {where}"
+        message = f"keep={tensor.keep!r} has no effect: no layer gathers tensors {where}"
         yield cx.problem("parallel.tensor.keep", message, "leave it out")
     elif not kept <= gathered:
         (panel,) = kept - gathered
         same = "".join(kept & gathered) or "none"
-        message = f"keep={tensor.keep!r}, and no {panel} panels are gathered {where}"
+        message = f"keep={tensor.keep!r}, but no layer gathers {_GATHERED[panel]} {where}"
         yield cx.problem("parallel.tensor.keep", message, f"keep={same!r} means the same")
 
 
 @rule("TEN130", "layers-not-parallel")
 def layers_not_parallel(cx: Context) -> Iterator[Problem]:
-    """Tensor parallelism with torch.nn layers in a layers_cfg."""
+    """A layers_cfg has torch.nn layers with parameters, which tensor parallelism does not shard."""
     model, size = cx.other_model, cx.cuboid.size
     if size == 1 or cx.unlisted:
         return
@@ -175,7 +176,10 @@ def sequence_does_not_divide(cx: Context) -> Iterator[Problem]:
 
 
 def gathered_panels(cuboid: mesh.Tensor) -> set[str]:
-    """Return the panels that a linear layer gathers: "x" for activations, "w" for weights."""
+    """Return what a linear layer gathers before its matrix product: "x" for activations, "w" for weights.
+
+    docs/architecture.md, The cuboid, calls these gathered tensors the X panel and the W panel.
+    """
     x = cuboid.z > 1 or (cuboid.y > 1 and cuboid.residual != "replicated")
     return {name for name, there in (("x", x), ("w", cuboid.q > 1)) if there}
 

@@ -1,4 +1,4 @@
-"""Rules about transformers models: sizes and the mesh, the config.json and weights of a folder, classes and policies.
+"""Rules about transformers models: sizes, the mesh, the config.json and weights of a folder, classes and policies.
 
 All facts about transformers come from a table (`dslpar.schema.transformers_configs`); transformers is not imported.
 """
@@ -64,7 +64,7 @@ def size_of_transformers_out_of_range(cx: Context) -> Iterator[Problem]:
 
 
 _OF_IMAGES = ("embed_dim", *DECODER)
-"""Sizes of image classes that are not in NAMES."""
+"""Fields of image classes' configs that are sizes and have no entry in `transformers_configs.NAMES`."""
 
 
 def _fields_of_images(model: TransformersModel) -> Iterator[Problem]:
@@ -77,7 +77,7 @@ def _fields_of_images(model: TransformersModel) -> Iterator[Problem]:
 
 
 def _lists_by_stage(model: TransformersModel) -> Iterator[Problem]:
-    """Yield problems of lists with a number per stage, such as Swin's heads and ResNet's depths."""
+    """Check lists that have a number per stage of the model, such as Swin's num_heads and ResNet's depths."""
     config = model.config
     stages = config.values.get("depths")
     for name, default in config.known.get("defaults", {}).items():
@@ -93,7 +93,7 @@ def _lists_by_stage(model: TransformersModel) -> Iterator[Problem]:
             message = (
                 f"{config.author_key(name)} has {len(value)} numbers, and depths {len(stages)}: one for each stage"
             )
-            yield model.problem_of_key(config.author_key(at), config.origin(at), message, "give one number a stage")
+            yield model.problem_of_key(config.author_key(at), config.origin(at), message, "give one number per stage")
 
 
 _NO_LONGER = ("hidden_sizes",)
@@ -128,7 +128,7 @@ def size_of_transformers_does_not_divide(cx: Context) -> Iterator[Problem]:
         if not each.holds:
             wrong.setdefault(each.key, each)
     for key, each in wrong.items():
-        if key not in roles:  # an entry of a list, a size derived from one, or a decoder's size
+        if key not in roles:  # an entry of a list, a size derived from such an entry, or a decoder's size
             given = "config" if key in model.config.keys.values() else ""
             given = given or ("file" if key in model.config.in_file.values() else "")
             what = "heads" if key.endswith("heads") else "features"
@@ -150,7 +150,7 @@ def size_of_transformers_does_not_divide(cx: Context) -> Iterator[Problem]:
 
 @rule("TEN132", "heads-of-transformers-do-not-fit")
 def heads_of_transformers_do_not_fit(cx: Context) -> Iterator[Problem]:
-    """Heads of a transformers model that do not divide its hidden size, or key/value heads that do not divide heads."""
+    """Heads of a transformers model do not divide its hidden size, or its key/value heads do not divide its heads."""
     from dslpar.layout.nearest import multiples
 
     model = _model(cx)
@@ -178,13 +178,15 @@ def empty_places_of_experts(cx: Context) -> Iterator[Problem]:
     experts = model.size("experts")
     places = -(-experts // ranks) * ranks
     if places != experts:
-        message = f"over {ranks} tensor ranks: {places - experts} of {places} places are empty, and their ranks wait"
+        message = (
+            f"over {ranks} tensor ranks: {places - experts} of {places} places have no expert, and their ranks wait"
+        )
         yield model.problem("experts", message, f"choose a tensor size that divides {experts}")
 
 
 @rule("TEN134", "attention-beyond-context-parallelism")
 def attention_beyond_context_parallelism(cx: Context) -> Iterator[Problem]:
-    """Context parallelism with a transformers model whose attention has a soft cap, a bias, or scores of its own."""
+    """Context parallelism does not support this model's attention: a soft cap, a bias, or scores of its own."""
     if cx.cuboid.context == 1:
         return
     model = _model(cx)
@@ -210,7 +212,7 @@ _WHOLE = ("leave parallel.context out", "choose another tensor mode")
 
 @rule("TEN133", "no-policy-for-class")
 def no_policy_for_class(cx: Context) -> Iterator[Problem]:
-    """A transformers class without a policy, with several tensor ranks or stages."""
+    """A transformers class has no policy, so it cannot be split over several tensor ranks or stages."""
     model = cx.other_model
     if not model.is_of_transformers or (cx.cuboid.size == 1 and cx.stages == 1) or "policy" in model.args:
         return
@@ -218,14 +220,14 @@ def no_policy_for_class(cx: Context) -> Iterator[Problem]:
 
     name, known = model.target.rpartition(".")[2], {*POLICIES, *DERIVED}
     if name not in known:
-        message = f"no policy is known for {name}, without which {cx.cuboid.size * cx.stages} ranks cannot share it"
+        message = f"{name} has no policy, without which it cannot be split over {cx.cuboid.size * cx.stages} ranks"
         hint = "choose a class of docs/transformers.md; or add policy=dict(...) (`dslpar explain TEN234`)"
         yield cx.problem("model.type", message, hint)
 
 
 @rule("TEN135", "mode-does-not-fit-class")
 def mode_does_not_fit_class(cx: Context) -> Iterator[Problem]:
-    """A tensor mode that splits what a transformers class keeps whole: all of ResNet, sequences of Swin."""
+    """The tensor mode splits something that a transformers class keeps whole: all of ResNet, sequences of Swin."""
     model = cx.other_model
     if not model.is_of_transformers or cx.cuboid.size == 1 or "policy" in model.args:
         return
@@ -236,7 +238,7 @@ def mode_does_not_fit_class(cx: Context) -> Iterator[Problem]:
     if policy is None:
         return
     if not policy.regions:
-        message = f"nothing in {name} can be split, and {cx.cuboid.size} tensor ranks would share it"
+        message = f"{name} cannot be split over {cx.cuboid.size} tensor ranks: dslpar can split none of its layers"
         yield cx.problem(cx.tensor_key, message, f"{cx.tensor_key}=1: data and pipeline ranks can train it")
     elif policy.grid and any(ranks(cx.cuboid, cuts(cx.cuboid).sequence) > 1 for cuts in (residual_cuts, inner_cuts)):
         message = f"{name} arranges tokens on a grid, and this mode splits sequences"
@@ -275,7 +277,7 @@ def _tokens_of_image(config: TransformersConfig) -> Iterator[tuple[int, str]]:
 
 @rule("CFG126", "policy-not-understood")
 def policy_not_understood(cx: Context) -> Iterator[Problem]:
-    """A policy with an unknown name or unknown keys, or without a required key."""
+    """A policy has an unknown name or unknown keys, or lacks a required key."""
     policy = cx.other_model.args.get("policy") if cx.other_model.is_of_transformers else None
     if policy is None or policy == "derived":
         return
@@ -294,7 +296,7 @@ def policy_not_understood(cx: Context) -> Iterator[Problem]:
 
 @rule("CFG124", "unknown-key-of-transformers", "warning")
 def unknown_key_of_transformers(cx: Context) -> Iterator[Problem]:
-    """A key of model.config that the model's transformers config class does not have."""
+    """The model's transformers config class does not have a key of model.config."""
     model = _model(cx)
     known = {*model.config.known.get("defaults", ()), *model.config.other_names}
     if not known:
@@ -331,7 +333,7 @@ def pretrained_not_usable(cx: Context) -> Iterator[Problem]:
         if os.path.isdir(folder):  # else it may be only on the job's hosts: CKP102
             yield cx.problem("model.pretrained", f"{visible_path(folder)!r} has no config.json", _SAVED)
     elif file.problem:
-        yield Problem(model.place_in_file(), f"cannot read it: {file.problem}", _SAVED, "model.pretrained")
+        yield Problem(model.place_in_file(), f"cannot read config.json: {file.problem}", _SAVED, "model.pretrained")
     else:
         if missing := _missing_weights(folder):
             yield cx.problem("model.pretrained", missing, f"{_SAVED}, with safe_serialization")
@@ -369,7 +371,7 @@ def _of_another_class(model: TransformersModel) -> Iterator[Problem]:
         message, key = f"this is a config of {' and '.join(map(str, classes))}", "architectures"
         hint = f"type='transformers.{classes[0]}'; or {hint}"
     elif not isinstance(kind, str):
-        message, key = "it has neither architectures nor a model_type: its class is unknown", ""
+        message, key = "config.json has neither architectures nor a model_type", ""
     elif kind != model.config.known.get("model_type", kind):
         message, key = f"this is a config of model_type {kind!r}", "model_type"
     else:
@@ -387,7 +389,7 @@ def pretrained_not_found(cx: Context) -> Iterator[Problem]:
     folder = os.path.dirname(file.path)
     # A disk of the job's hosts may not be mounted here, so a missing parent folder proves nothing.
     if file.missing and not os.path.isdir(folder) and os.path.isdir(os.path.dirname(folder)):
-        message = f"there is no folder {visible_path(folder)!r}: neither it nor its sizes are checked"
+        message = f"no such folder {visible_path(folder)!r}: its files and the model's sizes are not checked"
         yield cx.problem("model.pretrained", message, f"{_SAVED}, by its path from the config's folder")
 
 

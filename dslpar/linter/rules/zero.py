@@ -1,4 +1,4 @@
-"""ZER, PRE: ZeRO's sharding, and the precision of a step; DEAD104: keys of a dynamic loss scale with a fixed scale."""
+"""ZER: ZeRO's stages and keys; PRE: half precision; DEAD104: keys of a dynamic loss scale when the scale is fixed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dslpar.linter.rules.offload import is_cpu_adam
 
 @rule("ZER101", "zero-with-pipeline")
 def zero_with_pipeline(cx: Context) -> Iterator[Problem]:
-    """ZeRO 2 or 3 with a pipeline."""
+    """ZeRO 2 or 3 does not work with a pipeline."""
     stage = cx.spec.zero.stage
     if stage > 1 and cx.stages > 1:
         message = f"ZeRO stage {stage} is not supported with a pipeline of {cx.stages} stages"
@@ -26,12 +26,12 @@ def no_gradient_norm(cx: Context) -> Iterator[Problem]:
     """zero.compute_grad_norm is off."""
     if cx.spec.zero.extra.get("compute_grad_norm") is False:
         key = "zero.compute_grad_norm"
-        yield cx.problem(key, "clipping and the step's report need the gradient norm", "leave it out")
+        yield cx.problem(key, "clipping and the report of each step need the gradient norm", "leave it out")
 
 
 @rule("ZER103", "optimizer-not-elementwise")
 def optimizer_not_elementwise(cx: Context) -> Iterator[Problem]:
-    """An optimizer that needs whole tensors, together with ZeRO or tensor parallelism, which shard them."""
+    """The optimizer needs whole tensors, but ZeRO or tensor parallelism shards them."""
     optimizer = cx.other_optimizer
     from dslpar.schema.torch_optimizers import elementwise, named
 
@@ -53,7 +53,7 @@ def optimizer_not_elementwise(cx: Context) -> Iterator[Problem]:
 
 @rule("ZER106", "handler-with-zero")
 def handler_with_zero(cx: Context) -> Iterator[Problem]:
-    """A gradient handler together with ZeRO."""
+    """A gradient handler needs whole gradients, which ZeRO shards."""
     if cx.spec.gradient_handler and cx.spec.zero.stage:
         message = f"gradient handlers need whole gradients, which ZeRO stage {cx.spec.zero.stage} shards"
         yield cx.problem("gradient_handler", message, "zero = 0, or leave gradient_handler out")
@@ -61,7 +61,7 @@ def handler_with_zero(cx: Context) -> Iterator[Problem]:
 
 @rule("PRE101", "half-precision-needs-zero")
 def half_precision_needs_zero(cx: Context) -> Iterator[Problem]:
-    """Half precision at ZeRO stage 0."""
+    """Half precision needs ZeRO stage 1 or more."""
     dtype = cx.spec.precision.dtype
     if dtype != "fp32" and cx.spec.zero.stage == 0:
         message = f"{dtype} needs ZeRO stage 1 or more: at stage 0 DeepSpeed's step in half precision is wrong"
@@ -70,24 +70,24 @@ def half_precision_needs_zero(cx: Context) -> Iterator[Problem]:
 
 @rule("PRE102", "low-precision-masters")
 def low_precision_masters(cx: Context) -> Iterator[Problem]:
-    """Master weights in half precision with an optimizer that does not support them."""
+    """The optimizer does not support master weights in half precision."""
     extra, offloaded = cx.spec.precision.extra, offloads(cx.spec, "optimizer")
     on_accelerator = extra.get("bf16_optimizer_states") and not offloaded
     for dtype in ("fp16", "bf16"):
         key = f"{dtype}_master_weights_and_grads"
         if extra.get(key) and not (on_accelerator or (offloaded and is_cpu_adam(cx))):
-            message = f"masters in {dtype} need the optimizer 'DeepSpeedCPUAdam' and zero.offload_optimizer"
+            message = f"master weights in {dtype} need the optimizer 'DeepSpeedCPUAdam' and zero.offload_optimizer"
             stage = "" if cx.spec.zero.stage else "zero.stage=1 and "  # a pipeline forbids 2 and 3
             hint = f"optimizer.type='DeepSpeedCPUAdam' with {stage}zero.offload_optimizer='cpu'"
             yield cx.problem(f"precision.{key}", message, hint)
     if extra.get("bf16_optimizer_states") and not extra.get("bf16_master_weights_and_grads"):
-        message = "optimizer states in bf16 need masters in bf16"
+        message = "optimizer states in bf16 need master weights in bf16"
         yield cx.problem("precision.bf16_optimizer_states", message, "add bf16_master_weights_and_grads=True")
 
 
 @rule("DEAD104", "scale-that-never-changes", "warning")
 def scale_that_never_changes(cx: Context) -> Iterator[Problem]:
-    """Keys of the dynamic loss scale together with a fixed loss scale."""
+    """Keys of the dynamic loss scale are set, but the loss scale is fixed."""
     extra = cx.spec.precision.extra
     for name in _DYNAMIC if extra.get("loss_scale") else ():
         if name in extra:
@@ -100,7 +100,7 @@ _DYNAMIC = ("initial_scale_power", "loss_scale_window", "hysteresis", "consecuti
 
 @rule("ZER108", "refused-by-zero")
 def refused_by_zero(cx: Context) -> Iterator[Problem]:
-    """A value of `zero` that DeepSpeed rejects."""
+    """DeepSpeed rejects a value of `zero`."""
     stage, extra = cx.spec.zero.stage, cx.spec.zero.extra
     size = extra.get("allgather_bucket_size", 0)
     if stage and extra.get("legacy_stage1"):
@@ -121,7 +121,7 @@ def refused_by_zero(cx: Context) -> Iterator[Problem]:
 
 @rule("ZER109", "secondary-shards")
 def secondary_shards(cx: Context) -> Iterator[Problem]:
-    """Secondary parameter shards (zero_hpz_partition_size) that do not fit the ranks."""
+    """Secondary parameter shards (zero_hpz_partition_size) do not fit the ranks."""
     size, key = int(cx.spec.zero.extra.get("zero_hpz_partition_size", 1)), "zero.zero_hpz_partition_size"
     if size < 2 or cx.spec.zero.stage != 3:
         return
@@ -136,7 +136,7 @@ def secondary_shards(cx: Context) -> Iterator[Problem]:
 
 @rule("ZER110", "compiled-with-zero-3")
 def compiled_with_zero_3(cx: Context) -> Iterator[Problem]:
-    """train.compile at ZeRO stage 3."""
+    """train.compile of the layers does not work at ZeRO stage 3."""
     if cx.spec.train.compiles_layers and cx.spec.zero.stage == 3:
         message = "train.compile does not work at ZeRO stage 3, which gathers weights between the operations of a layer"
         yield cx.problem("train.compile", message, "zero.stage=2, or train.compile_components=['loss']")
@@ -144,10 +144,10 @@ def compiled_with_zero_3(cx: Context) -> Iterator[Problem]:
 
 @rule("PRE103", "optimizer-keeps-fp32")
 def optimizer_keeps_fp32(cx: Context) -> Iterator[Problem]:
-    """Optimizer states in bf16, offloaded, with an optimizer that keeps them in fp32."""
+    """Optimizer states should be in bf16, but the offloaded optimizer keeps them in fp32."""
     extra = cx.spec.precision.extra
     if not (extra.get("bf16_optimizer_states") and extra.get("bf16_master_weights_and_grads")):
-        return  # PRE102 reports one without the other
+        return  # PRE102 reports bf16 states without bf16 masters
     offloaded = offloads(cx.spec, "optimizer") and is_cpu_adam(cx)
     if offloaded and cx.other_optimizer.args.get("fp32_optimizer_states", True):
         message = "bf16_optimizer_states is on, and DeepSpeedCPUAdam keeps its states in fp32"

@@ -1,4 +1,4 @@
-"""Lint rules that compare a layout with others, or with a device's memory: PERF and FIT."""
+"""Lint rules about slow layouts (PERF), and about layouts that do not fit a device's memory (FIT)."""
 
 from dslpar.planner.rules import context_parallel, fit, performance, shapes
 

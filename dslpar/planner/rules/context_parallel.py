@@ -1,4 +1,4 @@
-"""PERF115: implementations of context parallelism that are slower than another one on the known device."""
+"""PERF115: context parallelism with an `impl` that is slower than another one, by the forecast for a known device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dslpar.planner.rules.fit import known_machine
 from dslpar.schema.parallel_forms import tensor_of
 
 WORTH = 1.05
-"""Smallest ratio of step times that is reported. All forms compute the same and differ only in their traffic."""
+"""Smallest ratio of step times that is reported. All implementations compute the same and differ only in traffic."""
 
 
 @rule("PERF115", "slower-context-impl", "warning")
@@ -47,7 +47,7 @@ def slower_context_impl(cx: Context) -> Iterator[Problem]:
         f" ({machine.device.name}, {machine.nodes.per_node} per node)"
     )
     if sent[own] < sent[best]:
-        message += ", since a ring sends while it computes, and an exchange is waited for"
+        message += ", since 'ring' sends during attention, and 'ulysses' waits for its exchange"
     context = spec.parallel.context
     section = "parallel.tensor" if context is None or context.size == 1 else "parallel.context"
     hint = _as_written(best)
@@ -57,7 +57,7 @@ def slower_context_impl(cx: Context) -> Iterator[Problem]:
 
 
 def _as_written(form: str) -> str:
-    """Return the options that select a form, all of them explicit: for 'hybrid of 4', impl and ulysses_size."""
+    """Return the config's options for a form of context parallelism: for 'hybrid of 4', impl and ulysses_size."""
     impl, _, exchanging = form.partition(" of ")
     return f"impl={impl!r}" + (f", ulysses_size={exchanging}" if exchanging else "")
 

@@ -1,7 +1,7 @@
 """FIT: check that a step fits into the memory of the target devices.
 
-The device comes from the config (`cluster`), the hostfile (`# device: h100-80g`), or this machine. Without any of
-them these rules report nothing. They check only legal layouts of models whose costs are known.
+The device comes from the config (`cluster`), the hostfile (`# device: h100-80g`), or this machine. Without a device
+these rules report nothing. FIT101 and FIT102 check only layouts without errors, and models whose costs are known.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def thrashes(cx: Context) -> Iterator[Problem]:
 
 @rule("FIT103", "unknown-device")
 def unknown_device(cx: Context) -> Iterator[Problem]:
-    """A device that is not in dslpar's table of devices."""
+    """The device is not in dslpar's table of devices."""
     name, cluster = cx.spec.cluster.device, cx.cluster
     of_hosts = cluster.device if cluster is not None else None
     if name is None and of_hosts is None:
@@ -97,7 +97,7 @@ def _of_memory(cx: Context, thrashing: bool) -> Iterator[Problem]:
 
 
 def _repair(cx: Context, machine: Machine) -> str:
-    """Return the smallest change that fits, as `key=value` words."""
+    """Return the hint: the smallest change with which a step fits, as `key=value` words."""
     from dslpar.forecast.candidate import Workloads, overrides
     from dslpar.forecast.search import nearest
 

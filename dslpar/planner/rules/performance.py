@@ -1,13 +1,13 @@
-"""PERF103 and following: legal but slow layouts. Each message has a number, each hint a better layout.
+"""PERF102 and following: legal but slow layouts. Each message has a number, each hint a better layout.
 
 PERF103 compares the traffic of the layout with that of mode 1d (`dslpar.costs.traffic` counts both). PERF104 and
-PERF105 find stages that wait for micro-batches: with '1f1b' (PipeDream-Flush, arXiv 2006.09503) the bubble is
-(S-1) / (m+S-1) for S stages and m micro-batches. `dslpar.layout.schedule` computes it, also for the other schedules.
-PERF106 finds stages that wait for the busiest one (`dslpar.layout.stages`).
+PERF105 find stages that wait for micro-batches. With '1f1b' (PipeDream-Flush, arXiv 2006.09503) stages are idle for
+(S-1) / (m+S-1) of a step, with S stages and m micro-batches. `dslpar.layout.schedule` computes the bubble of every
+schedule. PERF106 finds stages that wait for the busiest stage (`dslpar.layout.stages`).
 
-No rule reports that mode 1d sends more than another mode. Every 1d group does if the micro-batch is large enough, and
-within a host its four all-reduces are often faster nevertheless. `show` has the numbers. A mode that sends more than 1d
-can only save memory.
+No rule reports that mode '1d' sends more than another mode. It always does if the micro-batch is large enough, and
+within a host its four all-reduces are often faster nevertheless. `dslpar show` prints the numbers. A mode that sends
+more than '1d' can only save memory.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ def below_break_even(cx: Context) -> Iterator[Problem]:
         return  # the layout equals 1d; or sequences are also split, which 1d alone does not do
     seq_len = seq_len_of(cx.spec)
     if cx.batch.micro_size < 1 or not _all_hold(conditions(model, cuboid, seq_len, cx.batch.micro_size)):
-        return  # other rules report that it is not legal
+        return  # other rules report that the layout is not legal
     from dslpar.forecast.comparison import break_even  # most configs do not need it
 
     found = break_even(model, cuboid, cx.batch.micro_size * seq_len)
-    hints, since = [], "it never sends less"
+    hints, since = [], f"{cuboid.mode!r} never sends less"
     if found.needed is not None:
         least, samples = least_micro_size(cuboid), -(-found.needed // seq_len)
         hints.append(f"batch.micro_size at least {-(-samples // least) * least}")
-        since = f"it sends less from {found.needed} tokens on"
+        since = f"{cuboid.mode!r} sends less from {found.needed} tokens on"
     if _all_hold(conditions(model, Tensor(y=cuboid.size, mode="1d"), seq_len)):
         hints.append("mode='1d'")
     if found.sent > found.sent_in_1d and hints:
@@ -97,9 +97,10 @@ def too_few_micro_batches(cx: Context) -> Iterator[Problem]:
     stages, count = cx.stages, micro_batches_of(cx)
     if count < stages and cx.chunks.num == 1:  # with several chunks PIP115 reports it
         batches = f"{count} micro-batch{'es' if count > 1 else ''}"
-        message = f"{batches} for {stages} stages: {stages - count} or more are always idle"
+        idle = stages - count
+        message = f"{batches} for {stages} stages: at least {idle} stage{'s are' if idle > 1 else ' is'} always idle"
         if not splits_backward(cx.spec):  # with a split backward the share has no simple form here
-            message += f", {_percent(_idle_share(cx, cx.chunks, False, count))} of all"
+            message += f" (idle share: {_percent(_idle_share(cx, cx.chunks, False, count))})"
         yield cx.problem(batch_keys(cx), message, _more_micro_batches(cx))
 
 
@@ -121,7 +122,7 @@ def _work(cx: Context) -> int:
 
 def _speed(cx: Context, chunks: Chunks, split: bool) -> int:
     """Return the bubble of '1f1b' divided by that of this schedule."""
-    # With a split backward, other ranks wait only for P-1 times B. The recomputation is part of B.
+    # With a split backward, the other of P ranks wait only for P-1 times B. The recomputation is part of B.
     return chunks.num * (_work(cx) // (_work(cx) - 2) if split else 1)
 
 
@@ -165,7 +166,7 @@ def _other_schedules(cx: Context, share: float, count: int) -> list[str]:
 
 
 def _is_legal(cx: Context, chunks: Chunks, split: bool, count: int) -> bool:
-    """Return whether the config would have no further finding with that schedule."""
+    """Return whether the config would have no other finding with that schedule."""
     if split and (
         cx.spec.train.compiles_layers or cx.spec.activation_checkpoint is not None or not _is_known_to_defer(cx)
     ):
@@ -178,6 +179,7 @@ def _is_legal(cx: Context, chunks: Chunks, split: bool, count: int) -> bool:
 
 
 def _is_known_to_defer(cx: Context) -> bool:
+    """Return whether the model has layers that can defer the gradients of their weights; False if unknown."""
     is_unknown = cx.unlisted and (cx.by_program or not cx.other_model.is_of_transformers)
     return not is_unknown and not defers_nothing(cx.spec)
 
@@ -190,28 +192,30 @@ def _is_cut_by_hand(cx: Context) -> bool:
 
 @rule("PERF112", "recomputed-and-deferred", "warning")
 def recomputed_and_deferred(cx: Context) -> Iterator[Problem]:
-    """Activation checkpointing with schedule 'zero_bubble', where it saves no memory."""
+    """Activation checkpointing saves no memory with the schedule 'zero_bubble'."""
     if cx.spec.activation_checkpoint is None or cx.stages == 1 or not splits_backward(cx.spec):
         return
     count = micro_batches_of(cx)
     if cx.chunks.num > 1 and count % cx.stages:
         return  # PIP115 reports it
     deferred = Schedule(cx.chunks, count, split=True).held(cx.stages - 1).deferred
-    message = f"the last rank holds all activations of {deferred:g} micro-batches for W, recomputed or not"
+    message = f"no memory is saved: the last rank still holds all activations of {deferred:g} deferred micro-batches"
     hint = f"leave activation_checkpoint out if all activations fit; or {unsplit(cx)}"
     yield cx.problem("activation_checkpoint.interval", message, hint)
 
 
 @rule("PERF113", "nothing-to-defer", "warning")
 def nothing_to_defer(cx: Context) -> Iterator[Problem]:
-    """The schedule 'zero_bubble' with a model that cannot defer gradients of weights."""
+    """The schedule is 'zero_bubble', but the model cannot defer gradients of weights."""
     if cx.stages > 1 and schedule_type(cx) == "zero_bubble" and defers_nothing(cx.spec):
         order = "'interleaved'" if cx.chunks.num > 1 else "'1f1b'"
         if isinstance(cx.spec.model, OtherModel) and cx.spec.model.lora is not None:
-            message = f"adapters' gradients are not deferred, and other weights are frozen: the order is {order}"
+            message = f"gradients of adapters are not deferred, and other weights are frozen: the run follows {order}"
             yield cx.problem("schedule.type", message, unsplit(cx))
             return
-        message = f"all layers are torch.nn's, and only dslpar.layers.Linear defers: the order is that of {order}"
+        message = (
+            f"only dslpar.layers.Linear defers gradients, and all layers are from torch.nn: the run follows {order}"
+        )
         yield cx.problem("schedule.type", message, f"{unsplit(cx)}; or choose layers of dslpar.layers")
 
 
@@ -220,7 +224,7 @@ def nothing_to_defer(cx: Context) -> Iterator[Problem]:
 
 @rule("PERF106", "uneven-stages", "warning")
 def uneven_stages(cx: Context) -> Iterator[Problem]:
-    """The busiest stage computes over 15 % more than the mean."""
+    """The busiest stage computes over 15 % more than the mean of all stages."""
     counts, model = partition_of(cx), cx.spec.model
     if counts is None or len(counts) == 1:
         return
@@ -236,7 +240,9 @@ def uneven_stages(cx: Context) -> Iterator[Problem]:
     if share > _MOST_IMBALANCE:
         busiest, name = loads.index(max(loads)), "stage" if cx.chunks.num == 1 else "rank"
         worth = ", ".join(f"{load / weights.layer:.2g}" for load in loads[:16]) + (", ..." if len(loads) > 16 else "")
-        message = f"{name} {busiest} computes {_percent(share)} more than the mean: {name}s are worth {worth} layers"
+        message = (
+            f"{name} {busiest} computes {_percent(share)} more than the mean: {name}s compute as much as {worth} layers"
+        )
         yield cx.problem(partition_keys(cx), message, _more_even(cx, share, weights))
 
 
@@ -269,7 +275,7 @@ def _more_even(cx: Context, share: float, weights: EvenWeights) -> str:
 
 @rule("PERF108", "all-reduce-of-gradients", "warning")
 def all_reduce_of_gradients(cx: Context) -> Iterator[Problem]:
-    """ZeRO 1 or 2 with use_multi_rank_bucket_allreduce."""
+    """use_multi_rank_bucket_allreduce makes ZeRO 1 and 2 send more than necessary."""
     zero, key = cx.spec.zero, "zero.use_multi_rank_bucket_allreduce"
     if zero.stage in (1, 2) and zero.extra.get("use_multi_rank_bucket_allreduce") and cx.num_copies > 1:
         sums = cx.batch.accumulation if zero.stage == 2 else 1
@@ -279,22 +285,22 @@ def all_reduce_of_gradients(cx: Context) -> Iterator[Problem]:
 
 @rule("PERF111", "overlap-that-waits", "warning")
 def overlap_that_waits(cx: Context) -> Iterator[Problem]:
-    """ZeRO 1 or 2 with DeepSpeed's overlap_comm, which waits for the device before each reduction."""
+    """DeepSpeed's overlap_comm at ZeRO 1 or 2 waits for the device before each reduction."""
     zero, key = cx.spec.zero, "zero.overlap_comm"
     used = cx.stages == 1 and zero.stage in (1, 2) and not overlaps_reduction(cx.spec)  # else DEAD116 reports it
     used &= zero.extra.get("reduce_scatter") is not False  # without it DeepSpeed all-reduces on the other stream
     if used and zero.extra.get("overlap_comm") and cx.num_copies > 1:
         by_rank = not zero.extra.get("use_multi_rank_bucket_allreduce")
         several = by_rank and zero.extra.get("contiguous_gradients") is not False
-        each = f"up to {cx.num_copies} times a bucket, once for each rank that has the same weights"
-        how_often = each if several else "once a bucket"
+        each = f"up to {cx.num_copies} times per bucket, once for each rank that has the same weights"
+        how_often = each if several else "once per bucket"
         message = f"DeepSpeed waits for the GPU before each reduction: {how_often}"
         yield cx.problem(key, message, "leave overlap_comm out")
 
 
 @rule("PERF109", "gradients-sent-many-times", "info")
 def gradients_sent_many_times(cx: Context) -> Iterator[Problem]:
-    """ZeRO 2 with gradient accumulation: gradients are reduced at every micro-batch."""
+    """ZeRO 2 with gradient accumulation reduces the gradients at every micro-batch."""
     count = cx.batch.accumulation
     if cx.spec.zero.stage == 2 and cx.stages == 1 and count > 1 and cx.num_copies > 1:
         sent, least = _sent(cx, count + 1), _sent(cx, 2)

@@ -1,4 +1,4 @@
-"""PERF114: sizes that do not fill the tiles of matrix products, on a known device."""
+"""PERF114: sizes that do not fill the tiles of the GPU's matrix products. Reported only if the device is known."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dslpar.planner.rules.fit import has_device
 from dslpar.schema.sections import Model
 
 TILE = 64
-"""Features per tile: heads, and a rank's shard of the residual stream, should have a multiple of it."""
+"""Features per tile: heads, and a rank's share of hidden_size, should have a multiple of this number."""
 
 
 @rule("PERF114", "off-the-tiles", "warning")
@@ -56,7 +56,7 @@ def _hidden(cx: Context, hidden: int, heads: int) -> int | None:
 
 
 def _holds(cx: Context, **sizes: int) -> bool:
-    """Return whether the model with these sizes divides as the layout needs."""
+    """Return whether all divisibility conditions of the layout hold for the model with these sizes."""
     model = cx.reading.spec.model
     assert isinstance(model, Model), "off_the_tiles has found one"
     model = replace(model, **sizes)

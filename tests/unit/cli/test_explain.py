@@ -13,7 +13,7 @@ from dslpar.linter.registry import codes
 def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "ten103"]) == 0
     by_code = capsys.readouterr().out
-    assert by_code.startswith("TEN103 not-a-cube (error)\n\nMode '3d' with a size that is not a cube.")
+    assert by_code.startswith("TEN103 not-a-cube (error)\n\nThe size of mode '3d' is not a cube.")
     assert main(["explain", "not-a-cube"]) == 0
     assert capsys.readouterr().out == by_code
 

@@ -341,7 +341,7 @@ def test_lint_reads_the_folder_to_evaluate_on(written: Path, tmp_path: Path) -> 
     shutil.copytree(written, tmp_path / "held")
     assert lint_of(tmp_path, "path='tokens', eval_path='held'") == {}
     given = lint_of(tmp_path, "path='tokens', eval_path='held', eval_fraction=0.1")
-    assert given == {"0.1": "with eval_path, no share of path is held out"}
+    assert given == {"0.1": "eval_fraction has no effect with eval_path, which is the held-out data"}
     (tmp_path / "held" / "tokens.npy").unlink()
     (marked_text,) = lint_of(tmp_path, "path='tokens', eval_path='held'")
     assert marked_text == "'held'"

@@ -151,7 +151,9 @@ def test_conversations_are_looked_at(tmp_path: Path) -> None:
     (found,) = of_chat(tmp_path, text.replace("'wrong.jsonl']", "'gone.jsonl']"))
     assert found.code == "BAT111"
     both = text.replace(", 'wrong.jsonl']", "], eval_fraction=0.5, eval_path='right.jsonl'")
-    assert [item.message for item in of_chat(tmp_path, both)] == ["with eval_path, no share of files is held out"]
+    assert [item.message for item in of_chat(tmp_path, both)] == [
+        "eval_fraction has no effect with eval_path, which is the held-out data"
+    ]
 
 
 def test_lint_reads_little_of_conversations(tmp_path: Path) -> None:

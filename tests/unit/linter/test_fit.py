@@ -177,7 +177,7 @@ def test_the_better_form_of_context_parallelism_is_named_in_numbers(
     assert re.search(
         r"sends [\d,]+ elements per rank and layer, by [\w ]+ [\d,]+: a step takes 1\.\d+ times", finding.message
     )
-    assert finding.message.endswith("an exchange is waited for") == (best == "impl='ring'"), "which sends more"
+    assert finding.message.endswith("'ulysses' waits for its exchange") == (best == "impl='ring'"), "which sends more"
     assert found(in_context(followed, *sizes), "PERF115") == []
 
 

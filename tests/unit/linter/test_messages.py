@@ -94,7 +94,7 @@ SAID = [
     ),
     (
         "parallel = dict(pipeline=2)\nschedule = dict(num_chunks=2)\nbatch = dict(accumulation=4)",
-        "num_chunks 2, and the schedule '1f1b' has one chunk per rank",
+        "num_chunks is 2, but the schedule '1f1b' has one chunk per rank",
         "schedule.type='interleaved' or 'zero_bubble', or num_chunks=1",
     ),
     (
@@ -146,7 +146,7 @@ SAID = [
     ),
     (
         "precision = dict(dtype='bf16', bf16_master_weights_and_grads=True)\nzero = 2",
-        "masters in bf16 need the optimizer 'DeepSpeedCPUAdam' and zero.offload_optimizer",
+        "master weights in bf16 need the optimizer 'DeepSpeedCPUAdam' and zero.offload_optimizer",
         "optimizer.type='DeepSpeedCPUAdam' with zero.offload_optimizer='cpu'",
     ),
     (
@@ -161,7 +161,7 @@ SAID = [
     ),
     (
         "precision = dict(dtype='bf16', bf16_optimizer_states=True)\nzero = 1",
-        "optimizer states in bf16 need masters in bf16",
+        "optimizer states in bf16 need master weights in bf16",
         "add bf16_master_weights_and_grads=True",
     ),
     (
@@ -300,20 +300,28 @@ def test_hint_about_deepspeed_cpu_adam_fits_a_pipeline() -> None:
     [
         (
             "size=2, mode='1d', keep='x'",
-            "no effect: no panels are gathered in mode '1d' of shape 1*2*1",
+            "no effect: no layer gathers tensors in mode '1d' of shape 1*2*1",
             "leave it out",
         ),
-        ("size=4, mode='sequence', keep='both'", "no effect: no panels", "leave it out"),
-        ("size=3, mode='2.5d', depth=3, keep='none'", "no effect: no panels", "leave it out"),
-        ("size=1, keep='none'", "no effect: no panels are gathered without a mode", "leave it out"),
+        ("size=4, mode='sequence', keep='both'", "no effect: no layer gathers", "leave it out"),
+        ("size=3, mode='2.5d', depth=3, keep='none'", "no effect: no layer gathers", "leave it out"),
+        ("size=1, keep='none'", "no effect: no layer gathers tensors without a mode", "leave it out"),
         (
             "size=2, mode='1d', sequence=True, keep='w'",
-            "no w panels are gathered in mode '1d'",
+            "no layer gathers weights in mode '1d'",
             "keep='none' means the",
         ),
-        ("size=2, mode='1d', sequence=True, keep='both'", "no w panels", "keep='x' means the same"),
-        ("size=2, mode='cuboid', shape=(2, 1, 1), keep='both'", "no x panels", "keep='w' means the same"),
-        ("size=2, mode='cuboid', shape=(2, 1, 1), keep='x'", "no x panels", "keep='none' means the same"),
+        ("size=2, mode='1d', sequence=True, keep='both'", "no layer gathers weights", "keep='x' means the same"),
+        (
+            "size=2, mode='cuboid', shape=(2, 1, 1), keep='both'",
+            "no layer gathers activations",
+            "keep='w' means the same",
+        ),
+        (
+            "size=2, mode='cuboid', shape=(2, 1, 1), keep='x'",
+            "no layer gathers activations",
+            "keep='none' means the same",
+        ),
         ("size=2, mode='1d', sequence=True, keep='x'", None, ""),
         ("size=2, mode='cuboid', shape=(1, 1, 2), keep='x'", None, ""),
         ("size=4, mode='cuboid', shape=(2, 2, 1), residual='replicated', keep='w'", None, ""),

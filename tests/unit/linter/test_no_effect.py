@@ -145,15 +145,15 @@ def test_a_key_with_an_effect_has_no_finding(text: str) -> None:
     [
         (
             "zero = dict(stage=2, sub_group_size=1e9)",
-            "sub_group_size has no effect at ZeRO stage 2: it is used at stage 3; leave sub_group_size out, or stage=3",
+            "sub_group_size has no effect at ZeRO stage 2: it is for stage 3; leave sub_group_size out, or stage=3",
         ),
         (
             PIPED + "zero = dict(stage=1, sub_group_size=1e9)",
-            "sub_group_size has no effect at ZeRO stage 1: it is used at stage 3; leave sub_group_size out",
+            "sub_group_size has no effect at ZeRO stage 1: it is for stage 3; leave sub_group_size out",
         ),
         (
             "zero = dict(stage=0, overlap_comm=True)",
-            "overlap_comm has no effect at ZeRO stage 0: it is used at stage 1 or 2 or 3; leave overlap_comm out,"
+            "overlap_comm has no effect at ZeRO stage 0: it is for stage 1 or 2 or 3; leave overlap_comm out,"
             " or stage=1 or 2 or 3",
         ),
         (
@@ -193,7 +193,7 @@ def test_a_key_with_an_effect_has_no_finding(text: str) -> None:
         ),
         (
             "train = dict(steps=10, eval_interval=20)",
-            "eval_interval 20 in a run of 10 steps: it evaluates only before the first step and after the last;"
+            "eval_interval 20 in a run of 10 steps: the run evaluates only before the first step and after the last;"
             " at most 10, or train.steps=20",
         ),
     ],

@@ -76,8 +76,16 @@ def piped(stages: int, **batch: int | None) -> str:
         (4, {"accumulation": 11}, ["PERF104: 4 stages are idle 21.4 % of the step"]),
         (4, {"accumulation": 12}, []),
         (4, {"accumulation": 4}, ["PERF104: 4 stages are idle 42.9 % of the step"]),
-        (4, {"accumulation": 3}, ["PERF105: 3 micro-batches for 4 stages: 1 or more are always idle, 50 % of all"]),
-        (8, {}, ["PERF105: 1 micro-batch for 8 stages: 7 or more are always idle, 87.5 % of all"]),
+        (
+            4,
+            {"accumulation": 3},
+            ["PERF105: 3 micro-batches for 4 stages: at least 1 stage is always idle (idle share: 50 %)"],
+        ),
+        (
+            8,
+            {},
+            ["PERF105: 1 micro-batch for 8 stages: at least 7 stages are always idle (idle share: 87.5 %)"],
+        ),
         (1, {"accumulation": 1}, []),
     ],
 )
@@ -148,7 +156,10 @@ BUSY = "batch = dict(accumulation=64)\n"
     [
         ("4", None),
         ("dict(size=2, counts=[4, 4])", None),
-        ("dict(size=2, counts=[5, 3])", "stage 0 computes 21.9 % more than the mean: stages are worth 5, 3.2 layers"),
+        (
+            "dict(size=2, counts=[5, 3])",
+            "stage 0 computes 21.9 % more than the mean: stages compute as much as 5, 3.2 layers",
+        ),
         ("dict(size=2, stage_ids=[0, 1, 1, 1, 1, 1, 1, 1])", "stage 1 computes 75.6 % more than the mean"),
         ("dict(size=2, counts=[1, 7], method=None)", "stage 1 computes 75.6 % more than the mean"),
         ("dict(size=2, method='parameters')", None),
@@ -233,11 +244,11 @@ def test_traffic_of_zero_is_what_tests_count(zero: str, expected: str | None) ->
     [
         (
             "dict(stage=1, overlap_comm=True, offload_optimizer='cpu')",
-            "PERF111: DeepSpeed waits for the GPU before each reduction: up to 8 times a",
+            "PERF111: DeepSpeed waits for the GPU before each reduction: up to 8 times per",
         ),
         (
             "dict(stage=2, overlap_comm=True, contiguous_gradients=False)",
-            "PERF111: DeepSpeed waits for the GPU before each reduction: once a bucket",
+            "PERF111: DeepSpeed waits for the GPU before each reduction: once per bucket",
         ),
         ("dict(stage=2, overlap_comm=True, reduce_scatter=False)", None),
         ("dict(stage=2, overlap_comm=True)", "DEAD116: overlap_comm=True has no effect at ZeRO stage 2: dslpar"),

@@ -42,7 +42,7 @@ def test_without_the_flag_a_model_is_missing_and_the_help_names_it(
         status, found = lint(config, capsys=capsys)
         assert status == 1
         (missing,) = (item for item in found if item["code"] == code)
-        assert str(missing["help"]).endswith("or --program (where a program passes the model to dslpar.initialize)")
+        assert str(missing["help"]).endswith("or --program (if a program passes the model to dslpar.initialize)")
 
 
 def test_with_it_one_note_says_what_is_skipped(config: Path, capsys: pytest.CaptureFixture[str]) -> None:

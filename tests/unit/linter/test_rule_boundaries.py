@@ -195,7 +195,7 @@ CASES: list[Row] = [
         "",
         "",
         "# none\n",
-        ["HST104 1 the hostfile has no hosts; one host a line: NAME slots=N"],
+        ["HST104 1 the hostfile has no hosts; one host per line: NAME slots=N"],
     ),
     (
         "",
@@ -207,7 +207,7 @@ CASES: list[Row] = [
         "",
         "",
         "a slots=4\na slots=4\n",
-        ["HST102 2 duplicate host a, already on line 1; choose one of its lines, with all of its slots"],
+        ["HST102 2 duplicate host a, already on line 1; keep one line for this host, with all of its slots"],
     ),
     (
         "",
@@ -226,8 +226,9 @@ CASES: list[Row] = [
         "a slots=2\nb slots=2\n",
         [
             (
-                "PERF101 2 tensor groups of 4 ranks on hosts of 2 slots: ranks 0 to 3 are on a to b; no GPU there "
-                "reaches all the memory that comm_overlap asks for (HST234); parallel.tensor.size=2"
+                "PERF101 2 tensor groups of 4 ranks on hosts of 2 slots: ranks 0 to 3 are on a to b; "
+                "comm_overlap='symmetric_memory' needs GPUs that share memory, on one host (HST234); "
+                "parallel.tensor.size=2"
             )
         ],
     ),
@@ -653,7 +654,7 @@ CASES: list[Row] = [
         8,
         [
             (
-                "PRE102 2 masters in fp16 need the optimizer 'DeepSpeedCPUAdam' and zero.offload_optimizer; "
+                "PRE102 2 master weights in fp16 need the optimizer 'DeepSpeedCPUAdam' and zero.offload_optimizer; "
                 "optimizer.type='DeepSpeedCPUAdam' with zero.offload_optimizer='cpu'"
             )
         ],
@@ -667,7 +668,7 @@ CASES: list[Row] = [
         8,
         [
             (
-                "PRE102 2 masters in fp16 need the optimizer 'DeepSpeedCPUAdam' and zero.offload_optimizer; "
+                "PRE102 2 master weights in fp16 need the optimizer 'DeepSpeedCPUAdam' and zero.offload_optimizer; "
                 "optimizer.type='DeepSpeedCPUAdam' with zero.offload_optimizer='cpu'"
             ),
             (
@@ -943,7 +944,7 @@ AND_SLOW: list[Row] = [
         8,
         [
             (
-                "PERF105 3 3 micro-batches for 4 stages: 1 or more are always idle, 50 % of all; "
+                "PERF105 3 3 micro-batches for 4 stages: at least 1 stage is always idle (idle share: 50 %); "
                 "batch.accumulation=12: 20 %"
             )
         ],
@@ -952,7 +953,12 @@ AND_SLOW: list[Row] = [
         "num_layers=32, hidden_size=4096, num_heads=32, vocab_size=4096, max_seq_len=2048",
         "parallel = dict(pipeline=4)\nbatch = dict(micro_size=1)",
         8,
-        [("PERF105 2 1 micro-batch for 4 stages: 3 or more are always idle, 75 % of all; batch.accumulation=12: 20 %")],
+        [
+            (
+                "PERF105 2 1 micro-batch for 4 stages: at least 3 stages are always idle (idle share: 75 %); "
+                "batch.accumulation=12: 20 %"
+            )
+        ],
     ),
     (
         "num_layers=32, hidden_size=4096, num_heads=32, vocab_size=4096, max_seq_len=2048",
@@ -980,7 +986,12 @@ AND_SLOW: list[Row] = [
         "num_layers=32, hidden_size=4096, num_heads=32, vocab_size=4096, max_seq_len=2048",
         "parallel = dict(pipeline=4)\nbatch = dict(global_size=64, micro_size=16)",
         8,
-        [("PERF105 3 2 micro-batches for 4 stages: 2 or more are always idle, 60 % of all; batch.micro_size=2")],
+        [
+            (
+                "PERF105 3 2 micro-batches for 4 stages: at least 2 stages are always idle (idle share: 60 %); "
+                "batch.micro_size=2"
+            )
+        ],
     ),
     (
         "num_layers=32, hidden_size=4096, num_heads=32, vocab_size=4096, max_seq_len=2048",
@@ -1001,7 +1012,7 @@ AND_SLOW: list[Row] = [
         8,
         [
             (
-                "PERF105 3 1 micro-batch for 4 stages: 3 or more are always idle, 75 % of all; "
+                "PERF105 3 1 micro-batch for 4 stages: at least 3 stages are always idle (idle share: 75 %); "
                 "batch.global_size=24 with batch.accumulation=12"
             )
         ],
@@ -1047,8 +1058,8 @@ AND_SLOW: list[Row] = [
         8,
         [
             (
-                "PERF106 2 stage 0 computes 24.7 % more than the mean: stages are worth 20, 12 layers; counts=[16, "
-                "16]: 0.2 %"
+                "PERF106 2 stage 0 computes 24.7 % more than the mean: stages compute as much as 20, 12 layers; "
+                "counts=[16, 16]: 0.2 %"
             )
         ],
     ),
@@ -1061,7 +1072,7 @@ AND_SLOW: list[Row] = [
         8,
         [
             (
-                "PERF106 2 stage 0 computes 24.7 % more than the mean: stages are worth 20, 12 layers; "
+                "PERF106 2 stage 0 computes 24.7 % more than the mean: stages compute as much as 20, 12 layers; "
                 "custom_pipeline_stage_id=[0] * 16 + [1] * 16: 0.2 %"
             )
         ],
@@ -1317,7 +1328,7 @@ AND_SLOW: list[Row] = [
         [
             (
                 "PERF103 2 mode '2d' sends 121,200 elements per rank and layer for a micro-batch of 192 tokens, "
-                "and '1d' 110,592: it sends less from 220 tokens on, and saves 29.2 % of memory (112,752 "
+                "and '1d' 110,592: '2d' sends less from 220 tokens on, and saves 29.2 % of memory (112,752 "
                 "elements of weights and activations, '1d' 159,336); batch.micro_size at least 4 or mode='1d'"
             )
         ],

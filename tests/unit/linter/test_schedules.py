@@ -93,7 +93,7 @@ def test_a_hyphen_is_a_slip() -> None:
         # several chunks of the type that has none
         (
             config("dict(type='1f1b', num_model_chunks=2)"),
-            "PIP112 num_model_chunks 2, and the schedule '1f1b' has one chunk per rank;"
+            "PIP112 num_model_chunks is 2, but the schedule '1f1b' has one chunk per rank;"
             " schedule.type='interleaved' or 'zero_bubble', or num_model_chunks=1",
         ),
         # one chunk of the type that has several
@@ -105,23 +105,23 @@ def test_a_hyphen_is_a_slip() -> None:
         # a backward that cannot be split
         (
             config("'zero_bubble'", more="train = dict(compile=True)\n"),
-            "PIP116 train.compile under 'zero_bubble': a compiled layer's backward is one graph, and cannot be split;"
+            "PIP116 'zero_bubble' splits the backward, and train.compile makes one graph of a layer's backward;"
             " train.compile_components=['loss'], or schedule.type='1f1b'",
         ),
         (
             config("dict(type='zero_bubble', num_model_chunks=2)", more="train = dict(compile=True)\n"),
-            "PIP116 train.compile under 'zero_bubble': a compiled layer's backward is one graph, and cannot be split;"
+            "PIP116 'zero_bubble' splits the backward, and train.compile makes one graph of a layer's backward;"
             " train.compile_components=['loss'], or schedule.type='interleaved'",
         ),
         # memory that waits for W
         (
             config("'zero_bubble'", more="activation_checkpoint = 1\n"),
-            "PERF112 the last rank holds all activations of 4 micro-batches for W, recomputed or not;"
+            "PERF112 no memory is saved: the last rank still holds all activations of 4 deferred micro-batches;"
             " leave activation_checkpoint out if all activations fit; or schedule.type='1f1b'",
         ),
         (
             config("dict(type='zero_bubble', num_model_chunks=2)", more="activation_checkpoint = 1\n"),
-            "PERF112 the last rank holds all activations of 2 micro-batches for W, recomputed or not;"
+            "PERF112 no memory is saved: the last rank still holds all activations of 2 deferred micro-batches;"
             " leave activation_checkpoint out if all activations fit; or schedule.type='interleaved'",
         ),
         # bubbles, each with a better alternative
@@ -142,7 +142,7 @@ def test_a_hyphen_is_a_slip() -> None:
         ),
         (
             config("'zero_bubble'", accumulation=3),
-            "PERF105 3 micro-batches for 4 stages: 1 or more are always idle; batch.accumulation=4: 20 %",
+            "PERF105 3 micro-batches for 4 stages: at least 1 stage is always idle; batch.accumulation=4: 20 %",
         ),
         # schedules that would have findings of their own are not suggested
         (
@@ -220,7 +220,7 @@ batch = dict(accumulation=4)
 schedule = dict(type='zero_bubble')
 """
     assert said(text) == [
-        "PERF113 adapters' gradients are not deferred, and other weights are frozen: the order is '1f1b';"
+        "PERF113 gradients of adapters are not deferred, and other weights are frozen: the run follows '1f1b';"
         " schedule.type='1f1b'"
     ]
     assert not resolve(load_text(text, PATH), 8).schedule.split
@@ -230,8 +230,8 @@ schedule = dict(type='zero_bubble')
 def test_a_model_of_torch_layers_has_nothing_to_defer(chunks: int, instead: str) -> None:
     for name in ("Linear", "torch.nn.Linear"):
         assert said(LISTED.format(name, 16, chunks)) == [
-            "PERF113 all layers are torch.nn's, and only dslpar.layers.Linear defers:"
-            f" the order is that of {instead!r}; schedule.type={instead!r}; or choose layers of dslpar.layers"
+            "PERF113 only dslpar.layers.Linear defers gradients, and all layers are from torch.nn:"
+            f" the run follows {instead!r}; schedule.type={instead!r}; or choose layers of dslpar.layers"
         ]
     for name in ("dslpar.layers.Linear", "my_package.MyLayer"):
         assert "PERF113" not in codes(LISTED.format(name, 16, chunks))

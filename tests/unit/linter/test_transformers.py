@@ -98,7 +98,7 @@ def test_stages_and_sequences() -> None:
 def test_experts_are_whole_on_each_rank() -> None:
     config = "config=dict(num_local_experts=6, max_position_embeddings=64)"
     found = findings(model(config, "MixtralForCausalLM") + "parallel = dict(tensor=dict(size=4, mode='2d'))\n")
-    message = "num_local_experts 6 over 4 tensor ranks: 2 of 8 places are empty, and their ranks wait"
+    message = "num_local_experts 6 over 4 tensor ranks: 2 of 8 places have no expert, and their ranks wait"
     assert [(item.code, item.message) for item in found] == [("PERF110", message)]
 
 
@@ -190,8 +190,8 @@ def test_what_the_config_says_holds_over_the_folder(tmp_path: Path) -> None:
     ("files", "said"),
     [
         ({}, "saved' has no config.json"),
-        ({"config.json": "{"}, "cannot read it: it is no JSON"),
-        ({"config.json": "[1]"}, "cannot read it: it is no JSON object"),
+        ({"config.json": "{"}, "cannot read config.json: it is no JSON"),
+        ({"config.json": "[1]"}, "cannot read config.json: it is no JSON object"),
         ({"config.json": SAVED}, "has neither model.safetensors nor model.safetensors.index.json"),
         (
             {"config.json": SAVED, "model.safetensors.index.json": {"weight_map": {"a": "1.safetensors", "b": "2"}}},
@@ -256,8 +256,8 @@ def test_lint_imports_neither_torch_nor_transformers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "tensor", "said"),
     [
-        ("ResNet", "size=2, mode='1d'", "nothing in ResNetForImageClassification can be split, and 2 tensor ranks"),
-        ("ResNet", "size=4, mode='2d'", "nothing in ResNetForImageClassification can be split, and 4 tensor ranks"),
+        ("ResNet", "size=2, mode='1d'", "ResNetForImageClassification cannot be split over 2 tensor ranks"),
+        ("ResNet", "size=4, mode='2d'", "ResNetForImageClassification cannot be split over 4 tensor ranks"),
         ("Swin", "size=2, mode='1d', sequence=True", "SwinForImageClassification arranges tokens on a grid"),
         ("Swin", "size=2, mode='sequence'", "SwinForImageClassification arranges tokens on a grid"),
         ("Swin", "size=2, mode='1d'", ""),
