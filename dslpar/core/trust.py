@@ -32,7 +32,7 @@ _CONFIG_BASES = {"PretrainedConfig", "PreTrainedConfig"}  # transformers 4 and 5
 
 
 def known_kind(name: str) -> str:
-    """Return the package of a known kind that a class belongs to, by its full name; empty if there is none."""
+    """Return the package in `_KNOWN` that a class belongs to, judged by its full name; empty if there is none."""
     *modules, last = name.split(".")
     kind = next((kind for kind in _KNOWN if name.startswith(f"{kind}.")), "")
     is_class = last[:1].isupper() and not any(module[:1].isupper() for module in modules)
@@ -73,7 +73,10 @@ def refusal(name: str, trusted: Iterable[str]) -> tuple[str, str] | None:
 
 
 def why_not(found: object, name: str, trusted: Iterable[str], owners: Iterable[object]) -> str:
-    """Return why the object found under a name, by way of its `owners`, may not be called; empty if it may."""
+    """Return why an imported object may not be called; empty if it may.
+
+    `owners` are the modules and classes that lead to the object, in the order of the parts of `name`.
+    """
     entries = tuple(trusted)
     module = str(getattr(found, "__module__", None) or "")
     kind, entry = known_kind(name), trusting(name, entries)

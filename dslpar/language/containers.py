@@ -136,7 +136,7 @@ def _comprehend(ev: Evaluator, node: Comprehension, element: Callable[[], Locate
 
 
 def _in_scope(ev: Evaluator, scope: Scope, items: Iterator[Located]) -> Iterator[Located]:
-    """Yield the items, making each one inside `scope`: between two items the evaluator runs code of other scopes."""
+    """Yield the items, with `scope` as the current scope while an item is made, since other code runs in between."""
     while True:
         outer, ev.scope = ev.scope, scope
         try:
@@ -164,7 +164,7 @@ def _clauses(
 
 
 def iterate(ev: Evaluator, node: ast.expr) -> Iterator[Located]:
-    """Evaluate the iterable of a `for` and yield its items with their origins; changes by the loop's body are seen."""
+    """Evaluate the iterable of a `for`; yield its items with their origins, also those that the loop's body appends."""
     value, location = ev.eval(node)
     require_readable(value)
     iterator = iter(in_fixed_order(value))

@@ -15,8 +15,11 @@ class Batch(NamedTuple):
     """Batch sizes of one step: global_size = micro_size * accumulation * data size."""
 
     global_size: int
+    """Samples per optimizer step."""
     micro_size: int
+    """Samples per micro-batch on each replica."""
     accumulation: int
+    """Micro-batches per step."""
 
 
 def requested_batch(spec: Spec) -> sections.Batch:
@@ -27,7 +30,7 @@ def requested_batch(spec: Spec) -> sections.Batch:
 
 
 class KnownSizes(Protocol):
-    """Sizes that determine the batch besides the config; the linter's context raises if one is not known."""
+    """Sizes that the batch depends on, besides the section `batch`. The linter's context raises for an unknown size."""
 
     @property
     def data_size(self) -> int:
@@ -48,7 +51,7 @@ class Sizes(NamedTuple):
 
 
 def batch_of(requested: sections.Batch, sizes: KnownSizes) -> Batch:
-    """Return the batch sizes from the given ones; if these do not fit, the product does not match (BAT101)."""
+    """Return all batch sizes, from the requested ones. If these contradict each other, BAT101 reports the product."""
     return Batch(*(decide(requested, sizes).value for decide in (global_size_of, micro_size_of, accumulation_of)))
 
 

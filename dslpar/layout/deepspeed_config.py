@@ -1,7 +1,8 @@
 """DeepSpeed's configuration of a Job. This is the only module that writes DeepSpeed's keys.
 
-A key is written explicitly if DeepSpeed's default differs from the config, such as clipping (on, at 1.0), or is wrong
-for dslpar. `CHOICES` lists the latter with the reasons that `dslpar config --explain` prints.
+A key is written explicitly in two cases. Either DeepSpeed's default differs from the config's value (clipping is on by
+default, at 1.0), or DeepSpeed's default is wrong for dslpar. `CHOICES` lists the keys of the second case, with the
+reasons that `dslpar config --explain` prints.
 
     >>> from dslpar.layout.resolve import resolve
     >>> spec = sections.Spec(model=sections.OtherModel(target="Sequential"))
@@ -131,7 +132,9 @@ def ds_config(job: Job) -> Config:
 def overlaps_reduction(spec: sections.Spec) -> bool:
     """Return whether dslpar reduces gradients during the backward; if not, DeepSpeed acts as `overlap_comm` says.
 
-    Only for ZeRO 1 and 2, since ZeRO 3 overlaps by itself. `zero.overlap_comm=False` turns it off.
+    dslpar does so for ZeRO 1 and 2 only, since DeepSpeed's ZeRO 3 overlaps by itself. Offloading the optimizer turns
+    the overlap off. So does False for `overlap_comm`, `reduce_scatter` or `contiguous_gradients`, and True for
+    `use_multi_rank_bucket_allreduce`, all in the section `zero`.
     """
     zero = spec.zero.extra
     off = any(zero.get(name) is False for name in ("overlap_comm", "reduce_scatter", "contiguous_gradients"))

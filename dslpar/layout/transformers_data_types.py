@@ -80,9 +80,9 @@ _DESCRIBED = {
 
 
 def packing_problem(model: Model | OtherModel, seq_len: int) -> str:
-    """Return why a packed conversation is not computed as if it were alone in its row; empty if it is.
+    """Return why packing several conversations into one row would change their results; empty if it would not.
 
-    It is if positions are relative and attention supports documents.
+    Results stay the same if positions are relative and attention keeps the conversations apart.
     """
     if isinstance(model, Model):
         name = model.__class__.__name__
@@ -105,7 +105,7 @@ def packing_problem(model: Model | OtherModel, seq_len: int) -> str:
 
 
 _KNOWS_PLACES = frozenset({"BeamForCausalLM"})  # it scales its scores by position
-"""Classes that use positions in other ways besides rotary ones."""
+"""Classes that use absolute positions in addition to rotary ones."""
 
 
 def _ropes(values: Iterable[object]) -> Iterator[Mapping[str, Any]]:

@@ -158,7 +158,7 @@ def _has_pipeline(view: View) -> bool:
 
 
 def _num_pieces(view: View) -> Any:
-    """Return the number of micro-batches that the pipeline's schedule makes per batch; 1 without a pipeline."""
+    """Return the number of micro-batches that the pipeline's schedule makes of a batch; 1 without a pipeline."""
     return 1 if _num_stages(view) == 1 else view.any_of("NUM_MICRO_BATCHES", "schedule.num_microbatches") or 1
 
 
@@ -212,12 +212,12 @@ def schedule_type(value: object, view: View, row: Row) -> Outcome:
 
 
 def unless_given(value: object, view: View, row: Row) -> Outcome:
-    """Keep a variable that stands for a key, unless the source has the key itself."""
+    """Keep a variable that is another name of a key, unless the source sets the key itself."""
     return dropped(f"{row.to} says it") if view.get(row.to) is not None else row.as_is(value)
 
 
 def by_epoch(value: object, view: View, row: Row) -> Outcome:
-    """Convert epochs to steps: epochs times the data's full global batches, unless the row's argument gives steps."""
+    """Convert epochs to steps: epochs times full global batches per epoch, unless the row's argument gives steps."""
     if row.argument and view.get(row.argument) is not None and not _in_epochs(row.argument, view):
         return dropped(f"{row.argument} says it")
     if view.epoch is None:
@@ -237,7 +237,7 @@ def _in_epochs(key: str, view: View) -> bool:
 
 
 def of_scheduler(value: object, view: View, row: Row) -> Outcome:
-    """Keep steps of a scheduler, unless they are epochs, which NUM_EPOCHS and WARMUP_EPOCHS convert."""
+    """Keep a scheduler's number of steps. If it counts epochs, NUM_EPOCHS and WARMUP_EPOCHS convert it instead."""
     if _in_epochs(row.pattern, view):
         return dropped("it is counted in epochs here: NUM_EPOCHS and WARMUP_EPOCHS say what becomes of them")
     if row.to == row.pattern and _in_epochs("lr_scheduler.total_steps", view):  # so the warm-up is in epochs too
@@ -300,7 +300,7 @@ def sharded(value: object, view: View, row: Row) -> Outcome:
 
 
 def offload_pipeline(value: object, view: View, row: Row) -> Outcome:
-    """Convert a switch that corresponds to two in DeepSpeed."""
+    """Convert a switch that corresponds to two switches in DeepSpeed: pipeline_read and pipeline_write."""
     return changed(row.to, value, row.why, {"zero.offload_optimizer.pipeline_write": value})
 
 

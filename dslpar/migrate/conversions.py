@@ -11,13 +11,16 @@ from dslpar.migrate.table import Conversion, Outcome, Row, View, changed, droppe
 
 
 def only(value: object, view: View, row: Row) -> Outcome:
-    """Drop the value that matches dslpar's behaviour ("VALUE else TEXT"); any other value needs the author."""
+    """Drop the value that dslpar's behaviour matches; any other value needs the author.
+
+    The row's argument is "VALUE else TEXT", in which TEXT is the message to the author.
+    """
     right, _, otherwise = row.argument.partition(" else ")
     return dropped(row.why) if value == ast.literal_eval(right) else needed(otherwise, row.to)
 
 
 def on(value: object, view: View, row: Row) -> Outcome:
-    """Turn True into a value ("VALUE: WHY"), and drop False."""
+    """Turn True into VALUE and drop False; the row's argument is "VALUE: WHY"."""
     to, _, why = row.argument.partition(": ")
     if value is True:
         return changed(row.to, ast.literal_eval(to), why)

@@ -25,7 +25,7 @@ def clip(value: object, view: View, row: Row) -> Outcome:
 
 
 def auto_left_out(value: object, view: View, row: Row) -> Outcome:
-    """Keep an optional key, and drop it if it is "auto"."""
+    """Keep the value of an optional key, but drop the value "auto"."""
     return dropped('"auto": left out, so DeepSpeed\'s default holds') if value == AUTO else row.as_is(value)
 
 
@@ -84,7 +84,7 @@ def of_half_precision(value: object, view: View, row: Row) -> Outcome:
 
 
 def tensor_size(value: object, view: View, row: Row) -> Outcome:
-    """Convert the size of a tensor or context group; the row's argument has the keys that it implies."""
+    """Convert the size of a tensor or context group. The row's argument is a dict of further keys that it implies."""
     if value == 1:
         return dropped("1: none")
     section = row.to.rpartition(".")[0]
@@ -93,5 +93,5 @@ def tensor_size(value: object, view: View, row: Row) -> Outcome:
 
 
 def offload(value: object, view: View, row: Row) -> object:
-    """Convert a switch to a device."""
+    """Convert a switch of offloading: True becomes the device "cpu", and False is dropped."""
     return "cpu" if value else dropped("off")

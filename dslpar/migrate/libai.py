@@ -157,7 +157,7 @@ def eval_steps(value: float, view: View, row: Row) -> object:
 
 
 def evaluator(value: object, view: View, row: Row) -> Outcome:
-    """Name the command that measures the metrics of LiBai's evaluators."""
+    """Drop LiBai's evaluator; the reason names the command that measures its metrics."""
     name = str(value).rpartition(".")[2]
     if name == "ClsEvaluator":
         top = view.get("train.evaluation.evaluator.topk", (1, 5))

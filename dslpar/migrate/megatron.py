@@ -10,7 +10,7 @@ from dslpar.migrate.table import Outcome, Row, View, changed, dropped, needed
 
 
 def choice(value: object, view: View, row: Row) -> Outcome:
-    """Convert a value by the row's dict; a value that is not in it needs the author."""
+    """Convert a value by the dict in the row's argument; a value that is not in the dict needs the author."""
     known = ast.literal_eval(row.argument)
     if not isinstance(value, str) or value not in known:
         return needed(f"dslpar has {', '.join(map(repr, dict.fromkeys(known.values())))}, and not {value!r}", row.to)
@@ -50,7 +50,7 @@ def dropout(value: object, view: View, row: Row) -> Outcome:
 
 @number
 def tensor_size(value: float, view: View, row: Row) -> Outcome:
-    """Convert the size of tensor parallelism; the row's argument has the keys that it implies."""
+    """Convert the size of tensor parallelism. The row's argument is a dict of further keys that the size implies."""
     if value == 1:
         return dropped("1: none")
     also = {f"parallel.tensor.{key}": item for key, item in ast.literal_eval(row.argument).items()}

@@ -1,8 +1,8 @@
 """Decisions about the keys that a config leaves out, with their reasons.
 
-The rules and reasons are in `dslpar.layout.resolve` and in the model's family. This module maps each key to its rule,
-and reports values that are not known for a config. A key has its default if it has no function here, or its function
-returns None.
+The functions that decide are in `dslpar.layout.resolve` and in the model's family. `DECISIONS` maps each key to such a
+function. A function raises UnknownValueError if the value is not known for a config. A key has its default if it is not
+in `DECISIONS`, or its function returns None.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _layers_key(model: sections.Model | sections.OtherModel) -> str:
 
 
 def _cut(name: str, recomputed: str = "") -> Decide:
-    """Make the decision of one form of the partition; `recomputed` is the reason for a key of LiBai's form."""
+    """Make the function that decides a field of `resolve.Stages`; `recomputed` is the reason, for LiBai's keys."""
 
     def decide(subject: Subject) -> Decision | None:
         if subject.cx.stages == 1:
@@ -232,7 +232,7 @@ RECOMPUTED: Mapping[str, Decide] = {
     "train.dist.auto_pipeline_stage_id": _cut("auto_ids"),
     "train.dist.actual_pipeline_stage_id": _cut("actual_ids", "the cut that runs, recomputed on load"),
 }
-"""Keys that dslpar writes for information but does not read."""
+"""Keys that dslpar writes for information, and computes anew instead of reading them."""
 OF_THE_NAME = ("train.output_dir", "monitor.")
 """Keys whose values may follow from the config's file name alone."""
 
