@@ -64,7 +64,11 @@ def refusal(name: str, trusted: Iterable[str]) -> tuple[str, str] | None:
     is_known = any(kind.partition(".")[0] == name.partition(".")[0] for kind in _KNOWN)
     if is_standard_library(name) or (is_known and _passes_through_another_package(name)):
         hint = "write the value itself; or choose a module of your own to make it, and trust that: trusted = ['my_pkg']"
-        of_whom = ", of Python's standard library" if is_standard_library(name) else ": it is of another package"
+        of_whom = (
+            ", which is in Python's standard library"
+            if is_standard_library(name)
+            else ": the name leads to another package"
+        )
         return f"a config may not call {name!r}{of_whom}", hint
     # Trusting a whole known package would be too much: torch.hub.load runs code from the network.
     entry = name if is_known else name.partition(".")[0]
@@ -87,9 +91,9 @@ def why_not(found: object, name: str, trusted: Iterable[str], owners: Iterable[o
         own = [each for each in modules if not each or trusting(each, entries) or entry.startswith(f"{each}.")]
         of_others = [each for each in modules if each not in own]
         is_known = isinstance(found, type) and known_kind(f"{module}.{found.__qualname__}")
-        return f"it is of {of_others[-1]}, which is not trusted" if of_others and not is_known else ""
+        return f"it belongs to {of_others[-1]}, which is not trusted" if of_others and not is_known else ""
     if not isinstance(found, type) or not (module == kind or module.startswith(f"{kind}.")):
-        return f"it is no class of {kind}"
+        return f"it is not a class of {kind}"
     if kind == "transformers" and not {base.__name__ for base in found.__mro__} & _CONFIG_BASES:
-        return "it is no config of a model of transformers'"
+        return "it is not the config class of a transformers model"
     return ""

@@ -181,7 +181,7 @@ def locate(reference: Reference | str, location: Location = PROGRAM) -> Any:
         DslparError: the class is in the standard library, or cannot be imported. Its location is `location`.
     """
     if is_standard_library(str(reference)):
-        message = f"{str(reference)!r} is of Python's standard library, which has no model, layer or optimizer"
+        message = f"{str(reference)!r} is in Python's standard library, which has no model, layer or optimizer"
         raise DslparError([finding("CFG122", location, message)])
     *_, found = _walk(reference, location)
     return found

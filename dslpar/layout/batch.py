@@ -76,10 +76,12 @@ def micro_size_of(requested: sections.Batch, sizes: KnownSizes) -> Decision:
         least = divisors.least_micro_size(sizes.cuboid)
         cuts = [each.why for each in divisors.batch(least, sizes.cuboid) if each.by > 1]
         why = (
-            f"the least that divides by {' and '.join(cuts)}" if cuts else "the least there is: no rank splits samples"
+            f"the smallest number divisible by {' and '.join(cuts)}"
+            if cuts
+            else "the smallest possible, since no rank splits samples"
         )
         sources = ("parallel.tensor.shape",) if cuts else ()
-        return Decision(least, f"neither it nor global_size is given: {why}", sources)
+        return Decision(least, f"neither micro_size nor global_size is set: {why}", sources)
     whole, accumulation = requested.global_size, accumulation_of(requested, sizes).value
     why = f"global_size {whole} / (accumulation {accumulation} * data {sizes.data_size})"
     value = whole // (accumulation * sizes.data_size)
@@ -92,6 +94,6 @@ def accumulation_of(requested: sections.Batch, sizes: KnownSizes) -> Decision:
         return Decision(requested.accumulation)
     whole, micro = requested.global_size, requested.micro_size
     if whole is None or micro is None:
-        return Decision(1, "left out: one micro-batch a step", how="default")
+        return Decision(1, "left out: one micro-batch per step", how="default")
     why = f"global_size {whole} / (micro_size {micro} * data {sizes.data_size})"
     return Decision(whole // (micro * sizes.data_size), why, ("batch.global_size", "batch.micro_size", _DATA))

@@ -66,11 +66,11 @@ MODES: Mapping[str, TensorMode] = {
 
 def options_of(tensor: TensorParallel) -> dict[str, Decision]:
     """Decide `residual`, `inner`, `keep` and `impl`: the section's value, else the mode's default."""
-    mode, why, keys = MODES[str(tensor.mode)], f"as mode {tensor.mode!r} has it", ("parallel.tensor.mode",)
+    mode, why, keys = MODES[str(tensor.mode)], f"the default of mode {tensor.mode!r}", ("parallel.tensor.mode",)
     of_mode = {"residual": mode.residual, "inner": mode.inner, "keep": mode.keep, "impl": "ring"}
     decided = {name: Decision(value, why, keys) for name, value in of_mode.items()}
     if tensor.sequence:
-        decided["residual"] = Decision("sequence", "sequence=True keeps it so", ("parallel.tensor.sequence",))
+        decided["residual"] = Decision("sequence", "sequence=True splits it by sequence", ("parallel.tensor.sequence",))
     given = {name: Decision(value) for name in of_mode if (value := getattr(tensor, name)) is not None}
     return decided | given
 
@@ -181,5 +181,5 @@ def ulysses_size_of(context: ContextParallel | None, cuboid: Tensor, heads: Head
     each = [count for count in (heads.num_heads, heads.num_kv_heads) if count is not None]
     shared = math.gcd(*each) // head_ranks(replace(cuboid, ulysses_size=1)) if each else 1
     shared = max(shared, 1)  # 0 if heads do not divide over the tensor ranks, which lint reports
-    why = f"the most ranks of {cuboid.d} that {shared} heads of keys, those of a tensor rank, divide over"
+    why = f"the most of {cuboid.d} ranks that divide the {shared} heads of a tensor rank"
     return Decision(math.gcd(cuboid.d, shared), why, ("parallel.context.size",))

@@ -134,11 +134,11 @@ def auto_counts(model: Model | OtherModel, method: str, chunks: Chunks, seq_len:
 def method_of(spec: Spec, pipeline: PipelineParallel) -> Decision:
     """Decide the automatic method of the partition."""
     if spec.parallel.pipeline is None:
-        why = "the pipeline is requested in LiBai's form, which is cut as LiBai does"
+        why = "the pipeline is requested in LiBai's form, so layers are divided as in LiBai"
         return Decision("libai", why, ("parallel.pipeline.size",))
     if pipeline.method is not None:
         return Decision(pipeline.method)
-    return Decision("cost", "left out: stages whose work is as even as can be", how="default")
+    return Decision("cost", "left out: the work of stages is as even as possible", how="default")
 
 
 def stages_of(spec: Spec, pipeline: PipelineParallel | None) -> Stages:
@@ -171,7 +171,7 @@ def num_model_chunks_of(spec: Spec) -> Decision:
         return Decision(schedule.num_model_chunks)
     if schedule is not None and schedule.type == "interleaved":
         return Decision(2, "left out: the fewest that can be interleaved", ("schedule.type",))
-    return Decision(1, "left out: one stage a rank", how="default")
+    return Decision(1, "left out: one stage per rank", how="default")
 
 
 def chunks_of(spec: Spec, pipe: int) -> Chunks:

@@ -114,7 +114,7 @@ class Converter:
         if row is None and not (says_nothing and self.is_section(leaf.name)):
             return self.unknown(leaf, first)
         if row is None or says_nothing:
-            nothing = "None says nothing" if leaf.value is None else "an empty dict says nothing"
+            nothing = "None sets nothing" if leaf.value is None else "an empty dict sets nothing"
             return dropped(row.why if row is not None and row.fate == "dropped" and not row.conversion else nothing)
         return self.table.outcome(row, leaf.value, rest, self.view)
 
@@ -152,9 +152,9 @@ class Converter:
     def own_name(self, leaf: Leaf, first: str) -> Outcome:
         """Drop a top-level variable of the author, unless its name resembles one of the framework's keys."""
         if leaf.value is UNREAD:
-            return dropped("a name of the file's own, not evaluated; a key that is made of it needs you")
+            return dropped("a variable of the file's own, not evaluated; keys that use it need you")
         if first in self.view.used:
-            return dropped("a variable of the file's own: its value stands where it is used")
+            return dropped("a variable of the file's own: its value is in the keys that use it")
         near = only_near(first, self.known) if len(first) > 4 else None
         if near is not None:
             return needed(f"{self.table.title} has no such key; did you mean {near!r}?")
@@ -169,10 +169,10 @@ class Converter:
         if outcome.fate in ("kept", "renamed", "changed") and outcome.to:
             other = self.clash(outcome.to)
             if other and self.values.get(outcome.to, outcome) == outcome.value:
-                outcome = dropped(f"{self.source_keys[other]} says the same")
+                outcome = dropped(f"{self.source_keys[other]} sets the same value")
             elif other:
-                earlier = f"{self.source_keys[other]} says {other} = {self.values[other]!r} already"
-                outcome = needed(f"{earlier}, and this {outcome.value!r}", outcome.to)
+                earlier = f"{self.source_keys[other]} already sets {other} = {self.values[other]!r}"
+                outcome = needed(f"{earlier}, but this key sets {outcome.value!r}", outcome.to)
             else:
                 self.values[outcome.to], self.source_keys[outcome.to] = outcome.value, leaf.key
         if outcome.fate == "needed" and leaf.value is not UNREAD:

@@ -5,7 +5,7 @@
     defaults: dropout=0.1                                             # its defaults that differ from dslpar's
 
     renamed train.log_period -> train.log_interval                    # fate, their key -> dslpar's key | reason
-    dropped train.dist.{num_nodes num_gpus_per_node} | the hostfile says it                    # {...}: one row each
+    dropped train.dist.{num_nodes num_gpus_per_node} | the hostfile sets it                    # {...}: one row each
     renamed optim.{lr betas} -> optimizer.{}                                                   # {}: the same name
     renamed model.{depth=num_layers} -> model.{}                                               # {}: num_layers
     renamed zero.** -> zero.** | "auto" is left out                   # **: any rest, the same in both keys

@@ -56,7 +56,7 @@ class Answers:
         if not path or value is None:
             return []
         if not self.subject.sound:
-            return [value._replace(value=None, how="unknown", why="not known while the errors stand")]
+            return [value._replace(value=None, how="unknown", why="unknown until the errors are corrected")]
         return [value]
 
     def _not_in_this_config(self, key: str) -> list[Value]:

@@ -155,7 +155,7 @@ def _unwritten(subject: Subject, key: str, value: Any, help_text: str) -> Value:
 
 def _unknown(subject: Subject) -> str:
     if not subject.sound:
-        return "not known while the errors stand"
+        return "unknown until the errors are corrected"
     if subject.world_size is None:
         return "follows from the world size: --world-size N, or --hostfile FILE"
     return "known when the model is built"
