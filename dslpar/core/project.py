@@ -39,9 +39,9 @@ class Project(NamedTuple):
     path: str
     """Path of the pyproject.toml."""
     select: tuple[str, ...] = ()
-    """Codes, or their first letters, that lint reports; empty for all."""
+    """Rules that lint reports, by name, code or beginning of a code; empty for all."""
     ignore: tuple[str, ...] = ()
-    """Codes, or their first letters, that lint does not report."""
+    """Rules that lint does not report, by name, code or beginning of a code."""
     per_file_ignores: Mapping[str, tuple[str, ...]] = {}
     """Codes that are not reported for files, by path pattern."""
     exclude: tuple[str, ...] = ()

@@ -73,7 +73,7 @@ def dict_display(ev: Evaluator, node: ast.Dict) -> Located:
             continue
         key, value = ev.eval(key_node), ev.eval(value_node)
         if isinstance(key_node, ast.Constant) and isinstance(key[0], str) and key[0] in made:
-            message = f"the key {key[0]!r} stands twice in this dict"
+            message = f"the key {key[0]!r} appears twice in this dict"
             ev.session.add(finding("CFG012", ev.location(key_node), message))
         _put(ev, made, key, value)
     return made, ev.location(node)

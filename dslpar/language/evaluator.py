@@ -137,7 +137,7 @@ def as_config_error(error: Exception) -> ConfigError:
     message = str(error) if not isinstance(error, KeyError) else f"there is no key {error}"
     if any(name in message for name in ("'Reference'", "not Reference", "LazyTarget")):
         # A Reference is imported only at build, so its value is not known here, unlike in Python.
-        return ConfigError("CFG003", "what another package holds is not known in a config", WRITE_VALUE)
+        return ConfigError("CFG003", "the contents of another package are not known in a config", WRITE_VALUE)
     for ours in ("List", "Dict", "Tuple"):
         message = message.replace(f"'{ours}'", f"'{ours.lower()}'").replace(f'"{ours}"', f'"{ours.lower()}"')
     return ConfigError("CFG004", f"{type(error).__name__}: {message[:300]}", CODES["CFG004"].hint)

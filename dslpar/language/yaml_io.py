@@ -237,6 +237,6 @@ class _Reader:
             return
         if key in made:
             # An error here, a warning in Python: YAML 1.2 forbids it, and another reader may take the first value.
-            message = f"the key {key!r} stands twice in this mapping"
+            message = f"the key {key!r} appears twice in this mapping"
             self.session.add(finding("CFG012", key_location, message, severity="error"))
         made.put(key, value, location, key_location)

@@ -36,11 +36,11 @@ def load_arguments(text: str, path: str) -> tuple[Config, Mapping[str, Location]
     try:
         commands = list(_commands(text))
     except TooLongError:
-        failure = finding("CFG005", start, "this script expands to too long a text", "write the arguments out")
+        failure = finding("CFG005", start, "the expanded text of this script is too long", "write the arguments out")
         return Config(path, Node({}, start), (failure,), {path: text}, complete=False), {}
     found = max((list(_arguments(words)) for words in commands), key=len, default=[])
     if not found:
-        message = "no command of this script hands arguments to a Python program"
+        message = "no command of this script passes arguments to a Python program"
         failure = finding("CFG009", start, message, "name a script that runs `... program.py --argument value ...`")
         return Config(path, Node({}, start), (failure,), {path: text}, complete=False), {}
     children: dict[object, Node] = {}
@@ -52,7 +52,7 @@ def load_arguments(text: str, path: str) -> tuple[Config, Mapping[str, Location]
         places[key] = key_place
         while len(words) > 1 and _is_unknown(words[-1]) and not _is_unknown(words[0]):
             place = _place(text, path, words.pop())
-            findings.append(finding("CFG010", place, "which arguments this adds is not known", "write them out"))
+            findings.append(finding("CFG010", place, "the arguments that this adds are not known", "write them out"))
         if any(map(_is_unknown, words)):
             children.pop(key, None)
             unknown.append(key)
