@@ -63,7 +63,7 @@ def of_what_runs(found: list[Difference]) -> list[Difference]:
 
 
 def _keys(left: Values, right: Values) -> list[str]:
-    """Return the keys of both sides in an order that does not depend on which is left; `train.dist` is left out."""
+    """Return the keys of both sides in an order that does not depend on the side; `train.dist` is left out."""
     places = [{key: index for index, key in enumerate(values)} for values in (left, right)]
     last = len(left) + len(right)
     first = {key: min(place.get(key, last) for place in places) for key in {**left, **right}}
