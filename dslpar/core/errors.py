@@ -1,8 +1,8 @@
 """Findings with their locations, and `DslparError`, the exception that carries them to the user.
 
-There is only one exception: the codes of its findings tell what went wrong. A user's mistake is always a `Finding`;
-`assert` is for dslpar's own invariants. The text form follows ruff's one-line `path:line:column: CODE message` and
-rustc's excerpt with a caret and a `help:` line.
+There is only one class of exception. The codes of its findings identify what went wrong. A user's mistake is always a
+`Finding`; `assert` is for dslpar's own invariants. The text form follows ruff's one-line
+`path:line:column: CODE message` and rustc's excerpt with a caret and a `help:` line.
 
     >>> location = Location("cfg.py", 3, 12, 3, 14)
     >>> print(Finding("PAR102", "world-not-a-multiple", "error", "6 ranks", "use 8", location).concise())
@@ -17,7 +17,9 @@ from typing import Literal, NamedTuple
 from dslpar.core.visible import visible
 
 COMMAND_LINE = "<command line>"
+"""Path of locations on the command line."""
 WORLD = "<world>"
+"""Path of findings that concern no file."""
 
 Severity = Literal["error", "warning", "info"]
 
@@ -52,7 +54,7 @@ class Finding(NamedTuple):
     help: str
     location: Location
     key: str = ""
-    """Dotted path of the config key that it is about, if any."""
+    """Dotted path of the config key that the finding is about; empty if there is none."""
     fix: Fix | None = None
     """The change that `dslpar lint --fix` makes; None if the intended change is ambiguous."""
     details: tuple[str, ...] = ()

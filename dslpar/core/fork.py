@@ -8,7 +8,7 @@ import warnings
 
 
 def fork() -> int:
-    """Call os.fork; the child's garbage collector skips inherited objects, since visiting one copies its page."""
+    """Call os.fork so that the child's garbage collector skips inherited objects: visiting one would copy its page."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns if the parent has threads
         gc.freeze()

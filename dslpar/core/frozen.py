@@ -1,4 +1,4 @@
-"""Frozen dataclasses: queries about them, and a decorator for values that are looked up often."""
+"""Helpers for frozen dataclasses: queries, and a decorator for values that are looked up often."""
 
 from __future__ import annotations
 

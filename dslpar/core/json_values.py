@@ -1,4 +1,4 @@
-"""Validation of values from untrusted JSON: each is checked for its type and bounds. Does not import torch.
+"""Validation of values from untrusted JSON: each function checks the type and bounds of one value. No torch import.
 
     size = count(layout["world_size"], "layout.world_size", most=MAX_RANKS)    # else InvalidValueError, which names it
 

@@ -61,7 +61,7 @@ class Tensor:
     inner: Inner = "heads"
     """Storage of inner activations over z."""
     keep: Keep = "x"
-    """Gathered panels that are kept until the backward."""
+    """Gathered operands that a linear keeps for its backward: its input ("x"), its weight ("w"), both or none."""
     split: Split = "batch"
     """Dim that d splits: samples, as the depth of 2.5d does, or each sequence, as context parallelism does."""
     impl: Impl = "ring"
@@ -71,11 +71,11 @@ class Tensor:
     zigzag: bool = False
     """Whether each rank of the ring stores a piece from both ends of a sequence, for equal work under a causal mask."""
     comm_overlap: bool = False
-    """Whether collectives overlap with products: in parts, or for weights, with the products of other linears."""
+    """Whether collectives overlap with matmuls: those of tokens in parts, those of weights with other linears."""
     symmetric_memory: bool = False
-    """Whether parts of tokens are exchanged through symmetric memory by torch's fused products, not around rings."""
+    """Whether torch's fused matmuls exchange parts of tokens through symmetric memory, instead of around a ring."""
     zero_over_d: bool = False
-    """Whether ZeRO shards over d as well as data, and sums weights' gradients over both; else layers sum over d."""
+    """Whether ZeRO shards over d as well as data, and sums gradients over both axes. If not, layers sum over d."""
 
     @property
     def x(self) -> int:
@@ -89,20 +89,20 @@ class Tensor:
 
     @property
     def beside_context(self) -> int:
-        """Number of tensor-parallel ranks without those of context parallelism.
+        """Tensor parallel size without the factor of context parallelism.
 
-        In mode 'sequence', which is context parallelism requested as a tensor size, these are all ranks.
+        In mode 'sequence', where the tensor size itself requests context parallelism, it is the whole size.
         """
         return self.size if self.mode == "sequence" else self.size // self.context
 
     @property
     def ulysses(self) -> int:
-        """Number of neighbouring ranks of d that exchange pieces of the sequence for heads."""
+        """Number of neighbouring ranks along d that exchange pieces of the sequence for heads (Ulysses)."""
         return {"ring": 1, "ulysses": self.context, "hybrid": self.ulysses_size}[self.impl]
 
     @property
     def ring(self) -> int:
-        """Number of places in the ring that sends keys and values around; each is a group of `ulysses` ranks."""
+        """Length of the ring that passes keys and values on; each place in the ring is a group of `ulysses` ranks."""
         return self.context // self.ulysses
 
     @property
@@ -111,7 +111,7 @@ class Tensor:
         return self.d * self.q * self.y * self.z
 
     def summed_by_layers(self, letters: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the axes, of those with partial gradients of a weight, over which layers sum the gradient."""
+        """Return the axes over which layers sum a weight's gradient, given all axes over which it is partial."""
         return tuple([letter for letter in letters if letter != "d"]) if self.zero_over_d else letters
 
     @property

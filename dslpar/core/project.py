@@ -10,10 +10,10 @@
     [tool.dslpar.per-file-ignores]
     "configs/debug_*.py" = ["PERF"]
 
-The rules follow ruff. A config uses the nearest pyproject.toml with such a table, in its folder or above. Tables are
-not merged. A pattern matches a path relative to the table's file, or a single name in it. `*` crosses folders, and a
-pattern that matches a folder applies to everything below it. The command line takes precedence. An unknown key is an
-error.
+The rules are ruff's. A config uses the nearest pyproject.toml with such a table, in its folder or above. Tables are not
+merged. A pattern matches a path relative to the pyproject.toml, or a single file or folder name in that path. `*` also
+matches `/`, and a pattern that matches a folder applies to everything below it. The command line takes precedence. An
+unknown key is an error.
 
 A file without the table is not parsed. The TOML parser is imported only for a file that has one, so that lint starts
 without it.
@@ -37,9 +37,11 @@ class Project(NamedTuple):
     """Settings of one pyproject.toml."""
 
     path: str
-    """The pyproject.toml."""
+    """Path of the pyproject.toml."""
     select: tuple[str, ...] = ()
+    """Rules that lint reports, by name, code or beginning of a code; empty for all."""
     ignore: tuple[str, ...] = ()
+    """Rules that lint does not report, by name, code or beginning of a code."""
     per_file_ignores: Mapping[str, tuple[str, ...]] = {}
     """Codes that are not reported for files, by path pattern."""
     exclude: tuple[str, ...] = ()

@@ -32,7 +32,7 @@ _CONFIG_BASES = {"PretrainedConfig", "PreTrainedConfig"}  # transformers 4 and 5
 
 
 def known_kind(name: str) -> str:
-    """Return the package of a known kind that a class belongs to, by its full name; empty if there is none."""
+    """Return the package in `_KNOWN` that a class belongs to, judged by its full name; empty if there is none."""
     *modules, last = name.split(".")
     kind = next((kind for kind in _KNOWN if name.startswith(f"{kind}.")), "")
     is_class = last[:1].isupper() and not any(module[:1].isupper() for module in modules)
@@ -64,7 +64,11 @@ def refusal(name: str, trusted: Iterable[str]) -> tuple[str, str] | None:
     is_known = any(kind.partition(".")[0] == name.partition(".")[0] for kind in _KNOWN)
     if is_standard_library(name) or (is_known and _passes_through_another_package(name)):
         hint = "write the value itself; or choose a module of your own to make it, and trust that: trusted = ['my_pkg']"
-        of_whom = ", of Python's standard library" if is_standard_library(name) else ": it is of another package"
+        of_whom = (
+            ", which is in Python's standard library"
+            if is_standard_library(name)
+            else ": the name leads to another package"
+        )
         return f"a config may not call {name!r}{of_whom}", hint
     # Trusting a whole known package would be too much: torch.hub.load runs code from the network.
     entry = name if is_known else name.partition(".")[0]
@@ -73,7 +77,10 @@ def refusal(name: str, trusted: Iterable[str]) -> tuple[str, str] | None:
 
 
 def why_not(found: object, name: str, trusted: Iterable[str], owners: Iterable[object]) -> str:
-    """Return why the object found under a name, by way of its `owners`, may not be called; empty if it may."""
+    """Return why an imported object may not be called; empty if it may.
+
+    `owners` are the modules and classes that lead to the object, in the order of the parts of `name`.
+    """
     entries = tuple(trusted)
     module = str(getattr(found, "__module__", None) or "")
     kind, entry = known_kind(name), trusting(name, entries)
@@ -84,9 +91,9 @@ def why_not(found: object, name: str, trusted: Iterable[str], owners: Iterable[o
         own = [each for each in modules if not each or trusting(each, entries) or entry.startswith(f"{each}.")]
         of_others = [each for each in modules if each not in own]
         is_known = isinstance(found, type) and known_kind(f"{module}.{found.__qualname__}")
-        return f"it is of {of_others[-1]}, which is not trusted" if of_others and not is_known else ""
+        return f"it belongs to {of_others[-1]}, which is not trusted" if of_others and not is_known else ""
     if not isinstance(found, type) or not (module == kind or module.startswith(f"{kind}.")):
-        return f"it is no class of {kind}"
+        return f"it is not a class of {kind}"
     if kind == "transformers" and not {base.__name__ for base in found.__mro__} & _CONFIG_BASES:
-        return "it is no config of a model of transformers'"
+        return "it is not the config class of a transformers model"
     return ""

@@ -7,6 +7,6 @@
 
 `load` takes the path or text of a config and its overrides. It returns a `Config`: the tree of values with their
 origins, and every finding. `evaluator` dispatches to the handlers of syntax (expressions, containers, calls, targets,
-imports, statements). `session` reads the files of one load, and `limits` bounds their evaluation. `lazy` provides
+imports, statements). `load_session` reads the files of one load, and `limits` bounds their evaluation. `lazy` provides
 `LazyCall` to programs, without importing the evaluator.
 """

@@ -73,7 +73,7 @@ def dict_display(ev: Evaluator, node: ast.Dict) -> Located:
             continue
         key, value = ev.eval(key_node), ev.eval(value_node)
         if isinstance(key_node, ast.Constant) and isinstance(key[0], str) and key[0] in made:
-            message = f"the key {key[0]!r} stands twice in this dict"
+            message = f"the key {key[0]!r} appears twice in this dict"
             ev.session.add(finding("CFG012", ev.location(key_node), message))
         _put(ev, made, key, value)
     return made, ev.location(node)
@@ -136,7 +136,7 @@ def _comprehend(ev: Evaluator, node: Comprehension, element: Callable[[], Locate
 
 
 def _in_scope(ev: Evaluator, scope: Scope, items: Iterator[Located]) -> Iterator[Located]:
-    """Yield the items, making each one inside `scope`: between two items the evaluator runs code of other scopes."""
+    """Yield the items, with `scope` as the current scope while an item is made, since other code runs in between."""
     while True:
         outer, ev.scope = ev.scope, scope
         try:
@@ -164,7 +164,7 @@ def _clauses(
 
 
 def iterate(ev: Evaluator, node: ast.expr) -> Iterator[Located]:
-    """Evaluate the iterable of a `for` and yield its items with their origins; changes by the loop's body are seen."""
+    """Evaluate the iterable of a `for`; yield its items with their origins, also those that the loop's body appends."""
     value, location = ev.eval(node)
     require_readable(value)
     iterator = iter(in_fixed_order(value))

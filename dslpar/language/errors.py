@@ -47,7 +47,7 @@ CODES = {
 
 
 class ConfigError(Exception):
-    """A rule of the language is broken. `location` is None if the expression's own location is the right one."""
+    """A config breaks a rule of the language. `location` is None if the error is at the evaluated expression."""
 
     def __init__(self, code: str, message: str, hint: str = "", location: Location | None = None) -> None:
         super().__init__(message)
@@ -55,7 +55,7 @@ class ConfigError(Exception):
 
 
 class UnknownError(Exception):
-    """An expression used a value that could not be evaluated. Its own value becomes unknown too, without a finding."""
+    """An expression uses a value that could not be evaluated. It becomes unknown too, without a further finding."""
 
 
 class BudgetError(Exception):

@@ -1,4 +1,4 @@
-"""Evaluator of one config file: holds its names, and dispatches each expression to the handler of its syntax.
+"""Evaluator of one config file: holds the file's names, and calls the handler of each expression's syntax.
 
 An `Evaluator` holds the state that the handlers of expressions and statements share. It knows no syntax itself:
 handlers are functions `(evaluator, node)`, listed in one table per module and merged in statements.py. A failing
@@ -49,7 +49,7 @@ class Evaluator:
         self.expressions = expressions
         self.globals = self.scope = Scope()
         self.loops = 0
-        """Loops around the current statement."""
+        """Number of loops around the current statement."""
 
     def location(self, node: ast.AST) -> Location:
         """Return the location of a node in the file."""
@@ -74,7 +74,7 @@ class Evaluator:
         return UNKNOWN, self.location(node)
 
     def report(self, error: Exception, node: ast.AST) -> None:
-        """Record a failure at its own location, or else at the node's."""
+        """Record a failure at the error's own location if it has one, else at the node's."""
         told = as_config_error(error)
         if told.hint == WRITE_VALUE:
             names = (self.peek(part) for part in ast.walk(node) if isinstance(part, (ast.Name, ast.Attribute)))
@@ -114,7 +114,7 @@ class Evaluator:
                 location = self.location(target if hasattr(target, "lineno") else node)
                 self.bind(target.id, UNKNOWN, location, location)
                 continue
-            # The changed item is unknown as well: from here on, a missing item is not the author's mistake.
+            # Some item of the container is now unknown, so a missing item may not be reported as a mistake.
             owner = self.peek(target.value)
             if isinstance(owner, (List, Dict)):
                 owner.tainted = True
@@ -137,7 +137,7 @@ def as_config_error(error: Exception) -> ConfigError:
     message = str(error) if not isinstance(error, KeyError) else f"there is no key {error}"
     if any(name in message for name in ("'Reference'", "not Reference", "LazyTarget")):
         # A Reference is imported only at build, so its value is not known here, unlike in Python.
-        return ConfigError("CFG003", "what another package holds is not known in a config", WRITE_VALUE)
+        return ConfigError("CFG003", "the contents of another package are not known in a config", WRITE_VALUE)
     for ours in ("List", "Dict", "Tuple"):
         message = message.replace(f"'{ours}'", f"'{ours.lower()}'").replace(f'"{ours}"', f'"{ours.lower()}"')
     return ConfigError("CFG004", f"{type(error).__name__}: {message[:300]}", CODES["CFG004"].hint)

@@ -1,6 +1,6 @@
 """Expressions other than containers and calls: names, attributes, items and slices, operators, f-strings.
 
-A name that Python would import stands for a reference; see functions.py.
+The name of a builtin evaluates to a `Reference`, as do imported names and their attributes; see functions.py.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Search for the files that a config names: by position, by `get_config(name)`, or as modules of a LiBai checkout.
+"""Search for the files that a config names: by relative import, `get_config(name)`, or as a LiBai checkout's modules.
 
-`get_config` searches as the package does that it was imported from, so that no config reads another framework's file:
+`get_config` searches like the package that it was imported from, so that no config reads another framework's file:
 
 - dslpar: the folder of the file, then each parent folder, then the shipped configs (`dslpar/shipped_configs`, then the
   checkout's `configs/`);
 - libai: `configs/` of the file's LiBai checkout; without a checkout, the folder of the file, then each parent folder.
 
-A LiBai checkout is the nearest folder, from the file's own upwards, with `configs/common`.
-`from configs.common.train import train` and `from projects.QQP.configs.model import cfg` name files of it, as they do
-on the path that LiBai's scripts set.
+A file's LiBai checkout is the nearest folder with `configs/common`, from the file's own folder upwards.
+`from configs.common.train import train` and `from projects.QQP.configs.model import cfg` read files in the checkout, as
+with the module path that LiBai's scripts set.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def find_absolute(module: str, importer: str) -> str | None:
 
 
 def is_config(base: str) -> bool:
-    """Return whether a path without extension names a config file, or a folder."""
+    """Return whether a path without extension is that of a config file or of a folder."""
     return os.path.exists(f"{base}.py") or os.path.isdir(base)
 
 

@@ -125,7 +125,7 @@ def _formatter(budget: Budget) -> Value:
 def _check_shown(value: Value, budget: Budget) -> None:
     require_known(value)
     if isinstance(value, Reference):
-        raise ConfigError("CFG003", f"what {value.name} is, is not known in a config", WRITE_VALUE)
+        raise ConfigError("CFG003", f"the value of {value.name} is not known in a config", WRITE_VALUE)
     if not isinstance(value, SHOWN):
         raise ConfigError(
             "CFG004", f"cannot format a {type(value).__name__}, whose text is not fixed", "write `list(...)` around it"

@@ -140,7 +140,7 @@ def _set(call: Call) -> set[Value]:
 
 
 def readable(value: Value, call: Call, any_order: bool = False) -> Value:
-    """Return an iterable that Python's own functions may read to its end. It is paid for at once or item by item."""
+    """Return an iterable that Python's own functions may read to its end. The budget pays at once, or item by item."""
     require_readable(value)
     if not any_order:
         in_fixed_order(value)
@@ -151,7 +151,7 @@ def readable(value: Value, call: Call, any_order: bool = False) -> Value:
 
 
 def _reader(function: Value, any_order: bool = False) -> Function:
-    """Wrap a function that reads its arguments to their ends, comparing or adding the items."""
+    """Wrap a function that reads all items of its arguments, and compares or adds them."""
 
     def run(call: Call) -> Value:
         key = key_function(call)
@@ -166,7 +166,7 @@ def _reader(function: Value, any_order: bool = False) -> Function:
 
 
 def _sum(call: Call) -> Value:
-    """Evaluate `sum`. For containers, each step makes a new one as long as all items before it, and costs as much."""
+    """Evaluate `sum`. A sum of containers copies all earlier items in each addition, so the price is quadratic."""
     start = call.args[1] if len(call.args) > 1 else call.kwargs.get("start", 0)
     if not isinstance(start, CONTAINERS):
         return _reader(sum)(call)
@@ -243,7 +243,7 @@ def _join_path(call: Call) -> str:
 
 
 def _bounded(function: Callable[..., Value], bits: Callable[..., int]) -> Function:
-    """Wrap an integer function of math whose result can be huge; `bits` is an upper bound of its size."""
+    """Wrap a function of math whose integer result can be huge; `bits` returns an upper bound of the result's bits."""
 
     def run(call: Call) -> Value:
         if all(isinstance(value, int) for value in call.args):

@@ -82,7 +82,8 @@ def _import_name(
 ) -> None:
     """Bind one name of a file.
 
-    `copied` is set if the value may belong to a module, whose values imports by position do not share: it is copied.
+    If `copied` is set, the value may belong to a module. It is then deep-copied, since relative imports must not share
+    a module's values. `copied` maps the ids of containers copied so far to their copies.
     """
     if names is None:
         raise UnknownError

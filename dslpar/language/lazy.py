@@ -98,9 +98,9 @@ def settings(value: Any) -> Any:
 def instantiate(description: Any, _trusted_: Iterable[str] = (), **extra: Any) -> Any:
     """Make the described call, after the calls within its arguments; `extra` adds arguments to the outermost call.
 
-    Lists, tuples and dicts are walked; any other value is returned unchanged. `_recursive_=False` leaves the arguments
-    of a call as they are. `_trusted_` lists packages whose classes a config may call, besides those trusted in the
-    working folder's pyproject.toml and the known kinds (`dslpar.core.trust`).
+    Calls are also found inside lists, tuples and dicts. Any other value is returned unchanged. A call with the argument
+    `_recursive_=False` receives its other arguments unchanged. `_trusted_` lists packages whose classes a config may
+    call, besides those trusted in the working folder's pyproject.toml and the known kinds (`dslpar.core.trust`).
 
     Raises:
         DslparError: a target may not be called (then no target is imported), or cannot be imported. Its location is
@@ -181,7 +181,7 @@ def locate(reference: Reference | str, location: Location = PROGRAM) -> Any:
         DslparError: the class is in the standard library, or cannot be imported. Its location is `location`.
     """
     if is_standard_library(str(reference)):
-        message = f"{str(reference)!r} is of Python's standard library, which has no model, layer or optimizer"
+        message = f"{str(reference)!r} is in Python's standard library, which has no model, layer or optimizer"
         raise DslparError([finding("CFG122", location, message)])
     *_, found = _walk(reference, location)
     return found

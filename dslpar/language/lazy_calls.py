@@ -1,4 +1,4 @@
-"""LazyCall, DictConfig and get_config as called by a config file; `lazy` has LazyCall and get_config for programs.
+"""LazyCall, DictConfig and get_config as config files call them; `lazy` has LazyCall and get_config for programs.
 
 LazyCall copies the containers among its arguments, as in detectron2 and LiBai.
 """

@@ -1,10 +1,10 @@
 """Bounds of the config language: steps, sizes and depth, so that no file can hang the evaluator or fill memory.
 
 Every operation pays from a budget of steps, as in Starlark and Lua. An operation also pays for the *size* of what it
-reads and makes, so that the budget holds for `'x' * 10**10`.
+reads and makes, so that the budget also bounds `'x' * 10**10`.
 
-`weigh` prices a value as if every shared part were written out, since comparing, hashing, printing and exporting it
-cost that much: a "billion laughs" of shared lists is small in memory and has a huge weight.
+The weight of a value is its size with every shared part written out, since comparing, hashing, printing and exporting
+the value cost that much. A "billion laughs" of shared lists is small in memory and has a huge weight.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ MAX_KEY_BITS = 60
 MAX_DEPTH = 50
 """Nested levels of containers."""
 MAX_WEIGHT = 200_000
+"""Weight of one value."""
 MAX_NODES = 50_000
 """Values in the finished tree."""
 MAX_FINDINGS = 100
@@ -46,7 +47,7 @@ def limit_error(message: str, hint: str = "") -> ConfigError:
 
 
 class Budget:
-    """The remaining steps of one evaluation, over all its files."""
+    """The remaining steps of one evaluation, which all its files share."""
 
     __slots__ = ("left",)
 
@@ -69,7 +70,8 @@ class Budget:
 
     def weigh(self, *values: object) -> None:
         """Pay for reading all values, counting shared parts each time; refuse values that are too big or too deep."""
-        # The divisors make all steps take about the same time: in one step, C code reads eight items or a few lines.
+        # The divisors make all steps take about equally long: in the time of one step, C code reads eight items or a
+        # few lines of text.
         for value in values:
             if isinstance(value, CONTAINERS):
                 self.spend(_weight(value, {}, 0) // 8)
@@ -157,7 +159,7 @@ def check_length(count: int) -> None:
 
 
 def in_fixed_order(value: Item) -> Item:
-    """Return the value. Raises ConfigError for a set whose order differs per process, since ranks must agree."""
+    """Return the value. Raises ConfigError for a set whose order differs per process: all ranks need the same order."""
     if isinstance(value, set) and not all(isinstance(item, (int, float)) for item in value):
         hint = "write `sorted(...)` around it"
         raise ConfigError("CFG004", "the order of this set differs from process to process", hint)

@@ -66,7 +66,7 @@ class Config(NamedTuple):
         return node.key_location or node.location
 
     def at_keys(self, findings: Sequence[Finding]) -> list[Finding]:
-        """Return the findings, moved to the values of their keys: the code that raises them knows at most the file."""
+        """Return the findings at the locations of their keys' values; the code that made them knew at most the file."""
         nowhere = (Location(self.path), Location(WORLD))
         return [
             finding._replace(location=self.at(finding.key)) if finding.key and finding.location in nowhere else finding
@@ -91,9 +91,9 @@ def load(
 ) -> Config:
     """Evaluate a config file. A user's mistake, such as a missing file, becomes a finding, never an exception.
 
-    `shorthands` maps a key that may be a scalar to the sub-key that the scalar stands for:
-    `{"parallel.tensor": "size"}` lets `parallel.tensor.mode=1d` extend `tensor=4`. `texts` replace the files at these
-    real paths: texts that an editor has not saved yet.
+    `shorthands` maps a key that may be a scalar to the sub-key that the scalar sets. With
+    `{"parallel.tensor": "size"}`, the override `parallel.tensor.mode=1d` extends `tensor=4`. `texts` has texts by real
+    path that replace the files there, such as texts that an editor has not saved yet.
     """
     try:
         # An unreadable file is a finding like any other, so that linting many files continues with the next.

@@ -1,8 +1,8 @@
 """Session of one load: the files it reads, its budget and its findings.
 
 A config file is evaluated afresh each time it is imported, so one importer does not see the changes of another (as in
-detectron2's LazyConfig, whose relative imports also need no package). Only its syntax tree is kept. A file that an
-absolute import names is a module: as in Python it is evaluated once, and all of its importers share its values.
+detectron2's LazyConfig, whose relative imports also need no package). Only its syntax tree is cached. A file that an
+absolute import names is a module: as in Python, it is evaluated once, and all of its importers share its values.
 """
 
 from __future__ import annotations
@@ -115,7 +115,8 @@ class Session:
     def names_of(self, path: str, location: Location, as_module: bool = False) -> dict[str, Binding] | None:
         """Evaluate a config file and return its names; None, with findings, if it cannot be read or parsed.
 
-        `as_module`: an absolute import names the file, or such a file imports it. It is then evaluated only once.
+        `as_module`: an absolute import names the file, or a file imported absolutely imports it. A module is evaluated
+        only once.
         """
         key = os.path.realpath(path)  # a cycle may go through links
         if as_module and key in self.modules:

@@ -42,7 +42,7 @@ class Override(NamedTuple):
     location: Location
     delete: bool = False
     shorthands: Mapping[str, str] = {}
-    """The sub-key that a scalar stands for, by dotted key: `tensor=4` may mean `tensor.size=4`."""
+    """By dotted key, the sub-key that a scalar sets: `tensor=4` may mean `tensor.size=4`."""
 
     def path(self, levels: int | None = None) -> str:
         """Return the dotted key, or its first levels."""
@@ -228,7 +228,7 @@ def _change_dict(owner: Dict, override: Override, depth: int) -> None:
 
 
 def _as_mapping(value: Value, origin: Origin, key_origin: Origin, override: Override, depth: int) -> Value:
-    """Convert a value below which a key is set to a mapping, if it is None or a scalar that stands for a sub-key."""
+    """Make a mapping of a value, so that a key below it can be set: of None, or of a scalar that has a shorthand."""
     if value is None and not override.delete:
         return Dict()
     path = override.path(depth + 1)

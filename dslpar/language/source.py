@@ -60,7 +60,7 @@ class Source:
         return Location(self.path, location.line, start, location.line, start + length)
 
     def find(self, word: str, location: Location, after: int = 0) -> Location:
-        """Find a word in a location's line, at or after its column. Returns the location itself if it is not found."""
+        """Find a word in a location's line, at or after the column; return the location unchanged if there is none."""
         column = self.lines[location.line - 1].find(word, max(location.column - 1, after))
         return self.part(location, column + 1, len(word)) if column >= 0 else location
 
@@ -83,7 +83,7 @@ def read_source(path: str, texts: Mapping[str, str]) -> Source:
 
 
 def import_by_position(name: str, importer: str) -> str:
-    """Return the hint to import a full name relatively, if its module is a file next to `importer`; empty if not."""
+    """Return the hint to use a relative import, if a full name's module is a file next to `importer`; else empty."""
     module, _, last = name.rpartition(".")
     path = os.path.join(os.path.dirname(importer), *module.split("."))
     if not module or not os.path.isfile(f"{path}.py"):

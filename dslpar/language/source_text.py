@@ -1,4 +1,4 @@
-"""Python values as the text of a config, so that configs made by programs and converters are read like files.
+"""Write Python values as the text of a config, so that dicts from programs and converters are read like config files.
 
 >>> print(config_text({"parallel": {"tensor": {"size": 4, "mode": "2d"}}, "zero": 1}), end="")
 parallel = dict(tensor=dict(size=4, mode='2d'))

@@ -15,7 +15,7 @@ from dslpar.language.values import Dict, List, Value, require_known, require_rea
 
 
 def assign(ev: Evaluator, target: ast.expr, value: Value, location: Location) -> None:
-    """Bind a target. If that fails, it becomes unknown, with a finding."""
+    """Assign a value to a target. If the assignment fails, record a finding and make the target unknown."""
     try:
         _store(ev, target, value, location)
     except UnknownError:

@@ -7,10 +7,10 @@ a linter needs the location of a *value*, not of a call.
 A mapping made by `LazyCall` has its `target` set, and has no `_target_` among its children. Its `plain()` is a dict
 whose first key is `_target_`, with the `Reference` as value, as `instantiate` takes it.
 
-    >>> from dslpar.config import load
+    >>> from dslpar.language.load import load
     >>> config = load("configs/gpt_3d.py")                          # doctest: +SKIP
     >>> config.root.get("parallel.tensor.size").location            # doctest: +SKIP
-    Location(path='configs/gpt_3d.py', line=2, column=48, end_line=2, end_column=49)
+    Location(path='configs/gpt_3d.py', line=3, column=46, end_line=3, end_column=47)
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Node(NamedTuple):
     value: Any
     """None, bool, int, float, str or Reference; dict[key, Node]; list[Node]; tuple[Node, ...]."""
     location: Location
-    """Origin of the value: a name has the origin of its value, and a computed expression has its own."""
+    """Origin of the value: for a name, where the name's value was written; for a computed value, the expression."""
     key_location: Location | None = None
     """Location of the key, attribute or name; None for items of lists and tuples."""
     target: Reference | None = None

@@ -35,7 +35,7 @@ class Binding(NamedTuple):
 
 
 class Unknown:
-    """A value that could not be evaluated."""
+    """Type of `UNKNOWN`, the value of an expression that could not be evaluated."""
 
     __slots__ = ()
 
@@ -64,7 +64,7 @@ def require_readable(value: object) -> None:
 
 
 class List(list[Any]):
-    """A list with the origin of each item."""
+    """A list with the origin of each item. It is `tainted` if it was changed in an unknown way, like a `Dict`."""
 
     __slots__ = ("origins", "tainted")
 
@@ -90,7 +90,7 @@ class Tuple(tuple[Any, ...]):
 
 
 class Dict(dict[Any, Any]):
-    """A dict with the origin of each value and each key; attribute access is the language's one extension."""
+    """A dict with the origins of its values and keys. Configs may read and set its items as attributes."""
 
     __slots__ = ("origins", "tainted")
 
@@ -98,7 +98,7 @@ class Dict(dict[Any, Any]):
         super().__init__()
         self.origins: dict[Any, tuple[Origin, Origin]] = {}
         self.tainted = False
-        """Whether it was changed in an unknown way: a missing key is then unknown instead of an error."""
+        """Whether the dict was changed in an unknown way. A missing key is then unknown, not an error."""
 
     def put(self, key: Value, value: Value, origin: Origin = None, key_origin: Origin = None) -> None:
         """Set an item and its origins."""
@@ -180,7 +180,7 @@ def deep_copy(value: Value, known: dict[int, Value] | None = None) -> Value:
         made.origins = list(origins_of(value))
         made.tainted = getattr(value, "tainted", False)
     else:
-        copy = known[id(value)] = Dict()  # known before its items are copied, which may contain it
+        copy = known[id(value)] = Dict()  # stored before its items are copied, since an item may contain the dict
         copy.update((key, deep_copy(item, known)) for key, item in value.items())
         copy.origins = dict(value.origins) if isinstance(value, Dict) else {}
         copy.tainted = getattr(value, "tainted", False)

@@ -2,9 +2,10 @@
 
 No tag is ever constructed. Scalars follow YAML 1.2's core schema; PyYAML follows YAML 1.1. So `1e-4` is a float (a
 string in PyYAML), `010` is 10 (8 in PyYAML), and `yes`, `1:30` and dates are strings (True, 90 and a date in PyYAML). A
-written string is quoted if either reading would take it for something else. Tuples come back as lists and LazyCall
-mappings with `_target_`. References come back as strings with their full names, which are valid wherever a class is
-expected.
+string is written in quotes if either version would read it as another type.
+
+Three kinds of values change when a written file is read back. Tuples become lists. LazyCall mappings become mappings
+with the key `_target_`. References become strings with their full names, which are valid wherever a class is expected.
 """
 
 from __future__ import annotations
@@ -236,6 +237,6 @@ class _Reader:
             return
         if key in made:
             # An error here, a warning in Python: YAML 1.2 forbids it, and another reader may take the first value.
-            message = f"the key {key!r} stands twice in this mapping"
+            message = f"the key {key!r} appears twice in this mapping"
             self.session.add(finding("CFG012", key_location, message, severity="error"))
         made.put(key, value, location, key_location)

@@ -15,8 +15,11 @@ class Batch(NamedTuple):
     """Batch sizes of one step: global_size = micro_size * accumulation * data size."""
 
     global_size: int
+    """Samples per optimizer step."""
     micro_size: int
+    """Samples per micro-batch on each replica."""
     accumulation: int
+    """Micro-batches per step."""
 
 
 def requested_batch(spec: Spec) -> sections.Batch:
@@ -27,7 +30,7 @@ def requested_batch(spec: Spec) -> sections.Batch:
 
 
 class KnownSizes(Protocol):
-    """Sizes that determine the batch besides the config; the linter's context raises if one is not known."""
+    """Sizes that the batch depends on, besides the section `batch`. The linter's context raises for an unknown size."""
 
     @property
     def data_size(self) -> int:
@@ -48,7 +51,7 @@ class Sizes(NamedTuple):
 
 
 def batch_of(requested: sections.Batch, sizes: KnownSizes) -> Batch:
-    """Return the batch sizes from the given ones; if these do not fit, the product does not match (BAT101)."""
+    """Return all batch sizes, from the requested ones. If these contradict each other, BAT101 reports the product."""
     return Batch(*(decide(requested, sizes).value for decide in (global_size_of, micro_size_of, accumulation_of)))
 
 
@@ -73,10 +76,12 @@ def micro_size_of(requested: sections.Batch, sizes: KnownSizes) -> Decision:
         least = divisors.least_micro_size(sizes.cuboid)
         cuts = [each.why for each in divisors.batch(least, sizes.cuboid) if each.by > 1]
         why = (
-            f"the least that divides by {' and '.join(cuts)}" if cuts else "the least there is: no rank splits samples"
+            f"the smallest number divisible by {' and '.join(cuts)}"
+            if cuts
+            else "the smallest possible, since no rank splits samples"
         )
         sources = ("parallel.tensor.shape",) if cuts else ()
-        return Decision(least, f"neither it nor global_size is given: {why}", sources)
+        return Decision(least, f"neither micro_size nor global_size is set: {why}", sources)
     whole, accumulation = requested.global_size, accumulation_of(requested, sizes).value
     why = f"global_size {whole} / (accumulation {accumulation} * data {sizes.data_size})"
     value = whole // (accumulation * sizes.data_size)
@@ -89,6 +94,6 @@ def accumulation_of(requested: sections.Batch, sizes: KnownSizes) -> Decision:
         return Decision(requested.accumulation)
     whole, micro = requested.global_size, requested.micro_size
     if whole is None or micro is None:
-        return Decision(1, "left out: one micro-batch a step", how="default")
+        return Decision(1, "left out: one micro-batch per step", how="default")
     why = f"global_size {whole} / (micro_size {micro} * data {sizes.data_size})"
     return Decision(whole // (micro * sizes.data_size), why, ("batch.global_size", "batch.micro_size", _DATA))

@@ -1,12 +1,12 @@
-"""Pipeline bubble of a job: its schedule, simulated with what each stage computes.
+"""Pipeline bubble of a job: a simulation of its schedule with the compute of each stage.
 
     timeline = simulate_job(job)        # of one step; None where there are too many micro-batches
     timeline.bubble
 
 Time is counted in forwards of a mean stage. A stage's forward takes as long as its layers have multiplications (the
 weights of a partition by 'cost'). The gradients of inputs and those of weights take as long as the forward each: one
-product each per matmul. Recomputation makes a stage's backward longer by one forward. Devices and networks do not
-enter: messages take no time.
+product each per matmul. Recomputation makes a stage's backward longer by one forward. The simulation ignores devices
+and networks: messages take no time.
 """
 
 from __future__ import annotations

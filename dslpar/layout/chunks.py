@@ -1,4 +1,4 @@
-"""Chunks of a pipeline: which rank of the axis "pipe" holds which stages.
+"""Chunks of a pipeline: the stages that each rank of the axis "pipe" holds.
 
 A stage is a contiguous run of layers. Stages are numbered in the order of the forward. With one chunk per rank, stage
 and rank have the same number. With v chunks per rank, rank r holds the stages r, r + P, r + 2P, ..., as in

@@ -6,11 +6,11 @@ from typing import Any, Literal, NamedTuple
 
 
 class Decision(NamedTuple):
-    """Value with its reason; a value that was given needs no reason."""
+    """Value with its reason; a value that the config sets needs no reason."""
 
     value: Any
     why: str = ""
     sources: tuple[str, ...] = ()
-    """The keys that it follows from."""
+    """The config keys that the value follows from."""
     how: Literal["inferred", "default"] = "inferred"
     """"default" if the value depends on no other key and not on the world size."""

@@ -1,7 +1,8 @@
 """DeepSpeed's configuration of a Job. This is the only module that writes DeepSpeed's keys.
 
-A key is written explicitly if DeepSpeed's default differs from the config, such as clipping (on, at 1.0), or is wrong
-for dslpar. `CHOICES` lists the latter with the reasons that `dslpar config --explain` prints.
+A key is written explicitly in two cases. Either DeepSpeed's default differs from the config's value (clipping is on by
+default, at 1.0), or DeepSpeed's default is wrong for dslpar. `CHOICES` lists the keys of the second case, with the
+reasons that `dslpar config --explain` prints.
 
     >>> from dslpar.layout.resolve import resolve
     >>> spec = sections.Spec(model=sections.OtherModel(target="Sequential"))
@@ -26,69 +27,70 @@ CHOICES: Mapping[str, Decision] = {
         None, "one more than the steps: dslpar reports them, DeepSpeed does not", ("train.steps",)
     ),
     "timers.throughput.enabled": Decision(
-        False, "dslpar measures throughput; DeepSpeed's timer waits for the device twice a micro-batch", how="default"
+        False, "dslpar measures throughput; DeepSpeed's timer waits for the device twice per micro-batch", how="default"
     ),
     "optimizer.params.torch_adam": Decision(
         True,
-        "torch's own Adam: DeepSpeed's fused one is compiled at the first start; offloaded from a device, "
-        "DeepSpeedCPUAdam takes its place where its op builds, and the log says which",
+        "torch's own Adam, since DeepSpeed's fused Adam is compiled at the first start; if the optimizer is offloaded "
+        "from a device, DeepSpeedCPUAdam replaces it if its op can be built, and the log names the one used",
         ("optimizer.type",),
     ),
     "optimizer.params.fused": Decision(
         True,
-        "one kernel a step, on CPUs too, offloaded states among them: torch's default passes over all states a dozen "
+        "one kernel per step, on CPUs and for offloaded states too; torch's default passes over all states a dozen "
         "times",
         ("optimizer.type",),
     ),
     "optimizer.params.adam_w_mode": Decision(
-        False, "what DeepSpeed calls Adam is AdamW otherwise", ("optimizer.type",)
+        False, "with True, DeepSpeed's default, its Adam is AdamW", ("optimizer.type",)
     ),
     "zero_optimization.use_multi_rank_bucket_allreduce": Decision(
-        False, "DeepSpeed's default, True, sends half as much again", ("zero.stage",)
+        False, "DeepSpeed's default, True, sends 50 % more", ("zero.stage",)
     ),
     "zero_optimization.reduce_bucket_size": Decision(
         40_000_000,
-        "elements: a bucket is reduced while the next one fills, and DeepSpeed's default, 500 million, is one for all",
+        "elements: a bucket is reduced while the next one fills; DeepSpeed's default, 500 million, makes one bucket of "
+        "all",
         ("zero.stage",),
     ),
     "zero_optimization.allgather_bucket_size": Decision(
         40_000_000,
-        "elements: a bucket of weights is gathered while the layers before it run, and DeepSpeed's default, 500 "
-        "million, is one for all",
+        "elements: a bucket of weights is gathered while the layers before it run; DeepSpeed's default, 500 million, "
+        "makes one bucket of all",
         ("zero.overlap_param_gather",),
     ),
     "data_types.grad_accum_dtype": Decision(
         "fp32",
-        "micro-batches add up in fp32, not in the 8 or 11 bits of the model's type",
+        "gradients of micro-batches are summed in fp32, not in the model's type with its 8 or 11 bits",
         ("precision.dtype", "zero.stage"),
     ),
     "communication_data_type": Decision(
         "fp32",
-        "replicas' gradients add up in fp32 too: in bf16 each hop of a ring would round its sum",
+        "replicas' gradients are summed in fp32 too: in bf16, each hop of a ring all-reduce would round the sum",
         ("precision.dtype", "zero.stage"),
     ),
     "seq_parallel_communication_data_type": Decision(
         "fp32",
-        "the type of communication_data_type, by the key that DeepSpeed has where ranks hold equal weights and other "
-        "tokens; what DeepSpeed itself reduces at ZeRO 1 and 2 travels in fp32 there",
+        "the same as communication_data_type: DeepSpeed has a second key for ranks with equal weights and different "
+        "tokens; what DeepSpeed itself reduces at ZeRO 1 and 2 is then sent in fp32",
         ("precision.dtype", "zero.stage", "parallel.context.size", "parallel.tensor.depth"),
     ),
     "zero_allow_untested_optimizer": Decision(
-        True, "this optimizer acts elementwise, so ZeRO's shards of it are right", ("optimizer.type", "zero.stage")
+        True, "this optimizer works elementwise, so ZeRO may shard its states", ("optimizer.type", "zero.stage")
     ),
     "zero_force_ds_cpu_optimizer": Decision(
         False,
-        "dslpar makes this optimizer; DeepSpeed would refuse it",
+        "dslpar builds this optimizer; with True, DeepSpeed would refuse it",
         ("optimizer.type", "zero.offload_optimizer.device"),
     ),
     "pipeline.pipe_partitioned": Decision(
         False,
-        "True would take activations for copies of each other on the whole tensor group",
+        "True assumes that all ranks of a tensor group hold equal activations",
         ("parallel.pipeline.size",),
     ),
     "pipeline.grad_partitioned": Decision(
         False,
-        "True would take gradients for copies of each other on the whole tensor group",
+        "True assumes that all ranks of a tensor group hold equal gradients",
         ("parallel.pipeline.size",),
     ),
 }
@@ -131,7 +133,9 @@ def ds_config(job: Job) -> Config:
 def overlaps_reduction(spec: sections.Spec) -> bool:
     """Return whether dslpar reduces gradients during the backward; if not, DeepSpeed acts as `overlap_comm` says.
 
-    Only for ZeRO 1 and 2, since ZeRO 3 overlaps by itself. `zero.overlap_comm=False` turns it off.
+    dslpar does so for ZeRO 1 and 2 only, since DeepSpeed's ZeRO 3 overlaps by itself. Offloading the optimizer turns
+    the overlap off. So does False for `overlap_comm`, `reduce_scatter` or `contiguous_gradients`, and True for
+    `use_multi_rank_bucket_allreduce`, all in the section `zero`.
     """
     zero = spec.zero.extra
     off = any(zero.get(name) is False for name in ("overlap_comm", "reduce_scatter", "contiguous_gradients"))

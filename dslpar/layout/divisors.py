@@ -1,25 +1,27 @@
 """Divisibility conditions of sizes on a cuboid of ranks.
 
-All ranks hold pieces of the same size, so a sharded size must divide by the number of ranks that shard it. The linter,
-`dslpar show` and the layers, when they are built, all use exactly this table. `dslpar.layout.sharding` has the axes
-that shard each activation. A model family combines its conditions from these.
+All ranks hold pieces of the same size, so a sharded size must be divisible by the number of ranks that shard it. The
+linter, `dslpar show` and the layers, when they are built, all use exactly this table. `dslpar.layout.sharding` has the
+axes that shard each activation. A model family combines its conditions from these.
 
-Letters: A heads, G heads of keys and values, H residual features (H / A per head), F features of the MLP.
+Letters: A heads, G heads of keys and values, H residual features (H / A per head), F features of the MLP. x = d * q, y
+and z are the axes of the cuboid (docs/architecture.md, The cuboid). "residual=batch" means that ranks along y store
+different samples of the residual, and "inner=heads" that ranks along z store different heads of inner activations.
 
-=================  ============================================================================  ======
-size               divides by                                                                    rule
-=================  ============================================================================  ======
-batch.micro_size   x; x * y if the residual is kept by batch; x * z if the inner is              BAT102
-num_heads A        y; y * z if the inner is kept by heads; y * x for Ulysses                     TEN201
-..                 G                                                                             TEN207
-num_kv_heads G     as num_heads                                                                  TEN206
-hidden_size H      z * q, y * q; y * z if the residual is kept by hidden, or the inner by heads  TEN202
-..                 A                                                                             TEN205
-..                 A * y * q / gcd(y * q, G): the features of G heads divide by y * q            TEN208
-..                 2 * A for rotary positions                                                    TEN209
-ffn_hidden_size F  y * q; y * z if the inner is kept by heads                                    TEN203
-seq_len            y if the residual is kept by sequence; x in mode 'sequence'                   TEN204
-=================  ============================================================================  ======
+=================  =====================================================================  ======
+size               must be divisible by                                                   rule
+=================  =====================================================================  ======
+batch.micro_size   x; x * y if residual=batch; x * z if inner=batch                       BAT102
+num_heads A        y; y * z if inner=heads; y * x for Ulysses                             TEN201
+..                 G                                                                      TEN207
+num_kv_heads G     as num_heads                                                           TEN206
+hidden_size H      z * q, y * q; y * z if residual=hidden or inner=heads                  TEN202
+..                 A                                                                      TEN205
+..                 A * y * q / gcd(y * q, G): y * q must divide the features of G heads   TEN208
+..                 2 * A for rotary positions                                             TEN209
+ffn_hidden_size F  y * q; y * z if inner=heads                                            TEN203
+seq_len            y if residual=sequence; x in mode 'sequence'                           TEN204
+=================  =====================================================================  ======
 
 The vocabulary is padded instead. A, G and H depend on each other: `dslpar.layout.nearest` finds legal combinations.
 
@@ -40,12 +42,14 @@ from dslpar.layout.sharding import INWARD_WEIGHT, OUTWARD_WEIGHT, inner_cuts, re
 
 
 class Condition(NamedTuple):
-    """Condition that one size divides by another."""
+    """Condition that a size is divisible by a number."""
 
     key: str
     """The model's field, or the full key of another section."""
     value: int
+    """The size."""
     by: int
+    """The number that must divide the size."""
     why: str
     """Explanation of `by`, such as "y * q = 4"."""
     code: str
@@ -53,7 +57,7 @@ class Condition(NamedTuple):
 
     @property
     def holds(self) -> bool:
-        """Return whether `value` divides by `by`."""
+        """Return whether `value` is divisible by `by`."""
         return self.value % self.by == 0
 
 
@@ -114,7 +118,7 @@ def head_cut(key: str, count: int, cuboid: Tensor, code: str) -> Condition:
 
 
 def residual_features(size: int, cuboid: Tensor, key: str = "hidden_size") -> Iterator[Condition]:
-    """Yield the conditions of residual features in a model whose attention has as many inner features."""
+    """Yield the conditions of residual features, in a model whose attention has equally many inner features."""
     for axes in residual_axes(cuboid):
         yield cut(key, size, cuboid, axes, "TEN202")
 
@@ -131,8 +135,8 @@ def hidden(sizes: Attention, cuboid: Tensor) -> Iterator[Condition]:
     yield from residual_features(size, cuboid)
     yield Condition("hidden_size", size, num_heads, f"num_heads = {num_heads}", "TEN205")
     if num_kv_heads is not None:
-        # The weights of q, k and v are blocks of one weight, each sharded by itself, so the H * G / A features of keys
-        # must divide by y * q.
+        # The weights of q, k and v are blocks of one weight, each sharded by itself. So y * q must divide the
+        # H * G / A features of keys.
         cut = cuboid.y * cuboid.q
         times = cut // math.gcd(cut, num_kv_heads)
         why = f"num_heads * {times} = {times * num_heads} (features of num_kv_heads by y * q)"
@@ -149,7 +153,10 @@ def sequence(seq_len: int, cuboid: Tensor) -> Iterator[Condition]:
 
 
 def token_mixing(size: int, cuboid: Tensor, key: str = "hidden_size") -> Iterator[Condition]:
-    """Yield the condition of residual features that ranks redistribute to mix the tokens of a split sequence."""
+    """Yield the condition of residual features for layers that mix tokens (MLP-Mixer) of a split sequence.
+
+    The ranks exchange pieces of the sequence for pieces of the features.
+    """
     cuts = residual_cuts(cuboid)
     if cuts.sequence:
         yield cut(key, size, cuboid, _cutting(cuboid, cuts.sequence + cuts.features), "TEN140")

@@ -25,7 +25,7 @@ class FamilyLayout(Protocol[Family]):
         ...
 
     def padding(self, model: Family, cuboid: Tensor) -> Sequence[Condition]:
-        """Return the sizes that are padded instead, with their padding."""
+        """Return the sizes that need not be divisible, because they are padded, with their padded values."""
         ...
 
     def pipeline_weights(self, model: Family, method: str, seq_len: int) -> EvenWeights:
@@ -52,7 +52,7 @@ def is_chain(model: Model | OtherModel) -> bool:
 
 
 def splits_sequences(model: Model | OtherModel) -> bool:
-    """Return whether attention can run over split sequences: it is known, and nothing but masks changes its scores."""
+    """Return whether attention can run over split sequences: dslpar knows it, and only masks change its scores."""
     if isinstance(model, Model):
         return getattr(model, "num_heads", None) is not None
     config = model.transformers
@@ -89,7 +89,7 @@ def transformers_conditions(model: OtherModel, cuboid: Tensor, seq_len: int) -> 
 
 
 def pipeline_weights(model: Model | OtherModel, method: str, seq_len: int) -> Weights | None:
-    """Return the weights of layers by 'cost', 'parameters' or 'type:REGEX'; None if only built layers have them."""
+    """Return the weights of layers by 'cost', 'parameters' or 'type:REGEX'; None if that needs the built layers."""
     if isinstance(model, Model):
         return layout_of(model).pipeline_weights(model, method, seq_len)
     if model.transformers is not None:

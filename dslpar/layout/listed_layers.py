@@ -1,4 +1,4 @@
-"""Weights of layers that a config lists (`layers_cfg`), from their types, since the layers are not built yet.
+"""Weights of layers that a config lists (`layers_cfg`), from the layers' types, since no layer is built yet.
 
 >>> model = OtherModel(target="Sequential", args={"layers_cfg": [dict(type=t) for t in ("Linear", "ReLU") * 2]})
 >>> weights(model, "cost"), weights(model, "type:relu"), weights(model, "parameters")
@@ -15,10 +15,10 @@ from dslpar.schema.sections import OtherModel
 
 
 def weights(model: OtherModel, method: str) -> list[int] | None:
-    """Return the weight of the layers at each index of the partition.
+    """Return the weight of each group of layers that stays on one stage (`stages.group_layers`).
 
     By 'cost', every layer with parameters weighs 1. By 'type:REGEX', every layer that matches weighs 1. By
-    'parameters', the result is None, since that needs the built layers.
+    'parameters', the result is None, since that method needs the built layers.
     """
     layers, names = model.layers or (), class_names(model)
     if method == "parameters":
@@ -31,7 +31,7 @@ def weights(model: OtherModel, method: str) -> list[int] | None:
 
 
 def without_parameters(model: OtherModel, counts: Sequence[int]) -> list[int]:
-    """Return the stages of a partition without parameters; an author's own class counts as having parameters.
+    """Return the stages of a partition that have no parameters; classes outside torch.nn count as having some.
 
     >>> model = OtherModel(target="Sequential", args={"layers_cfg": [dict(type=t) for t in ("Linear", "ReLU")]})
     >>> without_parameters(model, (1, 1))
@@ -42,7 +42,7 @@ def without_parameters(model: OtherModel, counts: Sequence[int]) -> list[int]:
 
 
 def are_all_of_torch(model: OtherModel) -> bool:
-    """Return whether the config lists the layers and all are in torch.nn; an author's own class may be anything.
+    """Return whether the config lists the layers and all are classes of torch.nn; any other class may do anything.
 
     >>> are_all_of_torch(OtherModel(target="Sequential", args={"layers_cfg": [dict(type="Linear"), dict(type="a.B")]}))
     False

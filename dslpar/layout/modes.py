@@ -1,4 +1,7 @@
-"""Modes of tensor parallelism: the cuboid of ranks that a size makes, and how activations are stored on it."""
+"""Modes of tensor parallelism: the cuboid of ranks for a tensor size, and how its ranks store activations.
+
+docs/architecture.md, The cuboid, explains the axes d, q, y, z and lists the modes with their sources.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from dslpar.schema.sections import ContextParallel, TensorParallel
 from dslpar.schema.types import SYMMETRIC_MEMORY
 
 Axes = tuple[int, int, int, int]
+"""Sizes of the cuboid's axes (d, q, y, z)."""
 
 
 def _squares(tensor: TensorParallel, depth: int = 1) -> Axes | None:
@@ -38,8 +42,11 @@ class TensorMode(NamedTuple):
     axes: Callable[[TensorParallel], Axes | None]
     """Function that returns (d, q, y, z) of a TensorParallel, or None if its size does not fit the mode."""
     residual: Residual
+    """Default storage of the residual stream over y."""
     keep: Keep = "x"
+    """Default of the gathered operands that a layer keeps for the backward."""
     inner: Inner = "heads"
+    """Default storage of inner activations over z."""
     options: tuple[str, ...] = ()
     """Keys of parallel.tensor that have an effect in this mode, besides size, mode and keep."""
 
@@ -58,12 +65,12 @@ MODES: Mapping[str, TensorMode] = {
 
 
 def options_of(tensor: TensorParallel) -> dict[str, Decision]:
-    """Decide how a mode's cuboid stores activations: as given, else by the mode's defaults."""
-    mode, why, keys = MODES[str(tensor.mode)], f"as mode {tensor.mode!r} has it", ("parallel.tensor.mode",)
+    """Decide `residual`, `inner`, `keep` and `impl`: the section's value, else the mode's default."""
+    mode, why, keys = MODES[str(tensor.mode)], f"the default of mode {tensor.mode!r}", ("parallel.tensor.mode",)
     of_mode = {"residual": mode.residual, "inner": mode.inner, "keep": mode.keep, "impl": "ring"}
     decided = {name: Decision(value, why, keys) for name, value in of_mode.items()}
     if tensor.sequence:
-        decided["residual"] = Decision("sequence", "sequence=True keeps it so", ("parallel.tensor.sequence",))
+        decided["residual"] = Decision("sequence", "sequence=True splits it by sequence", ("parallel.tensor.sequence",))
     given = {name: Decision(value) for name in of_mode if (value := getattr(tensor, name)) is not None}
     return decided | given
 
@@ -85,7 +92,7 @@ UNKNOWN_HEADS = Heads()
 def cuboid_of(
     tensor: TensorParallel | None, context: ContextParallel | None = None, heads: Heads = UNKNOWN_HEADS
 ) -> Tensor:
-    """Return the cuboid that legal sections request; a single rank for None, or for size 1 without a mode."""
+    """Return the cuboid that the sections request, which lint must have accepted; one rank without parallelism."""
     if context is not None and context.size > 1 and (tensor is None or tensor.size == 1):
         tensor = TensorParallel(size=context.size, mode="sequence", impl=context.impl)
     if tensor is None or tensor.mode is None:
@@ -118,7 +125,7 @@ ON_ITS_AXIS: Mapping[str, str] = {
     "sequence": "is context parallelism by another name",
     "2.5d": "has its depth on the same axis",
 }
-"""Modes that cannot be combined with context parallelism, and why."""
+"""Modes that cannot be combined with context parallelism, each with the predicate of a message."""
 
 
 def combines(tensor: TensorParallel | None, context: ContextParallel) -> bool:
@@ -132,12 +139,12 @@ Sections = tuple[TensorParallel | None, ContextParallel | None]
 def context_forms(
     tensor: TensorParallel | None, context: ContextParallel | None, heads: Heads, per_node: int = 0
 ) -> dict[str, Sections]:
-    """Return sections for each form of context parallelism on the same ranks: 'ring', 'ulysses', 'hybrid of 4'.
+    """Return the sections for each form of context parallelism on the same ranks; empty without context parallelism.
 
-    The given form comes first, unchanged. `hybrid` is included with the most exchanging ranks that the heads allow, and
-    with the ranks that share a node of `per_node` devices (0 if not known). Exchanging over all ranks is ulysses, over
-    one rank a ring. `dslpar.layout.family.conditions` checks whether the heads divide as ulysses needs. The result is
-    empty without context parallelism.
+    The keys are 'ring', 'ulysses' and 'hybrid of N', in which N neighbouring ranks exchange heads. The requested form
+    comes first, unchanged. 'hybrid' is included for up to two values of N: the most that the heads allow, and the ranks
+    that share a node of `per_node` devices (0 if not known). With all ranks as N it would be 'ulysses', with one rank
+    'ring'. `dslpar.layout.family.conditions` checks whether the heads divide as ulysses needs.
     """
     cuboid = cuboid_of(tensor, context, heads)
     size = cuboid.context
@@ -168,11 +175,11 @@ def _form(cuboid: Tensor) -> str:
 
 
 def ulysses_size_of(context: ContextParallel | None, cuboid: Tensor, heads: Heads) -> Decision:
-    """Decide the number of neighbouring ranks that exchange heads in `hybrid`: the most that the key heads allow."""
+    """Decide how many neighbouring ranks exchange heads in 'hybrid': as configured, else the most that heads allow."""
     if context is not None and context.ulysses_size is not None:
         return Decision(context.ulysses_size)
     each = [count for count in (heads.num_heads, heads.num_kv_heads) if count is not None]
     shared = math.gcd(*each) // head_ranks(replace(cuboid, ulysses_size=1)) if each else 1
     shared = max(shared, 1)  # 0 if heads do not divide over the tensor ranks, which lint reports
-    why = f"the most ranks of {cuboid.d} that {shared} heads of keys, those of a tensor rank, divide over"
+    why = f"the most of {cuboid.d} ranks that divide the {shared} heads of a tensor rank"
     return Decision(math.gcd(cuboid.d, shared), why, ("parallel.context.size",))

@@ -20,7 +20,7 @@ LARGEST = 2**31 - 1
 _MOST_TRIED = 64
 _KEYS = ("num_heads", "num_kv_heads", "hidden_size")
 _OF_KV_HEADS = dict.fromkeys(("TEN207", "TEN208"), "num_kv_heads")
-"""Rules about two sizes, with the size that should change."""
+"""The size that should change, for rules that compare two sizes."""
 
 
 def neighbours(value: int, legal: Sequence[int]) -> list[int]:
@@ -76,12 +76,16 @@ class _Sizes(NamedTuple):
 
 
 class _Demand(NamedTuple):
-    """Divisors that A, G and H must have (the letters of `divisors`)."""
+    """Divisors that the sizes must have."""
 
     heads_by: int
+    """Divisor of num_heads and of num_kv_heads."""
     hidden_by: int
+    """Divisor of hidden_size."""
     kv_features_by: int
+    """Divisor of the features of all key heads together."""
     head_dim_by: int
+    """Divisor of the features per head."""
 
     def head_dim(self, num_heads: int, num_kv_heads: int) -> int:
         """Return the number that a head's features must be a multiple of."""
@@ -89,7 +93,7 @@ class _Demand(NamedTuple):
         return math.lcm(self.head_dim_by, *(by // math.gcd(by, count) for by, count in parts))
 
     def met(self, sizes: _Sizes) -> bool:
-        """Return whether all sizes divide."""
+        """Return whether all sizes are divisible as demanded."""
         num_heads, num_kv_heads, hidden_size = sizes
         return (
             num_heads % self.heads_by == num_kv_heads % self.heads_by == num_heads % num_kv_heads == 0
@@ -153,6 +157,6 @@ class _Search(NamedTuple):
 def _nearest_first(value: int, sizes: Iterable[int]) -> list[int]:
     """Return at most _MOST_TRIED sizes, the nearest first.
 
-    If there are more sizes, one of the nearest is legal, or hidden_size changes too.
+    If there are more sizes than that, one of the nearest is legal, or hidden_size may change too.
     """
     return sorted(sizes, key=lambda size: abs(size - value))[:_MOST_TRIED]

@@ -1,8 +1,9 @@
-"""Resolution of a Spec and a world size to a Job: every inferred value is decided, and none is clamped.
+"""Resolution of a Spec and a world size to a Job: every value that the config leaves out is inferred.
 
-`resolve` is the overview. Each function below it decides one part. The linter uses the same functions to find errors,
-and `resolve` runs on a spec that the linter has passed. A function returns a `Decision`, a value with its reason, if
-the value needs an explanation. `dslpar.schema.parallel_forms` merges LiBai's `train.dist` and dslpar's `parallel`.
+No value is clamped to a legal one. `resolve` is the overview. Each function below it decides one part. The linter uses
+the same functions to find errors, and `resolve` runs on a spec that the linter has passed. A function returns a
+`Decision`, a value with its reason, if the value needs an explanation. `dslpar.schema.parallel_forms` merges LiBai's
+`train.dist` and dslpar's `parallel`.
 """
 
 from __future__ import annotations
@@ -24,11 +25,14 @@ from dslpar.schema.sections import Model, OtherModel, PipelineParallel, Spec
 
 
 class Stages(NamedTuple):
-    """Partition of layers into stages. The ids are None for one stage; all are None if that needs the built model."""
+    """Partition of layers into pipeline stages. A field is None if it needs the built model; ids also for one stage."""
 
     auto_ids: tuple[int, ...] | None
+    """Pipeline rank of each layer by the automatic method."""
     actual_ids: tuple[int, ...] | None
+    """Pipeline rank of each layer in the partition that is used."""
     counts: tuple[int, ...] | None
+    """Number of layers on each stage in the partition that is used."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,10 +107,11 @@ def heads_of(model: Model | OtherModel) -> Heads:
 
 
 def with_zero(cuboid: Tensor, model: Model | OtherModel, stage: int, num_stages: int) -> Tensor:
-    """Return the cuboid, with `zero_over_d` if ZeRO can shard over d too, whose ranks hold equal weights.
+    """Return the cuboid, with `zero_over_d` set if ZeRO can shard over axis d as well as over replicas.
 
-    It cannot with experts, since each rank of a tensor group holds different ones. It cannot with a pipeline, since
-    DeepSpeed's own grid has only replicas.
+    Ranks along d hold equal weights. ZeRO cannot shard over d in a model with experts, since each rank of a tensor
+    group holds different experts. It cannot do so in a pipeline either, since DeepSpeed's grid of pipeline ranks has no
+    axis but replicas for ZeRO.
     """
     config = None if isinstance(model, Model) else model.transformers
     has_experts = config is not None and config.size("experts") is not None
@@ -129,11 +134,11 @@ def auto_counts(model: Model | OtherModel, method: str, chunks: Chunks, seq_len:
 def method_of(spec: Spec, pipeline: PipelineParallel) -> Decision:
     """Decide the automatic method of the partition."""
     if spec.parallel.pipeline is None:
-        why = "the pipeline is requested in LiBai's form, which is cut as LiBai does"
+        why = "the pipeline is requested in LiBai's form, so layers are divided as in LiBai"
         return Decision("libai", why, ("parallel.pipeline.size",))
     if pipeline.method is not None:
         return Decision(pipeline.method)
-    return Decision("cost", "left out: stages whose work is as even as can be", how="default")
+    return Decision("cost", "left out: the work of stages is as even as possible", how="default")
 
 
 def stages_of(spec: Spec, pipeline: PipelineParallel | None) -> Stages:
@@ -149,7 +154,7 @@ def stages_of(spec: Spec, pipeline: PipelineParallel | None) -> Stages:
 
 
 def stages_from(pipeline: PipelineParallel, chunks: Chunks, auto: Counts | None) -> Stages:
-    """Return the automatic partition, and the one that is used: by stage_ids, by counts, or the automatic one."""
+    """Return the automatic partition `auto`, and the one that is used: by stage_ids, else by counts, else `auto`."""
     counts = pipeline.counts or auto
     if pipeline.stage_ids is not None:
         counts = counts_of(pipeline.stage_ids, chunks)
@@ -166,7 +171,7 @@ def num_model_chunks_of(spec: Spec) -> Decision:
         return Decision(schedule.num_model_chunks)
     if schedule is not None and schedule.type == "interleaved":
         return Decision(2, "left out: the fewest that can be interleaved", ("schedule.type",))
-    return Decision(1, "left out: one stage a rank", how="default")
+    return Decision(1, "left out: one stage per rank", how="default")
 
 
 def chunks_of(spec: Spec, pipe: int) -> Chunks:
@@ -186,9 +191,9 @@ def splits_backward(spec: Spec) -> bool:
 
 
 def defers_nothing(spec: Spec) -> bool:
-    """Return whether it is known from the config that no layer can defer the gradients of its weights.
+    """Return whether the config shows that no layer can defer the gradients of its weights.
 
-    That holds for layers of torch.nn, and with adapters (LoRA), since the weights are then frozen.
+    Layers of torch.nn cannot. With adapters (LoRA) there is nothing to defer, since the weights are frozen.
     """
     return isinstance(spec.model, OtherModel) and (spec.model.lora is not None or are_all_of_torch(spec.model))
 

@@ -6,9 +6,13 @@
     >>> schedule.bubble(), schedule.held(rank=0)
     (0.5, Held(total=2.0, deferred=0.0))
 
-An action is F, the forward of a micro-batch through a stage; B, its backward; or W. If the backward is split, B gives
-only the gradient of the stage's inputs, which another rank waits for, and W those of its weights, which no rank waits
-for. One rule gives four schedules:
+An action is one of three: F, the forward of a micro-batch through a stage, B, its backward, or W. If the backward is
+split, B computes only the gradient of the stage's inputs, which another rank waits for. W computes the gradients of the
+stage's weights, which no rank waits for.
+
+Letters: P ranks, r a rank, v chunks per rank, m micro-batches. F, B and W are also the durations of these actions.
+
+One rule gives four schedules:
 
 | type          | chunks | backward | source                                                                 |
 |---------------|--------|----------|------------------------------------------------------------------------|
@@ -18,12 +22,11 @@ for. One rule gives four schedules:
 | `zero_bubble` | v > 1  | split    | both, as torch.distributed.pipelining's ScheduleInterleavedZeroBubble  |
 
 A rank takes P micro-batches through each of its chunks in turn, then the next P. It begins with some forwards, then
-alternates a forward and a backward, and ends with the remaining backwards. The forwards before the first pair are
-(v-1) P for all chunks but the last, and (P-1-r) for the ranks after it. The interleaved schedule has 2 (P-1-r), since a
-rank would otherwise wait for its neighbour at every chunk. W lags r backwards behind B. The last rank begins last and
-defers the most, and computes its deferred W while the pipeline drains.
-
-Letters: P ranks, r a rank, v chunks per rank, m micro-batches; F, B and W are also the durations of these actions.
+alternates a forward and a backward, and ends with the remaining backwards. Before the first pair, rank r runs (v-1) P
+forwards of all chunks but the last, and P-1-r further forwards, one for each rank after it. The interleaved schedule
+has 2 (P-1-r) instead of P-1-r, since a rank would otherwise wait for its neighbour at every chunk. With a split
+backward, rank r runs each W r backwards after its B. The last rank begins last and defers the most W. It computes the
+deferred W while the pipeline drains.
 """
 
 from __future__ import annotations
@@ -50,12 +53,12 @@ Orders = Sequence[Sequence[Action]]
 
 
 class Held(NamedTuple):
-    """Peak number of activations that a rank holds, in micro-batches of all its chunks."""
+    """Peak of the activations that a rank holds; the unit is the activations of one micro-batch in all its chunks."""
 
     total: float
     """Peak of all activations, held from F to the last action that needs them: B, or W if the backward is split."""
     deferred: float
-    """Peak of the activations that wait for W; it may be at another time than the peak of `total`."""
+    """Peak of the activations that wait for W only; it need not occur at the same time as the peak of `total`."""
 
 
 class Schedule(NamedTuple):
@@ -106,15 +109,17 @@ class Schedule(NamedTuple):
     def bubble(self, forward: float = 1.0, backward: float = 1.0, weights: float = 1.0) -> float:
         """Return idle time over busy time, for equal stages and messages that take no time.
 
-        `forward`, `backward` and `weights` are F, B and W of a stage. A whole backward takes B + W. If it is split, the
-        last rank waits for P-1 forwards at the beginning. At the end, while P-1 backwards run on the other ranks, it
-        has as many deferred W to compute. The first rank has run all forwards that it may run when P-1 backwards of the
-        others are still to come before its own first one. The rank that waits longer determines the bubble. If F, B and
-        W take equally long, both wait equally long.
+        `forward`, `backward` and `weights` are the durations F, B and W of a stage. A whole backward takes B + W.
+
+        With a split backward, the first and the last rank wait at different times, and the rank that waits longer
+        determines the bubble. The last rank waits for P-1 forwards at the beginning. At the end, P-1 backwards run on
+        the other ranks while the last rank computes its P-1 deferred W. The first rank waits once it has run all
+        forwards that it may run, until P-1 backwards of the other ranks are done. If F, B and W take equally long, both
+        ranks wait equally long.
 
         Raises:
-            ValueError: as `order`; or the backward is split and there are fewer micro-batches than ranks, which has no
-                simple form.
+            ValueError: as `order`; or the backward is split and there are fewer micro-batches than ranks, a case
+                without a simple formula.
         """
         self._check()
         (pipe, num), count = self.chunks, self.num_micro_batches

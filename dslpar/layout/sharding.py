@@ -1,9 +1,10 @@
 """Sharding of weights and activations over the cuboid's axes, in the residual stream and inside layers.
 
 An inward layer maps the residual to inner features, and an outward layer maps them back. Axis x, which consists of d
-and q, splits tokens: q splits samples, and d splits samples too or, in context parallelism, each sequence. y splits
-inner features, and z splits the features of the residual. The mode decides how the residual is stored over y, and inner
-activations over z. The layers' placements, the divisors and the closed forms of memory and traffic all use this module.
+and q, splits tokens: q splits samples. d splits samples too, or each sequence in context parallelism. y splits inner
+features, and z splits the features of the residual. The mode of tensor parallelism decides how ranks along y store the
+residual, and how ranks along z store inner activations (docs/architecture.md, The cuboid). The layers' placements, the
+divisors and the closed forms of memory and traffic all use this module.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Cuts(NamedTuple):
 
 
 def samples_are_cut_first(tensor: Tensor, cuts: Cuts) -> bool:
-    """Return whether sharding [batch, ...] and then the sequence is the same as sharding [tokens, ...]."""
+    """Return whether sharding the dims of [batch, sequence, ...] gives each rank the same tokens as [tokens, ...]."""
     ways = (cuts.batch + cuts.sequence, cuts.tokens)
     one, other = ([letter for letter in letters if getattr(tensor, letter) > 1] for letters in ways)
     return one == other
@@ -79,7 +80,7 @@ def _token_cuts(tensor: Tensor) -> tuple[Letters, Letters]:
 
 
 def stored_runs(tensor: Tensor, coord: Mapping[str, int], letters: Letters, length: int) -> Runs:
-    """Return the tokens of a sequence of `length` that the rank at `coord` stores, if the axes `letters` split it."""
+    """Return which of a sequence's `length` tokens the rank at `coord` stores, if the axes `letters` split it."""
     index, count = piece(tensor, coord, letters)
     return runs(length, ring_of(tensor, letters), index, count)
 

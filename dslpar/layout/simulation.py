@@ -5,8 +5,9 @@
     >>> timeline.makespan, timeline.bubble
     (33.0, 0.375)
 
-It takes any orders of actions, so that closed forms of schedules can be verified and other schedules compared. Stages
-may take different times, and messages may take time. Messages over one link are assumed not to wait for each other.
+An order is the list of actions that one rank runs (`dslpar.layout.schedule`). `simulate` accepts any orders, so that
+tests can verify the closed forms of schedules, and other schedules can be compared. Stages may take different times,
+and messages may take time. Messages over one link are assumed not to wait for each other.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ __all__ += ["held", "receives", "simulate"]
 
 
 class DeadlockError(ValueError):
-    """The orders make ranks wait for each other, or for an action that no rank has."""
+    """The orders make ranks wait for each other, or for an action that is in no rank's order."""
 
 
 class Durations(NamedTuple):
@@ -112,14 +113,17 @@ def simulate(orders: Orders, chunks: Chunks, durations: Durations, message: floa
 
 
 def receives(orders: Orders, chunks: Chunks, rank: int) -> list[list[Action]]:
-    """Return the messages that a rank begins to receive before each action of its order, each by its consumer.
+    """Return the messages that a rank begins to receive before each action of its order.
 
-    These are the messages sent until then if all actions take equally long, in the order of sending. So no rank
-    computes during a message whose other end begins later: every message that was begun, in either direction, completes
-    whatever the rank does next. This is required: when CUDA loads a kernel, at its first use, a rank may wait until all
-    its launched work has run (CUDA's programming guide, "Lazy Loading"). Two ranks that each receive early what the
-    other sends later would then wait forever. This happened on a GPU in the second backward, which adds gradients with
-    a separate kernel. Megatron-LM also has both ends of a message at one point of the schedule, in batches.
+    A message is named by the action that consumes it. The orders are simulated with actions that take equally long. A
+    receive begins before the first action that starts at or after the time of sending. So no rank computes while it has
+    begun to receive a message that is sent only later: every message that was begun completes, whatever the rank does
+    next.
+
+    This is required: when CUDA loads a kernel at its first use, a rank may wait until all of its launched work has run
+    (CUDA's programming guide, "Lazy Loading"). If two ranks had each begun to receive what the other sends later, both
+    would wait forever. This happened on a GPU in the second backward, which adds gradients with a separate kernel.
+    Megatron-LM also sends and receives a message at the same point of the schedule, in batches.
 
         >>> schedule = Schedule(Chunks(2), 2)
         >>> ahead = receives(schedule.orders(), schedule.chunks, rank=1)
@@ -147,7 +151,7 @@ def receives(orders: Orders, chunks: Chunks, rank: int) -> list[list[Action]]:
 
 
 def held(order: Sequence[Action], chunks: Chunks) -> Held:
-    """Return the peak of the activations that a rank holds in this order, in micro-batches of all its chunks."""
+    """Return the peak of the activations that a rank holds in this order; the unit is one micro-batch in all chunks."""
     split = any(action.kind == "W" for action in order)
     forward = deferred = most = most_deferred = 0
     for action in order:

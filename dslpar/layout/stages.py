@@ -1,12 +1,14 @@
-"""Partition of layers into pipeline stages: the number of layers per stage, from stage 0 on, by the layers' weights.
+"""Partition of layers into pipeline stages: the number of layers per stage, from stage 0 on.
 
-The methods are the same for every model. The weights come from a family's closed forms (`dslpar.layout.family`), from
-the classes that a config lists (`dslpar.layout.listed_layers`), or from the built layers (`dslpar.engine.partition`).
+There are five methods, the same for every model. 'libai' repeats LiBai's automatic assignment (observed by running it).
+'uniform' is DeepSpeed's even partition. 'cost', 'parameters' and 'type:REGEX' give each layer a weight. The load of a
+stage is the sum of its layers' weights, and these three methods minimize the load of the heaviest stage. If a rank
+holds several stages (`dslpar.layout.chunks`), they minimize the load of the heaviest rank, since a rank computes all of
+its stages.
 
-`libai` repeats LiBai's automatic assignment (observed by running it), and `uniform` is DeepSpeed's even partition.
-'cost', 'parameters' and 'type:REGEX' minimize the weight of the heaviest stage among contiguous partitions. If a rank
-holds several stages (`dslpar.layout.chunks`), they minimize the weight of the heaviest rank, since it computes all of
-its stages. No stage is ever empty. Letters: L layers, P ranks, V stages, P <= V <= L.
+The weights come from a model family's closed forms (`dslpar.layout.family`), from the classes that a config lists
+(`dslpar.layout.listed_layers`), or from the built layers (`dslpar.engine.partition`). There must be at least as many
+layers as stages. Then no stage is empty.
 
     >>> libai(24, 4), uniform(5, 4), counts_of([0, 0, 1], Chunks(2)), counts_of([0, 1, 1, 0, 1], Chunks(2, 2))
     ((6, 7, 7, 4), (2, 1, 1, 1), (2, 1), (1, 2, 1, 1))
@@ -27,11 +29,14 @@ Counts = tuple[int, ...]
 
 
 class EvenWeights(NamedTuple):
-    """Weight of each layer, if all are equal, and the additional weights of the first and last stage."""
+    """Weights of a model whose layers all weigh the same."""
 
     first: int
+    """Additional weight of the first stage (embeddings)."""
     layer: int
+    """Weight of each layer."""
     last: int
+    """Additional weight of the last stage (final norm, head)."""
 
     def loads(self, counts: Sequence[int]) -> Counts:
         """Return the load of each stage.
@@ -52,9 +57,9 @@ Weights = EvenWeights | Sequence[int]
 def automatic(
     method: str, num_layers: int, chunks: Chunks, weights_by: Callable[[str], Weights | None]
 ) -> Counts | None:
-    """Partition by a method that a config or program may name; None if it needs weights that are not known.
+    """Partition the layers by a method's name; None if the method needs weights that are not known.
 
-    `weights_by` returns the weights of the layers by 'cost', 'parameters' or 'type:REGEX'.
+    `weights_by` takes 'cost', 'parameters' or 'type:REGEX', and returns the layers' weights by that method.
     """
     if method in ("libai", "uniform"):
         return {"libai": libai, "uniform": uniform}[method](num_layers, chunks.stages)
@@ -65,7 +70,7 @@ def automatic(
 
 
 def libai(num_layers: int, num_stages: int) -> Counts:
-    """Partition as LiBai does, which gives the last stage fewer layers if it can, because of the head."""
+    """Partition as LiBai does: the last stage gets fewer layers if possible, since it also computes the head."""
     each, left = divmod(num_layers, num_stages)
     counts = [each] * num_stages
     # LiBai relieves the last stage only with at least 4 stages and 8 layers, if all stages would be equal.
@@ -105,9 +110,10 @@ def uniform(num_layers: int, num_stages: int) -> Counts:
 
 
 def balanced(weights: EvenWeights, num_layers: int, chunks: Chunks) -> Counts:
-    """Minimize the heaviest rank, then the unevenness of ranks; then prefer more layers on late ranks and stages.
+    """Partition layers of equal weight: minimize the load of the heaviest rank, then the unevenness of ranks.
 
-    The stages of a rank are as even as possible, since the other ranks wait for each of them.
+    The stages of each rank are as even as possible too, since the other ranks wait for each stage. Ties go to late
+    ranks and late stages.
 
     >>> balanced(EvenWeights(first=0, layer=2, last=3), 8, Chunks(pipe=2, num=2))
     (2, 2, 3, 1)
@@ -120,9 +126,9 @@ def balanced(weights: EvenWeights, num_layers: int, chunks: Chunks) -> Counts:
 
 
 def _fill(loads: Sequence[int], layer: int, num_layers: int, least: int) -> Counts:
-    """Distribute layers over places that already have these loads, at least `least` layers to each.
+    """Distribute layers over ranks or stages that already have these loads; each one gets at least `least` layers.
 
-    Since all layers weigh the same, giving each layer to the lightest place is optimal.
+    Since all layers weigh the same, it is optimal to give each layer to the rank or stage with the smallest load.
     """
     lightest = [(load + least * layer, least, -place) for place, load in enumerate(loads)]
     heapify(lightest)
@@ -133,11 +139,11 @@ def _fill(loads: Sequence[int], layer: int, num_layers: int, least: int) -> Coun
 
 
 def balanced_listed(weights: Sequence[int], chunks: Chunks) -> Counts:
-    """Partition layers of different weights. With one chunk per rank, the result is `contiguous`.
+    """Partition layers of different weights. With one chunk per rank, the result is that of `contiguous`.
 
-    With several chunks, that partition is improved as long as the heaviest rank gets lighter, or ranks or stages more
-    even. In each step a layer moves to the next stage, or a stage gives away a layer at one end and takes one at the
-    other. The result need not be the best partition, which only a search would find.
+    With several chunks, steps improve the partition of `contiguous` as long as `_unevenness` decreases. A step moves
+    one layer to a neighbouring stage, or lets a stage take a layer from one neighbour and pass a layer to the other.
+    The result need not be the best partition, which only a full search would find.
 
     >>> contiguous([4, 1, 1, 4, 1, 1], 4), balanced_listed([4, 1, 1, 4, 1, 1], Chunks(pipe=2, num=2))
     ((1, 2, 1, 2), (2, 2, 1, 1))
@@ -155,7 +161,7 @@ def balanced_listed(weights: Sequence[int], chunks: Chunks) -> Counts:
 
 
 def _moved(counts: Sequence[int]) -> Iterator[list[int]]:
-    """Yield the partitions with one layer less on a stage and one more on a stage that is one or two away."""
+    """Yield the partitions in which one stage has a layer less, and a stage at distance 1 or 2 has a layer more."""
     for distance in (1, 2):
         for stage in range(len(counts) - distance):
             for giver, taker in ((stage, stage + distance), (stage + distance, stage)):
@@ -167,9 +173,10 @@ def _moved(counts: Sequence[int]) -> Iterator[list[int]]:
 
 
 def _unevenness(sums: Sequence[int], counts: Sequence[int], chunks: Chunks) -> tuple[int, int, int, int]:
-    """Return the sort key of a partition.
+    """Return the sort key of a partition; a smaller key is a better partition.
 
-    It consists of the number of stages with load 0, the heaviest rank, and the sums of squares of ranks and of stages.
+    The key has the number of stages with load 0, the load of the heaviest rank, the sum of the squared loads of ranks,
+    and the sum of the squared loads of stages.
     """
     loads = [after - before for before, after in pairwise(sums[end] for end in accumulate(counts, initial=0))]
     of_ranks = loads_of_ranks(loads, chunks)
@@ -182,12 +189,13 @@ def loads_of_ranks(loads: Sequence[int], chunks: Chunks) -> Counts:
 
 
 def contiguous(weights: Sequence[int], num_stages: int) -> Counts:
-    """Minimize the weight of the heaviest stage; if possible, each stage has a layer whose weight is not 0.
+    """Minimize the load of the heaviest stage; if possible, each stage has a layer whose weight is not 0.
 
     >>> contiguous([8, 0, 4, 0, 4, 0], 2), contiguous([1, 0, 0, 0], 2)
     ((2, 4), (3, 1))
     """
-    # Bisect for the least sufficient load; a load suffices if filling stages from the left needs few enough stages.
+    # Bisect for the smallest sufficient load. A load suffices if stages that are filled up to it from the left are no
+    # more than num_stages.
     low, high = max(weights), sum(weights)
     while low < high:
         middle = (low + high) // 2
@@ -224,9 +232,9 @@ def imbalance(loads: Sequence[int]) -> float:
 
 
 def is_pattern(text: str) -> bool:
-    """Return whether a text may follow 'type:': names, and `|`, `^`, `$` and `.` as in regular expressions.
+    """Return whether a text may follow 'type:': letters, digits, `_`, and the operators `|`, `^`, `$` and `.`.
 
-    Without groups and repetitions, no match takes long.
+    Groups and repetitions are not allowed, since matching them can take exponential time.
     """
     return re.fullmatch(r"[\w|^$.]+", text, re.ASCII) is not None
 
@@ -238,10 +246,10 @@ def num_matches(method: str, class_names: Sequence[str]) -> int:
 
 
 def group_layers(layer_idx: Sequence[int | None]) -> list[list[int]]:
-    """Return the positions of the layers at each index of the partition.
+    """Group layers that must stay on one stage: return the positions of the layers with each `layer_idx`.
 
     A layer without an index has the index of the layer before it, and 0 at the beginning. -1 means the last index. If
-    no layer has an index, each layer has an index of its own.
+    no layer has an index, each layer is a group of its own.
 
     >>> group_layers([None, 0, 1, None, 1, -1]), group_layers([None, None])
     ([[0, 1], [2, 3, 4, 5]], [[0], [1]])
@@ -257,7 +265,7 @@ def group_layers(layer_idx: Sequence[int | None]) -> list[list[int]]:
 
 
 def in_order(stage_ids: Sequence[int], chunks: Chunks) -> bool:
-    """Return whether ranks ascend over the layers, starting again at rank 0 at most once per further chunk.
+    """Return whether the ranks of successive layers never decrease, except back to 0 once per chunk after the first.
 
     >>> in_order([0, 1, 0, 1], Chunks(2, 2)), in_order([0, 1, 0, 1], Chunks(2)), in_order([1, 2, 1], Chunks(3, 2))
     (True, False, False)
@@ -267,7 +275,7 @@ def in_order(stage_ids: Sequence[int], chunks: Chunks) -> bool:
 
 
 def counts_of(stage_ids: Sequence[int], chunks: Chunks) -> Counts:
-    """Return the layers on each stage from the rank of each layer; with v chunks, ids start again at 0 v-1 times."""
+    """Return the number of layers on each stage, from the rank of each layer (`in_order` describes the ranks)."""
     stages = list(stage_ids)
     if chunks.num > 1:
         begun_again = accumulate((after < before for before, after in pairwise(stages)), initial=0)

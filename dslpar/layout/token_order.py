@@ -1,10 +1,10 @@
 """Order in which ranks store the tokens of a split sequence, and the causal attention that each rank computes.
 
 If a sequence is split into n consecutive pieces, the last rank attends to all tokens and the first only to its own. The
-busiest rank computes (2n - 1)/n of the mean. In zigzag order a rank stores two pieces, one from each end of the
+busiest rank then computes (2n - 1)/n times the mean. In zigzag order a rank stores two pieces, one from each end of the
 sequence, so that every rank has the same work (as in Megatron-LM's context parallelism and zhuzilin's
-ring-flash-attention). Here the order is data: a rank's tokens are `Run`s of positions, from which attention derives its
-blocks.
+ring-flash-attention). This module describes a rank's tokens as `Run`s of positions. Attention derives its blocks from
+these runs.
 
     >>> [runs(16, ring=2, index=index, count=2) for index in (0, 1)]
     [(Run(first=0, length=4), Run(first=12, length=4)), (Run(first=4, length=8),)]
@@ -56,7 +56,7 @@ def runs(length: int, ring: int, index: int, count: int) -> Runs:
 
 
 def between(order: Sequence[Run], start: int, stop: int) -> Iterator[Run]:
-    """Yield the runs from index `start` to index `stop` of an order."""
+    """Yield the runs of the tokens at index `start` up to, but not including, index `stop` of an order."""
     place = 0
     for run in order:
         first, end = max(start - place, 0), min(stop - place, run.length)
@@ -80,7 +80,7 @@ def joined(order: Iterator[Run]) -> Iterator[Run]:
 
 
 def place_of(position: int, tokens: Runs) -> int | None:
-    """Return the index at which a rank that stores `tokens` has a position; None if it does not store it."""
+    """Return the index of a position among the stored `tokens` of a rank; None if the rank does not store it."""
     place = 0
     for run in tokens:
         if run.first <= position < run.end:

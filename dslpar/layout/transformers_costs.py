@@ -1,14 +1,24 @@
-"""Parameters and multiplications of a transformers model's layers, from its config: sums of products of sizes.
+"""Count the parameters and multiplications of a transformers model from its config, without building the model.
 
-The terms of each model are in data/transformers.json, found by building the model (tools/transformers_tables.py). Their
-sizes are those of `transformers_configs.NAMES`; q and kv, the features of all query heads and of all key heads; patches
-and pixels of vision models; and labels of classifiers. Any other name is a number in the config.
+A count is a sum of terms, such as `ffn + 2 ffn*hidden`. The terms of each model are in the table
+dslpar/schema/data/transformers.json, which tools/transformers_tables.py makes by building the models. A name in a term
+is one of these:
+
+- a size in `transformers_configs.NAMES`, such as `hidden`, `ffn` or `vocab`;
+- `q`, the features of all query heads together, or `kv`, the features of all key heads together;
+- `patches`, the patches per image, or `pixels`, the numbers per patch;
+- `labels`, the classes of a classifier;
+- any other field of the model's config whose value is a number.
+
+The table lists the terms by part of the model: "table" (the token embedding), "front" (all else before the blocks),
+each list of blocks, "back" (all after the blocks but the head), and "head" (the output matrix).
 
     >>> model = OtherModel(target="transformers.GPT2LMHeadModel", args={"config": {}})
     >>> num_parameters(model.transformers), pipeline_weights(model.transformers, "parameters", 0).layer
     (124439808, 7087872)
 
-Looking up embeddings counts as free. Attention windows are ignored. Only the experts that compute a token are counted.
+Multiplications: looking up embeddings counts as free, and attention windows are ignored. Of the experts, only those
+that compute a token are counted.
 """
 
 from __future__ import annotations
@@ -33,9 +43,9 @@ _NOT_EVEN = (
     "moe_layer_start_index",
     "num_dense_layers",
 )
-"""Fields that give experts to some blocks only; the size of each block is then not known here."""
+"""Fields that give experts to some blocks only. If one differs from its default, the size of each block is unknown."""
 _LOOKED_UP = ("vocab", "positions", "patches", "labels")
-"""Sizes that count the rows of tables before the blocks."""
+"""Sizes that count rows of embedding tables before the blocks: a row is looked up, not multiplied."""
 
 
 class UnknownSizeError(Exception):
@@ -56,16 +66,16 @@ def num_multiplied_weights(config: TransformersConfig | None) -> int | None:
 
 
 def score_products(config: TransformersConfig | None, seq_len: int) -> int | None:
-    """Return the multiplications of a token with all tokens of its sequence in all blocks, without a mask."""
+    """Return the multiplications per token of attention with a whole sequence, in all blocks and without a mask."""
     return _known(config, lambda counted: sum(counted.blocks(lambda part: counted.scores(part, seq_len))))
 
 
 def pipeline_weights(config: TransformersConfig | None, method: str, seq_len: int) -> Weights | None:
     """Return the weight of each block, and the additional weights of the first and last stage; None if not known.
 
-    By 'cost', weights are the multiplications of a token's forward in a sequence of `seq_len`. By 'parameters', they
-    are the elements that a stage holds; both the first and the last stage hold a tied table. By 'type:REGEX', the
-    result is None, since that needs the built layers.
+    By 'cost', a weight is the multiplications of a token's forward in a sequence of `seq_len`. By 'parameters', it is
+    the number of parameters; a tied table counts on the first and on the last stage, since both hold it. By
+    'type:REGEX', the result is None, since that method needs the built layers.
     """
     if method not in ("cost", "parameters"):
         return None
@@ -89,7 +99,7 @@ def pipeline_weights(config: TransformersConfig | None, method: str, seq_len: in
 
 
 def _known(config: TransformersConfig | None, count: Callable[[_Counted], T]) -> T | None:
-    """Return the count if the model is in the table and its sizes are numbers, else None."""
+    """Return `count` of the model; None if the table lacks the model, its blocks differ, or a size is unknown."""
     defaults = {} if config is None else config.known.get("defaults", {})
     if config is None or config.num_layers is None or "parts" not in config.row:
         return None
@@ -102,9 +112,9 @@ def _known(config: TransformersConfig | None, count: Callable[[_Counted], T]) ->
 
 
 class _Counted:
-    """Counts over a model's parts: "table", "front", "back", "head", lists of blocks, and "LIST.0".
+    """Counts of one model by part: "table", "front", "back", "head", or the name of a list of blocks.
 
-    "LIST.0" has the additional terms of the first block of a list.
+    The part "LIST.0" has the additional terms of the first block of LIST.
     """
 
     def __init__(self, config: TransformersConfig) -> None:
@@ -112,7 +122,7 @@ class _Counted:
         self.is_causal = config.is_causal
 
     def parts(self) -> Iterator[str]:
-        """Yield the parts other than blocks."""
+        """Yield the parts that are not blocks."""
         yield from ("table", "front", "back", "head")
 
     def blocks(self, count: Callable[[str], int]) -> list[int]:
@@ -125,11 +135,11 @@ class _Counted:
         return found
 
     def held(self, part: str) -> int:
-        """Return the elements of a part's parameters."""
+        """Return the number of a part's parameters. `held("head")` is 0 if the head's matrix is tied to the table."""
         return sum(times * self._product(names) for times, names in self._terms(part))
 
     def multiplied(self, part: str) -> int:
-        """Return the elements of a part's matrices, counting only active experts."""
+        """Return the number of weights in a part's matrices (not in vectors), counting only active experts."""
         found = 0
         for times, names in self._terms(part):
             if "experts" in names and len(names) > 2:  # otherwise it is the router, which every token uses
@@ -138,24 +148,24 @@ class _Counted:
         return found
 
     def scores(self, part: str, seq_len: int) -> int:
-        """Return a token's multiplications with the others: query with keys, and attention weights with values."""
+        """Return the multiplications per token of attention: query with keys, and attention weights with values."""
         return 0 if part.endswith(".0") else 2 * seq_len * self._size("q")
 
     def first(self) -> int:
-        """Return the multiplied weights before the blocks: patches of images, not rows of tables."""
+        """Return the number of multiplied weights before the blocks: patch embeddings, but not embedding tables."""
         terms = [(times, names) for times, names in self._terms("front") if not {*names} & {*_LOOKED_UP}]
         return sum(times * self._product(names) for times, names in terms if len(names) > 1)
 
     def last(self) -> int:
-        """Return the multiplied weights after the blocks, including the head."""
+        """Return the number of multiplied weights after the blocks, including the head."""
         return self.multiplied("back") + self.head()
 
     def head(self) -> int:
-        """Return the elements of the head's matrix, tied or not."""
+        """Return the elements of the head's matrix, also if it is tied; `held("head")` leaves a tied matrix out."""
         return sum(times * self._product(names) for times, names in _parsed(self.config.row.get("head", "")))
 
     def _terms(self, part: str) -> list[tuple[int, tuple[str, ...]]]:
-        """Return the terms of a part, including those of switches that differ from the config class's defaults."""
+        """Return the terms of a part, and the terms that switches add if they differ from the class's defaults."""
         row, values, defaults = self.config.row, self.config.values, self.config.known["defaults"]
         texts = [row["parts"].get(part, "")]
         turned = [
@@ -201,6 +211,7 @@ _DERIVED: Mapping[str, Callable[[_Counted], int | None]] = {
     "patches": lambda of: (of._size("image") // of._size("patch")) ** 2,
     "pixels": lambda of: of._size("patch") ** 2 * of._size("channels"),
 }
+"""Sizes that are computed from other sizes if the config does not set them."""
 
 
 def _is_on(switch: object) -> bool:
@@ -208,7 +219,7 @@ def _is_on(switch: object) -> bool:
 
 
 def _parsed(text: str) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Yield (times, names) of each term.
+    """Parse a sum of terms: yield the factor and the names of each.
 
     >>> list(_parsed("2 ffn*hidden + hidden + 3 1"))
     [(2, ('ffn', 'hidden')), (1, ('hidden',)), (3, ())]

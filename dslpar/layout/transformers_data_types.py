@@ -65,47 +65,47 @@ def _mismatch(model: Model | OtherModel, data: Data) -> tuple[str, str] | None:
     name = getattr(model, "target", model.__class__.__name__).rpartition(".")[2]
     inputs = model.INPUTS if isinstance(model, Model) else DECODER_INPUTS
     inputs = POLICIES[name].inputs if name in POLICIES else inputs
-    message = f"{name} is given {', '.join(inputs)}, and data are {_DESCRIBED[kind]}"
+    message = f"{name} takes {', '.join(inputs)}, but the data are {_DESCRIBED[kind]}"
     return message, f"data=dict(type={types[0]!r}); or {PROGRAM}" if types else PROGRAM
 
 
 _DESCRIBED = {
-    "text": "text of which each next token is predicted",
-    "tokens": "tokens of which each next one is predicted",
-    "mlm": "text of which masked tokens are told",
-    "span": "text of which spans are told",
+    "text": "text for next-token prediction",
+    "tokens": "tokens for next-token prediction",
+    "mlm": "text with masked tokens as targets",
+    "span": "text with spans as targets",
     "images": "images",
-    "chat": "conversations of which each next token is predicted",
+    "chat": "conversations for next-token prediction",
 }
 
 
 def packing_problem(model: Model | OtherModel, seq_len: int) -> str:
-    """Return why a packed conversation is not computed as if it were alone in its row; empty if it is.
+    """Return why packing several conversations into one row would change their results; empty if it would not.
 
-    It is if positions are relative and attention supports documents.
+    Results stay the same if positions are relative and attention keeps the conversations apart.
     """
     if isinstance(model, Model):
         name = model.__class__.__name__
-        return "" if model.packs else f"a token of {name} knows its place in the row, and not in its conversation"
+        return "" if model.packs else f"{name} uses a token's position in the row, not in its conversation"
     config = model.transformers
     if config is None:
         return ""
     name = config.model
     if name not in DERIVED and name not in POLICIES:
-        return f"nobody has shown that {name} keeps packed conversations apart"
+        return f"dslpar does not know whether {name} keeps packed conversations apart"
     if name in _KNOWS_PLACES or not {"rope_parameters", "rope_theta"} & set(config.known.get("defaults", {})):
-        return f"a token of {name} knows its place in the row, and not in its conversation"
+        return f"{name} uses a token's position in the row, not in its conversation"
     for rope in _ropes([config.values.get("rope_parameters"), config.values.get("rope_scaling")]):
         kind = rope.get("rope_type", rope.get("type"))
         least = rope.get("original_max_position_embeddings", config.values.get("original_max_position_embeddings"))
         grows = kind in ("dynamic", "longrope") or "llama_4_scaling_beta" in rope
         if grows and not (isinstance(least, int) and seq_len <= least):
-            return f"rotary positions of type {kind!r} depend on how long the row is"
+            return f"rotary positions of type {kind!r} depend on the row's length"
     return ""
 
 
 _KNOWS_PLACES = frozenset({"BeamForCausalLM"})  # it scales its scores by position
-"""Classes that use positions in other ways besides rotary ones."""
+"""Classes that use absolute positions in addition to rotary ones."""
 
 
 def _ropes(values: Iterable[object]) -> Iterator[Mapping[str, Any]]:

@@ -27,7 +27,7 @@ __all__ = ["DECODER", "OtherModel", "Size", "beyond_masks", "conditions", "inner
 _ROLES = ("hidden", "heads", "kv_heads", "head_dim", "ffn", "shared_ffn", "experts")
 _LARGEST = 2**31  # no size, and no product of two sizes, is as large
 DECODER = ("decoder_num_attention_heads", "decoder_hidden_size", "decoder_intermediate_size")
-"""Fields of a decoder with its own sizes."""
+"""Config fields of a decoder whose sizes differ from the encoder's, as in ViTMAE."""
 
 
 class Size(NamedTuple):
@@ -46,7 +46,10 @@ def sizes_of(config: TransformersConfig | None) -> dict[str, Size]:
 
 
 def conditions(config: TransformersConfig | None, cuboid: Tensor) -> Iterator[Condition]:
-    """Yield the conditions of each size and of the features that it counts; keys are those of the config."""
+    """Yield the divisibility conditions of each size and of the features that follow from it.
+
+    The key of a condition is the config's name of the size.
+    """
     sizes = sizes_of(config)
     if config is not None and "experts" in sizes and not _has_dense_blocks(config):
         sizes.pop("ffn", None)  # it is the size of experts, which are not sharded
@@ -65,7 +68,7 @@ def conditions(config: TransformersConfig | None, cuboid: Tensor) -> Iterator[Co
 
 
 def _heads_of_stages(config: TransformersConfig) -> Sequence[int]:
-    """Return the heads of each stage if a known class lists them, as Swin does, else ()."""
+    """Return the heads of each stage of the model (not of a pipeline) if a known class lists them, as Swin; else ()."""
     heads, depths = config.values.get(config.own_name("heads")), config.values.get("depths")
     if not config.known or not isinstance(heads, (list, tuple)):
         return ()
@@ -75,7 +78,10 @@ def _heads_of_stages(config: TransformersConfig) -> Sequence[int]:
 
 
 def _of_stages(config: TransformersConfig, cuboid: Tensor) -> Iterator[Condition]:
-    """Yield the conditions of a model that lists heads by stage; multiples of an earlier stage's heads divide too."""
+    """Yield the conditions of a model that lists heads by stage, as Swin does.
+
+    If a stage's heads are a multiple of an earlier stage's, the earlier condition suffices.
+    """
     heads, width = _heads_of_stages(config), config.number("embed_dim")
     for stage, count in enumerate(heads):
         if not any(count % earlier == 0 for earlier in heads[:stage]):
@@ -112,7 +118,7 @@ def _has_dense_blocks(config: TransformersConfig) -> bool:
 
 
 def inner_features(sizes: Mapping[str, Size]) -> Iterator[tuple[Size, int]]:
-    """Yield each size that counts inner features, and the number of these features."""
+    """Yield each size that determines a number of inner features, with that number."""
     for size in filter(None, (sizes.get("ffn"), sizes.get("shared_ffn"))):
         yield size, size.value
     heads, hidden, head_dim = (sizes.get(name) for name in ("heads", "hidden", "head_dim"))

@@ -158,7 +158,7 @@ def _has_pipeline(view: View) -> bool:
 
 
 def _num_pieces(view: View) -> Any:
-    """Return the number of micro-batches that the pipeline's schedule makes per batch; 1 without a pipeline."""
+    """Return the number of micro-batches that the pipeline's schedule makes of a batch; 1 without a pipeline."""
     return 1 if _num_stages(view) == 1 else view.any_of("NUM_MICRO_BATCHES", "schedule.num_microbatches") or 1
 
 
@@ -176,7 +176,7 @@ def accumulation(value: object, view: View, row: Row) -> Outcome:
     """Convert gradient_accumulation."""
     pieces, steps = _num_pieces(view), view.get("gradient_accumulation", 1)
     if type(pieces) is not int or type(steps) is not int:
-        return needed("it is no whole number", row.to)
+        return needed("it is not a whole number", row.to)
     if value == 1 and pieces * steps > 1:
         return dropped("1: batch.accumulation is gradient_accumulation times NUM_MICRO_BATCHES")
     if pieces == 1 or steps == 1:
@@ -188,7 +188,7 @@ def accumulation(value: object, view: View, row: Row) -> Outcome:
 def num_microbatches(value: object, view: View, row: Row) -> Outcome:
     """Convert the micro-batches of a pipeline."""
     if _num_stages(view) == 1:
-        return dead("it cuts a pipeline's batch, and there is no pipeline")
+        return dead("it splits the batch of a pipeline, and there is no pipeline")
     return accumulation(value, view, row)
 
 
@@ -207,27 +207,29 @@ def schedule_type(value: object, view: View, row: Row) -> Outcome:
         return changed(row.to, "1f1b", "its order") if known else needed(f"dslpar has no schedule {name}", row.to)
     num = view.any_of("schedule.num_model_chunks", "schedule.num_chunks", "model.num_chunks")
     if num is None:
-        return needed("it has num_model_chunks stages on each rank, and nobody says how many", row.to)
+        return needed("it has num_model_chunks stages per rank, but the source does not set that number", row.to)
     return changed(row.to, "1f1b" if num == 1 else "interleaved", f"{num} stages on each rank")
 
 
 def unless_given(value: object, view: View, row: Row) -> Outcome:
-    """Keep a variable that stands for a key, unless the source has the key itself."""
-    return dropped(f"{row.to} says it") if view.get(row.to) is not None else row.as_is(value)
+    """Keep a variable that is another name of a key, unless the source sets the key itself."""
+    return dropped(f"{row.to} sets it") if view.get(row.to) is not None else row.as_is(value)
 
 
 def by_epoch(value: object, view: View, row: Row) -> Outcome:
-    """Convert epochs to steps: epochs times the data's full global batches, unless the row's argument gives steps."""
+    """Convert epochs to steps: epochs times full global batches per epoch, unless the row's argument gives steps."""
     if row.argument and view.get(row.argument) is not None and not _in_epochs(row.argument, view):
-        return dropped(f"{row.argument} says it")
+        return dropped(f"{row.argument} sets it")
     if view.epoch is None:
-        per_epoch = "one epoch is (samples of the data) / batch.global_size of them; --num-samples N tells"
+        per_epoch = "one epoch is (samples of the data) / batch.global_size of them; give --num-samples N"
         return needed(f"dslpar counts optimizer steps: {per_epoch}", row.to)
     samples, global_size = view.epoch
     steps = value * (samples // global_size) if type(value) is int else 0
     if steps < 1:
-        return needed(f"{value!r} epochs of {samples} samples, {global_size} a step, are no number of steps", row.to)
-    return changed(row.to, steps, f"{value} epochs of {samples} samples // {global_size} a step")
+        return needed(
+            f"{value!r} epochs of {samples} samples, {global_size} per step, do not make a number of steps", row.to
+        )
+    return changed(row.to, steps, f"{value} epochs of {samples} samples // {global_size} per step")
 
 
 def _in_epochs(key: str, view: View) -> bool:
@@ -237,9 +239,9 @@ def _in_epochs(key: str, view: View) -> bool:
 
 
 def of_scheduler(value: object, view: View, row: Row) -> Outcome:
-    """Keep steps of a scheduler, unless they are epochs, which NUM_EPOCHS and WARMUP_EPOCHS convert."""
+    """Keep a scheduler's number of steps. If it counts epochs, NUM_EPOCHS and WARMUP_EPOCHS convert it instead."""
     if _in_epochs(row.pattern, view):
-        return dropped("it is counted in epochs here: NUM_EPOCHS and WARMUP_EPOCHS say what becomes of them")
+        return dropped("it counts epochs here: see NUM_EPOCHS and WARMUP_EPOCHS")
     if row.to == row.pattern and _in_epochs("lr_scheduler.total_steps", view):  # so the warm-up is in epochs too
         return by_epoch(value, view, row)
     return row.as_is(value)
@@ -249,7 +251,7 @@ def of_scheduler(value: object, view: View, row: Row) -> Outcome:
 def fraction(value: float, view: View, row: Row) -> Outcome:
     """Convert a share of the run into steps."""
     if view.get(row.to) is not None:
-        return dropped(f"{row.to} says it")
+        return dropped(f"{row.to} sets it")
     total = view.any_of("TRAIN_ITERS", "lr_scheduler.total_steps")
     if type(total) is not int or _in_epochs("lr_scheduler.total_steps", view):
         return needed("dslpar counts steps of warm-up: this fraction of train.steps", row.to)
@@ -285,7 +287,7 @@ _SHARDED = {"zero.stage": 3, "precision.dtype": "fp16"}
 def placement(value: object, view: View, row: Row) -> Outcome:
     """Convert the placement of a sharded model's tensors."""
     if value == "cuda":
-        return dropped("on the device, as is leaving it out", _SHARDED)
+        return dropped("on the device, as if left out", _SHARDED)
     if value == "cpu":
         also = {"zero.offload_optimizer.device": "cpu", **_SHARDED}
         return changed(row.to, "cpu", "parameters, and the optimizer with them", also)
@@ -295,12 +297,12 @@ def placement(value: object, view: View, row: Row) -> Outcome:
 
 def sharded(value: object, view: View, row: Row) -> Outcome:
     """Convert a model whose parameters are sharded, in fp16."""
-    why = "a sharded model is ZeRO 3, in fp16; how a tensor is cut is DeepSpeed's"
+    why = "a sharded model is ZeRO 3, in fp16; DeepSpeed decides how a tensor is sharded"
     return changed(row.to, 3, why, {"precision.dtype": "fp16"})
 
 
 def offload_pipeline(value: object, view: View, row: Row) -> Outcome:
-    """Convert a switch that corresponds to two in DeepSpeed."""
+    """Convert a switch that corresponds to two switches in DeepSpeed: pipeline_read and pipeline_write."""
     return changed(row.to, value, row.why, {"zero.offload_optimizer.pipeline_write": value})
 
 
@@ -348,7 +350,7 @@ def lr_scheduler(value: object, view: View, row: Row) -> Outcome:
 def _class_name(value: object, row: Row, known: Mapping[str, tuple[str, str]]) -> Outcome:
     """Convert a class name: ColossalAI's by the table, torch's to its short name, others unchanged."""
     if not isinstance(value, (str, Reference)) or not str(value):
-        return needed(f"{value!r} is the name of no class", row.to)
+        return needed(f"{value!r} is not the name of a class", row.to)
     package, _, name = str(value).rpartition(".")
     if name in known and not package.startswith("torch"):
         return changed(row.to, *known[name])
@@ -364,23 +366,23 @@ def handlers(value: object, view: View, row: Row) -> Outcome:
     left = [item for item, name in zip(items, names, strict=True) if name not in IDLE_HANDLERS]
     idle = "; ".join(f"{name}: {IDLE_HANDLERS[name]}" for name in names if name in IDLE_HANDLERS)
     if not left:
-        return dropped(idle or "an empty list is as none")
+        return dropped(idle or "an empty list has no effect")
     return changed(row.to, left, idle) if idle else row.as_is(value)
 
 
 # Hooks of the trainer ---------------------------------------------------------------------------------------------
 
-_LOGGED = "log.txt and metrics.jsonl say it, each train.log_interval and each step"
+_LOGGED = "log.txt and metrics.jsonl have it, every train.log_interval steps and every step"
 _HOOKS = {
     "LogMetricByEpochHook": _LOGGED,
     "LogMetricByStepHook": _LOGGED,
     "LogTimingByEpochHook": _LOGGED,
-    "LogMemoryByEpochHook": "the log says memory after the first step",
+    "LogMemoryByEpochHook": "the log reports memory after the first step",
     "LossHook": _LOGGED,
     "ThroughputHook": _LOGGED,
     "AccuracyHook": "dslpar eval RUN --metrics accuracy@1 measures it",
     "LRSchedulerHook": "the engine steps lr_scheduler",
-    "LoadCheckpointHook": "--resume says it, when the run is started",
+    "LoadCheckpointHook": "replaced by --resume at the start of the run",
     "TensorboardHook": "monitor.tensorboard",
     "SaveCheckpointHook": "train.save_interval",
 }
@@ -392,7 +394,7 @@ def hooks(value: object, view: View, row: Row) -> Outcome:
     """Convert the list of hooks, each by its name."""
     items = [item if isinstance(item, Mapping) else {} for item in value] if isinstance(value, (list, tuple)) else []
     if not items:
-        return dropped("an empty list is as none")
+        return dropped("an empty list has no effect")
     names = [str(item.get("type", "?")).rpartition(".")[2] for item in items]
     known = [re.sub("^Accuracy.*Hook$", "AccuracyHook", name) for name in names]  # early releases had one hook per mode
     why = "; ".join(f"{name}: {_HOOKS.get(known, _OF_A_PROGRAM)}" for name, known in zip(names, known, strict=True))
@@ -401,7 +403,7 @@ def hooks(value: object, view: View, row: Row) -> Outcome:
         return dropped(why, also)
     interval = _save_interval(items[known.index("SaveCheckpointHook")], view)
     if interval is None:
-        why += ", which counts steps, and the hook epochs of the data: --num-samples N tells"
+        why += ", which counts steps, but the hook counts epochs of the data: give --num-samples N"
         return Outcome("needed", "train.save_interval", why=why, also=also)
     return dropped(why, also | {"train.save_interval": interval})
 

@@ -11,13 +11,16 @@ from dslpar.migrate.table import Conversion, Outcome, Row, View, changed, droppe
 
 
 def only(value: object, view: View, row: Row) -> Outcome:
-    """Drop the value that matches dslpar's behaviour ("VALUE else TEXT"); any other value needs the author."""
+    """Drop the value that dslpar's behaviour matches; any other value needs the author.
+
+    The row's argument is "VALUE else TEXT", in which TEXT is the message to the author.
+    """
     right, _, otherwise = row.argument.partition(" else ")
     return dropped(row.why) if value == ast.literal_eval(right) else needed(otherwise, row.to)
 
 
 def on(value: object, view: View, row: Row) -> Outcome:
-    """Turn True into a value ("VALUE: WHY"), and drop False."""
+    """Turn True into VALUE and drop False; the row's argument is "VALUE: WHY"."""
     to, _, why = row.argument.partition(": ")
     if value is True:
         return changed(row.to, ast.literal_eval(to), why)
@@ -31,7 +34,7 @@ def number(convert: Callable[[float, View, Row], object]) -> Conversion:
     def checked(value: object, view: View, row: Row) -> object:
         if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
             return convert(value, view, row)
-        return needed(f"it is {value!r}, which is no number", row.to)
+        return needed(f"it is {value!r}, not a number", row.to)
 
     return checked
 
@@ -41,28 +44,28 @@ def exponent(value: float, view: View, row: Row) -> object:
     """Take log2 of a loss scale."""
     power = int(value).bit_length() - 1
     if value < 1 or 2**power != value:
-        return needed(f"DeepSpeed starts from a power of two, and {value!r} is none", row.to)
+        return needed(f"DeepSpeed starts from a power of two, which {value!r} is not", row.to)
     return power
 
 
 def clip(value: object, view: View, row: Row) -> Outcome:
     """Keep a bound of the gradient norm, and drop 0, which means no bound."""
-    return dropped("0 is off, as is leaving it out") if value == 0 else row.as_is(value)
+    return dropped("0 turns clipping off, as does leaving the key out") if value == 0 else row.as_is(value)
 
 
 def one_dropout(value: object, all_of_them: list[object], row: Row) -> Outcome:
     """Merge several dropout probabilities into dslpar's single one, if they are equal."""
     if any(item != value for item in all_of_them):
-        return needed(f"dslpar has one dropout, and the source several that differ: {all_of_them}", row.to)
+        return needed(f"dslpar has one dropout probability, but the source sets different ones: {all_of_them}", row.to)
     return changed(row.to, value, "one probability for embedding, attention and outputs")
 
 
 def chunks(value: object, has_pipeline: bool, row: Row) -> Outcome:
     """Convert the number of stages per rank of a pipeline; more than one implies the interleaved schedule."""
     if type(value) is not int or value < 1:
-        return needed(f"it is {value!r}, and no number of stages", row.to)
+        return needed(f"it is {value!r}, not a number of stages", row.to)
     if not has_pipeline:
         return dropped("without a pipeline it has no effect")
     if value == 1:
-        return dropped("1 stage on each rank, as '1f1b' has it")
-    return changed(row.to, value, "so many stages on each rank", {"schedule.type": "interleaved"})
+        return dropped("1 stage per rank, as in '1f1b'")
+    return changed(row.to, value, "the number of stages per rank", {"schedule.type": "interleaved"})

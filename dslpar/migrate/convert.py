@@ -1,6 +1,7 @@
-"""Engine of `dslpar import`: finds the row of every leaf key of a source, and makes one report entry per leaf.
+"""Engine of `dslpar import`: finds the table row of every leaf key of a source, and makes one report entry per leaf.
 
 A leaf is a value that is not a mapping, an empty mapping, or the class of a LazyCall (`_target_`). A list is one leaf.
+`dslpar.migrate.table` defines rows, outcomes and fates.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ IMPLIED = "implied by "
 
 
 class Entry(NamedTuple):
-    """Result for one key of the source; the key is empty for a line about no single key."""
+    """Result for one key of the source. The key is empty in an entry that is not about a single key."""
 
     key: str
     fate: Fate
@@ -84,8 +85,10 @@ class Converter:
         self.source_keys: dict[str, str] = {}
         """The source's key that each value comes from, by dslpar's key."""
         self.implied: list[tuple[str, Any, str, Location]] = []
+        """Values that other keys imply: dslpar's key, the value, the source's key and its location."""
 
     def run(self) -> Import:
+        """Convert the source. The order matters, since an added value must not replace one that a key sets."""
         for place, file in self.source.missing:
             self.note("", needed(f"missing file {file!r}: what it sets is not in the result"), place)
         for leaf in self.leaves:
@@ -111,12 +114,12 @@ class Converter:
         if row is None and not (says_nothing and self.is_section(leaf.name)):
             return self.unknown(leaf, first)
         if row is None or says_nothing:
-            nothing = "None says nothing" if leaf.value is None else "an empty dict says nothing"
+            nothing = "None sets nothing" if leaf.value is None else "an empty dict sets nothing"
             return dropped(row.why if row is not None and row.fate == "dropped" and not row.conversion else nothing)
         return self.table.outcome(row, leaf.value, rest, self.view)
 
     def is_section(self, name: str) -> bool:
-        """Return whether rows match keys below this one, or it belongs to a dslpar section that no row mentions."""
+        """Return whether rows match keys below this key, or the key is in a dslpar section that no row mentions."""
         first = name.partition(".")[0]
         if first in SECTIONS and first not in self.known:
             return True
@@ -149,9 +152,9 @@ class Converter:
     def own_name(self, leaf: Leaf, first: str) -> Outcome:
         """Drop a top-level variable of the author, unless its name resembles one of the framework's keys."""
         if leaf.value is UNREAD:
-            return dropped("a name of the file's own, not evaluated; a key that is made of it needs you")
+            return dropped("a variable of the file's own, not evaluated; keys that use it need you")
         if first in self.view.used:
-            return dropped("a variable of the file's own: its value stands where it is used")
+            return dropped("a variable of the file's own: its value is in the keys that use it")
         near = only_near(first, self.known) if len(first) > 4 else None
         if near is not None:
             return needed(f"{self.table.title} has no such key; did you mean {near!r}?")
@@ -166,10 +169,10 @@ class Converter:
         if outcome.fate in ("kept", "renamed", "changed") and outcome.to:
             other = self.clash(outcome.to)
             if other and self.values.get(outcome.to, outcome) == outcome.value:
-                outcome = dropped(f"{self.source_keys[other]} says the same")
+                outcome = dropped(f"{self.source_keys[other]} sets the same value")
             elif other:
-                earlier = f"{self.source_keys[other]} says {other} = {self.values[other]!r} already"
-                outcome = needed(f"{earlier}, and this {outcome.value!r}", outcome.to)
+                earlier = f"{self.source_keys[other]} already sets {other} = {self.values[other]!r}"
+                outcome = needed(f"{earlier}, but this key sets {outcome.value!r}", outcome.to)
             else:
                 self.values[outcome.to], self.source_keys[outcome.to] = outcome.value, leaf.key
         if outcome.fate == "needed" and leaf.value is not UNREAD:
@@ -189,7 +192,7 @@ class Converter:
     # Unevaluated keys ----------------------------------------------------------------------------------------
 
     def read_unread(self) -> None:
-        """Record unevaluated keys, each with the finding that explains it, then the findings about no key."""
+        """Record each unevaluated key with the findings at its place, then the findings that belong to no key."""
         left = [finding for finding in self.source.config.findings if finding.severity == "error"]
         for leaf, around in self.unread:
             outcome = self.outcome(leaf)
@@ -207,7 +210,7 @@ class Converter:
     # Added values --------------------------------------------------------------------------------------------
 
     def read_defaults(self) -> None:
-        """Add the framework's defaults for missing keys, and the values that every source of it implies."""
+        """Add the values that every source of the framework implies, then the framework's defaults for missing keys."""
         whole = Location(self.source.path)
         for key, value in self.table.adds.items():
             if not self.clash(key):

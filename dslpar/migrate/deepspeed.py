@@ -25,7 +25,7 @@ def clip(value: object, view: View, row: Row) -> Outcome:
 
 
 def auto_left_out(value: object, view: View, row: Row) -> Outcome:
-    """Keep an optional key, and drop it if it is "auto"."""
+    """Keep the value of an optional key, but drop the value "auto"."""
     return dropped('"auto": left out, so DeepSpeed\'s default holds') if value == AUTO else row.as_is(value)
 
 
@@ -66,7 +66,7 @@ def stages(value: object, view: View, row: Row) -> Outcome:
     """Convert the number of pipeline stages."""
     if type(value) is int:
         return row.as_is(value)
-    return dropped(f"{value!r}: the program said how many; write parallel.pipeline")
+    return dropped(f"{value!r}: the program sets the number; write parallel.pipeline")
 
 
 def half_precision(value: object, view: View, row: Row) -> Outcome:
@@ -79,19 +79,19 @@ def of_half_precision(value: object, view: View, row: Row) -> Outcome:
     dtype = row.pattern.partition(".")[0]
     enabled = view.get(f"{dtype}.enabled")
     if enabled == AUTO:
-        return needed(f'it counts if {dtype} is enabled, which is "auto"')
+        return needed(f'it applies if {dtype} is enabled, which is "auto"')
     return row.as_is(value) if enabled is True else dropped(f"{dtype} is not enabled")
 
 
 def tensor_size(value: object, view: View, row: Row) -> Outcome:
-    """Convert the size of a tensor or context group; the row's argument has the keys that it implies."""
+    """Convert the size of a tensor or context group. The row's argument is a dict of further keys that it implies."""
     if value == 1:
-        return dropped("1: none")
+        return dropped("1 means none")
     section = row.to.rpartition(".")[0]
     also = {f"{section}.{key}": item for key, item in ast.literal_eval(row.argument).items()}
-    return changed(row.to, value, "only layers of dslpar's are partitioned", also)
+    return changed(row.to, value, "only dslpar's layers are partitioned", also)
 
 
 def offload(value: object, view: View, row: Row) -> object:
-    """Convert a switch to a device."""
+    """Convert a switch of offloading: True becomes the device "cpu", and False is dropped."""
     return "cpu" if value else dropped("off")

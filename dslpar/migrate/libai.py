@@ -30,7 +30,7 @@ def model_class(value: object, view: View, row: Row) -> Outcome:
     if name == "dslpar.models.GPT":
         return Outcome("kept", row.to, "GPT")
     if fields is None:
-        return needed(f"dslpar has no {name.rpartition('.')[2]}, a model of OneFlow's", "model")
+        return needed(f"dslpar has no {name.rpartition('.')[2]}, a OneFlow model", "model")
     message = "the language-model loss is the GPT's own"
     if fields:
         message = "Llama's blocks are fields of dslpar's GPT: " + ", ".join(f"{k}={v!r}" for k, v in fields.items())
@@ -109,7 +109,7 @@ def steps(value: object, view: View, row: Row) -> Outcome:
     by_epochs = _steps_of_epochs(view)
     if by_epochs is None:
         message = "LiBai takes the larger of train_iter and train_epoch's steps, which depend on the data"
-        return needed(f"{message}; --num-samples N tells", row.to)
+        return needed(f"{message}; give --num-samples N", row.to)
     if value == 0:
         return dropped("0: epochs count")
     if by_epochs and type(value) is int and by_epochs >= value:
@@ -124,18 +124,18 @@ def epochs(value: object, view: View, row: Row) -> Outcome:
     by_epochs, iterations = _steps_of_epochs(view), _iterations(view)
     if by_epochs is None or view.epoch is None:
         message = "dslpar counts steps: one epoch is (samples of the data) / batch.global_size of them"
-        return needed(f"{message}; --num-samples N tells", row.to)
+        return needed(f"{message}; give --num-samples N", row.to)
     if type(iterations) is int and iterations > by_epochs:
         return dropped(f"its {by_epochs} steps are fewer than train_iter, and LiBai takes the larger")
     samples, size = view.epoch
-    return changed(row.to, by_epochs, f"the ceiling of {value} epochs * {samples} samples / {size} a step")
+    return changed(row.to, by_epochs, f"the ceiling of {value} epochs * {samples} samples / {size} per step")
 
 
 @number
 def warmup(value: float, view: View, row: Row) -> object:
     """Convert a warm-up ratio to steps: the ceiling of ratio times steps, as in LiBai's trainer."""
     if not value:
-        return dropped("no warm-up, as is leaving it out")
+        return dropped("no warm-up, as if left out")
     by_epochs, iterations = _steps_of_epochs(view), _iterations(view)
     if by_epochs is None or type(iterations) is not int or not (by_epochs or iterations):
         return needed("dslpar counts steps of warm-up, and how many steps there are depends on the data", row.to)
@@ -157,7 +157,7 @@ def eval_steps(value: float, view: View, row: Row) -> object:
 
 
 def evaluator(value: object, view: View, row: Row) -> Outcome:
-    """Name the command that measures the metrics of LiBai's evaluators."""
+    """Drop LiBai's evaluator; the reason names the command that measures its metrics."""
     name = str(value).rpartition(".")[2]
     if name == "ClsEvaluator":
         top = view.get("train.evaluation.evaluator.topk", (1, 5))
@@ -191,10 +191,10 @@ def lr_scheduler(value: object, view: View, row: Row) -> Outcome:
 def alpha(value: float, view: View, row: Row) -> object:
     """Convert the last learning rate of WarmupCosineLR, which is alpha * lr."""
     if "Cosine" not in str(view.get("train.scheduler._target_", "")):
-        return dropped("no key of that scheduler")
+        return dropped("that scheduler has no such key")
     lr = view.get("optim.lr")
     if not isinstance(lr, (int, float)):
-        return needed("the last learning rate is alpha times optim.lr, which is not there", row.to)
+        return needed("the last learning rate is alpha times optim.lr, which is not set", row.to)
     return value * lr
 
 
@@ -202,5 +202,5 @@ def optimizer(value: object, view: View, row: Row) -> Outcome:
     """Convert the name of an optimizer."""
     name = str(value).rpartition(".")[2]
     if name not in ("AdamW", "Adam", "SGD", "Adagrad", "RMSprop"):
-        return needed(f"dslpar takes torch's and DeepSpeed's names, and {name} is none it knows", row.to)
+        return needed(f"dslpar does not know {name}: it takes the names of torch's and DeepSpeed's optimizers", row.to)
     return changed(row.to, name, f"OneFlow's {name} becomes torch's")

@@ -10,7 +10,7 @@ from dslpar.migrate.table import Outcome, Row, View, changed, dropped, needed
 
 
 def choice(value: object, view: View, row: Row) -> Outcome:
-    """Convert a value by the row's dict; a value that is not in it needs the author."""
+    """Convert a value by the dict in the row's argument; a value that is not in the dict needs the author."""
     known = ast.literal_eval(row.argument)
     if not isinstance(value, str) or value not in known:
         return needed(f"dslpar has {', '.join(map(repr, dict.fromkeys(known.values())))}, and not {value!r}", row.to)
@@ -23,7 +23,9 @@ def choice(value: object, view: View, row: Row) -> Outcome:
 def query_groups(value: object, view: View, row: Row) -> Outcome:
     """Keep the number of key and value heads if grouped-query attention is on."""
     return (
-        row.as_is(value) if view.get("group_query_attention") else dropped("no group_query_attention: as many as heads")
+        row.as_is(value)
+        if view.get("group_query_attention")
+        else dropped("without group_query_attention there are as many as heads")
     )
 
 
@@ -50,9 +52,9 @@ def dropout(value: object, view: View, row: Row) -> Outcome:
 
 @number
 def tensor_size(value: float, view: View, row: Row) -> Outcome:
-    """Convert the size of tensor parallelism; the row's argument has the keys that it implies."""
+    """Convert the size of tensor parallelism. The row's argument is a dict of further keys that the size implies."""
     if value == 1:
-        return dropped("1: none")
+        return dropped("1 means none")
     also = {f"parallel.tensor.{key}": item for key, item in ast.literal_eval(row.argument).items()}
     return changed(row.to, value, "Megatron-LM's tensor parallelism is mode '1d'", also)
 
@@ -60,7 +62,7 @@ def tensor_size(value: float, view: View, row: Row) -> Outcome:
 @number
 def context_parallel(value: float, view: View, row: Row) -> Outcome:
     """Convert the size of context parallelism."""
-    return dropped("1: none") if value == 1 else row.as_is(value)
+    return dropped("1 means none") if value == 1 else row.as_is(value)
 
 
 def context_type(value: object, view: View, row: Row) -> Outcome:
@@ -81,7 +83,7 @@ def sequence_parallel(value: object, view: View, row: Row) -> Outcome:
 
 def pipeline_size(value: object, view: View, row: Row) -> Outcome:
     """Keep the number of stages; 1, or 0 in GPT-NeoX, means no pipeline."""
-    return dropped(f"{value}: none") if value in (0, 1) else row.as_is(value)
+    return dropped(f"{value} means none") if value in (0, 1) else row.as_is(value)
 
 
 def virtual_stages(value: object, view: View, row: Row) -> Outcome:
@@ -96,9 +98,9 @@ def layers_of_virtual_stage(value: object, view: View, row: Row) -> Outcome:
     known = all(type(size) is int and size > 0 for size in sizes)
     if not known or layers % (num_stages * value):
         rule = "num_layers / pipeline_model_parallel_size / num_layers_per_virtual_pipeline_stage"
-        return needed(f"{rule} of them are on each rank, and this is no whole number", row.to)
+        return needed(f"each rank has {rule} of them, which is not a whole number", row.to)
     made = chunks(layers // num_stages // value, num_stages != 1, row)
-    why = f"{layers} layers / {num_stages} ranks / {value}: so many stages on each rank"
+    why = f"{layers} layers / {num_stages} ranks / {value}: the number of stages per rank"
     return made._replace(why=why) if made.fate == "changed" else made
 
 
@@ -117,10 +119,10 @@ def betas(value: object, view: View, row: Row) -> Outcome:
 def warmup(value: float, view: View, row: Row) -> Outcome:
     """Convert a fraction of the run to steps; the row's argument names the keys of the total."""
     if view.get("lr_warmup_iters"):
-        return dropped("lr_warmup_iters says it")
+        return dropped("lr_warmup_iters sets the warm-up")
     total = view.any_of(*row.argument.split())
     if not value:
-        return dropped("no warm-up, as is leaving it out")
+        return dropped("no warm-up, as if left out")
     if type(total) is not int:
         return needed("dslpar counts steps of warm-up: this fraction of train.steps", row.to)
     return changed(row.to, int(value * total), f"{value} * {total} steps")
@@ -143,14 +145,14 @@ def recompute(value: object, view: View, row: Row) -> Outcome:
         return dropped("scores of attention are not stored: it is fused")
     if value != "full":
         return needed("dslpar has 'full', by activation_checkpoint=N", row.to)
-    return changed(row.to, view.get("recompute_num_layers", 1), "'full': inputs of so many layers are stored")
+    return changed(row.to, view.get("recompute_num_layers", 1), "'full': the number of layers per stored input")
 
 
 def checkpoint_layers(value: object, view: View, row: Row) -> Outcome:
     """Convert the switch of activation checkpointing and its number of layers per checkpoint."""
     if value is not True:
         return dropped("off")
-    return changed(row.to, view.get("checkpoint_num_layers", 1), "so many layers from each stored input")
+    return changed(row.to, view.get("checkpoint_num_layers", 1), "the number of layers per stored input")
 
 
 def switched_on(value: object, view: View, row: Row) -> Outcome:
@@ -160,7 +162,7 @@ def switched_on(value: object, view: View, row: Row) -> Outcome:
 
 def negated(value: object, view: View, row: Row) -> Outcome:
     """Invert a switch."""
-    return changed(row.to, not value, f"the other way round: {row.pattern} = {value!r}")
+    return changed(row.to, not value, f"inverted: {row.pattern} = {value!r}")
 
 
 def stage_method(value: object, view: View, row: Row) -> Outcome:

@@ -1,6 +1,6 @@
 """Registry of the sources that `dslpar import` knows: one per table in data/.
 
-A table may name conversions of its own: functions of the module with the table's name in this package, if there is one.
+A table may have conversions of its own: functions in the module of this package that has the table's name.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Report of an import: every key of the source and its fate, as text or as JSON.
 
-The text folds keys of one section with the same fate and reason into one line. JSON has one entry per key.
+The text joins keys of one section that have the same fate and reason into one line. JSON has one entry per key.
 """
 
 from __future__ import annotations

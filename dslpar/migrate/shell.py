@@ -5,7 +5,8 @@
 
 Supported are assignments (`A=1`, `A+=" 2"`, arrays, `export`), `$A`, `${A}`, `${A[@]}`, `${A:-1}`, arithmetic on whole
 numbers, quotes, comments and here-documents. Values that only a shell knows (`$1`, `$(hostname)`, a variable set in a
-branch) are unknown, and so are values made of them. Every character keeps its position in the script.
+branch) are unknown. A value that contains an unknown value is unknown too. Every character keeps its position in the
+script.
 """
 
 from __future__ import annotations
@@ -22,24 +23,24 @@ from dslpar.migrate.shell_expansion import MAX_LENGTH, TooLongError, expanded, s
 from dslpar.migrate.shell_words import UNKNOWN, Text, Word, lines, plain
 
 BRANCHES = {"if": 1, "for": 1, "while": 1, "until": 1, "case": 1, "fi": -1, "done": -1, "esac": -1}
-"""Words that open or close a block that may run any number of times, also never."""
+"""Words that open (1) or close (-1) a block that may run any number of times, or never."""
 
 
 def load_arguments(text: str, path: str) -> tuple[Config, Mapping[str, Location]]:
-    """Read the arguments of the Python program that a script starts; of several programs, the one with most arguments.
+    """Read the arguments of the Python program that a script starts, and the location of each argument's name.
 
-    Also returns the location of each argument's name.
+    Of several commands, the one with the most arguments counts.
     """
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     start = Location(path)
     try:
         commands = list(_commands(text))
     except TooLongError:
-        failure = finding("CFG005", start, "this script expands to too long a text", "write the arguments out")
+        failure = finding("CFG005", start, "the expanded text of this script is too long", "write the arguments out")
         return Config(path, Node({}, start), (failure,), {path: text}, complete=False), {}
     found = max((list(_arguments(words)) for words in commands), key=len, default=[])
     if not found:
-        message = "no command of this script hands arguments to a Python program"
+        message = "no command of this script passes arguments to a Python program"
         failure = finding("CFG009", start, message, "name a script that runs `... program.py --argument value ...`")
         return Config(path, Node({}, start), (failure,), {path: text}, complete=False), {}
     children: dict[object, Node] = {}
@@ -51,7 +52,7 @@ def load_arguments(text: str, path: str) -> tuple[Config, Mapping[str, Location]
         places[key] = key_place
         while len(words) > 1 and _is_unknown(words[-1]) and not _is_unknown(words[0]):
             place = _place(text, path, words.pop())
-            findings.append(finding("CFG010", place, "which arguments this adds is not known", "write them out"))
+            findings.append(finding("CFG010", place, "the arguments that this adds are not known", "write them out"))
         if any(map(_is_unknown, words)):
             children.pop(key, None)
             unknown.append(key)

@@ -21,7 +21,7 @@ _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?:\[[@*]\])?(?::?-([^}]*))?\}|\(\((.
 
 
 def expanded(word: Word, variables: Mapping[str, list[Text]]) -> list[Text]:
-    """Expand one word to the words that the program sees."""
+    """Expand one word of the script to the words that the started program receives."""
     made: list[Text] = [[]]
     quoted = False
     for kind, text in word.pieces:
@@ -42,7 +42,7 @@ def expanded(word: Word, variables: Mapping[str, list[Text]]) -> list[Text]:
 
 
 def text_of(piece: tuple[str, Text], variables: Mapping[str, list[Text]]) -> Text:
-    """Expand the variables of a piece."""
+    """Expand the variables in one piece of a word (`Word.pieces`)."""
     kind, text = piece
     if kind in ("text", "literal"):
         return text

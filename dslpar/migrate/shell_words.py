@@ -1,4 +1,7 @@
-"""Words of a shell script before expansion; each character keeps its position in the script."""
+"""Split a shell script into the words of its commands, unexpanded; each character keeps its position in the script.
+
+A word consists of pieces: stretches of characters with the same kind of quoting.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,14 @@ UNKNOWN = ""
 
 
 class Word(NamedTuple):
-    """Unexpanded word of a command, as pieces by kind of quoting."""
+    """Unexpanded word of a command."""
 
     pieces: list[tuple[str, Text]]
-    """Kinds: "text" and "literal" (not expanded), "expand" (expanded, split at blanks) and "quoted" (only expanded)."""
+    """(kind, characters) of each piece.
+
+    The kinds: "text" has no variables, "literal" is in single quotes, "expand" is to be expanded and split at blanks,
+    and "quoted" is in double quotes, to be expanded but not split.
+    """
     items: list[Word] | None = None
     """Words between the parentheses, if the word assigns an array."""
 
@@ -43,7 +50,7 @@ class _Reader:
     def __init__(self, script: str) -> None:
         self.script, self.at = script, 0
         self.here: list[str] = []
-        """End markers of the here-documents that begin on the next line."""
+        """End markers of here-documents (`<<EOF`) whose text begins on the next line."""
 
     def left(self) -> bool:
         return self.at < len(self.script)

@@ -1,7 +1,7 @@
 """Read a source: recognise its framework, remove comments from JSON, replace missing configs.
 
-A config may import a missing file (as a LiBai config outside of its checkout does). The imported name then stands for
-an empty mapping, so that the keys that the source sets on it are still read. The import is reported.
+A config may import a missing file (as a LiBai config outside of its checkout does). The imported name is then bound to
+an empty mapping, so that the keys that the source sets in it are still read. The report lists the missing file.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class Source(NamedTuple):
     missing: tuple[tuple[Location, str], ...] = ()
     """Location and file of each import whose file is missing."""
     places: Mapping[str, Location] = MappingProxyType({})
-    """Locations of the keys, if the source is a shell script."""
+    """Locations of the arguments' names, if the source is a shell script; empty for other sources."""
 
 
 def read_text(text: str, path: str, name: str = "") -> Source:
-    """Evaluate a source's text; `name` is the framework, and is recognised if empty."""
+    """Evaluate a source's text. `name` is the framework; if it is empty, the framework is recognised."""
     if path.endswith(JSON_ENDINGS):
         shown = path if path.endswith(YAML_ENDINGS) else f"{path}.json"
         config = check.load_text(without_comments(text), shown)
@@ -204,7 +204,7 @@ def _file_of_get_config(value: ast.AST) -> str:
 
 
 def _skeleton(tree: ast.Module, name: str) -> str:
-    """Return the text of a mapping with the sections of `name` that the file accesses, without values."""
+    """Return the text of a nested mapping that has every section of `name` that the file accesses, but no values."""
     trie: dict[Any, Any] = {}
     for node in ast.walk(tree):
         parts = _chain(node)

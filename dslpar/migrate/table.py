@@ -1,20 +1,21 @@
-"""Table of a source: the fate of each of its keys. Each file in data/ is one table.
+"""Table of a source framework: what becomes of each of its config keys. Each file in data/ is one table.
 
-    title: LiBai                                                      # facts about the source, up to an empty line
+    title: LiBai                                                      # facts about the framework, up to an empty line
     packages: libai oneflow                                           # see `Framework` and `Table`
-    defaults: dropout=0.1                                             # what it takes where a config is silent
+    defaults: dropout=0.1                                             # its defaults that differ from dslpar's
 
-    renamed train.log_period -> train.log_interval                    # fate, key -> key of dslpar's | why
-    dropped train.dist.{num_nodes num_gpus_per_node} | the hostfile says it                    # {...}: one row each
+    renamed train.log_period -> train.log_interval                    # fate, their key -> dslpar's key | reason
+    dropped train.dist.{num_nodes num_gpus_per_node} | the hostfile sets it                    # {...}: one row each
     renamed optim.{lr betas} -> optimizer.{}                                                   # {}: the same name
-    renamed model.{depth=num_layers} -> model.{}                                               # {}: another name
-    renamed zero.** -> zero.** | "auto" is left out                   # ** stands for any rest, in both keys the same
-            among @zero                                               # whose first name is one of these (@: a list)
+    renamed model.{depth=num_layers} -> model.{}                                               # {}: num_layers
+    renamed zero.** -> zero.** | "auto" is left out                   # **: any rest, the same in both keys
+            among @zero                                               # the rest begins with a name in the list "zero"
     changed train.scheduler.alpha -> lr_scheduler.min_lr | alpha times optim.lr
             alpha                                                     # the conversion of the value, and its argument
 
-A conversion (`Conversion`) is named by its function, in the source's module or in `dslpar.migrate.conversions`, which
-has the shared ones. The first row that matches a key applies. docs/import.md shows all rows.
+A conversion (`Conversion`) is a function, named in its row. It is defined in the framework's module in this package, or
+in `dslpar.migrate.conversions` if several frameworks share it. The first row that matches a key applies. docs/import.md
+shows all rows.
 """
 
 from __future__ import annotations
@@ -25,6 +26,15 @@ from typing import Any, Literal, NamedTuple
 from dslpar.schema.frameworks import Framework
 
 Fate = Literal["kept", "renamed", "changed", "dropped", "dead", "needed", "added"]
+"""What becomes of a key.
+
+- kept, renamed: the value is unchanged, under the same or another key;
+- changed: the value or its meaning changes;
+- dropped: dslpar has or needs no counterpart;
+- dead: the source framework does not read the key either;
+- needed: only the config's author can choose the value;
+- added: no key of the source sets it (a default of the framework, or an implied value).
+"""
 FATES: Mapping[Fate, str] = {
     "needed": "needs you",
     "changed": "changed in meaning",
@@ -57,7 +67,7 @@ class Epoch(NamedTuple):
 
 
 class View(NamedTuple):
-    """Facts of the source that a conversion may read besides its own value."""
+    """Facts about the source that a conversion may read in addition to the value that it converts."""
 
     values: Mapping[str, Any]
     """The plain value of every leaf key."""
@@ -66,7 +76,7 @@ class View(NamedTuple):
     model: str = ""
     """The full class name of the source's model; empty if there is none."""
     epoch: Epoch | None = None
-    """From --num-samples, since no source contains it."""
+    """Size of an epoch, from --num-samples, since no source contains it; None without that option."""
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return the value of a key; `default` if it is missing, None or not evaluated."""
@@ -116,15 +126,17 @@ class Row(NamedTuple):
     pattern: str
     """A dotted key, or a prefix followed by `**`."""
     to: str = ""
+    """The key of dslpar; empty if there is none."""
     why: str = ""
+    """Reason, for the report."""
     conversion: str = ""
     """The name of the function that returns the outcome; if empty, the value is unchanged."""
     argument: str = ""
     """Text that the conversion reads."""
     among: Collection[str] = ()
-    """Names that the rest may start with; if empty, any name."""
+    """First names that `**` may match; any name if empty."""
     needs_value: bool = True
-    """Whether the key must have been evaluated, not only exist."""
+    """Whether the row needs the key's evaluated value. If not, it is enough that the key exists."""
 
     def rest(self, key: str) -> str | None:
         """Return the part of the key that `**` matches; None if the row does not match the key."""

@@ -1,5 +1,5 @@
-"""Provenance of values: the reference of all keys, each value of a config with its reason, differences of two configs.
+"""Provenance of config values: where each value comes from and why.
 
-The input is a checked config, with or without a world size. The output is records and text for `dslpar config`,
-`dslpar diff` and docs/config.md.
+The input is a checked config, with or without a world size. The package also makes the reference of all keys, and
+compares two configs. The output is records and text for `dslpar config`, `dslpar diff` and docs/config.md.
 """

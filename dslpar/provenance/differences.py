@@ -1,8 +1,14 @@
-"""Compare two resolved configs: differences in what was written, and in what follows from it.
+"""Compare two resolved configs key by key. Values are compared, not texts.
 
-Two forms of the same job (LiBai's keys and `parallel`, a shorthand and a dict, a name and a number) do not differ,
-since values are compared, not texts. A key that only determines how a value is found is form too (for example the
-partition method, if the stages are the same). So is a value that follows from the config's file name alone.
+Each difference is in one of three groups:
+
+- `written`: a config sets the key, and the jobs differ;
+- `follows`: no config sets the key, and its value differs because of other keys;
+- `form`: the configs are written differently, but both jobs do the same.
+
+Examples of `form` are LiBai's keys and `parallel`, a shorthand and a dict, or a name and a number. A key that only
+determines how another value is found is form too: the partition method, if the stages are the same. So is a value that
+follows from the config's file name alone.
 """
 
 from __future__ import annotations
@@ -27,7 +33,7 @@ class Difference(NamedTuple):
 
     key: str
     group: Group
-    """`form` if both sides run the same."""
+    """`form` if both configs do the same; `written` or `follows` if they do not."""
     left: Value | None
     right: Value | None
 
@@ -52,12 +58,12 @@ def not_compared(left: Subject, right: Subject) -> list[str]:
 
 
 def of_what_runs(found: list[Difference]) -> list[Difference]:
-    """Return the differences that are more than form."""
+    """Return the differences that change what the jobs do: all but those of form."""
     return [each for each in found if each.group != "form"]
 
 
 def _keys(left: Values, right: Values) -> list[str]:
-    """Return the keys of both sides, in an order that is symmetric in them; `parallel` stands for `train.dist`."""
+    """Return the keys of both sides in an order that does not depend on the side; `train.dist` is left out."""
     places = [{key: index for index, key in enumerate(values)} for values in (left, right)]
     last = len(left) + len(right)
     first = {key: min(place.get(key, last) for place in places) for key in {**left, **right}}
@@ -109,7 +115,7 @@ _OF_NO_SCHEDULE: Mapping[str, object] = {"schedule.type": "1f1b", "schedule.num_
 
 
 def _is_form(key: str, spelt: bool, left: Values, right: Values) -> bool:
-    """Return whether both sides run the same in spite of the difference."""
+    """Return whether both configs do the same in spite of the difference."""
     if key in _EFFECT:
         one, other = left.get(_EFFECT[key]), right.get(_EFFECT[key])
         return one is not None and other is not None and one.value is not None and one.value == other.value
@@ -128,7 +134,7 @@ def _is_form(key: str, spelt: bool, left: Values, right: Values) -> bool:
 
 
 def _without_echo(found: list[Difference]) -> Iterator[Difference]:
-    """Drop keys of DeepSpeed's dict, unless they are written or follow from a difference that is more than form."""
+    """Drop keys of DeepSpeed's dict, unless a config writes them or they follow from a difference beyond `form`."""
     differ = {each.key for each in found if each.group != "form"}
     for each in found:
         values = [side for side in (each.left, each.right) if side is not None]

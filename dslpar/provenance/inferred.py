@@ -1,8 +1,8 @@
 """Decisions about the keys that a config leaves out, with their reasons.
 
-The rules and reasons are in `dslpar.layout.resolve` and in the model's family. This module maps each key to its rule,
-and reports values that are not known for a config. A key has its default if it has no function here, or its function
-returns None.
+The functions that decide are in `dslpar.layout.resolve` and in the model's family. `DECISIONS` maps each key to such a
+function. A function raises UnknownValueError if the value is not known for a config. A key has its default if it is not
+in `DECISIONS`, or its function returns None.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _layers_key(model: sections.Model | sections.OtherModel) -> str:
 
 
 def _cut(name: str, recomputed: str = "") -> Decide:
-    """Make the decision of one form of the partition; `recomputed` is the reason for a key of LiBai's form."""
+    """Make the function that decides a field of `resolve.Stages`; `recomputed` is the reason, for LiBai's keys."""
 
     def decide(subject: Subject) -> Decision | None:
         if subject.cx.stages == 1:
@@ -105,7 +105,7 @@ def _cut(name: str, recomputed: str = "") -> Decide:
         layers_key = _layers_key(subject.reading.spec.model)
         value = getattr(_stages(subject), name)
         if name == "auto_ids":
-            why = f"what method {method!r} makes of {layers} layers over {chunks.stages} stages, recomputed on load"
+            why = f"method {method!r} divides {layers} layers over {chunks.stages} stages; recomputed on load"
             return Decision(value, why, (*sizes, layers_key))
         if recomputed:
             return Decision(value, recomputed, ("parallel.pipeline.stage_ids",))
@@ -113,7 +113,7 @@ def _cut(name: str, recomputed: str = "") -> Decide:
             return Decision(value, "counted in stage_ids", ("parallel.pipeline.stage_ids",))
         if pipeline.counts is not None:
             return Decision(value, "spread out from counts", ("parallel.pipeline.counts",))
-        why = f"method {method!r} cuts {layers} layers over {chunks.stages} stages"
+        why = f"method {method!r} divides {layers} layers over {chunks.stages} stages"
         return Decision(value, why, ("parallel.pipeline.method", *sizes, layers_key))
 
     return decide
@@ -209,7 +209,7 @@ DECISIONS: Mapping[str, Decide] = {
     **{f"parallel.tensor.{name}": _option(name) for name in ("residual", "inner", "keep", "impl")},
     "parallel.context.size": _context_size,
     "parallel.context.impl": lambda subject: (
-        Decision(subject.cx.cuboid.impl, "left out: what needs no number of heads", how="default")
+        Decision(subject.cx.cuboid.impl, "left out: a ring works with any number of heads", how="default")
         if subject.reading.spec.parallel.context is not None
         else None
     ),
@@ -230,9 +230,9 @@ DECISIONS: Mapping[str, Decide] = {
 }
 RECOMPUTED: Mapping[str, Decide] = {
     "train.dist.auto_pipeline_stage_id": _cut("auto_ids"),
-    "train.dist.actual_pipeline_stage_id": _cut("actual_ids", "the cut that runs, recomputed on load"),
+    "train.dist.actual_pipeline_stage_id": _cut("actual_ids", "the partition that is used; recomputed on load"),
 }
-"""Keys that dslpar writes for information but does not read."""
+"""Keys that dslpar writes for information, and computes anew instead of reading them."""
 OF_THE_NAME = ("train.output_dir", "monitor.")
 """Keys whose values may follow from the config's file name alone."""
 

@@ -1,7 +1,7 @@
-"""Origins of values: where a value was written, and the imports that lead from there to its key.
+"""Origins of values: the place where a value was written, and the imports that lead from there to its key.
 
-A value keeps the location where it was written. Its key keeps the location where it was assigned that value. Names and
-imports connect the two. The evaluator does not record each step, so the imports are read from the files.
+The evaluator records two locations: where a value was written, and where its key was assigned the value. The files in
+between, which import one another, are found by reading the import statements.
 
     >>> from dslpar.linter.check import load_text
     >>> config = load_text("n = 4\\nbatch = dict(micro_size=n)", "cfg.py", ["train.steps=5"])

@@ -1,7 +1,8 @@
 """Look up the values of a key under any of its names.
 
-A section stands for all keys in it. LiBai's and ColossalAI's names of a key find dslpar's, and the reverse.
-`deepspeed.` finds keys of DeepSpeed's dict. A valid key that this config does not have is shown with its default.
+The name of a section finds all keys in it. LiBai's and ColossalAI's names find dslpar's keys, and the reverse. A name
+that begins with `deepspeed.` finds keys of DeepSpeed's dict. A valid key that this config does not have is shown with
+its default.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Answers:
         if not path or value is None:
             return []
         if not self.subject.sound:
-            return [value._replace(value=None, how="unknown", why="not known while the errors stand")]
+            return [value._replace(value=None, how="unknown", why="unknown until the errors are corrected")]
         return [value]
 
     def _not_in_this_config(self, key: str) -> list[Value]:

@@ -1,4 +1,4 @@
-"""Config to explain: its contents with and without overrides, and its Job if the world size is known."""
+"""Config whose values are explained, with and without overrides, and its Job if the world size is known."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Subject:
-    """Config, world size and findings; `cx` has its known values, and raises UnknownValueError for the others."""
+    """Config, world size and findings. The linter's context `cx` raises UnknownValueError for unknown values."""
 
     def __init__(self, config: Config, world_size: int | None = None, cluster: Cluster | None = None) -> None:
         self.config = config

@@ -38,18 +38,19 @@ class Value(NamedTuple):
     source_key: str = ""
     """The key as the author wrote it, perhaps an alias; empty if it was not written."""
     steps: tuple[Step, ...] = ()
-    """The place where it was written, then the assignment and the imports that lead to the loaded config."""
+    """The place where the value was written, then the assignment and imports that bring it into the loaded config."""
     over: tuple[Any, Location] | None = None
-    """The file's value, and its location, if the command line overrides it."""
+    """The value in the file and its location, if the command line overrides it."""
     sources: tuple[str, ...] = ()
-    """The keys that it follows from."""
+    """The keys that an inferred value follows from."""
     notes: tuple[str, ...] = ()
+    """How the value is used at run time, such as its padding."""
     help: str = ""
     """The help of the key."""
 
     @property
     def location(self) -> Location | None:
-        """The location where it was written."""
+        """The location where the value was written; None if it was not written."""
         return self.steps[0].location if self.steps else None
 
 
@@ -81,7 +82,7 @@ def _section(subject: Subject, key: str, section: Any) -> Iterator[Value]:
             yield _leaf(subject, f"{key}.type", value, help_text)
         elif field.name in ("extra", "args"):
             yield from _nested(subject, key, value, help_text)
-        elif path in _AXES:  # given as `parallel` or `train.dist`; if neither, its size is one
+        elif path in _AXES:  # set in `parallel` or in LiBai's `train.dist`; if in neither, its size is 1
             cls, axis_of = _AXES[path]
             axis = axis_of(subject.reading.spec)
             no_axis = [_leaf(subject, f"{path}.size", 1, help_of(cls, "size"))] if axis is None else []
@@ -154,7 +155,7 @@ def _unwritten(subject: Subject, key: str, value: Any, help_text: str) -> Value:
 
 def _unknown(subject: Subject) -> str:
     if not subject.sound:
-        return "not known while the errors stand"
+        return "unknown until the errors are corrected"
     if subject.world_size is None:
         return "follows from the world size: --world-size N, or --hostfile FILE"
     return "known when the model is built"
@@ -171,7 +172,7 @@ def _notes(subject: Subject, key: str) -> tuple[str, ...]:
 
 
 def source_key_of(subject: Subject, key: str) -> str:
-    """Return the key as written, under this name or that of another form; empty if it is not written."""
+    """Return the key as written, under its own name or that of another form (LiBai's); empty if it is not written."""
     return _source_key(subject.config, subject.reading.written, subject.reading.spec, key)
 
 
@@ -195,7 +196,10 @@ def _source_key(config: Config, written: Mapping[str, str], spec_: sections.Spec
 
 
 def _decides(spec_: sections.Spec, key: str, other: str) -> bool:
-    """Return whether the other form decides. LiBai's does not if its size is 1 or `parallel` has the axis."""
+    """Return whether the value comes from the other form of the key.
+
+    A key of LiBai's `train.dist` does not count if its value is 1, or if `parallel` sets the same axis.
+    """
     if not other.startswith("train.dist."):
         return spec_.batch.accumulation is None
     value = getattr(spec_.train.dist, other.rpartition(".")[2])

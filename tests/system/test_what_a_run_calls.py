@@ -55,7 +55,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_run_refuses_what_lint_refuses(folder: Path) -> None:
     done = train_alone("--config", str(folder / "evil.py"))
     assert done.status == 1
-    assert "CFG122 untrusted-target: a config may not call 'os.mkdir', of Python's standard library" in done.output
+    assert (
+        "CFG122 untrusted-target: a config may not call 'os.mkdir', which is in Python's standard library"
+        in done.output
+    )
     untrusted = train_alone("--config", str(folder / "cfg.py"))
     assert untrusted.status == 1
     assert "or --trust net_of_a_test" in untrusted.output

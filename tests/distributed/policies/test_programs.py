@@ -113,4 +113,4 @@ def test_a_config_s_text_is_not_for_an_encoder(tmp_path: Path, program: bool) ->
         return str(error.value)
 
     (said,) = on_ranks(1, rank, init="deepspeed")
-    assert "BAT211 model-reads-no-text: BertForSequenceClassification is given input_ids, attention_mask" in said
+    assert "BAT211 model-reads-no-text: BertForSequenceClassification takes input_ids, attention_mask" in said

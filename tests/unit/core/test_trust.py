@@ -65,10 +65,10 @@ def test_a_refusal_says_what_to_add() -> None:
     _, hint = refusal("torch.hub.load", ()) or ("", "")
     assert "trusted = ['torch.hub.load']" in hint  # not all of torch
     message, hint = refusal("torch.nn.functional.os.system", ()) or ("", "")
-    assert message == "a config may not call 'torch.nn.functional.os.system': it is of another package"
+    assert message == "a config may not call 'torch.nn.functional.os.system': the name leads to another package"
     assert "os.system" not in hint
     message, hint = refusal("os.system", ()) or ("", "")
-    assert message == "a config may not call 'os.system', of Python's standard library"
+    assert message == "a config may not call 'os.system', which is in Python's standard library"
     assert "trusted = ['os']" not in hint
 
 
@@ -86,7 +86,7 @@ def test_of_transformers_the_configs_of_models_are_known() -> None:
         config = type("GPT2Config", (type(base, (), {}),), of_theirs)
         assert why_not(config, "transformers.GPT2Config", (), ()) == ""
     auto = type("AutoConfig", (), of_theirs)
-    assert why_not(auto, "transformers.AutoConfig", (), ()) == "it is no config of a model of transformers'"
+    assert why_not(auto, "transformers.AutoConfig", (), ()) == "it is not the config class of a transformers model"
 
 
 @pytest.mark.parametrize(
@@ -94,18 +94,18 @@ def test_of_transformers_the_configs_of_models_are_known() -> None:
     [
         ("torch.nn.GELU", torch.nn.GELU, (), (), ""),
         ("torch.optim.lr_scheduler.StepLR", torch.optim.lr_scheduler.StepLR, (), (), ""),
-        ("torch.nn.System", os.system, (), (), "it is no class of torch.nn"),
-        ("torch.nn.modules.module.OrderedDict", collections.OrderedDict, (), (), "it is no class of torch.nn"),
-        ("torch.nn.utils.Generator", torch.Generator, (), (), "it is no class of torch.nn"),
-        ("transformers.EvilConfig", torch.nn.GELU, (), (), "it is no class of transformers"),
+        ("torch.nn.System", os.system, (), (), "it is not a class of torch.nn"),
+        ("torch.nn.modules.module.OrderedDict", collections.OrderedDict, (), (), "it is not a class of torch.nn"),
+        ("torch.nn.utils.Generator", torch.Generator, (), (), "it is not a class of torch.nn"),
+        ("transformers.EvilConfig", torch.nn.GELU, (), (), "it is not a class of transformers"),
         ("fractions.Fraction", fractions.Fraction, (fractions,), ("fractions",), ""),
         ("fractions.Fraction.from_float", fractions.Fraction.from_float, (fractions,), ("fractions",), ""),
         ("fractions.Fraction.from_float", fractions.Fraction.from_float, (fractions,), ("fractions.Fraction",), ""),
-        ("fractions.operator.add", fractions.operator.add, (fractions,), ("fractions",), "it is of _operator"),  # type: ignore[attr-defined]
-        ("my_pkg.helpers.system", os.system, (), ("my_pkg",), "it is of posix, which is not trusted"),
-        ("my_pkg.os.system", os.system, (os,), ("my_pkg",), "it is of os, which is not trusted"),
+        ("fractions.operator.add", fractions.operator.add, (fractions,), ("fractions",), "it belongs to _operator"),  # type: ignore[attr-defined]
+        ("my_pkg.helpers.system", os.system, (), ("my_pkg",), "it belongs to posix, which is not trusted"),
+        ("my_pkg.os.system", os.system, (os,), ("my_pkg",), "it belongs to os, which is not trusted"),
         ("my_pkg.GELU", torch.nn.GELU, (), ("my_pkg",), ""),  # trusted code may pass on known names
-        ("my_pkg.make", functools.partial(print), (), ("my_pkg",), "it is of functools"),
+        ("my_pkg.make", functools.partial(print), (), ("my_pkg",), "it belongs to functools"),
         ("my_pkg.make", functools.partial(print), (), ("my_pkg.make",), ""),  # trusted by its full name, whatever it is
     ],
 )

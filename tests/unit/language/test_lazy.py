@@ -142,7 +142,7 @@ def test_what_a_config_describes_is_called_only_if_it_is_trusted(tmp_path, monke
         assert [found.code for found in caught.value.findings] == ["CFG122"]
     assert {path.name for path in tmp_path.iterdir()} == {"mine_to_trust.py"}
     by_another_name = {"_target_": Reference("mine_to_trust.mkdir"), "path": "made"}
-    with pytest.raises(DslparError, match="it is of posix, which is not trusted"):
+    with pytest.raises(DslparError, match="it belongs to posix, which is not trusted"):
         instantiate(by_another_name, _trusted_=["mine_to_trust"])
     assert not (tmp_path / "made").exists()
     written(tmp_path, "pyproject.toml", "[tool.dslpar]\ntrusted = ['mine_to_trust', 'os.mkdir']\n")
@@ -156,7 +156,7 @@ def test_a_program_calls_what_it_describes_itself() -> None:
 
 
 def test_a_section_has_no_class_of_the_standard_library() -> None:
-    with pytest.raises(DslparError, match=r"CFG122 .*'antigravity\.fly' is of Python's standard library"):
+    with pytest.raises(DslparError, match=r"CFG122 .*'antigravity\.fly' is in Python's standard library"):
         locate("antigravity.fly")
 
 

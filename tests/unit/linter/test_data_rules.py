@@ -66,7 +66,7 @@ def test_pairs_are_of_the_class() -> None:
 
 def test_gpt_does_not_tell_masks() -> None:
     (found,) = [item for item in findings(MODEL + "data = dict(type='mlm')\n") if item.code == "BAT113"]
-    assert "GPT is given input_ids" in found.message
+    assert "GPT takes input_ids" in found.message
 
 
 def tokenizer(folder: Path, size: int, *special: str) -> None:
@@ -183,17 +183,17 @@ LONG = dict(rope_type="longrope", original_max_position_embeddings=16)
 @pytest.mark.parametrize(
     ("model", "problem"),
     [
-        (MODEL, "a token of GPT knows its place in the row"),
+        (MODEL, "GPT uses a token's position in the row"),
         (ROTARY, ""),
         (LLAMA.format("{}"), ""),
         (LLAMA.format({**LONG, "original_max_position_embeddings": 32}), ""),
-        (LLAMA.format(LONG), "type 'longrope' depend on how long the row is"),
+        (LLAMA.format(LONG), "type 'longrope' depend on the row's length"),
         (LLAMA.format({"full_attention": {"rope_type": "dynamic"}}), "type 'dynamic' depend on"),
-        (of_class("GPT2LMHeadModel", "{}"), "a token of GPT2LMHeadModel knows its place"),
-        (of_class("OPTForCausalLM", "{}"), "a token of OPTForCausalLM knows its place"),
-        (of_class("BloomForCausalLM", "{}"), "a token of BloomForCausalLM knows its place"),
-        (of_class("BeamForCausalLM", "{}"), "a token of BeamForCausalLM knows its place"),
-        (of_class("MambaForCausalLM", "{}"), "nobody has shown that MambaForCausalLM keeps"),
+        (of_class("GPT2LMHeadModel", "{}"), "GPT2LMHeadModel uses a token's position"),
+        (of_class("OPTForCausalLM", "{}"), "OPTForCausalLM uses a token's position"),
+        (of_class("BloomForCausalLM", "{}"), "BloomForCausalLM uses a token's position"),
+        (of_class("BeamForCausalLM", "{}"), "BeamForCausalLM uses a token's position"),
+        (of_class("MambaForCausalLM", "{}"), "dslpar does not know whether MambaForCausalLM keeps"),
         ("model = dict(type='my_package.MyModel')\n", ""),
     ],
 )

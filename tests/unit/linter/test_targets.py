@@ -38,7 +38,7 @@ def refused(text: str, overrides: tuple[str, ...] = ()) -> list[str]:
 def test_a_call_is_refused_wherever_it_is(form: str) -> None:
     text = HEAD + ("" if FORMS[form].startswith("model") else MODEL)
     assert refused(text + FORMS[form].format(EVIL)) == [
-        "a config may not call 'os.system', of Python's standard library"
+        "a config may not call 'os.system', which is in Python's standard library"
     ]
     assert refused(text + FORMS[form].format(KNOWN)) == []
 

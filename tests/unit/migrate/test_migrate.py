@@ -406,7 +406,7 @@ def test_a_fraction_of_warm_up(fraction: str, left: int | None) -> None:
 
 def test_fewer_samples_than_a_step_takes_need_the_author() -> None:
     made = convert(read_text(BY_EPOCH, "source.py"), epoch=Epoch(100, 128))
-    assert by_key(made)["NUM_EPOCHS"].why == "30 epochs of 100 samples, 128 a step, are no number of steps"
+    assert by_key(made)["NUM_EPOCHS"].why == "30 epochs of 100 samples, 128 per step, do not make a number of steps"
 
 
 def test_the_command_finds_out_how_many_samples_a_step_takes(
@@ -414,7 +414,7 @@ def test_the_command_finds_out_how_many_samples_a_step_takes(
 ) -> None:
     source = written(tmp_path, BY_EPOCH)
     assert main(["import", source, "--num-samples", "1000", "--world-size", "2"]) == 1
-    assert "steps=90,  # NUM_EPOCHS: 30 epochs of 1000 samples // 256 a step" in capsys.readouterr().out
+    assert "steps=90,  # NUM_EPOCHS: 30 epochs of 1000 samples // 256 per step" in capsys.readouterr().out
     with pytest.raises(SystemExit) as ended:
         main(["import", source, "--num-samples", "1000"])
     assert ended.value.code == 2

@@ -211,34 +211,40 @@ WHY = {
     "micro": (TWO + BATCH, "batch.micro_size", 4, "inferred", "global_size 16 / (accumulation 2 * data 2)"),
     "global": (TWO, "batch.global_size", 2, "inferred", "micro_size 1 * accumulation 1 * data 2"),
     "sequence": (TWO, "data.seq_len", 96, "inferred", "the model's max_seq_len"),
-    "cut": (TWO, "parallel.pipeline.stage_ids", (0, 0, 1, 1), "inferred", "method 'cost' cuts 4 layers over 2 stages"),
+    "cut": (
+        TWO,
+        "parallel.pipeline.stage_ids",
+        (0, 0, 1, 1),
+        "inferred",
+        "method 'cost' divides 4 layers over 2 stages",
+    ),
     "cut into chunks": (
         TWO + BATCH + "schedule = 'interleaved'\n",
         "parallel.pipeline.stage_ids",
         (0, 1, 0, 1),
         "inferred",
-        "method 'cost' cuts 4 layers over 4 stages",
+        "method 'cost' divides 4 layers over 4 stages",
     ),
     "LiBai's cut": (
         LIBAI,
         "parallel.pipeline.counts",
         (2, 2),
         "inferred",
-        "method 'libai' cuts 4 layers over 2 stages",
+        "method 'libai' divides 4 layers over 2 stages",
     ),
     "LiBai's own cut, beside one by hand": (
         LIBAI.replace("))", ", custom_pipeline_stage_id=[0, 1, 1, 1]))"),
         "train.dist.auto_pipeline_stage_id",
         (0, 0, 1, 1),
         "inferred",
-        "what method 'libai' makes of 4 layers over 2 stages",
+        "method 'libai' divides 4 layers over 2 stages; recomputed",
     ),
     "sizes that do not fit": (
         "batch = dict(global_size=20, accumulation=2)\n",
         "batch.micro_size",
         None,
         "unknown",
-        "not known while the errors stand",
+        "unknown until the errors are corrected",
     ),
     "LiBai's mode": (LIBAI, "parallel.tensor.mode", "1d", "inferred", "names no mode"),
     "LiBai's name of dslpar's": (TWO, "train.dist.tensor_parallel_size", 2, "written", ""),
@@ -248,7 +254,7 @@ WHY = {
     "alias": ("", "model.num_attention_heads", 24, "written", ""),
     "feed-forward": ("", "model.ffn_hidden_size", 384, "inferred", "4 * hidden_size 96"),
     "folder": ("", "train.output_dir", "outputs/cfg", "inferred", "the name of the config, cfg.py"),
-    "of a mode": (TWO, "parallel.tensor.residual", "replicated", "inferred", "as mode '1d' has it"),
+    "of a mode": (TWO, "parallel.tensor.residual", "replicated", "inferred", "the default of mode '1d'"),
     "default": ("", "train.seed", 1234, "default", "the default"),
     "default with a reason": ("", "train.save_interval", None, "default", "left out: the last step alone; 0: never"),
     "no pipeline": ("", "parallel.pipeline", 1, "default", "one stage"),
@@ -271,7 +277,7 @@ WHY = {
         "zero.reduce_bucket_size",
     ),
     "DeepSpeed's key by dslpar's name": ("", "zero.overlap_comm", None, "default", "DeepSpeed's own default"),
-    "dslpar's own choice": (TWO, "deepspeed.pipeline.pipe_partitioned", False, "inferred", "copies of each other"),
+    "dslpar's own choice": (TWO, "deepspeed.pipeline.pipe_partitioned", False, "inferred", "hold equal activations"),
     "raw": ("deepspeed = dict(wall_clock_breakdown=True)\n", "deepspeed.wall_clock_breakdown", True, "written", ""),
     "shorthand": ("zero = dict(stage=2, offload_optimizer='cpu')\n", "zero.offload_optimizer", "cpu", "written", ""),
     "the least": (
@@ -279,7 +285,7 @@ WHY = {
         "batch.micro_size",
         2,
         "inferred",
-        "the least that divides by x = 2",
+        "the smallest number divisible by x = 2",
     ),
 }
 
@@ -405,7 +411,7 @@ def test_a_config_with_errors_explains_what_is_known(capsys: pytest.CaptureFixtu
     assert cli_main.main([*argv, "train.steps", "--explain", "parallel.data", "--explain", "optimizer.lr"]) == 1
     captured = capsys.readouterr()
     assert "train.steps = 100 (written)" in captured.out
-    assert "parallel.data.size is not known\n  not known while the errors stand" in captured.out
+    assert "parallel.data.size is not known\n  unknown until the errors are corrected" in captured.out
     assert "optimizer.lr is not known\n" in captured.out
     assert "PAR101" in captured.err
 
