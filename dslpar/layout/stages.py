@@ -146,7 +146,9 @@ def balanced_listed(weights: Sequence[int], chunks: Chunks) -> Counts:
     The result need not be the best partition, which only a full search would find.
 
     >>> contiguous([4, 1, 1, 4, 1, 1], 4), balanced_listed([4, 1, 1, 4, 1, 1], Chunks(pipe=2, num=2))
-    ((1, 2, 1, 2), (2, 2, 1, 1))
+    ((1, 2, 1, 2), (1, 1, 1, 3))
+
+    Ranks then have loads of 5 and 7, in place of 8 and 4; the best partition, (2, 2, 1, 1), has 6 and 6.
     """
     counts = list(contiguous(weights, chunks.stages))
     if chunks.num == 1:
