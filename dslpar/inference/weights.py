@@ -1,4 +1,4 @@
-"""Fill a module with a checkpoint's weights: each rank reads its own pieces, without optimizer state."""
+"""Fill a module with a checkpoint's weights. Each rank reads only its own pieces, and no optimizer state."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ def verify(checkpoint: Checkpoint, world: Axis) -> None:
 
 @torch.no_grad()
 def load_weights(module: nn.Module, groups: Groups, checkpoint: Checkpoint) -> None:
-    """Fill the module's parameters and buffers, which have global names. All ranks must call it together.
+    """Fill the module's parameters and buffers by name. All ranks must call it together.
+
+    The names must be global: those of the model without a pipeline.
 
     Raises:
         DslparError: on every rank, if the checkpoint does not hold this model.
