@@ -161,9 +161,7 @@ class _Batch:
             tokens = self._tokens_after(position, begin, cache)
             position += 1
             for number, token in enumerate(tokens):
-                if (
-                    len(self.ids[number]) == position and not is_done[number]
-                ):  # longer prompts have their own token here
+                if len(self.ids[number]) == position and not is_done[number]:  # longer prompts have their own token
                     self.ids[number].append(token)
                     new = self._new(number)
                     is_done[number] = token == self.options.end or self.options.is_stopped(self._prompt(number), new)
