@@ -73,7 +73,7 @@ def layout_of(job: Job) -> Plain:
 
 
 _NOT_IN_A_LAYOUT = ("keep", "comm_overlap", "symmetric_memory", "zero_over_d")
-"""Fields of `mesh.Tensor` that do not change which elements a rank holds, or that follow from other settings."""
+"""Fields of `mesh.Tensor` that change no piece of a tensor on any rank, or that follow from other settings."""
 
 
 def same_layout(checkpoint: Checkpoint, job: Job) -> bool:
