@@ -150,7 +150,7 @@ def _origin(checkpoint: Checkpoint, pretrained: Path | None, *, merges_lora: boo
 
 
 def _refuse(checkpoint: Checkpoint) -> NoReturn:
-    message = f"{checkpoint.path} is of a run whose model is neither one of transformers' nor a GPT"
+    message = f"{checkpoint.path} is of a run whose model is neither a transformers model nor a GPT"
     raise_finding("CKP222", message, "dslpar's own format: leave --format out", checkpoint.path, "model")
 
 

@@ -69,7 +69,7 @@ def _fill_or_refuse(engine: Engine, path: Path, parameters: Sequence[ParameterSh
     reports = collectives.gather_objects((problems, own_names), world_of(engine))
     unknown = set(index.parameters) - {name for _, names in reports for name in names}
     everything = [problem for problems, _ in reports for problem in problems]
-    everything += [f"{name!r} is in it, and not in the model" for name in sorted(unknown)]
+    everything += [f"the checkpoint has {name!r}, and the model does not" for name in sorted(unknown)]
     if distinct := list(dict.fromkeys(everything)):
         more = [f"and {len(distinct) - MAX_LISTED} more"] if len(distinct) > MAX_LISTED else []
         hint = "build the model that was saved; or start a new run, without --resume"
@@ -84,9 +84,9 @@ def _mismatches(index: Index, parameters: Sequence[ParameterShard], same_layout:
     for shard in parameters:
         name = shard.stored_name(same_layout)
         if name not in stored and 0 not in shard.shape:
-            yield f"{shard.name!r} {shard.shape} is not in it"
+            yield f"{shard.name!r} {shard.shape} is not in the checkpoint"
         elif name in stored and stored[name].shape != shard.shape:
-            yield f"{shard.name!r} has shape {stored[name].shape} there, and {shard.shape} here"
+            yield f"{shard.name!r} has shape {stored[name].shape} in the checkpoint, and {shard.shape} in the model"
 
 
 def _fill(index: Index, reader: TensorReader, parameters: Sequence[ParameterShard], same_layout: bool) -> None:
@@ -149,4 +149,4 @@ def _restore_train_state(
     if own_state:
         rank_state.restore(engine, own_state)
     elif missing := rank_state.restore_buffers(engine.module, engine.groups.coord, checkpoint):
-        log.warning("%s has no buffers %s of this shape: they are as they were built", path, ", ".join(missing))
+        log.warning("%s has no buffers %s of this shape: they keep their initial values", path, ", ".join(missing))

@@ -122,7 +122,7 @@ def _check_passed_over(
         more = "; or bring the files back" if is_corrupted else ""
         raise_finding(passed_over[0].code, message, hint + more, job.path, "checkpoint.resume_from")
     for each in passed_over if world.index == 0 else ():
-        log.warning("%s; it is passed over", each.message)
+        log.warning("%s; it is skipped", each.message)
     if checkpoint.suspect and world.index == 0:
         log.warning("%s is suspect, and is resumed since it was named: %s", checkpoint.path, checkpoint.suspect)
 

@@ -124,7 +124,7 @@ def set_aside(root: Path, step: int) -> None:
         if (folder.step_of(path) or 0) >= step:
             # They are renamed, not removed: the user may want to return to the run as it was before the resume.
             aside = path.rename(_unused_name(path, _ASIDE))
-            log.warning("%s is not of this run, which was resumed from before it: it is %s now", path, aside.name)
+            log.warning("%s is left from before the resume at an earlier step: renamed to %s", path, aside.name)
 
 
 def mark_suspect(path: Path, reason: str) -> None:
@@ -160,7 +160,7 @@ def remove(path: Path) -> None:
             else:
                 hidden.unlink()
     except OSError as error:
-        log.warning("%s is not needed any more, and cannot be removed: %s", path, error)
+        log.warning("the old folder %s cannot be removed: %s", path, error)
 
 
 def _hide(path: Path) -> Path:

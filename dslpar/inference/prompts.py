@@ -131,13 +131,13 @@ def read_prompts(path: str) -> list[str]:
     try:
         lines = Path(path).read_text(encoding="utf-8").split("\n")  # not `splitlines`: other breaks may be text
     except (OSError, UnicodeDecodeError) as error:
-        raise_finding("BAT217", f"cannot read {path!r}: {error}", "a text file with a prompt a line", path)
+        raise_finding("BAT217", f"cannot read {path!r}: {error}", "a text file with one prompt per line", path)
     if not path.endswith(".jsonl"):
         found = [line for line in lines if line.strip()]
     else:
         found = [_of_json(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not found:
-        raise_finding("BAT217", f"{path!r} holds no prompts", "write a prompt a line", path)
+        raise_finding("BAT217", f"{path!r} holds no prompts", "write one prompt per line", path)
     return found
 
 

@@ -71,7 +71,7 @@ def implementation_of(config: Any) -> str:
     """Return a config's `attn_implementation`, by default SDPA. Raises: DslparError: it is neither SDPA nor FLASH."""
     requested: str | None = config._attn_implementation
     if requested not in (None, SDPA, FLASH):
-        message = f"attn_implementation {requested!r}: pieces of a model attend by torch's kernels"
+        message = f"attn_implementation {requested!r}: sharded models use torch's attention kernels only"
         hint = f"{SDPA!r} (the default), or {FLASH!r}, which is torch's FlashAttention kernel and no other"
         raise_finding("CFG223", message, hint, key="model.config.attn_implementation")
     return requested or SDPA
@@ -233,7 +233,7 @@ def _attend_by_flash(
 def _refuse_beyond_flash(module: nn.Module, is_cut: bool, kwargs: Mapping[str, Any]) -> None:
     """Raise DslparError if the FlashAttention kernel cannot compute the model's attention."""
     reasons = {
-        "in pieces of sequences": is_cut,
+        "over a split sequence": is_cut,
         "with a soft cap": kwargs.get("softcap") is not None,
         "with sinks": kwargs.get("s_aux") is not None,
     }
@@ -330,7 +330,7 @@ def _refuse_unless_plain(module: nn.Module, mask: Any, kwargs: Mapping[str, Any]
         reasons.append("a mask of its own")
     if reasons:
         message = (
-            f"{name} attends with {', '.join(reasons)}, and {_SPLIT} knows causal masks, windows and padding alone"
+            f"{name} attends with {', '.join(reasons)}, and {_SPLIT} supports only causal masks, windows and padding"
         )
         raise_finding("TEN235", message, "a layout that attends to whole sequences", key="parallel.context")
 

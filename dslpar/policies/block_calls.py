@@ -74,8 +74,10 @@ class BlockCalls:
     def check_mask(self, mask: Tensor | None) -> None:
         """Raise DslparError for a mask of document numbers if the forward would compute with it as with padding."""
         if mask is not None and mask.dtype == DOCUMENTS and self.mask_use.anything:
-            message = f"{type(self.skeleton.model).__name__} makes positions of a padding mask, not of documents"
-            raise_finding("TEN223", message, "a document a sample, and no mask of int32")
+            message = (
+                f"{type(self.skeleton.model).__name__} computes with padding masks, and cannot take a mask of documents"
+            )
+            raise_finding("TEN223", message, "one document per sample, and no mask of int32")
 
     @torch.no_grad()
     def _record(self, part: Any, groups: Groups, like: Tensor, mask: Tensor | None) -> Calls:
@@ -93,9 +95,7 @@ class BlockCalls:
         for name, blocks in zip(self.policy.blocks, lists, strict=True):
             for number, (earlier, block) in enumerate(pairwise(blocks), 1):
                 if block.input is not earlier.gave:
-                    message = (
-                        "what enters it is not what left the block before it, but made of it in the forward around"
-                    )
+                    message = "the forward around the blocks changes the residual between the block before and this one"
                     _refuse(f"{name}.{number}: {message}")
         calls = [[block.call for block in blocks] for blocks in lists]
         if any(call.get("past_key_values") is not None for of_list in calls for call in of_list):
@@ -135,7 +135,7 @@ class BlockCalls:
         self.skeleton.run(part, x, length, **given)
         for number, (block, call) in enumerate(zip(part.get_submodule(name), others, strict=True)):
             if not all(map(torch.equal, self._tensors(block.call), self._tensors(call))):
-                _refuse(f"{name}.{number}: what it is called with depends on the residual, which is in pieces")
+                _refuse(f"{name}.{number}: its arguments depend on the residual, of which a rank has a piece")
 
     def _tensors(self, call: Mapping[str, Any]) -> list[Tensor]:
         """Return the tensors among a block's arguments, except activations that layers pass on with the residual."""

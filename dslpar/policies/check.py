@@ -127,7 +127,7 @@ def _row(name: str, tensor: mesh.Tensor, job: tuple[Any, ...]) -> Row:
     farthest, value = max(((key, off) for each, _ in found for key, off in each.items()), key=lambda pair: pair[1])
     dropout = found[0][1]
     if isinstance(dropout, list) and dropout:
-        return Row(name, "wrong", float("inf"), f"{dropout[0]}: with dropout, its copies get other gradients")
+        return Row(name, "wrong", float("inf"), f"{dropout[0]}: with dropout, its copies get different gradients")
     said = dropout if isinstance(dropout, str) else ""
     return Row(name, "exact" if value <= CLOSE else "wrong", value, farthest, said)
 

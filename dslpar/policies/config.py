@@ -73,6 +73,6 @@ def proven_policy(model: Any) -> Policy:
     name = type(model).__name__
     found = derive(model)  # before the check, since its findings are more specific
     if name not in DERIVED:
-        message = f"{name}: the policy that transformers' plan tells is not proven for this class"
-        raise_finding("TEN234", message, "policy='derived' takes it as it is; or write one", key="model.policy")
+        message = f"{name}: the policy derived from transformers' plan is not tested for this class"
+        raise_finding("TEN234", message, "policy='derived' uses it untested; or write a policy", key="model.policy")
     return found

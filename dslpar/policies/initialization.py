@@ -68,6 +68,6 @@ def _made(model: Any, owner: str, own: str) -> Tensor:
     """
     found = constructed(model, owner, own, model.get_submodule(owner).get_parameter(own))
     if found.is_meta:
-        message = f"{owner}.{own}: transformers' `_init_weights` does not say how it begins"
+        message = f"{owner}.{own}: transformers' `_init_weights` does not set its values"
         raise_finding("TEN234", message, "pretrained='folder' has its values", key="model.pretrained")
     return found.float()

@@ -82,7 +82,7 @@ class HuggingFaceModel(LayeredModel):
             raise_finding("TEN234", message, "a family of docs/transformers.md", key="model.type")
         self.attention = attention.implementation_of(config)
         if self.attention == attention.FLASH and written and written.own_attention:
-            message = f"{cls.__name__} makes its scores itself, and has no use for a kernel"
+            message = f"{cls.__name__} computes its scores itself, and uses no kernel"
             raise_finding("TEN235", message, "leave attn_implementation out", key="model.config.attn_implementation")
         with torch.device("meta"):
             self.model: Any = cls._from_config(config, attn_implementation=attention.IMPLEMENTATION)
@@ -212,7 +212,7 @@ class HuggingFaceModel(LayeredModel):
             message = f"nothing of {name} can be cut, and parallel.tensor gives it {tensor.size} ranks"
             raise_finding("TEN235", message, "data and pipeline ranks", key="parallel.tensor")
         if self.policy.grid and max(sizes) > 1:
-            message = f"{name} arranges tokens on a grid, and mode {tensor.mode!r}, as it is set, cuts sequences"
+            message = f"{name} arranges tokens on a grid, but mode {tensor.mode!r} with these settings splits sequences"
             raise_finding("TEN235", message, "a tensor mode that keeps sequences whole", key="parallel.tensor")
 
     # ---- parts ----
@@ -258,7 +258,7 @@ class HuggingFaceModel(LayeredModel):
         is_whole = piece.place in self.policy.whole
         for name in piece.around:
             if not is_whole:
-                message = f"{name}, around its blocks, has parameters of its own, and nothing says how these are cut"
+                message = f"{name}, around its blocks, has parameters of its own, which the policy does not shard"
                 raise_finding("TEN234", message, f"whole=[{piece.place!r}] in a policy", key="model.policy")
             make_whole(setting.groups, part.get_submodule(name), name, recurse=False)
         for name in piece.leaves:

@@ -40,7 +40,7 @@ def fit_arguments(region: nn.Module, groups: Groups, by_head: Sequence[str], num
         module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if groups.axis(*cuts.sequence).size > 1:
-            message = f"{type(module).__name__} makes its scores itself, of whole sequences, which mode 'sequence' cuts"
+            message = f"{type(module).__name__} computes its scores itself over whole sequences, which this mode splits"
             raise_finding("TEN235", message, "another tensor mode", key="parallel.tensor")
         x: Tensor = args[0]
         fitted: dict[str, Tensor | None]

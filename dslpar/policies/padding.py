@@ -46,7 +46,7 @@ def mask_use(found: Skeleton) -> MaskUse:
     positions = not _equal(with_mask, _seen(found, arange, mask))
     if positions and not _equal(with_mask, _seen(found, None, mask, _LENGTH // 2)):
         name = type(found.model).__name__
-        message = f"{name} makes positions of the padding mask and of the residual's length, which may be cut"
+        message = f"{name} computes positions from the padding mask and the residual's length, which may be split"
         raise_finding("TEN234", message, "report the model: it needs a rule of its own", key="model.type")
     return MaskUse(True, positions)
 
