@@ -1,8 +1,9 @@
-"""Checkpoints of a run, in `<output_dir>/checkpoints/step_000005/`: published all at once, readable in any layout.
+"""Checkpoints of a run, in `<output_dir>/checkpoints/step_000005/`: published atomically, readable in any layout.
 
-A save takes DeepSpeed's engine with its weights, optimizer and counters, and the job that describes the run. It
-publishes a folder of files that each rank has written. A load returns an engine to the point at which that folder was
-saved.
+A save writes the weights, optimizer state and counters of DeepSpeed's engine: each rank writes its own files, and rank
+0 publishes their folder. A load returns an engine to the point at which the folder was saved. In the saved layout the
+run continues bit for bit. In another layout each tensor of the model and the optimizer is restored bit for bit, but
+random states begin as in a new run.
 
     checkpoint.save(engine, data)                            # all ranks together
     pending = checkpoint.begin_save(engine, buffers, data)   # ... steps ...; pending.publish()
@@ -10,19 +11,21 @@ saved.
     checkpoint.check(saved, job, data)                       # refuses another model, text, seed, ...
     checkpoint.load(engine, saved)                           # to the bit; in another layout each tensor to the bit
 
-Each distinct element is stored once, in safetensors files under the model's own parameter names. An index lists which
-piece lies in which file, so any layout can read them.
+Each distinct tensor element is stored once, in safetensors files, under the model's parameter names. The index
+(`index.json`) lists the file of each piece of each tensor, so a job of any layout can read the tensors.
 
 - `folder` has the names of folders and files, and `writer` publishes them.
 - `index`, `slices`, `tensor_file` and `tensor_reader` describe, write and read the tensors in the files.
 - `shards` finds the tensors in DeepSpeed's engine. `saving` copies them to `host_buffers`, and `rank_files` writes
-  them.
-- `loading` loads a checkpoint, and `select` chooses one.
-- `manifest`, `compare` and `resume_policy` define what a resume may change.
-- `contents` reads a whole checkpoint as a load does, before each load and for `dslpar checkpoint verify`: a digest
+  the copies.
+- `train_state` has the counters and the LR scheduler; `rank_state` has each rank's random states and buffers.
+- `loading` loads a checkpoint, and `select` chooses the checkpoint to resume from.
+- `manifest`, `resume_changes` and `resume_policy` define what a resume may change.
+- `contents` checks that a load can read every file, before each load and for `dslpar checkpoint verify`: a digest
   shows only that no byte has changed. It uses `manifest_format`, `state_files` and `dslpar.core.json_values`.
 
-`full_state_dict` is separate. It gathers full tensors out of one layout and loads them into another:
+`full_state_dict` writes no files. It gathers the full tensors of a model in one layout, and loads them into a model in
+another layout:
 
     full = checkpoint.full_state(engine.module, engine.groups)
     checkpoint.load_full_state(other.module, full, other.groups)

@@ -17,16 +17,16 @@ from dslpar.policies.weights import Part, parameters_with_sources, parts
 
 
 class Contents(NamedTuple):
-    """Tensors in a checkpoint of a model run by a policy."""
+    """Names and places of a transformers model's tensors in a checkpoint."""
 
     parts: Mapping[str, Part]
-    """Parts by transformers' state names."""
+    """Name in transformers' state dict -> parameter of the checkpoint, and the rows that hold the tensor."""
     trained: frozenset[str]
-    """State names that are not frozen."""
+    """Names in transformers' state dict of the tensors that are not frozen."""
     matrices: Mapping[str, str]
-    """Names of A and B in the model with adapters -> global names."""
+    """Names of the adapters' A and B as in peft -> parameter names in the checkpoint."""
     scale: float = 1.0
-    """Factor s of the product B A."""
+    """Factor s of an adapter's update s B A."""
 
     def is_adapted(self, state: str) -> bool:
         """Return whether a weight has an adapter."""
@@ -43,7 +43,7 @@ def _matrix(state: str, matrix: str) -> str:
 
 
 def contents(model: HuggingFaceModel) -> Contents:
-    """Find each tensor of a model. Builds the model's layers on the default device, which may be meta."""
+    """Find the place of each tensor of a model. Builds the layers on torch's default device, which may be meta."""
     sources: list[tuple[str, tuple[Source, ...]]] = []
     trained: set[str] = set()
     matrices: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Agreement of all ranks in a save or a load: report failed ranks, and hosts that do not see the folder."""
+"""Agree on errors in a save or a load: if one rank fails, or one host does not see the folder, every rank raises."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ MAX_LISTED = 12
 
 
 class Access(NamedTuple):
-    """Wording of a failed write or read of the folder of checkpoints."""
+    """Text of finding CKP205 for a failed write or read of the folder of checkpoints."""
 
     failure: str
+    """Beginning of the message; the folder's path follows."""
     hint: str
 
 
@@ -33,7 +34,7 @@ READ = Access(
 
 
 def world_of(engine: Engine) -> Axis:
-    """Return the axis of all ranks."""
+    """Return the axis (communicator) of all ranks of the job."""
     return engine.groups.axis("pipe", "data", "tensor")
 
 
@@ -57,7 +58,7 @@ def run_on_rank_0(
 ) -> Value:
     """Run `action` on rank 0, and return its result on every rank. If it fails with OSError, every rank raises.
 
-    `place` names this rank in the finding. Any error but OSError is a bug, and ends the run with rank 0's traceback.
+    `place` names this rank in the finding. Any error but OSError is a bug: rank 0 raises it, and the run ends.
     """
     value, reason = None, ""
     if world.index == 0:
@@ -65,7 +66,7 @@ def run_on_rank_0(
             value = action()
         except OSError as error:
             reason = f"{place}: {error}"
-    # After a failure too: the other ranks wait here.
+    # Rank 0 broadcasts after a failure too, since the other ranks wait for it here.
     value, reason = collectives.broadcast_object((value, reason), world)
     if reason:
         raise_failed(access, reason, job)

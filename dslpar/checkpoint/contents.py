@@ -1,9 +1,13 @@
 """Check that a load can read all of a checkpoint's files, for `dslpar checkpoint verify` and `--resume`.
 
-First every byte is compared with its digest (`folder.verify`). Digests show that files are unchanged, not that they
-were written correctly. So each file is then read as a load reads it. The index must have each element once, in pieces
-that the tensor files hold. Counters and random generators must accept the states of the run and of each rank. No model
-is built, and no tensor is copied.
+The check has two steps:
+
+1. Compare every file with its digest (`folder.verify`). A digest shows that a file is unchanged, not that it was
+   written correctly.
+2. Read every file as a load does. The index must list each tensor element exactly once, and the tensor files must hold
+   what it lists. The training state must have valid counters, and each rank's random states must be valid.
+
+No model is built, and no tensor is copied.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from dslpar.checkpoint.tensor_file import open_file
 from dslpar.core.errors import DslparError
 
 Gather = Callable[[list[str]], list[str]]
-"""Function that gathers the findings of all readers into one list."""
+"""Function that joins the problems found by all readers into one list, which every reader gets."""
 
 
 def corruptions(
@@ -28,7 +32,8 @@ def corruptions(
 ) -> list[str]:
     """Return the problems of a checkpoint, file by file; [] if a load can read all of it.
 
-    Each of `parts` readers reads its share, and `gather` joins their lists. All readers must call this together.
+    `parts` readers (ranks) share the files; this one is number `part`. `gather` joins their lists. All readers must
+    call this together.
     """
     altered = gather([str(each) for each in folder.verify(checkpoint, part, parts)])
     return altered or gather([str(each) for each in _unreadable(checkpoint, part, parts)])
@@ -43,7 +48,7 @@ def _unreadable(checkpoint: Checkpoint, part: int, parts: int) -> Iterator[Corru
         return
     expected = _expected_tensors(index)
     if part == 0:
-        # Only if all files exist: then their number bounds the pieces that are compared with each other.
+        # Only if all tensor files exist: a corrupted index could list many more pieces to compare with each other.
         if all(tensor_path(path, number).exists() for number in expected):
             yield from (Corruption(INDEX, f"{name} is not there exactly once") for name in index.incomplete())
         yield from _tried(path, partial(state_files.read_train_state, checkpoint))
@@ -65,7 +70,7 @@ def _tried(path: Path, read: Callable[[], object]) -> Iterator[Corruption]:
 
 
 Expected = dict[str, tuple[str, int]]
-"""Dtype and number of elements, by the tensor's key in its file."""
+"""Key of a tensor in its file -> (dtype, number of elements)."""
 
 
 def _expected_tensors(index: Index) -> Mapping[int, Expected]:

@@ -1,8 +1,9 @@
-"""Export a checkpoint's full weights to safetensors files, for programs that know no layouts.
+"""Export a checkpoint's full, unsharded weights to safetensors files, for programs other than dslpar.
 
     export(checkpoint, Path("weights"), dtype="BF16")     # model-00001-of-00002.safetensors, ..., and the config
 
-One tensor is in memory at a time, as in `reshard`. File names and the index follow transformers.
+Only one tensor at a time is in memory, as in `reshard`. Files and their index are named as by transformers; tensors
+have dslpar's own names.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ MAX_SHARD_BYTES = 5 * 10**9
 def export(
     checkpoint: Checkpoint, output: Path, dtype: str | None = None, max_shard_bytes: int = MAX_SHARD_BYTES
 ) -> list[Path]:
-    """Write full, unpadded weights under global names, and return the files.
+    """Write full, unpadded weights under their names in dslpar, and return the files' paths.
 
-    The files are `model-00001-of-00002.safetensors`, ..., the index of weight names to files, and `config.yaml`.
+    The files are `model-00001-of-00002.safetensors`, ..., the index from weight names to files, and `config.yaml`.
     `dtype` ("F32", "BF16", "F16") applies to floating-point weights; None: as stored. A tensor larger than
     `max_shard_bytes` gets its own file.
 

@@ -2,8 +2,8 @@
 
     export_peft(checkpoint, Path("adapter"))      # PeftModel.from_pretrained(base, "adapter") loads it
 
-Names and contents are those of peft's `save_pretrained`; peft itself is not needed. The base model is not exported:
-adapter_config.json names the pretrained folder that the run began with.
+The files have the names and contents that peft's `save_pretrained` gives them. peft need not be installed. The base
+model is not exported: adapter_config.json names the pretrained folder that the run began with.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
     from dslpar.policies.model import HuggingFaceModel
 
 _PREFIX = "base_model.model."
-"""Prefix of the names of the model that peft wraps."""
+"""Prefix that peft adds to the names of the model that it wraps."""
 
 
 def export_peft(
     checkpoint: Checkpoint, output: Path, dtype: str | None = None, pretrained: Path | None = None
 ) -> list[Path]:
-    """Write the trained weights of a run with `model.lora` to a new folder, as peft does; return the files.
+    """Write the trained weights of a run with `model.lora` to a new folder, as peft does; return the files' paths.
 
-    `dtype` is as in `export`. `pretrained` is the present path of the folder that the run began with; None: the path in
-    its config.
+    `dtype` is as in `export`. `pretrained` is the path of the pretrained folder that the run began with, if it has
+    moved; None: the path in the run's config.
 
     Raises:
         DslparError: the run has no adapters, `output` is not empty, or a file cannot be read or written.

@@ -2,9 +2,9 @@
 
     export_transformers(checkpoint, Path("weights"))       # LlamaForCausalLM.from_pretrained("weights") loads it
 
-The model is built on torch's meta device only, and one tensor is in memory at a time: each is read from the
-checkpoint's pieces when it is written. (transformers' own `save_pretrained` holds the whole model, and Megatron-LM's
-converters hold it twice.) The bytes are those that transformers would have written for the same weights.
+The model is built on torch's meta device only. Each tensor is read from the checkpoint when it is written, so only one
+tensor at a time is in memory. (transformers' own `save_pretrained` holds the whole model in memory, and Megatron-LM's
+converters hold it twice.) The files are byte for byte those that transformers would write for the same weights.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _ORDER = [
     DTYPES[name]
     for name in ("I64", "F64", "F32", "I32", "BF16", "F16", "I16", "F8_E4M3", "F8_E5M2", "I8", "U8", "BOOL")
 ]
-"""Order of dtypes in which the safetensors library writes tensors; it sorts those of one dtype by name."""
+"""Order of dtypes in which the safetensors library writes tensors; tensors of one dtype are sorted by name."""
 _TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json"),
     *("vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "chat_template.jinja"),
@@ -66,11 +66,11 @@ def export_transformers(
     *,
     merges_lora: bool = False,
 ) -> list[Path]:
-    """Write the weights and configs of a run's model to a new folder, as `save_pretrained` does; return the files.
+    """Write the weights and configs of a run's model to a new folder, as `save_pretrained` does; return their paths.
 
     The model is a transformers class, or a dslpar model with a transformers equivalent. `dtype` and `max_shard_bytes`
-    are as in `export`. `pretrained` is the present path of the folder that the run began with; None: the path in its
-    config. `merges_lora`: add adapters to their weights.
+    are as in `export`. `pretrained` is the path of the pretrained folder that the run began with, if it has moved;
+    None: the path in the run's config. `merges_lora`: add each adapter's update to the weight that it adapts.
 
     Raises:
         DslparError: transformers has no such model, `output` is not empty, or a file cannot be read or written.
@@ -96,7 +96,7 @@ def export_transformers(
 
 
 def _tokenizer_folder(checkpoint: Checkpoint, pretrained: Path | None) -> Path | None:
-    """Return the folder that the run began with, or else the folder of its data's tokenizer; None: it read bytes."""
+    """Return the pretrained folder that the run began with, or the folder of its data's tokenizer; None: neither."""
     if pretrained is not None:
         return pretrained
     data: Mapping[str, Any] = checkpoint.manifest["config"].get("data", {})
@@ -109,23 +109,24 @@ def _tokenizer_folder(checkpoint: Checkpoint, pretrained: Path | None) -> Path |
     return named.parent if named.name == TOKENIZER_JSON else named
 
 
-# ---- which model, and where its tensors are ----
+# ---- the transformers model, and the places of its tensors ----
 
 
 class _Origin(NamedTuple):
-    """A transformers model, and the places of its states in a checkpoint."""
+    """A transformers model, and the places of its tensors in a checkpoint."""
 
     saved: Saved
+    """Files that transformers would write for the model."""
     parts: Mapping[str, Part]
-    """Parts by state name; without buffers."""
+    """Name in transformers' state dict -> place in a parameter of the checkpoint. Buffers are not listed."""
     pretrained: Path | None
-    """Folder that the run began with."""
+    """Pretrained folder that the run began with; None: the run began with random weights."""
     adapters: Contents | None = None
-    """Adapters that are merged into the weights."""
+    """Contents of a model run by a policy, with the adapters to merge into its weights; None: no policy."""
 
 
 def _origin(checkpoint: Checkpoint, pretrained: Path | None, *, merges_lora: bool) -> _Origin:
-    """Find the transformers model that a run's model is.
+    """Find the transformers class of a run's model, or the transformers equivalent of a dslpar model.
 
     Raises:
         DslparError: transformers has no such model, or transformers or the folder that the run began with is missing.
@@ -149,12 +150,12 @@ def _origin(checkpoint: Checkpoint, pretrained: Path | None, *, merges_lora: boo
 
 
 def _refuse(checkpoint: Checkpoint) -> NoReturn:
-    message = f"{checkpoint.path} is of a run whose model is neither one of transformers' nor a GPT"
+    message = f"{checkpoint.path} is of a run whose model is neither a transformers model nor a GPT"
     raise_finding("CKP222", message, "dslpar's own format: leave --format out", checkpoint.path, "model")
 
 
 def _of_transformers(checkpoint: Checkpoint, cls: Any, arguments: dict[str, Any], pretrained: Path | None) -> _Origin:
-    """Return a transformers model that ran by a policy, or unchanged in one layer if nothing was cut."""
+    """Return the origin of a transformers model, which ran by a policy, or unsharded as a single layer "model"."""
     from dslpar.checkpoint.adapters import contents
     from dslpar.policies.config import config_of
     from dslpar.policies.model import HuggingFaceModel
@@ -176,9 +177,10 @@ def _of_transformers(checkpoint: Checkpoint, cls: Any, arguments: dict[str, Any]
 
 
 def _of_family(checkpoint: Checkpoint, model: Model, pretrained: Path | None) -> _Origin:
-    """Return the transformers equivalent of a dslpar model, with the config of the folder that it began with, if any.
+    """Return the origin of a dslpar model that has a transformers equivalent.
 
-    The family's module "hugging_face" names the class.
+    The model family's module "hugging_face" names the transformers class. If the run began with a pretrained folder,
+    the transformers config is that folder's.
     """
     try:
         same = families.family_module(model, "hugging_face")
@@ -206,10 +208,10 @@ def _of_family(checkpoint: Checkpoint, model: Model, pretrained: Path | None) ->
 
 
 def _tensors(checkpoint: Checkpoint, origin: _Origin, dtype: str | None) -> Iterator[LazyTensor]:
-    """Yield the tensors of the files; each is made when it is written.
+    """Yield the tensors of the files to write. Each tensor is read when it is written.
 
     Raises:
-        DslparError: the checkpoint's tensors are not the model's.
+        DslparError: the checkpoint and the model do not have the same tensors.
     """
     index = load_index(Path(checkpoint.path))
     reader, buffers = TensorReader(Path(checkpoint.path), index), _buffers(checkpoint)
@@ -218,7 +220,8 @@ def _tensors(checkpoint: Checkpoint, origin: _Origin, dtype: str | None) -> Iter
     for name, view in origin.saved.views.items():
         names = origin.saved.aliases(view.state)
         part = next((origin.parts[each] for each in names if each in origin.parts), None)
-        # A buffer's name begins with its layer: "model" for a class that ran unchanged, "front" or "back" by policy.
+        # A buffer's name in the checkpoint begins with its layer's name: "model" if the class ran as a single layer,
+        # "front" or "back" if it ran by a policy.
         buffer = next(
             (found for own, found in buffers.items() if f".{own}".endswith(tuple(f".{n}" for n in names))), None
         )
@@ -246,7 +249,7 @@ def _tensors(checkpoint: Checkpoint, origin: _Origin, dtype: str | None) -> Iter
 
 
 def _read(reader: TensorReader, part: Part, view: View) -> Tensor:
-    """Read only the part of a parameter that a tensor of the files holds."""
+    """Read one tensor of the files: only its part of the checkpoint's parameter is read."""
     ranges = list(zip(view.starts, view.lengths, strict=True))
     if part.transposed:
         ranges.reverse()

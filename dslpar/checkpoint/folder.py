@@ -1,16 +1,16 @@
 """Folder of a checkpoint: file names, listing, and verification. No torch.
 
-    checkpoints/step_000005/checkpoint.json              the manifest; written last: with it the folder is a checkpoint
-                            index.json                   which piece of which tensor lies where
-                            tensors/00003.safetensors    what rank 3 has written of them
-                            ranks/00003.pt               what belongs to that rank only
-                            state.pt                     counters, LR scheduler, loss scaler
-    checkpoints/step_000010.part/                        one that is being written, or never was finished
-    checkpoints/step_000020.aside/                       one that was there when the run was resumed from before it
+    checkpoints/step_000005/checkpoint.json              manifest, written last
+                            index.json                   index: the file of each piece of each tensor
+                            tensors/00003.safetensors    pieces of tensors that rank 3 has written
+                            ranks/00003.pt               rank 3's random states and buffers
+                            state.pt                     training state: counters, LR scheduler, loss scaler
+    checkpoints/step_000010.part/                        unfinished checkpoint: being written, or a save was killed
+    checkpoints/step_000020.aside/                       checkpoint left from before a resume at an earlier step
 
-Each file is hashed while it is written. The manifest holds every size and digest, and a digest of its own bytes. So
-`verify` finds a changed byte anywhere before a load uses the files. (Checkpoints of torch.distributed and DeepSpeed
-have no digests.)
+Each file is hashed while it is written. The manifest has the size and digest of every other file, and a digest of its
+own bytes. So `verify` finds any changed byte before a load uses the files. (Checkpoints of torch.distributed and
+DeepSpeed have no digests.)
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from dslpar.core.errors import DslparError
 
 MANIFEST, RANKS, TENSORS, STATE, PART = "checkpoint.json", "ranks", "tensors", "state.pt", ".part"
 SUSPECT = "suspect"
-"""Manifest key: why the checkpoint's numbers cannot be trusted, though its files are intact."""
+"""Manifest key of a suspect checkpoint: why its numbers cannot be trusted, though its files are intact."""
 _MAX_MANIFEST_BYTES = 1 << 28
 
 _NO_DIGEST = "0" * 32
@@ -54,7 +54,7 @@ class Checkpoint(NamedTuple):
 
     @property
     def suspect(self) -> str:
-        """Reason not to trust its numbers; empty: none is known."""
+        """Reason not to trust its numbers; empty: no reason is known."""
         return str(self.manifest.get(SUSPECT, ""))
 
 
@@ -119,11 +119,11 @@ def step_of(folder: Path) -> int | None:
     return int(step) if prefix and not before and step.isdecimal() else None
 
 
-# ---- what is there ----
+# ---- listing ----
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Return whether `path` is a checkpoint, or the remains of one, and not the folder of a run."""
+    """Return whether `path` is a folder of a checkpoint, even a corrupted one, and not the folder of a run."""
     return (path / MANIFEST).exists() or (path.is_dir() and step_of(path) is not None)
 
 
@@ -174,10 +174,10 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         manifest = json_values.parse(text)
         if not isinstance(manifest, dict) or not {"format", "step", "fixed", "files"} <= manifest.keys():
             raise ManifestError("no manifest")
-        # Format 1 had no digest. The caller refuses it by its number, which is clearer than "altered".
+        # Format 1 had no digest. The caller refuses it as an old format, which is clearer than "altered".
         if (manifest["format"] != 1 or "digest" in manifest) and not _digest_matches(text, manifest.get("digest")):
             raise ManifestError("altered")
-        manifest_format.check(manifest)  # nonsense may have a valid digest too
+        manifest_format.check(manifest)  # an invalid manifest may have a valid digest
     except OSError as error:
         raise ManifestError("missing" if isinstance(error, FileNotFoundError) else str(error)) from error
     except ManifestError:
@@ -190,7 +190,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
 
 
 def serialize(manifest: Mapping[str, Any]) -> bytes:
-    """Return the manifest's bytes. The last value is the digest of all bytes, with zeros in the digest's place."""
+    """Return the manifest's bytes. Its last value is the digest of these bytes, computed with zeros in its place."""
     text = json.dumps({**manifest, "digest": _NO_DIGEST}, indent=1).encode() + b"\n"
     before, _, behind = text.rpartition(_NO_DIGEST.encode())
     return before + xxhash.xxh3_128_hexdigest(text).encode() + behind
@@ -208,15 +208,15 @@ def _digest_matches(text: bytes, digest: object) -> bool:
 
 
 def is_complete(checkpoint: Checkpoint) -> bool:
-    """Return whether every file exists in its full length. This is quick, but only `verify` finds altered bytes.
+    """Return whether every file exists with its full length. This is fast, but only `verify` finds altered bytes.
 
-    A checkpoint of a later format counts as complete, since this dslpar cannot know its files.
+    A checkpoint of a later format counts as complete, since this version of dslpar does not know its files.
     """
     return checkpoint.manifest["format"] > FORMAT or not mismatched_files(checkpoint)
 
 
 def mismatched_files(checkpoint: Checkpoint) -> list[str]:
-    """Return the paths in the folder of files that are missing, unexpected, or of another length."""
+    """Return the files that are missing, unexpected, or of another length, by path in the checkpoint's folder."""
     recorded, found = _recorded_files(checkpoint), file_sizes(Path(checkpoint.path))
     names = sorted({*recorded, *found})
     return [name for name in names if name not in recorded or recorded[name].bytes != found.get(name)]
@@ -225,11 +225,12 @@ def mismatched_files(checkpoint: Checkpoint) -> list[str]:
 def verify(checkpoint: Checkpoint, part: int = 0, parts: int = 1) -> list[Corruption]:
     """Read every byte of a checkpoint's files, and return their problems; [] if it is intact.
 
-    Each of `parts` readers reads its share; together they name every corrupted file.
+    `parts` readers (ranks) share the files, and this one is number `part`. Together they name every corrupted file.
     """
     recorded, found = _recorded_files(checkpoint), file_sizes(Path(checkpoint.path))
     corruptions = [Corruption(MANIFEST, _manifest_problem(checkpoint))] if part == 0 else []
-    # Dealt out in turn, not in blocks: files of one kind follow each other, and are about equally large.
+    # Every `parts`-th file, not a block of files: neighbours in this order are about equally large, so readers get
+    # about as many bytes each.
     for name in sorted({*recorded, *found})[part::parts]:
         path = Path(checkpoint.path, name)
         corruptions.append(Corruption(name, _file_problem(path, recorded.get(name), found.get(name))))
@@ -286,10 +287,12 @@ def list_files(folder: Path) -> list[Path]:
 
 
 def note_of_suspect(stored: Checkpoint, *, was_named: bool, others: Sequence[Path] = ()) -> str:
-    """Return the note to print for a suspect checkpoint that was named; "" if it is not suspect.
+    """Return the note to print if a suspect checkpoint is used because the user named it; "" if it is not suspect.
+
+    `others`: all checkpoint folders of the run, oldest first; the error's hint names the newest good one.
 
     Raises:
-        DslparError: CKP232: it is suspect and was not named, but is the newest of a run, which also has the `others`.
+        DslparError: CKP232: the checkpoint is suspect, and was not named by the user but taken as the run's newest.
     """
     name = Path(stored.path).name
     if not stored.suspect:

@@ -1,11 +1,11 @@
-"""Gather a model's full weights out of any layout, and load them into any other, using placements only.
+"""Gather a model's full weights in any layout, and load full weights into a model in any other layout.
 
     full = full_state(engine.module, engine.groups)              # {'blocks.0.mlp.up.weight': (F, H), ...}
     load_full_state(other.module, full, other.groups)            # each rank cuts its own piece
 
 Tensors are unpadded, on the CPU, and named as in the model without a pipeline. In a pipeline each rank returns and
-loads its own layers, so the union over the pipeline is the model. If ZeRO keeps fp32 masters of half-precision weights,
-the masters are returned, and a load sets both. Optimizer states are not touched.
+loads the tensors of its own layers only. If ZeRO keeps fp32 masters of half-precision weights, the masters are
+returned, and a load sets both masters and weights. Optimizer states do not change.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from dslpar.layers.initial_values import Source, record
 Shape = tuple[int, ...]
 
 _CUTOFF = 0.6
-"""Similarity of suggested names: looser than for config keys, since names of one shape are hardly confused."""
+"""Least similarity of suggested names: lower than for config keys, since only names of the same shape compete."""
 
 
 def full_state(module: nn.Module, groups: Groups, *, everywhere: bool = True) -> dict[str, Tensor]:
-    """Return {global name: full tensor} of this rank's stages, including its copies of tied weights.
+    """Return {parameter name: full tensor} of this rank's pipeline stages, including its copies of tied weights.
 
     All ranks must call it together. One tensor is gathered at a time. With `everywhere=False`, only the first rank of
     each tensor group keeps the tensors, and the others return {}.
@@ -55,14 +55,15 @@ def load_full_state(
 ) -> None:
     """Set every parameter of this rank to its piece of the full tensor of the same name.
 
-    All ranks must call it together, with the tensors of the whole model or at least of their own stages. `source` names
-    the tensors' origin in errors. With `strict=False`, names that only one side has are ignored.
+    All ranks must call it together. `full` has the tensors of the whole model, or at least of this rank's stages.
+    `source` names the tensors' origin in errors. With `strict=False`, names that only `full` or only the model has are
+    ignored.
 
     Raises:
-        DslparError: on every rank, with all names that are missing or unknown (`strict`), and all shapes that differ;
-            then nothing is changed.
+        DslparError: on every rank, before any change: names are missing or unknown (`strict`), or shapes differ. The
+            error lists all of them.
     """
-    # First, and together: a rank that raised alone would leave the others waiting in ZeRO 3's gathers below.
+    # All ranks check before any fills: a rank that raised alone would leave the others waiting in ZeRO 3's gathers.
     _check(full, _shapes(module), groups, strict, source)
     finish_gathers(module)
     with torch.no_grad():
@@ -75,7 +76,7 @@ def load_full_state(
 
 
 def local_piece(p: nn.Parameter) -> Tensor:
-    """Return this rank's piece of a parameter, from its fp32 master if there is one, even if ZeRO has sharded it."""
+    """Return this rank's tensor-parallel piece of a parameter, without ZeRO's sharding; from the fp32 master if any."""
     if _has_master(p):
         return safe_get_full_fp32_param(p).detach()  # type: ignore[no-any-return]
     with GatheredParameters([p]):
@@ -99,7 +100,7 @@ def _has_master(p: nn.Parameter) -> bool:
     return p.requires_grad and (hasattr(p, "_hp_mapping") or hasattr(p, "_z3_optimizer"))
 
 
-# ---- what does not fit ----
+# ---- names and shapes that do not match ----
 
 
 def _shapes(module: nn.Module) -> dict[str, Shape]:
@@ -112,7 +113,7 @@ def _shapes(module: nn.Module) -> dict[str, Shape]:
 
 
 def _check(full: Mapping[str, Tensor], local: Mapping[str, Shape], groups: Groups, strict: bool, source: str) -> None:
-    """Raise the findings of the whole pipeline on every rank."""
+    """Compare names and shapes of `full` with the model's, and raise the mismatches of all ranks on every rank."""
     world = groups.axis("pipe", "data", "tensor")
     by_rank = collectives.gather_objects(dict(local), groups.axis("pipe"))
     model = {name: shape for held in by_rank for name, shape in held.items()}
@@ -123,20 +124,20 @@ def _check(full: Mapping[str, Tensor], local: Mapping[str, Shape], groups: Group
         if given.get(name, shape) != shape
     ]
     mismatches += _other_names(given, local, model) if strict else ()
-    # A rank finds only its own missing names: every rank raises the findings of all ranks.
+    # A rank finds only the missing names of its own stages, so the mismatches of all ranks are gathered.
     everywhere = dict.fromkeys(each for found in collectives.gather_objects(mismatches, world) for each in found)
     if everywhere:
         raise DslparError(finding("CKP207", message, hint, source) for message, hint in everywhere)
 
 
 Mismatch = tuple[str, str]
-"""Message and hint."""
+"""(message, hint) of a finding."""
 
 
 def _other_names(
     given: Mapping[str, Shape], local: Mapping[str, Shape], model: Mapping[str, Shape]
 ) -> Iterator[Mismatch]:
-    """Yield this rank's names that are missing, and given names that no rank has."""
+    """Yield this rank's parameters that `given` lacks, and the names in `given` that the model does not have."""
     unknown = [name for name in given if name not in model]
     for name in local:
         if name not in given:

@@ -4,10 +4,10 @@
     chunks = buffers.copy([weight, exp_avg])     # bytes, one tensor behind the other: the next step may begin
     writer.write_file(path, chunks)              # by a thread; the next `copy` writes over them
 
-The memory is in blocks, and not in a buffer per tensor: the saved tensors may grow or be cut differently, and a file is
-written from start to end anyhow. The block size is a power of two, since torch's allocator of pinned memory rounds up
-to one: a single buffer of 33 GB would take 64 GB. As with torchtitan's `async_with_pinned_mem`, pinned memory is kept,
-since pinning costs more than copying.
+The memory consists of equal blocks instead of one buffer per tensor. A copy of other tensors, or of more tensors, can
+therefore reuse the same memory. The block size is a power of two, since torch's allocator of pinned memory rounds sizes
+up to powers of two: a single buffer of 33 GB would take 64 GB. Pinned memory is kept from save to save, since pinning
+costs more than copying (as in torchtitan's `async_with_pinned_mem`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BLOCK_BYTES = 1 << 26
 class HostBuffers:
     """Blocks of host memory of one rank. They hold one copy at a time; the next copy overwrites it.
 
-    `pinned`: page-locked memory, so that an accelerator copies asynchronously while the host goes on.
+    `pinned`: use page-locked memory, to which an accelerator can copy asynchronously.
     """
 
     def __init__(self, pinned: bool = False) -> None:
@@ -39,7 +39,7 @@ class HostBuffers:
     def copy(self, tensors: Iterable[Tensor]) -> list[memoryview]:
         """Copy these tensors' bytes, in order, from any device; return the filled blocks.
 
-        The copy is complete when this returns. It includes work enqueued before the call, and none enqueued after it.
+        The copy is complete when this returns. It has the values after all device work that was enqueued before.
         """
         free, filled = self._free(), list[Tensor]()
         block, used = next(free), 0

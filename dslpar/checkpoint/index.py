@@ -1,8 +1,8 @@
 """Index of a checkpoint, `index.json`: the file of each piece of each tensor. No torch.
 
-Every distinct element is stored once, under its parameter's global name, so any layout can read the tensors with the
-index alone. Each rank makes an index of the pieces that it writes, and `merge` joins these. Files are numbered by the
-writing rank.
+Every distinct tensor element is stored once, under its parameter's global name: the name in the model without a
+pipeline. So a job of any layout can read the tensors with the index alone. Each rank makes an index of the pieces that
+it writes, and `merge` joins these indices. A tensor file has the number of the rank that wrote it.
 """
 
 from __future__ import annotations
@@ -27,44 +27,49 @@ ITEM_BYTES: Mapping[str, int] = {
 """Bytes per element, by safetensors' dtype names."""
 MAX_DIMS = 32
 MAX_SEGMENTS = 256
-"""Maximum number of combinations of a box's segments; real boxes have several segments in one dim only."""
+"""Maximum number of combinations of a box's segments (see `slices`); saved boxes have several in one dim only."""
 SET_BY_OPTIMIZER = ("step",)
-"""Group keys that an optimizer changes."""
+"""Keys of an optimizer's parameter group that the optimizer itself changes."""
 SET_BY_SCHEDULER = ("lr", "initial_lr", "momentum", "betas")
-"""Group keys that LR schedulers change."""
+"""Keys of an optimizer's parameter group that LR schedulers change."""
 
 
 class IrregularState(NamedTuple):
-    """An optimizer tensor whose shape differs from its parameter's."""
+    """Dtype and shape of an optimizer tensor that has another shape than its parameter."""
 
     dtype: str
     shape: Shape
 
     @property
     def num_elements(self) -> int:
-        """Number of elements; the tensor is stored whole."""
+        """Number of elements."""
         return math.prod(self.shape)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One parameter, and its optimizer state."""
+    """Stored tensors of one parameter: its weight and its optimizer state."""
 
     shape: Shape
     """Full shape, without padding."""
     dtype: str
-    """Stored dtype of the weight by safetensors' name ("F32", "BF16"): the master's dtype, if there is a master."""
+    """Stored dtype of the weight, in safetensors' names ("F32", "BF16"). If there is a master, it is stored instead."""
     trained: bool = True
+    """Whether the parameter requires a gradient."""
     states: Mapping[str, str] = field(default_factory=dict)
-    """Dtypes of optimizer tensors with the parameter's shape, stored in the same pieces."""
+    """Key in the optimizer state ("exp_avg") -> dtype, for optimizer tensors of the parameter's shape. They are stored
+    in the same pieces as the weight.
+    """
     scalars: Mapping[str, Any] = field(default_factory=dict)
     """Scalar optimizer values: a number, or [dtype, number] for a tensor."""
     irregular: Mapping[str, IrregularState] = field(default_factory=dict)
     """Optimizer tensors of other shapes (Adafactor's rows and columns), stored whole in `irregular_file`."""
     irregular_file: int | None = None
+    """Number of the tensor file that holds them; None: there are no such tensors."""
     group: int | None = None
-    """Number of its optimizer group in the index; None: no group has it."""
+    """Number of the parameter's optimizer group in `Index.groups`; None: the parameter is in no group."""
     pieces: Sequence[Piece] = ()
+    """Pieces of the weight and of the `states`, one per file."""
 
     def dtype_of(self, key: str = "") -> str:
         """Return the dtype of the weight (key "") or of an optimizer tensor."""
@@ -78,7 +83,7 @@ class Index:
     parameters: Mapping[str, Entry] = field(default_factory=dict)
     """Parameters by global name, as in `pipeline_module.named_parameters`."""
     copies: Mapping[str, Entry] = field(default_factory=dict)
-    """Tied copies on ranks that do not own the weight, by `copy_name`; read in the same layout only."""
+    """Copies of tied weights on ranks that do not own the weight, by `copy_name`; only the same layout reads them."""
     groups: Sequence[Mapping[str, Any]] = ()
     """Plain values of the optimizer's parameter groups."""
 
@@ -101,7 +106,7 @@ class Index:
 
     @classmethod
     def from_json(cls, plain: object, num_bytes: int = MAX_COUNT) -> Index:
-        """Read the values of `to_json`; tensor files have `num_bytes` in all. Raises: ValueError: invalid values."""
+        """Read the values of `to_json`. `num_bytes`: size of all tensor files. Raises: ValueError: invalid values."""
         values = mapping(plain, "the index", "parameters", "copies", "groups")
         groups = [
             _group_from_json(group, f"groups[{number}]")
@@ -121,28 +126,28 @@ def file_key(name: str, state: str = "") -> str:
 
 
 def copy_name(name: str, pipe_rank: int) -> str:
-    """Return the name of the tied copy that a rank of the axis "pipe" holds."""
+    """Return the name in the index of the copy of a tied weight on a pipeline rank."""
     return f"{name}@{pipe_rank}"
 
 
 def tensor_path(folder: Path, file: int) -> Path:
-    """Return the tensor file of that number."""
+    """Return the path of the tensor file with this number."""
     return folder / TENSORS / f"{file:05d}.safetensors"
 
 
 def merge(indices: Iterable[Index]) -> Index:
-    """Merge the indices of all ranks into one; groups of equal values become one group.
+    """Merge the indices of all ranks into one; optimizer groups with equal values become one group.
 
-    The time is linear in the number of pieces, since all ranks wait for it.
+    All ranks wait for the merge, so its time must be linear in the number of pieces.
     """
     groups: list[Mapping[str, Any]] = []
     parts: tuple[dict[str, list[Entry]], ...] = {}, {}
     for index in indices:
-        # Compared by value: each rank numbers groups in the order in which it meets them.
+        # Groups are compared by value, since each rank numbers them by their first parameter on that rank.
         for group in map(dict, index.groups):
             if group not in groups:
                 groups.append(group)
-        number = [groups.index(group) for group in index.groups]  # in the merged index, by the rank's own number
+        number = [groups.index(group) for group in index.groups]  # the rank's group number -> the merged number
         for found, part in zip(parts, (index.parameters, index.copies), strict=True):
             for name, entry in part.items():
                 if entry.group is not None and number[entry.group] != entry.group:
@@ -193,7 +198,7 @@ def load_index(folder: Path) -> Index:
 
 
 def _entry_to_json(entry: Entry) -> dict[str, Any]:
-    # Boxes are listed apart from pieces: thousands of ZeRO shards have only one box per tensor rank.
+    # Boxes have their own list, to which pieces refer: thousands of ZeRO shards have only one box per tensor rank.
     boxes = list(dict.fromkeys(piece.box for piece in entry.pieces))
     numbers = {box: number for number, box in enumerate(boxes)}
     plain: dict[str, Any] = {
@@ -214,11 +219,12 @@ def _entry_to_json(entry: Entry) -> dict[str, Any]:
 
 
 class _Bounds(NamedTuple):
-    """Upper bounds of an entry's values."""
+    """Upper bounds of an entry's values, so that a malformed index is refused before anything large is allocated."""
 
     num_bytes: int
-    """Bytes of all tensor files together, which bound the number of elements."""
+    """Bytes of all tensor files together; no tensor can be larger."""
     num_groups: int
+    """Number of optimizer groups in the index."""
 
 
 def _entry_from_json(plain: object, name: str, bounds: _Bounds) -> Entry:
@@ -283,7 +289,7 @@ def _box(value: object, num_dims: int, at: str) -> Box:
         tuple(Segment(*(count(each, at) for each in items(segment, at, length=2))) for segment in items(dim, at))
         for dim in items(value, at, length=num_dims)
     )
-    # Bounded, since overlaps of two boxes are computed for each combination of their segments.
+    # The number is bounded, since overlaps of two boxes are computed for each combination of their segments.
     if math.prod(map(len, box)) > MAX_SEGMENTS or num_elements(box) > MAX_COUNT:
         raise ValueError(f"{at} has too many segments or elements")
     return box

@@ -1,10 +1,12 @@
 """Load a checkpoint into an engine of any layout.
 
-Each rank reads the pieces of its own layout straight from the files, and all ranks agree once that every rank could.
+Each rank reads the pieces that it holds in the present layout straight from the files. Then all ranks exchange their
+errors once: if one rank has failed, all raise.
 
-In the same layout a run continues bit for bit: random states, each replica's buffers and each copy of a tied weight are
-restored too. (Copies of a tied weight differ in their last bits, since each rank averages gradients over its replicas
-in its own buckets.) In any other layout a copy takes the owner's weight, and random states begin as in a new run.
+In the saved layout a run continues bit for bit. Random states, the buffers of each replica and each copy of a tied
+weight are restored too. (Copies of a tied weight differ in their last bits, since each pipeline rank averages gradients
+over its replicas in its own buckets.) In any other layout the copies of a tied weight are filled from its owner's, and
+random states begin as in a new run.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ log = logging.getLogger("dslpar")
 
 
 def load(engine: Engine, checkpoint: Checkpoint) -> None:
-    """Load a checkpoint that `compare.check` has passed into a newly built engine. All ranks must call it together.
+    """Load a checkpoint into a newly built engine, after `resume_changes.check`. All ranks must call it together.
 
     Raises:
         DslparError: on every rank, if the checkpoint does not hold this model, or a file cannot be read.
@@ -45,14 +47,14 @@ def load(engine: Engine, checkpoint: Checkpoint) -> None:
         shards.before_load(engine)
         index = _fill_or_refuse(engine, path, parameters, same_layout)
         shards.after_load(engine)
-    # Random states apply only to the ranks that saved them: in another layout they begin as in a new run.
+    # Random states belong to the ranks that saved them: in another layout they begin as in a new run.
     own_state = read_rank_state(checkpoint, engine.groups.rank) if same_layout else None
     _restore_train_state(engine, checkpoint, index, parameters, own_state)
     assert engine.steps_done == checkpoint.step, f"{engine.steps_done} steps in {checkpoint.path}"
 
 
 def _fill_or_refuse(engine: Engine, path: Path, parameters: Sequence[ParameterShard], same_layout: bool) -> Index:
-    """Fill weights and optimizer state from the files; if any rank cannot, raise the same finding on all of them."""
+    """Fill weights and optimizer state from the files. If any rank cannot, all ranks raise the same finding."""
     index, problems = Index(), []
     try:
         index = load_index(path)
@@ -61,13 +63,13 @@ def _fill_or_refuse(engine: Engine, path: Path, parameters: Sequence[ParameterSh
             _fill(index, TensorReader(path, index), parameters, same_layout)
     except DslparError as error:
         problems = [finding.line() for finding in error.findings]
-    # Each name is sent by one of the ranks that hold it, since every rank receives all that is gathered.
+    # Only one rank per pipeline rank sends its names: the others hold the same, and every rank receives all lists.
     is_first = all(index == 0 for axis, index in engine.groups.coord.items() if axis != "pipe")
     own_names = [shard.name for shard in parameters] if is_first else []
     reports = collectives.gather_objects((problems, own_names), world_of(engine))
     unknown = set(index.parameters) - {name for _, names in reports for name in names}
     everything = [problem for problems, _ in reports for problem in problems]
-    everything += [f"{name!r} is in it, and not in the model" for name in sorted(unknown)]
+    everything += [f"the checkpoint has {name!r}, and the model does not" for name in sorted(unknown)]
     if distinct := list(dict.fromkeys(everything)):
         more = [f"and {len(distinct) - MAX_LISTED} more"] if len(distinct) > MAX_LISTED else []
         hint = "build the model that was saved; or start a new run, without --resume"
@@ -82,18 +84,18 @@ def _mismatches(index: Index, parameters: Sequence[ParameterShard], same_layout:
     for shard in parameters:
         name = shard.stored_name(same_layout)
         if name not in stored and 0 not in shard.shape:
-            yield f"{shard.name!r} {shard.shape} is not in it"
+            yield f"{shard.name!r} {shard.shape} is not in the checkpoint"
         elif name in stored and stored[name].shape != shard.shape:
-            yield f"{shard.name!r} has shape {stored[name].shape} there, and {shard.shape} here"
+            yield f"{shard.name!r} has shape {stored[name].shape} in the checkpoint, and {shard.shape} in the model"
 
 
 def _fill(index: Index, reader: TensorReader, parameters: Sequence[ParameterShard], same_layout: bool) -> None:
-    """Fill masters, untrained weights, and the optimizer's state; `after_load` casts masters to the model's weights."""
+    """Fill the fp32 masters, weights that are not trained, and optimizer state; `shards.after_load` sets the others."""
     with_scalars: set[int] = set()
     for shard in sorted(parameters, key=shards.step_order):
         name = shard.stored_name(same_layout)
         if name not in index.copies and name not in index.parameters:
-            continue  # it has no elements
+            continue  # a parameter without elements is not stored
         entry = index.entry(name)
         if shard.start < shard.stop:
             _copy_flat(shard.weight, reader.fragment(name, "", shard.box, shard.start, shard.stop))
@@ -110,7 +112,8 @@ def _fill(index: Index, reader: TensorReader, parameters: Sequence[ParameterShar
 
 def _fill_states(shard: ParameterShard, master: Master, entry: Entry, name: str, reader: TensorReader) -> None:
     for key in entry.states:
-        # The stored dtype, if the master has the stored weight's dtype. Otherwise precision has changed: the master's.
+        # If the master's dtype is that of the stored weight, keep the state's stored dtype. Otherwise the config's
+        # precision has changed, and the state takes the master's dtype.
         same_dtype = DTYPES[entry.dtype] == master.tensor.dtype
         dtype = DTYPES[entry.states[key]] if same_dtype else master.tensor.dtype
         state = shards.state_tensor(shard, key, dtype)
@@ -131,7 +134,7 @@ def _restore_train_state(
     parameters: Sequence[ParameterShard],
     own_state: Mapping[str, Any] | None,
 ) -> None:
-    """Restore everything but the model's tensors. `own_state`: this rank's, if it saved in this layout; else None."""
+    """Restore all state besides tensors. `own_state`: this rank's state if the layout is the saved one, else None."""
     path, restored = Path(checkpoint.path), set()
     for shard in parameters:
         entry = index.parameters.get(shard.name)
@@ -142,8 +145,8 @@ def _restore_train_state(
     if checkpoint.manifest["config"].get("precision") != manifest.config_of(engine.job).get("precision"):
         values["scale"] = {}  # a loss scale of another precision is meaningless: start from the config's
     train_state.restore(engine, values, own_state["schedule"] if own_state else None)
-    # Last: random numbers drawn while the engine was built and filled must not count.
+    # Random states come last: building and filling the engine has drawn random numbers.
     if own_state:
         rank_state.restore(engine, own_state)
     elif missing := rank_state.restore_buffers(engine.module, engine.groups.coord, checkpoint):
-        log.warning("%s has no buffers %s of this shape: they are as they were built", path, ", ".join(missing))
+        log.warning("%s has no buffers %s of this shape: they keep their initial values", path, ", ".join(missing))

@@ -2,14 +2,14 @@
 
     {"format": 2, "step": 5, "consumed_samples": 80,
      "layout": {"world_size": 8, "pipe": 2, "num_chunks": 1, "data": 2, "tensor": {"d": 1, ...}, "counts": [2, 2], ...},
-     "fixed": {"model.hidden_size": 128, "batch.global_size": 16, ...},       # what no resume may change
-     "config": {"model": {"type": "GPT", ...}, "optimizer": {...}, ...},      # all of it, and itself a config
-     "versions": {...}, "files": {...}, "digest": "..."}                      # the last two by `folder`
+     "fixed": {"model.hidden_size": 128, "batch.global_size": 16, ...},       # values that no resume may change
+     "config": {"model": {"type": "GPT", ...}, "optimizer": {...}, ...},      # all sections; loads as a config
+     "versions": {...}, "files": {...}, "digest": "..."}                      # `folder` adds files and digest
 
-Tensors are stored under global names as boxes of whole tensors, so reading them needs no layout. The loader compares
-the saved layout with the job's own, to restore each rank's random state if they are equal. torch's distributed
-checkpoints and Megatron-LM's `dist_checkpointing` keep no layout, so they do not restore such states, or restore them
-by rank number.
+A reader of tensors does not need the saved layout, since the index locates each piece in the full tensor. A load
+compares the saved layout with the job's: only if they are equal does it restore each rank's random states. torch's
+distributed checkpoints and Megatron-LM's `dist_checkpointing` store no layout, so they do not restore random states, or
+restore them by rank number.
 """
 
 from __future__ import annotations
@@ -30,16 +30,17 @@ from dslpar.schema import sections
 from dslpar.schema.datasets import DATASETS, with_absolute_paths
 
 Plain = dict[str, Any]
-"""JSON values by key."""
+"""JSON object."""
 
 OFFLINE = "offline"
-"""Layout key set by `dslpar checkpoint reshard`: no run has had this layout, so the checkpoint has no random states."""
+"""Layout key of checkpoints that `dslpar checkpoint reshard` made: they have no random states."""
 
 
 def manifest_of(job: Job, data: str, step: int, consumed_samples: int | None = None) -> Plain:
-    """Make the manifest of a checkpoint, without its files. `job` is the engine's, which knows the stages.
+    """Make the manifest of a checkpoint, without the list of its files.
 
-    `consumed_samples`: None means one global batch per step.
+    `job` is the engine's job, in which the partition into stages is known. `data` describes the training data
+    (`dslpar.data.source`). `consumed_samples`: samples trained on so far; None: `step` global batches.
     """
     return {
         "format": FORMAT,
@@ -53,9 +54,9 @@ def manifest_of(job: Job, data: str, step: int, consumed_samples: int | None = N
 
 
 def layout_of(job: Job) -> Plain:
-    """Describe the layout: mesh, stages, ZeRO. In equal layouts every rank has equal pieces.
+    """Return the layout as JSON values: mesh, stages, ZeRO. Equal layouts give every rank the same pieces.
 
-    The pipeline schedule's order is not part of it: it does not change a rank's state between two steps.
+    The pipeline schedule is left out, since it does not change a rank's state between two steps.
     """
     mesh, cuboid = job.mesh, _fields(job.mesh.tensor)
     return {
@@ -72,19 +73,19 @@ def layout_of(job: Job) -> Plain:
 
 
 _NOT_IN_A_LAYOUT = ("keep", "comm_overlap", "symmetric_memory", "zero_over_d")
-"""Fields of a cuboid that do not affect any piece, or that other settings decide."""
+"""Fields of `mesh.Tensor` that change no piece of a tensor on any rank, or that follow from other settings."""
 
 
 def same_layout(checkpoint: Checkpoint, job: Job) -> bool:
-    """Return whether the saved layout is the job's own. `job` is the engine's, which knows the stages."""
+    """Return whether the saved layout equals the layout of `job`: the engine's job, with its partition into stages."""
     saved, own = checkpoint.manifest["layout"], layout_of(job)
-    # Fields that an earlier version did not have get their defaults.
+    # Fields that the dslpar version of the checkpoint did not have get their defaults.
     tensor = {name: value for name, value in _fields(Tensor()).items() if name in own["tensor"]} | saved["tensor"]
     return bool(saved | {"num_chunks": num_chunks_of(saved), "tensor": tensor} == own)
 
 
 def num_chunks_of(layout: Mapping[str, Any]) -> int:
-    """Return the number of stages per pipeline rank in a saved layout; layouts from before this key had one."""
+    """Return the number of stages per pipeline rank in a saved layout: 1 in layouts from before the key existed."""
     return int(layout.get("num_chunks", 1))
 
 
@@ -102,13 +103,13 @@ def describe_layout(layout: Mapping[str, Any]) -> str:
 
 
 def fixed_values(job: Job, data: str) -> Plain:
-    """Return the values that a resume must not change, by dotted key; other values may change."""
+    """Return the values that a resume must not change, by dotted config key."""
     written = {key: value for key, value in flatten(config_of(job)).items() if resume_class(key) == REFUSED}
     return written | derived_values(job, data)
 
 
 def derived_values(job: Job, data: str) -> Plain:
-    """Return the values that a resume must not change and that no single key has; `data`: see `dslpar.data.source`."""
+    """Return the values that a resume must not change and that follow from several keys; `data` as in `manifest_of`."""
     return {"data.text": data, "data.seq_len": job.seq_len, "batch.global_size": job.batch.global_size}
 
 
@@ -118,16 +119,16 @@ def derived_values(job: Job, data: str) -> Plain:
 def config_of(job: Job) -> Plain:
     """Return all values of the config, including defaults, as a config that loads again; None values are left out."""
     config = plain_of(job.spec)
-    # Absolute, since paths are relative to the author's config, which may be in another folder.
+    # Paths become absolute: in the config file they are relative to its folder, and this copy is in another one.
     config["data"] = with_absolute_paths(config["data"], job.spec.data, job.path)
-    if mismatch(job.spec.model, job.spec.data) is not None:  # a program brings the data, and may use these keys
+    if mismatch(job.spec.model, job.spec.data) is not None:  # a script passes the data, and may use these keys
         config["data"] = {key: value for key, value in config["data"].items() if key in ("seq_len", "eval_fraction")}
     return config
 
 
 def plain_of(spec: sections.Spec) -> Plain:
     """Return a spec as plain JSON values."""
-    # Through JSON and back: a resume compares with values from a file, in which tuples are lists.
+    # Converted to JSON and back: a resume compares them with values from a JSON file, in which tuples are lists.
     plain: Plain = json.loads(json.dumps(_plain_section(spec), default=str))
     return plain
 
@@ -141,7 +142,7 @@ def flatten(config: Mapping[str, Any], above: str = "") -> Plain:
 
 
 _BY_TYPE = (sections.Model, *sections.OPTIMIZERS.values(), *DATASETS.values())
-"""Sections that a config names by class (`type`); sections of other classes have a `target`."""
+"""Section classes whose class name a config gives as `type`; other classes are named by their field `target`."""
 _NAMES = {cls: name for name, cls in DATASETS.items()}
 _OPEN_FIELDS = ("args", "extra")
 """Fields whose entries are written as keys of the section itself."""

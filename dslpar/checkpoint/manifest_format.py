@@ -1,6 +1,6 @@
-"""Check of `checkpoint.json`: types, ranges and sums on which its readers rely. No torch.
+"""Check the values of `checkpoint.json` (the manifest): types, ranges, and sizes that must agree. No torch.
 
-`folder.open_checkpoint` calls `check`, so no code reads a manifest that has not passed it.
+`folder.open_checkpoint` calls `check`, so all other code may rely on these properties.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from dslpar.core.json_values import count, items, mapping, plain, text
 from dslpar.core.mesh import ORDERS, TENSOR_AXES
 
 FORMAT = 2
-"""Format of the manifest and of the files beside it; this dslpar reads no other format."""
+"""Format number of checkpoints; this version of dslpar reads no other format."""
 MAX_RANKS = 1 << 20
-"""Maximum number of ranks of a world: loading looks for a file per rank."""
+"""Maximum `world_size`: reading a checkpoint looks for one file per rank."""
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 
 
 def check(values: Mapping[str, Any]) -> None:
-    """Check a manifest. Of a later format only number and step are checked: this dslpar cannot know the rest.
+    """Check a manifest. In a later format, unknown to this dslpar, only format number and step are checked.
 
     Raises:
         ValueError: the manifest is invalid; the text names the first wrong value.

@@ -4,7 +4,8 @@
     thread = WriterThread(files, part); thread.start()
     thread.report()                                  # the same, when it is done
 
-Only the main thread issues collectives, in one order on all ranks. Those of a second thread would mix with them.
+The thread issues no collectives: only the main thread does, in the same order on all ranks. Collectives from a second
+thread would change that order.
 """
 
 from __future__ import annotations
@@ -25,19 +26,20 @@ Chunks = Iterable[bytes | memoryview]
 
 _CHUNK_BYTES = 1 << 23
 _ABANDON_S = 1.0
-"""Time that an ending rank waits for its thread: a disk that never answers must not keep the rank alive."""
+"""Time in seconds that an ending rank waits for its thread: a disk that hangs must not keep the rank alive."""
 
 
 class RankReport(NamedTuple):
-    """A rank's report of its part of a save."""
+    """Result of one rank's part of a save, sent to rank 0."""
 
     host: str
+    """Host name of the rank."""
     sees_folder: bool
     """Whether the rank sees the folder that rank 0 has made."""
     error: str = ""
-    """Rank and reason of a failed write; empty: it succeeded."""
+    """Rank and reason of a failed write; empty: the write succeeded."""
     packed_index: bytes = b""
-    """Rank's part of the index, pickled and compressed: only rank 0 reads it, but every rank receives all of them."""
+    """Rank's part of the index, pickled and compressed: the gather sends it to every rank, but only rank 0 reads it."""
     files: Mapping[str, FileDigest] = {}
     """Digests of the rank's files, by path in the folder."""
 
@@ -46,17 +48,19 @@ class RankFiles(NamedTuple):
     """Files that a rank writes."""
 
     rank: str
-    """Rank, as named in the report of a failure."""
+    """Description of the rank, for error messages."""
     files: Mapping[str, Chunks]
     """Bytes by path in the checkpoint's folder."""
     part_index: Index
     """Rank's part of the index: the model's tensors in these files."""
 
     def write(self, part: Path, abandoned: threading.Event | None = None) -> RankReport:
-        """Write and sync the files below `part`. A disk failure is reported, not raised, since other ranks wait.
+        """Write and sync the files in the unfinished folder `part`.
+
+        OSError is returned in the report and not raised, since other ranks wait for the report.
 
         Raises:
-            Abandoned: `abandoned` was set.
+            Abandoned: the event `abandoned` was set.
         """
         host, written = socket.gethostname(), dict[str, FileDigest]()
         try:
@@ -69,7 +73,7 @@ class RankFiles(NamedTuple):
 
 
 class Abandoned(Exception):  # noqa: N818  # no error: a stop that was requested
-    """The run ends, and nobody will read the files being written."""
+    """Raised to stop writing: the run ends, and the files are not needed."""
 
 
 def _pieces(chunks: Chunks, abandoned: threading.Event) -> Iterator[memoryview]:
@@ -86,8 +90,8 @@ def _pieces(chunks: Chunks, abandoned: threading.Event) -> Iterator[memoryview]:
 class WriterThread(threading.Thread):
     """Thread that writes a rank's files; end it with `report` or `abandon`.
 
-    It is a daemon, like the thread that prepares the next step's data. A rank that crashes calls neither method, and
-    Python would wait at exit for a disk that never answers.
+    It is a daemon thread. A rank that crashes calls neither method, and Python would wait at exit for a thread that is
+    no daemon, even if the disk hangs.
     """
 
     def __init__(self, files: RankFiles, part: Path) -> None:
@@ -98,14 +102,14 @@ class WriterThread(threading.Thread):
         self._error: BaseException | None = None
 
     def run(self) -> None:
-        """Write the files, and keep the report or the error for `report` and `abandon`."""
+        """Write the files, and store the report or the error for `report` and `abandon`."""
         try:
             self._report = self.files.write(self.part, self._abandoned)
         except BaseException as error:  # noqa: BLE001  # raised by report(), in the main thread
             self._error = error
 
     def report(self) -> RankReport:
-        """Wait, and return the report. Raises: any error of writing except a disk failure, which is reported."""
+        """Wait for the files, and return the report. Raises: any error but OSError, which is in the report."""
         self.join()
         if self._error is not None:
             raise self._error
@@ -113,9 +117,9 @@ class WriterThread(threading.Thread):
         return self._report
 
     def abandon(self) -> str:
-        """Have the thread end after its present write, wait a little for it, and return its error, or "".
+        """Stop the thread after its present write, and return its error, or "".
 
-        Its last system call may go on after this returns, for as long as the disk takes.
+        This waits at most `_ABANDON_S`: the thread's last system call may still be running when this returns.
         """
         self._abandoned.set()
         self.join(_ABANDON_S)

@@ -1,10 +1,10 @@
-"""Rank state: the random states of one rank, and the buffers of its modules.
+"""Rank state: random generator states and module buffers of one rank. (The data position is in `train_state`.)
 
     ranks/00003.pt      {"random": {"python": ..., "torch": ..., ...}, "buffers": {name: tensor}, "schedule": {...}}
 
-Random states apply only in the layout that saved them. Buffers, such as a norm's running statistics, differ between
-replicas. A replica that did not exist when the run was saved takes the first replica's buffers. (DeepSpeed stores the
-first replica's buffers for all.)
+Random states are restored only in the layout that saved them. "schedule" is this rank's state of the LR scheduler.
+Buffers, such as the running statistics of batch norms, differ between data-parallel replicas. A replica that did not
+exist when the run was saved takes the first replica's buffers. (DeepSpeed stores only the first replica's buffers.)
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dslpar.engine.pipeline_module import Pipeline, global_name
 
 
 def collect(engine: Engine) -> dict[str, Any]:
-    """Collect this rank's state as plain values and tensors, which load without running code from the file."""
+    """Collect this rank's state as plain values and tensors, which torch.load reads with weights_only=True."""
     return {
         "random": _random_states(engine.deepspeed.device),
         "buffers": {name: value.detach().cpu().clone() for name, value in persistent_buffers(engine.module).items()},
@@ -36,15 +36,15 @@ def collect(engine: Engine) -> dict[str, Any]:
 
 
 def restore(engine: Engine, state: Mapping[str, Any]) -> None:
-    """Restore this rank's buffers and random states, in the layout that saved them."""
+    """Restore this rank's buffers and random states; `state` is what the same rank saved in the same layout."""
     _set_buffers(engine.module, state["buffers"])
     _set_random_states(state["random"], engine.deepspeed.device)
 
 
 def restore_buffers(module: nn.Module, coord: Mapping[str, int], checkpoint: Checkpoint) -> list[str]:
-    """Restore buffers of the same name and shape in another layout. Return the names of buffers that no rank had."""
+    """Restore buffers saved in another layout, by name and shape. Return the names of buffers that were not saved."""
     missing = set(persistent_buffers(module))
-    # One file per rank of the saved pipeline: the saved partition decides which of them has a layer.
+    # Read one file per saved pipeline rank, until all buffers are found: any of these ranks may have had the layers.
     for rank in source_ranks(checkpoint.manifest["layout"], coord) if missing else ():
         missing -= _set_buffers(module, read_rank_state(checkpoint, rank).get("buffers", {}))
         if not missing:
@@ -53,7 +53,7 @@ def restore_buffers(module: nn.Module, coord: Mapping[str, int], checkpoint: Che
 
 
 def source_ranks(layout: Mapping[str, Any], coord: Mapping[str, int]) -> Iterable[int]:
-    """Return the saved rank at these coordinates for each pipeline rank; index 0 on an axis that was shorter."""
+    """Return one saved rank per saved pipeline rank: at `coord` on the other axes, or at 0 if an axis was shorter."""
     cuboid = mesh.Tensor(**{axis: layout["tensor"][axis] for axis in mesh.TENSOR_AXES})
     saved = mesh.Mesh(pipe=layout["pipe"], data=layout["data"], tensor=cuboid, order=tuple(layout["order"]))
     source = {axis: coord[axis] if coord[axis] < size else 0 for axis, size in saved.sizes.items()}
@@ -64,7 +64,7 @@ def source_ranks(layout: Mapping[str, Any], coord: Mapping[str, int]) -> Iterabl
 
 
 def persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
-    """Return the persistent buffers of this rank's module, by their names without a pipeline."""
+    """Return the persistent buffers of this rank's module, by their names in the model without a pipeline."""
     submodules = module.named_modules()
     transient = {f"{path}.{name}".lstrip(".") for path, part in submodules for name in part._non_persistent_buffers_set}
     names = module.layer_names if isinstance(module, Pipeline) else None

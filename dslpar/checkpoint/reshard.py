@@ -2,11 +2,10 @@
 
     reshard(checkpoint, job, Path("outputs/wider"))       # the checkpoint as `job`'s ranks would have written it
 
-One tensor is in memory at a time: stored files are mapped, and each tensor of a new file is made when it is written. So
-the largest tensor bounds the memory, not the model (`python -m benchmarks reshard_memory`). The pieces of each target
-rank follow from the target's own layers, built on torch's "meta" device with groups that have no processes.
-(DeepSpeed's universal checkpoints and Megatron-LM's converters derive from name patterns how weights are cut, and load
-whole ranks or whole models into memory.)
+Memory is bounded by the largest tensor, not by the model (`python -m benchmarks reshard_memory`): stored files are
+mapped, and each tensor of a new file is made when it is written. To find the piece of each tensor on each target rank,
+the target's layers are built on torch's "meta" device. (DeepSpeed's universal checkpoints and Megatron-LM's converters
+derive from name patterns how weights are sharded, and load whole ranks or whole models into memory.)
 """
 
 from __future__ import annotations
@@ -44,36 +43,37 @@ from dslpar.reporting import run_dir
 
 
 class Target(NamedTuple):
-    """A parameter of the target model."""
+    """Shape and sharding of a parameter of the target model (the model in the new layout)."""
 
     shape: tuple[int, ...]
+    """Full shape, unpadded."""
     placement: Placement | None
-    """How it is cut; None: it is not."""
+    """Sharding over the tensor group; None: every rank has the full parameter."""
 
     def is_owner(self, coord: Mapping[str, int]) -> bool:
-        """Return whether the tensor rank at `coord` writes its piece."""
+        """Return whether the tensor rank at `coord` writes its piece: of equal copies, only one rank writes."""
         return self.placement.owner(coord) if self.placement else not any(coord.values())
 
     def box(self, coord: Mapping[str, int]) -> Box:
-        """Return the piece of the tensor rank at `coord`."""
+        """Return the piece of the tensor rank at `coord`, as a box of the full tensor (see `slices`)."""
         return box_of(self.placement, coord) if self.placement else full_box(self.shape)
 
 
 Share = Mapping[str, Target]
-"""Parameters of one rank of the axis "pipe", in all its stages, by global name; only the owner has a tied weight."""
+"""Parameters of one pipeline rank, in all its stages, by global name. A tied weight is in its owner's share only."""
 
 
-# ---- another layout ----
+# ---- writing the new checkpoint ----
 
 
 def reshard(checkpoint: Checkpoint, job: Job, output: Path) -> Path:
     """Write the checkpoint in `job`'s layout to `<output>/checkpoints`. Return its folder.
 
-    Random states are left out, since they apply only to the ranks that saved them. A suspect checkpoint stays suspect.
+    Random states are left out, since they belong to the ranks that saved them. A suspect checkpoint stays suspect.
 
     Raises:
-        DslparError: the job is of another run, its model has other parameters, `<output>/checkpoints` is not empty, or
-            a file cannot be read or written.
+        DslparError: `job` cannot resume the checkpoint (another model, data, ...), `<output>/checkpoints` is not empty,
+            or a file cannot be read or written.
     """
     text = checkpoint.manifest["fixed"]["data.text"]
     resume_changes.check(checkpoint, job, text)
@@ -93,7 +93,7 @@ def reshard(checkpoint: Checkpoint, job: Job, output: Path) -> Path:
 def _write_files(
     checkpoint: Checkpoint, index: Index, job: Job, shares: Sequence[Share], part: Path
 ) -> dict[str, FileDigest]:
-    """Write all files except the manifest; return their digests by path in the folder."""
+    """Write all files except the manifest to the folder `part`; return their digests by path in the folder."""
     source, writers = Path(checkpoint.path), list(_writing_ranks(job, shares))
     # Training state does not depend on the layout: its bytes are copied.
     written = {part / folder.STATE: writer.write_file(part / folder.STATE, [(source / folder.STATE).read_bytes()])}
@@ -109,11 +109,11 @@ def _write_files(
 
 
 Pieces = Mapping[str, Box]
-"""Boxes that a rank writes, by parameter name."""
+"""Pieces that a rank writes: parameter name -> box of the full tensor."""
 
 
 def _writing_ranks(job: Job, shares: Sequence[Share]) -> Iterator[tuple[int, Pieces]]:
-    """Yield each rank that writes, with the pieces that it owns. All of them are on data rank 0."""
+    """Yield (rank, its pieces) for each rank that writes tensors; all are on data rank 0."""
     mesh = job.mesh
     for pipe_rank, targets in enumerate(shares):
         for indices in product(*(range(mesh.sizes[axis]) for axis in TENSOR_AXES)):
@@ -124,7 +124,7 @@ def _writing_ranks(job: Job, shares: Sequence[Share]) -> Iterator[tuple[int, Pie
 
 
 def _tensors_of_rank(reader: TensorReader, index: Index, pieces: Pieces) -> Iterator[LazyTensor]:
-    """Yield the tensors of a rank's file; each is made when it is written."""
+    """Yield the tensors of a rank's file. Each is read when it is written."""
     for name, box in pieces.items():
         entry, count = index.parameters[name], num_elements(box)
         for key in ("", *entry.states):
@@ -136,7 +136,10 @@ def _tensors_of_rank(reader: TensorReader, index: Index, pieces: Pieces) -> Iter
 
 
 def _recut(index: Index, writers: Sequence[tuple[int, Pieces]]) -> Index:
-    """Return the index of the same tensors in the target's pieces, without tied copies: a load takes the owner's."""
+    """Return the index of the same tensors in the target's pieces, without copies of tied weights.
+
+    A load in another layout fills the copies from the owner's weight.
+    """
     cut: dict[str, list[Piece]] = {name: [] for name in index.parameters}
     for rank, pieces in writers:
         for name, box in pieces.items():
@@ -149,7 +152,7 @@ def _recut(index: Index, writers: Sequence[tuple[int, Pieces]]) -> Index:
 
 
 def _buffers(checkpoint: Checkpoint, job: Job) -> Iterator[tuple[int, dict[str, Tensor]]]:
-    """Yield the buffers of each target rank, from its own replica in the source, or else from the first replica."""
+    """Yield (rank, its buffers), from the source's replica of the same number, or from its first replica if none."""
     for rank in range(job.mesh.world_size):
         found: dict[str, Tensor] = {}
         for other in reversed(list(rank_state.source_ranks(checkpoint.manifest["layout"], job.mesh.coord(rank)))):
@@ -158,13 +161,14 @@ def _buffers(checkpoint: Checkpoint, job: Job) -> Iterator[tuple[int, dict[str, 
             yield rank, found
 
 
-# ---- what the target holds ----
+# ---- parameters of the target ----
 
 
 def shares_of(job: Job, index: Index) -> tuple[Job, list[Share]]:
-    """Return the job with its partition into stages, and the parameters of each rank of the axis "pipe".
+    """Return the job with its partition into stages, and the parameters of each pipeline rank.
 
-    If nothing is cut, the parameters come from the index, since only the user's program may be able to build the model.
+    Without a pipeline and tensor parallelism, the parameters come from the index: then the model need not be built,
+    which only the user's script may be able to do.
     """
     if job.mesh.pipe == 1 and job.mesh.tensor.size == 1:
         return job, [{name: Target(entry.shape, None) for name, entry in index.parameters.items()}]
@@ -182,7 +186,7 @@ def shares_of(job: Job, index: Index) -> tuple[Job, list[Share]]:
 
 
 def _parameters(layers: Sequence[LayerSpec]) -> Iterator[tuple[str, Target]]:
-    """Yield the parameters of these layers, each once, by global name; tied layers are skipped for their owner."""
+    """Yield (global name, parameter) of these layers, each parameter once; layers with a tied weight are skipped."""
     seen: list[Tensor] = []
     for layer in layers:
         for name, p in layer.build().named_parameters() if layer.tied is None else ():
@@ -193,7 +197,7 @@ def _parameters(layers: Sequence[LayerSpec]) -> Iterator[tuple[str, Target]]:
 
 
 def _check_fits(checkpoint: Checkpoint, shares: Sequence[Share], index: Index) -> None:
-    """Check that the config's model has exactly the stored tensors."""
+    """Raise DslparError unless the target model has exactly the stored parameters, by name and shape."""
     wanted = {name: target.shape for share in shares for name, target in share.items()}
     stored = {name: entry.shape for name, entry in index.parameters.items()}
     problems = [f"it has no {name!r}{did_you_mean(name, stored, '; ')}" for name in wanted.keys() - stored.keys()]

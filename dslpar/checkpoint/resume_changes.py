@@ -1,11 +1,12 @@
-"""Compare a checkpoint with the config that resumes it: changes are refused, reported, or free. No torch.
+"""Compare a checkpoint's config with the config that resumes it: changes are refused, reported, or free. No torch.
 
     check(checkpoint, job, text)    # DslparError with everything that would make it another run
     changes(checkpoint, job)        # ["optimizer.lr: 0.0003 -> 0.0001, from step 6 on"]
 
-Values are compared, not text: `train.dist` equals `parallel`, `zero=1` equals `zero=dict(stage=1)`, and a default that
-is written out is no change. DeepSpeed restores an optimizer's settings with its state, so a changed lr has no effect
-there. Here settings come from the present config, and only training state comes from the checkpoint.
+`resume_policy` explains the three classes of changes. Values are compared, not text: `train.dist` equals `parallel`,
+`zero=1` equals `zero=dict(stage=1)`, and a default that is written out is no change. dslpar takes an optimizer's
+settings from the present config, and only its state from the checkpoint. (DeepSpeed restores the settings with the
+state, so a changed learning rate has no effect.)
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from dslpar.schema import sections, sections_reader
 from dslpar.schema.fields import Resume
 
 _MAX_LISTED = 12
-"""Maximum number of differing keys that a finding lists; another model may differ in dozens."""
+"""Maximum number of differing keys that a finding lists; two models may differ in dozens of keys."""
 
 
 class Change(NamedTuple):
-    """A key whose requested value differs from the saved one; None: no value."""
+    """A config key with its value in the checkpoint and in the present config; None: the config has no such key."""
 
     key: str
     saved: Any
@@ -47,10 +48,10 @@ class Change(NamedTuple):
 
 
 def check(checkpoint: Checkpoint, job: Job, data: str) -> None:
-    """Refuse a checkpoint that this job cannot resume.
+    """Refuse a checkpoint that this job cannot resume. `data` describes the training data (`dslpar.data.source`).
 
     Raises:
-        DslparError: the checkpoint is of another run or another format. Every rank raises the same error.
+        DslparError: a change is refused, or the checkpoint has another format. Every rank raises the same error.
     """
     _check_format(checkpoint, job)
     refused = _refused_changes(checkpoint, job, data)
@@ -63,7 +64,7 @@ def check(checkpoint: Checkpoint, job: Job, data: str) -> None:
 
 
 def check_model(checkpoint: Checkpoint, job: Job) -> None:
-    """Refuse a job whose model is not the one that was trained; ignore all other differences.
+    """Refuse a job whose model differs from the checkpoint's; ignore all other differences.
 
     Raises:
         DslparError: CKP208: keys of the model's section differ; the first `_MAX_LISTED` are listed.
@@ -79,7 +80,7 @@ def check_model(checkpoint: Checkpoint, job: Job) -> None:
 
 
 def changes(checkpoint: Checkpoint, job: Job) -> list[str]:
-    """List the changes of a resume that `check` has passed; a changed layout is one line."""
+    """Return the changes to report for a resume that `check` allows, one per line; a changed layout is one line."""
     layouts = manifest.describe_layout(checkpoint.manifest["layout"]), manifest.describe_layout(manifest.layout_of(job))
     layout = [f"layout: {layouts[0]} -> {layouts[1]}"] if layouts[0] != layouts[1] else []
     reported = [f"{change}, from step {checkpoint.step + 1} on" for change in _changed_keys(checkpoint, job, REPORTED)]
@@ -87,7 +88,7 @@ def changes(checkpoint: Checkpoint, job: Job) -> list[str]:
 
 
 def _other_versions(checkpoint: Checkpoint) -> Iterator[str]:
-    """Yield versions that differ. They are never refused, but the bits of a step depend on torch's version."""
+    """Yield changed versions of Python packages. They are never refused, but a step's last bits depend on torch's."""
     before, now = checkpoint.manifest["versions"], run_dir.versions()
     return (
         f"version of {name}: {before[name]} -> {now[name]}" for name in now if before.get(name) not in (None, now[name])
@@ -109,7 +110,7 @@ def _check_format(checkpoint: Checkpoint, job: Job) -> None:
 
 
 def _changed_keys(checkpoint: Checkpoint, job: Job, wanted: Resume) -> Iterator[Change]:
-    """Yield differing config keys whose change is in class `wanted`; a key that was not saved had its default."""
+    """Yield changed config keys of class `wanted`. A key that the checkpoint's config lacks had its default."""
     before, now = manifest.flatten(checkpoint.manifest["config"]), manifest.flatten(manifest.config_of(job))
     defaults = manifest.flatten(manifest.plain_of(_with_defaults(job.spec)))
     for key in sorted({*before, *now}):
@@ -132,17 +133,19 @@ def _refused_changes(checkpoint: Checkpoint, job: Job, data: str) -> list[Change
 
 
 def _resume_class(change: Change, checkpoint: Checkpoint, job: Job) -> Resume:
-    """Return the class of a change: the class of its key, unless the values decide."""
+    """Return the class of a change: the class of its key, except for optimizers and schedulers, as commented."""
     try:
         of_key = resume_class(change.key)
-    except KeyError:  # a section, or a form of one, that this dslpar does not have
+    except KeyError:  # a key of another version of dslpar
         return REFUSED
     if change.section in ("optimizer", "lr_scheduler"):
-        # Schedulers of torch and DeepSpeed set the optimizer's values, which are restored with the scheduler's state.
+        # Schedulers of torch and DeepSpeed set the optimizer's values. A resume restores these values with the
+        # scheduler's state, so a changed setting would have no effect.
         before = checkpoint.manifest["config"]["lr_scheduler"]["type"]
         if before not in sections.LR_SCHEDULERS or not isinstance(job.spec.lr_scheduler, sections.LRScheduler):
             return REFUSED
-    # Changing one non-zero number to another keeps the optimizer's tensors (SGD with momentum 0 has none).
+    # If a number changes from one non-zero value to another, the optimizer keeps the same state tensors, so the change
+    # is only reported. A change from or to 0 is refused: SGD with momentum 0 has no momentum buffer.
     keeps_tensors = all(type(value) in (int, float) and value for value in (change.saved, change.requested))
     return REPORTED if change.section == "optimizer" and of_key == REFUSED and keeps_tensors else of_key
 
@@ -165,8 +168,8 @@ def without_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a manifest's config without default values, as its author would write it."""
     spec = _spec(config)
     bare = manifest.flatten(manifest.plain_of(sections.Spec(model=spec.model)))
-    # A section outside the bare spec, such as `monitor.csv`, exists only if it is written. Its defaults stay, since the
-    # section would disappear with them.
+    # `bare` is the spec of a config that has only a model. A section that `bare` lacks, such as `monitor.csv`, exists
+    # only if it is written. Its default values stay: without them an all-default section would disappear.
     defaults = {
         key: value
         for key, value in manifest.flatten(manifest.plain_of(_with_defaults(spec, required=_REQUIRED))).items()
@@ -189,7 +192,7 @@ def _without(config: Mapping[str, Any], defaults: Mapping[str, Any], above: str 
 
 
 def _with_defaults(section: Any, required: Any = None) -> Any:
-    """Return the section with every field at its default; required fields become `required`, or stay if it is None."""
+    """Return the section with every field at its default. Required fields become `required`; None: they stay."""
     values = {}
     for item in dataclasses.fields(section):
         value = getattr(section, item.name)
@@ -204,11 +207,11 @@ def _with_defaults(section: Any, required: Any = None) -> Any:
     return type(section)(**values)
 
 
-# ---- text ----
+# ---- messages ----
 
 
 def _hint(refused: list[Change]) -> str:
-    """Return the hint: what to write instead, key by key."""
+    """Return the hint of a refused resume: the saved value of each refused key, to write in the config."""
     suggestions = dict.fromkeys(_suggestion(change) for change in refused[:_MAX_LISTED])
     return (
         f"to resume it: {', '.join(suggestions)}; or leave --resume out, and a new run starts"

@@ -1,16 +1,16 @@
-"""Classes of resume changes: every config key is in one of three classes, declared with the key itself.
+"""Classes of config keys by what a resume may do with them: change freely, change with a report, or not change.
 
 ==========  ==========================================================  ==============================================
-class       of                                                          a resume that changes it
+class       keys                                                        a resume with another value
 ==========  ==========================================================  ==============================================
-`FREE`      layout, speed, memory; what is written, and where           continues the same curve (a layout is reported)
+`FREE`      layout, speed, memory; which outputs are written, where     continues the same curve (a layout is reported)
 `REPORTED`  values that act on every step: rates, clipping, precision   continues with the new value, which is reported
-`REFUSED`   the model, the optimizer's type, the text, seed, batch      is another run, and refused
+`REFUSED`   model, optimizer type, training data, seed, batch size      is refused: it would be another run
 ==========  ==========================================================  ==============================================
 
-The class is declared beside the key in `dslpar.schema.sections` (`resume=`), so that whoever adds a key decides. For
-`batch.global_size`, `data.seq_len` and the text, the resulting values are compared: see `manifest.derived_values`. No
-torch.
+The class is declared with the key in `dslpar.schema.sections` (`resume=`), so that whoever adds a key must decide.
+`batch.global_size`, `data.seq_len` and the training data follow from several keys. Their resulting values are compared
+instead: see `manifest.derived_values`. No torch.
 """
 
 from __future__ import annotations

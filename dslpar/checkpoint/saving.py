@@ -3,27 +3,28 @@
 Steps of a save:
 
 1. Rank 0 removes what earlier saves left unfinished, and makes `step_N.part`.
-2. Each rank writes the tensors that it holds and owns (`shards`) to one file, and its own state to another. It syncs
-   both.
-3. All ranks report to rank 0 whether they see its folder, whether they could write, and their part of the index.
-4. Rank 0 merges the index, and writes it and the training state. It sets aside checkpoints of another course of the
-   run. It publishes the folder by renaming it, and then removes checkpoints that are no longer kept.
+2. Each rank writes to one file the tensor pieces that it owns (of equal copies one rank owns each element: `shards`),
+   and to another file its random states and buffers (`rank_state`). It syncs both files to disk.
+3. All ranks report to rank 0: whether they see its folder, whether they could write, and their part of the index.
+4. Rank 0 merges the parts of the index, and writes the index and the training state. It sets aside checkpoints of this
+   step or later, left from before the run was resumed at an earlier step. It publishes the folder by renaming it, and
+   then removes checkpoints beyond the number to keep.
 
-So a save takes three messages, however many tensors there are. The run can wait for all four steps:
+A save has three collectives (in steps 1, 3 and 4), however many tensors there are. The run can wait for all four steps:
 
     checkpoint.save(engine, data)
 
-Or it waits only for step 1 and a copy to host memory. A thread per rank writes the copy while training goes on, and
-steps 3 and 4 follow when it is done:
+Or it waits only for step 1 and a copy of the tensors to host memory. A thread per rank writes the copy while training
+goes on. Steps 3 and 4 follow when all threads have finished:
 
     pending = checkpoint.begin_save(engine, HostBuffers(), data)
     ...                                             # steps, until pending.is_written on every rank
     pending.publish()
 
-As in torch's distributed checkpoints, all ranks write and agree afterwards, so one rank's full disk cannot leave the
-others in a collective forever. As in Megatron-LM's asynchronous save, training waits only for the copy to the host, and
-ranks agree on the end of the writing. Megatron-LM writes in processes, since it pickles, which holds Python's lock.
-Here hashing, writing and syncing large memory do not hold it.
+As in torch's distributed checkpoints, ranks report errors only after writing, so one rank's full disk cannot leave the
+others in a collective forever. As in Megatron-LM's asynchronous save, training waits only for the copy to host memory,
+and all ranks agree that the writing has ended. Megatron-LM writes in separate processes, since pickling holds Python's
+global interpreter lock. Here a thread is enough: hashing, writing and syncing large buffers do not hold the lock.
 """
 
 from __future__ import annotations
@@ -51,22 +52,23 @@ from dslpar.reporting.run_dir import CHECKPOINTS
 
 
 def save(engine: Engine, data: str = "", confirmed_step: int | None = None) -> Path:
-    """Save the run's present state, and publish it when all of it is on disk. All ranks must call it together.
+    """Save the run's present state, and publish the checkpoint. All ranks must call it together.
 
     `data` describes the training data (`dslpar.data.source`); `confirmed_step` is as in `writer.prune`. Returns the
     checkpoint's folder.
 
     Raises:
-        DslparError: on every rank, if one of them cannot write, or does not see rank 0's folder. Published checkpoints
+        DslparError: on every rank, if one rank cannot write, or does not see rank 0's folder. Published checkpoints
             stay unchanged.
     """
     return PendingSave(engine, data, None).publish(confirmed_step)
 
 
 def begin_save(engine: Engine, buffers: HostBuffers, data: str = "") -> PendingSave:
-    """Copy what this rank saves to `buffers`, and have a thread write it. All ranks must call it together.
+    """Copy the state that this rank saves to `buffers`, and start a thread that writes the copy. Collective.
 
-    Later steps may change the tensors that were copied. Only one save may be pending: `publish` it before the next.
+    After the return, training may change the copied tensors. Only one save may be pending: `publish` it before the
+    next `begin_save`.
 
     Raises:
         DslparError: on every rank, if rank 0 cannot make the folder.
@@ -75,9 +77,10 @@ def begin_save(engine: Engine, buffers: HostBuffers, data: str = "") -> PendingS
 
 
 class PendingSave:
-    """A checkpoint that is being written and is not published yet. It keeps the state that later steps change.
+    """A checkpoint that is being written and is not published yet, with a copy of all state that later steps change.
 
-    All ranks make and publish it together. `buffers`: host copies, which a thread writes; None: write at once.
+    All ranks must create and publish it together. `buffers`: copy the tensors to these and write them in a thread;
+    None: write the files at once, in this thread.
     """
 
     def __init__(self, engine: Engine, data: str, buffers: HostBuffers | None) -> None:
@@ -91,7 +94,7 @@ class PendingSave:
         self._made = run_on_rank_0(
             lambda: writer.begin_save(self._root, self.step), self._world, self._job, WRITE, self._rank
         )
-        """`_part` as rank 0 names it."""
+        """Rank 0's path of the unfinished folder, for error messages."""
         self._manifest = manifest.manifest_of(engine.job, data, self.step, engine.consumed_samples)
         self._train_state = torch_bytes(train_state.collect(engine))
         self._thread: WriterThread | None = None
@@ -105,11 +108,11 @@ class PendingSave:
 
     @property
     def is_written(self) -> bool:
-        """Return whether this rank has written its files, or failed to."""
+        """Return whether this rank has finished writing, successfully or not."""
         return self._thread is None or not self._thread.is_alive()
 
     def publish(self, confirmed_step: int | None = None) -> Path:
-        """Wait for this rank's files and for all ranks; publish the checkpoint, and return its folder.
+        """Wait until all ranks have written; publish the checkpoint, and return its folder. Collective.
 
         `confirmed_step` is as in `writer.prune`.
 
@@ -122,7 +125,7 @@ class PendingSave:
         errors = [report.error for report in reports if report.error]
         if errors:
             if self._world.index == 0:
-                writer.remove(self._part)  # no rank writes any more, and a full disk needs the room
+                writer.remove(self._part)  # no rank writes to it any more, and the disk may be full
             raise_failed(WRITE, "; ".join(errors[:MAX_LISTED]), self._job)
 
         def publish() -> Path:
@@ -136,7 +139,7 @@ class PendingSave:
         return self.saved
 
     def _publish(self, reports: Sequence[RankReport], confirmed_step: int | None) -> Path:
-        """Write rank 0's files, publish the folder, and remove checkpoints that are no longer kept. On rank 0 only."""
+        """Write rank 0's files, publish the folder, and remove checkpoints beyond the number to keep. Rank 0 only."""
         # Safe to unpickle: this job's own ranks pickled it a moment ago.
         index = merge(pickle.loads(zlib.decompress(report.packed_index)) for report in reports)
         lost = index.incomplete()
@@ -145,22 +148,23 @@ class PendingSave:
         index_bytes = json.dumps(index.to_json(), separators=(",", ":")).encode()
         files[INDEX] = writer.write_file(self._part / INDEX, [index_bytes])
         files[folder.STATE] = writer.write_file(self._part / folder.STATE, [self._train_state])
-        # Before the rename: after a kill between the two, no checkpoint of another course may be the newest.
+        # This precedes the rename: if the run is killed between them, the newest checkpoint must not be one from before
+        # the resume.
         writer.set_aside(self._root, self.step)
         final = writer.publish(self._root, self._manifest, files)
         writer.prune(self._root, self._job.spec.checkpoint.keep, self.step, confirmed_step)
         return final
 
     def abandon(self) -> str:
-        """Stop writing on this rank alone, and leave the save unfinished; return this rank's error, or ""."""
+        """Stop writing on this rank only; the save stays unpublished. Return this rank's error, or ""."""
         return "" if self._thread is None else self._thread.abandon()
 
 
-# ---- what a rank writes ----
+# ---- files of a rank ----
 
 
 def _rank_files(engine: Engine, buffers: HostBuffers | None) -> RankFiles:
-    """Return this rank's files, copied to `buffers`; None: tensors are read when they are written."""
+    """Return this rank's files, with tensors copied to `buffers`; None: tensors are read when they are written."""
     rank, here = engine.groups.rank, Path()
     index, tensors = _collect_tensors(engine, rank)
     files: dict[str, Chunks] = {
@@ -182,7 +186,8 @@ def _collect_tensors(engine: Engine, rank: int) -> tuple[Index, dict[str, Tensor
             begin, end = shard.write_range.start - shard.start, shard.write_range.stop - shard.start
             for key, tensor in {"": shard.weight, **shard.states}.items():
                 tensors[file_key(name, key)] = tensor.reshape(-1)[begin:end]
-            # States of another shape cannot be cut like the weight: whoever writes its beginning writes them whole.
+            # Optimizer tensors of another shape cannot be sharded like the weight: the rank that writes the weight's
+            # first element writes them whole.
             irregular = shard.irregular if shard.write_range.start == 0 else {}
             tensors |= {file_key(name, key): tensor for key, tensor in irregular.items()}
             found = parameters if shard.tied_copy_rank is None else copies
@@ -210,7 +215,7 @@ def _entry(shard: ParameterShard, rank: int, irregular: Mapping[str, Tensor], gr
 
 
 def _group_number(group: ParameterGroup, groups: list[ParameterGroup]) -> int:
-    """Return the number of an optimizer's group in `groups`, adding it if it is new."""
+    """Return the position of an optimizer's parameter group in `groups`; append the group if it is new."""
     if not any(known is group for known in groups):  # `in` would compare their tensors
         groups.append(group)
     return next(number for number, known in enumerate(groups) if known is group)

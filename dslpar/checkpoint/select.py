@@ -1,4 +1,4 @@
-"""Select the checkpoint that a run resumes from (`checkpoint.resume_from`), and report the ones passed over."""
+"""Select the checkpoint that a run resumes from (`checkpoint.resume_from`), and report newer ones that it skips."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ _NEWEST = ("newest", "newest_whole")
 
 
 def find_checkpoint(job: Job, world: Axis) -> Checkpoint | None:
-    """Return the checkpoint that `checkpoint.resume_from` names, with every byte verified; None if the run has none.
+    """Return the checkpoint that `checkpoint.resume_from` selects, after verifying every byte; None: the run has none.
 
-    'newest' is the newest in the job's output_dir, as rank 0 sees it. 'newest_whole' passes over corrupted and suspect
-    ones, and rank 0 logs them. A checkpoint that is named is taken even if it is suspect. All ranks must call this
-    together: each reads its share of the files.
+    'newest' selects the newest checkpoint in the job's output_dir, as rank 0 sees it. 'newest_whole' selects the newest
+    checkpoint that is neither corrupted nor suspect; rank 0 logs the ones it skips. A name or path selects this
+    checkpoint, even if it is suspect. All ranks must call this together: each reads its share of the files.
 
     Raises:
-        DslparError: on every rank, if one rank does not see the checkpoint, if no checkpoint has that name, or if it is
-            corrupted or suspect. The error names the newest checkpoint that is neither. A long run must not start over
-                because its last file was cut short.
+        DslparError: on every rank, if one rank does not see the checkpoint, no checkpoint has that name, the selected
+            one is corrupted, the newest is suspect, or all are corrupted or suspect. For 'newest' the hint names the
+            newest good checkpoint: a long run must not start over because one file is corrupted.
     """
     requested = job.spec.checkpoint.resume_from
     passed_over: list[_PassedOver] = []
     # Rank 0 lists the folder for all ranks: caches of a network file system may show each host another listing.
     for name in run_on_rank_0(lambda: _candidates(job, requested), world, job, READ):
-        path = Path(job.output_dir, CHECKPOINTS, name)  # `name` alone, if it is an absolute path
-        # Every rank uses rank 0's manifest. A rank that does not see the folder is found below.
+        path = Path(job.output_dir, CHECKPOINTS, name)  # if `name` is an absolute path, this is `name` alone
+        # Every rank uses rank 0's manifest. `_verify_together` finds ranks that do not see the folder.
         manifest, problem = run_on_rank_0(partial(_read_manifest, path), world, job, READ)
         problems = [problem]
         if manifest is not None:
@@ -62,14 +62,15 @@ def find_checkpoint(job: Job, world: Axis) -> Checkpoint | None:
 
 
 class _PassedOver(NamedTuple):
-    """A checkpoint that a resume does not take unless it is named."""
+    """A checkpoint that a resume skips: CKP215, corrupted, or CKP232, suspect."""
 
     code: str
+    """Code of the finding to raise if it must not be skipped."""
     message: str
 
 
 def _candidates(job: Job, requested: str) -> list[str]:
-    """Return the candidates for a resume, best first: names, or the path of a checkpoint elsewhere."""
+    """Return the checkpoints to try, best first: names in this run's folder, or the requested path."""
     root = Path(job.output_dir, CHECKPOINTS)
     if requested in _NEWEST:
         return [path.name for path in reversed(folder.list_folders(root))]
@@ -86,16 +87,16 @@ def _read_manifest(path: Path) -> tuple[Mapping[str, Any] | None, str]:
 
 
 def _verify_together(checkpoint: Checkpoint, world: Axis, job: Job) -> list[str]:
-    """Return the problems of the checkpoint's files; each rank reads a share of them.
+    """Return the problems of the checkpoint's files; each rank reads a share of the files.
 
-    Files of another format are not read, since this dslpar does not know them: `compare.check` refuses them.
+    Files of another format are not read, since this version of dslpar cannot: `resume_changes.check` refuses them.
     """
     if checkpoint.manifest["format"] != folder.FORMAT:
         return []
     sees = Path(checkpoint.path).is_dir()
     hosts = collectives.gather_objects((socket.gethostname(), sees), world)
     check_seen_by_all(hosts, checkpoint.path, job)
-    # With several hosts, name each: its memory or mount may be at fault, and not the file.
+    # With several hosts, a problem names its host: the host's memory or mount may be at fault, and not the file.
     host_named = len({host for host, _ in hosts}) > 1
 
     def gather(found: list[str]) -> list[str]:
@@ -108,9 +109,9 @@ def _verify_together(checkpoint: Checkpoint, world: Axis, job: Job) -> list[str]
 def _check_passed_over(
     checkpoint: Checkpoint, passed_over: list[_PassedOver], requested: str, world: Axis, job: Job
 ) -> None:
-    """Refuse to pass over newer checkpoints unless 'newest_whole' is requested; rank 0 logs them.
+    """Raise DslparError if 'newest' would skip newer checkpoints; for 'newest_whole' rank 0 logs the skipped ones.
 
-    It also logs that a named checkpoint is taken although it is suspect.
+    Rank 0 also logs if the selected checkpoint, named by the user, is suspect.
     """
     if passed_over and requested == "newest":
         name, is_corrupted = Path(checkpoint.path).name, passed_over[0].code == "CKP215"
@@ -121,13 +122,13 @@ def _check_passed_over(
         more = "; or bring the files back" if is_corrupted else ""
         raise_finding(passed_over[0].code, message, hint + more, job.path, "checkpoint.resume_from")
     for each in passed_over if world.index == 0 else ():
-        log.warning("%s; it is passed over", each.message)
+        log.warning("%s; it is skipped", each.message)
     if checkpoint.suspect and world.index == 0:
         log.warning("%s is suspect, and is resumed since it was named: %s", checkpoint.path, checkpoint.suspect)
 
 
 def _refuse_all(passed_over: list[_PassedOver], job: Job) -> NoReturn:
-    """Refuse to start anew if there are checkpoints but no good one."""
+    """Raise DslparError: the run has checkpoints, but all are corrupted or suspect, so it must not start at step 0."""
     message = "; ".join(each.message for each in passed_over)
     if all(each.code == "CKP232" for each in passed_over):
         hint = "start again in another train.output_dir; checkpoint.resume_from=NAME takes a suspect one all the same"
@@ -137,7 +138,7 @@ def _refuse_all(passed_over: list[_PassedOver], job: Job) -> NoReturn:
 
 
 def _refuse_choice(requested: str, passed_over: list[_PassedOver], world: Axis, job: Job) -> NoReturn:
-    """Refuse a name or path that is corrupted or missing; the hint lists the run's checkpoints."""
+    """Raise DslparError: the requested checkpoint is corrupted or missing; the hint lists the run's checkpoints."""
     there = run_on_rank_0(lambda: _alternatives(requested, Path(job.output_dir, CHECKPOINTS)), world, job, READ)
     hint = f"name one that is there: {', '.join(there[-MAX_LISTED:]) or 'none is'}"
     key = "checkpoint.resume_from"
@@ -147,7 +148,7 @@ def _refuse_choice(requested: str, passed_over: list[_PassedOver], world: Axis, 
 
 
 def _alternatives(requested: str, root: Path) -> list[str]:
-    """Return likely alternatives: the checkpoints of the run whose folder was requested, or else this run's own."""
+    """Return checkpoints to suggest: those of the run whose folder was requested, or else this run's."""
     run = Path(requested, CHECKPOINTS)
     if "/" in requested and run.is_dir():
         return [checkpoint.path for checkpoint in folder.scan(run).checkpoints]

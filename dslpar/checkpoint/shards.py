@@ -1,24 +1,26 @@
-"""Find each parameter of this rank in DeepSpeed's engine: weight, optimizer state, and its part of the full tensor.
+"""Find each parameter of this rank in DeepSpeed's engine: weight, optimizer state, and position in the full tensor.
 
     for shard in parameter_shards(engine):
         shard.name, shard.box, shard.start, shard.stop   # elements [start, stop) of the piece `box`, in row-major order
         shard.weight, shard.states, shard.scalars        # views of what DeepSpeed trains: read and written in place
 
-The *master* of a parameter is the tensor that the optimizer steps. DeepSpeed keeps it in five ways, depending on ZeRO's
-stage and the precision. Each way has one function here:
+The *local piece* of a parameter is this rank's tensor-parallel shard. ZeRO may divide it further over data ranks, into
+flat ranges. The *master* of a parameter is the tensor that the optimizer steps. DeepSpeed stores masters in five ways,
+depending on ZeRO's stage and the precision. Each way has one function in this module:
 
 ========================  =================================  =====================================================
-optimizer                 master                             part of the local piece
+optimizer                 master                             range of the local piece on this rank
 ========================  =================================  =====================================================
 torch's own               the parameter itself               all of it
 FP16_UnfusedOptimizer     an fp32 copy of each parameter     all of it
 FP16_Optimizer            one flat fp32 tensor per group     all of it
-ZeRO 1, 2, BF16           this rank's shard of that          a range, or nothing (`p._hp_mapping`)
+ZeRO 1, 2, BF16           shard of such a tensor             a range, or nothing (`p._hp_mapping`)
 ZeRO 3                    one flat tensor per sub-group      an equal range for each rank (`grad_position`)
 ========================  =================================  =====================================================
 
-A checkpoint consists of flat ranges of boxes of full tensors, as Megatron-LM's distributed optimizer writes them
-(`ShardedTensor` with a `flattened_range`). torch.distributed.checkpoint has boxes only.
+A checkpoint stores each tensor as boxes (the local pieces, see `slices`), and each box as flat ranges. Megatron-LM's
+distributed optimizer does the same (`ShardedTensor` with a `flattened_range`). torch.distributed.checkpoint has boxes
+only.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from dslpar.layers.parameter import placement_of
 from dslpar.layers.placement import Placement
 
 SPLIT_FROM = 1 << 16
-"""Elements from which each replica of a piece writes a part of it; one replica writes a smaller piece alone."""
+"""Pieces of at least this many elements are written in parts, one per replica; smaller ones by a single replica."""
 
 Scalar = int | float | bool | Tensor
 """Optimizer value of a whole parameter, such as its step: a plain number or a 0-dim tensor."""
@@ -53,56 +55,58 @@ class Master(NamedTuple):
     """The part of a parameter's master on this rank."""
 
     tensor: Tensor
-    """Tensor that the optimizer steps: the parameter, its copy, or a flat tensor of many parameters."""
+    """Tensor that the optimizer steps: the parameter itself, an fp32 copy, or a flat tensor of many parameters."""
     offset: int
-    """First of this parameter's elements in the flattened `tensor`."""
+    """Position of this parameter's first element in the flattened `tensor`."""
     start: int
-    """First element of the local piece that it holds."""
+    """First element of the parameter's local piece that `tensor` holds."""
     stop: int
-    """End of these elements, exclusive."""
+    """End of the range of the local piece that `tensor` holds, exclusive."""
     state: OptimizerState
-    """State of the whole optimizer; `tensor` is a key of it."""
+    """State of the whole optimizer; `tensor` is one of its keys."""
     group: ParameterGroup
+    """Optimizer group of `tensor`."""
     group_number: int
-    """Number of the group: optimizers step groups in this order."""
+    """Position of `group` in the optimizer's groups, which are stepped in this order."""
 
     @property
     def tensor_state(self) -> dict[str, Any]:
-        """The optimizer's state of `tensor`; empty before its first step."""
+        """The optimizer's state of `tensor`; empty before the optimizer's first step."""
         return self.state.get(self.tensor, {})
 
     def view_of(self, tensor: Tensor) -> Tensor:
-        """Return a view of this parameter's elements in `self.tensor`, or in a state of the same shape."""
+        """Return a view of this parameter's elements in `tensor`: the master, or an optimizer tensor of its shape."""
         if self.offset == 0 and self.stop - self.start == tensor.numel():
             return tensor.detach()
         return tensor.detach().view(-1).narrow(0, self.offset, self.stop - self.start)
 
 
 class ParameterShard(NamedTuple):
-    """One parameter on this rank."""
+    """One parameter on this rank: its tensors, and the range of the full tensor that they hold."""
 
     name: str
-    """Global name, the same in every layout."""
+    """Global name: the name in the model without a pipeline, the same in every layout."""
     shape: tuple[int, ...]
     """Full shape, unpadded."""
     box: Box
-    """Part of the full tensor that is the local piece."""
+    """Elements of the full tensor in the local piece."""
     start: int
     """First element of the local piece that this rank holds."""
     stop: int
-    """End of these elements, exclusive; equal to `start` if the rank holds none."""
+    """End of the range that this rank holds, exclusive; equal to `start` if the rank holds nothing."""
     write_range: range
-    """Elements that this rank writes: over all ranks, each element once."""
+    """Elements of the local piece that this rank writes. Together the ranks write each element once."""
     weight: Tensor
     """Elements [start, stop) of the master, or of the weight if there is none; row-major order of the local piece."""
     master: Master | None
     """None: the optimizer does not train this parameter, or not on this rank."""
     tied_copy_rank: int | None
-    """This rank's index on the axis "pipe" if it is a tied copy: the first rank that holds the weight owns it."""
+    """This rank's pipeline rank if the parameter is a copy of a tied weight, which an earlier pipeline rank owns."""
     parameter: nn.Parameter
+    """Parameter of the module; its own tensor may be half precision, or empty (ZeRO 3)."""
 
     def stored_name(self, same_layout: bool) -> str:
-        """Return the name in the index: a tied copy's own name in the same layout, its owner's name in any other."""
+        """Return the name in the index. A tied copy has its own name, which only the same layout uses."""
         if same_layout and self.tied_copy_rank is not None:
             return copy_name(self.name, self.tied_copy_rank)
         return self.name
@@ -145,12 +149,12 @@ class ParameterShard(NamedTuple):
 
 
 def parameter_shards(engine: Engine) -> list[ParameterShard]:
-    """Return every parameter of this rank, in the model's order, which all replicas share. No collective."""
+    """Return every parameter of this rank, in the model's order, which is equal on all replicas. No collective."""
     masters, groups = find_masters(engine), engine.groups
     coord, copies = groups.coord, groups.zero_axis
     replicated = Placement(groups.tensor, (), ())
     shards = []
-    # The order is the same on all ranks of `copies`, so `number` deals out small parameters without communication.
+    # The order is equal on all ranks of `copies`, so they divide small parameters by `number` without communication.
     for number, (name, p) in enumerate(engine.named_parameters()):
         placement, master = placement_of(p), masters.get(p)
         shape = tuple(getattr(p, "ds_shape", p.shape)) if placement is None else placement.shape
@@ -176,29 +180,30 @@ def parameter_shards(engine: Engine) -> list[ParameterShard]:
 
 
 def _local_elements(p: nn.Parameter, master: Master | None) -> tuple[int, int, Tensor]:
-    """Return (start, stop, tensor): the elements of the local piece that this rank holds."""
+    """Return (start, stop, tensor): the range of the local piece that this rank holds, and the tensor of its values."""
     if master is not None:
         return master.start, master.stop, master.view_of(master.tensor)
-    if hasattr(p, "ds_tensor"):  # ZeRO 3, frozen
+    if hasattr(p, "ds_tensor"):  # a frozen parameter in ZeRO 3
         start, stop = _zero_3_range(p)
         return start, stop, p.ds_tensor.detach().view(-1)[: stop - start]
-    if getattr(p, "_hp_mapping", "none") is None:  # ZeRO 1 or 2, on another rank
+    if getattr(p, "_hp_mapping", "none") is None:  # ZeRO 1 or 2: the shard is on another rank
         return 0, 0, p.detach().view(-1)[:0]
     return 0, p.numel(), p.detach()
 
 
 def _zero_3_range(p: nn.Parameter) -> tuple[int, int]:
-    """Return the elements (start, stop) that this rank holds of a parameter sharded by ZeRO 3."""
-    # All ranks have shards of equal length, so the last ones are padded, and may hold only padding.
+    """Return the range (start, stop) that this rank holds of a parameter sharded by ZeRO 3."""
+    # Shards have equal lengths on all ranks, so the last shards are padded, and may hold only padding.
     length, numel = p.partition_numel(), p.ds_numel  # type: ignore[attr-defined]
     start = dist.get_rank(p.ds_process_group) * length  # type: ignore[attr-defined]
     return min(start, numel), min(start + length, numel)
 
 
 def _replica_range(p: nn.Parameter, number: int, index: int, size: int) -> range | None:
-    """Return the range that rank `index` of `size` replicas writes of a parameter that all hold; None: ZeRO shards it.
+    """Return the range that replica `index` of `size` writes of a parameter that all replicas hold.
 
-    Parts are equal, so that no rank writes while the others wait. Of small parameters each rank writes every `size`-th.
+    None: ZeRO shards the parameter, so each rank writes its shard. Large parameters are divided equally over the
+    replicas, so that none writes while the others wait. Of the small parameters each replica writes every `size`-th.
     """
     if hasattr(p, "ds_tensor") or hasattr(p, "_hp_mapping"):
         return None
@@ -280,21 +285,23 @@ _MASTERS_BY_ATTRIBUTE: Mapping[str, Callable[[Any], Masters]] = {
     "fp32_groups_flat": _fp16_masters,
     "fp32_groups": _fp16_unfused_masters,
 }
-"""Functions by an attribute that no optimizer further down has: DeepSpeed's classes have no common base to ask."""
+"""Attribute of DeepSpeed's optimizer wrapper -> function that yields its masters. The first attribute that exists
+decides, so the order matters. (The classes have no common base class to test for.)
+"""
 
 
 # ---- loading ----
 
 
 def step_order(shard: ParameterShard) -> int:
-    """Return the sort key of a shard: an optimizer that has stepped has its state in this order."""
+    """Return the sort key of a shard: the order in which an optimizer creates its state at its first step."""
     return -1 if shard.master is None else shard.master.group_number
 
 
 def set_scalars(master: Master, scalars: Mapping[str, Scalar]) -> None:
-    """Set the optimizer's values of one tensor; tensors are overwritten in place, since a kernel may read them."""
+    """Set the scalar optimizer state of a master. Tensors are overwritten in place, since kernels may refer to them."""
     state = master.state[master.tensor]
-    # torch's optimizers keep a counter on the CPU, if no kernel on the device reads it.
+    # torch's optimizers keep their step counter on the CPU, unless a kernel on the device reads it.
     on_device = master.group.get("capturable") or master.group.get("fused")
     device = master.tensor.device if on_device else torch.device("cpu")
     for key, stored in scalars.items():
@@ -306,9 +313,9 @@ def set_scalars(master: Master, scalars: Mapping[str, Scalar]) -> None:
 
 
 def _as_counted(step: Scalar, group: ParameterGroup) -> Scalar:
-    """Return a step in this optimizer's type: a number for DeepSpeedCPUAdam, a tensor for torch's Adam.
+    """Return a step counter in this optimizer's type: a number for DeepSpeedCPUAdam, a tensor for torch's Adam.
 
-    The host decides which of them steps offloaded parameters, and the checkpoint may come from the other.
+    Which of these steps offloaded parameters depends on the host, so the checkpoint's type may be the other one.
     """
     if isinstance(step, Tensor) and "bias_correction" in group:
         return int(step)
@@ -318,7 +325,7 @@ def _as_counted(step: Scalar, group: ParameterGroup) -> Scalar:
 
 
 def state_tensor(shard: ParameterShard, key: str, dtype: torch.dtype) -> Tensor:
-    """Return the shard's elements of an optimizer tensor, which is created with zeros if it does not exist yet."""
+    """Return the shard's elements of the optimizer tensor `key`; the tensor is created with zeros if it is missing."""
     assert shard.master is not None, f"{shard.name} is not trained here"
     tensor, state = shard.master.tensor, shard.master.state[shard.master.tensor]
     # The optimizer creates its state at its first step, which a new engine has not taken.
@@ -328,7 +335,7 @@ def state_tensor(shard: ParameterShard, key: str, dtype: torch.dtype) -> Tensor:
 
 
 def before_load(engine: Engine) -> None:
-    """Have ZeRO 3 free the parameters that it has gathered, so that only the shards must be filled."""
+    """Have ZeRO 3 free the full parameters that it has gathered: a load fills only the shards."""
     zero = engine.deepspeed.optimizer
     if hasattr(zero, "fp32_partitioned_groups_flat"):
         # As in DeepSpeed's own load: "persistent" (small) parameters stay gathered between steps.
@@ -338,11 +345,11 @@ def before_load(engine: Engine) -> None:
 
 
 def after_load(engine: Engine) -> None:
-    """Cast the masters to the weights that the model computes with. All ranks must call it together.
+    """Copy the masters to the weights that the model computes with. All ranks must call it together.
 
-    ZeRO 1 and 2 gather the weights from the ranks that hold shards, as after a step. Each rank has read only its own
-    shard, since reading all weights on every rank would multiply the disk reads by the number of ranks. ZeRO 3 gathers
-    its persistent parameters again, and drops the secondary copies of zero_hpz_partition_size.
+    With ZeRO 1 and 2, each rank has filled only the masters of its own shard, so that ranks do not read the same bytes
+    from disk. The weights are then gathered from all shards, as after a step. ZeRO 3 gathers its persistent parameters
+    again, and drops the secondary copies of zero_hpz_partition_size.
     """
     optimizer: Any = engine.deepspeed.optimizer
     if hasattr(optimizer, "fp32_partitioned_groups_flat"):

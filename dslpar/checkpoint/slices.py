@@ -1,9 +1,10 @@
 """Geometry of local pieces: the elements of a full tensor that a rank holds, and overlaps of layouts. No torch.
 
-A local piece is a **box**: for each dim, the segments of the full tensor that it holds, in local order. A dim has
-several segments if the placement has blocks (q, k and v, each cut by itself). Segments may reach beyond the full shape.
-The elements there are padding, which reads as zeros and is never exported. A **fragment** is a flat, row-major range of
-a local piece, such as a ZeRO shard. A box and a fragment together locate any element in any layout::
+A **local piece** is a rank's tensor-parallel shard of a tensor. A **box** describes it: for each dim, the segments of
+the full tensor that it contains, in local order. A dim has several segments if several weights are fused in the tensor
+and each is sharded separately (q, k and v). A segment may reach beyond the full shape: the elements beyond are padding,
+which reads as zeros and is never exported. A **fragment** is a flat, row-major range of a local piece, such as a ZeRO
+shard. Box and fragment together tell which elements of the full tensor a rank holds, in any layout::
 
     >>> halves = ((Segment(0, 2), Segment(4, 2)), (Segment(0, 3),))     # rows 0, 1, 4, 5 of a matrix, 3 columns
     >>> local_shape(halves)
@@ -11,9 +12,9 @@ a local piece, such as a ZeRO shard. A box and a fragment together locate any el
     >>> overlaps(((Segment(4, 4),), (Segment(1, 1),)), halves)            # rows 4 to 7, column 1
     [((slice(0, 2, None), slice(2, 4, None)), (slice(0, 1, None), slice(1, 2, None)))]
 
-Like torch's distributed checkpoints (offsets and sizes of chunks), a checkpoint stores boxes of named tensors, and a
-load reads their intersections. Flat ranges of a box for ZeRO's shards come from Megatron-LM. Both have one interval per
-dim. Here a dim may have several, so that q, k and v need no tensors of their own.
+As in torch's distributed checkpoints (offsets and sizes of chunks), a checkpoint stores boxes of named tensors, and a
+load reads the intersections of stored and requested boxes. Fragments for ZeRO's shards come from Megatron-LM. torch and
+Megatron-LM have one interval per dim. Here a dim may have several, so that fused q, k and v can stay one tensor.
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ Box = tuple[tuple[Segment, ...], ...]
 Shape = tuple[int, ...]
 
 Copy = tuple[tuple[slice, slice], ...]
-"""Per dim: (slice of the target piece, slice of the source piece)."""
+"""Elements to copy: for each dim, (slice of the target piece, slice of the source piece)."""
 
 
 class Piece(NamedTuple):
-    """The part of a tensor in one file: the flat range [start, stop) of a local piece."""
+    """The part of a tensor in one file: the fragment [start, stop) of the local piece `box`."""
 
     file: int
     box: Box
@@ -55,7 +56,7 @@ class Piece(NamedTuple):
 
 
 def box_of(placement: Placement, coord: Mapping[str, int]) -> Box:
-    """Return the box of the rank at `coord` ({cuboid axis: index}): the elements that `Placement.cut` returns."""
+    """Return the box of the tensor rank at `coord` ({axis: index}): the elements that `Placement.cut` returns."""
     cuts = [sharding.piece(placement.tensor, coord, letters) for letters in placement.cuts]
     if not cuts:
         return ()
@@ -72,7 +73,7 @@ def _segment(start: int, length: int, index: int, count: int) -> Segment:
 
 
 def _coalesce(segments: Iterable[Segment]) -> tuple[Segment, ...]:
-    """Join neighbours, so that equal pieces have equal boxes: uncut blocks become the full dim."""
+    """Join adjacent segments, so that equal pieces have equal boxes: unsharded blocks become one full segment."""
     joined: list[Segment] = []
     for segment in segments:
         if joined and joined[-1].start + joined[-1].length == segment.start:
@@ -97,7 +98,7 @@ def num_elements(box: Box) -> int:
 
 
 def overlaps(target: Box, source: Box, shape: Shape | None = None) -> list[Copy]:
-    """Return the sub-boxes that both boxes hold, each as slices of the target and of the source per dim.
+    """Return the elements that both boxes contain, as slices of the target piece and of the source piece.
 
     If the full `shape` is given, padding is left out.
     """
@@ -107,7 +108,7 @@ def overlaps(target: Box, source: Box, shape: Shape | None = None) -> list[Copy]
 
 
 def _intersect_dim(target: Sequence[Segment], source: Sequence[Segment], end: int | None) -> list[tuple[slice, slice]]:
-    """Return the slices of one dim that both hold, up to `end`."""
+    """Return the intersections of two lists of segments of one dim, up to the full length `end`."""
     found = []
     for (at, one), (by, other) in itertools.product(_with_local_starts(target), _with_local_starts(source)):
         start, stop = max(one.start, other.start), min(one.start + one.length, other.start + other.length)
@@ -119,7 +120,7 @@ def _intersect_dim(target: Sequence[Segment], source: Sequence[Segment], end: in
 
 
 def _with_local_starts(segments: Sequence[Segment]) -> Iterator[tuple[int, Segment]]:
-    """Yield each segment with the local index at which it starts."""
+    """Yield (index in the local piece at which the segment starts, segment)."""
     at = 0
     for segment in segments:
         yield at, segment
@@ -127,9 +128,9 @@ def _with_local_starts(segments: Sequence[Segment]) -> Iterator[tuple[int, Segme
 
 
 def range_cuboids(shape: Sequence[int], start: int, stop: int) -> Iterator[tuple[range, ...]]:
-    """Cut the flat range [start, stop) of a row-major tensor into cuboids, each as a range of indices per dim.
+    """Divide the flat range [start, stop) of a row-major tensor into cuboids (one range of indices per dim).
 
-    Cuboids come in flat order, at most 2 n - 1 for n dims. Each of them is a flat range too.
+    Each cuboid is a flat range too. They come in flat order, and are at most 2 n - 1 for n dims.
 
     >>> list(range_cuboids((3, 4), 2, 9))
     [(range(0, 1), range(2, 4)), (range(1, 2), range(0, 4)), (range(2, 3), range(0, 1))]
@@ -172,14 +173,15 @@ def _narrow_dim(segments: Sequence[Segment], indices: range) -> tuple[Segment, .
 def covers(pieces: Iterable[Piece], shape: Shape) -> bool:
     """Return whether the pieces together hold every element of the full tensor exactly once; padding does not count."""
     full = full_box(shape)
-    # Sorted by rows, so that only neighbours are compared: thousands of shards have millions of pairs.
+    # Cuboids are sorted by rows, so that only those with common rows are compared: thousands of shards have millions of
+    # pairs.
     cuboids = sorted(
         (cuboid for piece in _coalesce_fragments(pieces) for cuboid in _cuboids(piece, full)),
         key=lambda found: found[0],
     )
     if sum(math.prod(map(len, cuboid)) for _, cuboid in cuboids) != math.prod(shape):
         return False
-    # With the right number, every element is there once unless two cuboids share elements and others are missing.
+    # The number of elements is right. So if no two cuboids share elements, every element is covered exactly once.
     return not any(
         all(a.start < b.stop and b.start < a.stop for a, b in zip(one, other, strict=True))
         for one, other in _neighbours(cuboids)
@@ -197,10 +199,11 @@ def _coalesce_fragments(pieces: Iterable[Piece]) -> list[Piece]:
 
 
 Cuboid = tuple[range, ...]
+"""Indices of the full tensor, as one range per dim."""
 
 
 def _cuboids(piece: Piece, full: Box) -> Iterator[tuple[int, Cuboid]]:
-    """Yield (first index of dim 0, cuboid) for the cuboids of the full tensor in a piece."""
+    """Yield (first index in dim 0, cuboid) for the cuboids of the full tensor that a piece contains."""
     for indices in range_cuboids(local_shape(piece.box), piece.start, piece.stop):
         for copy in overlaps(full, sub_box(piece.box, indices)):
             cuboid = tuple(range(into.start, into.stop) for into, _ in copy)

@@ -1,6 +1,6 @@
-"""Read and check `state.pt` and `ranks/00003.pt`, without running code from them.
+"""Read and check `state.pt` (training state) and `ranks/00003.pt` (rank state), without running code from the files.
 
-`dslpar checkpoint verify` and a resume read them with the same functions, so this module needs torch but not DeepSpeed.
+`dslpar checkpoint verify` and a resume use the same functions. So this module needs torch, but not DeepSpeed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dslpar.schema.sections import LR_SCHEDULERS
 COUNTS = ("global_steps", "global_samples", "skipped_steps")
 """Counters of DeepSpeed's engine."""
 LOSS_SCALE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
-"""Attributes that a loss scaler changes during a run."""
+"""Attributes that DeepSpeed's loss scalers change during a run."""
 POSITION = ("last_epoch", "_step_count")
 """Attributes with the position of torch's LR schedulers."""
 
@@ -56,9 +56,9 @@ def read_train_state(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def read_rank_state(checkpoint: Checkpoint, rank: int) -> dict[str, Any]:
-    """Read the state of a rank; {} if it has no file.
+    """Read the rank state of one rank; {} if the rank has no file.
 
-    In a checkpoint made by `reshard`, only ranks with buffers have files, and these hold only buffers.
+    In a checkpoint made by `reshard`, only ranks with buffers have a file, and it has only the buffers.
 
     Raises:
         DslparError: CKP216: the file is malformed.
@@ -80,12 +80,12 @@ def read_rank_state(checkpoint: Checkpoint, rank: int) -> dict[str, Any]:
 
 
 def _load(file: Path) -> object:
-    # weights_only: a checkpoint from anywhere is data, and must not run code.
+    # weights_only: a checkpoint may come from a stranger, and must not run code.
     return torch.load(file, weights_only=True, map_location="cpu")
 
 
 def _describe(error: Exception) -> str:
-    """Describe an error in one line: torch adds lines on how to load a trusted file."""
+    """Describe an error by its first line; torch's further lines explain how to load a trusted file."""
     line = str(error).partition("\n")[0]
     return line if type(error) in (ValueError, OSError) else f"{type(error).__name__}: {line}"
 
@@ -96,14 +96,14 @@ def _check_tensor(value: object, at: str) -> None:
 
 
 def _check_schedule(value: object, checkpoint: Checkpoint) -> None:
-    """Check the plain values of an LR scheduler; for dslpar's own, a load needs its position."""
+    """Check the state of an LR scheduler: a load needs the position of dslpar's own schedulers."""
     own = checkpoint.manifest["config"]["lr_scheduler"]["type"] in LR_SCHEDULERS
     for key in POSITION if mapping(value, "schedule") and own else ():
         count(mapping(value, "schedule", key)[key], f"schedule.{key}")
 
 
 def _check_random(states: Mapping[str, Any]) -> None:
-    """Check states by setting them on unused generators: only the generators know a valid state."""
+    """Check random states by setting them on new generators: only a generator can tell whether a state is valid."""
     random.Random().setstate(states["python"])
     np.random.RandomState().set_state(numpy_state(states["numpy"]))
     _check_tensor(states["torch"], "random.torch")
@@ -113,6 +113,6 @@ def _check_random(states: Mapping[str, Any]) -> None:
 
 
 def numpy_state(plain: object) -> Any:
-    """Return numpy's random state from its stored list."""
+    """Convert the stored list to a random state of numpy."""
     kind, keys, *rest = items(plain, "random.numpy", length=5)
     return kind, np.array(keys, dtype=np.uint32), *rest

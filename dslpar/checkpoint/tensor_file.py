@@ -1,8 +1,8 @@
-"""Tensor files of a checkpoint: write them with their digest, and map them.
+"""Tensor files of a checkpoint: write safetensors files and compute their digest, and map files into memory.
 
-A file is a valid safetensors file (https://github.com/huggingface/safetensors) of flat tensors: eight bytes with the
-length of a JSON header, the header, and the tensors without gaps. It is written and hashed in one pass, without the
-full copy in memory that `safetensors.torch.save_file` makes.
+A safetensors file (https://github.com/huggingface/safetensors) has eight bytes with the length of a JSON header, the
+header, and the tensors without gaps. Here it is written and hashed in one pass, without the full copy in memory that
+`safetensors.torch.save_file` makes. A checkpoint's tensors are stored flat; exported tensors have their shapes.
 
     written = tensor_file.write_tensors(path, {"1.weight": flat, "1.weight::exp_avg": other})
     copied = tensor_file.copied_bytes({"1.weight": flat}, HostBuffers())   # to be written while the tensors change
@@ -47,10 +47,10 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 _LENGTH_BYTES = 8
 _ALIGNED_BYTES = 64
-"""Alignment of the first tensor, for the widest vector loads."""
+"""Alignment in bytes of the first tensor, for the widest vector loads of CPUs."""
 _CHUNK_BYTES = 1 << 23
 _PRIVATE = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0x4000)
-"""NORESERVE (named since Python 3.13) sets no swap space aside: a file larger than memory is never copied on write."""
+"""Flags of a private map. NORESERVE (named since Python 3.13) reserves no swap space, since maps are not written to."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -62,7 +62,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 class LazyTensor(NamedTuple):
-    """A tensor that is made when it is written, and dropped afterwards."""
+    """A tensor of a file to write; `make` computes it when it is written, and it is freed afterwards."""
 
     key: str
     dtype: torch.dtype
@@ -79,23 +79,24 @@ class LazyTensor(NamedTuple):
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> FileDigest:
     """Write tensors from any device under their keys, each stored flat, and sync the file to disk.
 
-    The widest dtypes come first, so that each tensor is aligned. Tensors of an accelerator are copied one at a time.
+    Tensors with the widest dtypes come first, so that each tensor is aligned. Tensors on an accelerator are copied to
+    the host one at a time.
 
     Raises:
-        OSError: the file cannot be written; what is left of it is not readable.
+        OSError: the file cannot be written; an unreadable part of it may remain.
     """
     return writer.write_file(path, file_bytes(tensors, metadata))
 
 
 def file_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> Iterator[memoryview]:
-    """Yield the bytes of a file of these tensors, with the values they have when the bytes are requested."""
+    """Yield the bytes of a file of these tensors. Each tensor is read when its bytes are requested."""
     return _lazy_bytes(_flat(tensors), metadata or {}, _ALIGNED_BYTES)
 
 
 def copied_bytes(tensors: Mapping[str, Tensor], buffers: HostBuffers) -> list[memoryview]:
     """Copy these tensors' present values to `buffers`, and return the bytes of their file.
 
-    The next copy into the buffers overwrites them.
+    The next copy into the buffers overwrites these bytes.
     """
     ordered = _in_file_order(_flat(tensors))
     header = memoryview(_header(ordered, {}, _ALIGNED_BYTES))
@@ -108,7 +109,7 @@ def write_lazy_tensors(
     metadata: Mapping[str, str] | None = None,
     aligned_bytes: int = _ALIGNED_BYTES,
 ) -> FileDigest:
-    """Write tensors in their shapes, making one at a time. Raises: OSError.
+    """Write tensors with their shapes; only one tensor at a time is in memory. Raises: OSError.
 
     The first tensor begins at a multiple of `aligned_bytes`.
     """
@@ -126,7 +127,7 @@ def _in_file_order(tensors: Sequence[LazyTensor]) -> list[LazyTensor]:
 def _lazy_bytes(tensors: Sequence[LazyTensor], metadata: Mapping[str, str], aligned_bytes: int) -> Iterator[memoryview]:
     ordered = _in_file_order(tensors)
     yield memoryview(_header(ordered, metadata, aligned_bytes))
-    # Each tensor is made after the one before it was handed to the system, so that only one is in memory.
+    # A tensor is made when the one before it has been written, so that only one is in memory.
     for lazy in ordered:
         yield from _bytes_of(lazy.make())
 
@@ -144,8 +145,8 @@ def _header(ordered: list[LazyTensor], metadata: Mapping[str, str], aligned_byte
 
 
 def _bytes_of(tensor: Tensor) -> Iterator[memoryview]:
-    """Yield the bytes in chunks, each released when the next is requested, so that no reference keeps the tensor."""
-    # None of these calls copies a contiguous CPU tensor: it is written from the optimizer's own memory.
+    """Yield a tensor's bytes in chunks. A chunk is released when the next is requested, so the tensor can be freed."""
+    # These calls do not copy a contiguous CPU tensor: its bytes are written from the optimizer's own memory.
     flat = tensor.detach().cpu().contiguous().view(-1)
     if flat.numel():
         with memoryview(flat.view(torch.uint8).numpy()) as data:  # type: ignore[arg-type]
@@ -155,7 +156,7 @@ def _bytes_of(tensor: Tensor) -> Iterator[memoryview]:
 
 
 def torch_bytes(values: object) -> memoryview:
-    """Return the bytes of torch.save, which raises no OSError on a full disk; `write_file` does."""
+    """Return the bytes of torch.save, to write them with `write_file`: torch.save raises no OSError on a full disk."""
     buffer = io.BytesIO()
     torch.save(values, buffer)
     return buffer.getbuffer()
@@ -174,16 +175,17 @@ class TensorSpan(NamedTuple):
 
 
 class TensorFile(NamedTuple):
-    """A mapped file whose tensors are views. Bytes are read when they are used, and never written back."""
+    """A mapped tensor file. Its tensors are views of the map: the disk is read when they are used, never written."""
 
     path: Path
     memory: mmap.mmap
     spans: Mapping[str, TensorSpan]
-    """Places by tensor key, in file order."""
+    """Key of a tensor -> its place, in file order."""
     metadata: Mapping[str, str]
+    """Value of the header's `__metadata__`."""
 
     def span(self, key: str, dtype: str = "", numel: int = 0) -> TensorSpan:
-        """Return the place of a tensor; check its dtype and number of elements if they are given.
+        """Return the place of a tensor. If a dtype is given, check dtype and number of elements.
 
         Raises:
             DslparError: CKP216: the file has no such key, or its dtype or number of elements differs.
@@ -197,7 +199,7 @@ class TensorFile(NamedTuple):
         return span
 
     def get(self, key: str, start: int = 0, stop: int | None = None) -> Tensor:
-        """Return elements [start, stop) of a tensor as a view of the map. Raises: DslparError: CKP216: out of range."""
+        """Return elements [start, stop) of a tensor, flat, as a view. Raises: DslparError: CKP216: out of range."""
         span = self.span(key)
         stop = span.numel if stop is None else stop
         if not 0 <= start <= stop <= span.numel:
@@ -216,7 +218,7 @@ def open_file(path: Path) -> TensorFile:
     """
     try:
         with path.open("rb") as opened:
-            # Writable, since torch warns about read-only buffers. Private, so that no write reaches the file.
+            # Writable, since torch warns about read-only buffers; private, so that no write reaches the file.
             memory = mmap.mmap(opened.fileno(), 0, flags=_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
         begin = _LENGTH_BYTES + int.from_bytes(memory[:_LENGTH_BYTES], "little")
         if begin > len(memory):
@@ -224,7 +226,7 @@ def open_file(path: Path) -> TensorFile:
         header = mapping(parse(memory[_LENGTH_BYTES:begin]), "its header")
         metadata = mapping(header.pop("__metadata__", {}), "its metadata")
         spans = {key: _span(recorded, begin, key) for key, recorded in header.items()}
-        # As in the safetensors library: no bytes may hide between tensors.
+        # As in the safetensors library: bytes between tensors are refused.
         _check_gapless(spans, begin, len(memory))
     except (OSError, ValueError) as error:
         raise unreadable(path, f"{type(error).__name__}: {error}") from error

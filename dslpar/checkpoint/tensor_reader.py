@@ -1,9 +1,10 @@
-"""Read the tensors of a checkpoint in any layout, assembling pieces from the stored ones.
+"""Read the tensors of a checkpoint in any layout: assemble the requested piece from the stored pieces.
 
     reader = TensorReader(folder, load_index(folder))
     reader.fragment("1.weight", "exp_avg", box, start, stop)       # of any box, whatever the boxes that were stored
 
-`tensor_file` maps the files, and `slices` computes which elements two boxes share.
+A piece is a range of a box of the full tensor (see `slices`, which also computes the elements that two boxes share).
+`tensor_file` maps the files.
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ from dslpar.checkpoint.tensor_file import DTYPES, TensorFile, open_file
 
 _MAX_FILES = 1 << 15
 _SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Integer dtype by bytes per element. Elements are copied as integers, since some operations lack some 8-bit floats."""
+"""Bytes per element -> integer dtype. Elements are copied as integers: some operations lack some 8-bit floats."""
 
 
 class TensorReader:
-    """Read pieces of a checkpoint's tensors in the boxes of any layout; only the result is in memory.
+    """Read pieces of a checkpoint's tensors in the boxes of any layout.
 
-    If one stored fragment holds the whole request, the result is a view of the file's map: never write to it. Each
-    tensor may be in a thousand shards, each in its own file. So files stay open between tensors, as many as the system
-    allows.
+    If one stored fragment contains the whole request, the result is a view of the mapped file: never write to it.
+    A tensor may have a thousand ZeRO shards, each in its own file. So files stay open between tensors, up to the
+    system's limit; `max_open` sets a lower one.
     """
 
     def __init__(self, folder: Path, index: Index, max_open: int | None = None) -> None:
@@ -53,7 +54,8 @@ class TensorReader:
     def fragment(self, name: str, key: str, box: Box, start: int, stop: int) -> Tensor:
         """Return the flat range [start, stop) of the piece `box` of a weight (key "") or of its optimizer tensor `key`.
 
-        Shape [stop - start], on the CPU, in the stored dtype. Padding and elements that no rank stored are zero.
+        The result has shape [stop - start] and the stored dtype, on the CPU. Padding is zero, as are elements that no
+        rank has stored.
 
         Raises:
             KeyError: the index has no such tensor.
@@ -65,7 +67,7 @@ class TensorReader:
             return self._read(name, key, same[0], start, stop)  # no copy
         out = torch.zeros(stop - start, dtype=DTYPES[entry.dtype_of(key)])
         integers = _as_integers(out)
-        if _covers(same, start, stop):  # the same box in other ZeRO shards: flat ranges are copied, no geometry needed
+        if _covers(same, start, stop):  # the same box in other ZeRO shards: copy flat ranges
             for piece in same:
                 first, last = max(start, piece.start), min(stop, piece.stop)
                 integers[first - start : last - start] = _as_integers(self._read(name, key, piece, first, last))
@@ -90,7 +92,7 @@ class TensorReader:
         return opened.get(file_key(name, key)).view(state.shape)
 
     def _assemble(self, out: Tensor, name: str, key: str, box: Box, start: int, stop: int) -> None:
-        """Cut both fragments into cuboids, and copy the elements that any two of these share."""
+        """Divide the requested and the stored fragments into cuboids, and copy the elements that two cuboids share."""
         at, shape = 0, self.index.entry(name).shape
         for indices in range_cuboids(local_shape(box), start, stop):
             part = sub_box(box, indices)
@@ -115,7 +117,7 @@ class TensorReader:
             at += size
 
     def _pieces(self, name: str) -> Mapping[Box, list[Piece]]:
-        """Return the stored pieces by box: even thousands of ZeRO shards have only one box per tensor rank."""
+        """Return the stored pieces grouped by box: thousands of ZeRO shards have only one box per tensor rank."""
         if name not in self._by_box:
             found = self._by_box[name] = {}
             for piece in self.index.entry(name).pieces:
@@ -123,7 +125,7 @@ class TensorReader:
         return self._by_box[name]
 
     def _read(self, name: str, key: str, piece: Piece, start: int, stop: int) -> Tensor:
-        """Read the range [start, stop) of a piece from the stored fragment `piece`."""
+        """Read the flat range [start, stop) of a local piece from its stored fragment `piece`."""
         opened, at = self._file(piece.file), file_key(name, key)
         opened.span(at, self.index.entry(name).dtype_of(key), piece.stop - piece.start)
         return opened.get(at, start - piece.start, stop - piece.start)
@@ -131,7 +133,7 @@ class TensorReader:
     def _file(self, file: int) -> TensorFile:
         if file not in self._open:
             self._open[file] = open_file(tensor_path(self.folder, file))
-            # The least recently used file goes; its map lives on as long as a tensor is a view of it.
+            # The least recently used file is closed; its map exists as long as a tensor is a view of it.
             while len(self._open) > self._max_open:
                 self._open.popitem(last=False)
         self._open.move_to_end(file)
@@ -139,7 +141,7 @@ class TensorReader:
 
 
 def _raise_open_file_limit() -> int:
-    """Raise the process's limit of open files, usually 1,024, as far as allowed; return half of it for maps."""
+    """Raise this process's limit of open files (usually 1,024) as far as allowed; return half of it, for maps."""
     # Each map keeps its own descriptor, even after its file is closed.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
@@ -153,7 +155,7 @@ def _as_integers(tensor: Tensor) -> Tensor:
 
 
 def _covers(pieces: list[Piece], start: int, stop: int) -> bool:
-    """Return whether fragments of one box together hold all of [start, stop)."""
+    """Return whether fragments of one box together contain all of [start, stop)."""
     at = start
     for piece in sorted(pieces, key=lambda piece: piece.start):
         if piece.start > at:

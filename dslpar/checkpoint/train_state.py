@@ -1,9 +1,12 @@
-"""Training state beside weights and the optimizer's tensors: counters, LR scheduler, loss scale.
+"""Training state: step and sample counters (the data position), LR scheduler, loss scale. No random states.
 
-Settings come from the present config: a changed lr, decay or window takes effect. For an LR scheduler from dslpar's own
-section, only the position is restored, and the learning rate is the present config's at that step. Other schedulers
-keep position and settings in one state. For them all plain values are restored, as well as the values that they set in
-the optimizer's groups.
+Random states are in `rank_state`, weights and optimizer tensors in `shards`. The data continue from the counter
+`global_samples`, the number of samples trained on.
+
+Settings come from the present config, so a changed learning rate, decay or loss-scale window takes effect. For an LR
+scheduler of the config section `lr_scheduler`, only its position is restored; the learning rate is that of the present
+config at this step. torch's and DeepSpeed's schedulers do not separate position and settings. All plain values of their
+state are restored, and the values that they set in the optimizer's groups.
 
 DeepSpeed (`_load_checkpoint`) restores steps, samples, skipped steps, the LR scheduler, the loss scaler and random
 layer-token dropping, all with their settings. It does not restore `micro_steps`.
@@ -26,7 +29,7 @@ Values = dict[str, Any]
 
 
 def collect(engine: Engine) -> Values:
-    """Collect the training state as plain values, the same on every rank."""
+    """Collect the training state as plain values; a save writes rank 0's."""
     ds_engine = engine.deepspeed
     values: Values = {
         "counts": {name: int(getattr(ds_engine, name)) for name in COUNTS},
@@ -41,12 +44,13 @@ def collect(engine: Engine) -> Values:
 def restore(engine: Engine, values: Mapping[str, Any], schedule: Mapping[str, Any] | None) -> None:
     """Restore the training state.
 
-    `schedule`: this rank's own LR scheduler state, if it saved in this layout; None: the one in `values`.
+    `schedule`: this rank's saved LR scheduler state, if the layout is the saved one; None: use the state in `values`.
     """
     ds_engine = engine.deepspeed
     for name in COUNTS:
         setattr(ds_engine, name, values["counts"][name])
-    if engine.job.mesh.pipe == 1:  # without a pipeline DeepSpeed counts micro-batches: a step must begin at a multiple
+    # Without a pipeline DeepSpeed steps whenever its count of micro-batches is a multiple of `accumulation`.
+    if engine.job.mesh.pipe == 1:
         ds_engine.micro_steps = ds_engine.global_steps * engine.job.batch.accumulation
     scaler = _scaler(ds_engine)
     # A static scale comes from the config. DeepSpeed's scalers have different counters with ZeRO and without.
@@ -62,7 +66,7 @@ def restore(engine: Engine, values: Mapping[str, Any], schedule: Mapping[str, An
 
 
 def uses_dslpar_schedule(engine: Engine) -> bool:
-    """Return whether the LR scheduler comes from dslpar's own section, whose curve depends on the step only."""
+    """Return whether the LR scheduler is dslpar's own, whose learning rate depends on config and step only."""
     own_section = isinstance(engine.job.spec.lr_scheduler, sections.LRScheduler)
     return own_section and isinstance(engine.deepspeed.lr_scheduler, LambdaLR)
 
@@ -78,7 +82,7 @@ def _restore_lr_scheduler(engine: Engine, saved: Mapping[str, Any]) -> None:
     if scheduler is None or not saved:
         return
     if uses_dslpar_schedule(engine):
-        # If _step_count stayed at its start, torch would warn that the scheduler steps before the optimizer.
+        # With the _step_count of a new scheduler, torch would warn that the scheduler steps before the optimizer.
         scheduler.last_epoch, scheduler._step_count = saved["last_epoch"], saved["_step_count"]
         groups = scheduler.optimizer.param_groups
         for group, base, factor in zip(groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True):
@@ -88,7 +92,7 @@ def _restore_lr_scheduler(engine: Engine, saved: Mapping[str, Any]) -> None:
         state = dict(scheduler.state_dict())
         for key, value in saved.items():
             present = state.get(key)
-            # A list has one value per group, and the rank that saved had another number of groups.
+            # A list has one value per optimizer group, and the saving rank may have had another number of groups.
             if isinstance(value, list) and isinstance(present, list) and len(value) != len(present):
                 value = [value[0]] * len(present) if all(each == value[0] for each in value) else present
             state[key] = value
@@ -101,13 +105,13 @@ def group_values(group: Mapping[str, Any]) -> Values:
 
 
 def restore_group(engine: Engine, group: Any, saved: Mapping[str, Any]) -> None:
-    """Restore the values of a group that the optimizer, or an LR scheduler that is not dslpar's own, has changed."""
+    """Restore an optimizer group's values that the optimizer or a scheduler of torch or DeepSpeed changes."""
     keys = [key for key in SET_BY_OPTIMIZER if key in saved]  # FusedAdam's group has no "step" before its first step
     if not uses_dslpar_schedule(engine):
         keys += [key for key in SET_BY_SCHEDULER if key in saved and key in group]
     for key in keys:
         present = group.get(key)
-        if isinstance(present, Tensor):  # filled, not replaced: a kernel reads this very tensor
+        if isinstance(present, Tensor):  # filled in place, since a kernel may hold a reference to it
             present.fill_(saved[key])
         else:  # JSON has no tuples
             group[key] = tuple(saved[key]) if isinstance(present, tuple) else saved[key]
@@ -117,7 +121,7 @@ def restore_group(engine: Engine, group: Any, saved: Mapping[str, Any]) -> None:
 
 
 def _scaler(ds_engine: Any) -> Any:
-    """Return DeepSpeed's loss scaler: a record in its optimizer without ZeRO, an object with ZeRO; None: no scaling."""
+    """Return DeepSpeed's loss scaler: `loss_scale_config` without ZeRO, `loss_scaler` with ZeRO; None: no scaling."""
     return getattr(ds_engine.optimizer, "loss_scale_config", None) or getattr(ds_engine.optimizer, "loss_scaler", None)
 
 
@@ -138,7 +142,7 @@ def _uses_random_ltd(ds_engine: Any) -> bool:
 
 
 def _plain_values(values: Mapping[str, Any]) -> Values:
-    """Return the numbers, strings, lists and dicts among the values; these load from a file without running code."""
+    """Return the values that are numbers, strings, lists and dicts, which torch.load reads with weights_only=True."""
     plain = {key: _plain_value(value) for key, value in values.items()}
     return {key: value for key, value in plain.items() if value is not _NOT_PLAIN}
 

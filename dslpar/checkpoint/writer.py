@@ -1,9 +1,9 @@
 """Write the folder of a checkpoint and publish it atomically. No torch.
 
-A folder is written under its `.part` name and renamed when all of it is on disk: the checkpoint exists from the rename
-on. A `.part` folder is never read, and the next save removes it. A folder that cannot be removed (on a network file
-system, because someone has a file open) is logged, and does not end the run. (torch's distributed checkpoints rename
-their metadata in this way. Here the whole folder is renamed.)
+A folder is written under the name `step_000005.part`, and renamed to `step_000005` when all its files are on disk. The
+rename publishes the checkpoint. A `.part` folder is never read, and the next save removes it. If an old folder cannot
+be removed (on a network file system, while someone has a file open), this is logged, and the run goes on. (torch's
+distributed checkpoints rename their metadata file in this way. Here the whole folder is renamed.)
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _OLD, _ASIDE = ".old", ".aside"
 
 
 def begin_save(root: Path, step: int) -> Path:
-    """Remove what earlier saves left unfinished, and make the folder to write to."""
+    """Remove the unfinished folders of earlier saves; make the folder to write to, and return it."""
     root.mkdir(parents=True, exist_ok=True)
-    fsync(root.parent)  # `root` may be new itself: a power cut could lose it, with checkpoints that are on disk
-    # A list first: removals must not change the listing.
+    fsync(root.parent)  # if `root` is new, a power cut could lose it with all checkpoints in it
+    # Listed before any removal, which would change a running listing.
     for unfinished in list(root.glob(f"step_*{PART}")):
         remove(unfinished)
     part = folder.part_path(root, step)
@@ -47,13 +47,13 @@ def begin_save(root: Path, step: int) -> Path:
 
 def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> FileDigest:
     """Write and hash these bytes to a new file; they are on disk when this returns. Raises: OSError."""
-    # xxh3 protects against flipped bits and lost ends, not against people. It is many times faster than SHA-256.
+    # xxh3 detects flipped bits and truncated files, but not manipulation. It is many times faster than SHA-256.
     hashed, num_bytes = xxhash.xxh3_128(), 0
-    # Unbuffered: chunks are large, and each goes to the system without a copy.
+    # The file is unbuffered: chunks are large, and each goes to the system without a copy.
     with path.open("wb", buffering=0) as opened:
         for chunk in chunks:
             hashed.update(chunk)
-            with memoryview(chunk) as data:  # released, since a living view would keep its tensor alive
+            with memoryview(chunk) as data:  # closed at the end, since an open view would keep its tensor alive
                 done = 0
                 while done < len(data):  # the system may write only a part
                     done += os.write(opened.fileno(), data[done:])
@@ -63,19 +63,19 @@ def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> FileDigest:
 
 
 def publish(root: Path, manifest: Mapping[str, Any], written: Mapping[str, FileDigest]) -> Path:
-    """Publish the checkpoint of `manifest`, whose files are all on disk. Return its folder.
+    """Write the manifest beside the checkpoint's files, and publish the folder. Return the published folder.
 
     `written`: results of `write_file` from all ranks, by path in the folder. No file is read again.
 
     Raises:
-        OSError: also if a file is missing, unexpected, or not of the length that was written.
+        OSError: the folder cannot be written, or a file is missing, unexpected, or has another length than written.
     """
     part, final = folder.part_path(root, manifest["step"]), folder.final_path(root, manifest["step"])
     _check_written(part, written)
     listed = {name: written[name]._asdict() for name in sorted(written)}
     write_file(part / MANIFEST, [folder.serialize({**manifest, "files": listed})])
-    # Ranks have synced their files. File names are in the folders, which need their own sync before the rename. The
-    # rename itself lasts only after the sync of `root`.
+    # Ranks have synced their files, but not the folders, which hold the file names: they are synced before the rename.
+    # The rename itself survives a power cut only after the sync of `root`.
     fsync(*(path for path in (part, *part.rglob("*")) if path.is_dir()))
     replaced = _hide(final) if os.path.lexists(final) else None  # the run was resumed from before this step
     part.rename(final)
@@ -95,14 +95,14 @@ def _check_written(part: Path, written: Mapping[str, FileDigest]) -> None:
 
 
 def prune(root: Path, keep: int | None, step: int, confirmed_step: int | None = None) -> None:
-    """Keep the newest `keep` complete checkpoints up to `step`, which was just saved; remove older ones.
+    """Keep the newest `keep` complete checkpoints up to `step`, which was just saved; remove older checkpoints.
 
-    keep: None keeps all. Incomplete and suspect checkpoints do not count as kept, nor do those of a later step (the run
-    was resumed from before it). Only lengths are compared, since reading every byte of all checkpoints would cost more
-    than the save.
+    keep: None keeps all. Incomplete and suspect checkpoints do not count, nor do checkpoints of later steps, left from
+    before the run was resumed at an earlier step. A checkpoint is complete if all files have their full length: reading
+    every byte of all checkpoints would take longer than the save.
 
-    confirmed_step: last step up to which replicas are known to have been equal. The newest checkpoint up to it is kept
-    too, since all later ones may turn out to be suspect. None: replicas are not compared.
+    confirmed_step: last step at which data-parallel replicas are known to have been equal. The newest checkpoint up to
+    this step is kept too, since all later ones may turn out to be suspect. None: replicas are not compared.
     """
     if keep is None:
         return
@@ -115,27 +115,27 @@ def prune(root: Path, keep: int | None, step: int, confirmed_step: int | None = 
 
 
 def set_aside(root: Path, step: int) -> None:
-    """Rename checkpoints of `step` or later, left from before the run was resumed at an earlier step.
+    """Rename checkpoints of `step` or later, left from before the run was resumed at an earlier step, to `.aside`.
 
-    Otherwise the next resume would take one of them as the newest. (For this reason Megatron-LM and DeepSpeed name the
-    checkpoint written last in a separate file.) Raises: OSError.
+    Otherwise the next resume would take one of these as the newest. (For this reason Megatron-LM and DeepSpeed store
+    the name of the checkpoint written last in a separate file.) Raises: OSError.
     """
     for path in folder.list_folders(root):
         if (folder.step_of(path) or 0) >= step:
-            # Renamed, not removed: somebody may want the earlier course of the run back.
+            # They are renamed, not removed: the user may want to return to the run as it was before the resume.
             aside = path.rename(_unused_name(path, _ASIDE))
-            log.warning("%s is not of this run, which was resumed from before it: it is %s now", path, aside.name)
+            log.warning("%s is left from before the resume at an earlier step: renamed to %s", path, aside.name)
 
 
 def mark_suspect(path: Path, reason: str) -> None:
     """Record in a published checkpoint's manifest why its numbers cannot be trusted, though its files are intact.
 
-    A failure to mark it is logged, not raised: it must not hide why the run ends.
+    OSError is logged, not raised: the run ends for another reason, which it must not hide.
     """
     try:
         stored = folder.open_checkpoint(path)
-        # Written beside the folder, under a name that the next save removes if a kill leaves it. Then renamed over the
-        # manifest, so that the checkpoint has either the old or the new manifest.
+        # The new manifest is written beside the folder, under a name that the next save removes if the run is killed.
+        # It is then renamed over the old manifest, so that the checkpoint always has one of the two.
         part = path.with_suffix(f".suspect{PART}")
         values = {key: value for key, value in stored.manifest.items() if key != "digest"}
         write_file(part, [folder.serialize({**values, folder.SUSPECT: reason})])
@@ -146,20 +146,21 @@ def mark_suspect(path: Path, reason: str) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a folder or a link to one, if it exists. It is hidden first, since half a checkpoint must not be visible.
+    """Remove a checkpoint's folder, or a link to it, if it exists.
 
-    A failure is logged; the next save tries again.
+    The folder is renamed first, so that a half-removed checkpoint is never visible. A failure is logged, and the next
+    save tries again.
     """
     try:
         if os.path.lexists(path):
-            # A rename is atomic, rmtree is not. A kill between them leaves a hidden folder for the next save to remove.
+            # A rename is atomic, rmtree is not. If the run is killed in rmtree, the next save removes what remains.
             hidden = path if _OLD in path.suffixes else _hide(path)
             if hidden.is_dir() and not hidden.is_symlink():
                 shutil.rmtree(hidden)
             else:
                 hidden.unlink()
     except OSError as error:
-        log.warning("%s is not needed any more, and cannot be removed: %s", path, error)
+        log.warning("the old folder %s cannot be removed: %s", path, error)
 
 
 def _hide(path: Path) -> Path:
@@ -185,7 +186,7 @@ def new_folder(output: Path) -> Iterator[Path]:
         raise_finding("CKP221", message, hint, str(output))
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        # Beside the output: a rename cannot cross file systems.
+        # The temporary folder is beside the output, since a rename cannot cross file systems.
         with tempfile.TemporaryDirectory(prefix=output.name, suffix=PART, dir=output.parent) as temporary:
             unfinished = Path(temporary, output.name)
             unfinished.mkdir()

@@ -4,7 +4,8 @@
     asked.write("What is 2 + 2?")        # "<|im_start|>user\\nWhat is 2 + 2?<|im_end|>\\n<|im_start|>assistant\\n"
     asked.answer_ends                    # "<|im_end|>": what the template writes behind an answer
 
-The template is the run's (data of type 'chat'), or else its tokenizer's. See dslpar/data/chat_template.py.
+The template is that of the run's data (type 'chat'), or else that of the run's tokenizer. See
+dslpar/data/chat_template.py.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from dslpar.schema.datasets import ChatData, parts_of
 
 _USER = "user"
 _ANSWER = "yes"
-"""Any text: the template's text after it ends every answer."""
+"""Sample answer, any text. The template's text after it is the text that ends every answer."""
 
 
 class ChatPrompts(NamedTuple):
-    """A chat template for prompts of one question."""
+    """Chat template for conversations of one user message."""
 
     renderer: Renderer
     answer_ends: str
@@ -38,7 +39,7 @@ class ChatPrompts(NamedTuple):
         """Return the conversation up to the assistant's answer.
 
         Raises:
-            DslparError: the template refuses a conversation of one question.
+            DslparError: the template refuses a conversation of one user message.
         """
         try:
             return self.renderer.prompt(Conversation([{"role": _USER, "content": prompt}]))

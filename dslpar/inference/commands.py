@@ -45,9 +45,9 @@ def run_eval(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     sources: list[Source] = []
 
     def open_trained(world_size: int) -> Trained:
-        # Data of another type have other keys than the run's data.
+        # Data of another type have other config keys, so the run's data section is removed first.
         anew = ["data=None"] if any(each.startswith("data.type=") for each in args.data) else []
-        # All samples of these data are measured, so none must be held out.
+        # All samples of data named on the command line are measured, so none must be held out.
         all_data = [*anew, *args.data, "train.eval_interval=None"] if args.data else []
         found = _open(args, [*all_data, *overrides], world_size)
         check_data(found.job)
@@ -98,7 +98,7 @@ def _generate(args: argparse.Namespace, trained: Trained, groups: Groups, device
 
         asked = chat_prompts_of(trained.job, args.tokenizer)
         texts = [asked.write(prompt) for prompt in prompts]
-        # As a token id if it is one token: decoding leaves special tokens out of the text.
+        # If the end of an answer is one token, generation stops at its id: decoding drops special tokens from the text.
         end = codec.token(asked.answer_ends, end)
         stop += [asked.answer_ends] if asked.answer_ends else []
     options = Options(

@@ -2,8 +2,8 @@
 
     result = evaluate(model, parts, ("perplexity", "accuracy@1"), limit=None)
 
-Samples come in the order of training's evaluation, and the loss is the same. So the first samples give the `eval_loss`
-of metrics.jsonl. The division into micro-batches and replicas does not change the sums.
+The samples come in the order of the evaluation during training, and the loss is computed in the same way. So the first
+samples give the `eval_loss` of metrics.jsonl. The division into micro-batches and replicas does not change the sums.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ class Result(NamedTuple):
     samples: int
     """Number of samples measured."""
     labels: int
-    """Number of their labels that count; 0 if the model predicts neither tokens nor classes."""
+    """Number of the samples' labels that are not ignored; 0 if the model predicts neither tokens nor classes."""
     classes: list[dict[str, float]]
-    """Class number, precision, recall, f1 and samples of each class; empty if the model is no classifier."""
+    """Class number, precision, recall, f1 and number of samples, per class; empty if the model is no classifier."""
 
 
 def held_out_parts(source: Source) -> list[Part]:
-    """Return the held-out data of a run, as one part, or each part of a blend."""
+    """Return the held-out data of a run: the parts of a blend, or else a single part."""
     return list(source.held_out.read_parts.values()) if source.held_out.parts else [source.held_out]
 
 
 def all_parts(source: Source) -> list[Part]:
-    """Return all data of a source, including the held-out share, as one part, or each part of a blend."""
+    """Return all data of a source, training and held-out together: the parts of a blend, or else a single part."""
     train, held_out = source.train, source.held_out
     if train.parts:
         return [_whole(*each) for each in zip(train.parts, held_out.parts, strict=True)]
@@ -76,7 +76,7 @@ def _whole(train: Part, held_out: Part) -> Part:
 
 
 def _joined(slices: Sequence[FileSlice]) -> tuple[FileSlice, ...]:
-    """Return the slices with adjacent slices of a file joined: a text ends only where its file ends."""
+    """Join adjacent slices of the same file, so that the text does not end between them."""
     found: list[FileSlice] = []
     for each in slices:
         if found and (found[-1].path, found[-1].stop) == (each.path, each.start):
@@ -114,7 +114,7 @@ def evaluate(
 
 
 def _read(model: InferenceModel, part: Part) -> Samples | None:
-    """Return the samples on the first and the last stage, else None; every rank raises the same findings."""
+    """Return the samples on the first and the last pipeline stage, None on others. All ranks raise the same error."""
     samples: Samples | None = None
     findings: Sequence[Finding] = ()
     if model.is_first_stage or model.is_last_stage:
@@ -148,7 +148,7 @@ def _add_part(model: InferenceModel, tally: Tally, samples: Samples | None, coun
 
 
 def _batch(model: InferenceModel, samples: Samples, numbers: range, count: int) -> tuple[Any, Any]:
-    """Return inputs and labels of a micro-batch; numbers from `count` on repeat the last sample, and do not count."""
+    """Return inputs and labels of a micro-batch. Numbers from `count` on are padding: their labels are ignored."""
     real = [number if number < count else count - 1 for number in numbers]
     inputs, labels = samples.batch(sample_indices(samples, real, model.job.spec.train.seed), real)
     padding = torch.tensor([number >= count for number in numbers])

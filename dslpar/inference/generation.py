@@ -2,13 +2,13 @@
 
     new = generate(model, [[5, 2], [7]], Options(max_tokens=20))       # [[...], [...]], the new ids of each
 
-All prompts of a batch are at the same position, as in Meta's Llama. The first step runs the length of the shortest
-prompt. Each later step adds one token per prompt: the prompt's own, or a drawn one. Batches and sequences are padded at
-the end to the multiples that the mode needs. Tokens of a causal model do not attend to later ones, so padding changes
-no result and moves no position.
+All prompts of a batch are at the same position, as in Meta's Llama. The first step runs as many tokens as the shortest
+prompt has. Each later step runs one more position. There, a longer prompt has its own next token, and a prompt that has
+ended gets a sampled token. Batches and sequences are padded at the end to the multiples that the tensor mode needs. A
+causal model's tokens do not attend to later tokens, so the padding changes no result.
 
-Keys and values are cached (layers/kv_cache.py), so a step runs only the newest token. Models with their own attention
-(Bloom, T5), and mode 'sequence', run the whole prefix at each step.
+Keys and values are cached (layers/kv_cache.py), so a step runs only the newest token. Models that compute attention
+scores in their own code (Bloom, T5), and tensor modes that split the sequence, run the whole prefix at each step.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class Options(NamedTuple):
     """Options of a generation."""
 
     max_tokens: int | None = None
-    """Maximum number of new tokens per prompt; None: 100, or as many as the model has positions for."""
+    """Maximum number of new tokens per prompt; None: 100, or fewer if the model has no more positions."""
     sampling: Sampling = Sampling()
     end: int | None = None
     """Id that ends a text; it is returned as the text's last id."""
     is_stopped: Callable[[Ids, Ids], bool] = lambda prompt, new: False
     """Whether a text has ended, given the ids of its prompt and its new ids."""
     batch: int = DEFAULT_BATCH
-    """Prompts that run together."""
+    """Maximum number of prompts in a batch."""
 
 
 def check_generates(job: Job) -> None:
@@ -76,7 +76,7 @@ def max_length(job: Job) -> int | None:
 
 
 def generate(model: InferenceModel, prompts: Sequence[Sequence[int]], options: Options) -> list[Ids]:
-    """Return the new ids of each prompt, on all ranks. All ranks must call it together; each data rank takes a share.
+    """Return the new ids of each prompt, on all ranks. All ranks must call it together; data ranks share the prompts.
 
     Raises:
         DslparError: a prompt is empty, too long, or has an id outside the model's vocabulary.
@@ -84,7 +84,8 @@ def generate(model: InferenceModel, prompts: Sequence[Sequence[int]], options: O
     most = _check_prompts(model, prompts, options)
     data = model.groups.axis("data")
     streams = streams_of(prompts)
-    # Prompts of similar length run together: a batch takes steps from its shortest prompt to its longest text.
+    # Prompts of similar length run together: a batch takes a step for each position from the end of its shortest prompt
+    # to the end of its longest text.
     by_length = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))
     mine = by_length[data.index :: data.size]
     found: dict[int, Ids] = {}
@@ -98,7 +99,7 @@ def generate(model: InferenceModel, prompts: Sequence[Sequence[int]], options: O
 
 
 def _check_prompts(model: InferenceModel, prompts: Sequence[Sequence[int]], options: Options) -> list[int]:
-    """Return the limit of new tokens of each prompt. Raises: DslparError, with every invalid prompt."""
+    """Return the maximum number of new tokens of each prompt. Raises: DslparError: lists the invalid prompts."""
     job, multiple, vocab_size = model.job, model.length_multiple, vocab_size_of(model)
     limit = max_length(job)
     room = None if limit is None else limit // multiple * multiple
@@ -132,12 +133,12 @@ def vocab_size_of(model: InferenceModel) -> int:
 
 
 class _Batch:
-    """A batch of prompts that run together."""
+    """A batch of prompts, padded, that take their steps together."""
 
     def __init__(
         self, model: InferenceModel, samples: list[tuple[Ids, int]], options: Options, most: list[int]
     ) -> None:
-        """Pad the batch. `samples`: (prompt, random stream); `most`: limits of new tokens."""
+        """Pad the batch. `samples`: (prompt, random stream); `most`: maximum numbers of new tokens, per prompt."""
         self.model, self.options = model, options
         self.num_prompts, self.multiple = len(samples), model.length_multiple
         padding = -len(samples) % model.batch_multiple
@@ -160,7 +161,7 @@ class _Batch:
             tokens = self._tokens_after(position, begin, cache)
             position += 1
             for number, token in enumerate(tokens):
-                if len(self.ids[number]) == position and not is_done[number]:  # longer prompts take their own token
+                if len(self.ids[number]) == position and not is_done[number]:  # longer prompts have their own token
                     self.ids[number].append(token)
                     new = self._new(number)
                     is_done[number] = token == self.options.end or self.options.is_stopped(self._prompt(number), new)
@@ -176,7 +177,7 @@ class _Batch:
         return [] if self.is_encoder_decoder else self.ids[number][: self.starts[number]]
 
     def _tokens_after(self, position: int, begin: int, cache: KeyValueCache | None) -> Ids:
-        """Run tokens from `begin` to `position`; return each sample's next id [batch], on all ranks."""
+        """Run the tokens at positions `begin` to `position`; return the next id of each sample, on all ranks."""
         model = self.model
         ids, _ = self._padded([each[begin : position + 1] for each in self.ids])
         stored = model(ids if self.encoded is None else (*self.encoded, ids), cache, begin)
@@ -197,7 +198,7 @@ class _Batch:
 
 
 def _decoder_start(model: InferenceModel) -> int:
-    """Return the id that begins a decoder's text: the model's start id, or its padding id, as in training."""
+    """Return the id that begins a decoder's text: the config's start id, or else its padding id, as in training."""
     config: Any = model.family.config  # type: ignore[attr-defined]  # only transformers' models have one
     start = getattr(config, "decoder_start_token_id", None)
     return int(start if start is not None else config.pad_token_id or 0)

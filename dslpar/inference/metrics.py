@@ -1,12 +1,13 @@
-"""Metrics of a trained model: sum over micro-batches, and compute loss, perplexity, accuracy and F1 from the sums.
+"""Metrics of a trained model: sum losses and hits over micro-batches; compute loss, perplexity, accuracy and F1.
 
     tally = Tally(kind, (1, 5), num_classes)
     tally.add(family, groups, output, labels)            # a micro-batch, on the last stage
     sum_tallies([...]).results()                         # {"loss": ..., "perplexity": ..., "accuracy@1": ...}
 
-Sums and counts are kept separately, so the mean is over all labels, independent of micro-batches. (lm-eval averages per
-document. Megatron-LM's loss averages micro-batches with different numbers of labels.) The rank of a label among a
-vocabulary's logits is counted per local piece: logits are never gathered.
+Sums and numbers of labels are stored separately. So a mean is over all labels, and does not depend on micro-batches.
+(lm-eval averages per document. Megatron-LM's loss averages micro-batches with different numbers of labels.) A label's
+position among the sorted logits of the vocabulary is found without gathering logits: each process counts the larger
+logits in its shard, and the counts are summed.
 """
 
 from __future__ import annotations
@@ -56,10 +57,10 @@ _CLASSIFIERS = ("ForImageClassification", "ForSequenceClassification")
 
 
 def parse_metrics(requested: Sequence[str], kind: str) -> tuple[str, ...]:
-    """Return the names of the requested metrics, or the kind's defaults if none is requested.
+    """Return the requested metrics, or the defaults of this kind of model if nothing is requested.
 
     Raises:
-        DslparError: a metric is unknown or not defined for this kind; the hint lists valid ones.
+        DslparError: a metric is unknown, or not defined for this kind of model; the hint lists valid metrics.
     """
     known = ["loss", *(["perplexity"] if kind == TOKENS else [])]
     for name in requested:
@@ -81,18 +82,20 @@ def accuracy_ks(metrics: Sequence[str]) -> tuple[int, ...]:
 
 @dataclass
 class Tally:
-    """Sums over labels, as plain numbers, which ranks exchange."""
+    """Sums over labels, as plain numbers that ranks can exchange."""
 
     kind: str
+    """TOKENS, CLASSES or OTHER."""
     ks: tuple[int, ...]
+    """K of each accuracy@K."""
     losses: list[tuple[float, float]] = field(default_factory=list)
     """(sum, number of labels) of each of the model's losses."""
     hits: dict[int, int] = field(default_factory=dict)
     """K -> number of labels among the K largest logits."""
     count: int = 0
-    """Number of labels."""
+    """Number of labels that are not ignored."""
     predicted: dict[tuple[int, int], int] = field(default_factory=dict)
-    """(class, predicted class) -> number of samples."""
+    """Confusion matrix: (class, predicted class) -> number of samples."""
 
     def add(self, family: LayeredModel, groups: Groups, output: Any, labels: Any) -> None:
         """Add a micro-batch: the last layer's local output, and the full labels.
@@ -189,7 +192,7 @@ def _whole_logits(family: LayeredModel, groups: Groups, output: Any) -> Tensor:
 
 
 def _ranks_in(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return each label's rank [batch] in logits [batch, classes]: how many are larger, or equal and to its left."""
+    """Return how many logits [batch, classes] come before each label's: larger ones, and equal ones to its left."""
     target = labels.clamp(min=0).unsqueeze(-1)
     own = logits.gather(-1, target)
     columns = torch.arange(logits.shape[-1], device=logits.device)
@@ -197,10 +200,11 @@ def _ranks_in(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def label_ranks(groups: Groups, logits: Tensor, labels: Tensor, vocab_size: int) -> Tensor:
-    """Return the rank of each label among its token's logits (0: the largest), [batch, sequence] like the labels.
+    """Return how many logits of its token are larger than each label's logit (0: it is the largest), as top-k needs.
 
-    `logits` [batch/x, sequence/x, V/n] is this rank's piece, `labels` the full micro-batch. All ranks of the tensor
-    group must call it together, and get equal results. Ranks of labels that do not count are meaningless.
+    `logits` [batch/x, sequence/x, V/n] is this process's piece; `labels` and the result are the full micro-batch,
+    [batch, sequence]. All ranks of the tensor group must call it together, and get equal results. The result is
+    meaningless for ignored labels.
     """
     cuts = inner_cuts(groups.tensor)
     axis = groups.axis(*cuts.features)

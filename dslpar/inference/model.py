@@ -1,12 +1,12 @@
-"""Trained model on this rank: the layers of its stage with a checkpoint's weights, forward only.
+"""Trained model for inference: this rank's pipeline stage, with a checkpoint's weights, forward only.
 
     model = InferenceModel(trained, groups, device)
     stored = model(ids)                                # on the last stage, as ranks store it; None on the others
     logits = model.logits_at(stored, position)         # whole, of one position of each sample
 
-It needs no DeepSpeed, since it has no optimizer and no schedule. A stage runs when the previous stage has sent its
-output, as in a pipeline with one micro-batch. (As in Megatron-LM's inference, the layers are those of training, and
-only the loop around them differs. vLLM has its own layers.)
+Inference needs no DeepSpeed, since it has no optimizer and no pipeline schedule. A stage runs when the previous stage
+has sent its output, as in a pipeline with one micro-batch. (As in Megatron-LM's inference, the layers are those of
+training. vLLM has its own layers.)
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class InferenceModel:
-    """This rank's stage of a trained model. All ranks of a replica must call it together."""
+    """This rank's pipeline stage of a trained model. All ranks of a data-parallel replica must call it together."""
 
     def __init__(self, trained: Trained, groups: Groups, device: torch.device) -> None:
         """Build the stage and load its weights. All ranks must call it together.
@@ -61,22 +61,22 @@ class InferenceModel:
 
     @property
     def is_first_stage(self) -> bool:
-        """Return whether this rank reads inputs."""
+        """Return whether this rank is in the first pipeline stage, which reads the inputs."""
         return self.groups.coord["pipe"] == 0
 
     @property
     def is_last_stage(self) -> bool:
-        """Return whether this rank has the model's output."""
+        """Return whether this rank is in the last pipeline stage, which has the model's output."""
         return self.groups.coord["pipe"] == self.groups.mesh.pipe - 1
 
     @property
     def batch_multiple(self) -> int:
-        """Divisor of the number of samples in a forward."""
+        """Number by which the number of samples in a forward must be divisible."""
         return least_micro_size(self.groups.tensor)
 
     @property
     def length_multiple(self) -> int:
-        """Divisor of the number of tokens in a sequence."""
+        """Number by which the number of tokens in a sequence must be divisible."""
         tensor, coord = self.groups.tensor, self.groups.coord
         return math.lcm(*(piece(tensor, coord, cuts(tensor).sequence)[1] for cuts in (residual_cuts, inner_cuts)))
 
@@ -89,10 +89,11 @@ class InferenceModel:
 
     @torch.no_grad()
     def __call__(self, inputs: Any, cache: KeyValueCache | None = None, begin: int = 0) -> Any:
-        """Return the last stage's local output; None on earlier stages.
+        """Return this rank's piece of the output on the last stage; None on earlier stages.
 
         `inputs`: a tensor or a tuple of tensors, full on every rank of the first stage, and not read on other stages.
-        With a `cache` they are the tokens from position `begin` on; earlier tokens have been run with the same cache.
+        With a `cache`, the inputs are the tokens from position `begin` on, and earlier tokens must have been run with
+        the same cache.
         """
         with nullcontext() if cache is None else cache.chunk_at(begin):
             return self._run(inputs)
@@ -117,26 +118,29 @@ class InferenceModel:
         return value.to(self.device, self.dtype if value.is_floating_point() else None)
 
     def logits_at(self, stored: Tensor, position: int, vocab_size: int) -> Tensor:
-        """Return the logits [batch, vocab_size] of one position of each sample, equal on all tensor ranks.
+        """Return the full logits [batch, vocab_size] at one position, equal on all tensor ranks.
 
         `stored` is this rank's piece of the logits, [batch/x, sequence/x, V/n]. Only one row per sample is gathered.
         """
         tensor, coord, cuts = self.groups.tensor, self.groups.coord, inner_cuts(self.groups.tensor)
         length = stored.shape[1] * piece(tensor, coord, cuts.sequence)[1]
         own = place_of(position, stored_runs(tensor, coord, cuts.sequence, length))
-        # One of the ranks that share the sequence has the position; the others add zeros.
+        # Of the ranks that share a sequence, one has the position; the others contribute zeros to the all-reduce.
         rows = torch.zeros_like(stored[:, 0]) if own is None else stored[:, own]
         rows = collectives.all_reduce(rows, self.groups.axis(*cuts.sequence))
         return unshard(self.groups, rows, (cuts.batch, cuts.features))[:, :vocab_size]
 
     def from_last_stage(self, value: Tensor) -> Tensor:
-        """Return the last stage's tensor on all stages; shapes must be equal."""
+        """Broadcast the last stage's tensor to all stages; each stage passes a tensor of the same shape."""
         pipe = self.groups.axis("pipe")
         return collectives.broadcast(value, pipe, source=pipe.size - 1)
 
 
 def _stage_layers(job: Job, layers: Sequence[LayerSpec], groups: Groups) -> list[LayerSpec]:
-    """Return the layers of this rank's stage; a tied layer owns its weight if its owner is on another stage."""
+    """Return the layers of this rank's stage.
+
+    If the owner of a tied weight is on another stage, the first layer of this stage that uses the weight owns a copy.
+    """
     stage, own = groups.coord["pipe"], list(layers)
     if groups.mesh.pipe > 1:
         assert job.stages.counts is not None, "partition_layers has set them"

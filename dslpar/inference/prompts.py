@@ -25,23 +25,24 @@ from dslpar.schema.tokenizers import read_tokenizer
 from dslpar.schema.vocabularies import BYTES
 
 _CONTEXT = 8
-"""Last tokens of a prompt that are decoded with the new ones, since they can affect their text."""
+"""Number of last prompt tokens to decode together with new tokens, since they can affect the new tokens' text."""
 
 
 class Codec(NamedTuple):
-    """Codec between text and ids."""
+    """Tokenizer, or the mapping of bytes to ids, with the id that ends a text."""
 
     tokenizer: Any
-    """Tokenizer of Hugging Face's tokenizers; None: a token is a byte."""
+    """`tokenizers.Tokenizer`; None: each byte is a token."""
     first_byte: int = 0
+    """Id of byte 0, if bytes are tokens."""
     end: int | None = None
-    """Id that ends a text; None: no such id."""
+    """Id that ends a text; None: there is no such id."""
     ends_prompt: bool = False
     """Whether prompts end with `end`, as T5's encoder expects."""
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a prompt."""
-        text = text.encode("utf-8", "replace").decode()  # replaces lone surrogates, which JSON can hold
+        text = text.encode("utf-8", "replace").decode()  # replaces lone surrogates, which JSON may contain
         if self.tokenizer is None:
             ids = [self.first_byte + byte for byte in text.encode()]
         else:
@@ -49,13 +50,13 @@ class Codec(NamedTuple):
         return [*ids, self.end] if self.ends_prompt and self.end is not None else ids
 
     def decode_after(self, prompt: Sequence[int], new: Sequence[int]) -> str:
-        """Return the text of new ids after a prompt: decoded alone, they may lack the blank before the first word."""
+        """Return the text of new ids that follow a prompt. Decoded alone, they may lack the blank before a word."""
         before = list(prompt[-_CONTEXT:])
         known, whole = self.decode(before), self.decode([*before, *new])
         return whole[len(known) :] if before and whole.startswith(known) else self.decode(new)
 
     def token(self, text: str, default: int | None) -> int | None:
-        """Return the id of a text that is one token, or else `default`."""
+        """Return the id of a text if it is a single token, or else `default`."""
         found = self.tokenizer.token_to_id(text) if self.tokenizer is not None and text else None
         return default if found is None else int(found)
 
@@ -72,7 +73,7 @@ def codec_of(job: Job, tokenizer: str | None = None) -> Codec:
     """Return a run's codec. `tokenizer`: a file or folder to use instead of the run's tokenizer.
 
     Raises:
-        DslparError: the tokenizer cannot be used, or the one that made the run's token ids is unknown.
+        DslparError: the tokenizer cannot be used, or it is unknown which tokenizer made the run's token ids.
     """
     # All parts of a blend have the same vocabulary: the first part that defines one is enough.
     data = next((part for part in parts_of(job.spec.data) if not _is_silent(part)), None)
@@ -105,12 +106,12 @@ def codec_of(job: Job, tokenizer: str | None = None) -> Codec:
 
 
 def _is_silent(data: Data) -> bool:
-    """Return whether data are ids of an unknown tokenizer."""
+    """Return whether the data consist of token ids whose tokenizer the config does not name."""
     return isinstance(data, OtherData) or (isinstance(data, HuggingFaceData) and data.text_column is None)
 
 
 def _of_token_files(job: Job, path: str) -> str | None:
-    """Return the tokenizer stored beside token files; None: their tokens are bytes."""
+    """Return the path of the tokenizer stored with token files; None: their tokens are bytes."""
     folder = read_token_folder(path)
     beside = Path(path, TOKENIZER)
     if beside.exists():
@@ -130,13 +131,13 @@ def read_prompts(path: str) -> list[str]:
     try:
         lines = Path(path).read_text(encoding="utf-8").split("\n")  # not `splitlines`: other breaks may be text
     except (OSError, UnicodeDecodeError) as error:
-        raise_finding("BAT217", f"cannot read {path!r}: {error}", "a text file with a prompt a line", path)
+        raise_finding("BAT217", f"cannot read {path!r}: {error}", "a text file with one prompt per line", path)
     if not path.endswith(".jsonl"):
         found = [line for line in lines if line.strip()]
     else:
         found = [_of_json(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not found:
-        raise_finding("BAT217", f"{path!r} holds no prompts", "write a prompt a line", path)
+        raise_finding("BAT217", f"{path!r} holds no prompts", "write one prompt per line", path)
     return found
 
 

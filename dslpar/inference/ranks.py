@@ -1,9 +1,9 @@
-"""Start the ranks of a command that uses a trained model, check that they agree, run it, and end them.
+"""Run a command that uses a trained model on all its ranks: start them, check that they agree, run, end together.
 
     status = run_on_ranks(lambda world_size: open_run(path, world_size), act, request)
 
-A single process without a launcher creates no process group. Under a launcher the ranks meet as in train.py, and if one
-rank ends early, all end.
+A single process without a launcher creates no process group. Under a launcher the ranks create their process groups as
+for training. If one rank ends early, all end.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from dslpar.inference.weights import verify
 from dslpar.reporting import logging
 
 Open = Callable[[int], Trained]
-"""Function that opens the run for a world size."""
+"""Function that opens the trained run; its argument is the world size."""
 Act = Callable[[Trained, Groups, torch.device], None]
-"""Function that uses the run, on all ranks together."""
+"""Function that uses the trained run; all ranks call it together."""
 
 
 def run_on_ranks(open_trained: Open, act: Act, request: str) -> int:
-    """Open a run on these ranks and call `act`; print findings, and return the exit status.
+    """Open a trained run on these ranks and call `act`; print findings, and return the exit status.
 
     `request`: text of the command's arguments, which must be equal on all ranks.
     """

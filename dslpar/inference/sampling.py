@@ -1,9 +1,9 @@
 """Draw the next token of each sample from its logits: greedily, or with temperature, top-k and top-p.
 
-Draws are made on the CPU, from a generator seeded by the seed, the prompt and the position alone. So they are the same
-on every layout and in every batch, and independent between prompts. A draw is the argmax of logit / T plus Gumbel
-noise, which is a sample of softmax(logits / T) (the exponential race of gpt-fast). If two layouts round differently,
-the draw changes only if two tokens are practically equal. Top-p is the nucleus of arXiv 1904.09751.
+A token is drawn on the CPU, by a generator seeded only by the seed, the prompt and the position. So draws are the same
+in every layout and every batch, and independent between prompts. A draw is the argmax of logits / T plus Gumbel noise,
+which is a sample of softmax(logits / T) (the exponential race of gpt-fast). Rounding differs between layouts, but
+changes a draw only if two tokens have practically equal values. Top-p is the nucleus of arXiv 1904.09751.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dslpar.layers.parameter import stable_hash
 
 
 def streams_of(prompts: Sequence[Sequence[int]]) -> list[int]:
-    """Return the random stream of each prompt, derived from its ids; a repeated prompt gets another stream."""
+    """Return the number of each prompt's random stream, a hash of its ids; a repeated prompt gets another stream."""
     times: Counter[tuple[int, ...]] = Counter()
     found = []
     for prompt in map(tuple, prompts):
@@ -36,7 +36,7 @@ class Sampling(NamedTuple):
     top_k: int | None = None
     """Draw among this many of the largest logits; None: among all."""
     top_p: float | None = None
-    """Draw among the most probable tokens whose probabilities add up to this value; None: among all."""
+    """Draw among the fewest most probable tokens whose probabilities add up to this value; None: among all."""
     seed: int = 0
 
     def choose(self, logits: Tensor, positions: Tensor, streams: Sequence[int]) -> Tensor:
@@ -60,7 +60,7 @@ class Sampling(NamedTuple):
         if self.top_p is not None and self.top_p < 1:
             order = logits.argsort(descending=True, stable=True)
             probabilities = torch.softmax(logits.gather(-1, order), -1)
-            # A token is kept if the more probable ones do not yet add up to top_p, so the first one always is.
+            # A token is kept if the more probable tokens do not yet add up to top_p. So the most probable always is.
             beyond = probabilities.cumsum(-1) - probabilities >= self.top_p
             logits = logits.masked_fill(torch.empty_like(beyond).scatter_(-1, order, beyond), -torch.inf)
         return logits

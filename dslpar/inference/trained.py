@@ -3,12 +3,14 @@
     trained = open_run("outputs/gpt", world_size=2, overrides=["parallel.tensor.size=2"])
     trained.checkpoint, trained.job
 
-The config is the checkpoint's own. A single process takes the whole model, whatever the run's layout was. Several ranks
-take the run's layout with overrides, or the layout of another config. Sections about training are left out: they have
-no effect, and could be invalid on these ranks. (litgpt and nanoGPT read the config beside the weights, too.)
+The config is the one stored in the checkpoint. A single process runs the whole model, whatever the run's layout was.
+Several ranks use the run's layout with overrides, or the layout of another config. Sections about training are left
+out: they have no effect here, and could be invalid for these ranks. (litgpt and nanoGPT also read the config beside the
+weights.)
 
-The schedule is left out too, and with it the chunks per rank. Chunks overlap micro-batches, but a forward here has one
-micro-batch, and would visit every rank once per chunk. Each rank takes one stage, and the layers are partitioned anew.
+The pipeline schedule is left out too, and with it the stages (chunks) per pipeline rank. Several chunks per rank serve
+to overlap micro-batches. A forward here has one micro-batch, and would visit every rank once per chunk. So each
+pipeline rank gets one stage, and the layers are partitioned anew.
 """
 
 from __future__ import annotations
@@ -35,17 +37,17 @@ _OF_TRAINING = (
     *("optimizer", "lr_scheduler", "activation_checkpoint", "checkpoint", "monitor", "gradient_handler", "schedule"),
     *("deepspeed", "batch"),
 )
-"""Sections about training."""
+"""Config sections that only training uses."""
 _ZERO = 1
-"""ZeRO stage that lint accepts with half precision and with pipelines; nothing is sharded here."""
+"""ZeRO stage in the config, which lint accepts with half precision and with pipelines. Inference shards nothing."""
 
 
 class Trained(NamedTuple):
-    """A checkpoint, and the job that runs its model."""
+    """A checkpoint, and the job (config and layout) that runs its model."""
 
     checkpoint: Checkpoint
     config: Config
-    """Checkpoint's config or the one given instead, with overrides."""
+    """The checkpoint's config, or the config given instead, with overrides."""
     job: Job
 
 
@@ -58,7 +60,9 @@ def open_run(
     config: str | None = None,
     trusted: Sequence[str] = (),
 ) -> Trained:
-    """Open the newest checkpoint of the run at `path`, the one called `name`, or the checkpoint at `path` itself.
+    """Open a checkpoint, and lint its config for these ranks.
+
+    `path`: a checkpoint, or a run, of which the checkpoint called `name` is opened, or the newest if it is None.
 
     `config`: a config file of the same model, whose layout is used; None: the run's own config.
 
@@ -84,7 +88,7 @@ def open_run(
 
 
 def _without_training(config: Mapping[str, Any], alone: bool) -> dict[str, Any]:
-    """Return a checkpoint's config without sections about training; `alone`: one process holds the whole model."""
+    """Return a checkpoint's config without sections about training; `alone`: also without the layout."""
     left_out = {*_OF_TRAINING, *(["parallel"] if alone else [])}
     found: dict[str, Any] = {name: value for name, value in config.items() if name not in left_out}
     train = {name: value for name, value in found.get("train", {}).items() if not (alone and name == "dist")}
@@ -92,7 +96,7 @@ def _without_training(config: Mapping[str, Any], alone: bool) -> dict[str, Any]:
 
 
 def _cut_into_chunks(spec: sections.Spec) -> list[str]:
-    """Return overrides that remove a partition into more stages than the pipeline has ranks."""
+    """Return the overrides that remove a config's partition into chunks; [] if each pipeline rank has one stage."""
     pipeline = pipeline_of(spec)
     if pipeline is None or chunks_of(spec, pipeline.size).num == 1:
         return []
@@ -102,11 +106,11 @@ def _cut_into_chunks(spec: sections.Spec) -> list[str]:
 
 
 def find_checkpoint(path: Path, name: str | None = None) -> Checkpoint:
-    """Return the newest checkpoint of the run at `path`, the one called `name`, or the checkpoint at `path` itself.
+    """Return the checkpoint at `path`; if `path` is a run, its checkpoint called `name`, or its newest if it is None.
 
     Raises:
-        DslparError: there is no such checkpoint, its manifest is corrupted, it has another format, or it is the newest
-            and suspect. (A suspect checkpoint that is named is taken, with a note.)
+        DslparError: there is no such checkpoint, its manifest is corrupted, it has another format, or the newest
+            checkpoint is suspect. (If the user names a suspect checkpoint, it is opened, and a note is printed.)
     """
     if not path.is_dir():
         hint = "name the output_dir of a run, or a checkpoint"

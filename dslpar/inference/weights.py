@@ -1,4 +1,4 @@
-"""Fill a module with a checkpoint's weights: each rank reads its own pieces, without optimizer state."""
+"""Fill a module with a checkpoint's weights. Each rank reads only its own pieces, and no optimizer state."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ def verify(checkpoint: Checkpoint, world: Axis) -> None:
 
 @torch.no_grad()
 def load_weights(module: nn.Module, groups: Groups, checkpoint: Checkpoint) -> None:
-    """Fill the module's parameters and buffers, which have global names. All ranks must call it together.
+    """Fill the module's parameters and buffers by name. All ranks must call it together.
+
+    The names must be global: those of the model without a pipeline.
 
     Raises:
         DslparError: on every rank, if the checkpoint does not hold this model.
@@ -55,13 +57,13 @@ def load_weights(module: nn.Module, groups: Groups, checkpoint: Checkpoint) -> N
         if stored is None and 0 in shape:
             continue
         if stored is None or stored.shape != shape:
-            there = "is not in it" if stored is None else f"has the shape {stored.shape} there"
+            there = "is not in the checkpoint" if stored is None else f"has shape {stored.shape} in the checkpoint"
             problems.append(f"{name!r} {shape} {there}")
             continue
         box = full_box(shape) if placement is None else box_of(placement, groups.coord)
         p.copy_(reader.local(name, "", box))
     missing = rank_state.restore_buffers(module, groups.coord, checkpoint)
-    problems += [f"the buffer {name!r}, of this shape, is not in it" for name in missing]
+    problems += [f"the checkpoint has no buffer {name!r} of this shape" for name in missing]
     reports = collectives.gather_objects(problems, groups.axis("pipe", "data", "tensor"))
     if found := list(dict.fromkeys(each for report in reports for each in report)):
         message = f"{checkpoint.path} does not hold this model:"

@@ -1,7 +1,16 @@
 """Apply a policy to a part of a transformers model: replace modules that hold weights with dslpar's modules.
 
-The rest of transformers' code runs unchanged, on this rank's piece. A module with weights that neither the policy nor a
-probe understands is refused; each of its parameters gets a finding.
+The rest of transformers' code runs unchanged, on this rank's shards. If neither the policy nor a probe tells how to
+shard a module's weights, the model is refused, with a finding for each such parameter.
+
+`apply` changes a part of the model (a block, or a module around the blocks) in this order:
+
+1. Give each region an entrance, which computes the outputs of all its inward linears in one product. The linears become
+   slots, which return these outputs.
+2. Move parameters with one value per head into modules of their own.
+3. Replace every other module that has weights or drops activations, by the first rule that fits (`_replacement`).
+4. Divide counts of heads and features that transformers' code reads, such as `num_heads`.
+5. Attach the process groups, dropout's hooks, and the shared reduction of vector gradients.
 """
 
 from __future__ import annotations
@@ -30,30 +39,32 @@ from dslpar.schema.policy import Policy, match
 
 
 class Setting(NamedTuple):
-    """Settings that all parts of a model share."""
+    """Settings for `apply`, which hold for all modules of a part of the model."""
 
     groups: Groups
     policy: Policy
     hidden_size: int
+    """Features of the residual in this part of the model."""
     config: Any
+    """transformers' config of the model."""
     adapters: Adapters | None = None
     attention: str = SDPA
     """The config's attn_implementation."""
 
 
 def apply(part: nn.Module, name: str, cut: Setting) -> nn.Module:
-    """Change the part of a model with the global name `name`, and return it; a leaf is replaced.
+    """Shard the part of a model with the global name `name`. Return it, or its replacement if it has no children.
 
     Raises:
-        DslparError: parameters without a rule to cut them (all of them), or a size that does not divide.
+        DslparError: no rule tells how to shard some parameters (the error lists all), or a size is not divisible.
     """
     return _Application(cut).part(part, name)
 
 
 def make_whole(groups: Groups, part: nn.Module, name: str, *, recurse: bool = True) -> None:
-    """Have every rank hold all weights of a part, whose code stays unchanged and works on whole activations.
+    """Have every rank hold the full weights of a part, whose code runs unchanged on full activations.
 
-    With `recurse=False`, only the weights of the module itself.
+    With `recurse=False`, change only the module's own weights, not those of its children.
     """
     for own, module in part.named_modules() if recurse else [("", part)]:
         full = ".".join(filter(None, (name, own)))
@@ -98,7 +109,7 @@ class _Application:
                 object.__setattr__(module, "dslpar_attention", self.cut.attention)
         dropout.take_functions(part, self.groups, self.stream, self.cut.config)
         if list(part.children()):
-            if self.groups.axis("tensor").size > 1:  # on one rank no activation is cut, and all dropouts are alike
+            if self.groups.axis("tensor").size > 1:  # on one rank the kind of activation does not matter to dropout
                 part.register_forward_pre_hook(self._begin)
             coalesce_vector_gradients(part, self.groups)
         return part
@@ -107,7 +118,7 @@ class _Application:
         self.stream.is_inner = False
 
     def _replacement(self, module: nn.Module, name: str) -> nn.Module | None:
-        """Return the replacement of a module; None: the module stays."""
+        """Return the replacement of a module, by the first rule that fits; None: the module stays."""
         sources = _sources(module, name)
         policy, groups, hidden = self.cut.policy, self.groups, self.cut.hidden_size
         if name in self.mixtures:
@@ -163,9 +174,9 @@ class _Application:
         return linear
 
     def _is_in_region(self, name: str) -> bool:
-        """Return whether a module is inside a region, on inner activations.
+        """Return whether a module is inside a region, so that it works on inner activations.
 
-        A norm there is per head, or over all features.
+        A norm inside a region is per head, or over all inner features. Outside, it is over the residual.
         """
         parts = name.split(".")
         return any(match(self.cut.policy.regions, ".".join(parts[:end])) for end in range(1, len(parts)))
@@ -174,7 +185,7 @@ class _Application:
         return any(name.startswith(f"{mixture}.") for mixture in self.mixtures)
 
     def _role(self, name: str) -> Role | None:
-        """Return the role of a linear in the policy; None: it has none."""
+        """Return the role of a linear in the policy; None: the policy does not name it."""
         region, _, last = name.rpartition(".")
         pattern = match(self.cut.policy.regions, region)
         given = self.cut.policy.regions[pattern] if pattern else ()
@@ -197,7 +208,10 @@ class _Application:
                 own_attention.fit_arguments(region, self.groups, by_head, num_heads)
 
     def _head_vectors(self, part: nn.Module, name: str) -> None:
-        """Take head vectors out of the modules that read them, and lend them during the modules' forward."""
+        """Move parameters with one value per head into `HeadVector` modules.
+
+        Hooks set the original attribute to this rank's values during each forward.
+        """
         for own, module in list(part.named_modules()):
             for each, p in list(module.named_parameters(recurse=False)):
                 full = ".".join(filter(None, (name, own, each)))
@@ -211,8 +225,8 @@ class _Application:
     def _entrances(
         self, region: nn.Module, name: str, names: Sequence[str]
     ) -> list[tuple[modules.Entrance, list[modules.Slot]]]:
-        """Make one entrance for the linears to this rank's features, and one for the linears to latents."""
-        # A policy may name the linears of all variants of a family: T5's wi, or wi_0 and wi_1.
+        """Make an entrance for linears that compute this rank's features, and one for linears that compute latents."""
+        # A policy may name the linears of all variants of a model class, such as T5's wi, or wi_0 and wi_1.
         has = dict(region.named_modules())
         present = [each for each in names if isinstance(has.get(each), nn.Linear | Conv1D)] or list(names)
         latent = [each for each in present if match(self.cut.policy.latent, f"{name}.{each}")]
@@ -248,13 +262,16 @@ class _Application:
         return entrance, slots
 
     def _lengths(self, name: str, length: int) -> list[int]:
-        """Return the output sizes of the linears that are fused in an inward linear's weight."""
+        """Return the output sizes of the linears that are fused in one inward weight; [length] if it is not fused."""
         fused = self.cut.policy.fused.get(name.rpartition(".")[2], 1)
         weights = [1] * fused if isinstance(fused, int) else [getattr(self.cut.config, each) for each in fused]
         return [length * weight // sum(weights) for weight in weights]
 
     def _local_attributes(self, part: nn.Module, name: str) -> None:
-        """Divide counts of heads or features, on the module or on its own copy of the config, never on the user's."""
+        """Divide counts of heads or features that modules read from themselves or from their config.
+
+        A module gets its own copy of the config, so the user's config stays unchanged.
+        """
         _, count = placement.piece(
             self.groups.tensor, self.groups.coord, placement.inner_cuts(self.groups.tensor).features
         )

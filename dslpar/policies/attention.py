@@ -1,11 +1,13 @@
-"""Attention of transformers models on pieces, through transformers' registries of attention and mask functions.
+"""Attention of sharded transformers models, through transformers' registries of attention and mask functions.
 
-The mask function makes no mask but a recipe for one. At that point transformers knows only the residual, which may be
-cut along batch and sequence, so its shape is not that of attention's inputs. The attention function makes the mask from
-the actual queries and keys, once per micro-batch. Heads and samples are cut like inner activations.
+The mask function returns a `Recipe`: the arguments for a mask, but no mask. transformers calls this function with the
+residual, which may be split along batch and sequence, so its shape is not that of queries and keys. The attention
+function makes the mask later, for the actual queries and keys, once per micro-batch. Heads and samples are split as in
+inner activations.
 
-Attention over a split sequence takes only recipes defined by positions (causal or not, a window, padding, documents). A
-bias or a soft cap is refused by name. (vLLM and TGI plug their kernels in through the same registries.)
+If the sequence is split, attention supports only masks that depend on positions (causal or not, a window, padding,
+documents). A bias or a soft cap is refused, and the error names it. (vLLM and TGI register their kernels in the same
+registries.)
 """
 
 from __future__ import annotations
@@ -52,24 +54,24 @@ DOCUMENTS = torch.int32
 """Dtype of a mask with each token's document number. (Padding from programs is int64, as tokenizers return it.)"""
 _OF_MASKS = ("local_size", "use_vmap")
 _SKIPS = ("allow_is_causal_skip", "allow_is_bidirectional_skip")
-"""Options that allow leaving a mask out if torch's attention applies it by itself."""
+"""Options of transformers' mask functions that allow to return no mask if torch's attention can apply it itself."""
 _PLAIN = (causal_mask_function, bidirectional_mask_function)
 _ANYWHERE = {"softcap", "s_aux", "position_bias"}
-"""Further arguments that are supported over whole sequences."""
+"""Further arguments of attention that are supported if the sequence is not split."""
 _KNOWN = {
     *("scaling", "is_causal", "position_ids", "use_cache", "cache_position", "sliding_window"),
     *("output_attentions", "output_router_logits"),
 }
-"""Arguments of attention that its mask covers as well, or that change nothing."""
+"""Arguments of attention that the mask already expresses, or that do not change the result."""
 _SPLIT = "attention over a split sequence"
 _KNOWN_OF_WHOLE = _KNOWN | _ANYWHERE
 
 
 def implementation_of(config: Any) -> str:
-    """Return a config's attention, SDPA by default. Raises: DslparError: it is neither SDPA nor FLASH."""
+    """Return a config's `attn_implementation`, by default SDPA. Raises: DslparError: it is neither SDPA nor FLASH."""
     requested: str | None = config._attn_implementation
     if requested not in (None, SDPA, FLASH):
-        message = f"attn_implementation {requested!r}: pieces of a model attend by torch's kernels"
+        message = f"attn_implementation {requested!r}: sharded models use torch's attention kernels only"
         hint = f"{SDPA!r} (the default), or {FLASH!r}, which is torch's FlashAttention kernel and no other"
         raise_finding("CFG223", message, hint, key="model.config.attn_implementation")
     return requested or SDPA
@@ -77,18 +79,20 @@ def implementation_of(config: Any) -> str:
 
 @dataclass
 class Recipe:
-    """Arguments from which transformers would have made a mask."""
+    """Arguments of transformers' mask function, from which a mask is made when queries and keys are known."""
 
     function: Callable[..., Any]
     """(batch, head, query, key) -> whether the query attends to the key."""
     options: Mapping[str, Any]
+    """Further arguments of transformers' mask function."""
     padding: Tensor | None = None
     """Bool or integers [batch, sequence] of the whole micro-batch; 0 is padding. Int32 values are document numbers from
     1; a token attends only within its document.
     """
     made: dict[tuple[object, ...], Tensor | None] = field(default_factory=dict, repr=False)
+    """Cached masks, by the shapes that they were made for."""
     padded: Recipe | None = field(default=None, repr=False)
-    """This recipe with the newest micro-batch's padding, so that its blocks share a mask."""
+    """This recipe with the newest micro-batch's padding, so that all blocks share one mask per micro-batch."""
 
     def with_padding(self, padding: Tensor | None) -> Recipe:
         """Return the recipe for a micro-batch with this padding."""
@@ -99,7 +103,10 @@ class Recipe:
         return self.padded
 
     def mask(self, groups: Groups, q: Tensor, k: Tensor) -> Tensor | None:
-        """Return the mask for queries [batch/x, heads, sequence, D] and keys; None: full or causal, by the module."""
+        """Return the mask for queries [batch/x, heads, sequence, D] and keys.
+
+        None: no mask is needed, because torch's attention computes full or causal attention by the module's attribute.
+        """
 
         def make() -> Tensor | None:
             lengths: dict[str, Any] = {"batch_size": q.shape[0], "q_length": q.shape[2], "kv_length": k.shape[2]}
@@ -112,9 +119,10 @@ class Recipe:
 
     @cached_property
     def pattern(self) -> Pattern | None:
-        """Pattern if the mask depends on positions alone: causal or not, with or without a window; else None.
+        """Causality and window of a mask that depends on positions only; None: another mask.
 
-        transformers makes a new window function for each mask, so it is recognized by its values at the edges.
+        transformers makes a new window function for each mask, so a window is recognized by the function's values at
+        its edges.
         """
         if self.function in _PLAIN:
             return Pattern(causal=self.function is causal_mask_function)
@@ -145,10 +153,10 @@ class Recipe:
         return self._made_once((*x.shape[:2], x.dtype), make)
 
     def _made_once(self, key: tuple[object, ...], make: Callable[[], Tensor | None]) -> Tensor | None:
-        """Return the result of `make`, cached by `key`; in a layer that torch compiles, call it each time.
+        """Return the result of `make`, cached by `key`. While torch compiles, the cache is not used.
 
-        A graph that finds a cached mask differs from the graph that made it, and recomputation would save other
-        tensors.
+        A compiled graph that uses a cached mask would differ from the graph that makes the mask. With activation
+        checkpointing, the recomputation would then save other tensors than the forward.
         """
         if torch.compiler.is_compiling():
             return make()
@@ -159,7 +167,7 @@ class Recipe:
     def _of_samples(self, groups: Groups) -> dict[str, Any]:
         """Return transformers' mask arguments for this rank's samples.
 
-        With documents, padding is document number 0, to which no other token attends.
+        In a mask of document numbers, padding is document 0, to which no other token attends.
         """
         if self.padding is None:
             return {"mask_function": self.function, "attention_mask": None}
@@ -179,7 +187,7 @@ def _make_recipe(*, mask_function: Callable[..., Any], attention_mask: Tensor | 
 def _attend(
     module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, dropout: float = 0.0, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    """Attend: queries, keys and values [batch/x, heads/y, sequence, D] to [batch/x, sequence, heads/y, D]."""
+    """Compute attention: q, k and v [batch/x, heads/y, sequence, D] to [batch/x, sequence, heads/y, D]."""
     groups: Groups = module.dslpar_groups  # type: ignore[assignment]
     cuts = placement.inner_cuts(groups.tensor)
     is_cut = groups.axis(*cuts.sequence).size > 1
@@ -225,7 +233,7 @@ def _attend_by_flash(
 def _refuse_beyond_flash(module: nn.Module, is_cut: bool, kwargs: Mapping[str, Any]) -> None:
     """Raise DslparError if the FlashAttention kernel cannot compute the model's attention."""
     reasons = {
-        "in pieces of sequences": is_cut,
+        "over a split sequence": is_cut,
         "with a soft cap": kwargs.get("softcap") is not None,
         "with sinks": kwargs.get("s_aux") is not None,
     }
@@ -236,7 +244,7 @@ def _refuse_beyond_flash(module: nn.Module, is_cut: bool, kwargs: Mapping[str, A
 
 @contextmanager
 def _flash_alone(module: nn.Module, q: Tensor, mask: Tensor | None, dropout: float) -> Iterator[None]:
-    """Restrict torch to its FlashAttention kernel in this context. Raises: DslparError: no such kernel fits."""
+    """Restrict torch to its FlashAttention kernel in this context. Raises: DslparError: torch cannot use it here."""
     with warnings.catch_warnings(), sdpa_kernel([SDPBackend.FLASH_ATTENTION]):
         warnings.simplefilter("ignore")  # torch warns about each kernel that it did not take
         try:
@@ -254,7 +262,7 @@ def _flash_alone(module: nn.Module, q: Tensor, mask: Tensor | None, dropout: flo
 def _scores(
     module: nn.Module, q: Tensor, k: Tensor, mask: Tensor | None, scaling: float, softcap: float | None
 ) -> Tensor:
-    """Return masked scores [batch/x, heads/y, sequence, sequence], with Gemma 2's soft cap if `softcap` is given."""
+    """Return masked scores [batch/x, heads/y, sequence, sequence]. `softcap`: Gemma 2's soft cap; None: no cap."""
     k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     scores = q @ k.transpose(2, 3) * scaling
     if softcap is not None:
@@ -265,7 +273,10 @@ def _scores(
 
 
 def _weighted(scores: Tensor, v: Tensor, dropout: float, sinks: Tensor | None) -> Tensor:
-    """Return [batch/x, sequence, heads/y, D]; `sinks` [heads/y]: GPT-OSS's extra scores, which absorb weight."""
+    """Return the values weighted by the scores' softmax, [batch/x, sequence, heads/y, D].
+
+    `sinks` [heads/y]: GPT-OSS's attention sinks, extra scores per head without a value.
+    """
     length = scores.shape[-1]
     if sinks is not None:
         scores = torch.cat([scores, sinks.view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)], dim=-1)
@@ -305,21 +316,21 @@ def _attend_pieces_of_sequences(
 
 
 def _samples(groups: Groups, padding: Tensor) -> Tensor:
-    """Return the rows of this rank's samples, with whole sequences."""
+    """Return the rows of a padding mask for this rank's samples; sequences stay whole."""
     batch = placement.inner_cuts(groups.tensor).batch
     own = placement.take(padding, 0, groups.tensor, groups.coord, batch)
     return own if own.dtype == DOCUMENTS else own.bool()
 
 
 def _refuse_unless_plain(module: nn.Module, mask: Any, kwargs: Mapping[str, Any]) -> None:
-    """Raise DslparError if ring and ulysses cannot compute the model's attention."""
+    """Raise DslparError if the model's attention cannot be computed over a split sequence (ring, Ulysses)."""
     name = type(module).__name__
     reasons = [f"{key}=" for key, value in kwargs.items() if key not in _KNOWN and value is not None]
     if mask is not None and not (isinstance(mask, Recipe) and mask.pattern is not None):
         reasons.append("a mask of its own")
     if reasons:
         message = (
-            f"{name} attends with {', '.join(reasons)}, and {_SPLIT} knows causal masks, windows and padding alone"
+            f"{name} attends with {', '.join(reasons)}, and {_SPLIT} supports only causal masks, windows and padding"
         )
         raise_finding("TEN235", message, "a layout that attends to whole sequences", key="parallel.context")
 

@@ -1,8 +1,8 @@
-"""Record the arguments, besides the input, that a transformers model calls its blocks with, once per sequence length.
+"""Record the arguments, besides the input, that a transformers model's forward passes to its blocks.
 
-The arguments are recorded from a forward on zeros, so that a stage does not need the code before it. The idea comes
-from pipelines that trace a model (torch.distributed.pipelining). Here the forward is recorded once per length, without
-tracing.
+Examples are rotary position embeddings and masks. They are recorded once per sequence length, from a forward on zeros
+with stand-ins for the blocks. So a pipeline stage can call its blocks without the code that runs on earlier stages. The
+idea comes from pipelines that trace a model (torch.distributed.pipelining); here nothing is traced.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from dslpar.policies.stand_ins import is_rotary, tensors
 from dslpar.schema.policy import DECODER_INPUTS
 
 Calls = list[list[Mapping[str, Any]]]
-"""Arguments by name, for each block of each list of blocks."""
+"""Arguments by name, for each block of each list of blocks: calls[list][block][name]."""
 
 
 class BlockCalls:
-    """Calls of a model's blocks, for residuals of any shape."""
+    """Recorded arguments of a model's blocks, for residuals of any shape."""
 
     def __init__(self, of: Skeleton) -> None:
         self.skeleton, self.policy = of, of.policy
@@ -43,9 +43,9 @@ class BlockCalls:
         self._of_chunk: tuple[object, Calls] | None = None
 
     def __call__(self, groups: Groups, like: Tensor, mask: Tensor | None) -> Calls:
-        """Return each block's arguments besides its input, for sequences as long as the residual `like`.
+        """Return each block's arguments besides its input, for sequences as long as in the residual `like`.
 
-        If the forward computes with the padding mask (alibi), they are recorded per micro-batch, for its `mask`.
+        If the forward computes with the padding mask (alibi), the arguments are recorded for each micro-batch's `mask`.
         """
         if mask is None or not self.mask_use.anything:
             key = (like.shape[1], like.dtype, like.device, groups)
@@ -55,7 +55,7 @@ class BlockCalls:
                 self._recorded[key] = self._record(self._recorder(like.device), groups, like, None)
             return self._recorded[key]
         if self._of_mask is None or self._of_mask[0] is not mask:
-            # One recorder per length: some rotary modules change with the longest sequence that they saw.
+            # One recorder per length: some rotary modules change their frequencies with the longest sequence so far.
             place = (like.shape[1], like.device)
             if place not in self._recorders:
                 self._recorders[place] = self._recorder(like.device)
@@ -63,7 +63,7 @@ class BlockCalls:
         return self._of_mask[1]
 
     def _of_chunks(self, first: int, key: object, groups: Groups, like: Tensor) -> Calls:
-        """Return the calls of a chunk in generation; only the latest is kept, since no chunk comes twice."""
+        """Return the calls for a chunk of tokens in generation, which begins at `first`; only the latest is cached."""
         if self._of_chunk is None or self._of_chunk[0] != (first, key):
             place = ("chunks", like.device)
             if place not in self._recorders:
@@ -72,18 +72,20 @@ class BlockCalls:
         return self._of_chunk[1]
 
     def check_mask(self, mask: Tensor | None) -> None:
-        """Raise DslparError for a mask of documents if the forward computes with the mask as if it were padding."""
+        """Raise DslparError for a mask of document numbers if the forward would compute with it as with padding."""
         if mask is not None and mask.dtype == DOCUMENTS and self.mask_use.anything:
-            message = f"{type(self.skeleton.model).__name__} makes positions of a padding mask, not of documents"
-            raise_finding("TEN223", message, "a document a sample, and no mask of int32")
+            message = (
+                f"{type(self.skeleton.model).__name__} computes with padding masks, and cannot take a mask of documents"
+            )
+            raise_finding("TEN223", message, "one document per sample, and no mask of int32")
 
     @torch.no_grad()
     def _record(self, part: Any, groups: Groups, like: Tensor, mask: Tensor | None) -> Calls:
         """Run the forward of `part` on zeros, and return the arguments of each block of each list.
 
         Raises:
-            DslparError: the residual changes between two blocks, a block is called with a cache, or a call depends on
-                the residual, which is cut.
+            DslparError: the forward changes the residual between two blocks, passes a cache to a block, or computes a
+                block's arguments from the residual, of which a rank has only a piece.
         """
         if self.is_decoder:
             self._run_on_zeros(part, groups, like, mask)
@@ -93,9 +95,7 @@ class BlockCalls:
         for name, blocks in zip(self.policy.blocks, lists, strict=True):
             for number, (earlier, block) in enumerate(pairwise(blocks), 1):
                 if block.input is not earlier.gave:
-                    message = (
-                        "what enters it is not what left the block before it, but made of it in the forward around"
-                    )
+                    message = "the forward around the blocks changes the residual between the block before and this one"
                     _refuse(f"{name}.{number}: {message}")
         calls = [[block.call for block in blocks] for blocks in lists]
         if any(call.get("past_key_values") is not None for of_list in calls for call in of_list):
@@ -105,13 +105,13 @@ class BlockCalls:
         return calls
 
     def _recorder(self, device: torch.device) -> Any:
-        """Return the model with stand-ins for all modules except those of rotary positions."""
+        """Return the model with stand-ins for all modules except rotary embeddings."""
         rotary = [name for name, module in self.skeleton.model.named_modules() if is_rotary(module)]
         part = self.skeleton.part(rotary, num_blocks=max(map(len, self.skeleton.lists.values())))
         return part.eval().to(device)  # dropout would draw from the run's generator
 
     def _run_on_zeros(self, part: Any, groups: Groups, like: Tensor, mask: Tensor | None) -> None:
-        """Run a decoder's forward on zeros, after a run on other values: the calls must be equal."""
+        """Run a decoder's forward on zeros, and check that on other values the blocks get the same arguments."""
         positions = first_position() + torch.arange(whole_length(groups, like), device=like.device)[None]
         sequence = placement.inner_cuts(groups.tensor).sequence
         positions = placement.take_tokens(positions, 1, groups.tensor, groups.coord, sequence)
@@ -120,12 +120,12 @@ class BlockCalls:
         if mask is not None:
             given = {"position_ids": None if self.mask_use.positions else positions, "attention_mask": mask.long()}
         x = like.new_zeros(1, 1, 1).expand(1, length, like.shape[2])
-        # If positions jump, as in a zigzag order, transformers would assume that another document begins.
+        # If positions are not consecutive, as in a zigzag order, transformers would assume that a new document begins.
         with patch.object(masking_utils, "find_packed_sequence_indices", lambda _: None, create=True):
             self._run_twice(part, x, length, given)
 
     def _run_twice(self, part: Any, x: Tensor, length: int, given: Mapping[str, Tensor | None]) -> None:
-        if first_position():  # the sequence's first chunk was checked
+        if first_position():  # the check was done for the first chunk of the sequence
             self.skeleton.run(part, x, length, **given)
             return
         other = x + torch.linspace(-1, 1, x.shape[-1], dtype=x.dtype, device=x.device)
@@ -135,15 +135,15 @@ class BlockCalls:
         self.skeleton.run(part, x, length, **given)
         for number, (block, call) in enumerate(zip(part.get_submodule(name), others, strict=True)):
             if not all(map(torch.equal, self._tensors(block.call), self._tensors(call))):
-                _refuse(f"{name}.{number}: what it is called with depends on the residual, which is in pieces")
+                _refuse(f"{name}.{number}: its arguments depend on the residual, of which a rank has a piece")
 
     def _tensors(self, call: Mapping[str, Any]) -> list[Tensor]:
-        """Return the tensors of a call, except those that travel with the residual."""
+        """Return the tensors among a block's arguments, except activations that layers pass on with the residual."""
         return tensors({name: value for name, value in call.items() if name not in self.skeleton.outline.carried[0]})
 
 
 def whole_length(groups: Groups | None, residual: Tensor) -> int:
-    """Return the number of tokens of the whole sequence; the residual may have a piece of it."""
+    """Return the number of tokens of the whole sequence, of which the residual may have only a piece."""
     if groups is None:
         return int(residual.shape[1])
     letters = placement.residual_cuts(groups.tensor).sequence

@@ -1,11 +1,13 @@
-"""Forwards of the layers of a transformers model: their inputs, their outputs, and the arguments of their code.
+"""Chain of layers of a transformers model: the forward of each layer, and the values that layers pass on.
 
-Layers pass the stored residual on. Some models need more: other activations that blocks are called with (T5's position
-bias, its encoder's output), padding masks, and ids that are looked up later. These travel with the residual in a tuple,
-in an order that sender and receiver know. Masks are sent as uint8, since not every backend sends bool.
+Every layer passes on the residual. Some models need more: other activations that are arguments of blocks (T5's position
+bias, its encoder's output), padding masks, and ids for a later token table. These values are passed on with the
+residual, in a tuple whose order sender and receiver know. Masks are sent as uint8, since not every backend sends bool.
 
-A stage runs the model's own forward, and puts the values from the stage before into the places where that forward has
-them. So transformers' modules run unchanged. Megatron-LM and torch.distributed.pipelining cut a forward that they know.
+A *piece* is the code before, between or after the lists of blocks (`skeleton`). A layer that is a piece runs the
+model's own forward, with stand-ins for all other modules. The stand-ins return the values from the previous layer, and
+the forward ends where the piece ends. So transformers' code runs unchanged. (Megatron-LM and
+torch.distributed.pipelining need a forward that they can divide.)
 """
 
 from __future__ import annotations
@@ -26,13 +28,13 @@ from dslpar.policies.stand_ins import ForwardEnded, ShapeStandIn
 from dslpar.schema.policy import DECODER_INPUTS
 
 Value = Tensor | tuple[Tensor, ...]
-"""Value that layers pass on."""
+"""Value that layers pass on: the residual, or a tuple of the residual and other tensors."""
 RESIDUAL = "the residual"
-"""Name of the residual in a state; no argument has this name."""
+"""Key of the residual in a layer's state (values by name); no argument of a forward has this name."""
 
 
 class Chain:
-    """Forwards of a model's layers; each takes the module that its layer has built, and a `Value`."""
+    """Forwards of a model's layers. Each gets the module that its layer has built, and the previous layer's `Value`."""
 
     def __init__(self, of: Skeleton) -> None:
         self.skeleton, self.policy, self.outline = of, of.policy, of.outline
@@ -42,7 +44,7 @@ class Chain:
         self._along = {
             (number, first): self._names_of_block(number, first) for number in lists for first in (True, False)
         }
-        """(number of a list, whether first block) -> names of the block's inputs, in order."""
+        """(number of a list of blocks, whether it is the first block) -> names of the block's inputs, in order."""
         self._after = [self._names(number + 1, ()) for number in lists]
         """Names of the values that the last block of each list passes on."""
         self._returned = [self.policy.returned(name) for name in self.policy.blocks]
@@ -50,7 +52,7 @@ class Chain:
     # ---- layers ----
 
     def look_up(self, number: int, leaf: str, module: nn.Module, value: Value) -> Value:
-        """Look tokens up in piece `number`; in a decoder their rows become the residual."""
+        """Look ids up in the token table `leaf` of piece `number`. In a decoder the rows become the residual."""
         piece = self.outline.pieces[number]
         done = [name for name, _ in piece.lookups][: [name for name, _ in piece.lookups].index(leaf)]
         state = self._unpack(value, number, done)
@@ -83,7 +85,7 @@ class Chain:
         output = module(x, **arguments)
         x, *returned = output if isinstance(output, tuple) else (output,)
         handed_on = zip(self._returned[number], returned, strict=False)
-        # A stage sends only contiguous memory. Later blocks pass on the values that they were given.
+        # A pipeline stage sends only contiguous tensors. Values that a block does not return are passed on unchanged.
         state |= {RESIDUAL: x} | {name: each.contiguous() for name, each in handed_on if name}
         is_last = block == len(self.skeleton.lists[self.policy.blocks[number]]) - 1
         return self._pack(state, self._after[number] if is_last else self._along[number, False])
@@ -97,7 +99,7 @@ class Chain:
         return (logits, *others) if others else logits
 
     def run_logits(self, module: nn.Module, logits: Tensor) -> Tensor:
-        """Run the model's code on its head's logits."""
+        """Run the model's own code on the head's logits, such as a soft cap."""
         block, head = self._first_block(module, -1), self._head(module)
         head.output = logits
         y: Tensor = self.skeleton.run(module, logits, logits.shape[1]).logits
@@ -115,7 +117,7 @@ class Chain:
     def _run(
         self, groups: Groups | None, number: int, module: nn.Module, state: Mapping[str, Tensor]
     ) -> tuple[Any, dict[str, Tensor]]:
-        """Return the value that enters the blocks or the head, and the piece's other values by name."""
+        """Run a piece. Return the input of the next list of blocks or of the head, and the piece's other values."""
         piece, part = self.outline.pieces[number], cast("Any", module)
         is_cut = groups is not None and groups.axis("tensor").size > 1
         to_make_whole = groups if is_cut and piece.place in self.policy.whole else None
@@ -143,7 +145,7 @@ class Chain:
         return entered, extra | beside
 
     def _run_decoder(self, groups: Groups | None, number: int, module: nn.Module, state: Mapping[str, Tensor]) -> Any:
-        """Run a piece of a decoder: its ids were looked up, so its forward begins with the residual."""
+        """Run a piece of a decoder. The ids have been looked up, so the forward begins with the residual."""
         x = state[RESIDUAL]
         if number:
             return self.skeleton.run(module, x, x.shape[1])
@@ -152,13 +154,13 @@ class Chain:
         return self.skeleton.run(module, x, whole_length(groups, x), **made_of_mask)
 
     def _run_on_inputs(self, number: int, module: nn.Module, state: Mapping[str, Tensor]) -> Any:
-        """Run a piece of another model on the inputs that the state still has, and on zeros for the others."""
+        """Run a piece of a model that is no decoder, on the inputs in the state, and on zeros for all other inputs."""
         for leaf, _ in self.outline.pieces[number].lookups:
             cast("Any", module.get_submodule(leaf)).output = state[leaf]
         given = {name: each for name, each in state.items() if name in self.policy.inputs and "mask" not in name}
         x = state.get(RESIDUAL)
         length = next(iter(given.values())).shape[-1] if x is None else x.shape[1]
-        if number and self.outline.along:  # it has the micro-batch's size, so the dropped inputs need it too
+        if number and self.outline.along:  # these have the micro-batch's size, so the zeros need the same size
             first = state[self.outline.along[0]]
             for name in self.policy.inputs:
                 zeros = self.skeleton.zeros(name, length).to(first.device)
@@ -167,9 +169,10 @@ class Chain:
         return self.skeleton.run(module, None, length, device, **given)
 
     def _pass_along(self, module: nn.Module, state: Mapping[str, Tensor], beside: dict[str, Tensor]) -> list[Any]:
-        """Have stand-ins before the blocks return the state's values, and record in `beside` what real modules return.
+        """Pass the further values that modules before the blocks return (`Policy.returns`) on to later code.
 
-        Return the recording hooks, which must be removed.
+        A stand-in for such a module returns the values in the state. If the module is part of this piece, a hook
+        records its values in `beside`. Return these hooks, which the caller must remove.
         """
         hooks = []
         for leaf in self.outline.pieces[0].leaves:
@@ -204,17 +207,17 @@ class Chain:
     # ---- values beside the residual ----
 
     def _unpack(self, value: Value, number: int, done: Sequence[str]) -> dict[str, Tensor]:
-        """Return the inputs of a layer of piece `number` by name, after the tables `done` were looked up."""
+        """Return the inputs by name of a layer of piece `number`, after the lookups in the token tables `done`."""
         given = value if isinstance(value, tuple) else (value,)
         return dict(zip(self._names(number, done), map(_sendable, given), strict=False))
 
     def _pack(self, state: Mapping[str, Tensor], names: Sequence[str]) -> Value:
-        """Return the values with these names, to pass on; inputs that the batch does not have are left out."""
+        """Return the `Value` with these names, to pass on. Model inputs that the batch lacks are left out."""
         values = tuple(state[name] for name in names if name in state or name not in self.policy.inputs)
         return values if len(values) > 1 else values[0]
 
     def _names(self, number: int, done: Sequence[str]) -> list[str]:
-        """Return the names of the inputs of a layer of piece `number`, in order; the first gets the whole batch."""
+        """Return the names of a layer's inputs in piece `number`, in order; the first layer gets all model inputs."""
         if number == 0:
             return [RESIDUAL, *self._needed(1, 0)] if self.is_decoder and done else [*done, *self.policy.inputs]
         return [RESIDUAL, *done, *self.outline.along, *self._needed(number, number)]
@@ -225,7 +228,7 @@ class Chain:
         return [RESIDUAL, *carried, *self._needed(number + 1, number)]
 
     def _needed(self, piece: int, blocks: int) -> list[str]:
-        """Return the inputs that pieces from `piece` on, or lists from `blocks` on, still read."""
+        """Return the model inputs that pieces from `piece` on, or lists of blocks from `blocks` on, still read."""
         ids = {of for each in self.outline.pieces[piece:] for _, of in each.lookups}
         masks = {name for each in self.outline.masks[blocks:] for name in each.values()}
         return [name for name in self.policy.inputs if name in ids | masks]
@@ -236,6 +239,6 @@ def _sendable(value: Tensor) -> Tensor:
 
 
 def _differentiable(value: Tensor) -> Tensor:
-    """Make a value sendable in training: DeepSpeed's pipeline wants a gradient of each float, even of a constant."""
+    """Make a value sendable in training: DeepSpeed's pipeline needs a gradient for each float, even for a constant."""
     needs_none = value.requires_grad or not value.is_floating_point() or not torch.is_grad_enabled()
     return value if needs_none else value.detach().requires_grad_()

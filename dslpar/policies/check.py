@@ -2,7 +2,7 @@
 
     for row in check(Subject(LlamaForCausalLM, shrunk(LlamaConfig()))): ...
 
-Each mode runs on its own forked ranks, connected by gloo. A mode is exact, refused with a reason, or wrong.
+Each tensor mode runs on its own forked ranks, with gloo. The outcome is "exact", "refused" (with a reason), or "wrong".
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dslpar.policies.model import HuggingFaceModel
 from dslpar.schema.sections import TensorParallel
 
 CLOSE = 1e-12
-"""Tolerance, a thousand float64 roundings: sums of some hundred terms of order 1 in another order, in a few blocks."""
+"""Tolerance: a thousand roundings in float64, since sums of some hundred terms are added in another order."""
 MODES: Mapping[str, TensorParallel | None] = {
     "one process": None,
     "1d 2": TensorParallel(size=2, mode="1d"),
@@ -57,11 +57,11 @@ _SMALL: Mapping[str, float] = {
     "pad_token_id": 0,
     "initializer_range": 0.2,
 }
-"""Values that a config is shrunk to; a vocabulary of 70 rows needs padding in every mode."""
+"""Values to which a config is shrunk. A vocabulary of 70 rows must be padded in every mode."""
 
 
 class Row(NamedTuple):
-    """Result of one mode."""
+    """Result of one tensor mode."""
 
     mode: str
     outcome: str
@@ -69,13 +69,13 @@ class Row(NamedTuple):
     worst: float = 0.0
     """Largest error of a tensor, relative to its largest element."""
     tensor: str = ""
-    """Tensor with the largest error; the reason if the mode is refused or has failed."""
+    """Tensor with the largest error, or the reason if the mode is refused or has failed."""
     dropout: str = ""
-    """Reason why dropout is refused, if the mode itself is not."""
+    """Reason why dropout is refused in this mode; empty: it is not refused."""
 
 
 def shrunk(config: Any, changes: Mapping[str, Any] | None = None) -> Any:
-    """Return a tiny config of the same family with the same switches, with `changes` and without dropout."""
+    """Return a tiny config of the same class: sizes are shrunk, dropout is off, `changes` apply, the rest is equal."""
     small = copy.deepcopy(config)
     for name, value in _SMALL.items():
         own = getattr(config, "attribute_map", {}).get(name, name)
@@ -102,10 +102,10 @@ def dropping(config: Any) -> Any:
 
 
 def check(subject: Subject, modes: Mapping[str, TensorParallel | None] = MODES) -> Iterator[Row]:
-    """Yield the result of each mode with padded samples, and whether copies stay equal with dropout on.
+    """Yield the result of each mode with padded samples. Also check that equal copies stay equal with dropout on.
 
     Raises:
-        DslparError: the model has no policy, or no mode can run it.
+        DslparError: the model has no policy, or cannot be run by it.
     """
     policy = HuggingFaceModel(*subject).policy
     torch.set_num_threads(1)  # ranks fork
@@ -127,13 +127,13 @@ def _row(name: str, tensor: mesh.Tensor, job: tuple[Any, ...]) -> Row:
     farthest, value = max(((key, off) for each, _ in found for key, off in each.items()), key=lambda pair: pair[1])
     dropout = found[0][1]
     if isinstance(dropout, list) and dropout:
-        return Row(name, "wrong", float("inf"), f"{dropout[0]}: with dropout, its copies get other gradients")
+        return Row(name, "wrong", float("inf"), f"{dropout[0]}: with dropout, its copies get different gradients")
     said = dropout if isinstance(dropout, str) else ""
     return Row(name, "exact" if value <= CLOSE else "wrong", value, farthest, said)
 
 
 def _on_rank(tensor: mesh.Tensor, job: tuple[Any, ...]) -> tuple[dict[str, float], list[str] | str] | str:
-    """Compute and compare on one rank; return (errors by tensor, `_dropout`), or why the mode is refused."""
+    """Run one mode on this rank; return (errors by tensor, result of `_dropout`), or the reason of a refusal."""
     subject, weights, given, reference = job
     try:
         off = hf_parity.worst(hf_parity.by_policy(subject, weights, tensor, given), reference)
@@ -143,7 +143,7 @@ def _on_rank(tensor: mesh.Tensor, job: tuple[Any, ...]) -> tuple[dict[str, float
 
 
 def _dropout(subject: Subject, tensor: mesh.Tensor, given: hf_parity.Batch) -> list[str] | str:
-    """Return the parameters whose copies differ with dropout on, or why dropout is refused."""
+    """Return the parameters whose copies get different gradients with dropout on, or why dropout is refused."""
     try:
         return hf_parity.differing_copies(subject._replace(config=dropping(subject.config)), tensor, given)
     except DslparError as error:

@@ -1,4 +1,4 @@
-"""Config and policy of a transformers model: build the transformers config, and check it against the policy."""
+"""Config of a transformers model: build it, and check that the model's policy covers its settings."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from dslpar.schema.transformers_policies import DERIVED
 
 
 def lists_of_blocks(model: Any, patterns: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the lists of blocks that match the patterns, each pattern's in the model's order."""
+    """Return the names of the lists of blocks that match the patterns: in the patterns' order, then the model's."""
     names = [name for name, _ in model.named_modules()]
     return tuple(name for pattern in patterns for name in names if match((pattern,), name)) or tuple(patterns)
 
 
 def config_of(cls: Any, config: Any, pretrained: str | None) -> Any:
-    """Return a new config object: `config`, which overrides the config of the folder `pretrained`.
+    """Return a new config object from `config`, or from the folder `pretrained`, whose values `config` overrides.
 
     Raises:
-        DslparError: both are missing, `config` beside a folder is not a dict, or the folder's config is unreadable.
+        DslparError: `config` and `pretrained` are both missing, `config` is not a dict although a folder is given, or
+            the folder's config is unreadable.
     """
     if pretrained is not None:
         read_config(pretrained)
@@ -39,7 +40,7 @@ def config_of(cls: Any, config: Any, pretrained: str | None) -> Any:
 
 
 def check_settings(name: str, config: Any, policy: Policy) -> None:
-    """Raise DslparError, with every setting of the config for which the policy is not made."""
+    """Raise DslparError if the config has settings that the policy does not cover; the error lists all of them."""
     wrong = {each: value for each, value in policy.requires.items() if getattr(config, each, value) != value}
     if wrong:
         raise DslparError(
@@ -56,7 +57,7 @@ def check_settings(name: str, config: Any, policy: Policy) -> None:
 
 
 def check_table(model: Any, policy: Policy) -> None:
-    """Raise DslparError if the token table is not as wide as the residual: no policy covers linears between them."""
+    """Raise DslparError if the token table and the residual have different widths: no policy has a linear between."""
     if "input_ids" not in policy.inputs:
         return
     table, hidden = model.get_input_embeddings(), getattr(model.config, "hidden_size", None)
@@ -68,10 +69,10 @@ def check_table(model: Any, policy: Policy) -> None:
 
 
 def proven_policy(model: Any) -> Policy:
-    """Return the policy derived from transformers' plan. Raises: DslparError: it is not proven for this class."""
+    """Return the policy derived from transformers' plan. Raises: DslparError: it is not tested for this class."""
     name = type(model).__name__
-    found = derive(model)  # first, since its findings are more specific
+    found = derive(model)  # before the check, since its findings are more specific
     if name not in DERIVED:
-        message = f"{name}: the policy that transformers' plan tells is not proven for this class"
-        raise_finding("TEN234", message, "policy='derived' takes it as it is; or write one", key="model.policy")
+        message = f"{name}: the policy derived from transformers' plan is not tested for this class"
+        raise_finding("TEN234", message, "policy='derived' uses it untested; or write a policy", key="model.policy")
     return found

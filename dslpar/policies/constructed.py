@@ -1,8 +1,8 @@
-"""Values that only a module's constructor sets: buffers, and parameters that `_init_weights` does not change.
+"""Compute values that only a module's constructor sets: buffers, and parameters that `_init_weights` does not change.
 
-Models are built on torch's meta device, where constructors produce no values. transformers sets most values again in
-`_init_weights`. For the others the model is built once more, and only the constructors of the class in question run on
-the CPU.
+Models are built on torch's meta device, where constructors produce no values. transformers' `_init_weights` sets most
+values. For the others the model is built once more on the meta device, but with the constructors of the module's class
+on the CPU.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from dslpar.policies.probe import on_cpu
 
 @torch.no_grad()
 def fill_buffers(model: Any, part: nn.Module, prefix: str = "") -> None:
-    """Set the values of buffers on the meta device.
+    """Replace a part's buffers on the meta device by buffers with values.
 
-    `prefix` is the part's name in the model. A buffer whose value nobody sets stays on meta, and torch refuses to
-    compute with it.
+    `prefix` is the part's name in the model. If neither `_init_weights` nor the constructor sets a buffer, it stays on
+    the meta device, and torch refuses to compute with it.
     """
     for name, module in part.named_modules():
         on_meta = {own: buffer for own, buffer in module.named_buffers(recurse=False) if buffer.is_meta}
@@ -39,7 +39,7 @@ def fill_buffers(model: Any, part: nn.Module, prefix: str = "") -> None:
 
 
 def unfilled(tensor: Tensor) -> Tensor:
-    """Return a CPU tensor of the same shape and dtype with marker values, which show whether code fills it."""
+    """Return a CPU tensor of the same shape and dtype, full of a marker value; `is_filled` looks for the marker."""
     dtype = tensor.dtype
     value = torch.nan if dtype.is_floating_point else 0 if dtype is torch.bool else torch.iinfo(dtype).min
     return torch.full_like(tensor, value, device="cpu")
@@ -54,10 +54,13 @@ def is_filled(tensor: Tensor) -> bool:
 
 
 def constructed(model: Any, name: str, own: str, otherwise: Tensor) -> Tensor:
-    """Return the tensor `own` of the model's leaf `name` with its constructor's values, or else `otherwise`."""
+    """Return the tensor `own` of the model's module `name` with its constructor's values.
+
+    Return `otherwise` if the constructor has no values for it, or the module has children or is torch's own.
+    """
     try:
         leaf = model.get_submodule(name)
-    except AttributeError:  # a module of the part that the model does not have
+    except AttributeError:  # the part has a module that the model does not have
         return otherwise
     cls: Any = type(leaf)
     if list(leaf.children()) or cls.__module__.startswith("torch."):

@@ -1,10 +1,10 @@
-"""Derive a policy from transformers' tensor plan (`base_model_tp_plan`), for models that have one.
+"""Derive a policy from transformers' tensor plan (`base_model_tp_plan`), for models that have a plan.
 
-The plan lists column- and row-parallel linears, which is Megatron-LM's half of a policy. Regions are the modules around
-a "colwise" linear, and a region's argument is its forward's first argument. If the plan gathers a linear's output
-("colwise_gather_output"), something is between that linear and the row-parallel one. The model shows what: several
-linears fused in one weight, or a norm over all features. Unknown words in a plan, and models without a plan, are
-refused: their policy must be written.
+A plan maps patterns of module names to words: "colwise" (column-parallel linear), "rowwise" (row-parallel), ... The
+other entries of a policy are found as follows. A region is the module around a "colwise" linear, and the linear reads
+the first argument of the region's forward. "colwise_gather_output" means that the linear's output cannot go straight to
+the row-parallel linear. The reason is found in the model: several linears are fused in the weight, or a norm over all
+features follows. A plan with an unknown word, and a model without a plan, are refused: they need a written policy.
 """
 
 from __future__ import annotations
@@ -25,15 +25,19 @@ from dslpar.schema.policy import WITHOUT_AUXILIARY_LOSS, Names, Policy, match
 _INWARD = {"colwise", "colwise_gather_output", "packed_colwise"}
 _OUTWARD = {"rowwise", "rowwise_split_input"}
 _AROUND = {"embedding_rowwise", "colwise_gather_output", "colwise_rep", "rowwise_rep"}
-"""Words for the table and the head, which are found through the model instead."""
+"""Words that plans use for the token table and the head, which are found through the model instead."""
 _COUNTS = re.compile(r"\bself\.((?:config\.)?(?:num|n)_(?:\w+_)?heads)\b")
-"""Attributes that attention code may read: numbers of heads, of which a rank has its share."""
+"""Attributes with numbers of heads that attention code may read; on a rank they must be its share of the heads."""
 
 
 class _Usual(NamedTuple):
-    """Names of linears that have the same meaning in all of transformers' code."""
+    """Usual names of the linears in a region, which mean the same in all of transformers' code.
+
+    The fields besides `needed` and `known` are as in `Policy`.
+    """
 
     needed: Names
+    """Names by which such a region is recognized: it has all of them."""
     outward: str
     inward: Names
     latent: Names = ()
@@ -61,7 +65,7 @@ def derive(model: Any) -> Policy:
     """Return the policy of a model on the meta device.
 
     Raises:
-        DslparError: the model has no plan, or the plan has unknown entries (all of them).
+        DslparError: the model has no plan, or the plan has unknown entries; the error lists all of them.
     """
     found = _Derivation(model)
     if found.problems:
@@ -71,7 +75,7 @@ def derive(model: Any) -> Policy:
 
 
 class _Derivation:
-    """Entries of a plan, sorted by their meaning."""
+    """Entries of a plan, sorted into the fields of a policy."""
 
     def __init__(self, model: Any) -> None:
         self.model, self.config = model, model.config
@@ -113,7 +117,7 @@ class _Derivation:
             self._inward(pattern)
             self.latent.append(pattern)
         elif word == "local_params" and any(each.startswith(f"{pattern}.") for each in self.head_vectors):
-            pass  # only tells how the plan's other words are implemented
+            pass  # the word only says how transformers implements the plan's other words
         elif word in _OUTWARD and is_linear:
             self.outward.append(pattern)
         elif word == "replicated_with_grad_allreduce":
@@ -130,7 +134,7 @@ class _Derivation:
         self.regions.setdefault(region, {}).setdefault(argument, []).append(last)
 
     def _left_out(self) -> None:
-        """Add regions with the usual names that the plan leaves whole, because transformers itself cannot cut them."""
+        """Add regions with usual names that the plan does not shard, because transformers itself cannot."""
         by_region: dict[str, dict[str, nn.Module]] = {}
         for name, module in self.named.items():
             if isinstance(module, nn.Linear):
@@ -182,12 +186,12 @@ class _Derivation:
         return next(module for name, module in self.named.items() if match([pattern], name))
 
     def _around(self, pattern: str) -> Any:
-        """Return the first module whose name matches the pattern: not every block has one."""
+        """Return the module around the first module that matches the pattern; not every block has a match."""
         around: nn.Module = self.named[next(name for name in self.named if match([pattern], name)).rpartition(".")[0]]
         return around
 
     def _routers(self, experts: str) -> list[str]:
-        """Return the names of the experts' sibling modules with a single weight that has a row per expert."""
+        """Return the names of the routers: modules beside the experts with one weight that has a row per expert."""
         rows, beside = self._first(experts).num_experts, self._around(experts).named_children()
         shapes = {own: [tuple(p.shape) for p in module.parameters()] for own, module in beside}
         return [own for own, found in shapes.items() if len(found) == 1 and found[0][:1] == (rows,)]
@@ -207,7 +211,7 @@ class _Derivation:
                 yield pattern, module
 
     def _inner_norms(self) -> Iterator[str]:
-        """Yield norms over all output features of one of their region's linears."""
+        """Yield the norms within regions that are over all output features of an inward linear."""
         for region in self.regions:
             made = {_features(self._first(f"{region}.{name}"))[0] for name in self._names(region)}
             for pattern, module in self._leaves(region):
@@ -215,14 +219,14 @@ class _Derivation:
                     yield pattern
 
     def _scalars(self) -> Iterator[str]:
-        """Yield activations whose weights are single numbers (xIELU)."""
+        """Yield the activation functions within regions whose weights are single numbers (xIELU)."""
         for region in self.regions:
             for pattern, module in self._leaves(region):
                 if all(p.numel() == 1 for p in module.parameters(recurse=False)):
                     yield pattern
 
     def _latent_norms(self) -> Iterator[str]:
-        """Yield norms in regions with a latent."""
+        """Yield the norms within regions that have a latent."""
         regions = {pattern.rpartition(".")[0] for pattern in self.latent}
         for region in regions:
             for pattern, module in self._leaves(region):
@@ -230,7 +234,7 @@ class _Derivation:
                     yield pattern
 
     def _fused(self) -> dict[str, int | Names]:
-        """Return the linears with several fused weights: they make more features than the outward linear reads."""
+        """Return the fused inward linears: those with more output features than the region's outward linear reads."""
         fused: dict[str, int | Names] = {}
         for region in self.regions:
             names = self._names(region)
@@ -240,7 +244,7 @@ class _Derivation:
             made, read = _features(self._first(f"{region}.{names[0]}"))[0], _features(ends[0])[1]
             plan = self.model.tp_plan
             if plan[f"{region}.{names[0]}"] == "colwise":
-                continue  # its rows can be cut in their order: head by head in GPT-NeoX
+                continue  # consecutive rows can be sharded: in GPT-NeoX q, k and v are fused head by head
             if self._attends(region):
                 heads, keys = (getattr(self.config, f"num_{each}_heads", 0) for each in ("attention", "key_value"))
                 if keys and made * heads == read * (heads + 2 * keys):

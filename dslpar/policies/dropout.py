@@ -1,9 +1,9 @@
-"""Dropout on pieces: equal masks on ranks that hold equal copies, different masks on different pieces.
+"""Dropout on sharded activations: ranks with equal copies draw equal masks, ranks with different pieces different ones.
 
-A mask depends on the kind of activation, since inner activations of a region are cut differently than the residual. A
-`Stream` tracks the present kind: entrances of regions and outward linears set it. Dropout is either a module, which is
-replaced, or a call of torch's function, which a TorchFunctionMode intercepts while such code runs (torch's own hook for
-calls of its functions, which DTensor and profilers use).
+Which ranks hold copies depends on the kind of activation: inner activations of a region are sharded differently than
+the residual. A `Stream` records the kind that the running code works on; inward and outward linears change it. Dropout
+modules are replaced. Calls of torch's function are intercepted by a TorchFunctionMode, torch's hook for calls of its
+functions, which DTensor and profilers also use.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from dslpar.layers.dropout import shard_rng
 
 _CALL = re.compile(r"\b(functional|F)\.dropout\b")
 _ATTENTION = re.compile(r"^def eager_attention_forward\b.*?(?=^\S(?<!\)))", re.MULTILINE | re.DOTALL)
-"""transformers' eager attention, which never runs here: attention goes to dslpar's function."""
+"""transformers' eager attention, whose dropout never runs here: dslpar's attention function replaces it."""
 
 
 class Stream:
-    """Kind of activation that the running code works on: inner, or the residual."""
+    """Kind of activation that the running code works on: inner (in a region), or the residual."""
 
     def __init__(self) -> None:
         self.is_inner = False
 
 
 def drop(groups: Groups, stream: Stream, x: Tensor, p: float) -> Tensor:
-    """Drop elements of this rank's piece of an activation with probability `p`; the shape stays."""
+    """Drop elements of this rank's piece of an activation with probability `p`; the shape does not change."""
     cuts = placement.inner_cuts if stream.is_inner else placement.residual_cuts
     with shard_rng(groups, cuts(groups.tensor), x.device):
-        return torch.dropout(x, p, train=True)  # functional.dropout calls it too; the mode below does not intercept it
+        return torch.dropout(x, p, train=True)  # not functional.dropout, which the mode below intercepts
 
 
 class StreamDropout(nn.Module):
@@ -56,7 +56,7 @@ class StreamDropout(nn.Module):
 
 
 class SampleDropout(nn.Module):
-    """Wrapper of a module that drops whole samples (stochastic depth): all pieces of a sample drop alike."""
+    """Wrapper of a module that drops whole samples (stochastic depth), so that all pieces of a sample drop together."""
 
     def __init__(self, groups: Groups, module: nn.Module, stream: Stream) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class SampleDropout(nn.Module):
 
 
 def drops_samples(module: nn.Module) -> bool:
-    """Return whether a module drops whole samples. One with a `drop_prob` and no parameters is called to find out."""
+    """Return whether a module drops whole samples. A module with `drop_prob` and no parameters is called as a test."""
     p = getattr(module, "drop_prob", None)
     if not isinstance(p, float) or not 0 < p < 1 or any(module.children()) or any(True for _ in module.parameters()):
         return False
@@ -84,7 +84,7 @@ def drops_samples(module: nn.Module) -> bool:
 
 
 class FunctionalDropout(TorchFunctionMode):
-    """Mode in which torch.nn.functional.dropout drops like `StreamDropout`."""
+    """Mode in which torch.nn.functional.dropout behaves as `StreamDropout`."""
 
     def __init__(self, groups: Groups, stream: Stream) -> None:
         super().__init__()
@@ -103,9 +103,9 @@ class FunctionalDropout(TorchFunctionMode):
 
 
 def take_functions(part: nn.Module, groups: Groups, stream: Stream, config: Any) -> None:
-    """Have the part's forward run in `FunctionalDropout` if its code may call torch's dropout function.
+    """Run the part's forward in `FunctionalDropout` if its code may call torch's dropout function.
 
-    A mode costs a Python call per torch function, so none is used if all dropout rates are 0, or on a single rank.
+    A mode costs a Python call per torch function, so it is not used on a single rank, or if all dropout rates are 0.
     """
     settings: Mapping[str, Any] = vars(config)
     drops = any("drop" in key and isinstance(value, float) and value > 0 for key, value in settings.items())
@@ -133,5 +133,5 @@ def _file_calls(name: str) -> bool:
     try:
         source = inspect.getsource(sys.modules[name])
     except (OSError, TypeError, KeyError):
-        return True  # unknown code
+        return True  # without source code, assume a call
     return _CALL.search(_ATTENTION.sub("", source)) is not None

@@ -1,7 +1,7 @@
-"""Report errors of transformers' code that runs on a piece of a model as findings that name the code.
+"""Report errors of transformers' code on a sharded model as findings that name the layer.
 
-A cut part of a model may run code that nobody has tested in this way. It fails with a shape or an attribute that means
-nothing to the user. Errors of the machine (memory, network) are left unchanged.
+transformers' code was not written for shards of a model. If it fails, its error is about a shape or an attribute that
+the user does not know. Errors of the machine (memory, network) are not changed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MACHINE = re.compile(r"out of memory|gloo|nccl|cuda|hip|xpu|timed out|connectio
 
 
 class as_findings(ContextDecorator):  # a class: a generator would cost more at every layer's call
-    """Turn an error of the code within into a finding: "`what` fails", with the error's first line."""
+    """Context that turns an error of its code into a finding: "`what` fails", with the error's first line."""
 
     def __init__(self, what: str) -> None:
         self.what = what

@@ -1,4 +1,4 @@
-"""Mixtures of experts on cut models: gather tokens, run this rank's share of the experts, sum the results.
+"""Mixtures of experts on sharded models: gather tokens, run this rank's experts, sum the results over ranks.
 
 Letters: B samples, S sequence, H residual features, E experts, F features of an expert; T ranks of the tensor group.
 
@@ -7,20 +7,21 @@ Letters: B samples, S sequence, H residual features, E experts, F features of an
     residual, as stored --gather--> [B, S, H] --router--> weights of experts, equal on all ranks
     [B, S, H] --experts of this rank--> this rank's terms of the sum [B, S, H] --reduce--> residual, as stored
 
-The forward around router and experts is transformers' own, on whole tokens, and so are the experts' loops and kernels
-(its `ExpertsInterface`). An expert of another rank gets the index that transformers' own expert parallelism skips. The
-router is computed alike on every rank, so its gradient comes in parts, one for each rank's terms. The gather's backward
-sums the gradients of the tokens.
+A *mixture* is the module with the router and the experts. Its forward is transformers' own, on full tokens. The experts
+run in transformers' loops and kernels (`ExpertsInterface`). For experts of other ranks, a rank passes the expert index
+that transformers' own expert parallelism skips. Every rank computes the same router output, but the router's gradient
+on a rank comes only from this rank's terms, so it is summed over the ranks. The gather's backward sums the gradients of
+the tokens.
 
-Experts are divided by number over the whole group, `ceil(E / T)` per rank, in every mode (but see `sharing_axes`). E
-need not be divisible by T: leftover places are rows of zeros, like those of a padded vocabulary, and get no tokens.
-Cutting each expert's F features instead (Megatron-LM's expert tensor parallelism, and transformers' own tensor plan)
-would balance ranks to the token. But it makes thin products of small experts, with F of some hundred. Files also store
-experts one by one, so a rank reads whole tensors.
+Whole experts are divided over the tensor group, `ceil(E / T)` per rank, in every mode (`sharing_axes` has the
+exception). E need not be divisible by T: remaining places are experts of zeros, as in a padded vocabulary, and get no
+tokens. Sharding the F features of each expert instead (Megatron-LM's expert tensor parallelism, and transformers' own
+tensor plan) would balance the ranks exactly. But with F of some hundred the matrix products become thin. Files also
+store experts one by one, so a rank with whole experts reads whole tensors.
 
-Each mixture sends `2 f(T) B S H` elements in forward and as many in backward, f(n) = (n - 1) / n, for any number of
-experts per token. Each rank keeps the gathered tokens. An all-to-all (GShard, arXiv 2006.16668) sends fewer if a token
-visits few of many ranks, but in counts that change each step.
+Each mixture sends `2 f(T) B S H` elements in the forward and as many in the backward, with f(n) = (n - 1) / n, for any
+number of experts per token. Each rank stores the gathered tokens. An all-to-all (GShard, arXiv 2006.16668) sends fewer
+elements if a token's experts are on few of many ranks, but their number changes in each step.
 """
 
 from __future__ import annotations
@@ -46,13 +47,13 @@ _PROJECTIONS = ("gate_up_proj", "down_proj")
 
 
 def gather_tokens(groups: Groups, x: Tensor) -> Tensor:
-    """Gather the stored residual to [B, S, H] on every rank; backward: the sum of all ranks' gradients.
+    """Gather the stored residual to [B, S, H] on every rank; backward: sum all ranks' gradients.
 
-    It gathers only over the axes of `sharing_axes`; ranks along other axes process their own tokens.
+    The gather is over `sharing_axes` only; ranks along other axes process their own tokens.
     """
     cuts, sharing = placement.residual_cuts(groups.tensor), sharing_axes(groups)
     for dim, letters in enumerate(cuts):
-        for letter in reversed([each for each in letters if each in sharing]):  # the fastest cut first: neighbours
+        for letter in reversed([each for each in letters if each in sharing]):  # fastest axis first: keeps order
             x = collectives.all_gather_autograd(x, groups.axis(letter), dim)
     return collectives.copy_to_group(x, groups.axis(*_copies(cuts, sharing))).contiguous()
 
@@ -67,20 +68,20 @@ def reduce_tokens(groups: Groups, y: Tensor) -> Tensor:
 
 
 def _copies(cuts: placement.Cuts, sharing: placement.Letters) -> placement.Letters:
-    """Return the axes along which the residual is stored as equal copies."""
+    """Return the sharing axes along which ranks hold equal copies of the residual."""
     return tuple(letter for letter in sharing if not any(letter in letters for letters in cuts))
 
 
 def sharing_axes(groups: Groups) -> placement.Letters:
-    """Return the axes that divide the experts: all tensor axes, except d if ZeRO shards equal weights over it.
+    """Return the axes over which experts are divided: all tensor axes, except d if ZeRO shards weights over d.
 
-    A config that declares experts has no such d (`layout.resolve.with_zero`), but other models may have experts too.
+    If the config declares experts, ZeRO does not use d (`layout.resolve.with_zero`). Other models may have experts too.
     """
     return groups.tensor.summed_by_layers(TENSOR_AXES)
 
 
 def _placed(groups: Groups, shape: tuple[int, ...], dim: int, padded_rows: int | None = None) -> Placement:
-    """Place a weight whose `dim` is cut over the axes that divide the experts."""
+    """Return the placement of a weight whose `dim` is sharded over the axes that divide the experts."""
     sharing = sharing_axes(groups)
     cuts = tuple(sharing if each == dim else () for each in range(len(shape)))
     partial = tuple(letter for letter in TENSOR_AXES if letter not in sharing)
@@ -88,7 +89,7 @@ def _placed(groups: Groups, shape: tuple[int, ...], dim: int, padded_rows: int |
 
 
 def surround(mixture: nn.Module, groups: Groups) -> None:
-    """Have a mixture's forward run on whole tokens, and return this rank's piece of the sum over all ranks."""
+    """Register hooks on a mixture: its forward gets full tokens, and its output is reduced to the stored residual."""
 
     def gather(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         return gather_tokens(groups, args[0]), *args[1:]
@@ -130,7 +131,8 @@ class Experts(Layer):
         """Map x [tokens, H], with [tokens, k] choices of all experts, to this rank's terms of the sum [tokens, H]."""
         here = (top_k_index >= self.first) & (top_k_index < self.first + self.share_of_experts)
         if not bool(here.any()):
-            # No expert is called, but each rank's backward must return all gradients: zeros, from empty slices.
+            # No token chose an expert of this rank. Its backward must still return zero gradients for all inputs and
+            # weights, so the output is computed from empty slices of them.
             empty = (x[:0], top_k_weights[:0], *(p[:0] for p in self.parameters()))
             return x.new_zeros(x.shape) + torch.stack([each.sum() for each in empty]).sum()
         own = self.module[0]
@@ -144,10 +146,12 @@ class Experts(Layer):
 
 
 class SharedExpertLinear(Layer):
-    """A linear of an expert that all tokens visit: its F features are cut over the whole group, without communication.
+    """A linear of a shared expert, which all tokens visit. Its F features are sharded over the `sharing_axes`.
+
+    It needs no communication of its own.
 
     Raises:
-        DslparError: F does not divide, or the linear has a bias.
+        DslparError: F is not divisible by the number of ranks, or the linear has a bias.
     """
 
     def __init__(self, groups: Groups, linear: nn.Linear, name: str, role: Role) -> None:

@@ -1,7 +1,7 @@
 """Compare a model run by a policy with plain transformers: logits, loss and every gradient, in float64.
 
-A close loss proves nothing: even if a reduction is missing, the loss of the first step is exact. So every gradient is
-compared, with samples of different lengths, and with weights that are neither zeros nor ones.
+An equal loss does not prove much: if a reduction of gradients is missing, the loss of the first step is still exact. So
+every gradient is compared, with samples of different lengths, and with weights that are neither zeros nor ones.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class Batch(NamedTuple):
 def make_inputs(
     config: Any, names: Sequence[str] = DECODER_INPUTS, *, padded: bool = True, batch: int = BATCH
 ) -> dict[str, Tensor]:
-    """Make samples of different lengths, padded on the right.
+    """Make samples of different lengths, padded on the right. `names`: inputs to make.
 
-    `padded=False`: only the inputs before the first mask, or for an encoder-decoder model masks of all ones.
+    With `padded=False`, inputs from the first mask on are left out; an encoder-decoder model gets masks of all ones.
     """
     generator = torch.Generator().manual_seed(7)
     found = {}
@@ -79,7 +79,7 @@ def _make_labels(inputs: Mapping[str, Tensor], logits: Tensor) -> Tensor:
 
 
 class Subject(NamedTuple):
-    """A transformers class, its config, and its policy as `HuggingFaceModel` takes it."""
+    """A transformers class with config and policy: the arguments of `HuggingFaceModel`."""
 
     cls: Any
     config: Any
@@ -93,7 +93,7 @@ class Result(NamedTuple):
     """Full logits and other outputs."""
     loss: Tensor
     gradients: dict[str, Tensor]
-    """Gradients by transformers' names."""
+    """Full gradients by transformers' parameter names."""
 
 
 def plain(cls: Any, config: Any, attention: str = "sdpa") -> tuple[Any, dict[str, Tensor]]:
@@ -101,13 +101,13 @@ def plain(cls: Any, config: Any, attention: str = "sdpa") -> tuple[Any, dict[str
     torch.manual_seed(3)
     model = build_plain(cls, config, attention)
     with torch.no_grad():
-        for p in model.parameters():  # without this, gains are ones and biases zeros
+        for p in model.parameters():  # otherwise gains would be ones and biases zeros
             p += 0.1 * torch.randn_like(p)
     return model, {name: value.detach().clone() for name, value in model.state_dict().items()}
 
 
 def build_plain(cls: Any, config: Any, attention: str = "sdpa", constants: torch.dtype = torch.float64) -> Any:
-    """Build the plain transformers model in float64, with the weights that transformers draws.
+    """Build the plain transformers model in float64, with weights initialized by transformers.
 
     Constants, such as the factor of Gemma's embedding, are rounded to the dtype `constants`.
     """
@@ -127,13 +127,13 @@ def build_plain(cls: Any, config: Any, attention: str = "sdpa", constants: torch
 
 
 def plain_attention(cls: Any, config: Any) -> str:
-    """Return the transformers attention that supports everything in a config."""
+    """Return the `attn_implementation` of transformers that supports a config: "eager" or "sdpa"."""
     eager = getattr(config, "attn_logit_softcapping", None) or not cls._supports_sdpa
     return "eager" if eager else "sdpa"
 
 
 def reference(model: Any, inputs: Mapping[str, Tensor], policy: Policy | None = None) -> tuple[Batch, Result]:
-    """Compute the result with plain transformers, and make labels; `policy` may name the model's own loss."""
+    """Compute the result with plain transformers, and make labels. If `policy` names the model's own loss, use it."""
     output = run_plain(model, inputs)
     along = [name for names in policy.returns.values() for name in names] if policy else []
     logits = tuple(value for name, value in output.items() if "logits" in name)
@@ -162,7 +162,7 @@ def run_plain(model: Any, inputs: Mapping[str, Tensor]) -> Any:
 
 @contextmanager
 def in_float64() -> Iterator[None]:
-    """Keep float64 in this context where transformers' code casts to float32 for safety: in norms and softmax."""
+    """Keep float64 in this context, although transformers' norms and softmax cast their inputs to float32."""
     to, softmax = Tensor.to, functional.softmax
     methods: dict[str, Any] = {"float": Tensor.float, "type": Tensor.type, "softmax": Tensor.softmax}
 
@@ -200,7 +200,7 @@ def in_float64() -> Iterator[None]:
 def by_policy(
     subject: Subject | HuggingFaceModel, weights: Mapping[str, Tensor], tensor: mesh.Tensor, given: Batch
 ) -> Result:
-    """Compute the result on this rank of `tensor`, and gather it. Leaves the default dtype at float64."""
+    """Compute the result by a policy on the ranks of `tensor`, and gather it. Leaves the default dtype at float64."""
     torch.set_default_dtype(torch.float64)
     groups = Groups(mesh.Mesh(tensor=tensor))
     model = subject if isinstance(subject, HuggingFaceModel) else HuggingFaceModel(*subject)
@@ -228,9 +228,9 @@ def by_policy(
 
 
 def differing_copies(subject: Subject, tensor: mesh.Tensor, given: Batch) -> list[str]:
-    """Return the parameters whose copies on ranks of `tensor` get gradients that differ in any bit. Collective.
+    """Return the parameters of which ranks with equal copies get gradients that differ in any bit. Collective.
 
-    Meant for configs with dropout: copies with different masks drift apart, which no loss shows.
+    It is for configs with dropout. If copies get different dropout masks, they drift apart, which no loss shows.
     """
     torch.set_default_dtype(torch.float64)
     groups = Groups(mesh.Mesh(tensor=tensor))

@@ -1,4 +1,4 @@
-"""Initial weights as transformers draws them, module by module, for any piece."""
+"""Initialize parameters by transformers' `_init_weights`, one module at a time; a rank keeps only its shard."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TransformersInit(NamedTuple):
     sources: tuple[Source, ...]
 
     def piece(self, placement: Placement, coord: Mapping[str, int], seed: int, name: str) -> Tensor:
-        """Draw the full sources one by one in float32 on the CPU; return the piece of the rank at `coord`."""
+        """Draw the full transformers tensors one by one, in float32 on the CPU; return the shard of `coord`."""
 
         def draw(name: str) -> Tensor:
             owner, _, own = name.rpartition(".")
@@ -36,10 +36,10 @@ class TransformersInit(NamedTuple):
 
 @torch.no_grad()
 def _drawn(model: Any, name: str, seed: int) -> nn.Module:
-    """Return the module `name` with values from `_init_weights` of itself and of the modules around it.
+    """Return a copy of the module `name`, initialized by `_init_weights` of itself and of all modules around it.
 
-    No other module is in memory. The modules around it matter, since GPT-2 draws its outward projections again when it
-    initializes the attention around them.
+    The modules around it matter: GPT-2 initializes its output projections again when it initializes the attention
+    around them. Only this module has memory; all others stay on the meta device.
     """
     parent_name, _, last = name.rpartition(".")
     parent = model.get_submodule(parent_name)
@@ -61,13 +61,13 @@ def _drawn(model: Any, name: str, seed: int) -> nn.Module:
 
 
 def _made(model: Any, owner: str, own: str) -> Tensor:
-    """Return a parameter that `_init_weights` does not set, with the values of its constructor.
+    """Return the values of a parameter that `_init_weights` does not set: those of the module's constructor.
 
     Raises:
         DslparError: the constructor's values cannot be computed either.
     """
     found = constructed(model, owner, own, model.get_submodule(owner).get_parameter(own))
     if found.is_meta:
-        message = f"{owner}.{own}: transformers' `_init_weights` does not say how it begins"
+        message = f"{owner}.{own}: transformers' `_init_weights` does not set its values"
         raise_finding("TEN234", message, "pretrained='folder' has its values", key="model.pretrained")
     return found.float()

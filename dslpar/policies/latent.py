@@ -1,9 +1,10 @@
 """Linears of latent attention (DeepSeek-V2, arXiv 2405.04434): residual to a short latent, latent to heads.
 
-A latent serves all heads: each rank has it whole, and computes its own heads from it. So its gradient on each rank is
-that of these heads alone. The backward of the entrance's gather sums these gradients. A norm of the latent computes the
-same on every rank, and the gradient of its gain is summed likewise (`modules.per_head`). (In transformers' plan each
-rank computes the whole latent, "mla_kv_a_proj". Here it is computed once and gathered.)
+All heads read the same latent: each rank holds the full latent, and computes its own heads from it. So the latent's
+gradient on a rank comes from this rank's heads only. The backward of the entrance's gather sums these gradients. A norm
+of the latent computes the same on every rank, and the gradient of its gain is summed likewise (`modules.per_head`). (In
+transformers' plan each rank computes the full latent, "mla_kv_a_proj". Here each rank computes a shard, and the shards
+are gathered.)
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from dslpar.policies.modules import Entrance, Slot, Sources
 
 
 class LatentEntrance(Entrance):
-    """Inward linears of a region whose output every rank needs whole."""
+    """Inward linears that compute latents: the full output is gathered on every rank."""
 
     def fill(self, x: Tensor, slots: Sequence[Slot]) -> Tensor:
         """Compute all outputs from the stored residual [batch/x, sequence, H/z], gather them, and fill the slots."""
@@ -38,7 +39,7 @@ class LatentEntrance(Entrance):
 
 
 class FromLatent(Layer):
-    """A region's linear from a latent to this rank's heads: [.., L] to [.., F/y]."""
+    """Linear within a region from a latent (L features) to this rank's heads: [.., L] to [.., F/y]."""
 
     def __init__(self, groups: Groups, in_features: int, out_features: int, *, bias: bool, sources: Sources) -> None:
         super().__init__(groups)
@@ -49,7 +50,7 @@ class FromLatent(Layer):
         self.sources = sources
 
     def forward(self, x: Tensor, shared: Shared | None = None) -> Tensor:
-        """Map [.., L] to [.., F/y]; the gradient of `x` is of these features alone."""
+        """Map [.., L] to [.., F/y]; the gradient of `x` on a rank comes from this rank's features only."""
         shared = self.share() if shared is None else shared
         weight = self.stand_in(self.weight, shared)
         assert weight is not None

@@ -1,9 +1,9 @@
-"""Low-rank adapters (LoRA) in a transformers model: choose linears, freeze other weights, and name all as peft does.
+"""Low-rank adapters (LoRA) in a transformers model: choose linears, freeze other weights, use peft's names.
 
     model = HuggingFaceModel(LlamaForCausalLM, LlamaConfig(...), lora={"r": 8, "target_modules": ["q_proj", "v_proj"]})
 
-Keys, the matching of names, the initial A and B, and tensor names in files are those of peft's LoraConfig.
-`dslpar.layers.lora` describes how an adapter is cut.
+Config keys, the matching of names, the initial A and B, and tensor names in files are those of peft's LoraConfig.
+`dslpar.layers.lora` describes how an adapter is sharded.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dslpar.schema.sections import LoRA
 
 
 def as_lora(value: LoRA | Mapping[str, Any] | None) -> LoRA | None:
-    """Return the section; programs may pass it as a dict. Raises: DslparError: an unknown key."""
+    """Return the LoRA section, also from a dict of its keys. Raises: DslparError: an unknown key."""
     if value is None or isinstance(value, LoRA):
         return value
     names = [each.name for each in fields(LoRA)]
@@ -40,10 +40,11 @@ def ends_with(name: str, ends: Iterable[str]) -> bool:
 
 
 class Adapters:
-    """Modules of a model that get adapters (`targets`), and modules that are trained whole (`saved`).
+    """Modules of a model that get adapters (`targets`), and modules whose own weights are trained (`saved`).
 
     Raises:
-        DslparError: names that no module has, modules that cannot be adapted, or a tied table in `saved`; all of them.
+        DslparError: a name matches no module, a module cannot have an adapter, or a tied table is in `saved`. The error
+            lists all problems.
     """
 
     def __init__(self, lora: LoRA, model: nn.Module, policy: Policy, *, is_tied: bool) -> None:
@@ -75,9 +76,10 @@ class Adapters:
             raise DslparError(problems)
 
     def adapt(self, linear: Linear, module: str, name: str = "", blocks: slice = slice(None)) -> None:
-        """Add the adapter of transformers' `module`, if it has one, to a linear.
+        """Add an adapter to a linear if transformers' `module` is among the targets.
 
-        `blocks` are the module's blocks of a fused linear, and `name` is the prefix of the adapter's parameters.
+        If several modules are fused in the linear, `blocks` selects the module's blocks of its output. `name` is the
+        prefix of the adapter's parameters.
         """
         if module in self.targets:
             lora = self.lora
@@ -87,7 +89,7 @@ class Adapters:
             linear.adapted = {**getattr(linear, "adapted", {}), adapter: module}  # type: ignore[assignment]
 
     def freeze(self, part: nn.Module) -> None:
-        """Freeze a part, except for adapters, `modules_to_save`, and biases if `bias` is "all"."""
+        """Freeze a part of the model, except adapters, `modules_to_save`, and, if `bias` is "all", biases."""
         for owner in part.modules():
             own = {name for adapter in getattr(owner, "adapters", ()) for name in adapter.matrices}
             sources = getattr(owner, "sources", {})
@@ -96,11 +98,11 @@ class Adapters:
                 p.requires_grad_(name in own or whole or (self.lora.bias == "all" and name == "bias"))
 
     def peft_config(self, model: Any, base: str | None) -> dict[str, Any]:
-        """Return the values of an adapter_config.json for the base model's folder `base`; other keys have defaults."""
+        """Return the values of adapter_config.json; keys left out have peft's defaults. `base`: base model's folder."""
         lora, transposed = self.lora, {isinstance(model.get_submodule(name), Conv1D) for name in self.targets}
         others = {name for name, _ in model.named_modules()} - self.targets
         names: Iterable[str] = lora.target_modules
-        if isinstance(names, str):  # as peft does: ends of names, if they match the same modules
+        if isinstance(names, str):  # as in peft: last parts of the names, if they match no other modules
             names = {name.rpartition(".")[2] for name in self.targets}
             names = self.targets if any(ends_with(name, names) for name in others) else names
         return {
@@ -120,7 +122,7 @@ class Adapters:
 
 
 def parameters_with_peft_names(module: nn.Module) -> Iterator[tuple[str, nn.Parameter, str]]:
-    """Yield (global name, parameter, its name in the transformers model with adapters) of all A and B."""
+    """Yield (name in dslpar, parameter, name in peft) of all adapter matrices A and B."""
     for name, owner in module.named_modules():
         adapted: Mapping[Adapter, str] = getattr(owner, "adapted", {})
         for adapter, of in adapted.items():
@@ -129,7 +131,7 @@ def parameters_with_peft_names(module: nn.Module) -> Iterator[tuple[str, nn.Para
 
 
 def _in_regions(model: nn.Module, policy: Policy) -> Iterator[str]:
-    """Yield the names of linears that can have an adapter: those that the policy names, outside of experts."""
+    """Yield the names of linears that can have an adapter: inward and outward linears outside of mixtures."""
     names = [name for name, _ in model.named_modules()]
     mixtures = tuple(f"{name.rpartition('.')[0]}." for name in names if match(policy.experts, name))
     for name in names:

@@ -1,4 +1,4 @@
-"""Losses of transformers models: of stored logits, of further outputs, and losses that a forward computes itself."""
+"""Losses of transformers models: cross-entropy of sharded or full logits, and losses that a forward computes itself."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["ModelLoss", "OwnLoss", "vocabulary_loss", "whole_loss"]
 
 
 class ModelLoss:
-    """Sum of the losses of a model's outputs: of the first logits, and of each further output, which is full."""
+    """Sum of cross-entropies: of the first logits, by `of_first`, and of each further output, which is full."""
 
     def __init__(self, of_first: Loss, num_labels: int) -> None:
         self.of_first, self.num_labels = of_first, num_labels
@@ -42,9 +42,9 @@ def vocabulary_loss(groups: Groups, vocab_size: int, logits: Tensor, labels: Lab
 
 
 class OwnLoss:
-    """Loss that a model's own forward computes, such as over the pixels of masked patches.
+    """Loss that a model's own forward computes, such as ViTMAE's over the pixels of masked patches.
 
-    The forward runs once more, around stand-in children that return the outputs computed before.
+    The forward runs once more, with stand-ins for its child modules that return the outputs computed before.
     """
 
     def __init__(self, model: Any, argument: str, outputs: Sequence[str]) -> None:

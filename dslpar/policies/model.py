@@ -1,12 +1,12 @@
-"""Turn a transformers model into layers for any tensor mode and stages: `type='transformers.LlamaForCausalLM'`.
+"""Turn a transformers model into layers for any tensor mode and pipeline: `type='transformers.LlamaForCausalLM'`.
 
     model = HuggingFaceModel(LlamaForCausalLM, LlamaConfig(...))
     module = build_module(model, groups, seed=1234)
     loss = model.loss(groups)(module(ids), labels)
 
-The layers are the token table, the code before the blocks, the blocks, the code after them, the head, and the code on
-its logits. Names within a block are transformers' own. Initial weights follow transformers too. Each module draws them
-from a generator seeded by its name, so they do not depend on the layout.
+The layers are the token table, the code before the blocks, the blocks, the code after the blocks, the head, and the
+code on the head's logits. Parameters within a block keep transformers' names. Initial weights are drawn as in
+transformers, by a generator seeded for each module by its name. So they do not depend on the layout.
 """
 
 from __future__ import annotations
@@ -46,19 +46,21 @@ from dslpar.schema.sections import LoRA
 from dslpar.schema.transformers_policies import POLICIES
 
 _REGISTRY = "ALL_ATTENTION_FUNCTIONS"
-"""Name of transformers' attention registry in the modules of models that use it."""
+"""Global variable with transformers' attention registry, in the Python modules of models that use the registry."""
 
 
 class HuggingFaceModel(LayeredModel):
-    """A transformers model whose code runs unchanged.
+    """A transformers model whose code runs unchanged, as layers.
 
-    `config` is a config object, or a dict of its class's arguments. `pretrained` is a folder that transformers saved.
-    Training begins with its weights, and `config` overrides its config.json. `policy` is a `Policy`, a dict of its
-    fields, the name of a class that has one, or "derived" (from transformers' plan, proven or not); None: the policy of
-    `cls`. With `lora` (a section, or a dict of its keys) only adapters are trained.
+    - `config`: a transformers config, or a dict of its arguments.
+    - `pretrained`: a folder written by `save_pretrained`. Training begins with its weights, and `config` overrides
+      values of its config.json.
+    - `policy`: a `Policy`, a dict of its fields, the name of a class with a policy, or "derived" (from transformers'
+      tensor plan, even if it is not tested for this class). None: the policy of `cls`, or else a tested derived one.
+    - `lora`: a LoRA section, or a dict of its keys: only adapters are trained.
 
     Raises:
-        DslparError: a part of the model is not understood, and needs a policy or a rule.
+        DslparError: dslpar does not know how to run or shard a part of the model.
     """
 
     def __init__(
@@ -80,7 +82,7 @@ class HuggingFaceModel(LayeredModel):
             raise_finding("TEN234", message, "a family of docs/transformers.md", key="model.type")
         self.attention = attention.implementation_of(config)
         if self.attention == attention.FLASH and written and written.own_attention:
-            message = f"{cls.__name__} makes its scores itself, and has no use for a kernel"
+            message = f"{cls.__name__} computes its scores itself, and uses no kernel"
             raise_finding("TEN235", message, "leave attn_implementation out", key="model.config.attn_implementation")
         with torch.device("meta"):
             self.model: Any = cls._from_config(config, attn_implementation=attention.IMPLEMENTATION)
@@ -104,20 +106,20 @@ class HuggingFaceModel(LayeredModel):
             held = {
                 f"{name}.{own}" for name in uncalled for own, _ in self.model.get_submodule(name).named_parameters()
             }
-            # BERT's bias, which its head has only if its weight is tied to the table's.
+            # An uncalled weight may be one that is called only if it is tied, as the bias of BERT's head.
             is_untied = not held.isdisjoint((getattr(self.model, "_tied_weights_keys", None) or {}).values())
             hint = "tie_word_embeddings=True" if is_untied else "train it without that part"
             raise DslparError([finding("TEN234", message, hint, key="model.config" if is_untied else "model.type")])
 
     @property
     def vocab_size(self) -> int:
-        """Columns of the logits before padding; the number of classes without a vocabulary."""
+        """Number of columns of the logits, without padding; for a model without a vocabulary, the number of classes."""
         if not self.skeleton.head:
             return int(self.config.num_labels)
         return int(self.model.get_submodule(self.skeleton.head).weight.shape[0])
 
     def layers(self, groups: Groups) -> list[LayerSpec]:
-        """Return tables, pieces, blocks, head and logits in running order, without pieces that do nothing.
+        """Return the layers in the order in which they run; pieces of code that change nothing are left out.
 
         Raises:
             DslparError: the model does not support the tensor mode.
@@ -148,7 +150,7 @@ class HuggingFaceModel(LayeredModel):
                         build=partial(self._block, setting, name),
                         forward=partial(chain.run_block, groups, number, block),
                         layer_idx=index,
-                        recomputable=bool(self.policy.regions),  # batch norms would count micro-batches twice
+                        recomputable=bool(self.policy.regions),  # recomputed batch norms would count batches twice
                     )
                 )
                 index += 1
@@ -172,18 +174,18 @@ class HuggingFaceModel(LayeredModel):
 
     @property
     def vocabulary_head(self) -> VocabularyHead | None:  # type: ignore[override]
-        """Head of a decoder whose only output is its logits; None: another model."""
+        """The head, if the model is a decoder whose only output is logits over the vocabulary; else None."""
         skeleton = self.skeleton
         if not skeleton.head or skeleton.outline.outputs or self.policy.loss or self.policy.inputs != DECODER_INPUTS:
             return None
         return VocabularyHead(skeleton.head, self.vocab_size)
 
     def loss(self, groups: Groups) -> Loss:
-        """Return the loss: cross-entropy, averaged over counted labels, or the model's own if the policy names one.
+        """Return the loss: cross-entropy averaged over labels that are not ignored, or a loss that the policy names.
 
-        Logits over a vocabulary [batch, sequence, V] are taken as ranks store them. Other logits, [batch, classes] or
-        [batch, sequence, classes], are full. A model with two outputs takes two labels and returns the sum of two
-        losses.
+        Logits over a vocabulary [batch, sequence, V] are sharded, as ranks store them. Other logits, [batch, classes]
+        or [batch, sequence, classes], are full. A model with two outputs has two label tensors, and its loss is the sum
+        of two cross-entropies.
         """
         outputs = self.skeleton.outline.outputs
         if self.policy.loss:
@@ -210,7 +212,7 @@ class HuggingFaceModel(LayeredModel):
             message = f"nothing of {name} can be cut, and parallel.tensor gives it {tensor.size} ranks"
             raise_finding("TEN235", message, "data and pipeline ranks", key="parallel.tensor")
         if self.policy.grid and max(sizes) > 1:
-            message = f"{name} arranges tokens on a grid, and mode {tensor.mode!r}, as it is set, cuts sequences"
+            message = f"{name} arranges tokens on a grid, but mode {tensor.mode!r} with these settings splits sequences"
             raise_finding("TEN235", message, "a tensor mode that keeps sequences whole", key="parallel.tensor")
 
     # ---- parts ----
@@ -250,13 +252,13 @@ class HuggingFaceModel(LayeredModel):
         return self._with_init(part)
 
     def _piece(self, setting: Setting, piece: Piece) -> nn.Module:
-        """Build a piece around lists of blocks: its own modules, cut or whole, and stand-ins for the rest."""
+        """Build a piece around the lists of blocks: its own modules, sharded or full, and stand-ins for all others."""
         part = self.skeleton.part((*piece.leaves, *piece.around))
         self._fill_buffers(part)
         is_whole = piece.place in self.policy.whole
         for name in piece.around:
             if not is_whole:
-                message = f"{name}, around its blocks, has parameters of its own, and nothing says how these are cut"
+                message = f"{name}, around its blocks, has parameters of its own, which the policy does not shard"
                 raise_finding("TEN234", message, f"whole=[{piece.place!r}] in a policy", key="model.policy")
             make_whole(setting.groups, part.get_submodule(name), name, recurse=False)
         for name in piece.leaves:
@@ -268,7 +270,7 @@ class HuggingFaceModel(LayeredModel):
         return self._with_init(part)
 
     def _fill_buffers(self, part: nn.Module, prefix: str = "") -> None:
-        """Fill buffers; those that transformers saves with weights (a router's bias) come from the folder, if any."""
+        """Fill buffers. Persistent buffers (a router's bias) are read from the pretrained folder, if there is one."""
         fill_buffers(self.model, part, prefix)
         for name, module in part.named_modules() if self.folder else ():
             for own, buffer in list(module.named_buffers(recurse=False)):
@@ -277,7 +279,7 @@ class HuggingFaceModel(LayeredModel):
                     module._buffers[own] = self.folder.slice(full)[...].to(buffer.dtype)
 
     def _with_init(self, part: nn.Module) -> nn.Module:
-        """Set how the part's parameters begin: with the folder's weights, or as transformers draws them."""
+        """Set the initialization of the part's parameters: from the pretrained folder, or as in transformers."""
         for module in part.modules():
             sources: modules.Sources = getattr(module, "sources", {})
             for name, of in sources.items():
@@ -292,7 +294,10 @@ class HuggingFaceModel(LayeredModel):
 
     @probe.on_cpu
     def _changes_nothing(self, run: Any) -> bool:
-        """Return whether a piece without weights is the identity, tested on random numbers."""
+        """Return whether a piece without weights is the identity: a decoder's piece is run on random numbers.
+
+        For another model, only the code on its logits counts as the identity, without a test.
+        """
         if not self.chain.is_decoder:
             return bool(run == self.chain.run_logits)
         x = torch.randn(1, 4, self.skeleton.hidden_size(0), generator=torch.Generator().manual_seed(0))
@@ -300,7 +305,7 @@ class HuggingFaceModel(LayeredModel):
 
 
 def _with_findings(spec: LayerSpec) -> LayerSpec:
-    """Name the layer in errors of its code."""
+    """Return the layer with `build` and `forward` whose errors become findings that name the layer."""
     assert spec.forward is not None
     build = as_findings(f"{spec.name}: to put pieces in place")(spec.build)
     forward = as_findings(f"{spec.name}, on its piece,")(spec.forward)

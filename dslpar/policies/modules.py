@@ -1,6 +1,10 @@
-"""Replacements of transformers' modules: the same mathematics on this rank's piece.
+"""Replacements of transformers' modules that compute the same on this rank's piece of activations and weights.
 
-Letters are as in dslpar.layers: H residual features, F inner features; y cuts inner features, and x cuts tokens.
+Letters are as in dslpar.layers: H residual features, F inner features, D features of a head. Axis x splits tokens,
+y splits inner features, and z splits residual features (docs/architecture.md, "The cuboid").
+
+The inward linears of a region (attention or MLP) read the same input. An `Entrance` computes all of them in one matrix
+product, when the region's forward begins. Each linear's place in the region has a `Slot`, which returns the result.
 """
 
 from __future__ import annotations
@@ -27,9 +31,10 @@ from dslpar.policies.probe import Norm
 def call_with(module: nn.Module, values: Mapping[str, Tensor], *args: Any, **kwargs: Any) -> Any:
     """Call a module with `values` in place of its own parameters and buffers of these names.
 
-    torch.func.functional_call does this for whole trees of modules, and searches for tied weights at each call.
+    torch.func.functional_call does the same for nested modules, but it is slower: it searches for tied weights in each
+    call.
     """
-    attributes = vars(module)  # Python looks here before it asks torch for a parameter
+    attributes = vars(module)  # Python looks here before it calls torch's __getattr__ for a parameter
     attributes.update(values)
     try:
         return module(*args, **kwargs)
@@ -39,23 +44,23 @@ def call_with(module: nn.Module, values: Mapping[str, Tensor], *args: Any, **kwa
 
 
 class Slot(nn.Module):
-    """Replacement of an inward linear that returns the output computed by the region's entrance."""
+    """Replacement of an inward linear: returns the output that the region's `Entrance` has computed for it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.ready: list[Tensor] = []  # a list, since torch checks each attribute that is set
+        self.ready: list[Tensor] = []  # a list: nn.Module's __setattr__ would be slow in each forward
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return this rank's features [batch/x, sequence, F/y], once; `x`, the region's input, is not read."""
+        """Return this rank's features [batch/x, sequence, F/y], once per `fill`; `x` is not read."""
         assert self.ready, "a region's forward has called one of its linears twice, or not through its own entrance"
         return self.ready.pop()
 
 
 class Entrance(Linear):
-    """All inward linears of a region that read the same input, in one product with one gather.
+    """All inward linears of a region that read the same input, as one linear: one matrix product with one gather.
 
-    `lengths`: output features of each linear. `shares`: number of these linears per slot. `biased`: whether each has a
-    bias, which SwinV2's key does not.
+    A fused inward linear counts as several linears. `lengths`: output features of each linear. `shares`: number of
+    linears per slot. `biased`: whether each linear has a bias (SwinV2's key linear has none).
     """
 
     def __init__(
@@ -80,7 +85,7 @@ class Entrance(Linear):
         self.local = [sum(next(rest) for _ in range(share)) for share in shares]
 
     def stand_in(self, p: nn.Parameter | None, shared: Shared) -> Tensor | None:
-        """Return the stand-in of a parameter; the bias's has zeros for linears without a bias."""
+        """Return the stand-in of a parameter (`Layer.stand_in`). The bias's has zeros for linears without a bias."""
         found = super().stand_in(p, shared)
         if found is None or p is not self.bias or all(self.biased):
             return found
@@ -93,9 +98,9 @@ class Entrance(Linear):
         )
 
     def fill(self, x: Tensor, slots: Sequence[Slot]) -> Tensor:
-        """Compute all outputs from the stored residual [batch/x, sequence, H/z], fill the slots; return the first."""
+        """Compute all outputs from the stored residual [batch/x, sequence, H/z]; fill the slots; return the first."""
         y = self(x)
-        # A single part is not split: the backward of a split would copy its gradient.
+        # A single output is not split, since the backward of a split would copy its gradient.
         parts = y.split_with_sizes(self.local, -1) if len(slots) > 1 else (y,)
         for slot, part in zip(slots, parts, strict=True):
             slot.ready[:] = (part,)
@@ -118,7 +123,7 @@ class Outward(Linear):
 
 
 class Inward(Linear):
-    """An inward linear that a block's own forward calls: its region has no module around it."""
+    """An inward linear that a block's own forward calls, without a region's module around it (OPT's fc1)."""
 
     def __init__(
         self, groups: Groups, in_features: int, lengths: Sequence[int], *, bias: bool, sources: Sources, stream: Stream
@@ -134,7 +139,7 @@ class Inward(Linear):
 
 
 def make_norm(groups: Groups, hidden_size: int, norm: Norm, sources: Sources) -> nn.Module:
-    """Make a norm over the stored residual, [..., H/z] to the same."""
+    """Return a norm over the stored residual: [..., H/z] to the same shape."""
     made: LayerNorm | RMSNorm
     if not norm.weight:
         return PlainNorm(groups, norm)
@@ -153,13 +158,13 @@ class PlainNorm(nn.Module):
         self.norm, self.axis = norm, groups.axis(*placement.residual_cuts(groups.tensor).features)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalize [..., H/z]; the shape stays."""
+        """Normalize [..., H/z]; the shape does not change."""
         gain = x.new_ones(x.shape[-1])
         return normalize(x, gain, None, axis=self.axis, eps=self.norm.eps, centred=self.norm.centred)
 
 
 class InnerNorm(Layer):
-    """A norm over a region's features, with statistics over all F."""
+    """A norm over all F inner features of a region, whose statistics are reduced over the ranks."""
 
     def __init__(self, groups: Groups, features: int, norm: Norm, sources: Sources) -> None:
         super().__init__(groups)
@@ -170,7 +175,7 @@ class InnerNorm(Layer):
         self.axis = groups.axis(*placement.inner_cuts(groups.tensor).features)
 
     def forward(self, x: Tensor, shared: Shared | None = None) -> Tensor:
-        """Normalize [.., F/y]; the shape stays."""
+        """Normalize [.., F/y]; the shape does not change."""
         shared = self.share() if shared is None else shared
         weight, bias = self.stand_in(self.weight, shared), self.stand_in(self.bias, shared)
         assert weight is not None
@@ -189,7 +194,7 @@ class _OnePlus(Layer):
     def __init__(self, norm: LayerNorm | RMSNorm, sources: Sources) -> None:
         super().__init__(norm.groups)
         self.weight, self.bias = norm.weight, norm.bias
-        self.norm = [norm]  # in a list: its parameters are this module's
+        self.norm = [norm]  # in a list, so that its parameters are not registered twice
         self.sources = sources
 
     def forward(self, x: Tensor, shared: Shared | None = None) -> Tensor:
@@ -203,7 +208,8 @@ class _OnePlus(Layer):
 class Uncut(Layer):
     """A transformers module that runs unchanged, with full parameters on every rank.
 
-    `partial`: the axes whose ranks each have a part of its input, or use a part of its output.
+    `partial`: axes over which the parameters' gradients must be summed, since each rank has only a part of the input or
+    uses only a part of the output.
     """
 
     def __init__(self, groups: Groups, module: nn.Module, name: str, partial: Sequence[str]) -> None:
@@ -225,14 +231,14 @@ class Uncut(Layer):
 
 
 def per_head(groups: Groups, module: nn.Module, name: str) -> Uncut:
-    """Make a module for [.., heads/y, D] whose vectors all heads share."""
+    """Return a replacement of a module on [.., heads/y, D] whose parameters all heads share."""
     cuts = placement.inner_cuts(groups.tensor)
     letters = [each for each in TENSOR_AXES if each in (*cuts.tokens, *cuts.features)]
     return Uncut(groups, module, name, letters)
 
 
 class HeadVector(Layer):
-    """Values per head, [heads/y, ...], which the module around reads as its attribute `name`."""
+    """A parameter with one value per head, [heads/y, ...], which the module around reads as its attribute `name`."""
 
     def __init__(self, groups: Groups, name: str, shape: tuple[int, ...], source: str) -> None:
         super().__init__(groups)
@@ -243,11 +249,11 @@ class HeadVector(Layer):
         self.sources = {"vector": (Source(source),)}
 
     def lend(self, around: nn.Module, *_: object) -> None:
-        """Set the attribute: a hook before the forward of the module around."""
+        """Set the attribute. This is a pre-forward hook of the module around."""
         object.__setattr__(around, self.name, self.stand_in(self.vector, self.share()))
 
     def take_back(self, around: nn.Module, *_: object) -> None:
-        """Clear the attribute: a hook after the forward, since the graph would live on."""
+        """Clear the attribute, which would keep the graph alive. This is a forward hook of the module around."""
         object.__setattr__(around, self.name, None)
 
 
@@ -255,7 +261,10 @@ Hook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, .
 
 
 def entering(entrances: Mapping[str, Sequence[tuple[Entrance, Sequence[Slot]]]], stream: Stream) -> Hook:
-    """Return the pre-hook of a region, which replaces arguments by the output of their linears."""
+    """Return the pre-forward hook of a region: it fills the slots, and passes the first output on as the argument.
+
+    `entrances`: argument of the region's forward -> the entrances that read it, with their slots.
+    """
     first = next(iter(entrances))
 
     def filled(argument: str, x: Tensor) -> Tensor:

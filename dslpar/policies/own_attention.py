@@ -1,8 +1,8 @@
-"""Attention that computes its scores in its own code, without transformers' attention interface, as in Bloom.
+"""Attention of models that compute scores in their own code, without transformers' attention interface (Bloom).
 
-The code runs unchanged, on this rank's samples and heads. Its arguments besides the residual are fitted to them: a mask
-recipe becomes an additive mask, and values per sample and head (alibi, arXiv 2108.12409) are cut to this rank's. The
-code must attend to whole sequences, so mode 'sequence' is refused.
+The code runs unchanged, on this rank's samples and heads. Its arguments besides the residual are fitted to these
+samples and heads. A mask recipe becomes an additive mask, and values per sample and head (alibi, arXiv 2108.12409) are
+sliced. The code must attend to whole sequences, so modes that split the sequence are refused.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from dslpar.policies.attention import Recipe
 
 
 def fit_arguments(region: nn.Module, groups: Groups, by_head: Sequence[str], num_heads: int) -> None:
-    """Fit a region's arguments to its pieces; those in `by_head` are [samples * heads, ...], for all samples or one.
+    """Register a hook that fits the arguments of an attention region to this rank's samples and heads.
 
-    Call it after the region's entrance was registered: the first argument then has the local shape.
+    Arguments in `by_head` have shape [samples * heads, ...], for all samples or for one. Call this after the region's
+    entrance was registered: its hook runs first, so the first argument then has the local shape.
     """
     cuts = placement.inner_cuts(groups.tensor)
 
@@ -39,7 +40,7 @@ def fit_arguments(region: nn.Module, groups: Groups, by_head: Sequence[str], num
         module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if groups.axis(*cuts.sequence).size > 1:
-            message = f"{type(module).__name__} makes its scores itself, of whole sequences, which mode 'sequence' cuts"
+            message = f"{type(module).__name__} computes its scores itself over whole sequences, which this mode splits"
             raise_finding("TEN235", message, "another tensor mode", key="parallel.tensor")
         x: Tensor = args[0]
         fitted: dict[str, Tensor | None]

@@ -1,8 +1,8 @@
-"""Find what a model's forward computes from the padding mask around its blocks: positions (OPT), alibi (Bloom).
+"""Find what a model's forward computes from the padding mask outside attention: positions (OPT), alibi (Bloom).
 
-Most models only pass the mask on to attention, which makes a recipe of it. Models that compute with the mask are found
-by running the forward on stand-ins, with and without a mask. The arguments of tables and blocks, besides the residual,
-are then compared.
+Most models only pass the mask on to attention, where it becomes a recipe (`attention`). To find models that compute
+with the mask, the forward is run on stand-ins, with and without a mask. If embedding tables or blocks get other
+arguments (besides the residual), the forward computes with the mask.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def mask_use(found: Skeleton) -> MaskUse:
     """Find the use of the mask in the model's forward by running it.
 
     Raises:
-        DslparError: it computes positions from the mask and from the length of the residual, which may be cut.
+        DslparError: the forward computes positions from the mask and the residual's length; on a rank, the residual may
+            be only a piece of the sequence.
     """
     arange = torch.arange(_LENGTH)[None]
     mask = (arange > 1) & (arange < _LENGTH - 1)
@@ -45,14 +46,14 @@ def mask_use(found: Skeleton) -> MaskUse:
     positions = not _equal(with_mask, _seen(found, arange, mask))
     if positions and not _equal(with_mask, _seen(found, None, mask, _LENGTH // 2)):
         name = type(found.model).__name__
-        message = f"{name} makes positions of the padding mask and of the residual's length, which may be cut"
+        message = f"{name} computes positions from the padding mask and the residual's length, which may be split"
         raise_finding("TEN234", message, "report the model: it needs a rule of its own", key="model.type")
     return MaskUse(True, positions)
 
 
 @torch.no_grad()
 def _seen(found: Skeleton, positions: Tensor | None, mask: Tensor | None, length: int = _LENGTH) -> list[Tensor]:
-    """Return the tensor arguments of blocks and tables, besides the residual."""
+    """Run the forward; return the tensor arguments that blocks and embedding tables get, besides the residual."""
     part = found.part(()).eval()
     seen: list[Tensor] = []
 

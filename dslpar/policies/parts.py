@@ -1,8 +1,9 @@
-"""Parts of a transformers model: run the code around its blocks unchanged, with stand-ins for everything else.
+"""Parts of a transformers model: run the code around its blocks unchanged, with stand-ins for all other modules.
 
-A pipeline cuts a model's lists of blocks, but a model is more than its blocks. Scaled embeddings, position tables,
-masks, poolers and soft caps on logits are in the `forward` around them. No such forward is rewritten here: a part runs
-the model's own forward, with stand-ins for all modules that are not its own.
+A pipeline divides a model's lists of blocks, but the forward around the blocks computes more: scaled embeddings,
+position tables, masks, poolers, soft caps on logits. No such forward is rewritten here. A *part* is a copy of the model
+that has real modules for its own code only. Its forward is the model's own, and stand-ins take the place of all other
+modules.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from dslpar.schema.policy import DECODER_INPUTS, Policy, match
 
 
 class Parts:
-    """A model on the meta device; each part of the chain is a copy of it without its blocks."""
+    """A model on the meta device, from which parts are made: copies of the model without its blocks."""
 
     def __init__(self, model: Any, policy: Policy) -> None:
         self.model, self.policy, self.blocks = model, policy, policy.blocks
@@ -55,7 +56,7 @@ class Parts:
         return table is head
 
     def hidden_size(self, index: int) -> int:
-        """Return the features of the residual stream in list `index` of blocks; beyond the end, in the last list."""
+        """Return the number of residual features in list `index` of blocks (beyond the last list: in the last)."""
         name = self.blocks[min(index, len(self.blocks) - 1)]
         if self.table:
             return int(self.model.get_submodule(self.table).weight.shape[1])
@@ -84,7 +85,7 @@ class Parts:
                 made = LeafStandIn(module, name, self.made_up(name)) if self.table else ShapeStandIn(module, name)
                 model.set_submodule(name, made)
         for name, module in model.named_modules():
-            # A module around blocks or the head must be called, so its own parameters become zeros.
+            # A module that contains blocks or the head is no stand-in, so its own parameters become zeros.
             for each, p in (
                 list(module.named_parameters(recurse=False)) if name not in own and self.is_around(name) else ()
             ):
@@ -106,9 +107,9 @@ class Parts:
     ) -> Any:
         """Run a part; return the output of its forward.
 
-        `x` is a decoder's residual [batch, sequence, H]. Its whole sequence (or chunk, with a cache) has `length`
-        tokens. Other models run on their inputs: those that are not `given` are zeros, on `device`, or by default on
-        the device of the given ones.
+        `x` is a decoder's residual [batch, sequence, H], or a piece of it. The full sequence (or chunk, with a cache)
+        has `length` tokens. Other models run on their inputs. Inputs that are not `given` are zeros on `device`; by
+        default that is the device of the given inputs.
         """
         device = device or next((value.device for value in (x, *given.values()) if value is not None), None)
         settings = self._settings
@@ -121,7 +122,7 @@ class Parts:
         return part(**given, **settings)
 
     def zeros(self, name: str, length: int) -> Tensor:
-        """Return an input [1, ...] of zeros: ids, an image, or the noise of its patches."""
+        """Return a model input [1, ...] of zeros: ids, an image, or the noise per patch (ViTMAE)."""
         if name == "pixel_values":
             return torch.zeros(1, self.model.config.num_channels, *self._image)
         if name == "noise":
@@ -131,14 +132,14 @@ class Parts:
 
     @property
     def _image(self) -> tuple[int, int]:
-        """Height and width of an image; ResNet takes any size, and is tried on small ones."""
+        """Height and width of an image; 64 if the config has no size, since ResNet takes any."""
         size = getattr(self.model.config, "image_size", 64)
         return tuple(size) if isinstance(size, list | tuple) else (size, size)
 
     def leaves(self, model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-        """Yield the modules that stand-ins replace: modules without children, or with weights of their own.
+        """Yield (name, module) of the modules that stand-ins replace: without children, or with weights of their own.
 
-        A module that contains lists of blocks or the head is not one of them, since it must be called.
+        A module that contains lists of blocks or the head is not replaced, since its forward must run.
         """
         for own, module in model.named_children():
             name = f"{prefix}{own}"
@@ -152,7 +153,7 @@ class Parts:
         return not name or any(each.startswith(f"{name}.") for each in (*self.blocks, self.head))
 
     def made_up(self, leaf: str) -> int | None:
-        """Return the features that the stand-in of a token table makes up; None: `leaf` is no token table."""
+        """Return the number of features that a token table's stand-in must return; None: `leaf` is no token table."""
         module = self.bare.get_submodule(leaf)
         is_table = leaf != self.head and _shares(module, self.bare.get_submodule(self.table))
         return self.hidden_size(0) if is_table else None
@@ -164,9 +165,9 @@ def _shares(module: nn.Module, table: nn.Module) -> bool:
 
 
 def _may_cache(model: Any) -> bool:
-    """Return whether a model's forward, or the inner one that it passes arguments on to, can cache keys and values.
+    """Return whether a model's forward has the argument `use_cache`, or passes it on to its base model's forward.
 
-    A cache in the recorded arguments of blocks would grow from step to step.
+    `use_cache` must then be False: a cache in the recorded arguments of blocks would grow from step to step.
     """
     own, inner = (inspect.signature(type(each).forward).parameters for each in (model, model.base_model))
     hands_on = any(each.kind is each.VAR_KEYWORD for each in own.values())

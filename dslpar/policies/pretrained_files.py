@@ -3,10 +3,11 @@
     saved = Saved(model)                               # a PreTrainedModel on the meta device
     for name, view in saved.views.items(): ...         # a tensor of the files, and which part of which state it is
 
-transformers' own code decides. Its code for tied weights runs here on tensors without data. So does its code for models
-whose files hold other tensors than the modules (single experts, if a module has them in one tensor). The resulting view
-shows the part of a state that a tensor of the files is. transformers needs the whole model in memory to save it. With
-views, one tensor in memory is enough, and a rank can read its own piece of such files.
+A *state* is a tensor of the model's state dict. Files may hold other tensors: tied states are stored once, and experts
+that the model stacks in one state are stored one by one. transformers' own conversion code runs here on tensors without
+data. From its results, which are views, follows the part of a state that each tensor of the files is. transformers
+needs the whole model in memory to save it. With these views, one tensor in memory is enough, and a rank can read only
+its shard of such files.
 """
 
 from __future__ import annotations
@@ -25,19 +26,21 @@ from dslpar.models.pretrained import StoredPart
 
 
 class View(NamedTuple):
-    """A part of a state: a range of each dim. Dims may then be permuted, and dims of length 1 dropped."""
+    """A tensor of the files as a part of a state: a range of each dim, then permuted, without dims of length 1."""
 
     state: str
     """Name in the model's state dict."""
     starts: tuple[int, ...]
+    """First index of the range, per dim of the state."""
     lengths: tuple[int, ...]
+    """Length of the range, per dim of the state."""
     shape: tuple[int, ...]
     """Shape of the tensor in the file."""
     dims: tuple[int, ...]
-    """State's dim for each dim of the file's tensor."""
+    """Dim of the state, per dim of the tensor in the file."""
 
     def of_part(self, part: Tensor) -> Tensor:
-        """Return the file's tensor from the state's part, of shape `lengths`."""
+        """Return the tensor of the file, given the state's ranges as a tensor of shape `lengths`."""
         strides = part.contiguous().stride()
         return part.contiguous().as_strided(self.shape, [strides[dim] for dim in self.dims])
 
@@ -54,7 +57,7 @@ class Saved:
 
     @cached_property
     def states(self) -> Mapping[str, Tensor]:
-        """Saved states by name; of tied states, the one that transformers keeps."""
+        """States by name that transformers saves: of tied states only one."""
         from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
         states = dict(self.model.state_dict())
@@ -64,7 +67,7 @@ class Saved:
         return kept
 
     def aliases(self, state: str) -> list[str]:
-        """Return all names of a state: `state` itself, followed by the names tied to it."""
+        """Return `state`, followed by the names of the states that are tied to it."""
         owner = self.model.get_parameter_or_buffer(state)
         return [state, *(name for name, other in self._named if other is owner and name != state)]
 
@@ -75,7 +78,7 @@ class Saved:
 
     @cached_property
     def views(self) -> Mapping[str, View]:
-        """Views by name of the tensors in the files, in transformers' order."""
+        """Name of a tensor in the files -> its view, in transformers' order."""
         from transformers.core_model_loading import revert_weight_conversion
 
         storages = {tensor.untyped_storage()._cdata: (name, tensor) for name, tensor in self.states.items()}
@@ -94,7 +97,7 @@ class Saved:
         return views
 
     def stored(self) -> Mapping[str, Sequence[StoredPart]]:
-        """Return the tensors of the files that make up each state, by all of the state's names."""
+        """Return state -> the tensors of the files that make it up; tied states are listed under each name."""
         found: dict[str, list[StoredPart]] = {}
         for name, view in self.views.items():
             order = tuple(view.dims.index(dim) if dim in view.dims else -1 for dim in range(len(view.starts)))
@@ -103,7 +106,7 @@ class Saved:
         return found
 
     def files(self, dtypes: Mapping[str, torch.dtype], max_bytes: int) -> tuple[Mapping[str, list[str]], Any]:
-        """Return tensor names by file, and the values of the index; None: a single file needs no index."""
+        """Return (file -> names of its tensors, values of the index file); None: a single file needs no index."""
         from huggingface_hub import split_torch_state_dict_into_shards
 
         empty = {name: torch.empty(view.shape, dtype=dtypes[name], device="meta") for name, view in self.views.items()}
@@ -116,7 +119,7 @@ class Saved:
         return split.filename_to_tensors, {"metadata": metadata, "weight_map": split.tensor_to_filename}
 
     def write_configs(self, folder: Path, dtype: torch.dtype, pretrained: Path | None) -> None:
-        """Write config.json; for a model that generates also generation_config.json (the pretrained folder's)."""
+        """Write config.json, and for generating models generation_config.json (a copy of the pretrained folder's)."""
         model = self.model
         model.config.dtype = str(dtype).removeprefix("torch.")
         model.config.architectures = [type(model).__name__]
@@ -129,14 +132,14 @@ class Saved:
 
 
 class _Views(TorchFunctionMode):
-    """Have `contiguous()` copy nothing, so that the results of a conversion stay views of its inputs."""
+    """Mode in which `contiguous()` does not copy, so that the results of a conversion are views of its inputs."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return args[0] if func is Tensor.contiguous else func(*args, **(kwargs or {}))
 
 
 def _view(name: str, state: Tensor, saved: Tensor) -> View | None:
-    """Return the part of a state that `saved` is a view of; None: it is not one range per dim."""
+    """Return `saved`, a view of a state's memory, as a `View`; None: it is not one range per dim."""
     starts, offset = [], saved.storage_offset()
     for stride in state.stride():
         starts.append(offset // stride)
@@ -147,7 +150,7 @@ def _view(name: str, state: Tensor, saved: Tensor) -> View | None:
         fitting = [dim for dim in free if starts[dim] + length <= state.shape[dim]]
         if not fitting:
             return None
-        # Dims of length 1 are interchangeable; otherwise take the first dim that is long enough.
+        # A dim of length 1 matches a dim of length 1 if there is one; else the first dim that is long enough.
         dim = next((dim for dim in fitting if (state.shape[dim] > 1) == (length > 1)), fitting[0])
         dims.append(dim)
         lengths[dim] = length

@@ -1,8 +1,8 @@
-"""Probe transformers modules by calling them: recognize norms, and the factors of tables.
+"""Recognize norms, and scale factors of embedding tables, in transformers by calling the modules.
 
-Classes and names are not reliable: dozens of files subclass nn.LayerNorm and nn.Embedding, or give their RMSNorm a gain
-of 1 + weight. So a module is called with random weights and input in float64, and its output is compared with each
-candidate's.
+Classes and names are not reliable: dozens of transformers' files subclass nn.LayerNorm and nn.Embedding, or give an
+RMSNorm a gain of 1 + weight. So a module is called with random weights and input in float64, and its output is compared
+with that of each known norm.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _EPS = ("eps", "variance_epsilon", "epsilon")
 """Attributes in which transformers' norms store the epsilon that they add to the variance."""
 _USUAL_EPS = (1e-5, 1e-6, 1e-8, 1e-12, torch.finfo(torch.float32).eps)
 _CLOSE = 1e-5
-"""Tolerance: norms compute in float32 inside, for inputs of any dtype."""
+"""Absolute tolerance: norms compute in float32, for inputs of any dtype."""
 
 
 P = ParamSpec("P")
@@ -27,7 +27,7 @@ R = TypeVar("R")
 
 
 def on_cpu(function: Callable[P, R]) -> Callable[P, R]:
-    """Have a function create tensors on the CPU, even while a model is built on the meta device."""
+    """Decorator: the function creates tensors on the CPU, even while a model is built on the meta device."""
 
     @wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -38,7 +38,7 @@ def on_cpu(function: Callable[P, R]) -> Callable[P, R]:
 
 
 class Norm(NamedTuple):
-    """A norm over the last dim."""
+    """Properties of a norm over the last dim."""
 
     centred: bool
     """True: LayerNorm; False: RMSNorm."""
@@ -46,13 +46,14 @@ class Norm(NamedTuple):
     """Whether the gain is 1 + weight."""
     eps: float
     bias: bool
+    """Whether the norm has a bias."""
     weight: bool = True
     """Whether the norm has a gain; OLMo's norms have none."""
 
 
 @on_cpu
 def norm_of(module: nn.Module, hidden_size: int) -> Norm | None:
-    """Return the norm over `hidden_size` features that a module is; None: it is no known norm."""
+    """Return the properties of a module that is a norm over `hidden_size` features; None: it is no known norm."""
     own = dict(module.named_parameters(recurse=False))
     shapes = {name: tuple(p.shape) for name, p in own.items()}
     legal = [dict.fromkeys(names, (hidden_size,)) for names in ((), ("weight",), ("weight", "bias"))]
@@ -74,13 +75,13 @@ def norm_of(module: nn.Module, hidden_size: int) -> Norm | None:
 
 
 def _epsilons(module: nn.Module) -> Sequence[float]:
-    """Return candidates for a norm's epsilon: the value of a known attribute, or else the usual constants."""
+    """Return the values to try as a norm's epsilon: that of a known attribute, or else the usual constants."""
     kept = [float(value) for name in _EPS if isinstance(value := getattr(module, name, None), float)]
     return kept[:1] or _USUAL_EPS
 
 
 def _fit(x: Tensor, y: Tensor, given: Mapping[str, Tensor], eps: float) -> Norm | None:
-    """Return the norm that maps `x` to `y` with these parameters; None: no known norm does."""
+    """Return the properties of the norm that maps `x` to `y` with these parameters; None: no known norm does."""
     length = x.shape[-1:]
     weight, bias = given.get("weight"), given.get("bias")
     for one_plus in (False, True) if weight is not None else (False,):
@@ -96,7 +97,7 @@ def _fit(x: Tensor, y: Tensor, given: Mapping[str, Tensor], eps: float) -> Norm 
 
 @on_cpu
 def factor_of(table: nn.Embedding) -> float | None:
-    """Return the factor of a table's rows at lookup; None: the table does something else."""
+    """Return the factor by which a table scales the rows it looks up; None: it computes something else."""
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(8, table.embedding_dim, generator=generator, dtype=torch.float64)
     rows = torch.cat([rows, rows.new_zeros(max(0, (table.padding_idx or 0) + 1 - len(rows)), table.embedding_dim)])
@@ -110,9 +111,9 @@ def factor_of(table: nn.Embedding) -> float | None:
 
 @torch.no_grad()
 def _call(module: nn.Module, given: dict[str, Tensor], x: Tensor) -> Tensor | None:
-    """Call a module with these parameters in place of its own; None: it fails, or returns no tensor."""
+    """Call a module with these parameters in place of its own. Return None if it fails or returns no tensor."""
     try:
         y = torch.func.functional_call(module, given, (x,))
-    except (RuntimeError, TypeError, ValueError, AttributeError, IndexError):  # raised by code that is no norm or table
+    except (RuntimeError, TypeError, ValueError, AttributeError, IndexError):  # the module is no norm or table
         return None
     return y.double() if isinstance(y, Tensor) else None

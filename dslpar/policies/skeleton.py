@@ -1,11 +1,12 @@
 """Skeleton of a transformers model's forward: the pieces of code before, between and after its lists of blocks.
 
-Each piece runs the model's own forward, with stand-ins for all other modules. The stand-in of a block returns the
-output of the list before the piece. Or it records the input of the list after it, and the other arguments of its
-blocks. One run of the whole forward on stand-ins shows which modules belong to which piece.
+To run a piece, the model's own forward runs with stand-ins for all other modules. The stand-in for the list of blocks
+before the piece returns the input of the piece. The stand-in for the list after the piece records the output of the
+piece, and the other arguments of the blocks. A trial run of the whole forward on stand-ins shows which modules belong
+to which piece.
 
-transformers has no training pipeline, and its `pp_plan` names only modules. Tracing (torch.distributed.pipelining)
-needs a graph without breaks. Neither covers the code between modules.
+transformers has no training pipeline, and its `pp_plan` lists modules, without the code between them. Tracing
+(torch.distributed.pipelining) needs a graph without breaks.
 """
 
 from __future__ import annotations
@@ -27,48 +28,51 @@ from dslpar.schema.policy import DECODER_INPUTS, Policy
 
 
 class Piece(NamedTuple):
-    """Code before a list of blocks, or after the last list."""
+    """Code of the forward before a list of blocks, or after the last list."""
 
     place: str
     """front, between, or back."""
     leaves: Sequence[str]
-    """Modules of the piece, in running order; without token tables, the head and rotary modules."""
+    """Modules of the piece, in the order in which they run, without token tables, the head and rotary embeddings."""
     lookups: Sequence[tuple[str, str]] = ()
-    """(token table, its input) for each lookup in the piece."""
+    """(token table, model input with its ids) for each lookup in the piece."""
     around: Sequence[str] = ()
     """Modules around lists of blocks whose own parameters the piece uses: ViTMAE's decoder, with its mask token."""
 
 
 class Outline(NamedTuple):
-    """Structure of a forward."""
+    """Structure of a model's forward."""
 
     pieces: Sequence[Piece]
     """One piece before each list of blocks, and one after the last list."""
     carried: Sequence[Sequence[str]]
-    """Per list: arguments of its blocks, besides their input, that are activations."""
+    """Per list of blocks: names of the blocks' arguments, besides their input, that are activations."""
     masks: Sequence[Mapping[str, str]]
-    """Per list: arguments of its blocks that are masks -> the input that marks padding."""
+    """Per list of blocks: name of an argument that is a mask -> the model input with this mask's padding."""
     uncalled: Sequence[str]
     """Modules with weights that the forward never calls."""
     outputs: Sequence[str]
     """Names of the model's outputs besides the head's logits."""
     head_output: str
-    """Name of the head's logits."""
+    """Name of the model's output with the head's logits."""
     along: Sequence[str]
-    """Values that the first piece returns besides the residual, by the policy's names; they travel to the end."""
+    """Further values that modules of the first piece return (`Policy.returns`), passed on to the last piece."""
 
 
 class _Trial(NamedTuple):
-    """Records of a run of the whole forward on stand-ins."""
+    """Records of a trial run of the whole forward on stand-ins."""
 
     model: Any
+    """The model of stand-ins."""
     order: Sequence[str | int]
-    """Calls in order: names of stand-ins, and for a list's first block the list's number."""
+    """Calls in order: the name of a stand-in, or, for the first block of a list, the list's number."""
     stand_ins: Sequence[LeafStandIn]
     firsts: Sequence[Any]
-    """First block of each list."""
+    """Stand-in for the first block of each list."""
     inputs: Mapping[str, Tensor]
+    """Model inputs by name."""
     output: Mapping[str, Any]
+    """The forward's output."""
 
     @property
     def entered(self) -> list[int]:
@@ -109,7 +113,7 @@ class Skeleton(Parts):
         return self.policy.inputs == DECODER_INPUTS
 
     def _trial(self) -> _Trial:
-        """Run the whole forward once on stand-ins, with distinguishable masks and inputs."""
+        """Run the whole forward once on stand-ins. Each mask input is different, to tell which mask a block gets."""
         model: Any = self.part(())
         order: list[str | int] = []
         stand_ins = [module for module in model.modules() if isinstance(module, LeafStandIn)]
@@ -155,12 +159,12 @@ class Skeleton(Parts):
         """Return the name of the head's logits, and the names of other logits."""
         names = [name for name in trial.output if "logits" in name]
         head = trial.model.get_submodule(self.head).input if self.head else None
-        # A decoder's code may change its logits: then no output is the head's own tensor.
+        # The forward may change the logits (a soft cap). Then no output is the tensor that the head returned.
         of_head = next((name for name in names if trial.output[name] is head), "logits") if self.head else ""
         return of_head, [name for name in names if name != of_head]
 
     def _around(self, model: nn.Module, end: Any) -> list[str]:
-        """Return the modules around lists of blocks whose own parameters the piece's result `end` depends on."""
+        """Return the modules around lists of blocks whose own parameters affect a piece's result `end`."""
         shared = set(self.bare.get_submodule(self.head).parameters()) if self.head else set()
         owners: dict[Tensor, str] = {}
         for name, module in self.bare.named_modules():
@@ -197,7 +201,7 @@ class Skeleton(Parts):
         return [name for name in self.policy.inputs if "mask" in name]
 
     def _lookups(self, trial: _Trial) -> list[tuple[str, str, int]]:
-        """Return (leaf, input, piece) of each token table that the forward looks up, in order."""
+        """Return (token table, model input with its ids, number of the piece) of each lookup, in order."""
         if not self.table:
             return []
         found = []
@@ -224,11 +228,11 @@ class Skeleton(Parts):
 
 
 LENGTH = 8
-"""Tokens of the sequence in a trial run: more than there are masks."""
+"""Number of tokens in a trial run; each mask input marks another token as padding."""
 
 
 def _marked_mask(number: int) -> Tensor:
-    """Return a padding mask that differs from every other input's."""
+    """Return the padding mask of mask input `number`, which marks token `number` as padding."""
     mask = torch.ones(1, LENGTH, dtype=torch.bool)
     mask[0, number] = False
     return mask
@@ -239,7 +243,7 @@ def _carried(call: Mapping[str, Any]) -> list[str]:
 
 
 def _masks(call: Mapping[str, Any], inputs: Sequence[str], is_decoder: bool) -> dict[str, str]:
-    """Return the arguments that are masks, each with the input that marks its padding."""
+    """Return the names of a block's arguments that are masks -> the model input with this mask's padding."""
     found = {}
     for name, value in call.items():
         if isinstance(value, Recipe) and is_decoder:

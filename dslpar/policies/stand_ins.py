@@ -1,4 +1,4 @@
-"""Stand-ins for modules that were taken out of a transformers model, whose own forward runs around them."""
+"""Stand-ins: replace modules of a transformers model, so that its forward runs without them and records their calls."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 
 class StandIn(nn.Module):
-    """A module without torch's attribute handling: its recorded and planned values change in every forward."""
+    """A module without nn.Module's slow `__setattr__`, since its attributes change in every forward."""
 
-    # torch's `__setattr__` would look each attribute up among parameters, buffers, and modules.
+    # nn.Module's `__setattr__` looks each attribute up among parameters, buffers and submodules.
     __setattr__ = object.__setattr__  # type: ignore[assignment]
 
 
@@ -24,9 +24,9 @@ class ForwardEnded(Exception):  # noqa: N818  # not an error
 
 
 class BlockStandIn(StandIn):
-    """Stand-in for a block: records the block's call, and returns `output`, or the input if `output` is None.
+    """Stand-in for a block: records the block's arguments, and returns `output`, or the input if `output` is None.
 
-    Whoever ran the forward must call `clear`, because recorded values would keep a graph alive.
+    The caller of the forward must call `clear` afterwards, because recorded values keep an autograd graph alive.
     """
 
     def __init__(self, block: nn.Module, returned: int = 0, *, changes_shape: bool = False) -> None:
@@ -39,13 +39,17 @@ class BlockStandIn(StandIn):
         self.returned = returned
         """Number of values that a block returns after the residual."""
         self.input: Tensor | None = None
+        """Recorded input."""
         self.call: Mapping[str, Any] = {}
+        """Recorded arguments besides the input, by name."""
         self.output: Tensor | None = None
+        """Value to return; None: the input."""
         self.gave: Tensor | None = None
+        """Recorded return value."""
         self.begins_graph = False
-        """Whether its output begins a new graph, so that later values do not depend on earlier ones."""
+        """Whether the output begins a new autograd graph, so that later values do not depend on earlier ones."""
         self.ends_forward = False
-        """Whether it raises ForwardEnded, since nothing after it is needed."""
+        """Whether a call raises ForwardEnded, since nothing after this block is needed."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the output, in a tuple if blocks return further values."""
@@ -68,26 +72,28 @@ class BlockStandIn(StandIn):
 
 
 class LeafStandIn(StandIn):
-    """Stand-in for a module without children or with own weights: returns its input, or for a table a zero to add.
+    """Stand-in for a module that `Parts.leaves` yields: returns its input, or for an embedding table a zero to add.
 
-    `made_up`: features of the output, for a token table or the whole front of a model.
+    `made_up`: number of features of the zeros to return, for the token table or another module with its weight.
     """
 
     def __init__(self, module: nn.Module, name: str, made_up: int | None = None) -> None:
         super().__init__()
         self.name = name
         self.calls: list[Any] | None = None
-        """List to which it appends its name when it is called."""
+        """List to which a call appends this stand-in's name; None: calls are not recorded."""
         self.gives_nothing = isinstance(module, nn.Embedding)
+        """Whether it stands for an embedding table, and returns zeros."""
         self.made_up = made_up
         self.is_rotary = is_rotary(module)
         self.keeps_input = False
+        """Whether a call records its first argument as `input`."""
         self.input: Tensor | None = None
         self.output: Tensor | None = None
         self.original = (module,)  # in a tuple, so that its weights are not registered here
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor | None:
-        """Return `output` if it is set, or else a made-up value."""
+        """Return `output` if it is set; else zeros for a table, None for a rotary embedding, or the input."""
         if self.calls is not None:
             self.calls.append(self.name)
         x: Tensor = args[0] if args else next(iter(kwargs.values()))
@@ -102,7 +108,7 @@ class LeafStandIn(StandIn):
         return torch.zeros(1, 1, 1, device=x.device) if self.gives_nothing else x
 
     def __getattr__(self, name: str) -> Any:
-        """Return other attributes that the model's code reads from the original module."""
+        """Return an attribute of the original module that the model's code reads."""
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -117,9 +123,9 @@ class LeafStandIn(StandIn):
 
 
 class ShapeStandIn(LeafStandIn):
-    """Stand-in in a model without a token table: returns zeros of the shapes that the module would return.
+    """Stand-in for a module in a model without a token table: returns zeros of the shapes that the module returns.
 
-    Images become grids, patches and channels, so the input's shape is not the output's.
+    Such models turn images into grids, patches and channels, so outputs have other shapes than inputs.
     """
 
     def __init__(self, module: nn.Module, name: str) -> None:
@@ -144,14 +150,17 @@ class ShapeStandIn(LeafStandIn):
 
 
 class Shapes:
-    """Output shapes of a module, found by calling it on the meta device, once per set of input shapes."""
+    """Function that returns zeros of a module's output shapes.
+
+    The shapes are found by calling the module on the meta device, once per set of input shapes.
+    """
 
     def __init__(self, module: nn.Module) -> None:
-        self.module = module.eval()  # in training, dropout would draw from the run's generator
+        self.module = module.eval()  # in training mode, dropout would draw from the run's generator
         self.known: dict[Any, Any] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return zeros, in tuples as the module returns them; floats have the dtype of the first float argument."""
+        """Return zeros, in tuples as the module returns them. Floats have the dtype of the first float argument."""
         given = [*args, *kwargs.values()]
         key = tuple(tuple(each.shape) if isinstance(each, Tensor) else each for each in given)
         if key not in self.known:

@@ -1,4 +1,4 @@
-"""Sharded replacements of transformers' tables and heads: tokens, positions, biases per head, and logits."""
+"""Sharded replacements of transformers' embedding tables, tables of biases per head, and output heads."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from dslpar.policies.modules import call_with
 
 
 class Table(Embedding):
-    """A token table, with rows scaled by `factor` at lookup (Gemma), which can also be the tied head."""
+    """A token table, which can also be the tied head. Looked-up rows are scaled by `factor` (Gemma)."""
 
     def __init__(self, groups: Groups, table: nn.Embedding, factor: float, sources: Sources) -> None:
         super().__init__(groups, table.num_embeddings, table.embedding_dim, padding_idx=table.padding_idx)
         self.factor, self.sources = factor, sources
 
     def forward(self, x: Tensor) -> Tensor:
-        """Look up ids [batch, sequence], or as head compute logits from the stored residual."""
+        """Look up ids [batch, sequence], or compute logits from a float `x`: the stored residual, if it is the head."""
         y = super().forward(x)
         return y if x.is_floating_point() or self.factor == 1 else y * self.factor
 
 
 class OutputHead(Head):
-    """An untied head (V, H)."""
+    """An untied output head with weight (V, H)."""
 
     def __init__(self, groups: Groups, head: nn.Linear, sources: Sources) -> None:
         super().__init__(groups, head.in_features, head.out_features, bias=head.bias is not None)
@@ -36,7 +36,7 @@ class OutputHead(Head):
 
 
 class LogitBias(Layer):
-    """A bias (V,) of logits, for a head that is the token table, which has no bias."""
+    """A bias (V,) of the logits, for a head whose weight is the tied token table."""
 
     def __init__(self, groups: Groups, vocab_size: int, sources: Sources) -> None:
         super().__init__(groups)
@@ -44,17 +44,17 @@ class LogitBias(Layer):
         self.sources = sources
 
     def forward(self, x: Tensor) -> Tensor:
-        """Add the bias to stored logits; the shape stays."""
+        """Add the bias to the logits as ranks store them; the shape does not change."""
         bias = self.stand_in(self.bias, self.share())
         assert bias is not None
         return x + bias
 
 
 class HeadTable(Layer):
-    """A module with a table (rows, heads) of biases that heads add to their scores; it runs on this rank's heads.
+    """A module with a table (rows, heads) of biases that heads add to attention scores, sharded over heads.
 
-    T5's table is looked up by ids. Swin's module has the index of its windows itself. SwinV2's table is the last linear
-    (heads, features) of an MLP over positions.
+    T5's table is looked up by ids. Swin's module stores the indices of its windows itself. SwinV2's table is the last
+    linear (heads, features) of an MLP over positions.
     """
 
     def __init__(self, groups: Groups, module: nn.Module, sources: Sources) -> None:
@@ -69,7 +69,7 @@ class HeadTable(Layer):
         self.module = module
 
     def forward(self, *args: Any) -> Tensor:
-        """Call the module on its arguments; return [..., heads/y] instead of [..., heads]."""
+        """Call the module on its arguments; return the biases of this rank's heads, [..., heads/y]."""
         table = self.stand_in(self.get_parameter(self.own), self.share())
         assert table is not None
         y: Tensor = call_with(self.module, {self.own: table}, *args)
@@ -77,7 +77,7 @@ class HeadTable(Layer):
 
 
 class Rows(Layer):
-    """A small table whose rows are added to the residual: positions, token types. transformers' code looks rows up."""
+    """A small table of positions or token types, whose rows transformers' code looks up and adds to the residual."""
 
     def __init__(self, groups: Groups, table: nn.Embedding, sources: Sources) -> None:
         super().__init__(groups)
@@ -86,7 +86,7 @@ class Rows(Layer):
         self.sources = sources
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Look up ids [batch or 1, sequence], full on every rank; return rows cut like the stored residual."""
+        """Look up ids [batch or 1, sequence], full on every rank; return rows sharded like the stored residual."""
         weight = self.stand_in(self.weight, self.share())
         assert weight is not None
         rows: Tensor = call_with(self.table[0], {"weight": weight}, *args, **kwargs)

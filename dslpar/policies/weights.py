@@ -1,4 +1,7 @@
-"""Load transformers' weights by name into this rank's pieces, and locate them in full parameters."""
+"""Map transformers' tensors to dslpar's parameters: load this rank's shards, and locate a tensor in a parameter.
+
+Several transformers tensors may be fused in one parameter, one below the other.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from dslpar.models.pretrained import Source, Sources, merged
 
 
 def parameters_with_sources(module: nn.Module) -> Iterator[tuple[str, nn.Parameter, tuple[Source, ...]]]:
-    """Yield (global name, parameter, its transformers tensors) of all parameters that policies have made."""
+    """Yield (global name, parameter, the transformers tensors in it) of all parameters that policies have made."""
     for name, owner in module.named_modules():
         sources: Sources = getattr(owner, "sources", {})
         for own, of in sources.items():
@@ -25,7 +28,7 @@ def parameters_with_sources(module: nn.Module) -> Iterator[tuple[str, nn.Paramet
 
 @torch.no_grad()
 def load(module: nn.Module, read: Callable[[str], Tensor], groups: Groups) -> None:
-    """Fill a module's parameters; `read` returns a full tensor by transformers' name."""
+    """Fill this rank's shards of a module's parameters; `read` returns a full tensor by transformers' name."""
     for _, p, sources in parameters_with_sources(module):
         placement = placement_of(p)
         assert placement is not None
@@ -33,19 +36,19 @@ def load(module: nn.Module, read: Callable[[str], Tensor], groups: Groups) -> No
 
 
 class Part(NamedTuple):
-    """Place of a transformers tensor in a full parameter."""
+    """Place of a transformers tensor in a full, unsharded parameter."""
 
     parameter: str
     """Global name of the parameter."""
     shape: tuple[int, ...]
     """Full shape of the parameter."""
     row: int = 0
-    """First row of the tensor in the parameter."""
+    """Row of the parameter at which the tensor begins."""
     transposed: bool = False
     """Whether the tensor is [in, out], and the parameter [out, in]."""
 
     def read(self, full: Callable[[str], Tensor], shape: Sequence[int]) -> Tensor:
-        """Return the tensor of shape `shape` from the parameter; `full` returns a parameter by name."""
+        """Return the transformers tensor, of shape `shape`; `full` returns a full parameter by name."""
         rows = full(self.parameter)
         if shape:
             rows = rows[self.row : self.row + (shape[-1] if self.transposed else shape[0])]

@@ -212,7 +212,7 @@ GPT = {"type": "GPT", "num_layers": 3, "hidden_size": 32, "num_heads": 8, "vocab
         (GPT | {"num_kv_heads": 4}, r"CKP222 .*\n.*GPT2LMHeadModel has num_kv_heads=8\n"),
         (
             {"type": "Sequential", "layers_cfg": [{"type": "Linear", "in_features": 2, "out_features": 2}]},
-            r"CKP222 .* is neither one of transformers' nor a GPT\n.*leave --format out",
+            r"CKP222 .* is neither a transformers model nor a GPT\n.*leave --format out",
         ),
         (
             {"type": "transformers.GPT2LMHeadModel", "pretrained": "here", "lora": {"target_modules": ["c_attn"]}},

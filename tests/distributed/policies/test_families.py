@@ -48,9 +48,9 @@ def refusal(family: str, layout: str) -> str | None:
     coord = Mesh(tensor=tensor).coord(0)
     cut = {placement.piece(tensor, coord, cuts(tensor).sequence)[1] for cuts in CUTS}
     if tensor.context > 1 and family in NOT_PLAIN:
-        return "TEN235 .*(softcap=|position_bias|makes its scores itself)"
+        return "TEN235 .*(softcap=|position_bias|computes its scores itself)"
     if family in ON_GRIDS and cut != {1}:
-        return f"TEN235 .*{ON_GRIDS[family]}ImageClassification arranges tokens on a grid, and mode .* cuts sequences"
+        return f"TEN235 .*{ON_GRIDS[family]}ImageClassification arranges tokens on a grid, but mode .* splits sequences"
     if family == "resnet" and tensor.size > 1:
         return "TEN235 .*nothing of ResNetForImageClassification can be cut"
     if family in ("vit", "vit_mae") and 4 in cut:

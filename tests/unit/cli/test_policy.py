@@ -97,7 +97,7 @@ def test_copies_that_drop_otherwise_are_found_out(monkeypatch: pytest.MonkeyPatc
     seed = torch.manual_seed
     monkeypatch.setattr("dslpar.policies.hf_parity.torch.manual_seed", lambda number: seed(number + os.getpid()))
     (row,) = check.check(subject, {"1d 2": TWO["1d 2"]})
-    assert (row.outcome, row.tensor.partition(": ")[2]) == ("wrong", "with dropout, its copies get other gradients")
+    assert (row.outcome, row.tensor.partition(": ")[2]) == ("wrong", "with dropout, its copies get different gradients")
 
 
 def test_a_policy_that_says_something_else_is_found_out() -> None:

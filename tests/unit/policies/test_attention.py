@@ -62,7 +62,7 @@ def test_flash_attention_is_torch_s_kernel() -> None:
             {"attention_dropout": 0.1},
             r"TEN235 .*no FlashAttention kernel for torch.float32 on cpu with dropout\n.*attn_implementation='sdpa'",
         ),
-        ("flash_attention_2", "bloom", {}, r"TEN235 .*makes its scores itself"),
+        ("flash_attention_2", "bloom", {}, r"TEN235 .*computes its scores itself"),
         ("flash_attention_2", "gemma2", {"attn_logit_softcapping": 50.0}, r"TEN235 .*attends with a soft cap"),
     ],
 )

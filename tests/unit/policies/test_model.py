@@ -191,7 +191,7 @@ def test_a_class_that_nobody_has_proven_is_not_trained_by_its_plan_unasked(monke
     monkeypatch.setattr("dslpar.policies.config.DERIVED", DERIVED - {"GraniteForCausalLM"})
     cls = transformers.GraniteForCausalLM
     config = cls.config_class(**hf.SIZES)
-    with pytest.raises(DslparError, match=r"TEN234 .*GraniteForCausalLM: .* is not proven for this class"):
+    with pytest.raises(DslparError, match=r"TEN234 .*GraniteForCausalLM: .* is not tested for this class"):
         HuggingFaceModel(cls, config)
     assert "model.layers.0" in names_of(HuggingFaceModel(cls, config, policy="derived"))
 
