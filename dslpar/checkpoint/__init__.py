@@ -52,7 +52,7 @@ __all__ = [
 
 _MODULES = {
     "Checkpoint": "folder", "HostBuffers": "host_buffers", "PendingSave": "saving", "begin_save": "saving",
-    "changes": "compare", "check": "compare", "find_checkpoint": "select", "full_state": "full_state_dict",
+    "changes": "resume_changes", "check": "resume_changes", "find_checkpoint": "select", "full_state": "full_state_dict",
     "load": "loading", "load_full_state": "full_state_dict", "save": "saving",
 }  # fmt: skip
 """Public name -> its module, imported on first use: `dslpar checkpoint list` needs no torch."""
