@@ -45,7 +45,7 @@ class Built:
 
     @property
     def layers(self) -> list[nn.Module]:
-        """The layers of this rank's stages in forward order; a tied layer, which runs twice, is listed once."""
+        """The layers of this rank's stages in forward order; a tied layer runs twice and is listed once."""
         return list(dict.fromkeys(layer for _, layer in self.module.built_layers()))
 
     @property
@@ -278,7 +278,7 @@ def apply_before() -> None:
 
 
 def apply_after(built: Built) -> None:
-    """Apply all mends to an initialized engine. All ranks together."""
+    """Apply to an initialized engine the mends that its job needs. All ranks must call it together."""
     for mend in MENDS:
         if mend.where == AFTER and mend.applies(built):
             mend.apply(*mend.arguments(built))

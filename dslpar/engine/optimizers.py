@@ -80,7 +80,7 @@ def lr_scheduler_factory(job: Job) -> Callable[[torch.optim.Optimizer], Any]:
 
 
 def _full_name(target: str, job: Job) -> str:
-    """Return the full name of an optimizer's class; some have another class for state offloaded to the CPU."""
+    """Return the full name of an optimizer's class; some optimizers have a second class for offloading to the CPU."""
     row = torch_optimizers.named(target)
     if row is None:
         return target

@@ -32,11 +32,14 @@ class Certificate(NamedTuple):
     layout: Mapping[str, Any]
     """World size and axes of the layout, and the small worlds in which it ran."""
     shrunk: tuple[str, ...]
+    """Values that are smaller than in the config, or otherwise different."""
     not_proven: tuple[str, ...]
+    """Parts of the config that the comparison does not cover."""
     checks: tuple[Mapping[str, Any], ...]
     first_difference: Mapping[str, Any] | None
     versions: Mapping[str, str]
     config_sha256: str
+    """`digest` of the config and the world size."""
     findings: tuple[str, ...] = ()
     """Why the layout was refused."""
     request: Mapping[str, Any] = {}

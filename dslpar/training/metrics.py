@@ -24,7 +24,10 @@ from dslpar.schema.datasets import is_images
 
 
 def throughput(job: Job, device: str, tokens_per_s: float) -> dict[str, float]:
-    """Return `tflops_per_s` per device, counted as for `mfu_causal`, and the MFUs; unknown values are left out."""
+    """Return `tflops_per_s` per device, with FLOPs counted as for `mfu_causal`, and the MFUs.
+
+    For a model whose FLOPs are unknown the result is empty. For a device whose peak is unknown it has no MFUs.
+    """
     model = job.spec.model
     if not isinstance(model, sections.Model):
         return {}
@@ -144,9 +147,10 @@ def log_step(job: Job, record: Mapping[str, float], left_s: float) -> None:
 
 
 def seconds_left(job: Job, record: Mapping[str, float], elapsed_s: float, first_step: int) -> float:
-    """Return the remaining time of the run, at the pace of this start's steps without the first one.
+    """Return the remaining time of the run, at the mean pace of the steps since this start, without the first step.
 
-    elapsed_s: seconds since the first step ended, including evaluations, checkpoints and hooks, as in the rest.
+    elapsed_s: seconds since the first step ended, including evaluations, checkpoints and hooks, which the remaining
+        steps have, too.
     """
     step = int(record["step"])
     pace_s = elapsed_s / (step - first_step) if step > first_step else record["step_s"]

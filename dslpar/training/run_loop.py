@@ -28,7 +28,7 @@ class Outcome(NamedTuple):
     record: Record
     """The last step's line of metrics.jsonl, or an evaluation's of eval.jsonl; empty if no step was taken."""
     status: int
-    """The exit status: 0, or train.requeue_status if the run was told to stop."""
+    """The exit status: 0, or train.requeue_status if a signal stopped the run."""
 
 
 def run_loop(
