@@ -42,8 +42,8 @@ def compile_layers(module: LayeredModule | Pipeline, backend: str) -> int:
 def refuse_lossy_compiler() -> None:
     """Raise DslparError if this torch version loses gradients when it compiles layers or cross-entropy."""
     if loses_gradients():
-        message = f"torch {torch.__version__} compiles functions to such as lose gradients"
-        hint = "take another torch: 2.13 is right; or train.compile=False"
+        message = f"torch {torch.__version__} loses gradients when it compiles functions with a custom backward"
+        hint = "use another torch version, such as 2.13; or set train.compile=False"
         raise_finding("HST233", message, hint, key="train.compile")
 
 

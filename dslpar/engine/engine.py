@@ -250,8 +250,8 @@ class Engine:
         """
         stage = self.job.spec.zero.stage
         if stage > 1:
-            message = f"no_sync() at ZeRO {stage}, where no rank keeps the whole gradient of a micro-batch"
-            raise_finding("ZER202", message, "zero=1, or batch.accumulation for more micro-batches", self.job.path)
+            message = f"no_sync() at ZeRO {stage} is not possible: no rank keeps the whole gradient of a micro-batch"
+            raise_finding("ZER202", message, "use zero=1; or raise batch.accumulation", self.job.path)
         before, self._in_no_sync = self._in_no_sync, True
         try:
             yield
@@ -399,6 +399,8 @@ class Engine:
     def _refuse_pipeline(self, call: str) -> None:
         if self._has_pipeline:
             stages = self.groups.mesh.pipe
-            message = f"{call} in a pipeline of {stages} stages, whose schedule moves all micro-batches at once"
+            message = (
+                f"{call} cannot run in a pipeline of {stages} stages: its schedule needs all micro-batches at once"
+            )
             hint = "use engine.train_batch(), or PipelineSchedule(...).forward_backward_step(engine, data_iter)"
             raise_finding("PIP206", message, hint, self.job.path)

@@ -62,9 +62,10 @@ def check_sizes(batches: list[MicroBatch], job: Job) -> None:
     wanted = job.batch
     sizes = [first_tensor(inputs).shape[0] for inputs, _ in batches]
     if sizes != [wanted.micro_size] * wanted.accumulation:
-        required = f"{wanted.accumulation} of {wanted.micro_size}"
-        hint = "feed so many of that size, or change batch.accumulation and batch.micro_size"
-        message = f"micro-batches of {sizes} samples, where a step takes {required}"
+        required = f"{wanted.accumulation} micro-batches of {wanted.micro_size}"
+        hint = f"pass {required} samples, or change batch.accumulation or batch.micro_size"
+        takes = f"{wanted.accumulation} of {wanted.micro_size}"
+        message = f"micro-batches of {sizes} samples were passed, but a step takes {takes}"
         raise_finding("BAT204", message, hint, job.path)
 
 

@@ -198,7 +198,7 @@ def loss_of(criterion: Callable[[Any, Any], Any], model: LayeredModel, groups: G
 def check_criterion(criterion: object, path: str) -> None:
     """Refuse a criterion with parameters. Raises DslparError."""
     if isinstance(criterion, nn.Module) and any(True for _ in criterion.parameters()):
-        message, hint = "the criterion has parameters, which nothing would train", "make them part of the model"
+        message, hint = "the criterion has parameters, but no optimizer trains them", "make them part of the model"
         raise_finding("CFG227", message, hint, path)
 
 

@@ -138,7 +138,7 @@ def _requested_method(job: Job, model: LayeredModel) -> tuple[LayeredModel, str 
     sections = (job.spec.parallel.pipeline, job.spec.train.dist)
     written = [name for section in sections for name in names if getattr(section, name, None) is not None]
     if method is not None and written:
-        message = f"partition_method and {written[0]} both say how layers are cut"
+        message = f"partition_method and {written[0]} both set the partition of layers over stages"
         raise_finding("PIP202", message, "leave one of them out", job.path, "parallel.pipeline")
     return model, method
 
@@ -267,7 +267,7 @@ def _recomputed_statistics(job: Job, module: nn.Module) -> list[Finding]:
     names = [name for name, child in module.named_modules() if getattr(child, "track_running_stats", False)]
     if job.spec.activation_checkpoint is None or not names:
         return []
-    message = f"{names[0]!r} keeps running statistics, which activation checkpointing would update twice a step"
+    message = f"{names[0]!r} keeps running statistics, which activation checkpointing would update twice per step"
     hint = "leave activation_checkpoint out, or take a norm without them: GroupNorm, LayerNorm"
     key = "activation_checkpoint"
     return [finding("CFG228", message, hint, job.path, key)]
@@ -288,5 +288,5 @@ def _refuse_shared_parameters(job: Job, layers: Sequence[LayerSpec]) -> None:
             other, first = home.setdefault(id(p), (stage, f"{layer.name}.{name}"))
             if other != stage:
                 message = f"{first} on stage {other} and {layer.name}.{name} on stage {stage} are one parameter"
-                hint = "cut so that both stand on one stage, or use weights of their own"
+                hint = "partition the model so that one stage has both layers, or give each layer its own weight"
                 raise_finding("PIP205", message, hint, job.path, "parallel.pipeline")

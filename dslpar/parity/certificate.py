@@ -109,13 +109,13 @@ def outdated(certificate: Mapping[str, Any], config: Config, world_size: int | N
         reasons.append("it has no check")
     world = certificate["layout"]["world_size"]
     if world_size is not None and world != world_size:
-        reasons.append(f"it is of a world of {world}, not of {world_size}")
+        reasons.append(f"it is for a world size of {world}, not {world_size}")
     if digest(config, world) != certificate["config_sha256"]:
-        reasons.append(f"{config.path}, with its imports and overrides, says something else now")
+        reasons.append(f"{config.path}, with its imports and overrides, has changed since")
     stored = certificate["versions"]
     own = versions(transformers="transformers" in stored)
     reasons += [
-        f"it is of {name} {stored.get(name)}, and {own[name]} is installed"
+        f"it was made with {name} {stored.get(name)}, and {own[name]} is installed"
         for name in own
         if stored.get(name) != own[name]
     ]

@@ -299,7 +299,9 @@ class _Ranks:
     def _fail_alone(self, findings: Sequence[Finding]) -> NoReturn:
         """Have this rank's guard end all ranks, including this rank."""
         text = report_text.text(self.loaded.config.at_keys(findings), self.loaded.config.sources)
-        sys.stderr.write(visible_lines(f"{self.monitor.location} cannot run, and the others go on:\n{text}"))
+        sys.stderr.write(
+            visible_lines(f"{self.monitor.location} cannot run, and the other ranks do not know yet:\n{text}")
+        )
         self.monitor.mark_failed("cannot run", text)
         self.monitor.wait_for_end()
 
@@ -364,5 +366,5 @@ def _copies(job: Job, found: Found) -> Check:
 
 def _unexplained(checks: Sequence[Check]) -> FirstDifference:
     wrong = " and ".join(each.name for each in checks if not each.holds)
-    guess = f"every gradient is right within rounding, and {wrong} is not: dslpar prove looks at it in miniature"
+    guess = f"every gradient is right within rounding, and {wrong} is not: run dslpar prove in miniature"
     return FirstDifference("", None, None, guess)

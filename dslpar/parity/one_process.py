@@ -196,7 +196,7 @@ def _check_stable(job: Job, curves: Sequence[Curve], bounds: Mapping[str, float]
     if is_finite and (not worst or bounds[worst] <= MOST_ROUNDING * largest):
         return
     share = f"{bounds[worst] / largest:.0e} of the largest gradient" if is_finite else "without a bound"
-    message = f"float32 rounds the gradient of {worst} by what is not told from a mistake: {share}"
+    message = f"rounding in float32 changes the gradient of {worst} so much that a mistake could hide in it: {share}"
     hint = "choose another seed, train.seed=1, or a smaller optimizer.lr; a router of experts may have changed sides"
     raise_finding("PRE234", message, hint, job.path, "model")
 
@@ -204,7 +204,7 @@ def _check_stable(job: Job, curves: Sequence[Curve], bounds: Mapping[str, float]
 def check_any_gradient(job: Job, largest: float) -> None:
     """Refuse a first step whose `largest` gradient is zero. Raises DslparError."""
     if largest == 0:
-        message = "all gradients of the first step are zero: whatever a layout does to them, they stay so"
+        message = "all gradients of the first step are zero, so a comparison could not show a mistake"
         hint = "batch.micro_size=4, if the loss compares samples with each other; or leave some weights to be trained"
         raise_finding("PRE234", message, hint, job.path, "model")
 

@@ -212,7 +212,7 @@ class _Trial:
         assert self.reference is not None
         job, policy = self.small.job, worst_of_transformers(self.reference)
         if policy is not None and not policy.holds:
-            guess = "one process computes it otherwise than transformers' own forward: look at the policy"
+            guess = "one process does not compute what transformers' own forward computes: look at the policy"
             return FirstDifference(policy.at, None, None, guess)
         if self.resumes is not None:
             before = explain(_of_gradients(self.reference), _of_gradients_alone(self.before_resume), job.mesh)
@@ -225,8 +225,8 @@ class _Trial:
         needed = self._axes_needed()
         if not needed:
             # No axis is at fault if a single rank differs from one process, whatever correction matches.
-            return found._replace(axis=None, guess=f"{found.guess}; it needs no axis: it is there on one rank, too")
-        only = f"it needs {' and '.join(needed)}: with that of one rank it is gone"
+            return found._replace(axis=None, guess=f"{found.guess}; it needs no axis: one rank shows it, too")
+        only = f"it needs {' and '.join(needed)}: it disappears if such an axis has one rank"
         return found._replace(axis=found.axis or " and ".join(needed), guess=f"{found.guess}; {only}")
 
     def _axes_needed(self) -> tuple[str, ...]:

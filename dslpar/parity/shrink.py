@@ -84,7 +84,7 @@ def shrink_both(job: Job, other: Job, *, max_ranks: int, steps: int, full: bool 
     """
     changed = [name for name in _OF_THE_RUN if _part(job.spec, name) != _part(other.spec, name)]
     if changed:
-        raise ValueError(f"a resume goes on on another layout, and {', '.join(changed)} would be another run")
+        raise ValueError(f"a resume may only change the layout: a change of {', '.join(changed)} would be another run")
     layouts = []
     for each in (job, other):
         chosen = small_worlds(axes_of(each.spec, each.mesh), max_ranks, divide=full or not _can_shrink(each.spec.model))
@@ -206,7 +206,7 @@ def _small_jobs(layouts: Sequence[Layout], steps: int, full: bool, on_devices: b
         made = without_dropout(model)
         model, changes = made.model, [*made.changes]
         if not full:
-            lost.append("other sizes of the model than its own: what of it may shrink is not known")
+            lost.append("other sizes of the model: dslpar does not know which of its sizes may change")
     specs = [replace(spec, model=model) for spec in specs]
     batches = [_batch(job, spec, sizes) for spec, (job, sizes, _) in zip(specs, layouts, strict=True)]
     whole = math.lcm(*(batch.global_size for batch in batches))
@@ -284,7 +284,7 @@ def _kept_counts(job: Job, pipe: int, lost: list[str]) -> tuple[int, ...] | None
         return None
     if pipe == job.mesh.pipe:
         return job.stages.counts
-    lost.append("layers by stage as they were given: there are fewer stages here")
+    lost.append("the config's numbers of layers per stage: there are fewer stages here")
     return None
 
 
@@ -349,7 +349,7 @@ def _settings(job: Job, spec: Spec, steps: int, seq_len: int) -> tuple[Spec, lis
     )
     if spec.train.compile:
         changes.append(Change("train.compile_backend", spec.train.compile_backend, "aot_eager"))
-        lost.append("kernels that torch's compiler makes: its graphs run with the kernels that they are of")
+        lost.append("kernels that torch.compile generates: here its graphs run with torch's own kernels")
     schedule = spec.lr_scheduler
     if isinstance(schedule, sections.LRScheduler):
         warmup = min(schedule.warmup_steps, 2)

@@ -75,7 +75,7 @@ def fit(
     def make_data() -> tuple[StepData, StepData | None]:
         train, held_out = step_data(train_data, engine), _eval_data(engine, eval_data)
         if loads and stored is not None and request.trains and isinstance(train, IterableData) and engine.needs_data:
-            log.info("passing over %d steps of the data, which are not dslpar's to order", engine.steps_done)
+            log.info("reading past the %d steps of data that the run has already used", engine.steps_done)
             train.skip(engine.steps_done)
         return train, held_out
 
