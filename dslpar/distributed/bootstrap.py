@@ -121,7 +121,7 @@ def monitor_rank(dist_env: DistributedEnv, environ: Mapping[str, str]) -> RankMo
 def setup_distributed(
     dist_env: DistributedEnv, environ: MutableMapping[str, str], monitor: RankMonitor | None = None
 ) -> None:
-    """Initialize torch.distributed over the accelerator's backend, then DeepSpeed. All ranks together.
+    """Initialize torch.distributed over the accelerator's backend, then DeepSpeed. All ranks must call it together.
 
     1. Set torch's environment variables.
     2. Join torch's store, and connect `monitor`'s guard to rank 0's guard.

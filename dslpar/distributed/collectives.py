@@ -216,7 +216,7 @@ def start_all_reduce_coalesced_(
 
 
 def start_reduce_(x: Tensor, axis: Axis, root: int) -> Pending:
-    """Start summing a temporary into `x` on the axis's `root`-th rank; on other ranks `x` is then undefined."""
+    """Start an in-place reduce of `x`, a temporary, to the axis's `root`-th rank; elsewhere `x` becomes undefined."""
     if axis.size == 1:
         return Pending(x)
     return Pending(x, [dist.reduce(x, axis.peers[root], group=axis.group, async_op=True)])
@@ -238,7 +238,7 @@ def start_all_gather_(x: Tensor, axis: Axis) -> Pending:
 
 
 def all_to_all(x: Tensor, axis: Axis, split_dim: int, concat_dim: int) -> Tensor:
-    """Split `x` along `split_dim`, send a piece to each rank, and concatenate the received ones along `concat_dim`."""
+    """Split `x` along `split_dim`, send a piece to each rank, and concatenate received pieces along `concat_dim`."""
     if axis.size == 1:
         return x
     split_dim, concat_dim = split_dim % x.dim(), concat_dim % x.dim()

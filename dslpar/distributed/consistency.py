@@ -26,7 +26,7 @@ _LONGEST_POLL_S = 0.5
 def check_consistency(job: Job, world: Axis, facts: Mapping[str, object] = NO_FACTS) -> None:
     """Check that all ranks have the same job and the same `facts` (name: value); file paths may differ.
 
-    All ranks together.
+    All ranks must call it together.
 
     Raises:
         DslparError: on every rank, if a rank differs from rank 0.

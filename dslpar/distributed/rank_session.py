@@ -107,7 +107,7 @@ class RankSession:
                 self._muted = muted.getvalue()
 
     def meet(self, job: Job | None, environ: Mapping[str, str] | None = None) -> None:
-        """Set up torch.distributed and DeepSpeed for the job. All ranks together.
+        """Set up torch.distributed and DeepSpeed for the job. All ranks must call it together.
 
         `environ`: further environment variables, which must be set before torch is imported.
         """
@@ -124,7 +124,7 @@ class RankSession:
             determinism.use_deterministic_algorithms(job)
 
     def agree(self, job: Job, facts: Mapping[str, object]) -> None:
-        """Check that all ranks run the same job and have the same `facts`. All ranks together.
+        """Check that all ranks run the same job and have the same `facts`. All ranks must call it together.
 
         Raises:
             DslparError: on every rank, if a rank differs from rank 0.
@@ -195,7 +195,7 @@ class RankSession:
             time.sleep(_AFTER_START_WAIT_S)  # until the guard has sent the mark and ends this rank, too
 
     def _end_after_rank_0(self, end: RankExit) -> None:
-        """End with a status that every rank has and rank 0 reports.
+        """End this rank with a status that is the same on every rank, after rank 0, which reports the reason.
 
         A launcher ends all ranks when the first one ends, so rank 0 must end first, or its report may be lost.
         """

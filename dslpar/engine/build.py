@@ -84,7 +84,7 @@ class _Parts(NamedTuple):
 
 
 def _check_device(job: Job, groups: Groups) -> None:
-    """Refuse settings that this machine's accelerator does not support; a linter cannot know it."""
+    """Refuse settings that this machine's accelerator does not support, which the linter cannot know."""
     dtype, accelerator = job.spec.precision.dtype, get_accelerator()
     supported = {"fp16": accelerator.is_fp16_supported, "bf16": accelerator.is_bf16_supported}
     if dtype in supported and not supported[dtype]():

@@ -159,7 +159,9 @@ class Engine:
     # ---- whole steps ----
 
     def train_batch(self, micro_batches: Iterable[MicroBatch]) -> float:
-        """Take an optimizer step on `accumulation` micro-batches per rank; return the global batch's loss before it."""
+        """Take an optimizer step on `accumulation` micro-batches per rank; return the loss before the step, averaged
+        over the global batch.
+        """
         loss, *_ = self._forward_backward(micro_batches, keep_outputs=False, criterion=None)
         self.host_reads.defer(loss)
         self.step()

@@ -1,12 +1,13 @@
-"""Mends of DeepSpeed 0.19, one record each: behaviour that must change so that a run does not depend on its layout.
+"""Mends: changes that dslpar makes to DeepSpeed 0.19 at run time, one record each, with the fault that each removes.
 
     apply_before()                     # of classes and settings that `deepspeed.initialize` reads
     ds_engine, *_ = deepspeed.initialize(...)
     apply_after(Built(job, groups, module, ds_engine, late, host_reads))
 
-The functions are in `dslpar.distributed.deepspeed_patches`. Comments elsewhere cite a mend by its number. A mend's test
-fails as soon as DeepSpeed no longer needs the mend, which can then be removed. `python tools/docs.py` writes this table
-to docs/architecture.md.
+Most mends keep results from depending on the layout. Others avoid errors, hangs or lost time. The functions are in
+`dslpar.distributed.deepspeed_patches`. Comments elsewhere cite a mend by its number, such as M14. A mend's test fails
+as soon as DeepSpeed no longer needs the mend, which can then be removed. `python tools/docs.py` writes the table of
+mends to docs/architecture.md.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ LAYERS_CFG = "layers_cfg"
 
 
 def model_from_job(job: Job, *, has_criterion: bool = False) -> LayeredModel:
-    """Return the job's model with its layers not built yet. Raises DslparError: no such class, or it is not a model.
+    """Return the job's model, before its layers are built. Raises DslparError: the class is unknown or not a model.
 
     `has_criterion`: the program passes the loss. A transformers class without a policy is then a plain module, like any
         other class, unless the job has tensor parallelism, a pipeline or LoRA.
@@ -100,7 +100,7 @@ def transformers_class(section: OtherModel, path: str, trusted: tuple[str, ...])
 
 
 def _is_of_transformers(cls: type) -> bool:
-    """Return whether a class is a transformers model, judged by its bases, so that transformers may be missing."""
+    """Return whether a class is a transformers model, by its bases' module, so that transformers may be missing."""
     return any(base.__module__ == "transformers.modeling_utils" for base in cls.__mro__)
 
 

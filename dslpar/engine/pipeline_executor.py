@@ -255,7 +255,10 @@ class PipelineExecutor:
 
 
 def _splittable(schedule: Schedule, module: nn.Module, groups: Groups) -> Schedule:
-    """Return the schedule, unsplit if no stage has a layer whose backward can be split. All ranks together."""
+    """Return the schedule, unsplit if no stage has a layer whose backward can be split.
+
+    All ranks must call it together.
+    """
     if not schedule.split:
         return schedule
     splits_here = any(isinstance(part, Linear) for part in module.modules())

@@ -83,7 +83,7 @@ class Comparison:
         return found
 
     def compare(self) -> None:
-        """Compare all gradients, within a step. All ranks together."""
+        """Compare all gradients, within a step. All ranks must call it together."""
         own = {name: p for name, p in self.engine.named_parameters() if p.requires_grad and self._has_gradient(p)}
         pieces = {name: _piece_of(p) for name, p in own.items()}
         by_rank = collectives.gather_objects(pieces, self.world)

@@ -69,7 +69,7 @@ class ParameterCounts(NamedTuple):
 
 
 def num_parameters(engine: Engine) -> ParameterCounts:
-    """Count the parameters of the whole model and of this rank. All ranks together."""
+    """Count the parameters of the whole model and of this rank. All ranks must call it together."""
     parameters: list[Any] = list(engine.module.parameters())
     sizes = [getattr(p, "ds_numel", None) or p.numel() for p in parameters]  # ZeRO 3 leaves an empty tensor
     owned = [(size, p) for size, p in zip(sizes, parameters, strict=True) if p.tensor_model_parallel]
@@ -96,7 +96,7 @@ def loss_scale(job: Job, engine: Engine) -> dict[str, float]:
 
 
 def log_job(job: Job, engine: Engine) -> None:
-    """Log the run's layout, batch, ZeRO stage, precision, parameters and memory. All ranks together."""
+    """Log the run's layout, batch, ZeRO stage, precision, parameters and memory. All ranks must call it together."""
     mesh, cuboid, batch = job.mesh, job.mesh.tensor, job.batch
     mode = f" ({cuboid.mode})" if cuboid.mode else ""
     each = f" ({job.chunks.num} stages each)" if job.chunks.num > 1 else ""
@@ -119,7 +119,7 @@ def log_job(job: Job, engine: Engine) -> None:
 
 
 def log_memory(engine: Engine, when: str) -> None:
-    """Log the memory of rank 0 and the maximum over ranks. All ranks together."""
+    """Log the memory of rank 0 and the maximum over ranks. All ranks must call it together."""
     found = collectives.gather_objects(_memory_bytes(engine), engine.groups.axis("pipe", "data", "tensor"))
     most = max(found)
     elsewhere = f"; the most is {most / 2**30:.2f} GiB, on rank {found.index(most)}" if most > found[0] else ""

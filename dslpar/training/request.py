@@ -38,7 +38,7 @@ class Request(NamedTuple):
 def claim_run_folder(
     session: Session, job: Job, request: Request, *, loads: bool
 ) -> tuple[Checkpoint | None, Path | None]:
-    """Lock the run folder, find the checkpoint to load, and prepare the folder. All ranks together.
+    """Lock the run folder, find the checkpoint to load, and prepare the folder. All ranks must call it together.
 
     loads: find a checkpoint, if there is one. Otherwise the run continues from the engine's current step.
 

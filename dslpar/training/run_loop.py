@@ -40,7 +40,7 @@ def run_loop(
     make_data: MakeData,
     hooks: Sequence[Hook] = (),
 ) -> Outcome:
-    """Load `stored`, if there is one, and run the request from the engine's step. All ranks together.
+    """Load `stored`, if there is one, and run the request from the engine's step. All ranks must call it together.
 
     stored: the checkpoint to load, from `claim_run_folder`; None: the run continues from the engine's current step.
     folder: the folder to write to, on rank 0 of a run that trains; else None.

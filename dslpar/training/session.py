@@ -46,6 +46,8 @@ NO_LIMIT = 0
 class Session:
     """One run, on this rank. All ranks call its methods together, except `enter`.
 
+    A *pending* checkpoint is one that `begin_save` has started and `finish_save` has not published yet.
+
     config: the config as written.
     world: all ranks.
     monitor: this rank's monitor; None: the program set up torch.distributed or handles errors itself, without a guard.
@@ -326,7 +328,7 @@ def _is_in_its_folder(job: Job, stored: Checkpoint) -> bool:
 
 
 def any_rank(engine: Engine, *flags: bool) -> list[bool]:
-    """Return for each flag whether any rank has set it. All ranks together, with the same result."""
+    """Return for each flag whether any rank has set it. All ranks must call it together, with the same result."""
     local = torch.tensor(flags, dtype=torch.int32, device=engine.deepspeed.device)
     counts = collectives.all_reduce(local, engine.groups.axis("pipe", "data", "tensor"))
     return [bool(count) for count in counts.tolist()]

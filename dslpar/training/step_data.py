@@ -41,7 +41,7 @@ class PartData:
 
     @cached_property
     def _loader(self) -> Loader | None:
-        """Open the data. All ranks together, since an error on one rank is raised on all."""
+        """Open the data. All ranks must call it together, since an error on one rank is raised on all."""
         loader: Loader | None = None
         findings: Sequence[Finding] = ()
         engine = self.engine
