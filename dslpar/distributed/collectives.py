@@ -74,7 +74,9 @@ class Pending(NamedTuple):
     """A started collective; `wait()` returns its result."""
 
     received: Tensor
+    """The tensor into which torch receives."""
     work: Sequence[dist.Work] = ()
+    """torch's handles to wait for."""
     finish: Callable[[Tensor], Tensor] | None = None
     """Computes the result from `received`; None: `received` is the result."""
     sent: Tensor | None = None

@@ -29,9 +29,10 @@ IN_FLIGHT = 2
 
 
 class _Piece(NamedTuple):
-    """The part of one parameter's gradient that one rank updates with."""
+    """The part of one parameter's gradient that one rank owns: its optimizer updates these elements."""
 
     gradient: Tensor
+    """This rank's part of the bucket, before the sum over ranks."""
     target: Tensor | None
     """Tensor to which the sum over ranks is added; None on all ranks but the piece's owner."""
 

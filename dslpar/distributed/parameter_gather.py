@@ -50,7 +50,9 @@ class _Bucket(NamedTuple):
     """Adjacent whole parameters in a parameter group's flat tensor, with the padding behind them."""
 
     group: int
+    """Index of the parameter group."""
     begin: int
+    """First element, as an offset in the group's flat tensor."""
     end: int
     params: Sequence[nn.Parameter]
 

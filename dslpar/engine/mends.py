@@ -62,6 +62,7 @@ class Mend(NamedTuple):
     """A mend: the fault in DeepSpeed, the condition and place of the mend, and the test that shows its need."""
 
     number: int
+    """The number by which comments cite the mend: 14 is M14."""
     function: str
     """The function's name in `deepspeed_patches`."""
     wrong: str
@@ -73,6 +74,7 @@ class Mend(NamedTuple):
     test: str
     """The file below tests/distributed that fails when the mend can be removed."""
     issue: str = "none known"
+    """Number of DeepSpeed's issue about the fault."""
     arguments: Callable[[Built], tuple[Any, ...]] = lambda built: ()
     """Returns the function's arguments; for AFTER."""
     applies: Callable[[Built], bool] = lambda built: True

@@ -53,7 +53,9 @@ class Difference(NamedTuple):
     """Relative deviation of a tensor and its bound, both for the element that exceeds its own bound most."""
 
     off: float
+    """The relative deviation."""
     bound: float
+    """The relative deviation that rounding may cause."""
 
     @property
     def excess(self) -> float:

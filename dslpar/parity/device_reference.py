@@ -114,6 +114,7 @@ class FirstStep:
     loss_bound: float = 0.0
     """Relative bound."""
     bounds: dict[str, Bound] = dataclasses.field(default_factory=dict)
+    """Bounds for the error of each gradient, by global name."""
 
     @property
     def norm_bound(self) -> float:

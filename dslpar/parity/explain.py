@@ -36,6 +36,7 @@ class FirstDifference(NamedTuple):
     """The first parameter with a wrong gradient, or else with a wrong weight."""
 
     parameter: str
+    """The parameter's global name; empty if only a loss or a norm is wrong."""
     ratio: float | None
     """Ratio of the gradient's norm to the true norm, if it is n or 1/n for a whole number n above 1; else None."""
     axis: str | None

@@ -122,6 +122,7 @@ class _Reference:
     """Rank 0's reference, and the facts about it that other ranks need."""
 
     small: bool
+    """True if the model is in miniature."""
     why_small: str
     """Why a miniature is used although it was not requested; empty: none is used, or it was requested."""
     samples: Samples | None

@@ -59,6 +59,7 @@ class Proof:
     checks: tuple[Check, ...] = ()
     """The worst check of each kind, over all runs."""
     first_difference: FirstDifference | None = None
+    """The explained difference nearest to the loss; None: everything agrees, or the layout was refused."""
     not_proven: tuple[str, ...] = ()
     """Parts of the job that the comparison does not cover."""
     findings: tuple[Finding, ...] = ()

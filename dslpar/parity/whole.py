@@ -28,6 +28,7 @@ class UnequalCopies(NamedTuple):
     off: float
     """Largest difference, relative to the largest element."""
     ranks: tuple[int, int]
+    """The two ranks whose copies are compared."""
     tied: bool
     """True if the copies are on two stages, which sum in different orders."""
 

@@ -94,7 +94,9 @@ class _Begun(NamedTuple):
     """A comparison whose verdict has not been read yet."""
 
     step: int
+    """The step after which the copies were hashed."""
     items: tuple[_Key, ...]
+    """This rank's replicated state, in the order of `hashes`."""
     hashes: Tensor
     """int64 [items], as of that step."""
     digests: Pending

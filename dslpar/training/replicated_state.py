@@ -68,6 +68,7 @@ class Item(NamedTuple):
     name: str
     """The parameter's global name, with the range for a shard; or a description of other state."""
     copies: Copies
+    """The ranks that hold equal copies."""
     value: Tensor | int
     """A tensor, or the hash of plain values, below 2^63."""
 
