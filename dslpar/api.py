@@ -60,7 +60,7 @@ from dslpar.training.session import NO_LIMIT, Session
 
 NO_MODEL, UNKNOWN_MODEL = "CFG107", "CFG111"
 Batches = Iterable[Any]
-"""The program's own micro-batches, or its own map-style dataset."""
+"""Micro-batches that the program yields, or a map-style dataset that it passes."""
 Data = Samples | Batches | None
 
 
@@ -111,10 +111,11 @@ def initialize(
         a Stage with a module for each of this rank's stages.
     criterion: maps (output, label) to the mean over the micro-batch; by default cross-entropy.
     optimizer: an instance over the model's parameters, or a class (or other callable) that takes parameter groups.
-    train_data, eval_data: a map-style dataset of (input, label) pairs is read from the run's position, one epoch per
-        pass, in an order that does not depend on the layout. Any other iterable must yield micro-batches and is read
-        unchanged: each data rank must supply its own samples, the same on all ranks of a replica. Default: the config's
-        data, if the model comes from the config or the config has a `data` section.
+    train_data, eval_data: dslpar loads a map-style dataset of (input, label) pairs in an order that does not depend on
+        the layout. Each iteration over the returned loader is one epoch. A resumed run continues train_data at its
+        first unused sample. Any other iterable must yield micro-batches and is read unchanged: each data rank must
+        supply its own samples, the same on all ranks of a replica. Default: the config's data, if the model comes from
+        the config or the config has a `data` section.
     lr_scheduler: an instance over the optimizer, or a callable that takes the optimizer and returns one. A pipeline
         needs the callable, since its stages may have fewer parameter groups. The engine steps it after each optimizer
         step.
@@ -181,17 +182,19 @@ def prove(
 ) -> Proof:
     """Compare the config's layout with one process, gradient by gradient, on CPU ranks that fork from this process.
 
-    It needs no launcher, and no torch.distributed in this process. `proof.verdict` is "proved", "differs" or "refused",
-    and `proof.first_difference` describes the first difference. See docs/proving.md.
+    The comparison needs no launcher, and no torch.distributed in this process. It runs a miniature of the job: fewer
+    ranks and, unless `full` is set, smaller sizes of the config's model. `proof.verdict` is "proved", "differs" or
+    "refused", and `proof.first_difference` describes the first difference. See docs/proving.md.
 
     Args:
         config: a file, its sections as a dict, or the result of `dslpar.load`.
-        world_size: ranks of the layout. A smaller world of at most `ranks` ranks runs, with each axis kept.
-        model: a module, or a function of a `Run` that returns one: layers of dslpar.layers take `run.groups`, and a
-            `dslpar.Stage` depends on `run.stage`. It is called on each rank, and for the one process. None: the
-            config's model.
-        loss: maps (output, label) to the mean over the micro-batch; or a function of the `Run` that returns such a
-            function.
+        world_size: number of ranks of the layout. The miniature has at most `ranks` ranks. If all parallel axes
+            together need more, several miniatures run, each with some of the axes.
+        model: a module, or a function that takes a `Run` and returns a module. Layers of dslpar.layers need
+            `run.groups`, and a `dslpar.Stage` needs `run.stage`. The function is called on each rank of the miniature,
+            and for the one process. None: the config's model.
+        loss: maps (output, label) to the mean over the micro-batch; or a function that takes the `Run` and returns
+            such a loss.
         data: (input, label) pairs, at least one global batch of the miniature. Default: the config's text, or random
             samples.
         overrides: `key=value`, as on the command line.
@@ -201,8 +204,8 @@ def prove(
         full: keep the sizes of the config's model. A program's model always keeps its sizes.
 
     Raises:
-        DslparError: lint finds errors in the config, or in the one to resume on.
-        ValueError: an axis needs more ranks, there are too few steps, or `resume_on` makes another run.
+        DslparError: lint finds errors in the config, or in the config that `resume_on` gives.
+        ValueError: an axis needs more ranks, there are too few steps, or `resume_on` changes what a resume must keep.
         RankError: a rank failed for another reason.
     """
     torch.set_num_threads(1)  # ranks fork
@@ -225,7 +228,7 @@ def prove(
 
 
 def _program_model(config: Config, model: Any, loss: Any, job: Job, groups: Groups) -> LayeredModel:
-    """Build a program's model on a rank's groups, with equal weights on all ranks and in the one process."""
+    """Build the program's model for one rank. The seed makes its weights equal on all ranks and in the one process."""
     run = Run(config, job, groups)
     torch.manual_seed(job.spec.train.seed)
     made = model if isinstance(model, nn.Module | LayeredModel) else model(run)
@@ -263,7 +266,7 @@ def _start(config: Config | check.Source, overrides: Sequence[str], by_program: 
 
 
 def _load_job(config: Config, world_size: int, rank: int, by_program: bool) -> Job:
-    """Lint the config and resolve its job; `by_program`: without the config's `model` section."""
+    """Lint the config and resolve its job; `by_program`: ignore the config's `model` section."""
     if by_program:
         sections = {name: node for name, node in config.root.value.items() if name != "model"}
         config = config._replace(root=config.root._replace(value=sections))
@@ -271,7 +274,7 @@ def _load_job(config: Config, world_size: int, rank: int, by_program: bool) -> J
     checked = check.check(config, world_size, registered=registered(), by_program=by_program)
     job = checked.job  # raises the errors, so that they are not also printed here
     if rank == 0:
-        # The linter does not know a program's model; problems with it are found when it is built.
+        # The linter does not know a program's model. Errors in that model are found when it is built.
         shown = [item for item in checked.findings if not (by_program and item.code == UNKNOWN_MODEL)]
         logging.print_findings(shown, config.sources)
     return job
@@ -281,10 +284,10 @@ def _load_job(config: Config, world_size: int, rank: int, by_program: bool) -> J
 
 
 def with_program_model(job: Job, model: object) -> Job:
-    """Return the job with a program's model: its class, its number of chunks, and stages not known until partitioned.
+    """Return the job with a program's model: its class, its stages per rank, and a partition that is not known yet.
 
     Raises:
-        DslparError: the model asks for chunks that the job cannot have.
+        DslparError: the job cannot have as many stages per rank (chunks) as the model requests.
     """
     cls = type(model)
     section = schema_sections.OtherModel(target=f"{cls.__module__}.{cls.__qualname__}")
@@ -296,9 +299,10 @@ def with_program_model(job: Job, model: object) -> Job:
 def _resolve_data(
     run: Run, job: Job, train_data: Batches | None, eval_data: Batches | None, model_from_config: bool
 ) -> tuple[Data, Data, str]:
-    """Return the data to train on and to evaluate on; the config's data replace arguments that are None.
+    """Return the training data, the evaluation data, and the identity of the config's data.
 
-    The third item is the identity of the config's data, which a resume must not change; empty for a program's data.
+    The config's data replace arguments that are None. The identity is a text that a resume must not change. It is empty
+    for a program's data.
     """
     passed = (train_data, eval_data)
     readable: list[Data] = [PairSamples(data, job.path) if is_dataset(data) else data for data in passed]  # type: ignore[arg-type]

@@ -6,10 +6,10 @@
     bootstrap.teardown_distributed()
     bootstrap.exit_process(0)
 
-deepspeed and torchrun set the same variables. OpenMPI, MPICH and Slurm each set different ones. A process that no
-launcher started is a world of one. Nothing here initializes MPI: at exit mpi4py waits for peers, even on a rank that
-failed. In a job on several hosts, rank 0's host comes from MASTER_ADDR (deepspeed, torchrun), Slurm's node list or
-OpenMPI 5.
+deepspeed and torchrun set the same environment variables. OpenMPI, MPICH and Slurm each set different ones. A process
+that no launcher started is a world of one. This module does not initialize MPI: at exit mpi4py waits for peers, even on
+a rank that failed. In a job on several hosts, rank 0's host comes from MASTER_ADDR (deepspeed, torchrun), Slurm's node
+list or OpenMPI 5. A guard is a process beside each rank that watches it (dslpar/watchdog).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def read_distributed_env(environ: Mapping[str, str]) -> DistributedEnv:
     """Return this process's place in its job, from the launcher's variables.
 
     Raises:
-        DslparError: some of the variables are missing, or there are several hosts and none names rank 0's host.
+        DslparError: some variables are missing, or there are several hosts and no variable names rank 0's host.
     """
     for variables in VARIABLES:
         if variables.are_set(environ):
@@ -73,9 +73,9 @@ def read_distributed_env(environ: Mapping[str, str]) -> DistributedEnv:
 def _local_size(variables: RankVariables, environ: Mapping[str, str], world_size: int) -> int:
     """Return the number of ranks on this host.
 
-    A script that sets RANK, WORLD_SIZE and LOCAL_RANK by hand may leave it out. Then the number comes from the launcher
-    around that script. Otherwise it is the world size if the ranks meet on this host, else a number below the world
-    size.
+    A script that sets RANK, WORLD_SIZE and LOCAL_RANK by hand may not set this number. The number then comes from the
+    launcher around that script. If no launcher sets it either, it is the world size if MASTER_ADDR is this host, and
+    otherwise a number below the world size.
     """
     names = (*variables.local_size, *(name for other in VARIABLES for name in other.local_size))
     local_size = next((environ[name] for name in names if name in environ), None)
@@ -121,9 +121,12 @@ def monitor_rank(dist_env: DistributedEnv, environ: Mapping[str, str]) -> RankMo
 def setup_distributed(
     dist_env: DistributedEnv, environ: MutableMapping[str, str], monitor: RankMonitor | None = None
 ) -> None:
-    """Initialize torch.distributed over the accelerator's backend, then DeepSpeed. All ranks together.
+    """Initialize torch.distributed over the accelerator's backend, then DeepSpeed. All ranks must call it together.
 
-    `monitor`: this rank's monitor; its guard connects to rank 0's guard.
+    1. Set torch's environment variables.
+    2. Join torch's store, and connect `monitor`'s guard to rank 0's guard.
+    3. Import torch and DeepSpeed, choose this rank's device, and bind the rank to CPUs near the device.
+    4. Make the process group of all ranks.
     """
     environ.update(
         RANK=str(dist_env.rank),
@@ -134,7 +137,7 @@ def setup_distributed(
         MASTER_PORT=str(dist_env.master_port),
     )
     environ.update(_gloo_environment(dist_env, environ))
-    # Meet before the slow import of DeepSpeed: from here on, a failure of this rank ends the ranks that wait for it.
+    # Joined before the slow import of DeepSpeed: from here on, a failure of this rank ends the ranks that wait for it.
     store = rendezvous.meet(dist_env, environ, monitor) if dist_env.world_size > 1 else None
     logging.disable(logging.WARNING)  # else each rank logs which accelerator it found
     import deepspeed
@@ -160,9 +163,10 @@ def setup_distributed(
     if backend == "gloo" and dist_env.local_size > 1:
         gloo_device.use_batch_scheduling()
     store = store or dist.HashStore()  # type: ignore[attr-defined]  # a world of one needs no port
-    # Not left to DeepSpeed, which would ask mpi4py for this rank's number. It uses an existing process group. Without
-    # device_id, since NCCL would then split groups off the world's communicator. All ranks must call such a split, and
-    # here only a group's members make it. Sends between stages would also be serialized with the world's messages.
+    # DeepSpeed would ask mpi4py for this rank's number, so the process group is made here, and DeepSpeed uses it. No
+    # device_id is passed: with it, NCCL would split groups off the world's communicator. All ranks must call such a
+    # split, but here only a group's members make the group. Sends between stages would also be serialized with the
+    # world's messages.
     dist.init_process_group(backend, store=store, rank=dist_env.rank, world_size=dist_env.world_size)
     deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)
 
@@ -224,7 +228,8 @@ def extend_timeouts(bound_s: float | None) -> None:
 def teardown_distributed(*, together: bool = True) -> None:
     """Destroy the process groups: without this, torch sometimes aborts at exit.
 
-    A successful run ends `together`. A refused run does not wait for ranks that may be stuck elsewhere.
+    together: wait for all ranks first, as at the end of a successful run. A rank that ends for another reason must not
+        wait, since other ranks may be stuck elsewhere.
     """
     import torch.distributed as dist
     from deepspeed.accelerator import get_accelerator
@@ -242,7 +247,7 @@ def teardown_distributed(*, together: bool = True) -> None:
 
 
 _LAST_KERNELS_S = 5.0
-"""Seconds that a rank that ends alone waits for work on its device."""
+"""Seconds to wait for work on the device if a rank ends alone."""
 
 
 def _is_idle(accelerator: Any, within_s: float) -> bool:
@@ -266,8 +271,8 @@ def exit_process(status: int) -> NoReturn:
     In one of some dozens of successful runs, one of torch's destructors aborts ("terminate called without an active
     exception"), and the launcher reports a failed job.
     """
-    # In the interpreter's own order: threads first, since they may still need objects that exit hooks tear down. Pool
-    # threads (torch's compiler leaves some) end only on request. `_shutdown` calls the hooks for that before it joins.
+    # The same order as in the interpreter: threads end first, since they may still need objects that exit hooks tear
+    # down. Pool threads (torch's compiler leaves some) end only on request, which `_shutdown` sends before it joins.
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()

@@ -3,8 +3,12 @@
 An `Axis` is a handle to one group of ranks: its members, and this rank's position among them. Over an axis of size 1
 every function returns its argument: no collective, no copy, no node in the graph.
 
+Terms: a *piece* is a rank's shard of a tensor. A *panel* is the operand of a rank's local matrix product. A *partial
+product* is the result of that product, which must still be summed over ranks. *Equal copies* are one tensor, held by
+all ranks.
+
 =========================  ==================  ==================  =============================================
-differentiable             forward             backward            turns
+differentiable             forward             backward            the forward turns
 =========================  ==================  ==================  =============================================
 `all_gather_autograd`      all-gather          reduce-scatter      pieces into the panel of a product
 `reduce_scatter_autograd`  reduce-scatter      all-gather          partial products into pieces
@@ -15,9 +19,9 @@ differentiable             forward             backward            turns
 `gather_from_group`        all-gather          this rank's slice   pieces into equal copies
 =========================  ==================  ==================  =============================================
 
-The first three are named after torch's functional collectives, the last four after Megatron-LM's mappings: they are its
-f and g (arXiv 1909.08053) and its sequence-parallel pairs (2205.05198). nanotron and picotron also define them as one
-small table. The last four require copies that are equal on all ranks, and keep them equal.
+The first three are named after torch's functional collectives, the last four after Megatron-LM's mappings, such as its
+f and g (arXiv 1909.08053) and its sequence-parallel pairs (2205.05198). nanotron and picotron also define such pairs in
+one small module. The last four rely on equal copies: these, and their gradients, must be the same on all ranks.
 """
 
 from __future__ import annotations
@@ -57,7 +61,7 @@ class Axis:
     """The group's name for torch's functional collectives."""
 
     def __post_init__(self) -> None:
-        """Store the group's name: torch.compile cannot read attributes of a process group."""
+        """Store the group's name, because torch.compile cannot read attributes of a process group."""
         if self.group is not None:
             object.__setattr__(self, "group_name", self.group.group_name)
 
@@ -70,7 +74,9 @@ class Pending(NamedTuple):
     """A started collective; `wait()` returns its result."""
 
     received: Tensor
+    """The tensor into which torch receives."""
     work: Sequence[dist.Work] = ()
+    """torch's handles to wait for."""
     finish: Callable[[Tensor], Tensor] | None = None
     """Computes the result from `received`; None: `received` is the result."""
     sent: Tensor | None = None
@@ -103,8 +109,8 @@ def _traced(received: Tensor, finish: Callable[[Tensor], Tensor] | None = None) 
 def all_gather(x: Tensor, axis: Axis, dim: int = 0, *, contiguous: bool = True) -> Tensor:
     """Concatenate the tensors of all ranks along `dim`, in the axis's order; shapes must agree.
 
-    The ranks' pieces arrive one after the other in memory. With contiguous=False, the result is a view of them whose
-    slowest dim is `dim` (unless `dim` is the last).
+    The ranks' pieces arrive one after the other in memory. With contiguous=False, the result is a view of this memory,
+    and `dim` is its slowest dim (unless `dim` is the last one).
     """
     if axis.size == 1:
         return x
@@ -196,7 +202,7 @@ def start_all_reduce_coalesced_(
 ) -> Callable[[], None]:
     """Start summing many tensors of one dtype over `axis`, in place, with one all-reduce in `dtype`.
 
-    The returned function waits for it and multiplies by `scale`.
+    The returned function waits for the all-reduce and multiplies the sums by `scale`.
     """
     flat = torch.cat([each.detach().flatten() for each in tensors])
     pending = start_all_reduce_(flat if dtype is None else flat.to(dtype), axis)
@@ -212,7 +218,7 @@ def start_all_reduce_coalesced_(
 
 
 def start_reduce_(x: Tensor, axis: Axis, root: int) -> Pending:
-    """Start summing a temporary into `x` on the axis's `root`-th rank; on other ranks `x` is then undefined."""
+    """Start an in-place reduce of `x`, a temporary, to the axis's `root`-th rank; elsewhere `x` becomes undefined."""
     if axis.size == 1:
         return Pending(x)
     return Pending(x, [dist.reduce(x, axis.peers[root], group=axis.group, async_op=True)])
@@ -226,7 +232,7 @@ def start_broadcast_(x: Tensor, axis: Axis, root: int) -> Pending:
 
 
 def start_all_gather_(x: Tensor, axis: Axis) -> Pending:
-    """Start gathering `x` in place: a vector of equal parts, one per rank, of which this rank has set its own."""
+    """Start an in-place all-gather of a vector of equal parts, one per rank; this rank has set its own part."""
     if axis.size == 1:
         return Pending(x)
     own = x.view(axis.size, -1)[axis.index]
@@ -234,7 +240,7 @@ def start_all_gather_(x: Tensor, axis: Axis) -> Pending:
 
 
 def all_to_all(x: Tensor, axis: Axis, split_dim: int, concat_dim: int) -> Tensor:
-    """Split `x` along `split_dim`, send a piece to each rank, and concatenate the received ones along `concat_dim`."""
+    """Split `x` along `split_dim`, send a piece to each rank, and concatenate received pieces along `concat_dim`."""
     if axis.size == 1:
         return x
     split_dim, concat_dim = split_dim % x.dim(), concat_dim % x.dim()
@@ -249,7 +255,7 @@ def all_to_all(x: Tensor, axis: Axis, split_dim: int, concat_dim: int) -> Tensor
 
 
 def start_ring_shift(x: Tensor, axis: Axis, received: Tensor | None = None) -> Pending:
-    """Start sending `x` to the next rank of the ring, and receiving the previous rank's, into `received` if given."""
+    """Start sending `x` to the ring's next rank and receiving the previous rank's `x`, into `received` if given."""
     if torch.compiler.is_compiling():
         # torch has no functional send: use an all-to-all in which each rank sends to one other rank only.
         to, of = (
@@ -368,6 +374,8 @@ def _slice(x: Tensor, axis: Axis, dim: int) -> Tensor:
 
 
 class _Pair(torch.autograd.Function):
+    """Run one collective in the forward, and another in the backward."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, forward: Collective, backward: Collective) -> Tensor:
         ctx.backward_collective = backward

@@ -26,7 +26,7 @@ _LONGEST_POLL_S = 0.5
 def check_consistency(job: Job, world: Axis, facts: Mapping[str, object] = NO_FACTS) -> None:
     """Check that all ranks have the same job and the same `facts` (name: value); file paths may differ.
 
-    All ranks together.
+    All ranks must call it together.
 
     Raises:
         DslparError: on every rank, if a rank differs from rank 0.
@@ -57,11 +57,11 @@ def check_equal(values: Mapping[str, object], world: Axis, code: str, hint: str)
 def first_findings(findings: Sequence[Finding], world: Axis, name: str, patience_s: float) -> Sequence[Finding]:
     """Wait for all ranks; return the findings of one rank that has any, or empty if no rank has.
 
-    All ranks together, once per `name`. Ranks communicate through torch's store and not a collective: if the others are
-    still in a collective, a refused rank's collective would be matched with theirs.
+    All ranks together, once per `name`. Ranks communicate through torch's store. A collective would not do: other ranks
+    may still be in another collective, and torch would match the two.
 
     Raises:
-        TimeoutError: this rank has findings, and not all others have called this within `patience_s`.
+        TimeoutError: this rank has findings, and not all other ranks have called this function within `patience_s`.
     """
     store = dist.distributed_c10d._get_default_store()
     here, told = f"dslpar/{name}/ranks", f"dslpar/{name}/findings"

@@ -15,12 +15,15 @@ VARIABLES = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "Ring"}
 
 
 def use_deterministic_algorithms(job: Job) -> None:
-    """Have torch raise an error that names the operation, if an operation has no deterministic implementation."""
+    """Apply `train.deterministic` to torch, if the job sets it.
+
+    torch then raises an error, which names the operation, if an operation has no deterministic implementation.
+    """
     if not job.spec.train.deterministic:
         return
     import torch
 
     torch.use_deterministic_algorithms(True)
-    # No result depends on it, and it costs a write.
+    # Filling uninitialized memory costs a write, and no result depends on that memory.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False

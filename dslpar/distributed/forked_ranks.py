@@ -143,7 +143,7 @@ class _Ranks:
         return found
 
     def _raise_failure(self, statuses: dict[int, int]) -> NoReturn:
-        # Again: a killed rank's peer may have been reaped before the killed rank itself.
+        # Reap again: a killed rank's peer may have been reaped before the killed rank itself.
         statuses |= self._reap()
         killed = [
             f"rank {rank} was killed by {signal.Signals(-status).name}"

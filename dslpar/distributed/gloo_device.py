@@ -6,9 +6,10 @@
 
 A gloo device has a thread that serves its sockets and wakes a hundred times a second even if nothing was sent. By
 default torch opens one device per group. A rank is in some ten to fifty groups, and all ranks of a host wake for each.
-For attention over 32 ranks on 2 cores that took six sevenths of the time, over 64 ranks all but one seventieth. With a
-shared device, each pair of ranks still has its own sockets, and each group its own threads that run collectives. Groups
-that torch makes without `init_process_group` and `new_group`, such as those of its rpc, have their own devices.
+On 2 cores, these wake-ups took six sevenths of the time of attention over 32 ranks, and over 64 ranks all but one
+seventieth. With a shared device, each pair of ranks still has its own sockets, and each group its own threads that run
+collectives. Groups that torch makes without `init_process_group` and `new_group`, such as torch.distributed.rpc's, have
+their own devices.
 
 A sending thread holds the lock of its pair of ranks and wakes the receiver. Under Linux's usual policy the receiver
 takes the core at once. Until the sender has the core again, the device's thread polls the socket, finds the lock taken,

@@ -6,16 +6,17 @@
     buffer.reduce_rest()               # after the step's last backward
     buffer.finish()                    # before the norm
 
-A gradient has the same offset as its weight in DeepSpeed's flat weights. So a rank's partition is a slice, and so is a
-bucket. A bucket's part for a rank is summed in place: nothing is copied, and a rank holds its whole gradients once.
-Megatron-LM's and torch DDP's buckets are slices of such a buffer, too. Reductions of buckets start in the same order on
-all ranks, regardless of the order in which a backward makes their gradients.
+A gradient has the same offset as its weight in DeepSpeed's flat weights. A rank's *partition*, the part that its
+optimizer updates, is therefore a slice of the buffer, and so is a bucket. A bucket is reduced in place, each part to
+the rank that updates it: nothing is copied, and a rank holds its whole gradients once. Megatron-LM's and torch DDP's
+buckets are slices of such a buffer, too. Reductions of buckets start in the same order on all ranks, regardless of the
+order in which a backward makes their gradients.
 
 Micro-batches accumulate in the buffer itself, in fp32 even if weights are in half precision. A model has many vectors,
-and adding their gradients one by one costs the host more time than the device. So they are collected and added by one
-call; a matrix is added at once, since keeping its gradient would need memory. In a step of one micro-batch each bucket
-is a separate buffer, allocated with its first gradient. Allocating all of them at once would add to the activations,
-which are freed as gradients come. This rank's partition is then copied together at the end.
+and adding their gradients one by one costs the host more time than the device. So vectors' gradients wait and are added
+by one call. A matrix's gradient is added at once, since keeping it would need memory. In a step of one micro-batch each
+bucket is a separate buffer, allocated with its first gradient. Allocating all buckets at once would add to the
+activations, which are freed while gradients are made. `finish` then copies this rank's partition into one tensor.
 """
 
 from __future__ import annotations
@@ -33,20 +34,23 @@ from dslpar.distributed import collectives
 from dslpar.distributed.collectives import Axis, Pending
 
 _MOST_WAITING = 2**18
-"""Most elements of vectors' gradients that wait to be added: few against a matrix, many against one vector."""
+"""Most elements that wait to be added: few compared to a matrix, many compared to one vector."""
 
 
 @dataclass
 class _Buffer:
-    """Memory of some or all of a group's gradients, from a step's first gradient to the optimizer step."""
+    """Memory of some or all of a parameter group's gradients, from a step's first gradient to the optimizer step."""
 
     group: int
+    """Index of the parameter group."""
     begin: int
+    """First element, as an offset in the group's flat weights."""
     end: int
     memory: Tensor | None = None
+    """None until it is allocated, and after the step."""
 
     def between(self, first: int, end: int) -> Tensor:
-        """Return this buffer's elements of the group from `first` to `end`; initially zeros."""
+        """Return a view of the elements from `first` to `end`, offsets in the group, that this buffer holds."""
         assert self.memory is not None
         first, end = max(first, self.begin), min(end, self.end)
         return self.memory.narrow(0, first - self.begin, end - first)
@@ -57,28 +61,37 @@ class _Bucket:
     """Adjacent gradients that are reduced together."""
 
     group: int
+    """Index of the parameter group."""
     begin: int
+    """First element, as an offset in the group's flat weights."""
     end: int
     params: list[nn.Parameter]
     missing: int = 0
-    """Number of gradients that this step's last backward has not made yet; late ones count until it is over."""
+    """Number of gradients that this step's last backward has not made yet. Late parameters count until it is over."""
     has_begun: bool = False
-    """True if its reduction has begun in this step."""
+    """True if this bucket's reduction has begun in this step."""
 
 
 class _Begun(NamedTuple):
-    """A part of a bucket in flight to the rank that steps it."""
+    """A part of a bucket in flight to the rank that updates it."""
 
     pending: Pending
     target: Tensor | None
-    """Destination on this rank; set only if this rank steps the part and it travels in another dtype."""
+    """Where to copy the sum; set only if this rank updates the part and the sum is in another dtype than the buffer."""
 
 
 class GradientBuffer:
     """Holds and reduces the gradients of a DeepSpeedZeroOptimizer at stage 1.
 
-    is_last_backward: returns whether the running backward completes a step's gradients. It comes from DeepSpeed's
-        engine: its optimizer learns this from a hook on the model's output, too late for a head that runs in the loss.
+    A step has these phases:
+
+    1. Each backward calls `on_gradient`, which adds a gradient to its sum, at once or with others.
+    2. In the last backward, a bucket's reduction begins when its gradients and all buckets before it are complete.
+    3. `reduce_rest` begins the remaining reductions, such as those of late parameters.
+    4. `finish` waits for all reductions and hands this rank's partition to the optimizer.
+
+    is_last_backward: returns whether the running backward completes a step's gradients. DeepSpeed's engine provides it.
+        DeepSpeed's optimizer learns this from a hook on the model's output, too late for a head that runs in the loss.
     accumulates: whether a step has several micro-batches.
     order: position by parameter id, in registration order, which is about the order of the forward.
     late: ids of parameters whose gradients are not complete after the last backward, such as weights that pipeline
@@ -103,7 +116,7 @@ class GradientBuffer:
         }
         """Offset of each parameter in its group's flat weights, in elements, by id."""
         self._buckets = self._cut()
-        # In the order in which a backward completes them: from the model's end, buckets with late parameters last.
+        # Sorted in the order in which a backward completes buckets: from the model's end, late parameters last.
         self._buckets.sort(
             key=lambda each: (any(map(self._is_late, each.params)), -min(order[id(p)] for p in each.params))
         )
@@ -121,12 +134,13 @@ class GradientBuffer:
         self._places: dict[int, Tensor] = {}
         """Views of the allocated buffers, by parameter id."""
         self._waiting: list[Any] = []
+        """Vectors whose gradients wait to be added to their sums."""
         self._num_waiting = 0
-        """Number of their elements."""
+        """Number of elements of these gradients."""
         self._backward: int | None = None
         """torch's id of the running backward; None until it has made a gradient."""
         self._completes = False
-        """True if that backward is the step's last."""
+        """True if the running backward is the step's last."""
         self._in_flight: deque[_Begun] = deque()
         self._num_begun = 0
         self._expect_all()
@@ -150,7 +164,7 @@ class GradientBuffer:
         is over.
 
         Raises:
-            RuntimeError: the reduction of its bucket has begun, and the gradient would be lost.
+            RuntimeError: the reduction of the parameter's bucket has begun, and the gradient would be lost.
         """
         bucket = self._bucket_of[id(p)]
         if bucket.has_begun:
@@ -174,7 +188,7 @@ class GradientBuffer:
         """Begin all remaining reductions, after the last backward."""
         while self._num_begun < len(self._buckets):
             for p in self._buckets[self._num_begun].params:
-                self.accumulate(p)  # if one was made since: zeros of an unused vector
+                self.accumulate(p)  # a gradient may be new, such as an unused vector's zeros
             self._begin_next()
         self._zero._epilogue_ran_this_backward = True
 
@@ -191,7 +205,7 @@ class GradientBuffer:
             summed = begun.pending.wait()
             if begun.target is not None:
                 begun.target.copy_(summed)
-            del begun, summed  # the last one may be a copy of a large table's gradient
+            del begun, summed  # frees `summed`, which may be a copy of a large embedding's gradient
         self._num_begun = 0
         self._places.clear()
         self._expect_all()
@@ -208,8 +222,9 @@ class GradientBuffer:
         """Note which backward makes gradients, and have waiting gradients added at its end.
 
         A backward can run within another one, such as with recomputed activations. Each backward's waiting gradients
-        are added before another backward makes one. Otherwise autograd would add two gradients of a parameter in half
-        precision. It still does so for the inner backward's first gradient, if that parameter's gradient waits.
+        are added before another backward makes a gradient. Otherwise autograd would add two gradients of a parameter in
+        half precision. One case remains: the inner backward's first gradient, if it is of a parameter whose gradient
+        waits.
         """
         self._add_waiting()
         self._backward = torch._C._current_graph_task_id()
@@ -220,7 +235,10 @@ class GradientBuffer:
         torch.autograd.Variable._execution_engine.queue_callback(self._leave_backward)
 
     def _begin_sums(self, buffer: _Buffer) -> None:
-        """Allocate the sums to which products add (layers.gradient_accumulation_fusion), even a step's first ones."""
+        """Allocate the sums to which matrix products add directly, from the step's first micro-batch on.
+
+        See layers.gradient_accumulation_fusion.
+        """
         self._with_memory(buffer)
         for p in self._zero.round_robin_bit16_groups[buffer.group]:
             if getattr(p, "fuses_accumulation", False) and p.grad_accum is None:
@@ -247,8 +265,8 @@ class GradientBuffer:
         """Add the parameters' gradients to their sums in the buffers.
 
         In half precision DeepSpeed keeps the sums in `p.grad_accum`. bf16 and fp16 gradients are added to an fp32 sum
-        without a copy in fp32, so only 10 bytes per parameter are moved. If gradients have the sum's dtype, autograd
-        adds to `p.grad` itself, once that is a view of the buffer.
+        without a copy in fp32, so only 10 bytes per parameter are moved. If gradients have the sum's dtype, `p.grad`
+        becomes a view of the buffer, and autograd itself adds later gradients to it.
         """
         if not self._zero.use_grad_accum_attribute:
             elsewhere = [p for p in params if p.grad.data_ptr() != self.place(p).data_ptr()]
@@ -280,7 +298,7 @@ class GradientBuffer:
 
     def _with_memory(self, buffer: _Buffer) -> _Buffer:
         if buffer.memory is None:
-            # Zeros, for parameters that no sample of a step has used and for padding.
+            # Zeros, because padding and parameters that a step does not use get no gradient.
             buffer.memory = self._zeros(buffer.group, buffer.end - buffer.begin)
         return buffer
 
@@ -328,7 +346,7 @@ class GradientBuffer:
         return id(p) in self._late
 
     def _cut(self) -> list[_Bucket]:
-        """Cut each group into slices of at most `reduce_bucket_size`; a larger parameter is a slice of its own."""
+        """Return each group's buckets of at most `reduce_bucket_size`; a larger parameter is its own bucket."""
         buckets: list[_Bucket] = []
         for group, params in enumerate(self._zero.round_robin_bit16_groups):
             bucket: _Bucket | None = None
@@ -347,7 +365,7 @@ class GradientBuffer:
             bucket.missing, bucket.has_begun = len(bucket.params), False
 
     def _begin_next(self) -> None:
-        """Begin averaging the next bucket, each part on the rank that steps it."""
+        """Begin averaging the next bucket, each part on the rank that updates it."""
         bucket = self._buckets[self._num_begun]
         self._num_begun += 1
         bucket.has_begun = True

@@ -5,10 +5,11 @@
     reduction.finish()                 # before the norm
 
 DeepSpeed shards the optimizer state into equal, contiguous parts of each parameter group, so a bucket's gradients
-belong to one or a few ranks. One reduction per rank sums its part there. DeepSpeed's buckets, hooks and shards are used
-unchanged. New here is when a reduction begins, and that nothing waits for it until the step. Megatron-LM and torch's
-DDP overlap their reductions in the same way. At most `IN_FLIGHT` buckets are in flight, since ZeRO 2 exists to keep no
-whole gradients. ZeRO 1, which keeps them, has a buffer (gradient_buffer.py).
+belong to one or a few ranks. One reduction per such rank sums the rank's part of the bucket on that rank. DeepSpeed's
+buckets, hooks and shards are used unchanged. Only the time of a reduction differs: it begins when a bucket is full, and
+the backward goes on. Megatron-LM and torch's DDP overlap their reductions in the same way. At most `IN_FLIGHT` buckets
+are in flight, since the purpose of ZeRO 2 is to keep no whole gradients. ZeRO 1 keeps whole gradients, and has a buffer
+for them (gradient_buffer.py).
 """
 
 from __future__ import annotations
@@ -28,14 +29,17 @@ IN_FLIGHT = 2
 
 
 class _Piece(NamedTuple):
-    """The part of one parameter's gradient that one rank steps."""
+    """The part of one parameter's gradient that one rank owns: its optimizer updates these elements."""
 
     gradient: Tensor
+    """This rank's part of the bucket, before the sum over ranks."""
     target: Tensor | None
-    """Tensor to which the sum over ranks is added; None on ranks that do not step the piece."""
+    """Tensor to which the sum over ranks is added; None on all ranks but the piece's owner."""
 
 
 class _Reduction(NamedTuple):
+    """One reduction in flight: the pieces of a bucket that belong to one rank."""
+
     pending: Pending
     pieces: list[_Piece]
 
@@ -88,7 +92,11 @@ class GradientReduction:
     # ---- one bucket ----
 
     def _start(self, gradients: Tensor, params: list[tuple[int, int, int]], dtype: torch.dtype) -> list[_Reduction]:
-        """Begin averaging `gradients`, which has those of `params` in order, each part on the rank that steps it."""
+        """Begin averaging a bucket, each part on the rank that owns it.
+
+        gradients: a flat tensor with the gradients of `params`, in order.
+        params: (group, index in the group, id) of each parameter.
+        """
         zero = self._zero
         if zero.gradient_average and (replicas := self._axis.size // zero.sequence_parallel_size) > 1:
             gradients.div_(replicas)
@@ -114,7 +122,7 @@ class GradientReduction:
             yield rank, start, end - start
 
     def _finish_first(self) -> None:
-        """Wait for the oldest bucket. All ranks wait, since a sent buffer may be overwritten only afterwards."""
+        """Wait for the oldest bucket, also on ranks that only send: until then the sent buffer must not be reused."""
         for pending, pieces in self._in_flight.popleft():
             summed = pending.wait()
             begin = 0

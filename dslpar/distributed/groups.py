@@ -6,6 +6,8 @@
     groups.axis("model")                    # pipe and tensor: all ranks of one replica of the model
     Groups.without_processes(mesh, rank=5)  # who belongs to rank 5's groups, in a process that is in none of them
 
+d, q, y and z are the tensor axes, and x is d and q together (docs/architecture.md, The cuboid).
+
 Every process makes only the groups that it belongs to, and all processes make them in the same order. This costs a few
 messages per rank in a job of any size. A single process (world size 1) needs no `init_process_group`.
 """
@@ -35,9 +37,9 @@ _MODEL = ("pipe", "tensor")
 class Groups:
     """This rank's process groups on `mesh`.
 
-    All ranks must construct it together, with equal arguments except for `rank` (default: torch.distributed's).
-    `timeout` limits each collective; the default is torch.distributed's. `num_chunks` is the number of stages per rank
-    in the pipeline schedule, used in the names of reports.
+    All ranks must construct it together, with equal arguments except for `rank`. `rank` and `timeout`, the limit of
+    each collective, are torch.distributed's by default. `num_chunks` is the number of stages per rank in the pipeline
+    schedule; only `stage_name` uses it.
     """
 
     mesh: Mesh
@@ -55,7 +57,7 @@ class Groups:
         self.rank = (dist.get_rank() if running else 0) if rank is None else rank
         self.coord = mesh.coord(self.rank)
         share_device()
-        # Axes of one rank have a group, too: for torch's functions, group=None means the whole world.
+        # An axis of one rank needs a group, too: torch's functions take group=None as the whole world.
         alone = _new_group([self.rank], timeout) if running else None
         self._axes = {frozenset[str](): Axis(1, 0, (self.rank,), alone)}
         for names in _needed_axes(mesh):
@@ -67,7 +69,7 @@ class Groups:
     def without_processes(cls, mesh: Mesh, rank: int = 0) -> Groups:
         """Return any rank's groups with their members, but without process groups to communicate in.
 
-        Layers and models can be built with them on any device, such as torch's "meta". A forward needs real groups.
+        They suffice to build layers and models on any device, such as torch's "meta". A forward needs process groups.
         """
         groups = cls.__new__(cls)
         groups.mesh, groups.rank, groups.coord, groups._num_chunks = mesh, rank, mesh.coord(rank), 1
@@ -80,7 +82,7 @@ class Groups:
         return groups
 
     def with_chunks(self, num_chunks: int) -> Groups:
-        """Return the same groups; reports then name `num_chunks` stages per rank."""
+        """Return the same groups, whose `stage_name` names `num_chunks` stages per rank."""
         groups = copy(self)
         groups._num_chunks = num_chunks
         return groups
@@ -91,7 +93,7 @@ class Groups:
 
     @property
     def tensor(self) -> Tensor:
-        """The cuboid of each tensor group."""
+        """Sizes of the tensor axes, and the tensor mode."""
         return self.mesh.tensor
 
     @property
@@ -112,17 +114,17 @@ class Groups:
         return place_name(held, pipe, self.coord["data"], self.axis("tensor").index)
 
     def axis(self, *names: str) -> Axis:
-        """Return the group over the named axes: any of d q y z, "x", "tensor", "data", "pipe", "model", or ("data",
-        "d").
+        """Return the group of ranks that differ from this rank only on the named axes.
 
-        In context parallelism, d also consists of two axes: "ulysses", groups of neighbours, and "ring", across these
-        groups.
+        names: any of "d", "q", "y" and "z"; or one of "x", "tensor", "data", "pipe" and "model"; or ("data", "d"). In
+            context parallelism, d also consists of two axes: "ulysses", groups of neighbours, and "ring", across these
+            groups.
         """
         known = self._by_names.get(names)
         return self._axes[self._key(names)] if known is None else known
 
     def second(self, axis: str, description: str) -> Axis:
-        """Make a second group of an axis's ranks, with its own NCCL communicators. All ranks together."""
+        """Return an axis of the same ranks over a new group, with its own NCCL communicators. All ranks together."""
         first = self.axis(axis)
         if first.group is None or first.size == 1:
             return first
@@ -146,8 +148,9 @@ class Groups:
         return _new_group([axis.peers[index] for index in sorted(indices)])
 
     def _axes_by_names(self) -> dict[tuple[str, ...], Axis]:
-        """Return a table of all axes that layers request, in any order of names; it never grows, for torch.compile's
-        guards.
+        """Return a table of all axes that layers request, in any order of names.
+
+        The table never grows: torch.compile would recompile the code that reads it.
         """
         orders = (names for length in range(1, len(TENSOR_AXES) + 1) for names in permutations(TENSOR_AXES, length))
         named = ((), ("tensor",), ("x",), ("data",), ("pipe",), ("model",), ("pipe", "data", "tensor"))

@@ -4,7 +4,7 @@
 
 On a host with several NUMA nodes, threads on another node than the GPU's reach host memory and the GPU through the link
 between sockets. torchrun binds ranks on request (`--numa-binding=node`). dslpar starts mpirun and deepspeed without
-binding, since theirs goes by rank numbers and not by the accelerators' location.
+binding, since these launchers bind by rank number, and not by the accelerator's location.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class PciDevice(Protocol):
 def bind_to_node(device: PciDevice, sysfs: Path = SYSFS) -> frozenset[int]:
     """Bind this process to the CPUs of the device's NUMA node; return them, or empty if nothing was changed.
 
-    Threads started later inherit the binding. If a process may not run on all CPUs of the host, a launcher, scheduler
-    or user has bound it, and it stays so.
+    Threads started later inherit the binding. If the process may not run on all CPUs of the host, a launcher, scheduler
+    or user has bound it, and this binding is kept.
     """
     if not hasattr(os, "sched_setaffinity"):
         return frozenset()

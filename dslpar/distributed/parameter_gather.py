@@ -5,22 +5,22 @@
     gather.wait_for(layer)        # each time before a layer runs
     gather.finish()               # before anything else reads weights, or writes them
 
-DeepSpeed flattens each parameter group and cuts it into equal, contiguous parts, one for each rank of ZeRO's axis,
-which steps it. A bucket is a run of whole parameters. Its content belongs to one or a few ranks. Each of them
-broadcasts its piece, in the order in which the forward needs the buckets. An all-gather would bring a slice of every
-rank's part, from all over the model: with N ranks, the layer at 1/N of the depth would wait for the last all-gather.
-The number of bytes is the same, since a ring passes each piece on N - 1 times either way. A group that fits one bucket,
-such as biases and gains, is gathered by one call, in place.
+DeepSpeed flattens each parameter group and divides it into equal, contiguous parts. Each rank of ZeRO's axis updates
+one part. A bucket consists of adjacent whole parameters, so its content belongs to one or a few ranks. Each of these
+ranks broadcasts its piece, in the order in which the forward needs the buckets. An all-gather would bring a slice of
+every rank's part, from all over the model: with N ranks, the layer at 1/N of the depth would wait for the last
+all-gather. The number of bytes is the same, since a ring passes each piece on N - 1 times either way. A group that fits
+one bucket, such as biases and gains, is gathered by one call, in place.
 
 Readers of weights, and where they wait:
 
 ===========================================================  =======================================================
-a layer: in training, evaluation, recomputation, compiled,   `LayerSpec.step`, for the buckets of all parameters that
-of a pipeline, applied as a tied one, by a policy            its module holds, at any depth; a call of the module too
+a layer, wherever it runs: training, evaluation,             `LayerSpec.step`, for the buckets of all parameters that
+recomputation, compiled code, pipelines, policies            its module holds, at any depth; a call of the module too
 `Engine.module`, `named_parameters`: saving, counting,       `finish_gathers`
 hooks, `LayeredModel.after_step`
 `checkpoint.full_state`, `load_full_state`                   `finish_gathers`
-`state_dict()` of the module, or of one within it            a hook before it
+`state_dict()` of the module, or of a submodule              a hook before it
 the next step, DeepSpeed's own loading, moving of states     `deepspeed_patches.overlap_param_gather`
 norms, clipping, loss scaling, sums of tied gradients        nowhere: they read gradients and fp32 masters alone
 a parameter, or a part of a layer, that a program has kept   nowhere: call `Engine.wait_for_weights` before
@@ -28,9 +28,9 @@ a parameter, or a part of a layer, that a program has kept   nowhere: call `Engi
 
 The idea and the name come from Megatron-LM's `overlap_param_gather`: gathers begin after the step, in forward order,
 and a hook on each module that owns weights waits for them. Before it evaluates or saves, Megatron-LM waits for all
-gathers and removes the hooks. Here layers wait, and each for all weights that it holds: a Block reads the vectors of
-the layers within it, a tied head reads the embedding's table, and torch.compile would trace hooks. So a model of one
-layer, such as MoCo, waits for all. torch's FSDP2 gathers a layer while the previous one runs, again in each forward,
+gathers and removes the hooks. Here each layer waits for all weights that it holds: a Block reads the vectors of the
+layers within it, a tied head reads the embedding's table, and torch.compile would trace hooks. A model that is a single
+layer, such as MoCo, waits for all weights. torch's FSDP2 gathers a layer while the previous one runs, in each forward,
 whereas ZeRO 1 and 2 keep all weights. DeepSpeed determines the memory layout: buckets, parts and padding are read from
 its optimizer, and nothing is moved.
 """
@@ -47,10 +47,12 @@ from dslpar.distributed.collectives import Axis, Pending
 
 
 class _Bucket(NamedTuple):
-    """A run of whole parameters in a parameter group's flat tensor, with the padding behind them."""
+    """Adjacent whole parameters in a parameter group's flat tensor, with the padding behind them."""
 
     group: int
+    """Index of the parameter group."""
     begin: int
+    """First element, as an offset in the group's flat tensor."""
     end: int
     params: Sequence[nn.Parameter]
 
@@ -90,7 +92,7 @@ class ParameterGather:
         self._pending = {number: self._start(bucket) for number, bucket in enumerate(self._buckets)}
 
     def wait_for(self, layer: nn.Module) -> None:
-        """Wait for a layer's weights, or for all weights if the layer is not one of the module's."""
+        """Wait for a layer's weights, or for all weights if the layer is not in `layers`."""
         if self._pending:
             for number in self._needed.get(layer, list(self._pending)):
                 self._wait(number)

@@ -5,9 +5,9 @@
 
 In a pipeline, the sender continues while its message is sent. The receiver posts receives while it still computes
 earlier actions, as far ahead as is safe from deadlock (`dslpar.layout.simulation.receives`). All messages over one
-boundary have one shape, so only the first one has a header, as in DeepSpeed's pipeline. A link's messages are received
-in the order in which they are sent, which the schedule determines. Since their shapes are equal, a mix-up would go
-unnoticed.
+stage boundary, in one direction, have the same shapes. Only the first one has a header, as in DeepSpeed's pipeline. A
+link is a pair of (sending, receiving) ranks. Its messages are received in the order in which they are sent, which the
+schedule determines. Since their shapes are equal, a mix-up would go unnoticed.
 
 Messages up and down the pipeline have separate process groups. NCCL gives a pair of ranks one communicator per group,
 and work on it runs in order. Two ranks that both send before they receive would hang. (DeepSpeed blocks in each send.
@@ -100,10 +100,12 @@ def _read_header(padded: Tensor) -> Forms:
 
 
 class _Posted(NamedTuple):
-    """A posted receive."""
+    """A posted receive of one message."""
 
     taken_by: Action
+    """The action whose input the message is."""
     values: list[Tensor]
+    """Buffers for the message's tensors."""
     works: list[dist.Work]
 
 
@@ -114,7 +116,9 @@ class _Incoming:
     axis: Axis
     source: int
     expected: deque[Action] = field(default_factory=deque)
+    """Actions of this rank whose inputs are still to be posted, in the order of sending."""
     posted: deque[_Posted] = field(default_factory=deque)
+    """Receives that are posted and not waited for yet."""
 
 
 Boundary = tuple[str, int]
@@ -144,8 +148,8 @@ class StageMessages:
     def connect(self, orders: Orders) -> None:
         """Open this rank's links with an empty header. Neighbours must call it together.
 
-        NCCL makes a pair's communicator at its first message, and both ranks wait for it. Here this happens pair by
-        pair, in an order that all ranks share, with nothing else on the device.
+        NCCL makes a pair's communicator at the pair's first message, and both ranks wait for each other. Here pairs
+        connect one by one, in the same order on all ranks, while the device has no other work.
         """
         header = torch.zeros(_HEADER, dtype=torch.int64, device=self._device)  # loads the kernel that makes one
         links = [link for link in messages(orders, self._chunks) if self._rank in link]
@@ -158,8 +162,9 @@ class StageMessages:
         header.tolist()
 
     def begin(self, orders: Orders, ahead: Sequence[Sequence[Action]]) -> None:
-        """Expect the messages of these orders of all ranks; orders of ranks that are not neighbours may be empty.
+        """Begin a step, or an evaluation.
 
+        orders: all ranks' actions, in order; empty for ranks that are not this rank's neighbours.
         ahead: the receives to post before each action of this rank (`layout.simulation.receives`).
         """
         self._incoming, self._ahead = {}, deque(ahead)
@@ -171,8 +176,8 @@ class StageMessages:
     def advance(self) -> None:
         """Post the receives that come before this rank's next action. Call it before each action, in order.
 
-        It also allocates memory for the receives after that action. An allocation may wait for the device, and nothing
-        may wait between a send and the next receive.
+        It also allocates memory for the receives to post before the action after that. An allocation may wait for the
+        device, and nothing may wait between a send and the next receive.
         """
         for taken_by in self._ahead.popleft():
             before = producer(taken_by, self._chunks)

@@ -7,9 +7,12 @@
         ...
     return rank.status
 
-Each kind of failure is handled in one place here. A rank that cannot run before the ranks have met reports it, and ends
-the ranks that wait for it elsewhere. Every rank raises a DslparError after that: rank 0 prints it and ends first.
-Anything else is an uncaught error: the rank's monitor ends the job (dslpar/watchdog).
+`RankSession` handles three kinds of failure:
+
+- Before the ranks have met, a rank cannot run. It reports the reason, and ends the ranks that wait for it on other
+  hosts.
+- After that, every rank raises the same DslparError. Rank 0 prints it and ends first.
+- Any other exception is uncaught. The rank's monitor ends the job (dslpar/watchdog).
 """
 
 from __future__ import annotations
@@ -52,7 +55,7 @@ _AFTER_START_WAIT_S = 3
 class RankExit(Exception):  # noqa: N818  # as SystemExit: a way to end, not an error
     """Raised within a RankSession to end this rank with `status`; the reason has been printed already.
 
-    `is_result`: the status is the command's result and not a failure, and no guard reports it.
+    `is_result`: the status is the command's result and not a failure, so the rank's guard does not report it.
     """
 
     def __init__(self, status: int = 1, *, is_result: bool = False) -> None:
@@ -63,8 +66,7 @@ class RankExit(Exception):  # noqa: N818  # as SystemExit: a way to end, not an 
 class RankSession:
     """Context manager for a rank of a command that a launcher may start; `status` is its exit status afterwards.
 
-    `watch_one`: a world of one is also guarded and sets up torch.distributed. Otherwise a single process starts
-        nothing.
+    `watch_one`: a single process (world size 1) also starts a guard and torch.distributed; by default it does not.
     """
 
     dist_env: DistributedEnv
@@ -84,7 +86,7 @@ class RankSession:
         return self
 
     def prepare(self, act: Callable[[DistributedEnv], Value]) -> Value:
-        """Find this process's place in its job, and return `act(place)`. Only rank 0 prints, and no rank waits.
+        """Read this process's place in its job, and return `act(place)`. Only rank 0 prints. No rank waits for another.
 
         If `act` raises a DslparError, it is printed. `act` raises RankExit if it has printed the reason itself.
         """
@@ -105,7 +107,7 @@ class RankSession:
                 self._muted = muted.getvalue()
 
     def meet(self, job: Job | None, environ: Mapping[str, str] | None = None) -> None:
-        """Set up torch.distributed and DeepSpeed for the job. All ranks together.
+        """Set up torch.distributed and DeepSpeed for the job. All ranks must call it together.
 
         `environ`: further environment variables, which must be set before torch is imported.
         """
@@ -122,7 +124,7 @@ class RankSession:
             determinism.use_deterministic_algorithms(job)
 
     def agree(self, job: Job, facts: Mapping[str, object]) -> None:
-        """Check that all ranks run the same job and have the same `facts`. All ranks together.
+        """Check that all ranks run the same job and have the same `facts`. All ranks must call it together.
 
         Raises:
             DslparError: on every rank, if a rank differs from rank 0.
@@ -193,7 +195,7 @@ class RankSession:
             time.sleep(_AFTER_START_WAIT_S)  # until the guard has sent the mark and ends this rank, too
 
     def _end_after_rank_0(self, end: RankExit) -> None:
-        """End with a status that every rank has and rank 0 reports.
+        """End this rank with a status that is the same on every rank, after rank 0, which reports the reason.
 
         A launcher ends all ranks when the first one ends, so rank 0 must end first, or its report may be lost.
         """
@@ -218,7 +220,8 @@ _program_monitor: list[RankMonitor] = []
 class ProgramRank:
     """A rank of a program that calls dslpar: errors are raised to the program, and the process's exit ends the rank.
 
-    If the program has set up torch.distributed itself, rank and world size come from there, and it handles failures.
+    If the program has set up torch.distributed itself, rank and world size come from torch.distributed, and the program
+    handles failures.
     """
 
     def __init__(self, environ: MutableMapping[str, str]) -> None:
@@ -238,7 +241,7 @@ class ProgramRank:
             yield dist_env.rank, dist_env.world_size
         except Exception:
             if monitor is not None:
-                rendezvous.announce_failure(dist_env, self.environ, monitor)  # its excepthook then marks it
+                rendezvous.announce_failure(dist_env, self.environ, monitor)  # the monitor's excepthook marks the rank
             raise
 
     def meet(self, job: Job) -> RankMonitor | None:

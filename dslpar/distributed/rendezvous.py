@@ -37,9 +37,10 @@ def meet(
 ) -> Store:
     """Join torch's store and connect the guards, without waiting for any rank but rank 0.
 
-    torch's own rendezvous waits up to half an hour until all ranks are there. A rank that fails before it would keep
-    the others waiting wherever no launcher ends them (on other hosts; under `srun` without --kill-on-bad-exit). So
-    guards connect first, one by one, and watch while torch's process group waits.
+    torch's own rendezvous waits up to half an hour until all ranks are there. If a rank fails before its rendezvous,
+    the other ranks keep waiting unless a launcher ends them (none does on other hosts, or under `srun` without
+    --kill-on-bad-exit). So guards, each rank's watching process (dslpar/watchdog), connect first, one by one, and watch
+    while torch's process group waits.
     """
     import torch.distributed as dist
 
@@ -59,8 +60,9 @@ def meet(
 def announce_failure(dist_env: DistributedEnv, environ: Mapping[str, str], monitor: RankMonitor) -> bool:
     """Connect the guard of a rank that cannot run to the others' guards, unless a launcher ends the waiting ranks.
 
-    Rank 0 then waits a while for the others, since they meet at its host. Any other rank is ended in the meantime if
-    rank 0 has failed, too. Returns whether a failure mark from this rank now ends the others.
+    Rank 0 then waits a while for the other ranks, since they meet at its host. Any other rank ends in the meantime if
+    rank 0 has failed, too. Returns True if the guards are connected, so that marking this rank as failed ends the
+    others.
     """
     ended_by_launcher = dist_env.local_size == dist_env.world_size and "SLURM_PROCID" not in environ
     if dist_env.world_size == 1 or ended_by_launcher:

@@ -5,8 +5,8 @@
     begin, end = manager.get_stage_index(manager.distribute_layers(num_layers=24))
     ends = manager.init_process_group_by_stages([0, manager.num_stages - 1])
 
-The names come from ColossalAI's PipelineStageManager, and so does the wrap-around from the last stage to the first. It
-is for a program's own use: dslpar cuts a model as its config says.
+The names come from ColossalAI's PipelineStageManager, and so does the wrap-around from the last stage to the first.
+The class is for a program's own code, and does not change how dslpar partitions a model.
 """
 
 from __future__ import annotations

@@ -4,9 +4,10 @@
     reduction.start(stage_parameters)      # their gradients are complete
     reduction.finish()                     # before the norm; the gradients are averaged then
 
-A rank with several stages has the gradients of its later stages long before those of its first. DeepSpeed reduces all
-of them after the last backward. `gradient_buffer` does the same as this module for ZeRO 1, started by hooks.
-Megatron-LM's interleaved schedule also overlaps its data-parallel reductions one chunk at a time.
+A rank with several stages completes the gradients of its later stages long before the gradients of its first stage.
+DeepSpeed reduces the gradients of all stages after the last backward. For ZeRO 1, `gradient_buffer` overlaps in the
+same way, and starts reductions from gradient hooks. Megatron-LM's interleaved schedule also overlaps its data-parallel
+reductions one chunk at a time.
 """
 
 from __future__ import annotations

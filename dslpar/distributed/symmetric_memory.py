@@ -3,8 +3,8 @@
     require(groups, device)              # parallel.tensor.comm_overlap='symmetric_memory'
 
 torch shares device memory between processes through file descriptors and waits for them without a timeout, so ranks on
-several hosts would hang. Therefore the relevant facts are gathered first, and all ranks refuse together. A fabric
-across hosts (rack-scale NVLink) is not considered.
+several hosts would hang. Therefore each rank's host and device are gathered first, and if memory cannot be shared, all
+ranks raise the same error. A fabric across hosts (rack-scale NVLink) is not considered.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class Place(NamedTuple):
     reached: tuple[int, ...]
     """Indices of the devices whose memory this rank can access, as it sees them, including its own."""
     lacks: str = ""
-    """Reason why its torch does not support symmetric memory; empty if it does."""
+    """Reason why this rank's torch does not support symmetric memory; empty if it does."""
 
 
 def require(groups: Groups, device: torch.device) -> None:
     """Raise DslparError, on all ranks, if CUDA devices cannot access each other's memory. All ranks together.
 
-    If they can, torch's workspaces are allocated. Other devices are not checked.
+    If they can, torch's workspaces are allocated. Other devices do not use symmetric memory and are not checked.
     """
     axes = [groups.axis(letter) for letter in groups.tensor.token_axes]
     if not axes:
@@ -63,7 +63,7 @@ def require(groups: Groups, device: torch.device) -> None:
 
 
 def why_apart(peers: Sequence[int], places: Mapping[int, Place]) -> str:
-    """Return why ranks cannot access each other's memory; empty: they can, as far as is known before they try."""
+    """Return the reason why ranks cannot access each other's memory, or "" if no place rules it out."""
     hosts = dict.fromkeys(places[rank].host for rank in peers)
     if len(hosts) > 1:
         return f"ranks {_listed(peers)} are on several hosts: {', '.join(hosts)}"
@@ -117,7 +117,7 @@ def _why_not_met(axis: Axis) -> str:
 
 
 def _refuse(reasons: Sequence[str], world: Axis) -> None:
-    """Raise the first reason of any rank on all ranks: if one left alone, the others would hang."""
+    """Raise the first reason of any rank on all ranks: if one rank raised alone, the others would hang."""
     of_all = [reason for found in gather_objects(list(reasons), world) for reason in found if reason]
     if of_all:
         message = f"comm_overlap='symmetric_memory': {of_all[0]}"

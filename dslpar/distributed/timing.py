@@ -46,7 +46,7 @@ def time_copies(device: torch.device, num_bytes: int = COPIED_BYTES) -> float:
 
 
 def time_sums(axis: Axis, device: torch.device, sizes: Sequence[int] = SUM_BYTES) -> list[TimedSum]:
-    """Time all-reduces of these sizes in bytes over an axis; all its ranks together."""
+    """Time all-reduces of these sizes in bytes over an axis. All ranks of the axis must call it together."""
     found = []
     for num_bytes in sizes:
         x = torch.zeros(num_bytes // 4, device=device)

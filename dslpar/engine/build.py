@@ -49,8 +49,8 @@ def build_engine(
 ) -> Engine:
     """Build the engine of a job. All ranks must call it together.
 
-    torch.distributed must be initialized, even for one process. The arguments of a program replace those of the job;
-    `engine.job` is the job that runs. `engine_class` takes the same arguments as Engine.
+    torch.distributed must be initialized, even for one process. A program's `model`, `optimizer` and `lr_scheduler`
+    replace those of the job; `engine.job` is the job after that. `engine_class` takes the same arguments as Engine.
 
     Raises:
         DslparError: the model's class does not exist or is not a model, the model cannot be partitioned as the job
@@ -73,17 +73,18 @@ def build_engine(
 
 
 class _Parts(NamedTuple):
-    """A model on this rank, before DeepSpeed sees it."""
+    """A model's layers on this rank, before they are passed to DeepSpeed."""
 
     job: Job
     """The job, with the layers' partition."""
     model: LayeredModel
     module: LayeredModule | Pipeline
     by_chunks: LossByChunks | None
+    """The loss of `train.loss_chunks`, if the job uses it."""
 
 
 def _check_device(job: Job, groups: Groups) -> None:
-    """Refuse settings that this machine's accelerator does not support; a linter cannot know it."""
+    """Refuse settings that this machine's accelerator does not support, which the linter cannot know."""
     dtype, accelerator = job.spec.precision.dtype, get_accelerator()
     supported = {"fp16": accelerator.is_fp16_supported, "bf16": accelerator.is_bf16_supported}
     if dtype in supported and not supported[dtype]():
@@ -103,14 +104,14 @@ def _assemble(job: Job, groups: Groups, model: LayeredModel) -> _Parts:
         module.offloads_inputs = checkpointing.offload
         for block in (each for each in module.modules() if isinstance(each, Block)):
             block.mlp_chunks = checkpointing.mlp_chunks
-    # Before DeepSpeed sees the module: in DeepSpeed, a stage without parameters raises only on its own ranks, and the
-    # other ranks wait for them (DeepSpeed's issue 1522).
+    # Checked before DeepSpeed receives the module: in DeepSpeed, a stage without parameters raises only on its own
+    # ranks, and the other ranks wait for them (DeepSpeed's issue 1522).
     partition.check_module(job, module, groups)
     return _Parts(job, model, module, by_chunks)
 
 
 def _choose_kernels(job: Job, groups: Groups, module: LayeredModule | Pipeline) -> None:
-    """Compile the layers, or let them prefetch weights, as the job says."""
+    """Set how layers compute: compiled or not, with or without prefetching; scale whole gradients for ZeRO's sums."""
     if job.spec.train.compile:
         refuse_lossy_compiler()
     if job.spec.train.compiles_layers:
@@ -118,8 +119,8 @@ def _choose_kernels(job: Job, groups: Groups, module: LayeredModule | Pipeline) 
     share_whole_gradients(module, groups)
     # Also set if False: a program may have run the same modules at another ZeRO stage before.
     prefetches = job.spec.zero.stage < 3 and not job.spec.train.compiles_layers
-    # If weights are gathered during a forward, prefetching stays within a layer: all its weights are there when it
-    # begins.
+    # If weights are gathered during the forward, a layer's weights are complete only when the layer begins. A layer
+    # then prefetches its own weights only.
     within = [layer for _, layer in module.built_layers()] if overlaps_param_gather(job.spec) else ()
     prefetch_weights(module, prefetches, dict.fromkeys(within))
 
@@ -162,7 +163,7 @@ def parameter_groups(module: nn.Module) -> list[dict[str, Any]]:
 
 
 def _num_dims(p: nn.Parameter) -> int:
-    """Return the number of dims of the whole parameter. ZeRO 3 leaves an empty vector in its place until it is used."""
+    """Return the number of dims of the whole parameter, which ZeRO 3 replaces by an empty vector between its uses."""
     return len(getattr(p, "ds_shape", p.shape))
 
 

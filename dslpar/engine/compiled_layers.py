@@ -5,9 +5,9 @@
 Layers are compiled one by one, as in torchtitan: the graph of one block is compiled once, and all blocks of a rank
 share it. Code between layers is unchanged, so pipelines, recomputation and ZeRO 0 to 2 work as without compilation.
 Each layer of dslpar.layers is one whole graph in every tensor mode, collectives included. Code that torch cannot trace
-runs uncompiled, such as dropout, which draws from its own seeds. The engine also has cross-entropy compiled
-(`layers.loss.compiled_losses`), which otherwise copies the logits. `train.compile_components`, named after torchtitan's
-key, selects one of the two.
+runs uncompiled, such as dropout, which draws from its own seeds. The engine also compiles the cross-entropy
+(`layers.loss.compiled_losses`), which copies the logits if it is not compiled. `train.compile_components`, named after
+torchtitan's key, restricts compilation to the layers or to the loss.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from dslpar.models.layered import LayeredModule
 
 
 def compile_layers(module: LayeredModule | Pipeline, backend: str) -> int:
-    """Have torch compile each repeated layer at its first call; return how many there are on this rank.
+    """Have torch compile each repeated layer at its first call; return this rank's number of repeated layers.
 
-    Repeated layers are those that activation checkpointing may recompute. `backend` is a torch.compile backend name.
+    Repeated layers are the layers that activation checkpointing may recompute. `backend` is the name of a torch.compile
+    backend.
     """
     layers: list[nn.Module] = [layer for spec, layer in module.built_layers() if spec.recomputable]
     for layer in layers:
@@ -41,8 +42,8 @@ def compile_layers(module: LayeredModule | Pipeline, backend: str) -> int:
 def refuse_lossy_compiler() -> None:
     """Raise DslparError if this torch version loses gradients when it compiles layers or cross-entropy."""
     if loses_gradients():
-        message = f"torch {torch.__version__} compiles functions to such as lose gradients"
-        hint = "take another torch: 2.13 is right; or train.compile=False"
+        message = f"torch {torch.__version__} loses gradients when it compiles functions with a custom backward"
+        hint = "use another torch version, such as 2.13; or set train.compile=False"
         raise_finding("HST233", message, hint, key="train.compile")
 
 
@@ -51,7 +52,7 @@ def loses_gradients() -> bool:
     """Return whether torch.compile drops the custom backward of an autograd.Function.
 
     torch 2.11 silently leaves the backward out if the function's result was modified in place. The gradient is then
-    zero or partial. Layers here have such results, so a run would learn, but worse.
+    zero or partial. dslpar's layers return such results, so a run would still learn, but worse.
     """
     weight = torch.full((2,), 3.0, requires_grad=True)
     torch.compile(_WrittenInto.apply, backend="aot_eager", dynamic=False)(weight.view(2)).sum().backward()
@@ -59,6 +60,8 @@ def loses_gradients() -> bool:
 
 
 class _WrittenInto(torch.autograd.Function):
+    """A function whose result is modified in place. Its backward passes the gradient on, unlike autograd's."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         return x.clone().mul_(2)

@@ -54,14 +54,14 @@ class Output(NamedTuple):
     output: Any = None
     """The model's outputs, concatenated along the first dim. None if not requested, and on all but the last stage."""
     label: Any = None
-    """The labels, likewise."""
+    """The labels, concatenated like `output`; None if `output` is."""
 
 
 class Engine:
     """Training engine of a job, on top of DeepSpeed's engine. All ranks must call its methods together.
 
-    `all_counted`: no label is ever IGNORE_INDEX, or the loss is a mean over micro-batches regardless of the labels. It
-    saves one all-reduce per step.
+    `all_counted`: no label is ever IGNORE_INDEX, or the loss is a mean over micro-batches regardless of the labels. The
+    engine then saves the all-reduce per step that counts the labels.
     """
 
     grad_norm: float
@@ -94,7 +94,7 @@ class Engine:
 
     @property
     def needs_data(self) -> bool:
-        """True if this rank reads micro-batches, on the first and last stage. Other stages may pass none."""
+        """True if this rank reads micro-batches: ranks with the first or the last stage. Other ranks may pass none."""
         return self.groups.coord["pipe"] in (0, self.groups.mesh.pipe - 1)
 
     @property
@@ -104,7 +104,7 @@ class Engine:
 
     @property
     def has_unreduced_gradients(self) -> bool:
-        """True if there are accumulated gradients that `no_sync` has not averaged over replicas."""
+        """True if gradients accumulated under `no_sync` have not been averaged over replicas yet."""
         return self._unreduced
 
     @property
@@ -117,8 +117,7 @@ class Engine:
         """This rank's part of the model, with the weights of the last step.
 
         With zero.overlap_param_gather, weights may still be in transit after a step, and this property waits for them.
-        Code that keeps the module or one of its parameters must call `wait_for_weights` before it reads it after a
-        later step.
+        Code that keeps the module or a parameter across a step must call `wait_for_weights` before it reads weights.
         """
         self.wait_for_weights()
         return self.deepspeed.module  # type: ignore[no-any-return]
@@ -160,7 +159,9 @@ class Engine:
     # ---- whole steps ----
 
     def train_batch(self, micro_batches: Iterable[MicroBatch]) -> float:
-        """Take an optimizer step on `accumulation` micro-batches per rank; return the global batch's loss before it."""
+        """Take an optimizer step on `accumulation` micro-batches per rank; return the loss before the step, averaged
+        over the global batch.
+        """
         loss, *_ = self._forward_backward(micro_batches, keep_outputs=False, criterion=None)
         self.host_reads.defer(loss)
         self.step()
@@ -251,8 +252,8 @@ class Engine:
         """
         stage = self.job.spec.zero.stage
         if stage > 1:
-            message = f"no_sync() at ZeRO {stage}, where no rank keeps the whole gradient of a micro-batch"
-            raise_finding("ZER202", message, "zero=1, or batch.accumulation for more micro-batches", self.job.path)
+            message = f"no_sync() at ZeRO {stage} is not possible: no rank keeps the whole gradient of a micro-batch"
+            raise_finding("ZER202", message, "use zero=1; or raise batch.accumulation", self.job.path)
         before, self._in_no_sync = self._in_no_sync, True
         try:
             yield
@@ -305,22 +306,26 @@ class Engine:
             return self._loss_fn(output, self._to_device(label))
 
     def mean_over_replicas(self, loss: Tensor) -> Tensor:
-        """Return the mean over replicas of a scalar that each computed from its own samples, without a graph."""
+        """Average a scalar that each replica computed from its own samples; the result has no autograd graph."""
         data = self.groups.axis("data")
         return collectives.all_reduce(loss.detach(), data) / data.size
 
     def backward(self, loss: Tensor) -> None:
-        """Add one micro-batch's share to the gradients; `step()` must follow."""
+        """Run one micro-batch's backward, which adds to the accumulated gradients; `step()` must follow."""
         self._refuse_pipeline("engine.backward(loss)")
         self._check_order("backward", step_pending=False)
-        # DeepSpeed reduces only at a step's last micro-batch. Before it there is no reduction to suppress.
+        # DeepSpeed reduces only at a step's last micro-batch. At earlier micro-batches there is nothing to suppress.
         self._unreduced = self._in_no_sync and bool(self.deepspeed.is_gradient_accumulation_boundary())
         with executor.without_reduction(self.deepspeed) if self._in_no_sync else nullcontext(), fused_accumulation():
             self.deepspeed.backward(loss)
         self._step_pending = True
 
     def zero_grad(self) -> None:
-        """Do nothing, for programs that call it. `step()` clears gradients, and micro-batches before it add up."""
+        """Do nothing: the method is for programs that call it. `step()` clears the gradients.
+
+        Raises:
+            DslparError: a backward has run and its `step()` has not.
+        """
         if self._step_pending:
             raise self._out_of_order("zero_grad() between backward and step() would throw the gradient away")
 
@@ -338,8 +343,8 @@ class Engine:
     def _seed_micro_batch(self, index: int) -> None:
         """Seed the next forward's random draws for this replica's `index`-th micro-batch of the step.
 
-        All ranks of a tensor group get the same seed, so layers draw equal masks wherever ranks hold equal copies.
-        Resumed runs, pipeline stages and all schedules draw the masks that the whole model would draw in one run.
+        All ranks of a tensor group get the same seed, so layers draw equal masks wherever ranks hold equal copies. The
+        masks depend neither on the pipeline stages nor on the schedule, and a resumed run draws the same ones.
         """
         seed = stable_hash(self.job.spec.train.seed, self.steps_done, self.groups.coord["data"], index)
         self.deepspeed.module.micro_batch_seed = seed
@@ -349,8 +354,9 @@ class Engine:
         """Return the checked micro-batches on the device; an empty list on stages that need no data."""
         if not self.needs_data:
             return []
-        # The step ends with a read of its loss, and until then the caller cannot overwrite tensors in a list: copies
-        # need not block. A generator may reuse one buffer for all micro-batches.
+        # Copies from a list need not block: the caller regains control only after the step has read its loss, and
+        # cannot overwrite the list's tensors before. A generator may reuse one buffer for all micro-batches, so copies
+        # from its tensors block.
         held = isinstance(micro_batches, Sequence)
         batches = [
             (self._to_device(x, inputs=True, non_blocking=held), self._to_device(y, non_blocking=held))
@@ -373,11 +379,11 @@ class Engine:
     def _results(
         self, result: executor.Result, batches: list[MicroBatch], keep_outputs: bool
     ) -> tuple[Tensor, Any, Any]:
-        # A pipeline has averaged over replicas already.
+        # PipelineExecutor has already averaged its loss over replicas.
         loss = result.loss if self._has_pipeline else self.mean_over_replicas(result.loss)
         if not (keep_outputs and self.is_last_stage):
             return loss, None, None
-        # Gathered per micro-batch: ranks may store pieces of each.
+        # Gathered per micro-batch: each rank may store only a part of an output.
         outputs = [self._model.whole_output(self.groups, output) for output in result.outputs]
         return loss, concatenate(outputs), concatenate([labels for _, labels in batches])
 
@@ -395,6 +401,8 @@ class Engine:
     def _refuse_pipeline(self, call: str) -> None:
         if self._has_pipeline:
             stages = self.groups.mesh.pipe
-            message = f"{call} in a pipeline of {stages} stages, whose schedule moves all micro-batches at once"
+            message = (
+                f"{call} cannot run in a pipeline of {stages} stages: its schedule needs all micro-batches at once"
+            )
             hint = "use engine.train_batch(), or PipelineSchedule(...).forward_backward_step(engine, data_iter)"
             raise_finding("PIP206", message, hint, self.job.path)

@@ -3,9 +3,9 @@
     result = forward_backward(ds_engine, loss_fn, batches)    # with a pipeline: PipelineExecutor's, alike
     optimizer_step(ds_engine)
 
-With `reduce=False`, gradients accumulate on each rank until `reduce_gradients` or a call that reduces, like `no_sync`
-in torch and ColossalAI. DeepSpeed's own `no_sync` refuses pipelines and does not count micro-batches. Its gradient
-accumulation does the same job.
+With `reduce=False`, gradients accumulate on each rank until `reduce_gradients` or a call with `reduce=True`, like
+`no_sync` in torch and ColossalAI. DeepSpeed's own `no_sync` is not used: it refuses pipelines and does not count
+micro-batches. Instead, DeepSpeed's gradient accumulation boundary is switched off for these micro-batches.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Result(NamedTuple):
     """Results of one replica's micro-batches, on ranks that have the model's output."""
 
     loss: Tensor
-    """Mean of their losses. In a pipeline it is also averaged over replicas, and all stages have it."""
+    """Mean loss of the micro-batches. In a pipeline it is also averaged over replicas, and all stages have it."""
     outputs: list[Any]
     """Each micro-batch's output, detached. Empty if not requested, and on all stages but the last."""
 
@@ -46,15 +46,18 @@ def forward_backward(
     reduce: bool = True,
     begins: bool = True,
 ) -> Result:
-    """Run forward and backward without a pipeline; `begins`: no gradient is left from an earlier batch."""
+    """Run forward and backward without a pipeline.
+
+    begins: True for the first batch of a step. Otherwise gradients add to those of the step's earlier batches.
+    """
     losses, outputs = [], []
     with training_mode(ds_engine.module, True):
         if not begins:
             with without_reduction(ds_engine):
-                ds_engine.step()  # counts the last micro-batch of the batch before
+                ds_engine.step()  # only counts the last micro-batch of the batch before
         for index, (inputs, labels) in enumerate(batches):
             if index:
-                ds_engine.step()  # between micro-batches it only counts: the last one is the accumulation boundary
+                ds_engine.step()  # only counts: the optimizer steps after the last micro-batch
             seed(index)
             with nullcontext() if reduce else without_reduction(ds_engine):
                 output = ds_engine(inputs)
@@ -80,7 +83,7 @@ def forward_only(
 
 
 def reduce_gradients(ds_engine: DeepSpeedEngine) -> None:
-    """Reduce gradients of batches that ran with `reduce=False`, over tied weights and over replicas."""
+    """Sum tied weights' gradients over stages, and average all gradients over replicas, after `reduce=False`."""
     if isinstance(ds_engine, PipelineEngine):
         ds_engine._exec_reduce_tied_grads()
         ds_engine._exec_reduce_grads()
@@ -89,7 +92,7 @@ def reduce_gradients(ds_engine: DeepSpeedEngine) -> None:
     # With overlap_comm, DeepSpeed assumes that the backward has already reduced its gradients.
     ds_engine.optimizer.overlap_comm = False
     try:
-        ds_engine.allreduce_gradients()  # DeepSpeed's counter is at the step's last micro-batch
+        ds_engine.allreduce_gradients()  # reduces only because DeepSpeed's counter is at the step's last micro-batch
     finally:
         ds_engine.optimizer.overlap_comm = overlap_comm
 
@@ -116,7 +119,7 @@ def without_reduction(ds_engine: DeepSpeedEngine) -> Iterator[None]:
 def training_mode(module: nn.Module, training: bool) -> Iterator[None]:
     """Put a module in training or evaluation mode; leave it and its submodules alone if it already is in that mode.
 
-    On exit each submodule's mode is restored: a norm that a program keeps in evaluation mode stays in it.
+    On exit each submodule's mode is restored, so that a norm that a program keeps in evaluation mode stays in it.
     """
     before = [] if training == module.training else [(part, part.training) for part in module.modules()]
     if before:

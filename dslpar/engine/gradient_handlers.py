@@ -8,8 +8,8 @@
     gradient_handler = [dict(type='Halve')]          # in the config
 
 A handler is called once per step on every rank. By then gradients are summed over micro-batches, averaged over replicas
-and summed over tied weights. Their norm is computed and clipped after it. Handlers work without ZeRO only, because
-`p.grad` must be complete.
+and summed over tied weights. The gradient norm is computed, and clipped, after all handlers. Handlers work at ZeRO
+stage 0 only, because `p.grad` must be complete.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def handler_classes(job: Job) -> list[tuple[type, dict[str, Any]]]:
         DslparError: a class is not a gradient handler.
     """
     handlers = job.spec.gradient_handler
-    classes = [_class(handler.target, job.path) for handler in handlers]  # all, before any argument is made
+    classes = [_class(handler.target, job.path) for handler in handlers]  # checked before any argument is instantiated
     return [(cls, dict(instantiate(handler.args, job.trusted))) for cls, handler in zip(classes, handlers, strict=True)]
 
 

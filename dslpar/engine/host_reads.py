@@ -3,10 +3,10 @@
     reads.defer(loss)             # before the optimizer's step, which calls `read` with the norms
     reads.finish(); reads.loss, reads.any_rank
 
-The host enqueues work for an accelerator, which runs behind it. Each number that the host reads makes it wait until all
-queued work is done, and the device then idles until the host has enqueued more. Megatron-LM, torchtitan and DeepSpeed
-read the loss, the norm, the overflow flag and the end-of-run flag one by one. Here they are read once, at the point
-where the host must know whether to step at all.
+The host enqueues work for an accelerator, which executes it later. Each number that the host reads makes the host wait
+until all queued work is done, and the device then idles until the host has enqueued more. Megatron-LM, torchtitan and
+DeepSpeed read the loss, the norm, the overflow flag and the end-of-run flag one by one. Here all are read at once, when
+the host must know whether the optimizer may step.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from dslpar.distributed.groups import Groups
 
 
 class HostReads:
-    """Numbers of the newest step. All ranks call its methods together."""
+    """Loss, gradient norms and flags of the newest step, on the host. All ranks must call the methods together."""
 
     loss: float
-    """The loss that was deferred in the last step."""
+    """The last step's loss, which the step passed to `defer`."""
     any_rank: list[bool]
     """For each flag of the last step, whether any rank set it; the same on every rank."""
     replicas_differ: bool
-    """Result of `check`, once a step has read it."""
+    """Whether the last `check` that a step read was not zero."""
 
     def __init__(self, groups: Groups, device: torch.device) -> None:
         self.local_flags: Callable[[], Sequence[bool]] = tuple
-        """Returns this rank's flags; the length is the same on all ranks. It is called once per step, before the host
-        waits. A flag that is set later is read in the next step.
+        """Returns this rank's flags, such as a request to stop; their number is the same on all ranks. It is called
+        once per step, before the host waits for the device. A flag that is set later is read in the next step.
         """
         self.check: Callable[[], Tensor] | None = None
-        """Returns the verdict of a comparison that an earlier step began, on the device and equal on all ranks. The
-        next step reads it, once.
+        """Returns the result of a comparison of replicas that an earlier step began: a scalar on the device, equal on
+        all ranks, 0 if replicas agree. The next step reads it, and clears this field.
         """
         self._groups, self._device = groups, device
         self._deferred: Tensor | None = None
         self._has_read = False
 
     def defer(self, loss: Tensor) -> None:
-        """Have the next step read this scalar."""
+        """Have this step's `read` return the loss too."""
         self._deferred, self._has_read = loss, False
 
     def read(self, norms: Sequence[Tensor] = ()) -> list[Tensor]:
-        """Return scalars on the host, in their dtypes; read the step's loss, flags and check in the same copy."""
+        """Return the norms on the host, in their dtypes; set loss, flags and `replicas_differ` from the same copy."""
         flags = self.local_flags()
         counts = torch.zeros(len(flags), dtype=torch.float64, device=self._device)
         for index, flag in enumerate(flags):

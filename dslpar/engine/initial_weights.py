@@ -1,19 +1,22 @@
-"""Check that all ranks start from the same initial weights, for modules that reach the engine with weights set.
+"""Check that all ranks start from the same weights if a program passes modules that it has built.
+
+A piece is a tensor rank's shard of a weight. The weights of a layer of dslpar.layers are *written* if the program has
+set them. The engine keeps written weights, and draws all other weights of these layers by name, which needs no check.
 
 ==============================  ==========================================  =========================================
-modules that a program built    weights                                     must be equal on
+modules that a program built    weights that are compared                   ranks on which they must be equal
 ==============================  ==========================================  =========================================
-any, layers of dslpar.layers    written by the program, hence kept          ranks that store the same piece, on all
-                                                                            data replicas
-an nn.Sequential in a pipeline  the same, and those of all other modules    these ranks of every stage too: a stage's
-                                                                            come from its own ranks
+any                             written weights of dslpar.layers            all ranks of a stage that store the same
+                                                                            piece
+an nn.Sequential in a pipeline  written weights of dslpar.layers            all ranks that store the same piece, since
+                                                                            each rank built every stage
+                                parameters of all other modules             all ranks
 ==============================  ==========================================  =========================================
 
 Written pieces of one weight must also differ from each other. `torch.nn.init` on a piece draws the same numbers on all
-ranks that are seeded alike, and the whole weight then repeats itself once per piece.
+ranks with the same seed, and the whole weight would then be one piece, repeated.
 
-Layers of dslpar.layers whose weights nobody wrote draw them by name when the engine is built, and need no check.
-DeepSpeed broadcasts other modules from the first replica if there is no pipeline.
+Without a pipeline, DeepSpeed broadcasts the parameters of other modules from the first replica.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ _MAX_SHOWN = 4
 _WRITTEN, _OWN, _PLAIN = "choice of weights to keep", "values of the weights to keep", "set of initial weights"
 
 Values = Mapping[tuple[str, Letters], str]
-"""Digests by (what is compared, the tensor axes whose ranks must have the same)."""
+"""Digests by (what is compared, the tensor axes over which the digest must be equal)."""
 
 
 def check_equal_weights(model: LayeredModel, groups: Groups, path: str) -> None:
@@ -75,14 +78,17 @@ def check_equal_weights(model: LayeredModel, groups: Groups, path: str) -> None:
 
 
 def _place(mesh: Mesh, rank: int, letters: Letters, anywhere: bool) -> tuple[int, ...]:
-    """Return the coordinates that a rank shares with all ranks that must hold the same values."""
+    """Return coordinates that are equal for two ranks if both must hold the same values.
+
+    letters: the tensor axes over which values are replicated. anywhere: values must be equal on all stages.
+    """
     coord = mesh.coord(rank)
     stage = 0 if anywhere else coord["pipe"]
     return stage, *(coord[letter] for letter in TENSOR_AXES if letter not in letters)
 
 
 def _values(modules: Mapping[str, nn.Module], is_cut: bool) -> Values:
-    """Return this rank's digests to compare."""
+    """Return this rank's digests; `is_cut`: a pipeline uses only some layers of modules that every rank has built."""
     placed, plain = list(_kept(modules)), []
     if is_cut:
         parameters = [p for module in modules.values() for p in module.parameters() if placement_of(p) is None]
@@ -97,7 +103,7 @@ def _values(modules: Mapping[str, nn.Module], is_cut: bool) -> Values:
 
 
 def _kept(modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield (global name, parameter) for dslpar.layers' layers whose weights the engine will not draw."""
+    """Yield (global name, parameter) for each written weight of a layer of dslpar.layers."""
     for module_name, module in modules.items():
         for name, p in module.named_parameters():
             if placement_of(p) is not None and source_of(p) not in UNWRITTEN:
@@ -107,7 +113,7 @@ def _kept(modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.Parameter]
 def _repeated(modules: Mapping[str, nn.Module], groups: Groups) -> list[str]:
     """Return names of weights for which two tensor ranks have written equal numbers into different pieces.
 
-    A constant piece does not count as a repetition: a bias of zeros is one.
+    Constant pieces may be equal: a bias of zeros, for example.
     """
     tensor = groups.axis("tensor")
     if tensor.size == 1:

@@ -5,9 +5,9 @@
         loss = by_chunks(engine(inputs), labels)
 
 Logits have one element per token and vocabulary entry. For 131,072 tokens and a vocabulary of 128,256 they take 31 GiB
-in bf16, and cross-entropy keeps twice as much again. While `in_use`, the layers from the head on pass the residual
-through unchanged. The loss then runs them on one chunk of tokens after the other, and again in the backward. If a
-program asks for outputs or passes its own criterion, logits are computed in full.
+in bf16, and cross-entropy keeps twice as much again. While `in_use`, the head and all layers after it return their
+input unchanged, and the model outputs the residual. The loss then runs these layers on one chunk of tokens after the
+other, and again in the backward. If a program asks for outputs or passes its own criterion, all logits are computed.
 
 Liger Kernel and ALST (Arctic Long Sequence Training, arXiv 2506.13996) move the head into the loss in the same way.
 """
@@ -36,11 +36,11 @@ class LossByChunks:
         self.groups, self.vocab_size, self.num_chunks = groups, vocab_size, num_chunks
         self._is_used = False
         self._put_off: dict[str, tuple[LayerSpec, nn.Module]] = {}
-        """The layers from the head on, by name, as recorded by the newest forward."""
+        """The head and all layers after it, by name, as recorded by the newest forward."""
 
     @contextmanager
     def in_use(self) -> Iterator[LossByChunks]:
-        """Stop forwards in this context before the head; this loss runs the rest."""
+        """Make the model's forward stop before the head in this context; this loss runs the layers from the head on."""
         self._is_used = True
         try:
             yield self
@@ -48,7 +48,7 @@ class LossByChunks:
             self._is_used = False
 
     def put_off(self, spec: LayerSpec) -> LayerSpec:
-        """Return a layer, from the head on, that passes its input through while this loss is in use."""
+        """Return the layer, changed so that it returns its input while this loss is in use."""
         return replace(spec, forward=partial(self._forward, spec))
 
     def _forward(self, spec: LayerSpec, module: nn.Module, value: Any) -> Any:
@@ -58,7 +58,10 @@ class LossByChunks:
         return value
 
     def __call__(self, x: Tensor, labels: Labels) -> Tensor:
-        """Return the loss for the head's input, the stored residual [batch/x, sequence, H/z]."""
+        """Return the loss, given the head's input: the residual as this rank stores it, [batch/x, sequence, H/z].
+
+        x and z are sizes of the tensor mesh (docs/architecture.md, The cuboid).
+        """
         labels, denominator = (labels, None) if isinstance(labels, Tensor) else labels
         # ZeRO 3 releases a weight after the recomputation and gathers it again before its use. For a frozen weight,
         # torch has saved the parameter itself and would compare its (empty) shape in between.
@@ -86,7 +89,8 @@ def loss_by_chunks(
 ) -> tuple[LossByChunks | None, list[LayerSpec]]:
     """Return the loss that `train.loss_chunks` configures, and the layers to build with it.
 
-    The loss is None if `loss_chunks` is 1 or the model has no vocabulary head; it then has no effect (DEAD123).
+    The loss is None if `loss_chunks` is 1, or if no layer is a vocabulary head: the setting then has no effect
+    (DEAD123).
     """
     num_chunks, head = job.spec.train.loss_chunks, model.vocabulary_head
     names = [layer.name for layer in layers]

@@ -1,12 +1,13 @@
-"""Mends of DeepSpeed 0.19, one record each: behaviour that must change so that a run does not depend on its layout.
+"""Mends: changes that dslpar makes to DeepSpeed 0.19 at run time, one record each, with the fault that each removes.
 
     apply_before()                     # of classes and settings that `deepspeed.initialize` reads
     ds_engine, *_ = deepspeed.initialize(...)
     apply_after(Built(job, groups, module, ds_engine, late, host_reads))
 
-The functions are in `dslpar.distributed.deepspeed_patches`. Comments elsewhere cite a mend by its number. A mend's test
-fails as soon as DeepSpeed no longer needs the mend, which can then be removed. `python tools/docs.py` writes this table
-to docs/architecture.md.
+Most mends keep results from depending on the layout. Others avoid errors, hangs or lost time. The functions are in
+`dslpar.distributed.deepspeed_patches`. Comments elsewhere cite a mend by its number, such as M14. A mend's test fails
+as soon as DeepSpeed no longer needs the mend, which can then be removed. `python tools/docs.py` writes the table of
+mends to docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Built:
 
     @property
     def layers(self) -> list[nn.Module]:
-        """The layers of this rank's stages in forward order; a tied layer, which runs twice, is listed once."""
+        """The layers of this rank's stages in forward order; a tied layer runs twice and is listed once."""
         return list(dict.fromkeys(layer for _, layer in self.module.built_layers()))
 
     @property
@@ -61,6 +62,7 @@ class Mend(NamedTuple):
     """A mend: the fault in DeepSpeed, the condition and place of the mend, and the test that shows its need."""
 
     number: int
+    """The number by which comments cite the mend: 14 is M14."""
     function: str
     """The function's name in `deepspeed_patches`."""
     wrong: str
@@ -293,7 +295,7 @@ def apply_before() -> None:
 
 
 def apply_after(built: Built) -> None:
-    """Apply all mends to an initialized engine. All ranks together."""
+    """Apply to an initialized engine the mends that its job needs. All ranks must call it together."""
     for mend in MENDS:
         if mend.where == AFTER and mend.applies(built):
             mend.apply(*mend.arguments(built))

@@ -24,7 +24,7 @@ from dslpar.layers.loss import IGNORE_INDEX
 from dslpar.layout.resolve import Job
 
 MicroBatch = tuple[Any, Any]
-"""(inputs, labels). For tokens, both are int64 [micro_size, sequence]; labels of -100 are not counted."""
+"""(inputs, labels). For tokens, both are int64 [micro_size, sequence]; the loss ignores labels of -100."""
 
 
 def take_batch(data_iter: Iterator[Any], job: Job, steps_done: int) -> list[MicroBatch]:
@@ -62,9 +62,10 @@ def check_sizes(batches: list[MicroBatch], job: Job) -> None:
     wanted = job.batch
     sizes = [first_tensor(inputs).shape[0] for inputs, _ in batches]
     if sizes != [wanted.micro_size] * wanted.accumulation:
-        required = f"{wanted.accumulation} of {wanted.micro_size}"
-        hint = "feed so many of that size, or change batch.accumulation and batch.micro_size"
-        message = f"micro-batches of {sizes} samples, where a step takes {required}"
+        required = f"{wanted.accumulation} micro-batches of {wanted.micro_size}"
+        hint = f"pass {required} samples, or change batch.accumulation or batch.micro_size"
+        takes = f"{wanted.accumulation} of {wanted.micro_size}"
+        message = f"micro-batches of {sizes} samples were passed, but a step takes {takes}"
         raise_finding("BAT204", message, hint, job.path)
 
 
@@ -80,8 +81,8 @@ def with_denominator(batches: list[MicroBatch], num_labels: int, data: Axis, job
     if any(len(labels) != num_labels for labels in given):
         message = f"labels are {len(given[0])} tensors, and the model's own loss takes {num_labels}"
         raise_finding("BAT205", message, "give dslpar.initialize(criterion=...), which takes them", job.path)
-    # One all-reduce of one number per step, for any number of micro-batches. Of several label tensors, the first one
-    # holds the token labels, some of which may not count.
+    # One all-reduce of one number per step, for any number of micro-batches. If there are several label tensors, the
+    # first one holds the token labels, and only these can be IGNORE_INDEX.
     counted = torch.stack([(labels[0] != IGNORE_INDEX).sum() for labels in given]).sum()
     total = collectives.all_reduce(counted, data).clamp(min=1)
     denominator = total.float() / (len(batches) * data.size)
@@ -93,7 +94,8 @@ def to_device(
 ) -> Any:
     """Move a tensor or a tuple of tensors to the device; cast floating-point tensors to `dtype`, if given.
 
-    `non_blocking`: the host does not wait for copies from pinned memory. Nobody may write to it until they are done.
+    `non_blocking`: the host does not wait for copies from pinned memory. The caller must not overwrite that memory
+    until the copies are done.
     """
     if isinstance(value, list | tuple):
         return tuple(to_device(item, device, dtype, path, non_blocking=non_blocking) for item in value)

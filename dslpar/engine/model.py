@@ -1,8 +1,9 @@
 """Build a job's model: one of dslpar's families, or a class that the config names, checked before it is called.
 
-A policy cuts transformers' causal language models (`type='transformers.LlamaForCausalLM', config=dict(...)`). A
-`LayeredModel`, an nn.Sequential and a `layers_cfg` can be cut over stages. Any other `torch.nn.Module` is a model of
-one layer, for data parallelism and ZeRO. A program may pass a model in the same ways, built or not.
+A policy partitions transformers' causal language models over tensor ranks and stages
+(`type='transformers.LlamaForCausalLM', config=dict(...)`). A `LayeredModel`, an nn.Sequential and a `layers_cfg` can be
+partitioned over stages. Any other `torch.nn.Module` is a model of one layer, for data parallelism and ZeRO. A program
+may instead pass a `LayeredModel`, or a module that it has built.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ LAYERS_CFG = "layers_cfg"
 
 
 def model_from_job(job: Job, *, has_criterion: bool = False) -> LayeredModel:
-    """Return the job's model with its layers not built yet. Raises DslparError: no such class, or it is not a model.
+    """Return the job's model, before its layers are built. Raises DslparError: the class is unknown or not a model.
 
     `has_criterion`: the program passes the loss. A transformers class without a policy is then a plain module, like any
-        other class, unless the job cuts or adapts it.
+        other class, unless the job has tensor parallelism, a pipeline or LoRA.
     """
     model = job.spec.model
     if isinstance(model, Model):
@@ -58,7 +59,7 @@ def model_from_job(job: Job, *, has_criterion: bool = False) -> LayeredModel:
 
 
 def model_from_cfg(cfg: Mapping[str, object], path: str = "<program>") -> LayeredModel:
-    """Return the model for a config's dict(type=..., ...); an nn.Sequential draws its weights now."""
+    """Return the model for a config's dict(type=..., ...). An nn.Sequential is built, and draws its weights, here."""
     arguments = {str(name): value for name, value in cfg.items() if name != "type"}
     name = str(cfg.get("type", ""))
     if name in families.FAMILIES:
@@ -99,20 +100,23 @@ def transformers_class(section: OtherModel, path: str, trusted: tuple[str, ...])
 
 
 def _is_of_transformers(cls: type) -> bool:
-    """Return whether a class is a transformers model, judged by its bases, so that transformers may be missing."""
+    """Return whether a class is a transformers model, by its bases' module, so that transformers may be missing."""
     return any(base.__module__ == "transformers.modeling_utils" for base in cls.__mro__)
 
 
 def _transformers_model(cls: Any, args: Mapping[str, object], path: str, trusted: tuple[str, ...]) -> LayeredModel:
-    """Return a transformers model over its policy; `config` is a config object, or a dict of its arguments."""
+    """Return a transformers class as a LayeredModel, by its policy.
+
+    args: the model's arguments. `config` among them is a config object, or a dict of that object's arguments.
+    """
     from dslpar.policies.model import HuggingFaceModel
 
     arguments = dict(instantiate(dict(args), trusted))
     check_arguments(HuggingFaceModel, {"cls": cls} | arguments, Location(path))
     config = arguments.get("config")
     if isinstance(config, Mapping):
-        # Some keys are in no signature and are set all the same: properties such as num_labels, other names for a size,
-        # and keys that only the model's code reads (Qwen3-MoE's head_dim). Lint's table lists the last kind.
+        # Some valid keys are in no signature: properties such as num_labels, other names for a size, and keys that only
+        # the model's code reads (Qwen3-MoE's head_dim). Lint's table lists the last kind.
         known = transformers_configs.table()["configs"].get(cls.config_class.__name__, {}).get("defaults", ())
         named = {
             key: value
@@ -129,7 +133,7 @@ def _is_set_elsewhere(config_class: Any, key: str) -> bool:
 
 
 def as_layered_model(model: object, path: str) -> LayeredModel:
-    """Return a program's model as a LayeredModel; it is one already, or a built module."""
+    """Return a program's model, a LayeredModel or a built module, as a LayeredModel."""
     if isinstance(model, LayeredModel):
         return model
     if isinstance(model, nn.Sequential) and is_plain_sequential(type(model)):
@@ -141,13 +145,13 @@ def as_layered_model(model: object, path: str) -> LayeredModel:
 
 @dataclasses.dataclass(frozen=True)
 class CustomModel(LayeredModel):
-    """A model with the loss and the pipeline cut that a program passes for it."""
+    """A model with the loss and the pipeline partition that a program passes for it."""
 
     model: LayeredModel
     criterion: Callable[[Any, Any], Any] | None = None
     """Maps (output, label) to the micro-batch's mean loss; None: the model's own loss."""
     method: str | None = None
-    """Method by which a pipeline cuts it, as in parallel.pipeline.method; None: the job's."""
+    """Method that partitions the model over stages, as in parallel.pipeline.method; None: the job's method."""
     num_chunks: int = 1
     """Number of stages per rank, as in schedule.num_model_chunks; 1: the job's number."""
 
@@ -194,7 +198,7 @@ def loss_of(criterion: Callable[[Any, Any], Any], model: LayeredModel, groups: G
 def check_criterion(criterion: object, path: str) -> None:
     """Refuse a criterion with parameters. Raises DslparError."""
     if isinstance(criterion, nn.Module) and any(True for _ in criterion.parameters()):
-        message, hint = "the criterion has parameters, which nothing would train", "make them part of the model"
+        message, hint = "the criterion has parameters, but no optimizer trains them", "make them part of the model"
         raise_finding("CFG227", message, hint, path)
 
 
@@ -213,11 +217,12 @@ PARTITION_METHODS: Mapping[str, str] = {"parameter": "parameters", "uniform": "u
 def build_pipeline_model_from_cfg(
     config: Mapping[str, object], num_chunks: int = 1, partition_method: str | None = None, verbose: bool = False
 ) -> CustomModel:
-    """Return the model for dict(type=..., ...); `dslpar.initialize` cuts it and builds each layer only on its stage.
+    """Return the model for dict(type=..., ...).
 
-    `num_chunks` above 1 is the number of stages per rank. The schedule is then 'interleaved', unless the config has
-    another type with several stages per rank. `partition_method` is 'parameter' or 'uniform'; default: the config's
-    parallel.pipeline. The cut is logged; `verbose` prints it.
+    `dslpar.initialize` partitions the model over stages, and builds each layer only on its stage. `num_chunks` above 1
+    is the number of stages per rank. The schedule is then 'interleaved', unless the config has another type with
+    several stages per rank. `partition_method` is 'parameter' or 'uniform'; default: the config's parallel.pipeline.
+    The number of layers on each stage is logged as information, which `verbose` enables.
 
     Raises:
         DslparError: there is no such model, or no such method.
@@ -228,7 +233,10 @@ def build_pipeline_model_from_cfg(
 def build_pipeline_model(
     layers: nn.Sequential, num_chunks: int = 1, partition_method: str | None = None, verbose: bool = False
 ) -> CustomModel:
-    """Return the same for modules that are already built. Weights must be equal on every rank: seed before building."""
+    """Return the model for layers that are already built; see `build_pipeline_model_from_cfg`.
+
+    Weights must be equal on every rank: call `torch.manual_seed` before you build the layers.
+    """
     return _custom_model(as_layered_model(layers, "<program>"), num_chunks, partition_method, verbose)
 
 
@@ -249,7 +257,8 @@ def _custom_model(model: LayeredModel, num_chunks: int, partition_method: str | 
 def with_program_chunks(job: Job, model: LayeredModel) -> Job:
     """Return the job with the number of stages per rank that a program's model requests.
 
-    As in ColossalAI, the config may leave the number out. The number of micro-batches is then checked here.
+    As in ColossalAI, the config may leave the number out. Lint then cannot check that the number of micro-batches is a
+    multiple of the pipeline ranks, so it is checked here.
 
     Raises:
         DslparError: the config has another number, or the job's micro-batches do not fit it.

@@ -32,6 +32,7 @@ class NonFinite(NamedTuple):
     """Position of its stage in the order of the phase; a backward begins at the last stage."""
     rank: int
     value: str
+    """The value in words, such as 'the gradient of' and a parameter's name."""
     rank_description: str
 
 
@@ -39,14 +40,16 @@ class _Seen(NamedTuple):
     """A non-finite value that a hook found."""
 
     stage: int
-    """The running stage; with several per rank, an early micro-batch's last stage runs before a late one's first."""
+    """The stage that ran when the hook was called. Calls are not in stage order if a rank has several stages: an early
+    micro-batch's last stage runs before a late micro-batch's first one.
+    """
     name: str
     position: int = 0
     """Position of a parameter within its stage."""
 
 
 def find_first_nonfinite(engine: Engine, batches: Iterable[MicroBatch]) -> str:
-    """Describe the first non-finite value, with the same text on every rank. All ranks together."""
+    """Describe the first non-finite value, with the same text on every rank. All ranks must call it together."""
     groups, rank, chunks = engine.groups, engine.rank_description, engine.job.chunks
     positions = _positions(engine.module)
     first_stages = {p: stage for stage, p in reversed(positions)}

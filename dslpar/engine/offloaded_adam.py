@@ -48,7 +48,7 @@ def _first_of_all_ranks(reason: str, groups: Groups) -> str:
 
 
 def _unfit(params: dict[str, Any], module: nn.Module) -> str:
-    """Return why this rank does not want the op; empty: it wants it."""
+    """Return the reason why this rank must not use DeepSpeedCPUAdam, or "" if it may."""
     if not _computes_on_device():
         return "the model computes on the CPU too, where a start does not wait for a compiler"
     if params.get("amsgrad"):

@@ -70,7 +70,7 @@ def lr_scheduler_factory(job: Job) -> Callable[[torch.optim.Optimizer], Any]:
     cls = locate(row.dotted if row else section.target, Location(job.path))
     if not _steps_by_itself(cls):
         required = "an LR scheduler that steps by itself, with state_dict() and load_state_dict()"
-        hint = "name a class of torch.optim.lr_scheduler, or of DeepSpeed's; none that watches a loss"
+        hint = "name a class of torch.optim.lr_scheduler or one of DeepSpeed's schedulers, but no ReduceLROnPlateau"
         raise_finding("CFG212", f"{section.target!r} is not {required}", hint, job.path, "lr_scheduler")
     # A scheduler with its own peak argument gets the optimizer's lr, not DeepSpeed's default.
     arguments = ({row.sets_lr: job.spec.optimizer.lr} if row and row.sets_lr else {}) | instantiate(
@@ -80,7 +80,7 @@ def lr_scheduler_factory(job: Job) -> Callable[[torch.optim.Optimizer], Any]:
 
 
 def _full_name(target: str, job: Job) -> str:
-    """Return the full name of an optimizer's class; some have another class for state offloaded to the CPU."""
+    """Return the full name of an optimizer's class; some optimizers have a second class for offloading to the CPU."""
     row = torch_optimizers.named(target)
     if row is None:
         return target
@@ -128,8 +128,8 @@ def read_only(lr_scheduler: Any, path: str) -> Any:
             self.__dict__ = lr_scheduler.__dict__
 
         def step(self, *_: Any, **__: Any) -> NoReturn:
-            message = "lr_scheduler.step(): the engine steps the LR scheduler, once an optimizer step"
-            hint = "leave the call out: engine.step() and engine.train_batch() do it"
+            message = "lr_scheduler.step(): the engine steps the LR scheduler itself, once per optimizer step"
+            hint = "remove the call: engine.step() and engine.train_batch() step the scheduler"
             raise_finding("BAT209", message, hint, path)
 
     return ReadOnly()

@@ -34,20 +34,22 @@ log = logging.getLogger("dslpar")
 
 
 def partition_layers(job: Job, model: LayeredModel, groups: Groups) -> tuple[Job, list[LayerSpec]]:
-    """Return the job with its stages, and the model's layers; with a pipeline, each layer has its layer_idx.
+    """Return the job with its stages, and the model's layers.
+
+    With a pipeline, layers have layer_idx: their own indices, or their positions if no layer has an index.
 
     Raises:
-        DslparError: the layers cannot be cut as the job requests.
+        DslparError: the layers cannot be partitioned as the job requests.
     """
     _check_num_modules(job, model)
     layers = model.layers(groups)
     if job.mesh.pipe == 1:
-        # Checked as with stages, so that the same models are valid in every layout.
+        # Checked without a pipeline too, so that the same models are valid in every layout.
         _check_order(job, layers, (1 + max((layer.layer_idx or 0 for layer in layers), default=0),))
         return job, layers
     model, method = _requested_method(job, model)
     layers = _indexed(job, layers)
-    # The job already has the cut of layers that the linter knows. Only a program's own method overrides it.
+    # The job already has a partition if the linter knows the layers. Only a program's own method overrides it.
     if job.stages.counts is None or method is not None:
         job = dataclasses.replace(job, stages=_stages(job, layers, method))
     assert job.stages.counts is not None
@@ -80,7 +82,7 @@ def check_module(job: Job, module: nn.Module, groups: Groups) -> None:
         raise DslparError(every)
 
 
-# ---- the cut ----
+# ---- the partition ----
 
 
 def _check_num_modules(job: Job, model: LayeredModel) -> None:
@@ -102,7 +104,7 @@ def _innermost(model: LayeredModel) -> LayeredModel:
 
 
 def _indexed(job: Job, layers: list[LayerSpec]) -> list[LayerSpec]:
-    """Set each layer's layer_idx to its position if no layer has one; each layer is then a unit of its own."""
+    """Set each layer's layer_idx to its position if no layer has one. The partition may then split between any two."""
     if len(layers) == 1:
         message = f"the model is one module, which cannot be cut over {job.chunks.stages} stages"
         hint = "give an nn.Sequential, a dslpar.models.LayeredModel, or each rank its dslpar.Stage(module)"
@@ -136,7 +138,7 @@ def _requested_method(job: Job, model: LayeredModel) -> tuple[LayeredModel, str 
     sections = (job.spec.parallel.pipeline, job.spec.train.dist)
     written = [name for section in sections for name in names if getattr(section, name, None) is not None]
     if method is not None and written:
-        message = f"partition_method and {written[0]} both say how layers are cut"
+        message = f"partition_method and {written[0]} both set the partition of layers over stages"
         raise_finding("PIP202", message, "leave one of them out", job.path, "parallel.pipeline")
     return model, method
 
@@ -171,13 +173,14 @@ def _check_stage_ids(job: Job, ids: Sequence[int], num_layers: int) -> None:
 
 def _automatic(job: Job, method: str, units: Sequence[Sequence[LayerSpec]]) -> Counts:
     if len(units) == job.chunks.stages:
-        # There is nothing to weigh, so no layer is built: with a hand-split model, a rank has only its own stage.
+        # One unit per stage needs no weights, so no layer is built. A hand-split model has only this rank's stages.
         return (1,) * len(units)
 
     def weights_by(method: str) -> list[int]:
-        if not method.startswith("type:"):  # also for 'cost': the FLOPs of a built layer are unknown
+        if not method.startswith("type:"):  # 'cost' counts parameters too: a built layer's FLOPs are unknown
             built = [[p for module in _built(unit) for p in module.parameters()] for unit in units]
-            # Frozen parameters count for 'cost', since they compute too. They have no gradient to balance.
+            # Frozen parameters count for 'cost', since they compute too. 'parameters' leaves them out: they have no
+            # gradient or optimizer state to balance.
             counted = [[p for p in parameters if method == "cost" or p.requires_grad] for parameters in built]
             return [sum(p.numel() for p in parameters) for parameters in counted]
         weights = [num_matches(method, _class_names(unit)) for unit in units]
@@ -197,18 +200,19 @@ def _class_names(unit: Sequence[LayerSpec]) -> list[str]:
 
 
 def _built(unit: Sequence[LayerSpec]) -> list[nn.Module]:
-    """Build layers on the meta device, without memory; a tied layer counts nothing."""
+    """Build layers on the meta device, without memory. A tied layer is left out: its first use counts its weights."""
     with torch.device("meta"):
         return [layer.build() for layer in unit if layer.tied is None]
 
 
-# ---- what only a stage's own rank sees ----
+# ---- checks of this rank's module ----
 
 
 def _untrainable(job: Job, module: nn.Module, groups: Groups) -> list[Finding]:
     if any(p.requires_grad for p in module.parameters()):
         return []
-    # Only the whole rank must train something, since it steps. One of its stages may not, if it only reshapes images.
+    # A rank needs a trained parameter, since its optimizer steps. One of several stages on a rank may have none: it may
+    # only reshape images, for example.
     held = stages_name(job.chunks.held_by(groups.coord["pipe"])) if job.mesh.pipe > 1 else "the model"
     hint = "cut elsewhere (parallel.pipeline method='parameters', or counts), or use fewer stages"
     message = f"{held} {'have' if job.chunks.num > 1 else 'has'} no parameter that is trained"
@@ -216,7 +220,7 @@ def _untrainable(job: Job, module: nn.Module, groups: Groups) -> list[Finding]:
 
 
 def _misplaced_layers(job: Job, module: nn.Module) -> list[Finding]:
-    """Find nested layers of dslpar.layers whose layer_idx belongs to another stage than the one they are on."""
+    """Find nested layers of dslpar.layers whose layer_idx belongs to another stage than the stage that has them."""
     if not isinstance(module, Pipeline):
         return []
     counts = enumerate(job.stages.counts or ())
@@ -225,7 +229,7 @@ def _misplaced_layers(job: Job, module: nn.Module) -> list[Finding]:
     findings = []
     for name, layer in module.named_modules():
         index: int | None = getattr(layer, "layer_idx", None) if isinstance(layer, PlacedModule) else None
-        # A tied layer's second use is on another stage, which its layer_idx does not name.
+        # A tied layer's second use is on another stage, but has the layer_idx of the first use.
         if index is None or name.startswith(TIED_MODULES):
             continue
         stage = module.stage_of(int(name.partition(".")[0]))
@@ -263,7 +267,7 @@ def _recomputed_statistics(job: Job, module: nn.Module) -> list[Finding]:
     names = [name for name, child in module.named_modules() if getattr(child, "track_running_stats", False)]
     if job.spec.activation_checkpoint is None or not names:
         return []
-    message = f"{names[0]!r} keeps running statistics, which activation checkpointing would update twice a step"
+    message = f"{names[0]!r} keeps running statistics, which activation checkpointing would update twice per step"
     hint = "leave activation_checkpoint out, or take a norm without them: GroupNorm, LayerNorm"
     key = "activation_checkpoint"
     return [finding("CFG228", message, hint, job.path, key)]
@@ -284,5 +288,5 @@ def _refuse_shared_parameters(job: Job, layers: Sequence[LayerSpec]) -> None:
             other, first = home.setdefault(id(p), (stage, f"{layer.name}.{name}"))
             if other != stage:
                 message = f"{first} on stage {other} and {layer.name}.{name} on stage {stage} are one parameter"
-                hint = "cut so that both stand on one stage, or use weights of their own"
+                hint = "partition the model so that one stage has both layers, or give each layer its own weight"
                 raise_finding("PIP205", message, hint, job.path, "parallel.pipeline")

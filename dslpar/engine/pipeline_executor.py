@@ -10,9 +10,9 @@ orders. DeepSpeed still handles each micro-batch (precision, loss scaling, its g
 of tied gradients, reduction over replicas, the optimizer. With the 1F1B order, results are bit-identical to DeepSpeed's
 own.
 
-torch.distributed.pipelining and Megatron-LM also have executors of actions. torch's takes its stages' modules apart
-from any engine, and splits a backward by running it twice. Here W computes what the layers have put aside in B
-(`layers.weight_gradients`).
+torch.distributed.pipelining also executes a list of actions, and so does Megatron-LM. torch's executor runs stage
+modules without a training engine, and splits a backward by running it twice. Here B stores the operands of the weight
+gradients, and W computes these gradients (`layers.weight_gradients`).
 
 A stage's gradients are complete after its last B, or after its last W if the backward is split. From then on they are
 reduced over replicas while the rank's other stages continue (`distributed.gradient_buffer`; without ZeRO,
@@ -59,7 +59,7 @@ class _Forward(NamedTuple):
 
 
 class PipelineExecutor:
-    """This rank's part of a pipeline's schedule."""
+    """Executor of this rank's actions in a pipeline schedule."""
 
     def __init__(self, ds_engine: PipelineEngine, groups: Groups, schedule: Schedule) -> None:
         self._engine, self._groups, self._schedule = ds_engine, groups, _splittable(schedule, ds_engine.module, groups)
@@ -71,15 +71,15 @@ class PipelineExecutor:
         self._messages.connect(self._orders)
         self._forwards: dict[tuple[int, int], _Forward] = {}
         self._weights: dict[tuple[int, int], WeightGradients] = {}
-        """Weight gradients that each B has put aside, oldest first."""
+        """Weight gradients that a B has left for its W, by (stage, micro-batch), oldest first."""
         self._reduction: StageReduction | None = None
         if self._chunks.num > 1:
             late = deferred_ids(ds_engine.module)
             self._reduction = deepspeed_patches.reduce_by_stages(ds_engine, groups.axis("data"), late)
         self._losses: list[Tensor] = []
         self._outputs: list[Any] = []
-        # DeepSpeed calls these while it runs a micro-batch. With several stages per rank they must mean the running
-        # one.
+        # DeepSpeed calls these while it runs a micro-batch. If the rank has several stages, the answer must be for the
+        # running stage.
         ds_engine.is_first_stage = lambda: ds_engine.module.stage == 0
         ds_engine.is_last_stage = lambda: ds_engine.module.stage == self._chunks.last
 
@@ -94,6 +94,8 @@ class PipelineExecutor:
         """Run a step's micro-batches; `batches` may be empty on ranks without the first or the last stage."""
         orders = self._orders
         order = orders[self._rank]
+        # `completes`: the actions after which a stage's gradients are complete. `early`: such actions that are not the
+        # rank's last, so that the reduction overlaps the actions after them.
         last = {(action.kind, action.stage): action for action in order}
         completes = {action for action in last.values() if action.kind == ("W" if self._schedule.split else "B")}
         early = completes - {order[-1]} if self._reduction is not None and reduce else set()
@@ -157,8 +159,9 @@ class PipelineExecutor:
         self._forwards[stage, micro] = _Forward(inputs, [each for each in outputs if each.is_floating_point()])
 
     def _backward(self, action: Action, completes: bool) -> None:
-        """Run a backward; a split one computes input gradients only. `completes`: the stage's gradients are then
-        complete.
+        """Run a micro-batch's backward through a stage; in a split schedule, compute input gradients only.
+
+        completes: the stage's gradients are complete after this backward.
         """
         _, stage, micro = action
         inputs, outputs = self._forwards.pop((stage, micro))
@@ -177,21 +180,22 @@ class PipelineExecutor:
             self._messages.send([torch.zeros_like(x) if x.grad is None else x.grad for x in floating], taken_by)
 
     def _weights_aside(self, stage: int, micro: int) -> AbstractContextManager[None]:
-        """Have a backward put weight gradients aside if the schedule splits it."""
+        """Return a context in which a backward leaves weight gradients to its W, if the schedule has W actions."""
         if not self._schedule.split:
             return nullcontext()
         self._weights[stage, micro] = WeightGradients()
         return splitting(self._weights[stage, micro], list(self._weights.values()))  # the newest last
 
     def _weight_gradients(self, action: Action, completes: bool) -> None:
-        """Compute the weight gradients that this micro-batch's B has put aside."""
+        """Compute the weight gradients that this micro-batch's B has left."""
         with self._at(action.stage), self._boundary(completes), self._engine_backward():
             self._weights.pop((action.stage, action.micro)).accumulate()
 
-    # ---- what DeepSpeed must know meanwhile ----
+    # ---- DeepSpeed's state during an action ----
 
     @contextmanager
     def _at(self, stage: int) -> Iterator[None]:
+        """Set the module's running stage."""
         module = self._engine.module
         before, module.stage = module.stage, stage
         try:
@@ -218,7 +222,7 @@ class PipelineExecutor:
         sums_in_fp32 = engine.using_bf16_optimizer
         if sums_in_fp32:
             engine.optimizer.clear_lp_grads()
-        engine._running_engine_backward = True  # else hooks take it for a user's backward without loss scaling
+        engine._running_engine_backward = True  # else hooks assume a user's backward without loss scaling
         try:
             yield
         finally:
@@ -226,10 +230,10 @@ class PipelineExecutor:
         if sums_in_fp32 and not engine._config.bfloat16_config.immediate_grad_update:
             engine.optimizer.update_hp_grads(clear_lp_grads=False)
 
-    # ---- a whole run ----
+    # ---- the beginning and end of a step ----
 
     def _plan(self, orders: Orders) -> tuple[Orders, list[list[Action]]]:
-        """Return the orders of this rank and its neighbours (others empty), and the messages it receives ahead."""
+        """Return the orders of this rank and its neighbours (others empty), and the receives to post at each action."""
         pipe = self._chunks.pipe
         near = {(self._rank + step) % pipe for step in (-1, 0, 1)}
         return [orders[rank] if rank in near else [] for rank in range(pipe)], receives(
@@ -251,7 +255,10 @@ class PipelineExecutor:
 
 
 def _splittable(schedule: Schedule, module: nn.Module, groups: Groups) -> Schedule:
-    """Return the schedule, unsplit if no stage has a layer whose backward can be split. All ranks together."""
+    """Return the schedule, unsplit if no stage has a layer whose backward can be split.
+
+    All ranks must call it together.
+    """
     if not schedule.split:
         return schedule
     splits_here = any(isinstance(part, Linear) for part in module.modules())

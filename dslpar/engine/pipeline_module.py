@@ -3,9 +3,9 @@
     module = pipeline_module(model.layers(groups), (3, 1), Chunks(pipe=2), groups, seed=1234, loss_fn=loss)
     for name, parameter in named_parameters(module): ...       # 'blocks.0.attention.qkv.weight', as without a pipeline
 
-The first stage takes the layers before the blocks, the last stage those after them. DeepSpeed's default partitioning
-builds every layer on every rank to count its parameters. Overriding `_partition_layers` with explicit parts avoids
-that, as in DeepSpeed's DualPipeV.
+The first stage also has the layers before the blocks, and the last stage the layers after the blocks. DeepSpeed's
+default partitioning builds every layer on every rank to count its parameters. Overriding `_partition_layers` with
+explicit parts avoids that, as in DeepSpeed's DualPipeV.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ class Pipeline(PipelineModule):  # type: ignore[misc]
         tied = {spec.tied for spec in specs if spec.tied}
         layers = [(_TiedLayer if spec.owner in tied else _UntiedLayer)(spec, groups, seed) for spec in specs]
         super().__init__(layers=layers, topology=topology(groups.mesh), loss_fn=loss_fn)
-        # After DeepSpeed's constructor, which finds the tied copies, and before deepspeed.initialize reads the flags.
+        # Called after DeepSpeed's constructor, which finds the tied copies, and before deepspeed.initialize reads who
+        # owns each parameter.
         deepspeed_patches.disown_tied_copies(self)
 
     def _partition_layers(self, method: str = "") -> None:
@@ -120,6 +121,7 @@ class Pipeline(PipelineModule):  # type: ignore[misc]
             yield from module.parameters()
 
     def _layers_of(self, stage: int) -> Iterator[BuiltLayer]:
+        """Yield (position in the model, spec, module) for each layer of one of this rank's stages."""
         begin, end = self._bounds(stage)
         for index, spec in enumerate(self.specs[begin:end], begin):
             # DeepSpeed stores a layer's module under its index, or under its key if the layer is tied.
@@ -147,7 +149,10 @@ def pipeline_module(
 
 
 def named_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield (global name, parameter), named as in one module of the whole model; tied copies by their owner's name."""
+    """Yield (global name, parameter). A global name is the name in the unpartitioned model.
+
+    A tied copy has the name of the layer that owns the weight.
+    """
     for name, parameter in module.named_parameters():
         yield (global_name(name, module.layer_names) if isinstance(module, Pipeline) else name), parameter
 
@@ -179,7 +184,7 @@ class _UntiedLayer(LayerSpec):  # type: ignore[misc]
 
 
 class _TiedLayer(TiedLayerSpec):  # type: ignore[misc]
-    """DeepSpeed TiedLayerSpec for a layer whose weight two stages hold, under `_key`."""
+    """DeepSpeed TiedLayerSpec for a layer whose weight two stages share; `_key` identifies the weight."""
 
     def __init__(self, spec: models.LayerSpec, groups: Groups, seed: int) -> None:
         super().__init__(_key(spec), nn.Module, forward_fn=spec.forward, tied_weight_attr=[TIED_WEIGHT])

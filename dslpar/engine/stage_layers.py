@@ -3,7 +3,8 @@
     >>> stage_parts([None, 0, 1, 2, None, -1], [2, 1])       # embedding, three blocks, norm, head
     [0, 3, 6]
 
-The first stage takes the layers before the blocks, the last stage those after them. This module needs no DeepSpeed.
+The first stage also has the layers before the blocks, and the last stage the layers after the blocks. This module needs
+no DeepSpeed.
 """
 
 from __future__ import annotations

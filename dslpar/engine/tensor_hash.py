@@ -15,7 +15,8 @@ Integer sums do not round, so the hash does not depend on the order in which a d
 parameters to the host and hashes them there with SHA-1 (`check_param_hashes_across_dp_replicas`). This module reads
 them once, on their device. (torch.hash_tensor XORs the bits: two equal changes cancel.)
 
-Weights are drawn for one chunk of words (`chunk_words`). The chunks' sums are added up with other odd weights.
+The random w_i are drawn for one chunk of words (`chunk_words`), and all chunks use the same ones. The chunks' sums are
+multiplied by other odd numbers and added up.
 """
 
 from __future__ import annotations

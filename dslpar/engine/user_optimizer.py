@@ -2,9 +2,9 @@
 
     job, optimizer = resolve_user_optimizer(job, torch.optim.SGD(model.parameters(), lr=0.1), module, parameter_groups)
 
-An instance was made over the whole model, and on each rank it keeps only the parameters of that rank. The job then
-names the optimizer, for the LR schedule, for records, and for DeepSpeed, whose ZeRO accepts only elementwise
-optimizers.
+A program makes an instance over the whole model. On each rank, parameters that the rank does not hold are removed from
+it. The job then names the optimizer, for the LR schedule, for records, and for DeepSpeed, whose ZeRO accepts only
+elementwise optimizers.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ OptimizerOrFactory = Optimizer | Callable[[ParameterGroups], Optimizer]
 def resolve_user_optimizer(
     job: Job, given: OptimizerOrFactory, module: nn.Module, groups: ParameterGroups
 ) -> tuple[Job, Optimizer]:
-    """Return the job that names the optimizer, and the optimizer over the parameters of `module`, this rank's part.
+    """Return the job that names the optimizer, and the optimizer over this rank's parameters, which `module` has.
 
     Raises:
-        DslparError: it is not an optimizer, it does not hold all trained parameters of this rank, ZeRO cannot shard it,
-            or the config's LR scheduler ends above its learning rate.
+        DslparError: `given` is no optimizer, leaves out a trained parameter of this rank, or cannot be sharded by ZeRO;
+            or the config's LR scheduler ends above the optimizer's learning rate.
     """
     # Read before the groups are filtered: a stage may lose the first group, and all stages must use the same lr.
     lr = given.param_groups[0]["lr"] if isinstance(given, Optimizer) else None
@@ -50,7 +50,7 @@ def resolve_user_optimizer(
     _check_complete(job, optimizer, module)
     lr = float(optimizer.param_groups[0]["lr"] if lr is None else lr)
     cls = type(optimizer)
-    # torch's optimizers by their public name, which the linter's tables and readers of the job's record know.
+    # torch's optimizers get their public name, since the linter's tables and the job's record use it.
     package = "torch.optim" if cls.__module__.startswith("torch.optim.") else cls.__module__
     section = sections.OtherOptimizer(target=f"{package}.{cls.__qualname__}", lr=lr)
     _check_shardable(job, section.target)
@@ -59,7 +59,7 @@ def resolve_user_optimizer(
 
 
 def _keep_local_parameters(optimizer: Optimizer, module: nn.Module) -> Optimizer:
-    # In place: the optimizer that the program holds, and may keep reading, is the one that trains.
+    # Changed in place: the program may keep reading its optimizer, so that object must be the optimizer that steps.
     local = {id(p) for p in module.parameters()}
     for group in optimizer.param_groups:
         group["params"] = [p for p in group["params"] if id(p) in local]
@@ -70,7 +70,7 @@ def _keep_local_parameters(optimizer: Optimizer, module: nn.Module) -> Optimizer
 def _check_complete(job: Job, optimizer: Optimizer, module: nn.Module) -> None:
     """Refuse an optimizer that leaves out parameters with a gradient.
 
-    Without ZeRO such gradients are in the norm, with ZeRO they are not, so clipping would differ.
+    The gradient norm contains such gradients without ZeRO, but not with ZeRO, so clipping would differ.
     """
     optimized = {id(p) for group in optimizer.param_groups for p in group["params"]}
     missing = [name for name, p in module.named_parameters() if p.requires_grad and id(p) not in optimized]

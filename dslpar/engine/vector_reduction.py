@@ -5,12 +5,13 @@
 
 A vector is applied to this rank's tokens only, so each rank has a partial gradient. A layer alone does not know when a
 step ends, and must sum partial gradients in each backward. An engine knows which backward is the last. Until then
-partial gradients accumulate over micro-batches. Then one all-reduce sums them for all vectors that need the same axes,
-before they are reduced over replicas. Megatron-LM does the same for norms under sequence parallelism when it finalizes
-a step's gradients.
+partial gradients accumulate over micro-batches. Then one all-reduce sums the gradients of all vectors that are summed
+over the same axes and have the same dtype. The reduction over replicas follows. Megatron-LM does the same for norms
+under sequence parallelism when it finalizes a step's gradients.
 
-A rank must keep its accumulated gradients until the step. ZeRO 2 and 3 and an optimizer on the CPU reduce each
-micro-batch's gradients over replicas as soon as they are computed. There, layers still sum in each backward.
+This requires that a rank keeps its accumulated gradients until the step. With ZeRO 2 and 3, and with an optimizer on
+the CPU, each micro-batch's gradients are reduced over replicas as soon as they are computed. Layers then still sum in
+each backward.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from dslpar.schema.sections import Spec
 
 
 def defer_vectors(module: nn.Module, groups: Groups, spec: Spec) -> list[int]:
-    """Leave the sums of a model's vectors to a `VectorReduction`, if possible; return the ids of these vectors.
+    """Let a `VectorReduction` sum the gradients of a model's vectors, if possible; return the ids of these vectors.
 
-    Their gradients are not complete after the last backward.
+    After the last backward, the gradients of these vectors are still partial.
     """
     # Set to either value: a program may have run the same modules with another ZeRO stage before.
     defer_sums(module, groups.axis("tensor").size > 1 and keeps_gradients(spec))
@@ -51,7 +52,7 @@ class VectorReduction:
         self._vectors = deferred_vectors(ds_engine.module)
 
     def reduce(self) -> None:
-        """Sum the step's accumulated gradients. Call it once: a second sum would count ranks twice."""
+        """Sum the step's accumulated gradients. Call it once per step: a second sum would count each rank again."""
         finishes = []
         for letters, vectors in self._vectors.items():
             by_dtype: dict[torch.dtype, list[Tensor]] = {}
@@ -65,8 +66,8 @@ class VectorReduction:
     def _gradient(self, p: Any) -> Tensor:
         """Return the tensor in which DeepSpeed accumulates a parameter's gradient.
 
-        It is zeros if this rank did not use the parameter. A tensor rank with other samples may have used it, and all
-        ranks must send tensors of the same size.
+        The tensor is zero if this rank did not use the parameter. A tensor rank with other samples may have used it,
+        and all ranks must send tensors of the same size.
         """
         zero = self._engine.optimizer
         if isinstance(zero, BF16_Optimizer) and getattr(p, "_hp_grad", None) is not None:

@@ -1,10 +1,11 @@
-"""Scale gradients that are complete on every rank of axis d, for ZeRO's sum over d.
+"""Divide complete gradients by the number of ranks over which ZeRO will sum them.
 
     share_whole_gradients(module, groups)     # before DeepSpeed's engine is built
 
-Ranks of d have different tokens, so each has a partial gradient for dslpar's layers, and ZeRO's sum over d completes
-it. All ranks of a tensor group compute other modules identically, and each has the complete gradient. Here each rank
-divides it by d, so that the sum is right again.
+d is a tensor axis whose ranks have different tokens and equal weights (docs/architecture.md, The cuboid). With
+`zero_over_d`, ZeRO shards over d and sums gradients over d. For dslpar's layers each rank has a partial gradient, and
+the sum completes it. All ranks of a tensor group compute other modules identically, and each has the complete gradient.
+Here each rank divides such a gradient by d, so that ZeRO's sum is the gradient again.
 """
 
 from __future__ import annotations

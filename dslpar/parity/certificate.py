@@ -32,11 +32,14 @@ class Certificate(NamedTuple):
     layout: Mapping[str, Any]
     """World size and axes of the layout, and the small worlds in which it ran."""
     shrunk: tuple[str, ...]
+    """Values that are smaller than in the config, or otherwise different."""
     not_proven: tuple[str, ...]
+    """Parts of the config that the comparison does not cover."""
     checks: tuple[Mapping[str, Any], ...]
     first_difference: Mapping[str, Any] | None
     versions: Mapping[str, str]
     config_sha256: str
+    """`digest` of the config and the world size."""
     findings: tuple[str, ...] = ()
     """Why the layout was refused."""
     request: Mapping[str, Any] = {}
@@ -106,13 +109,13 @@ def outdated(certificate: Mapping[str, Any], config: Config, world_size: int | N
         reasons.append("it has no check")
     world = certificate["layout"]["world_size"]
     if world_size is not None and world != world_size:
-        reasons.append(f"it is of a world of {world}, not of {world_size}")
+        reasons.append(f"it is for a world size of {world}, not {world_size}")
     if digest(config, world) != certificate["config_sha256"]:
-        reasons.append(f"{config.path}, with its imports and overrides, says something else now")
+        reasons.append(f"{config.path}, with its imports and overrides, has changed since")
     stored = certificate["versions"]
     own = versions(transformers="transformers" in stored)
     reasons += [
-        f"it is of {name} {stored.get(name)}, and {own[name]} is installed"
+        f"it was made with {name} {stored.get(name)}, and {own[name]} is installed"
         for name in own
         if stored.get(name) != own[name]
     ]

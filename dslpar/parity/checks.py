@@ -19,8 +19,8 @@ from dslpar.parity.one_process import FLOOR, Reference, finite
 from dslpar.parity.whole import Pieces
 
 TRANSFORMERS_BOUND = 1e-10
-"""Relative bound against transformers. Both sides are float64, which rounds by 1e-16, over sums of some hundred terms,
-some blocks deep.
+"""Relative bound against transformers. Both sides compute in float64, which rounds by 1e-16. Rounding errors add up
+over sums of some hundred terms and over some blocks.
 """
 
 
@@ -53,7 +53,9 @@ class Difference(NamedTuple):
     """Relative deviation of a tensor and its bound, both for the element that exceeds its own bound most."""
 
     off: float
+    """The relative deviation."""
     bound: float
+    """The relative deviation that rounding may cause."""
 
     @property
     def excess(self) -> float:
@@ -96,7 +98,7 @@ def worst_of(name: str, found: Mapping[str, Difference]) -> Check:
 def _by_step(
     by_rank: Sequence[Sequence[float]], true: Sequence[float], bounds: Sequence[float]
 ) -> dict[str, Difference]:
-    """Compare one number per step; every rank must report the same one."""
+    """Return the worst deviation of any rank from the one process, for one number per step."""
     found = {}
     for step, (value, bound) in enumerate(zip(true, bounds, strict=True)):
         off = max(finite(abs(values[step] - value) / max(abs(value), 1e-300)) for values in by_rank)
@@ -127,7 +129,9 @@ def _difference(found: Tensor, true: Tensor, bound: float | Tensor) -> Differenc
 
 
 def _copies(*pieces: Pieces) -> Check:
-    """Return the worst deviation between copies; they must be bit-identical, except tied copies of two stages."""
+    """Return the worst deviation between copies. Copies must be bit-identical, but tied copies on two stages may
+    differ by rounding.
+    """
     worst = Check("copies", 0.0, 0.0, "")
     for each in (copies for held in pieces for copies in held.unequal_copies()):
         first, second = each.ranks
@@ -140,7 +144,7 @@ def _copies(*pieces: Pieces) -> Check:
 
 
 def merged(checks: Iterable[Sequence[Check]]) -> list[Check]:
-    """Return the worst check of each name over several runs."""
+    """Return the worst check of each name over several lists of checks."""
     worst: dict[str, Check] = {}
     for each in (check for run in checks for check in run):
         if each.name not in worst or each.excess > worst[each.name].excess:

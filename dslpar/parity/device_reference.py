@@ -4,29 +4,31 @@
     first.gradients["blocks.0.mlp.up.weight"]       # on the CPU, in float32 or wider
     first.bounds["blocks.0.mlp.up.weight"].norm     # how far a layout in the job's precision may be from it
 
-It uses no DeepSpeed, no process group and no pipeline. Micro-batches run one by one and their gradients are added up,
-so that only one micro-batch's activations are in memory. Only weights and gradients are held whole.
+The reference uses no DeepSpeed, no process group and no pipeline. Micro-batches run one by one and their gradients are
+added up, so that only one micro-batch's activations are in memory. Only weights and gradients are held whole.
 
-**Precision.** The reference need not be exact, only far more exact than the compared run. bfloat16 rounds by 2^-8,
-float16 by 2^-11 and float32 by 2^-24. For a job in half precision, float32 is 8,000 to 65,000 times as exact, its
-tensors are half as large as float64's, and devices compute it many times as fast. For a job in fp32 the reference is
-float64. Weights and inputs are first rounded to the job's precision, so that both sides begin with the same numbers.
+**Precision.** The reference need not be exact, only far more exact than the compared layout. bfloat16 rounds by 2^-8,
+float16 by 2^-11 and float32 by 2^-24. For a job in half precision the reference is computed in float32: this is 8,000
+to 65,000 times as exact, tensors are half as large as in float64, and devices are many times as fast. For a job in fp32
+the reference is computed in float64. Weights and inputs are first rounded to the job's precision, so that both sides
+begin with the same numbers.
 
 **Device.** The reference runs on this rank's device if weights and gradients take at most six tenths of its free
 memory. The rest is for activations. Otherwise it runs on the CPU, in the same precision, if the host has enough memory.
 
 **Bounds.** The growth of rounding errors with depth depends on the model, so it is measured: the same step runs on one
-process in the job's precision, with fp32 sums over micro-batches, as in the engine. Its error is one draw of the
-model's rounding errors. Another layout rounds at other places, so its error is another draw:
+process in the job's precision, with fp32 sums over micro-batches, as in the engine. Its error against the reference is
+one draw from the distribution of the model's rounding errors. Another layout rounds at other places, so its error is
+another draw:
 
 - The largest error of a tensor's elements is at most `FACTOR` times the measured draw's, as in `one_process`.
 - The 2-norm of a tensor's error averages over its elements, so it varies far less between two draws: `NORM_FACTOR`. A
   missing sum changes all elements of a tensor, each by less than the largest error, and is detected here.
 
-A layout also rounds where one process does not: a product over ranks is a sum of their rounded parts, and each hop of a
-reduction over replicas rounds gradients. These are at most as many roundings as ranks, of random sign, of partial sums
-that grow to the whole sum: together sqrt(ranks / 3) roundings of the whole. `least` is a few times that, for tensors
-whose measured draw happens to be small.
+A layout also rounds where one process does not: a product over ranks is a sum of the ranks' rounded parts, and each hop
+of a reduction over replicas rounds gradients. There are at most as many such roundings as ranks. Their signs are
+random, and they round partial sums that grow to the whole sum, so together they are sqrt(ranks / 3) roundings of the
+whole sum. `least` is a few times that, for tensors whose measured draw happens to be small.
 
 The loss is an fp32 mean computed from rounded logits. Its bound is `FACTOR` times the largest error of a micro-batch's
 loss, and at least one rounding.
@@ -68,11 +70,11 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 NORM_FACTOR = 4.0
 """Factor by which the 2-norm of a tensor's measured error may be exceeded.
 
-For tensors of some hundred elements or more, the norms of two draws differ by tenths. Twice as many roundings make the
-norm 1.4 times as large. Parts that nearly cancel in a sum over ranks add some more.
+For tensors of some hundred elements or more, the norms of two draws differ by some tens of percent. Twice as many
+roundings make the norm 1.4 times as large. Terms that nearly cancel in a sum over ranks add some more.
 """
 FEW_ELEMENTS = 100
-"""Below this size a tensor's norm averages too little: `FACTOR` applies to it, too."""
+"""Number of elements below which a tensor's norm averages too little: `FACTOR` then bounds the norm, too."""
 SHARE_OF_MEMORY = 0.6
 """Share of the free memory for weights and gradients."""
 _FIRST_SCALE, _LEAST_SCALE = 2.0**16, 1.0
@@ -112,6 +114,7 @@ class FirstStep:
     loss_bound: float = 0.0
     """Relative bound."""
     bounds: dict[str, Bound] = dataclasses.field(default_factory=dict)
+    """Bounds for the error of each gradient, by global name."""
 
     @property
     def norm_bound(self) -> float:
@@ -162,7 +165,7 @@ def first_step(
         job: the layout's job, with its batch, precision and mesh.
         batches_of: returns the micro-batches of the first step, on the CPU, for the built model.
         device: the device to compute on.
-        progress: called before each micro-batch with the number of finished ones and the total.
+        progress: called before each micro-batch with the number of finished micro-batches and the total.
 
     Raises:
         DslparError: the model cannot be built, all gradients are zero, or a number is not finite (PRE234).
@@ -206,6 +209,8 @@ def _check_bounded(job: Job, first: FirstStep) -> None:
 
 @dataclass
 class _Found:
+    """Results of one computation of the step."""
+
     losses: list[float]
     """The loss of each micro-batch."""
     gradients: dict[str, Tensor]
@@ -324,12 +329,12 @@ def unit_roundoff(dtype: torch.dtype) -> float:
 
 
 def least(dtype: torch.dtype, ranks: int) -> float:
-    """Return the least relative bound: four times the roundings that a sum over ranks adds (see the module)."""
+    """Return the least relative bound: four times the rounding that a sum over ranks adds (see the module's text)."""
     return max(FLOOR, 4 * unit_roundoff(dtype) * math.sqrt(1 + ranks / 3))
 
 
 def _bound(first: FirstStep, losses: Sequence[float], rounded: _Found, dtype: torch.dtype, ranks: int) -> None:
-    """Set the bounds from the errors of a run in `dtype`."""
+    """Set the bounds of `first` from the errors of `rounded`, the same step computed in `dtype`."""
     floor = least(dtype, ranks)
     largest = max((float(g.abs().max()) for g in first.gradients.values()), default=0.0)
     for name, true in first.gradients.items():

@@ -3,9 +3,10 @@
     difference = explain(reference, ranks, mesh)
     difference.parameter, difference.ratio, difference.axis, difference.guess
 
-A backward goes from the loss to the inputs, so the wrong gradient nearest to the loss is nearest to the mistake.
-Typical mistakes of layouts are undone on its pieces, one at a time: a missing sum or mean over an axis, a repeated one,
-pieces in another order. The correction that makes the gradient right, within rounding, shows the mistake.
+A backward goes from the loss to the inputs, so the wrong gradient nearest to the loss is nearest to the mistake. Each
+rank holds a piece of that gradient. Typical mistakes are undone on the pieces, one at a time: a missing or repeated sum
+or mean over an axis, or pieces in another order. The correction that makes the gradient right, within rounding, shows
+the mistake.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from dslpar.parity.one_process import FLOOR, Reference
 from dslpar.parity.whole import Pieces
 
 MATCHES = 1e-4
-"""Largest relative difference at which a corrected gradient counts as right: a thousand roundings of float32. A wrong
-guess is off by tenths.
+"""Largest relative difference at which a corrected gradient counts as right: a thousand roundings of float32. With a
+wrong correction the difference is some tenths.
 """
 _WHOLE = 1e-3
 _LARGEST_RATIO = 64
@@ -35,24 +36,27 @@ class FirstDifference(NamedTuple):
     """The first parameter with a wrong gradient, or else with a wrong weight."""
 
     parameter: str
+    """The parameter's global name; empty if only a loss or a norm is wrong."""
     ratio: float | None
-    """Ratio of its norm to the true norm, if that is a whole number above 1 or the inverse of one; else None."""
+    """Ratio of the gradient's norm to the true norm, if it is n or 1/n for a whole number n above 1; else None."""
     axis: str | None
-    """The layout's axis along which it goes wrong; for several: 'y and data'."""
+    """The axis of the layout along which the gradient goes wrong; for several: 'y and data'."""
     guess: str
     """A description of the likely mistake."""
 
 
 class _Hypothesis(NamedTuple):
-    """A correction of the pieces, and the text of the mistake that it undoes."""
+    """A possible mistake, and the pieces after it is undone."""
 
     axis: str
     says: str
+    """The mistake in words."""
     pieces: Mapping[int, Tensor]
+    """The corrected pieces, by rank."""
 
 
 def explain(reference: Reference, ranks: Sequence[RankResult], mesh: Mesh) -> FirstDifference | None:
-    """Return the first difference of a run; None: no gradient and no weight is wrong."""
+    """Return the first difference between the ranks' results and the reference; None: gradients and weights agree."""
     gradients = Pieces(mesh, [each.gradients for each in ranks])
     off = _off(gradients, reference.curve.gradients, reference.gradient_bounds, reference.order)
     if off:
@@ -96,7 +100,10 @@ def _off(
 
 
 def explain_gradient(name: str, gradients: Pieces, true: Tensor, matches: float = MATCHES) -> FirstDifference:
-    """Explain a wrong gradient by a correction that makes it right up to `matches` (relative, above its rounding)."""
+    """Explain a wrong gradient by a correction that makes it right.
+
+    matches: the largest relative difference that counts as right. It must be larger than the gradient's rounding error.
+    """
     found = gradients.whole(name)
     ratio = _ratio(found, true, max(_WHOLE, matches))
     for each in _hypotheses(name, gradients):
@@ -116,7 +123,7 @@ def _times(ratio: float) -> str:
 
 
 def _ratio(found: Tensor, true: Tensor, near: float) -> float | None:
-    """Return the ratio of norms if it is near a whole number above 1, or near the inverse of one; else None."""
+    """Return n or 1/n if the ratio of norms is near it, for a whole number n above 1; else None."""
     norm, wanted = float(found.double().norm()), float(true.norm())
     if not (norm > 0 and wanted > 0):
         return None
@@ -167,7 +174,7 @@ def _sum(pieces: Mapping[int, Tensor], ranks: Sequence[int]) -> Tensor:
 
 
 def _orders(name: str, gradients: Pieces) -> Iterator[_Hypothesis]:
-    """Yield other orders of the pieces: shifted along an axis, or with two cuts of one dim exchanged."""
+    """Yield other orders of the pieces: shifted along an axis, or with two axes exchanged that shard the same dim."""
     placement, pieces, mesh = gradients.placement(name), gradients.pieces(name), gradients.mesh
     if placement is None:
         return

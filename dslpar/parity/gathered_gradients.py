@@ -4,10 +4,14 @@
     loss = engine.train_batch(data)                   # the gradients are looked at within the step
     found = comparison.result()                       # on rank 0; None where the step was skipped
 
-Gradients are taken where the optimizer would take them: after everything that sums them, before clipping. Then one
-holder of each piece broadcasts it to all ranks. Every other holder compares its own copy with it. Rank 0 merges the
-pieces by their placements and compares the whole tensor with the reference. So no rank holds more than one tensor
-besides its own, whatever the model's size.
+Within the step, for each tensor:
+
+1. Gradients are read where the optimizer would read them: after everything that sums them, before clipping.
+2. One holder of each piece, a rank's shard of the gradient, broadcasts it to all ranks. Every other holder compares its
+   copy with the received piece.
+3. Rank 0 merges the pieces by their placements and compares the whole tensor with the reference.
+
+So no rank holds more than one tensor besides its own, whatever the model's size.
 """
 
 from __future__ import annotations
@@ -48,12 +52,13 @@ class Found:
     """Results of the comparison, on rank 0."""
 
     differences: dict[str, Difference] = field(default_factory=dict)
-    """Differences by global name: the worse of the largest element's and the norm's."""
+    """Difference by global name: the worse one of the largest element's error and the error's norm."""
     norm: float = 0.0
     """Norm of the gathered gradients."""
     copies: UnequalCopies | None = None
     """The worst unequal copies of one piece; None: all copies are equal."""
     first: FirstDifference | None = None
+    """The explained difference nearest to the loss; None: there is none."""
 
 
 def compare_gradients(engine: Engine, first: FirstStep | None) -> Comparison:
@@ -73,12 +78,12 @@ class Comparison:
         self.found: Found | None = None
 
     def result(self) -> Found | None:
-        """Return the results of the last step on rank 0; None if it was skipped, and on other ranks."""
+        """Return the results of the last step on rank 0; None on other ranks, and if no gradient was compared."""
         found, self.found = self.found, None
         return found
 
     def compare(self) -> None:
-        """Compare all gradients, within a step. All ranks together."""
+        """Compare all gradients, within a step. All ranks must call it together."""
         own = {name: p for name, p in self.engine.named_parameters() if p.requires_grad and self._has_gradient(p)}
         pieces = {name: _piece_of(p) for name, p in own.items()}
         by_rank = collectives.gather_objects(pieces, self.world)
@@ -144,7 +149,7 @@ class Comparison:
         return placement.merge([pieces[self._place(each, placement)] for each in peers]), copies
 
     def _place(self, rank: int, placement: Placement | None) -> tuple[int, ...]:
-        """Return what identifies a rank's piece: its coordinates on the axes that cut the tensor."""
+        """Return a rank's coordinates on the axes that shard the tensor; they identify the rank's piece."""
         copied = {"data", "pipe", *(TENSOR_AXES if placement is None else placement.replicas)}
         return tuple(index for axis, index in self.mesh.coord(rank).items() if axis not in copied)
 
@@ -162,7 +167,7 @@ class Comparison:
             where = "only under the layout" if holders else "only on one process"
             return FirstDifference(name, None, None, f"{name} has a gradient {where}")
         if sum(4 * math.prod(piece.shape) for piece in holders.values()) > EXPLAINED_BYTES:
-            says = "is too large for rank 0 to hold what each rank has of it: dslpar prove finds out in miniature"
+            says = "its pieces are too large to gather on rank 0: dslpar prove without --on-devices can explain it"
             return FirstDifference(name, None, None, f"the gradient of {name} is wrong, and {says}")
         piece = self._own_piece(own[name]) if name in own else None
         held: list[dict[str, Held]] = [{} for _ in by_rank]
@@ -179,9 +184,9 @@ class Comparison:
         return explain_gradient(name, Pieces(self.mesh, held), true, matches)
 
     def _first_that_is_off(self, found: Found) -> tuple[str, bool]:
-        """Return the name of the wrong tensor nearest to the loss, or "", and whether one process has its gradient.
+        """Return the name of the wrong tensor nearest to the loss, or "", and whether the reference has its gradient.
 
-        Only rank 0 knows it.
+        The result is valid on rank 0 only.
         """
         if self.first is None:
             return "", False
@@ -198,9 +203,9 @@ def _piece_of(p: Any) -> Piece:
 
 
 def _worse(one: UnequalCopies | None, other: UnequalCopies | None) -> UnequalCopies | None:
-    """Return the copies that are farther apart.
+    """Return the pair of copies that differ more.
 
-    Tied copies of different stages, which sum in different orders, are returned only if there are no others.
+    Tied copies on different stages sum in different orders, so they are returned only if there is no other pair.
     """
     if one is None or other is None:
         return one or other
@@ -209,7 +214,7 @@ def _worse(one: UnequalCopies | None, other: UnequalCopies | None) -> UnequalCop
 
 def _difference(first: FirstStep, name: str, whole: Tensor) -> Difference:
     """Compare a whole gradient with the reference, by elements and by norm; return the worse relative difference."""
-    if name not in first.gradients:  # ZeRO has zeros for parameters that no backward reaches
+    if name not in first.gradients:  # allowed if zero: ZeRO has zeros for parameters that no backward reaches
         return Difference(math.inf if bool(whole.any()) else 0.0, 0.0)
     true, bound = first.gradients[name].double(), first.bounds[name]
     if whole.shape != true.shape or not bool(torch.isfinite(whole).all()):

@@ -4,8 +4,9 @@
     ranks[0].losses, ranks[0].gradients["blocks.0.mlp.up.weight"].piece
 
 Each rank builds the same DeepSpeed engine as train.py, reads its share of the samples with the same loader, and trains.
-Gradients of the first step are taken where the optimizer would take them: after everything that sums them, before
-clipping. Nothing is gathered here, so that a wrong piece stays as its rank had it.
+Gradients of the first step are read where the optimizer would read them: after everything that sums them, before
+clipping. A piece is a rank's shard of a tensor. Each rank returns its own pieces, with copies, so that a wrong piece or
+copy can be found. Only ZeRO's shards of a piece are gathered.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from dslpar.reporting.logging import prints_to_log
 from dslpar.schema.sections import OtherModel
 
 ModelOf = Callable[[Job, Groups], LayeredModel | None]
-"""Makes a rank's model; a result of None stands for the job's own model."""
+"""Makes a rank's model. If it returns None, the job's own model is used."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,9 @@ class RankResult:
 
     rank: int
     losses: list[float]
+    """The loss that each step reported."""
     norms: list[float]
+    """The gradient norm that each step reported."""
     gradients: dict[str, Held]
     """Gradients of the first step, for the layers that this rank holds."""
     weights: dict[str, Held]
@@ -80,7 +83,7 @@ def run_layout(
     `change` is called first on each rank.
 
     Raises:
-        DslparError: the engine cannot be built; it has the findings of the first rank that raised.
+        DslparError: the engine cannot be built; the findings are those of the lowest rank that raised.
         RankError: a rank failed for another reason, or all ranks are stuck.
     """
     import_for_ranks(job)
@@ -182,12 +185,12 @@ def at_optimizer_step(engine: Engine, look: Callable[[], None]) -> None:
 
 
 def full_gradient(p: Any, zero_stage: int) -> Tensor | None:
-    """Return the gradient of this rank's piece, gathered if ZeRO has sharded it. All replicas together."""
+    """Return the gradient of this rank's piece, gathered if ZeRO has sharded it. All replicas must call it together."""
     if zero_stage == 0:
         return p.grad  # type: ignore[no-any-return]
     if zero_stage == 3:
         return p._z3_optimizer.get_fp32_grad_for_param(p)  # type: ignore[no-any-return]
-    # Not safe_get_full_grad: it returns `p.grad` if there is one, which is this replica's alone.
+    # Not safe_get_full_grad: it returns `p.grad` if there is one, which has the samples of this replica only.
     return p.get_full_hp_grad()  # type: ignore[no-any-return]
 
 

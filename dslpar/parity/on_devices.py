@@ -2,13 +2,15 @@
 
     status = run(load, report, small=False, request="...")      # on every rank; rank 0 reports
 
-The ranks meet as in train.py, under any launcher or none. Rank 0 computes the first step of the whole model in plain
-torch (`device_reference`), while the others wait without a timeout and without using their devices. Then all ranks
-build the same engine as train.py, and take the job's own first step on its own data. Within that step each gradient is
-compared (`gathered_gradients`).
+1. The ranks meet as in train.py, under any launcher or none.
+2. Rank 0 computes the first step of the whole model in plain torch (`device_reference`). The other ranks wait, without
+   a timeout and without using their devices.
+3. All ranks build the same engine as train.py, and take the job's own first step on the job's own data.
+4. Within that step each gradient is compared (`gathered_gradients`).
 
-If one rank ends, all end, with the same status. A finding on any rank is exchanged at the next meeting point. If a rank
-cannot get there, its guard informs the others' guards (dslpar/watchdog).
+If one rank ends, all ranks end, with the same status. Ranks exchange findings after each phase that may raise some
+(`_together`). A rank with a finding may wait there in vain, because the others are in a collective. Its guard then ends
+all ranks (dslpar/watchdog).
 """
 
 from __future__ import annotations
@@ -58,13 +60,16 @@ from dslpar.reporting import logging, run_dir
 Value = TypeVar("Value")
 
 MOST_SKIPPED = 20
-"""Most steps that fp16's loss scale may skip: from 2^16 to 1, halved each time after the first two."""
+"""Most steps to try: fp16's loss scale falls from 2^16 to 1, and is halved at each skipped step after the first."""
 NORM_BOUND = 1e-5
-"""Relative bound between the reported norm and the norm of the gathered gradients. Both are sums of squares of the same
-numbers, in float32 and in float64. Some thousand terms in a row round by 1e-7 each, of random sign."""
+"""Relative bound between the reported norm, computed in float32, and the norm of the gathered gradients, in float64.
+Both sum the squares of the same numbers. In float32, some thousand additions in a row round by 1e-7 each, with random
+signs.
+"""
 ALONE_S = 120.0
-"""Seconds that a rank with a finding waits for the others at the meeting point. After that it is alone with the
-finding: the others are in a collective that it will not join, and its guard ends them."""
+"""Seconds that a rank with a finding waits for the other ranks. If they do not come, they are in a collective that this
+rank will not join, and its guard ends them.
+"""
 _PROGRESS_S = 10.0
 
 
@@ -117,8 +122,9 @@ class _Reference:
     """Rank 0's reference, and the facts about it that other ranks need."""
 
     small: bool
+    """True if the model is in miniature."""
     why_small: str
-    """Why the model is in miniature without a request for it; empty: it is not, or it was requested."""
+    """Why a miniature is used although it was not requested; empty: none is used, or it was requested."""
     samples: Samples | None
     """The samples to train on; None: the config's data."""
     first: FirstStep | None
@@ -162,7 +168,7 @@ class _Ranks:
     # ---- one process ----
 
     def _reference(self, small: bool) -> _Reference:
-        """Have rank 0 compute the first step while the others wait."""
+        """Have rank 0 compute the first step while the other ranks wait; share its other fields with all ranks."""
         self._enter("computing the reference" if self.rank == 0 else "waiting for the reference")
         made = self._together("reference", lambda: self._computed(small) if self.rank == 0 else None)
         first = None if made is None else made.first
@@ -202,9 +208,9 @@ class _Ranks:
     def _first_step(
         self, size: SmallJob, samples_of: Callable[[nn.Module], Samples], counted: bool | None
     ) -> tuple[FirstStep | None, str]:
-        """Return the first step, computed on a device where it fits; None and the reason if it fits nowhere.
+        """Return the first step, computed on rank 0's device or CPU; None, and the reason, if it fits on neither.
 
-        `counted`: whether all labels count; None: as the samples report.
+        `counted`: whether all labels count; None: `all_counted` of the samples.
         """
         job = size.job
         model = model_from_job(one_process_job(job))
@@ -272,7 +278,7 @@ class _Ranks:
         self.monitor.page.enter(phase, step, limit_s)
 
     def _together(self, name: str, act: Callable[[], Value]) -> Value:
-        """Call `act` on this rank and return its result.
+        """Call `act` on this rank, wait for all ranks, and return the result.
 
         Raises:
             DslparError: on every rank, with the findings of one rank that raised.
@@ -292,9 +298,11 @@ class _Ranks:
         return value  # type: ignore[return-value]
 
     def _fail_alone(self, findings: Sequence[Finding]) -> NoReturn:
-        """Have this rank's guard end all ranks, including this one."""
+        """Have this rank's guard end all ranks, including this rank."""
         text = report_text.text(self.loaded.config.at_keys(findings), self.loaded.config.sources)
-        sys.stderr.write(visible_lines(f"{self.monitor.location} cannot run, and the others go on:\n{text}"))
+        sys.stderr.write(
+            visible_lines(f"{self.monitor.location} cannot run, and the other ranks do not know yet:\n{text}")
+        )
         self.monitor.mark_failed("cannot run", text)
         self.monitor.wait_for_end()
 
@@ -346,7 +354,9 @@ def _worst_number(values: Sequence[float], true: float, bound: float) -> Differe
 
 
 def _copies(job: Job, found: Found) -> Check:
-    """Return the worst deviation between copies; they must be bit-identical, except tied copies of two stages."""
+    """Return the worst deviation between copies. Copies must be bit-identical, but tied copies on two stages may
+    differ by rounding.
+    """
     if (worst := found.copies) is None:
         return Check("copies", 0.0, 0.0, "")
     first, second = worst.ranks
@@ -357,5 +367,5 @@ def _copies(job: Job, found: Found) -> Check:
 
 def _unexplained(checks: Sequence[Check]) -> FirstDifference:
     wrong = " and ".join(each.name for each in checks if not each.holds)
-    guess = f"every gradient is right within rounding, and {wrong} is not: dslpar prove looks at it in miniature"
+    guess = f"every gradient is right within rounding, and {wrong} is not: run dslpar prove in miniature"
     return FirstDifference("", None, None, guess)

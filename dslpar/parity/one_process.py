@@ -4,17 +4,18 @@
     reference.curve.losses, reference.curve.gradients        # in float64
     reference.loss_bounds, reference.gradient_bounds         # how far another order of sums may be from that
 
-It uses no DeepSpeed, no process group and no pipeline, only a forward, a backward, clipping and a torch optimizer. The
-model is built from the same layers, on a mesh of one rank, where no collective does anything. Tests and
-`dslpar policy check` compare the layers with torch's, and transformers models with plain transformers.
+The reference uses no DeepSpeed, no process group and no pipeline, only a forward, a backward, clipping and a torch
+optimizer. The model is built from dslpar's layers on a mesh of one rank, on which collectives do nothing. Tests and
+`dslpar policy check` compare these layers with torch's, and transformers models with plain transformers.
 
-Further runs measure how much another order of sums may change the results. `DRAWS` of them are in float32, and their
-errors are the rounding errors of this model. In some models all errors follow from a few numbers, such as the
-similarities of samples in MoCo. Then one draw, and with it the errors of all tensors, may be small by chance. So in all
-draws but the first, each weight is changed by one rounding. The other runs are in float64, with gradients changed by as
-much as the gradient bound allows. Their effect on losses, norms and weights of later steps gives the bounds for these.
-So an optimizer that divides by the root of a second moment needs no exception: if a gradient is zero except for
-rounding, such as that of a key's bias, its elements move by whole steps here, too.
+A layout sums in another order than one process. Further runs on one process measure how much that may change results:
+
+- `DRAWS` runs in float32. Their errors are the rounding errors of this model, and give the bounds of gradients. In some
+  models all errors follow from a few numbers, such as the similarities of samples in MoCo, and may all be small by
+  chance. So in all draws but the first, each weight is first changed by one rounding.
+- Runs in float64 with *shifts*: gradients are changed by as much as their bounds allow. The effects on losses, norms
+  and weights of later steps give the bounds of these. Adaptive optimizers need no exception: if a gradient is zero
+  except for rounding, such as that of a key's bias, Adam moves its weight by whole steps in these runs, too.
 """
 
 from __future__ import annotations
@@ -50,25 +51,25 @@ DRAWS = 3
 FACTOR = 8.0
 """Factor by which another order of the same sums may exceed the largest rounding error of the float32 runs.
 
-Errors of two orders are draws from one distribution. The largest error over a tensor's elements is compared. For a
-tensor of ten elements, the largest errors of two draws differ by a factor of up to about five.
+The errors of two orders of sums are two draws from one distribution. The largest error over a tensor's elements is
+compared. For a tensor of ten elements, the largest errors of two draws differ by a factor of up to about five.
 """
 MOST_ROUNDING = 1e-3
-"""Largest share of the largest gradient that rounding may have, so that a mistake can be distinguished from it.
+"""Largest bound of a gradient, as a share of the largest gradient, at which a mistake still stands out from rounding.
 
-A missing reduction changes a gradient by about half, one missing sample of a hundred by a hundredth.
+A missing reduction changes a gradient by about half. One missing sample of a hundred changes it by a hundredth.
 """
 ZERO = 3e-8
 """Share of the largest gradient below which an element counts as zero: half a rounding of float32."""
 
 
 Shift = Callable[[int, str, Tensor], Tensor]
-"""Returns what to add to a parameter's gradient, given the step from 0, its name and the gradient."""
+"""Returns the change to add to a gradient, given (the step from 0, the parameter's name, the gradient)."""
 
 
 @dataclass
 class Curve:
-    """The results of a run."""
+    """The results of a run on one process, step by step."""
 
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
@@ -89,13 +90,14 @@ class Reference:
     loss_bounds: list[float]
     """Relative bound per step."""
     norm_bounds: list[float]
+    """Relative bound per step."""
     gradient_bounds: dict[str, float]
     """Absolute bound per tensor."""
     weight_bounds: dict[str, Tensor]
     """Absolute bound per element."""
     samples: Samples
     clip: float | None
-    """The largest norm used in clipping: the config's, or a smaller one, so that clipping has an effect."""
+    """The value of clip_grad_norm that all runs use: the config's, or a smaller one, so that clipping has an effect."""
     order: list[str]
     """Names of parameters in the order of the forward."""
     not_proven: tuple[str, ...] = ()
@@ -116,7 +118,7 @@ def train(
     Args:
         samples_of: draws the samples for the built model.
         resumed: the first step under another layout, and that layout's job. If a model's result depends on which
-            samples share a micro-batch, that layout's micro-batches are used from then on.
+            samples share a micro-batch, the other layout's micro-batches are used from that step on.
     """
     torch.manual_seed(job.spec.train.seed)
     groups = Groups(Mesh(), rank=0)
@@ -194,7 +196,7 @@ def _check_stable(job: Job, curves: Sequence[Curve], bounds: Mapping[str, float]
     if is_finite and (not worst or bounds[worst] <= MOST_ROUNDING * largest):
         return
     share = f"{bounds[worst] / largest:.0e} of the largest gradient" if is_finite else "without a bound"
-    message = f"float32 rounds the gradient of {worst} by what is not told from a mistake: {share}"
+    message = f"rounding in float32 changes the gradient of {worst} so much that a mistake could hide in it: {share}"
     hint = "choose another seed, train.seed=1, or a smaller optimizer.lr; a router of experts may have changed sides"
     raise_finding("PRE234", message, hint, job.path, "model")
 
@@ -202,13 +204,13 @@ def _check_stable(job: Job, curves: Sequence[Curve], bounds: Mapping[str, float]
 def check_any_gradient(job: Job, largest: float) -> None:
     """Refuse a first step whose `largest` gradient is zero. Raises DslparError."""
     if largest == 0:
-        message = "all gradients of the first step are zero: whatever a layout does to them, they stay so"
+        message = "all gradients of the first step are zero, so a comparison could not show a mistake"
         hint = "batch.micro_size=4, if the loss compares samples with each other; or leave some weights to be trained"
         raise_finding("PRE234", message, hint, job.path, "model")
 
 
 def _clip_that_acts(run: _Run, clip: float | None) -> float | None:
-    """Return a clipping norm below the first gradient's norm, so that clipping has an effect in a small model."""
+    """Return `clip`, or a smaller value below the first step's gradient norm, so that clipping has an effect."""
     if clip is None:
         return None
     norm = run.train(1).norms[0]
@@ -216,18 +218,19 @@ def _clip_that_acts(run: _Run, clip: float | None) -> float | None:
 
 
 def _nudged(name: str, value: Tensor, draw: int) -> Tensor:
-    """Return a weight with each element moved one rounding of float32 up or down, at random."""
+    """Return a weight with each element moved up or down at random by one rounding of float32."""
     generator = torch.Generator().manual_seed(stable_hash("draw", draw, name))
     return value * (1 + 2.0**-23 * (torch.randint(2, value.shape, generator=generator) * 2 - 1).to(torch.float64))
 
 
 def _shifts(bounds: Mapping[str, float]) -> Iterator[Shift]:
-    """Yield four shifts; each adds to a parameter's gradient its bound, with fixed signs.
+    """Yield four shifts. Each returns the gradient's bound for every element, with signs that depend on the shift.
 
-    Adam divides by the size of its own gradients: errors of equal sign in all steps nearly cancel, others do not. So
-    the four shifts have all sign patterns of the first three steps, up to an overall sign. To first order, one of them
-    changes an element as much as errors of that size can. The signs of later steps are random. The signs of elements
-    are equal in the first shift, which moves sums such as the loss most, and random in the others.
+    Signs of steps: Adam divides by the size of its own gradients, so errors of equal sign in all steps nearly cancel,
+    and others do not. The four shifts have all sign patterns of the first three steps, up to an overall sign. To first
+    order, one of the shifts changes an element as much as any errors of that size can. Signs of later steps are random.
+
+    Signs of elements: equal in the first shift, which moves sums such as the loss most, and random in the others.
 
     Elements that are exactly zero, such as those of tokens that no sample has, are zero in every order of sums.
     """
@@ -255,12 +258,12 @@ def _relative_bounds(true: list[float], rounded: list[list[float]], shifted: lis
 
 
 def _weight_bound(true: Tensor, rounded: Sequence[Tensor], shifted: Sequence[Tensor]) -> Tensor:
-    """Return the bound of each element: the effect of gradient shifts on it, plus a dozen roundings of the tensor.
+    """Return the bound of each element: the effect of shifts or of float32 runs on it, plus a dozen roundings.
 
-    If a gradient is zero except for rounding, Adam takes steps of full length along it, in a layout as under a shift,
-    and the effects of their signs are as large. Of thousands of elements, none of the four shifts moves some, although
-    the layout moves them like their neighbours. So each element that a shift moves at all may move at least as far as
-    the median of these elements in its tensor.
+    If a gradient is zero except for rounding, Adam takes whole steps in directions that rounding decides, both under a
+    layout and under a shift. Of thousands of such elements, the four shifts happen to move some very little, although a
+    layout may move them as far as their neighbours. So an element that a shift moves at all may move at least as far as
+    the median of the moved elements in its tensor.
     """
     by_shift = torch.stack([(each - true).abs() for each in shifted]).amax(0)
     moved = by_shift > 0
@@ -271,7 +274,7 @@ def _weight_bound(true: Tensor, rounded: Sequence[Tensor], shifted: Sequence[Ten
 
 
 def finite(value: float) -> float:
-    """Return the value, or infinity for NaN, which no comparison would find large."""
+    """Return the value, or infinity for NaN, because a comparison with NaN is never true."""
     return math.inf if math.isnan(value) else value
 
 
@@ -305,7 +308,7 @@ class _Run:
         """Largest element of each gradient in the first step."""
 
     def train(self, steps: int, shift: Shift | None = None) -> Curve:
-        """Train for `steps` steps; `shift` returns what to add to each gradient."""
+        """Train for `steps` steps; add `shift`, if given, to each gradient."""
         curve = Curve()
         self.module.train()
         with self._precision():
@@ -342,16 +345,17 @@ class _Run:
         curve.norms.append(norm)
 
     def _growth(self, name: str, gradient: Tensor) -> float:
-        """Return the ratio of a gradient's largest element to the first step's, at least 1.
+        """Return the ratio of a gradient's largest element to its largest element in the first step, at least 1.
 
-        Bounds come from the first step, and rounding is relative: MoCo's gradients grow threefold in three steps.
+        Shifts are multiplied by it: bounds come from the first step, but rounding errors grow with a gradient. MoCo's
+        gradients grow threefold in three steps.
         """
         largest = float(gradient.abs().max())
         first = self.largest.setdefault(name, largest)
         return max(1.0, largest / first) if first else 1.0
 
     def batches(self, step: int) -> Iterator[tuple[Any, Any]]:
-        """Yield the global batch at once, or by micro-batches if batch statistics or a criterion depend on them."""
+        """Yield the global batch at once, or as micro-batches if batch statistics or a criterion depend on them."""
         batch, seed = self.job.batch, self.job.spec.train.seed
         if self.resumed is not None and step >= self.resumed[0]:
             batch = self.resumed[1].batch
@@ -380,7 +384,7 @@ def is_of_transformers(job: Job) -> bool:
 
 @contextmanager
 def float64_of_transformers() -> Iterator[None]:
-    """Keep float64 where transformers' code casts to float32."""
+    """Return a context in which transformers' casts to float32 keep float64."""
     from dslpar.policies.hf_parity import in_float64  # it imports transformers
 
     with in_float64():
@@ -393,7 +397,7 @@ def _in(dtype: torch.dtype, value: Any) -> Any:
     return value.to(dtype) if value.is_floating_point() else value
 
 
-# ---- its optimizer ----
+# ---- the optimizer ----
 
 
 def optimizer_of(job: Job, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:

@@ -2,8 +2,8 @@
 
     off = deviations(model, weights, module, batches, gradients, loss)     # {"lm_head.weight": 1e-15, ..., "loss": 0.0}
 
-Every layout is compared with one process that uses dslpar's layers. All layouts share a mistake in a policy, so no
-comparison between them would show it. This comparison does.
+Every layout is compared with one process, and both use dslpar's layers. A mistake in a policy affects both sides, so
+that comparison would not show it. This comparison does.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ZERO = 1e-13
 
 
 def as_plain(model: object) -> HuggingFaceModel | None:
-    """Return the model if transformers' own class computes the same; None with adapters, which it does not have."""
+    """Return the model if it can be compared with transformers' own class; None for other models, and with adapters."""
     return model if isinstance(model, HuggingFaceModel) and model.adapters is None else None
 
 

@@ -4,8 +4,8 @@
     proof.verdict, proof.checks, proof.first_difference
 
 Three steps cover the mistakes that a step can make. The gradients of the first step are compared one by one. The second
-step begins with weights and optimizer state that the first one made. The third step begins with state that was updated
-from nonzero state, such as moments. The last step also reads data of two epochs.
+step begins with weights and optimizer state that the first step made. The third step begins with optimizer state, such
+as moments, that was updated from nonzero state. The last step also reads data of two epochs.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Program:
     model_of: ModelOf
     """Makes the model of a job on a rank's groups, or on one process."""
     samples: Samples | None = None
-    """None: drawn for the config's model."""
+    """Samples that the program passes; None: samples are drawn for the config's model."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,13 @@ class Proof:
     verdict: str
     """'proved', 'differs' or 'refused'."""
     runs: tuple[SmallJob, ...]
-    """The small jobs that ran."""
+    """The jobs in miniature that ran."""
     checks: tuple[Check, ...] = ()
     """The worst check of each kind, over all runs."""
     first_difference: FirstDifference | None = None
+    """The explained difference nearest to the loss; None: everything agrees, or the layout was refused."""
     not_proven: tuple[str, ...] = ()
+    """Parts of the job that the comparison does not cover."""
     findings: tuple[Finding, ...] = ()
     """Why the layout was refused."""
     error: str = ""
@@ -92,11 +94,11 @@ def prove(
         full: keep the model's sizes.
         resume_on: another layout of the same run, which resumes from a checkpoint after the first half of the steps.
         program: a program's own model; None: the config's model.
-        change: called on each rank under the layout before it builds.
+        change: called on each rank of the layout before its engine is built, such as by tests that inject a fault.
 
     Raises:
         TooFewRanksError: an axis needs more ranks than `max_ranks`; with `resume_on`, all axes together do.
-        ValueError: there are too few steps, or `resume_on` is another run.
+        ValueError: there are too few steps, or `resume_on` changes what a resume must keep.
         RankError: a rank failed for another reason than a finding.
     """
     if steps < 1 + (resume_on is not None):
@@ -109,7 +111,7 @@ def prove(
 
 
 def _proof(trials: Sequence[_Trial]) -> Proof:
-    """Run the trials; keep results from before a refused trial."""
+    """Run the trials, up to the first that is refused; return the proof, with the results up to then."""
     checks, difference, findings = [], None, tuple[Finding, ...]()
     ran: list[_Trial] = []
     for trial in trials:
@@ -133,7 +135,10 @@ def _proof(trials: Sequence[_Trial]) -> Proof:
 
 
 class _Trial:
-    """One comparison: a small layout's run against the same run in a single process."""
+    """One comparison: a job in miniature under its layout, against the same job on a single process.
+
+    resumes: the same job under another layout, which continues after half of the steps.
+    """
 
     def __init__(
         self,
@@ -147,7 +152,7 @@ class _Trial:
         self.reference: Reference | None = None
         self.ranks: list[RankResult] = []
         self.before_resume: list[RankResult] = []
-        """Results of the first layout, if a second one resumes it."""
+        """Results of the first layout, if a second layout resumes from its checkpoint."""
 
     @property
     def runs(self) -> list[SmallJob]:
@@ -161,7 +166,7 @@ class _Trial:
 
     @property
     def not_proven(self) -> list[str]:
-        """Facts that the comparison does not cover."""
+        """Parts of the job that the comparison does not cover."""
         of_model = self.reference.not_proven if self.reference is not None else ()
         return [*self.small.not_proven, *(self.resumes.not_proven if self.resumes else ()), *of_model]
 
@@ -183,7 +188,7 @@ class _Trial:
         )
 
     def _resumed(self, job: Job, other: Job, reference: Reference) -> list[Check]:
-        """Save under one layout after half of the steps, and resume under the other."""
+        """Run half of the steps under one layout, save, and resume under the other layout; return the checks."""
         half = self.steps // 2
         with tempfile.TemporaryDirectory(prefix="dslpar_prove_") as folder:
             first = self.before_resume = self._run(job, half, saves=folder)
@@ -208,7 +213,7 @@ class _Trial:
         assert self.reference is not None
         job, policy = self.small.job, worst_of_transformers(self.reference)
         if policy is not None and not policy.holds:
-            guess = "one process computes it otherwise than transformers' own forward: look at the policy"
+            guess = "one process does not compute what transformers' own forward computes: look at the policy"
             return FirstDifference(policy.at, None, None, guess)
         if self.resumes is not None:
             before = explain(_of_gradients(self.reference), _of_gradients_alone(self.before_resume), job.mesh)
@@ -221,15 +226,14 @@ class _Trial:
         needed = self._axes_needed()
         if not needed:
             # No axis is at fault if a single rank differs from one process, whatever correction matches.
-            return found._replace(axis=None, guess=f"{found.guess}; it needs no axis: it is there on one rank, too")
-        only = f"it needs {' and '.join(needed)}: with that of one rank it is gone"
+            return found._replace(axis=None, guess=f"{found.guess}; it needs no axis: one rank shows it, too")
+        only = f"it needs {' and '.join(needed)}: it disappears if such an axis has one rank"
         return found._replace(axis=found.axis or " and ".join(needed), guess=f"{found.guess}; {only}")
 
     def _axes_needed(self) -> tuple[str, ...]:
-        """Return a minimal set of axes with which there still is a difference, by setting each axis to one rank in
-        turn.
+        """Return a minimal set of axes with which a difference remains; (): it remains even on one rank.
 
-        (): there is a difference on one rank, too.
+        Each axis is set to one rank in turn. It stays at one rank if the difference remains.
         """
         job = self.small.job
         needed = list(axes_of(job.spec, job.mesh).used)
@@ -240,7 +244,7 @@ class _Trial:
                 trial = _Trial(small, self.steps, self.program, self.change)
                 still_differs = any(not each.holds for each in trial.compare())
             except (DslparError, RankError):
-                continue  # it does not run without that axis
+                continue  # the job does not run without that axis
             if still_differs:
                 needed = rest
         return tuple(needed)
@@ -275,7 +279,7 @@ def _reference(
     try:
         job = one_process_job(small)
         model = _on_one_process(small, job, program) if program else model_from_job(job)
-        # At least one step's samples, and few enough that the last of several steps straddles two epochs.
+        # At least one step's samples, and few enough that the last of several steps reads from two epochs.
         num_samples = max(steps - 1, 1) * small.batch.global_size + 1
         given = program.samples if program else None
 
@@ -311,11 +315,11 @@ def _clipping_at(job: Job, clip: float | None) -> Job:
     return dataclasses.replace(job, spec=dataclasses.replace(job.spec, train=train))
 
 
-# ---- a resume: its halves are compared separately ----
+# ---- a resume: the steps before and after it are compared separately ----
 
 
 def _of_first_steps(reference: Reference, steps: int) -> Reference:
-    """Return the reference of the first `steps` steps; weights are compared only after the last step of all."""
+    """Return the reference of the first `steps` steps. Its weights are still the weights after the run's last step."""
     whole = reference.curve
     curve = dataclasses.replace(whole, losses=whole.losses[:steps], norms=whole.norms[:steps], lrs=whole.lrs[:steps])
     return dataclasses.replace(

@@ -4,8 +4,8 @@
     inputs, labels = samples.batch(range(4), range(4))
 
 As in text, some tokens are far more frequent than others, so that gradients are more than noise. If a model reads
-tokens, some labels do not count, and their number differs between samples. This reveals a mean over micro-batches in
-place of a mean over counted tokens.
+tokens, the loss ignores some labels (IGNORE_INDEX), and their number differs between samples. This reveals a mean over
+micro-batches in place of a mean over counted tokens.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def _of_listed_layers(
 
 
 def samples_of_pairs(pairs: Sequence[Any], path: str) -> DrawnSamples:
-    """Return a program's (input, label) pairs as samples. Raises DslparError: there are none."""
+    """Return a program's (input, label) pairs as samples. Raises DslparError: `pairs` is empty."""
     if not len(pairs):
         raise_finding("BAT205", "there are no samples", "give at least a global batch of (input, label) pairs", path)
     inputs, labels = zip(*((_tuple(x), _tuple(y)) for x, y in pairs), strict=True)
@@ -153,9 +153,10 @@ def samples_of_pairs(pairs: Sequence[Any], path: str) -> DrawnSamples:
 
 
 def _tokens(generator: torch.Generator, count: int, length: int, vocab_size: int) -> Tensor:
-    """Return ids [count, length], some far more frequent than others; every second one runs through the vocabulary.
+    """Return ids [count, length]: random at odd positions, with a few frequent ids, and counting up at even positions.
 
-    So ids at the edges of ranks' pieces of a table occur, too. The special tokens' ids, 0 and 1, are rare.
+    The even positions run through the whole vocabulary, so that ids at the edges of each rank's shard of an embedding
+    occur, too. Among the random ids, the special tokens' ids 0 and 1 are rare.
     """
     chance = torch.rand(count, length, generator=generator)
     ids = ((1 - chance**4) * (vocab_size - 1) + 0.5).long().clamp(max=vocab_size - 1)
@@ -165,7 +166,7 @@ def _tokens(generator: torch.Generator, count: int, length: int, vocab_size: int
 
 
 def _ignoring(labels: Tensor, generator: torch.Generator) -> Tensor:
-    """Return labels of which some do not count: none in every fifth sample, up to about two fifths in others."""
+    """Replace labels by IGNORE_INDEX at random: none in every fifth sample, up to about two fifths in others."""
     share = torch.rand(len(labels), 1, generator=generator) * 2 * _SHARE_IGNORED
     share[1::5] = 0
     return labels.masked_fill(torch.rand(labels.shape, generator=generator) < share, IGNORE_INDEX)

@@ -36,15 +36,16 @@ from dslpar.schema.parallel_forms import pipeline_of
 from dslpar.schema.sections import OtherModel, Spec
 
 SEQUENCE = 12
-"""Tokens per sample, before it grows to a length that divides."""
+"""Tokens per sample. The number is rounded up to one that divides over the ranks."""
 BUCKET = 3000
-"""Elements of a ZeRO bucket: a small model then has several, as a large model has with the default."""
+"""Elements of a ZeRO bucket: a small model then has several buckets, as a large model has with the default size."""
 
 
 PERSISTS = 100
-"""Elements below which ZeRO 3 keeps a parameter whole: only vectors, as with DeepSpeed's default in a large model.
+"""Elements below which ZeRO 3 keeps a parameter whole.
 
-With that default, a small model would keep all parameters whole.
+Only vectors are that small in a miniature, as with DeepSpeed's default in a large model. With DeepSpeed's default, ZeRO
+3 would keep all parameters of a miniature whole.
 """
 
 
@@ -55,11 +56,13 @@ class SmallJob(NamedTuple):
     axes: str
     """Axes of more than one rank: 'pipe 2, data 2, y 2'."""
     changes: tuple[Change, ...]
+    """Values that differ from the config's."""
     not_proven: tuple[str, ...]
+    """Parts of the job that a run in miniature does not cover."""
 
 
 def shrink(job: Job, *, max_ranks: int, steps: int, full: bool = False) -> list[SmallJob]:
-    """Return the job in small worlds that together contain each pair of its axes.
+    """Return the job in one or more small worlds, which together contain each pair of its axes that fits.
 
     `full` keeps the model's sizes, and shrinks only the world and the batch.
 
@@ -71,15 +74,17 @@ def shrink(job: Job, *, max_ranks: int, steps: int, full: bool = False) -> list[
 
 
 def shrink_both(job: Job, other: Job, *, max_ranks: int, steps: int, full: bool = False) -> tuple[SmallJob, SmallJob]:
-    """Return two layouts of one run in miniature, with the same model and global batch; the second resumes the first.
+    """Return a job and another layout of it in miniature, with the same model and global batch.
+
+    The layout of `other` can then resume from a checkpoint of the first.
 
     Raises:
-        TooFewRanksError: all axes of one layout together need more ranks than `max_ranks`.
-        ValueError: `other` is another run, not another layout of this one.
+        TooFewRanksError: all axes of a layout together need more ranks than `max_ranks`.
+        ValueError: `other` differs in more than the layout: in a key that a resume must keep.
     """
     changed = [name for name in _OF_THE_RUN if _part(job.spec, name) != _part(other.spec, name)]
     if changed:
-        raise ValueError(f"a resume goes on on another layout, and {', '.join(changed)} would be another run")
+        raise ValueError(f"a resume may only change the layout: a change of {', '.join(changed)} would be another run")
     layouts = []
     for each in (job, other):
         chosen = small_worlds(axes_of(each.spec, each.mesh), max_ranks, divide=full or not _can_shrink(each.spec.model))
@@ -142,7 +147,7 @@ def _axes_of_job(job: Job) -> str:
 
 
 def _resolved_again(job: Job, spec: Spec) -> Job:
-    """Resolve another spec in the same world; with the same layers, the partition over stages stays the same."""
+    """Resolve a changed spec in the job's world. The same layers get the same partition over stages."""
     return resolve.resolve(spec, job.mesh.world_size, job.path, job.trusted)
 
 
@@ -156,7 +161,7 @@ def one_process_job(small: Job) -> Job:
 
 
 def with_axes(small: Job, names: Sequence[str]) -> Job:
-    """Return a small job with only the named axes, the others having one rank; model and global batch stay."""
+    """Return a small job in which all axes but the named ones have one rank; model and global batch stay."""
     axes = axes_of(small.spec, small.mesh)
     sizes = {name: size if name in names else 1 for name, size in axes.sizes.items()}
     spec = parallel_of(small.spec, sizes, small.stages.counts if sizes["pipe"] > 1 else None)
@@ -173,13 +178,13 @@ def _can_shrink(model: Sized) -> bool:
 
 
 Layout = tuple[Job, dict[str, int], SmallWorlds]
-"""A job, the sizes of its axes in a small world, and the small worlds that this one belongs to."""
+"""A job, the sizes of its axes in a small world, and all small worlds chosen for the job."""
 
 
 def _small_jobs(layouts: Sequence[Layout], steps: int, full: bool, on_devices: bool = False) -> list[SmallJob]:
     """Return small jobs with the same model, sequence length and global batch.
 
-    `on_devices`: they take one step on the job's own devices, in its precision and with its kernels.
+    `on_devices`: the small jobs keep the job's precision and kernels, for one step on its own devices.
     """
     changes, lost = list[Change](), list[str]()
     model, jobs = layouts[0][0].spec.model, [job for job, _, _ in layouts]
@@ -201,7 +206,7 @@ def _small_jobs(layouts: Sequence[Layout], steps: int, full: bool, on_devices: b
         made = without_dropout(model)
         model, changes = made.model, [*made.changes]
         if not full:
-            lost.append("other sizes of the model than its own: what of it may shrink is not known")
+            lost.append("other sizes of the model: dslpar does not know which of its sizes may change")
     specs = [replace(spec, model=model) for spec in specs]
     batches = [_batch(job, spec, sizes) for spec, (job, sizes, _) in zip(specs, layouts, strict=True)]
     whole = math.lcm(*(batch.global_size for batch in batches))
@@ -259,7 +264,10 @@ def _by_hand(job: Job) -> bool:
 
 
 def _counts(job: Job, pipe: int) -> tuple[int, ...] | None:
-    """Return layers per stage if the config gives them: uneven if they were, with the fullest stage at its place."""
+    """Return layers per stage if the config gives them; None: it does not.
+
+    If the config's numbers differ, one stage has two layers, at the relative place of the config's fullest stage.
+    """
     if pipe == 1 or not _by_hand(job):
         return None
     given, stages = job.stages.counts or (), pipe * job.chunks.num
@@ -271,12 +279,12 @@ def _counts(job: Job, pipe: int) -> tuple[int, ...] | None:
 
 
 def _kept_counts(job: Job, pipe: int, lost: list[str]) -> tuple[int, ...] | None:
-    """Return the config's layers per stage, for a model that keeps its layers; with fewer stages they cannot stay."""
+    """Return the config's layers per stage, for a model that keeps its layers; None if there are fewer stages."""
     if not _by_hand(job):
         return None
     if pipe == job.mesh.pipe:
         return job.stages.counts
-    lost.append("layers by stage as they were given: there are fewer stages here")
+    lost.append("the config's numbers of layers per stage: there are fewer stages here")
     return None
 
 
@@ -287,7 +295,7 @@ def _num_layers(model: Sized, stages: int) -> int | None:
 
 
 def _seq_len(spec: Spec) -> int:
-    """Return a small sequence length that divides over the ranks that cut it; a ring cuts each piece in two halves."""
+    """Return a small sequence length that divides over the ranks; in a ring, each rank's part also has two halves."""
     cuboid = _cuboid(spec)
     by = divisors.common(divisors.sequence(0, cuboid)) * (2 * cuboid.ring if cuboid.ring > 1 else 1)
     return -(-SEQUENCE // by) * by
@@ -298,7 +306,7 @@ def _batch(job: Job, spec: Spec, sizes: Mapping[str, int]) -> Batch:
     least = divisors.least_micro_size(_cuboid(spec))
     micro = 2 * least if job.batch.micro_size > 1 or least > 1 else 1
     if not is_chain(spec.model) and job.batch.micro_size >= 4:
-        micro = max(micro, 4 // least * least)  # its loss compares samples, and two samples are too few
+        micro = max(micro, 4 // least * least)  # the model's loss compares samples, and two samples are too few
     accumulation = min(job.batch.accumulation, 2 * sizes["pipe"] if sizes["pipe"] > 1 else 2)
     if sizes["pipe"] > 1 and spec.schedule is not None and spec.schedule.type != "1f1b":
         accumulation = max(1, accumulation // sizes["pipe"]) * sizes["pipe"]
@@ -311,7 +319,7 @@ def _batch(job: Job, spec: Spec, sizes: Mapping[str, int]) -> Batch:
 
 
 def _settings_on_devices(job: Job, spec: Spec, seq_len: int) -> tuple[Spec, list[Change], list[str]]:
-    """Return the spec with small buckets and drawn data; everything else is the job's own."""
+    """Return the spec with small ZeRO buckets and random samples, the changes, and what is not proven."""
     changes, lost = list[Change](), list[str]()
     zero = _zero(spec, changes, lost, keeps_disk=True)
     schedule = spec.schedule
@@ -341,7 +349,7 @@ def _settings(job: Job, spec: Spec, steps: int, seq_len: int) -> tuple[Spec, lis
     )
     if spec.train.compile:
         changes.append(Change("train.compile_backend", spec.train.compile_backend, "aot_eager"))
-        lost.append("kernels that torch's compiler makes: its graphs run with the kernels that they are of")
+        lost.append("kernels that torch.compile generates: here its graphs run with torch's own kernels")
     schedule = spec.lr_scheduler
     if isinstance(schedule, sections.LRScheduler):
         warmup = min(schedule.warmup_steps, 2)
@@ -378,7 +386,7 @@ def _settings(job: Job, spec: Spec, steps: int, seq_len: int) -> tuple[Spec, lis
 
 
 def _data(spec: Spec, seq_len: int, lost: list[str]) -> Any:
-    """Return the data section; if data are drawn, only the sequence length counts."""
+    """Return the data section. If random samples replace the data, only the sequence length is kept."""
     if not _draws_data(spec.model):
         return spec.data
     lost.append(f"the data of {type(spec.data).__name__}: random samples in the order that the run's would have")

@@ -2,9 +2,12 @@
 
     worlds = small_worlds(axes_of(spec, mesh), max_ranks=8)
 
-An axis of one rank keeps it. Every other axis has at least two ranks, so that a missing or repeated reduction over it
-changes numbers. If there are enough ranks, axes have different sizes, so that confused axes lead to different shapes.
-If all axes together need more ranks than there are, each pair of axes that fits is together in some world.
+An axis of one rank keeps one rank. Every other axis gets at least two ranks, so that a missing or repeated reduction
+over the axis changes numbers. If there are enough ranks, axes have different sizes, so that confused axes lead to
+different shapes. If all axes together need more than `max_ranks`, several worlds are chosen. Each pair of axes that
+fits then has more than one rank in at least one of the worlds.
+
+Axes here are independent sizes. The modes '2d', '2.5d' and '3d' have a square or cube of ranks, whose side is one axis.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ SMALL_SIZES = (2, 3, 4)
 """Possible sizes of an axis in a small world, in order of preference."""
 
 Sizes = Mapping[str, int]
-"""Size of each independent axis: a square's side is one axis."""
+"""Number of ranks along each independent axis, by name."""
 
 
 class Axes(NamedTuple):
@@ -34,9 +37,9 @@ class Axes(NamedTuple):
     powers: dict[str, int]
     """Exponent of an axis in the world size: 3 for a cube's side."""
     ring: str = ""
-    """The axis along which keys and values go around a ring, if any; with two ranks, both directions are the same."""
+    """Name of the axis of ring attention, if any. With two ranks, both directions of a ring are the same."""
     hybrid: bool = False
-    """True if neighbours on that axis also exchange heads; with two ranks, the ring or the exchange would vanish."""
+    """True if neighbours on the ring's axis also exchange heads (Ulysses). Both together need at least four ranks."""
 
     def world(self, sizes: Sizes) -> int:
         """Return the number of ranks."""
@@ -52,7 +55,7 @@ class SmallWorlds(NamedTuple):
     """Small worlds in which to prove a layout."""
 
     worlds: tuple[dict[str, int], ...]
-    """Sizes of each axis."""
+    """The sizes of all axes in each world."""
     apart: tuple[tuple[str, str], ...]
     """Pairs of axes that are together in no world, since there are too few ranks."""
     ranks_needed: int
@@ -95,9 +98,10 @@ def axes_of(spec: Spec, mesh: Mesh) -> Axes:
 
 
 def small_worlds(axes: Axes, max_ranks: int, divide: bool = False) -> SmallWorlds:
-    """Choose as few worlds of at most `max_ranks` as contain each pair of axes that fits.
+    """Choose few worlds of at most `max_ranks` ranks that contain each pair of axes that fits.
 
-    `divide`: axes of the tensor group must divide the layout's, for a model whose sizes cannot change.
+    `divide`: the sizes of all axes but pipe and data must divide the layout's sizes. A model whose sizes cannot change
+        needs this.
 
     Raises:
         TooFewRanksError: an axis fits into no world, even alone.
@@ -124,7 +128,10 @@ def small_worlds(axes: Axes, max_ranks: int, divide: bool = False) -> SmallWorld
 
 
 def _choose(axes: Axes, names: tuple[str, ...], max_ranks: int, divide: bool) -> dict[str, int]:
-    """Return sizes for these axes (others have one rank): as different as possible, then with the fewest ranks."""
+    """Return sizes for these axes; other axes have one rank.
+
+    In order of preference: a ring has a direction (three ranks or more), sizes differ, and the world is small.
+    """
     options = [_options(axes, name, divide) for name in names]
     fits: list[tuple[int, ...]] = [
         sizes for sizes in product(*options) if axes.world(dict(zip(names, sizes, strict=True))) <= max_ranks
@@ -142,7 +149,7 @@ def _choose(axes: Axes, names: tuple[str, ...], max_ranks: int, divide: bool) ->
 
 
 def _options(axes: Axes, name: str, divide: bool) -> list[int]:
-    """Return the possible sizes in a small world of an axis of more than one rank."""
+    """Return the sizes that an axis of more than one rank may have in a small world."""
     size, must_divide = axes.sizes[name], divide and name not in ("pipe", "data")
     smallest: tuple[int, ...] = SMALL_SIZES
     if axes.hybrid and name == axes.ring:
@@ -155,7 +162,7 @@ def _options(axes: Axes, name: str, divide: bool) -> list[int]:
 
 
 def parallel_of(spec: Spec, sizes: Sizes, counts: tuple[int, ...] | None) -> Spec:
-    """Return the spec with `parallel` of these sizes, in dslpar's own form; `counts`: layers per stage, if given."""
+    """Return the spec with a `parallel` section of these sizes, in dslpar's own form; `counts`: layers per stage."""
     parallel = spec.parallel
     given = pipeline_of(spec)
     pipeline = None

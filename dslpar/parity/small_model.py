@@ -1,4 +1,4 @@
-"""Choose small sizes of a model that divide over a small world as the large sizes do over theirs.
+"""Choose small sizes of a model that divide over the axes of a small world.
 
     small = small_model(job.spec.model, [cuboid], num_layers=3, seq_len=12)
 
@@ -86,7 +86,7 @@ _FIELDS: Mapping[str, int] = {
     "projection_size": 20,
     "projection_hidden_size": 28,
 }
-"""Initial value of each size in a family's section."""
+"""Initial small value of each size in a family's section."""
 
 
 def small_model(
@@ -94,8 +94,8 @@ def small_model(
 ) -> SmallModel:
     """Return the model in miniature, with `num_layers` layers and sizes that divide on all cuboids.
 
-    `num_layers` is None if the config's key for it is unknown. Then at least `at_least` blocks are kept, if the config
-    lists them.
+    `num_layers` is None if the config's key for the number of layers is unknown. The miniature then has at least
+    `at_least` blocks, if the config lists its blocks.
     """
     if isinstance(model, OtherModel):
         made = SmallModel(model, (), ())
@@ -143,7 +143,7 @@ def _small_family(model: Model, cuboids: Sequence[Tensor], num_layers: int | Non
 
 
 def _kv_heads(heads: int, kv_heads: int, small_heads: int) -> int:
-    """Return a small number of key heads: `small_heads` if queries share none, 1 if it was 1, else half of them."""
+    """Return a small number of key heads: `small_heads` without grouped queries, 1 if it was 1, else half of them."""
     if kv_heads == heads:
         return small_heads
     return 1 if kv_heads == 1 else max(2, small_heads // 2)
@@ -193,7 +193,7 @@ _ROLES: Mapping[str, int] = {
     "patch": 4,
     "channels": 3,
 }
-"""Initial sizes, by their names in `transformers_configs.NAMES`."""
+"""Initial small values of sizes, by their names in `transformers_configs.NAMES`."""
 _FIELDS_OF_CONFIGS: Mapping[str, Any] = {
     "depths": [2, 1],
     "hidden_sizes": [8, 16],
@@ -211,7 +211,7 @@ _FIELDS_OF_CONFIGS: Mapping[str, Any] = {
     "first_k_dense_replace": 1,
     "type_vocab_size": 2,
 }
-"""Initial values of other relevant fields, by their own names; lists are meant as in the published configs."""
+"""Initial small values of other fields, by their names in transformers' configs; a list has one value per stage."""
 _IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "sep_token_id", "cls_token_id")
 
 

@@ -1,4 +1,4 @@
-"""Merge the pieces of all ranks by their placements, and compare copies.
+"""Merge the pieces of all ranks, each a rank's shard of a tensor, by their placements, and compare copies.
 
 pieces = Pieces(mesh, [each.gradients for each in ranks])
 pieces.whole("blocks.0.mlp.up.weight")     # the full tensor, of the first replica
@@ -18,7 +18,7 @@ from dslpar.layers.placement import Placement
 from dslpar.parity.layout_ranks import Held
 
 Change = Callable[[Mapping[int, Tensor]], Mapping[int, Tensor]]
-"""Changes the pieces of all ranks before they are merged."""
+"""Returns changed pieces, by rank, to merge in place of the given ones."""
 
 
 class UnequalCopies(NamedTuple):
@@ -28,8 +28,9 @@ class UnequalCopies(NamedTuple):
     off: float
     """Largest difference, relative to the largest element."""
     ranks: tuple[int, int]
+    """The two ranks whose copies are compared."""
     tied: bool
-    """True if they are on two stages, which sum in different orders."""
+    """True if the copies are on two stages, which sum in different orders."""
 
 
 class Pieces:
@@ -40,7 +41,7 @@ class Pieces:
         self.names = list(dict.fromkeys(name for held in by_rank for name in held))
 
     def holders(self, name: str) -> list[int]:
-        """Return the ranks that hold a piece: those of one stage, or of all stages that share a tied weight."""
+        """Return the ranks that hold a piece of a parameter: of one stage, or of all stages that tie the weight."""
         return [rank for rank, held in enumerate(self.by_rank) if name in held]
 
     def lacking(self, name: str) -> list[int]:
@@ -54,11 +55,11 @@ class Pieces:
         ]
 
     def placement(self, name: str) -> Placement | None:
-        """Return the placement of its pieces."""
+        """Return the placement of a parameter's pieces."""
         return self.by_rank[self.holders(name)[0]][name].placement
 
     def pieces(self, name: str) -> dict[int, Tensor]:
-        """Return its pieces by rank."""
+        """Return a parameter's pieces by rank."""
         return {rank: self.by_rank[rank][name].piece for rank in self.holders(name)}
 
     def whole(self, name: str, pieces: Mapping[int, Tensor] | None = None) -> Tensor:

@@ -26,13 +26,13 @@ class Event:
     name: Literal["step", "eval", "save", "end"]
     """"step": a step was taken. "eval": the model was evaluated, after a step or before the first one. "save": a
     checkpoint is on disk; with train.async_save this may be some steps after the saved step. "end": the run's last step
-    is done; not sent if the run was told to stop.
+    is done; not sent if a signal stops the run before that.
     """
     step: int
     """The last completed step, or 0 before the first one; at "save", the saved step."""
     metrics: Mapping[str, int | float]
-    """The step's line of metrics.jsonl, with `eval_loss` if it was evaluated. `loss`, `grad_norm` and `eval_loss` are
-    the same on all ranks; times are each rank's own.
+    """The step's line of metrics.jsonl, with `eval_loss` if the model was evaluated. `loss`, `grad_norm` and
+    `eval_loss` are the same on all ranks; times are measured on each rank.
     """
     engine: Engine
     """This rank's engine, at `engine.steps_done`."""

@@ -17,9 +17,10 @@ _MAX_SKIPPED = 3
 
 
 def max_skipped(job: Job) -> int:
-    """Return how many steps in a row may be skipped.
+    """Return how many steps in a row may be skipped: `train.max_skipped`, by default 3.
 
-    With fp16's dynamic loss scale, it is the number of steps in which the scale falls to its minimum.
+    With fp16's dynamic loss scale, the default is the number of steps in which the scale falls to its minimum, if that
+    is larger.
     """
     if job.spec.train.max_skipped is not None:
         return job.spec.train.max_skipped
@@ -34,7 +35,7 @@ def not_finite(engine: Engine, data: StepData, consumed: int, how: str) -> Dslpa
     step = consumed // engine.job.batch.global_size + 1
     if engine.is_between_steps:
         first = nonfinite.find_first_nonfinite(engine, data.step(consumed))
-    else:  # another forward is possible only between steps, on all ranks
+    else:  # the search runs another forward, which is possible only between steps
         first = f"not looked for, in the middle of a step; {engine.rank_description}"
     message = f"the loss or the gradient is not finite {how}, the last time in step {step}; first of all: {first}"
     hint = "a smaller lr, train.clip_grad_norm=1.0, precision='bf16' or 'fp32'; --resume from before it diverged"

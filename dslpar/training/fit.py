@@ -43,9 +43,10 @@ def fit(
 ) -> Record:
     """Take the remaining steps of train.steps, as train.py does. All ranks must call it together.
 
-    It writes config.yaml, metrics.jsonl and log.txt to train.output_dir, and checkpoints at train.save_interval and at
-    the end. It evaluates at train.eval_interval. It ends the job if a step hangs or numbers are no longer finite. On
-    SIGTERM it saves and raises SystemExit(train.requeue_status), so code after `fit` runs only if the run is complete.
+    `fit` writes config.yaml, metrics.jsonl and log.txt to train.output_dir, and checkpoints at train.save_interval and
+    at the end. It evaluates at train.eval_interval. It ends the job if a step hangs, or if loss or gradient are no
+    longer finite. On SIGTERM it saves and raises SystemExit(train.requeue_status), so code after `fit` runs only if the
+    run is complete.
 
     run, engine: from `dslpar.start` and `dslpar.initialize`.
     train_data, eval_data: the data that `dslpar.initialize` returned, a map-style dataset of (input, label) pairs, or
@@ -60,7 +61,7 @@ def fit(
 
     Raises:
         DslparError: on every rank, with the findings that would end train.py.
-        SystemExit: the run was told to stop, and is to be started again with `resume`.
+        SystemExit: SIGTERM or SIGUSR1 stopped the run, which must be started again with `resume`.
     """
     if engine.session.config is not run.config:
         hint = "pass the run that dslpar.initialize was given"
@@ -74,7 +75,7 @@ def fit(
     def make_data() -> tuple[StepData, StepData | None]:
         train, held_out = step_data(train_data, engine), _eval_data(engine, eval_data)
         if loads and stored is not None and request.trains and isinstance(train, IterableData) and engine.needs_data:
-            log.info("passing over %d steps of the data, which are not dslpar's to order", engine.steps_done)
+            log.info("reading past the %d steps of data that the run has already used", engine.steps_done)
             train.skip(engine.steps_done)
         return train, held_out
 
@@ -88,7 +89,7 @@ def fit(
 
 
 def _eval_data(engine: ProgramEngine, data: Any) -> StepData | None:
-    """Return the data to evaluate on. Ranks agree on whether there is any: middle stages have none."""
+    """Return the data to evaluate on; None: no rank has any. A rank with a middle stage may have none itself."""
     (has_data,) = any_rank(engine, data is not None)
     if has_data != (engine.job.spec.train.eval_interval is not None):
         missing = "train.eval_interval" if has_data else "eval_data"
@@ -98,7 +99,7 @@ def _eval_data(engine: ProgramEngine, data: Any) -> StepData | None:
 
 @contextlib.contextmanager
 def _in_loop(engine: ProgramEngine) -> Iterator[None]:
-    """Leave timeouts and stops to the loop, and afterwards to the engine again."""
+    """Let the loop, and not the engine, handle time limits and stop requests in this context."""
     engine.in_loop = True
     try:
         yield

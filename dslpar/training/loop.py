@@ -2,9 +2,12 @@
 
 train.py and `dslpar.fit` both run it, each with its own data and engine.
 
-With `train.async_save`, a due checkpoint is copied, and a thread writes it while training continues. One of each step's
-flags reports whether any rank is still writing. After the first step in which no rank is, all ranks publish the
-checkpoint together. An orderly end waits for that: the last step's checkpoint, a stop, and non-finite numbers.
+After each step, ranks exchange flags: a stop was requested, a write failed, the run folder is gone, a checkpoint is
+still being written. All ranks therefore act on them at the same step.
+
+With `train.async_save`, a due checkpoint is copied, and a thread writes the copy while training continues. After the
+first step in which no rank is still writing, all ranks publish the checkpoint together. If the run ends before, by a
+stop request, at its last step or for non-finite numbers, ranks first wait for the writing and publish the checkpoint.
 """
 
 from __future__ import annotations
@@ -54,8 +57,8 @@ Record = dict[str, int | float]
 class Trainer:
     """Takes the steps of a run, from the engine's current step.
 
-    All ranks call its methods together. `eval_data` is None, on all ranks, if the run has none. `folder` is the run
-    folder on rank 0, which writes there, and None on other ranks. `hooks` receive events on every rank.
+    All ranks call its methods together. `eval_data` is None, on all ranks, if the run does not evaluate. `folder` is
+    the run folder on rank 0, which writes metrics, and None on other ranks. `hooks` receive events on every rank.
     """
 
     def __init__(
@@ -70,16 +73,17 @@ class Trainer:
         self.job, self.engine, self.folder, self.session, self.hooks = engine.job, engine, folder, session, hooks
         self.train_data, self.eval_data = train_data, eval_data
         self.stopped = False
-        """True if the run has stopped because it was told to."""
+        """True if the run has stopped on a signal, or because the run folder is gone."""
         self.last_checkpoint = ""
         """Checkpoint of the last completed step, or "" if there is none."""
         self._pending: tuple[Record, PendingSave] | None = None
         """The checkpoint that is being written, with its step's line of metrics.jsonl."""
         self._write_error: OSError | None = None
+        """This rank's last failure to write, which the next exchange of flags reports to all ranks."""
         self._folder_gone = False
         """True if the run folder was deleted or moved: rank 0 notices, and `_heed` informs all ranks."""
         self._difference: Difference | None = None
-        """Result of the comparison of replicas that was concluded since the previous step, if any."""
+        """Difference between replicas found since the previous step; None: no comparison has found one."""
         self._noted_step: int | None = None
         """The step after which replicas differed, until a line of metrics.jsonl reports it."""
         self._num_skipped = 0
@@ -97,9 +101,11 @@ class Trainer:
     # ---- train, evaluate, save ----
 
     def train(self) -> Record:
-        """Take all remaining steps, or stop after the step in which a rank was told to stop.
+        """Take all remaining steps, or stop after the step in which any rank received a stop signal.
 
-        If the config asks for evaluation, it also evaluates before the first and after the last step.
+        Each step: train, write metrics, act on a difference between replicas, notify hooks, read all ranks' flags,
+        publish a written checkpoint, save if due, and check for non-finite numbers. If there is evaluation data, the
+        loop also evaluates before the first and after the last step.
 
         Returns:
             The last step's line of metrics.jsonl; empty if no step was left.
@@ -121,7 +127,7 @@ class Trainer:
             stack.callback(self._prefetcher.close)
             stack.callback(setattr, engine.host_reads, "local_flags", engine.host_reads.local_flags)
             engine.host_reads.local_flags = self._local_flags
-            stack.callback(self.session.abandon_save)  # one is left only if this rank alone fails
+            stack.callback(self.session.abandon_save)  # a checkpoint is still pending only if this rank fails alone
             self.stopped = self._sync_ranks()  # SIGTERM may have come while the engine was built
             while engine.steps_done < train.steps and not self.stopped:
                 record = self.train_step()
@@ -227,7 +233,7 @@ class Trainer:
     def _publish_if_written(self, flags: Sequence[bool]) -> None:
         """Publish the pending checkpoint if, by the step's flags, no rank is still writing it."""
         *_, still_written = flags
-        # A hook may have called engine.save(), which publishes the pending one first. Then only hooks are notified.
+        # A hook may have called engine.save(), which first publishes the pending checkpoint. Hooks are then notified.
         if self._pending is not None and (not still_written or self._pending[1].saved is not None):
             self._sync_ranks()  # to learn of events after the flags were read
             self._publish()
@@ -238,7 +244,7 @@ class Trainer:
             return
         (record, pending), self._pending = self._pending, None
         if self._folder_gone:
-            self.session.abandon_save()  # it was in that folder
+            self.session.abandon_save()  # the pending checkpoint was in the run folder
             return
         self.session.finish_save(self.engine)
         self._notify("save", record, pending.saved)
@@ -279,16 +285,16 @@ class Trainer:
     # ---- ranks together ----
 
     def _local_flags(self) -> tuple[bool, bool, bool, bool]:
-        """Return this rank's flags: told to stop, could not write, folder gone, still writing a checkpoint."""
+        """Return this rank's flags: stop requested, could not write, folder gone, still writing a checkpoint."""
         session = self.session
         return session.stop_requested, self._write_error is not None, self._folder_gone, session.is_writing
 
     def _sync_ranks(self) -> bool:
-        """Exchange flags now, outside of a step; return as `_heed` whether to stop."""
+        """Exchange flags now, outside of a step; return whether to stop, as `_heed` does."""
         return self._heed(any_rank(self.engine, *self._local_flags()))
 
     def _heed(self, flags: Sequence[bool]) -> bool:
-        """Return whether to stop, from all ranks' flags. Each rank sets a step's flags as it begins to wait for it.
+        """Act on the flags of all ranks, as `_local_flags` orders them; return whether to stop.
 
         Raises:
             DslparError: on every rank, if a rank could not write.
@@ -312,7 +318,7 @@ class Trainer:
             DslparError: on every rank, if replicas differ and the config ends the run then.
         """
         if self._difference is not None and self.job.spec.train.on_replica_difference == "stop":
-            self._publish_before_end()  # so that this checkpoint is marked, too
+            self._publish_before_end()  # so that the pending checkpoint is marked as suspect, too
         self.session.heed_difference(self.engine, self._difference)
 
     # ---- metrics ----
@@ -325,7 +331,7 @@ class Trainer:
                 truncate_csv(path, self.engine.steps_done)
 
     def _write(self, metrics: TextIO, record: Record) -> None:
-        """Write and log a step's line. An error is kept for the flags: all ranks learn of it before one ends."""
+        """Write and log a step's line. An error becomes a flag, so that all ranks end together."""
         try:
             write_record(metrics, record)
             self._folder_gone = not is_in_place(metrics)

@@ -4,12 +4,17 @@
     mpirun -np 8 --bind-to none python train.py --config configs/gpt_3d.py --resume
     python train.py --config configs/gpt_3d.py parallel=None            # one process, the same steps
 
-A rank parses the arguments, loads and lints the config (without torch, before any process group exists), sets up
-torch.distributed, checks that all ranks run the same job, claims the run folder, builds the engine, loads the
-checkpoint, trains, and tears down. Rank 0 reports; other ranks report only errors.
+Phases of a rank:
+
+1. Parse the arguments, and load and lint the config, without torch and before any process group exists.
+2. Set up torch.distributed, and check that all ranks run the same job.
+3. Claim the run folder, build the engine, and load the checkpoint.
+4. Train, and tear down.
+
+Rank 0 reports; other ranks report only errors.
 
 Exit status: 0, the run is complete; 1, it cannot run or has failed; 2, the command line is wrong;
-train.requeue_status (75), SIGTERM or SIGUSR1 stopped it, a checkpoint is saved, and the job is to be queued again.
+train.requeue_status (75), SIGTERM or SIGUSR1 stopped it, a checkpoint is saved, and the job must be queued again.
 """
 
 from __future__ import annotations
@@ -40,7 +45,7 @@ if TYPE_CHECKING:
 
 
 class Loaded(NamedTuple):
-    """The command line, loaded: the job, its data, its config, and which part of it is requested."""
+    """Everything that the command line names: the job, its data, its config, and the requested action."""
 
     job: Job
     source: Source
@@ -71,7 +76,7 @@ def _run(loaded: Loaded, rank: RankSession) -> int:
     """Meet the other ranks, claim the run folder, and run the request; return the exit status."""
     job, source, request = loaded.job, loaded.source, loaded.request
     assert rank.monitor is not None, "train.py's ranks are watched"
-    if request.trains:  # before the ranks meet: a scheduler may end a job whose ranks still wait for each other
+    if request.trains:  # handlers are set before the ranks meet: a scheduler may end a job whose ranks still wait
         rank.monitor.stop_on_signal(job.spec.train.term_grace, job.spec.train.requeue_status)
     rank.meet(job, monitors.environment(job))
     from dslpar.training.session import Session
@@ -80,14 +85,14 @@ def _run(loaded: Loaded, rank: RankSession) -> int:
     session.extend_timeouts()
     versions = {f"version of {name}": version for name, version in run_dir.versions().items()}
     rank.agree(job, {"text": source.whole_identity, "command line": loaded.flags, **versions})
-    # Every rank has read the config by now. It may be in the run folder, which changes from here on.
+    # Every rank has read the config by now. The config may be in the run folder, whose files change from here on.
     stored, folder = claim_run_folder(session, job, request, loads=request.loads_checkpoint)
     with rank.log_to_run_folder(folder):
         return _train(loaded, session, stored, folder)
 
 
 def _train(loaded: Loaded, session: Session, stored: Checkpoint | None, folder: Path | None) -> int:
-    """Build the engine, and train, evaluate or stop there; return the exit status."""
+    """Build the engine, then train, evaluate, or only build (--dry-run); return the exit status."""
     from dslpar.data.source import all_counted
     from dslpar.distributed.groups import Groups
     from dslpar.engine.build import build_engine

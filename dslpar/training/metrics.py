@@ -24,7 +24,10 @@ from dslpar.schema.datasets import is_images
 
 
 def throughput(job: Job, device: str, tokens_per_s: float) -> dict[str, float]:
-    """Return `tflops_per_s` per device, counted as for `mfu_causal`, and the MFUs; unknown values are left out."""
+    """Return `tflops_per_s` per device, with FLOPs counted as for `mfu_causal`, and the MFUs.
+
+    For a model whose FLOPs are unknown the result is empty. For a device whose peak is unknown it has no MFUs.
+    """
     model = job.spec.model
     if not isinstance(model, sections.Model):
         return {}
@@ -66,7 +69,7 @@ class ParameterCounts(NamedTuple):
 
 
 def num_parameters(engine: Engine) -> ParameterCounts:
-    """Count the parameters of the whole model and of this rank. All ranks together."""
+    """Count the parameters of the whole model and of this rank. All ranks must call it together."""
     parameters: list[Any] = list(engine.module.parameters())
     sizes = [getattr(p, "ds_numel", None) or p.numel() for p in parameters]  # ZeRO 3 leaves an empty tensor
     owned = [(size, p) for size, p in zip(sizes, parameters, strict=True) if p.tensor_model_parallel]
@@ -93,7 +96,7 @@ def loss_scale(job: Job, engine: Engine) -> dict[str, float]:
 
 
 def log_job(job: Job, engine: Engine) -> None:
-    """Log the run's layout, batch, ZeRO stage, precision, parameters and memory. All ranks together."""
+    """Log the run's layout, batch, ZeRO stage, precision, parameters and memory. All ranks must call it together."""
     mesh, cuboid, batch = job.mesh, job.mesh.tensor, job.batch
     mode = f" ({cuboid.mode})" if cuboid.mode else ""
     each = f" ({job.chunks.num} stages each)" if job.chunks.num > 1 else ""
@@ -116,7 +119,7 @@ def log_job(job: Job, engine: Engine) -> None:
 
 
 def log_memory(engine: Engine, when: str) -> None:
-    """Log the memory of rank 0 and the maximum over ranks. All ranks together."""
+    """Log the memory of rank 0 and the maximum over ranks. All ranks must call it together."""
     found = collectives.gather_objects(_memory_bytes(engine), engine.groups.axis("pipe", "data", "tensor"))
     most = max(found)
     elsewhere = f"; the most is {most / 2**30:.2f} GiB, on rank {found.index(most)}" if most > found[0] else ""
@@ -144,9 +147,10 @@ def log_step(job: Job, record: Mapping[str, float], left_s: float) -> None:
 
 
 def seconds_left(job: Job, record: Mapping[str, float], elapsed_s: float, first_step: int) -> float:
-    """Return the remaining time of the run, at the pace of this start's steps without the first one.
+    """Return the remaining time of the run, at the mean pace of the steps since this start, without the first step.
 
-    elapsed_s: seconds since the first step ended, including evaluations, checkpoints and hooks, as in the rest.
+    elapsed_s: seconds since the first step ended, including evaluations, checkpoints and hooks, which the remaining
+        steps have, too.
     """
     step = int(record["step"])
     pace_s = elapsed_s / (step - first_step) if step > first_step else record["step_s"]

@@ -1,4 +1,4 @@
-"""Engine for a user's own training loop. As in train.py, it saves, resumes, stops on a signal and is watched.
+"""Engine for a user's own training loop. As in train.py, it saves, resumes, stops on a signal and detects hangs.
 
     engine, train_data, *_ = dslpar.initialize("config.py", model=model, train_data=images)
     engine.resume()                                  # from the newest checkpoint; without one, from step 0
@@ -13,9 +13,9 @@ design):
     engine.step()
 
 A call of the engine may take `train.step_timeout` seconds, and slow calls (such as the first step, saving, evaluation)
-six times as long. Time between calls is not limited. As in DeepSpeed (`save_checkpoint`), the engine saves and loads
-itself. As in PyTorch Lightning on Slurm's signals, SIGTERM saves at the end of a step and an exception then ends the
-program.
+six times as long. Time between calls is not limited. As in DeepSpeed (`save_checkpoint`), saving and loading are
+methods of the engine. As in PyTorch Lightning on Slurm's signals, SIGTERM saves at the end of a step, and an exception
+then ends the program.
 """
 
 from __future__ import annotations
@@ -52,10 +52,13 @@ _WRITTEN = (CONFIG, SOURCES, CHECKPOINTS)
 
 
 class ProgramEngine(Engine):
-    """An engine that a program drives, with a session. All ranks must call its methods together."""
+    """An Engine for a program's own loop: checkpoints, time limits and stop signals come from its `session`.
+
+    All ranks must call its methods together.
+    """
 
     stopped: bool
-    """True if SIGTERM or SIGUSR1 to any rank told the run to stop, and its last step is saved.
+    """True if any rank received SIGTERM or SIGUSR1, and the last step is saved (unless train.save_interval is 0).
 
     A call that would begin the next step then raises SystemExit(train.requeue_status).
     """
@@ -85,9 +88,9 @@ class ProgramEngine(Engine):
         """Save a checkpoint below train.output_dir; return its folder.
 
         The checkpoint holds weights, optimizer state, LR scheduler, position in the data and random states, and any
-        layout can resume it. It is complete on return. Writing it while training continues (train.async_save) needs a
-        loop that publishes it at a later step: `dslpar.fit`. A second call after the same step returns the same folder.
-        Checkpoints of an earlier run that this run has not resumed are first moved to `earlier/`.
+        layout can resume it. It is complete on return: train.async_save has no effect here, since only a loop such as
+        `dslpar.fit` can publish a checkpoint at a later step. A second call after the same step returns the same
+        folder. Checkpoints of an earlier run that this run has not resumed are first moved to `earlier/`.
 
         Raises:
             DslparError: on every rank, if a step is in progress, another run writes there, or a rank cannot write.
@@ -148,9 +151,9 @@ class ProgramEngine(Engine):
         model, optimizer: the engine's own, which may be left out.
 
         Returns:
-            "loss": the mean over the global batch, a scalar without a graph. It is the same on every rank, so that a
-            program's decisions on it are, too. "outputs": the model's outputs for all of this replica's micro-batches,
-            concatenated along the first dim, on the last stage; None on other stages. Each is None if not requested.
+            "loss": the mean over the global batch, a scalar without a graph. It is the same on every rank, so that all
+            ranks decide alike. "outputs": the model's outputs for all of this replica's micro-batches, concatenated
+            along the first dim, on the last stage; None on other stages. A value that is not requested is None.
 
         Raises:
             DslparError: another model or optimizer, a criterion with parameters, or wrong data.
@@ -167,7 +170,7 @@ class ProgramEngine(Engine):
         return {"loss": loss, "outputs": result.output}
 
     def _check_own(self, model: object, optimizer: Any) -> None:
-        """Refuse a model or an optimizer that is not the engine's: a step of another one would train nothing."""
+        """Refuse a model or optimizer that is not the engine's: a step with another optimizer would train nothing."""
         models = (None, self, self.deepspeed.module, self.deepspeed)
         # A program's optimizer and DeepSpeed's wrapper around it share their parameter groups.
         groups = getattr(optimizer, "param_groups", [None])
@@ -195,12 +198,12 @@ class ProgramEngine(Engine):
     def get_shared_params(self) -> list[dict[int, str]]:
         """Return, for each weight that several stages hold, its names: [{0: "embed.weight", 3: "head.weight"}].
 
-        These are names, not tensors, since no rank has another stage's tensors. Their gradients are summed before each
-        step.
+        The result has names and not tensors, since no rank has another stage's tensors. The gradients of these weights
+        are summed over their stages before each step.
         """
         return shared_params(self.deepspeed.module.specs, self.job.stages.counts or (), self.job.chunks)
 
-    # ---- told to stop ----
+    # ---- stop requests ----
 
     def _local_flags(self) -> tuple[bool, ...]:
         return (self.session.stop_requested,) if self.session.stops_on_signal else ()
@@ -228,7 +231,7 @@ class ProgramEngine(Engine):
     # ---- the engine's calls, within their timeouts ----
 
     def train_batch(self, micro_batches: Iterable[MicroBatch]) -> float:
-        """Call Engine.train_batch; end the program if it was told to stop."""
+        """Call Engine.train_batch; first end the program if `stopped`."""
         self._leave_if_stopped()
         with self._step_phase():
             return super().train_batch(micro_batches)
@@ -236,7 +239,7 @@ class ProgramEngine(Engine):
     def forward_backward(
         self, micro_batches: Iterable[MicroBatch], keep_outputs: bool = False, criterion: LossFn | None = None
     ) -> Output:
-        """Call Engine.forward_backward; end the program if it was told to stop."""
+        """Call Engine.forward_backward; first end the program if `stopped`."""
         self._leave_if_stopped()
         with self._step_phase():
             return super().forward_backward(micro_batches, keep_outputs, criterion)
@@ -254,7 +257,7 @@ class ProgramEngine(Engine):
             super().sync_grads()
 
     def __call__(self, *inputs: Any) -> Any:
-        """Call the Engine; end the program if it was told to stop and a step would begin."""
+        """Call the Engine; first end the program if `stopped` and this call would begin a step."""
         if not self.deepspeed.module.training:
             return super().__call__(*inputs)
         if self.is_between_steps:
@@ -268,7 +271,7 @@ class ProgramEngine(Engine):
             super().backward(loss)
 
     def step(self) -> None:
-        """Call Engine.step. At the end of a step, save on all ranks if any rank was told to stop."""
+        """Call Engine.step. At the end of a step, save on all ranks if any rank received a stop signal."""
         with self._step_phase():
             super().step()
             if self.is_between_steps:

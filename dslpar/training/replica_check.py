@@ -8,14 +8,15 @@ Some faults raise no error, and the loss may look fine for thousands of steps: a
 kernel that loses an update, a module that draws different numbers on one rank of a tensor group. Copies of the same
 state reveal them, since a different device computes each copy.
 
-1. After a due step, each rank hashes its copies on their device (`engine.tensor_hash`). It adds up the hashes of all
-   state that is equal over the same axes to one digest. A rank has a few 64-bit digests, regardless of model size.
-2. One asynchronous all-gather over all ranks collects the digests. The device compares each with the digest of the
-   first rank that holds a copy.
+1. After a due step, each rank hashes its copies on their device (`engine.tensor_hash`). For each *kind* of copies, the
+   state that is equal over the same axes, it adds up the hashes to one digest. A rank has a few 64-bit digests,
+   regardless of model size.
+2. One asynchronous all-gather over all ranks collects the digests. The device compares each digest with the digest of
+   the first rank that holds the same copies. The result, whether any digest differs, is the *verdict*.
 3. The verdict is read one step later, together with the loss and the norm (`HostReads`), without another host wait.
-4. If copies differ, the ranks concerned send that step's hashes, with names.
+4. If digests differ, the ranks that hold these copies send the hashes of single tensors, with names.
 
-The hashes of the due step are kept for that, since a later step may hide a fault: ZeRO 1 and 2 gather all weights anew.
+Step 4 uses the hashes of the due step, since a later step may hide a fault: ZeRO 1 and 2 gather all weights anew.
 
 The idea is Megatron-LM's (`--check-weight-hash-across-dp-replicas-interval`), which hashes weights on the host,
 compares over data only, and waits for it. DeepSpeed and torchtitan do not compare tensor values across ranks. Sending a
@@ -57,7 +58,7 @@ class Difference(NamedTuple):
     ranks: tuple[int, ...]
     """All ranks that hold a copy."""
     unlike: tuple[int, ...]
-    """Ranks whose copy is not the majority's; (): there is no majority."""
+    """Ranks whose copy differs from the majority's; (): there is no majority."""
     hosts: tuple[str, ...]
     """The host of each rank in `unlike`; if that is empty, of each rank in `ranks`."""
     others: tuple[str, ...]
@@ -93,7 +94,9 @@ class _Begun(NamedTuple):
     """A comparison whose verdict has not been read yet."""
 
     step: int
+    """The step after which the copies were hashed."""
     items: tuple[_Key, ...]
+    """This rank's replicated state, in the order of `hashes`."""
     hashes: Tensor
     """int64 [items], as of that step."""
     digests: Pending
@@ -101,7 +104,7 @@ class _Begun(NamedTuple):
 
 
 class _Key(NamedTuple):
-    """An item without its value."""
+    """An `Item` of the replicated state, without its value."""
 
     name: str
     kind: str
@@ -109,9 +112,9 @@ class _Key(NamedTuple):
 
 
 class ReplicaCheck:
-    """Compares the replicas of a run. All ranks construct it and call its methods together.
+    """Compares replicated state across the ranks of a run. All ranks construct it and call its methods together.
 
-    It compares and sends nothing if `train.check_replicas` is None or the world is one rank.
+    It does nothing if `train.check_replicas` is None or the world is one rank.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -121,17 +124,18 @@ class ReplicaCheck:
         self.last_equal_step: int | None = None
         """The step of the last comparison without a difference; None: there was none yet."""
         self._begun: _Begun | None = None
+        """The comparison whose verdict is still to be read."""
         self._kinds: list[Copies] = []
         """All kinds of copies that any rank has: the same list on all ranks, made at the first comparison."""
         self._first = torch.empty(0)
         """int64 [ranks, kinds]: for each rank, the first rank that holds the same copies."""
         self._weights: tuple[tuple[_Key, ...], Tensor] = (), torch.empty(0)
-        """Items, and their hashes' weights in the digests, int64 [kinds, items]."""
+        """Items, and the factor of each item's hash in each digest, int64 [kinds, items]."""
 
     def after_step(self) -> Difference | None:
         """Return the result of the comparison begun before this step; begin another one if due.
 
-        After the run's last step, its own comparison is concluded at once: a checkpoint may follow, but no other step.
+        After the run's last step, the new comparison is concluded at once: a checkpoint may follow, but no other step.
         """
         if self.interval is None:
             return None
@@ -174,7 +178,7 @@ class ReplicaCheck:
         return tuple(_Key(item.name, item.kind, item.copies) for item in state), torch.cat(parts)
 
     def _find_kinds(self, items: Sequence[_Key]) -> None:
-        """Gather all ranks' kinds of copies."""
+        """Gather all ranks' kinds of copies, and find the first rank that holds each rank's copies."""
         every = collectives.gather_objects({item.copies for item in items}, self._world)
         self._kinds = sorted(set[Copies]().union(*every))
         mesh = self._engine.groups.mesh
@@ -184,7 +188,7 @@ class ReplicaCheck:
         self._first = torch.tensor(first, dtype=torch.int64).to(self._engine.deepspeed.device)
 
     def _digest_weights(self, items: tuple[_Key, ...]) -> Tensor:
-        """Return an odd weight for each item in its kind's row, and 0 in other rows; cached, as items seldom change."""
+        """Return an odd factor for each item in its kind's row, and 0 in other rows; cached, as items seldom change."""
         if self._weights[0] != items:
             weights = torch.zeros(len(self._kinds), len(items), dtype=torch.int64)
             for column, item in enumerate(items):
@@ -200,6 +204,7 @@ class ReplicaCheck:
     # ---- the verdict, and the copies that differ ----
 
     def _conclude(self, differs: bool) -> Difference | None:
+        """End the comparison, given its verdict: find the copies that differ, or note that all were equal."""
         begun, self._begun = self._begun, None
         assert begun is not None, "a verdict of a comparison that was not begun"
         if differs:
@@ -229,7 +234,7 @@ class ReplicaCheck:
         )
 
     def _report(self, begun: _Begun) -> dict[_Copy, int]:
-        """Return this rank's hashes of the kinds of copies whose digests differ from another rank's."""
+        """Return this rank's hashes for each kind of copies whose digests are not equal on all ranks that hold them."""
         digests, first = begun.digests.wait().view(self._first.shape).tolist(), self._first.tolist()
         holders: dict[Copies, tuple[int, ...]] = {}
         for kind, copies in enumerate(self._kinds):
@@ -244,7 +249,7 @@ class ReplicaCheck:
 
 
 class _Copy(NamedTuple):
-    """A piece of state that several ranks hold a copy of; sorts by name, kind and ranks."""
+    """State that several ranks hold a copy of, such as one weight; sorts by name, kind and ranks."""
 
     name: str
     kind: str

@@ -3,12 +3,15 @@
     for item in replicated_state(engine):
         item.title, item.copies, item.value    # 'weight blocks.0.norm.weight', Copies(("data", "y")), a tensor
 
+`replicas` are the tensor axes that do not shard a weight (`Placement.replicas`). d is a tensor axis over which ZeRO may
+shard like over data (docs/architecture.md, The cuboid). A master weight is the optimizer's fp32 copy.
+
 =====================================  ========================================================================
 state                                  equal over
 =====================================  ========================================================================
-weight, ZeRO 0 to 2                    data; d if ZeRO shards over it; axes that do not cut it (`replicas`)
-weight, ZeRO 3                         the same if it stays gathered ("persistent"); its shard: `replicas` alone
-master weight, optimizer's tensors     without ZeRO, as the weight; with it, `replicas` alone: each replica has a shard
+weight, ZeRO 0 to 2                    data; d if ZeRO shards over d; `replicas`
+weight, ZeRO 3                         the same if the weight stays gathered ("persistent"); a shard: `replicas` only
+master weight, optimizer's tensors     without ZeRO, as the weight; with ZeRO, which shards them: `replicas` only
 tied weight, and without ZeRO its      as the weight, and over the stages that hold it
 optimizer's tensors
 optimizer's counters and settings, lr  all ranks of a stage
@@ -18,13 +21,14 @@ buffers of torch's SyncBatchNorm       data
 =====================================  ========================================================================
 
 Ranks of one ZeRO group get the same average of the gradients, so their copies are bit-identical. Ranks that only share
-a tensor group, or a tied weight, average over replicas in separate groups. A sum of two terms is the same in any order.
-A sum of more terms is the same over gloo, if they have the same place in the same bucket. Over NCCL it need not be,
-since NCCL chooses the order per group. So with more than two replicas, tied copies are left out, and on accelerators
-also all trained copies over tensor axes. State that is sharded, or cut over all axes, has no copy to compare with.
-Other buffers are not known to be equal: BatchNorm's depend on a replica's samples and a rank's features.
+a tensor group, or a tied weight, average over replicas in separate groups, whose sums may have different orders. A sum
+of two terms is the same in any order. A sum of more terms is the same over gloo, if the terms have the same place in
+the same bucket. It need not be the same over NCCL, which chooses the order per group. So with more than two replicas,
+tied copies are left out, and on accelerators also all copies of trained weights over tensor axes. For that reason
+Megatron-LM compares parameters over data only (`--check-weight-hash-across-dp-replicas-interval`).
 
-For that reason Megatron-LM compares parameters over data only (`--check-weight-hash-across-dp-replicas-interval`).
+State that is sharded over all axes has no copy to compare with. Other buffers are not known to be equal: BatchNorm's
+depend on a replica's samples and a rank's features.
 """
 
 from __future__ import annotations
@@ -48,7 +52,7 @@ _AXES = ("pipe", "data", *TENSOR_AXES)
 
 
 class Copies(NamedTuple):
-    """Ranks that hold equal copies of some state: the ranks that differ only on these axes."""
+    """A kind of copies: ranks that differ only on these axes hold equal copies of some state."""
 
     axes: tuple[str, ...]
     """Axes in the order of `_AXES`; axes of size 1 are left out."""
@@ -57,13 +61,14 @@ class Copies(NamedTuple):
 
 
 class Item(NamedTuple):
-    """A piece of this rank's state that other ranks hold a copy of."""
+    """State of this rank, such as one weight, that other ranks hold a copy of."""
 
     kind: str
     """'weight', 'master weight', 'exp_avg', ..."""
     name: str
     """The parameter's global name, with the range for a shard; or a description of other state."""
     copies: Copies
+    """The ranks that hold equal copies."""
     value: Tensor | int
     """A tensor, or the hash of plain values, below 2^63."""
 
@@ -175,7 +180,7 @@ def _plain_state(engine: Engine) -> Iterator[Item]:
 
 
 def _flat_masters(optimizer: Any) -> list[Tensor]:
-    """Return the tensors that ZeRO's optimizer steps on this rank; their number is the same on all ranks of a stage."""
+    """Return the flat tensors that ZeRO's optimizer updates on this rank; all ranks of a stage have as many."""
     for attribute in ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups", "fp32_groups_flat_partition"):
         if hasattr(optimizer, attribute):
             return list(getattr(optimizer, attribute))

@@ -27,7 +27,7 @@ class Request(NamedTuple):
 
     @property
     def loads_checkpoint(self) -> bool:
-        """True if a checkpoint is loaded, if there is one."""
+        """True if the newest checkpoint must be loaded, if there is one."""
         return self.resume or self.eval_only
 
     def is_complete(self, job: Job, stored: Checkpoint | None) -> bool:
@@ -38,7 +38,7 @@ class Request(NamedTuple):
 def claim_run_folder(
     session: Session, job: Job, request: Request, *, loads: bool
 ) -> tuple[Checkpoint | None, Path | None]:
-    """Lock the run folder, find the checkpoint to load, and prepare the folder. All ranks together.
+    """Lock the run folder, find the checkpoint to load, and prepare the folder. All ranks must call it together.
 
     loads: find a checkpoint, if there is one. Otherwise the run continues from the engine's current step.
 
@@ -46,7 +46,8 @@ def claim_run_folder(
         The checkpoint to load or already loaded, and the folder to write to (only on rank 0 of a run that trains).
 
     Raises:
-        DslparError: on every rank, if another run writes there, a checkpoint cannot be used, or an evaluation has none.
+        DslparError: on every rank, if another run writes to the folder, the checkpoint cannot be used, or an evaluation
+            has no checkpoint.
     """
     if request.trains:
         session.lock_folder(job)  # before the folder's contents are read

@@ -34,16 +34,18 @@ class Run:
     groups: Groups
     """This rank's process groups."""
     monitor: RankMonitor | None = dataclasses.field(default=None, repr=False, compare=False)
-    """Watches this rank; None: the program has set up torch.distributed itself, or handles errors itself."""
+    """This rank's monitor, which reports hangs and failures; None: the program set up torch.distributed itself, or
+    handles errors itself.
+    """
 
     @property
     def stage(self) -> int:
-        """This rank's place in the pipeline; with one stage per rank, its stage."""
+        """This rank's index on the "pipe" axis; with one stage per rank, its stage."""
         return self.groups.coord["pipe"]
 
     @property
     def num_stages(self) -> int:
-        """Number of places in the pipeline; with one stage per rank, the number of stages."""
+        """Size of the "pipe" axis; with one stage per rank, the number of stages."""
         return self.groups.mesh.pipe
 
     @property
@@ -60,7 +62,7 @@ class Run:
         return PipelineStageManager(self.groups)
 
     def get_layer_stage_id(self, layer_idx: int) -> int:
-        """Return a layer's place in the pipeline (`stage`) by its index; -1 is the last layer (LiBai's name).
+        """Return the index on the "pipe" axis of the ranks that hold a layer; -1 is the last layer (LiBai's name).
 
         Raises:
             DslparError: there is no such layer, or the partition of layers is not known yet.
@@ -98,8 +100,8 @@ class Run:
     def get_layer_placement(self, layer_idx: int) -> DeviceMesh:
         """Return the ranks that hold a layer, as a mesh of (data, tensor) (LiBai's name).
 
-        Every rank may call it. A rank elsewhere in the pipeline is not in the mesh (`get_coordinate()` is None), and
-        holds no part of tensors distributed over it.
+        Every rank may call it. A rank that does not hold the layer is not in the mesh (`get_coordinate()` is None), and
+        holds no part of tensors that are distributed over the mesh.
 
         Raises:
             DslparError: there is no such layer, or the partition of layers is not known yet.
@@ -109,7 +111,9 @@ class Run:
         return dtensor.stage_mesh(self.groups, self.get_layer_stage_id(layer_idx))
 
     def get_nd_sbp(self, placements: Sequence[Placement]) -> tuple[Placement, Placement]:
-        """Return a tensor's placements over data and over tensor: split(dim), broadcast, partial_sum (LiBai's name).
+        """Check and return a tensor's placements over data and over tensor (LiBai's name).
+
+        Placements are split(dim), broadcast and partial_sum.
 
         Raises:
             DslparError: there are not two placements.
@@ -121,7 +125,7 @@ class Run:
     def distribute(
         self, tensor: Tensor, placements: Sequence[Placement], mesh: DeviceMesh | None = None, source: int | None = 0
     ) -> DTensor:
-        """Distribute a whole tensor over a mesh, by default (data, tensor) at this rank's place in the pipeline.
+        """Distribute a whole tensor over a mesh, by default this pipeline rank's mesh of (data, tensor).
 
         See `dslpar.layers.dtensor.distribute`.
 

@@ -28,7 +28,7 @@ class Outcome(NamedTuple):
     record: Record
     """The last step's line of metrics.jsonl, or an evaluation's of eval.jsonl; empty if no step was taken."""
     status: int
-    """The exit status: 0, or train.requeue_status if the run was told to stop."""
+    """The exit status: 0, or train.requeue_status if a signal stopped the run."""
 
 
 def run_loop(
@@ -40,7 +40,7 @@ def run_loop(
     make_data: MakeData,
     hooks: Sequence[Hook] = (),
 ) -> Outcome:
-    """Load `stored`, if there is one, and run the request from the engine's step. All ranks together.
+    """Load `stored`, if there is one, and run the request from the engine's step. All ranks must call it together.
 
     stored: the checkpoint to load, from `claim_run_folder`; None: the run continues from the engine's current step.
     folder: the folder to write to, on rank 0 of a run that trains; else None.

@@ -1,4 +1,4 @@
-"""Everything of a run that is not its engine: run folder, checkpoints, time limits, stop requests, replica checks.
+"""State of a run besides its engine: run folder, checkpoints, time limits, stop requests, comparisons of replicas.
 
     session = Session(job, config, world, rank_monitor, text)
     session.lock_folder(job)                                 # one run at a time writes there
@@ -8,8 +8,9 @@
     session.begin_save(engine); ...; session.finish_save(engine)   # save while training continues
     (stopping,) = any_rank(engine, session.stop_requested)   # the same on every rank, at the same step
 
-Both train.py's loop and the engine for a user's own loop (program.py) use it, so SIGTERM, hangs and two runs in one
-folder end the same way in both.
+train.py's loop and the engine for a user's own loop (program.py) both use it. SIGTERM, hangs and two runs in one folder
+therefore end in the same way in both. The rank's guard (dslpar/watchdog) reads the phase and the time limit that
+`enter` sets.
 """
 
 from __future__ import annotations
@@ -45,9 +46,11 @@ NO_LIMIT = 0
 class Session:
     """One run, on this rank. All ranks call its methods together, except `enter`.
 
+    A *pending* checkpoint is one that `begin_save` has started and `finish_save` has not published yet.
+
     config: the config as written.
     world: all ranks.
-    monitor: this rank's monitor; None: the program has set up torch.distributed itself, and no guard watches it.
+    monitor: this rank's monitor; None: the program set up torch.distributed or handles errors itself, without a guard.
     text: the identity of the training data (`dslpar.data.source`), which a resume must not change.
     """
 
@@ -63,20 +66,22 @@ class Session:
         self._check: ReplicaCheck | None = None
         """Created at an engine's first step or save."""
         self._confirmed_step: int | None = None
-        """The step of the last comparison of replicas without a difference, or of the start; None: they are not
-        compared."""
+        """The step of the last comparison of replicas without a difference, or of this start; None: replicas are not
+        compared.
+        """
         self._unconfirmed: list[Path] = []
         """Checkpoints of steps after `_confirmed_step`."""
         self._difference: Difference | None = None
-        """The difference found by the last comparison; checkpoints saved after it are marked."""
+        """The difference found by the last comparison; checkpoints saved after it are marked as suspect."""
         self._is_reported = False
         self._pending: PendingSave | None = None
+        """The checkpoint that a thread is writing, or that all ranks have yet to publish."""
         self._buffers: HostBuffers | None = None
 
     # ---- phases, time limits and stops ----
 
     def locate(self, groups: Groups) -> None:
-        """Give this rank's guard its stage."""
+        """Show this rank's stage to its guard, for reports."""
         if self.monitor is not None:
             self.monitor.page.location = groups.stage_name
 
@@ -102,7 +107,7 @@ class Session:
             self.monitor.enter_ending(SLOW_FACTOR * (self.train.step_timeout or 0))
 
     def extend_timeouts(self) -> None:
-        """Extend torch's timeouts beyond every limit here, so that the guards report a hang first."""
+        """Extend torch's timeouts beyond the limits of all phases, so that the guards report a hang first."""
         step_timeout = self.train.step_timeout
         bootstrap.extend_timeouts(step_timeout and SLOW_FACTOR * step_timeout)
 
@@ -113,7 +118,7 @@ class Session:
 
     @property
     def stop_requested(self) -> bool:
-        """Return whether this rank was told to stop."""
+        """Return whether this rank has received a stop signal."""
         return self.monitor is not None and self.monitor.stop_requested
 
     def mark_stopped(self, step: int, saved: str) -> int:
@@ -138,7 +143,8 @@ class Session:
         """Return the checkpoint to resume from, after verifying it; None: there is no checkpoint.
 
         Raises:
-            DslparError: on every rank, if it is corrupted, some rank does not see it, or it belongs to another run.
+            DslparError: on every rank, if the checkpoint is corrupted, is not visible to some rank, or belongs to
+                another run.
         """
         self.enter("verifying", times=SLOW_FACTOR)
         stored = checkpoint.find_checkpoint(job, self.world)
@@ -149,18 +155,18 @@ class Session:
     def prepare_folder(
         self, job: Job, stored: Checkpoint | None, names: Sequence[str] = run_dir.FILES_OF_A_RUN
     ) -> None:
-        """Write the config to the folder. Files with these `names` are archived first if another run left them.
+        """Write the config to the run folder; first archive files with these `names` if another run left them.
 
         Raises:
             DslparError: on every rank, if rank 0 cannot write there.
         """
-        # A checkpoint from another run's folder does not make the files in this folder ours to continue.
+        # If the checkpoint comes from another folder, this run does not continue the files in its own folder.
         archived = () if stored is not None and _is_in_its_folder(job, stored) else names
         self._on_rank_0(lambda: run_dir.prepare_run_folder(job, self.config, archived))
         self.is_prepared = True
 
     def prune(self, job: Job, stored: Checkpoint) -> None:
-        """Remove old checkpoints that a start left if it was killed between publishing one and removing the oldest."""
+        """Remove old checkpoints that are left if a run was killed after it published one and before it removed one."""
         if self.world.index == 0 and _is_in_its_folder(job, stored):
             writer.prune(Path(stored.path).parent, job.spec.checkpoint.keep, stored.step)
 
@@ -261,7 +267,7 @@ class Session:
     def compare_replicas(self, engine: Engine) -> Difference | None:
         """Return the difference that a comparison of replicas has found by this step; start the next one if due.
 
-        Call it after each step, and `heed_difference` after it.
+        Call it after each step, and pass its result to `heed_difference`.
         """
         return self._replicas(engine).after_step()
 
@@ -273,9 +279,10 @@ class Session:
         return self._replicas(engine).finish()
 
     def heed_difference(self, engine: Engine, difference: Difference | None) -> None:
-        """Mark the checkpoints saved since replicas were last equal; then end the run, or log the difference once.
+        """Act on the result of a comparison of replicas.
 
-        Without a difference, record which checkpoints are good.
+        If there is a difference, mark the checkpoints saved since replicas were last equal as suspect; then end the
+        run, or log the first difference. Without a difference, earlier checkpoints are confirmed.
 
         Raises:
             DslparError: on every rank, if replicas differ and train.on_replica_difference is 'stop'.
@@ -321,7 +328,7 @@ def _is_in_its_folder(job: Job, stored: Checkpoint) -> bool:
 
 
 def any_rank(engine: Engine, *flags: bool) -> list[bool]:
-    """Return for each flag whether any rank has set it. All ranks together, with the same result."""
+    """Return for each flag whether any rank has set it. All ranks must call it together, with the same result."""
     local = torch.tensor(flags, dtype=torch.int32, device=engine.deepspeed.device)
     counts = collectives.all_reduce(local, engine.groups.axis("pipe", "data", "tensor"))
     return [bool(count) for count in counts.tolist()]

@@ -1,4 +1,4 @@
-"""Data by steps: micro-batches from the config's data, a program's loader, or a program's own iterable.
+"""Training data by step number: micro-batches from the config's data, a loader, or a program's own iterable.
 
     data = step_data(loader, engine)                 # a loader that dslpar.initialize returned
     engine.train_batch(data.step(engine.consumed_samples))
@@ -27,7 +27,10 @@ from dslpar.layout.transformers_data_types import inputs_of
 
 
 class PartData:
-    """A part of the config's data. Ranks that need it open it when they request its first step."""
+    """One part of the config's data, such as the training part.
+
+    The first call of `step` opens the data. All ranks must make it together; ranks that need no data open none.
+    """
 
     def __init__(self, engine: Engine, part: Part, world: Axis) -> None:
         self.engine, self.part, self.world = engine, part, world
@@ -38,7 +41,7 @@ class PartData:
 
     @cached_property
     def _loader(self) -> Loader | None:
-        """Open the data. All ranks together, since an error on one rank is raised on all."""
+        """Open the data. All ranks must call it together, since an error on one rank is raised on all."""
         loader: Loader | None = None
         findings: Sequence[Finding] = ()
         engine = self.engine
@@ -56,8 +59,8 @@ class PartData:
 class IterableData:
     """A program's own iterable of micro-batches, or of whole batches, which are split. It restarts at its end.
 
-    Steps come in the iterable's own order. The last step is kept, since a non-finite step is run again to find the
-    cause.
+    Steps come in the iterable's own order. The last step's micro-batches are kept, since a step with non-finite numbers
+    runs again to find the cause.
     """
 
     def __init__(self, batches: Iterable[Any], job: Job) -> None:
@@ -66,7 +69,7 @@ class IterableData:
         self._last: tuple[int, list[MicroBatch]] = (-1, [])
 
     def step(self, consumed: int) -> Iterator[MicroBatch]:
-        """Return the next step's micro-batches; start at the iterable's beginning if nothing is consumed yet."""
+        """Return the next step's micro-batches; start at the iterable's beginning if `consumed` is 0."""
         if consumed != self._last[0]:
             if consumed == 0:
                 self._iterator = iter(self.batches)
@@ -100,7 +103,7 @@ class NoData:
 
 
 def step_data(data: Any, engine: Engine) -> StepData:
-    """Return `data`, as `dslpar.initialize` takes or returns it, by steps; it is None on a rank without data.
+    """Return data by steps, from what `dslpar.initialize` takes or returns; `data` is None on a rank without data.
 
     A map-style dataset is read in the order of `dslpar.data.order`.
     """

@@ -1,7 +1,8 @@
-"""Functions that mend DeepSpeed 0.19: each docstring begins with its number, and says what is wrong without it.
+"""Functions that mend DeepSpeed 0.19. Each docstring begins with the mend's number, and describes the fault.
 
-`dslpar.engine.mends` is the table of them, with what each applies to and the test that tells when it can go. `start`
-has what is called before an engine is built; the other modules are named after what they mend.
+`dslpar.engine.mends` is the table of all mends: the jobs that need each one, and the test that fails when DeepSpeed no
+longer needs it. `start` has the functions that are called before an engine is built. The other modules are named after
+the part of DeepSpeed that they mend.
 """
 
 from dslpar.distributed.deepspeed_patches.norms import (

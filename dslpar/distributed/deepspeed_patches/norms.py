@@ -26,8 +26,8 @@ ReadNorms = Callable[[Sequence[Tensor]], list[Tensor]]
 def reduce_norms_of_all_groups(ds_engine: DeepSpeedEngine, model_axis: Axis) -> None:
     """M7. Have every rank of a replica (`model_axis`) reduce equally many norms, with empty groups for missing ones.
 
-    ZeRO 1 reduces the norm of each parameter group separately over the replica. If a stage has fewer groups, such as a
-    stage of matrices only, the other stages hang.
+    ZeRO 1 reduces the norm of each parameter group separately over the replica. If a stage has fewer parameter groups
+    than another, such as a stage of matrices only, the other stages hang.
     """
     zero = ds_engine.optimizer
     if model_axis.size == 1 or not hasattr(zero, "scaled_global_norm") or not hasattr(zero, "params_in_partition"):
@@ -55,11 +55,11 @@ def reduce_norms_of_all_groups(ds_engine: DeepSpeedEngine, model_axis: Axis) -> 
 
 
 def compute_norm_without_zero(ds_engine: DeepSpeedEngine, model_axis: Axis, read: ReadNorms) -> None:
-    """M11. Compute the gradient norm over one replica (`model_axis`) in fp32 without ZeRO, where DeepSpeed has None.
+    """M11. Compute the gradient norm over one replica (`model_axis`) in fp32 without ZeRO; DeepSpeed's is None.
 
-    It is computed when `_take_model_step` begins: after gradients are averaged over data, before they are clipped. A
-    step whose gradient is not finite is skipped, as in ZeRO. Otherwise the ZeRO stage would change the run. The same
-    norm clips the gradients, whereas DeepSpeed would reduce it again.
+    The norm is computed when `_take_model_step` begins: after gradients are averaged over data, before they are
+    clipped. A step whose gradient is not finite is skipped, as in ZeRO, so that results do not depend on the ZeRO
+    stage. The same norm clips the gradients, whereas DeepSpeed would reduce it again.
     """
     take_model_step = ds_engine._take_model_step
 
@@ -92,8 +92,8 @@ def _no_step(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 def owned_square_norm(module: nn.Module, model_axis: Axis) -> Tensor:
     """Return the squared 2-norm of a replica's gradients; the rank that owns an element counts it, once.
 
-    `p.tensor_model_parallel` marks the parameters that this rank owns. The sum is in float64, so that the order of its
-    parts has no visible effect.
+    `p.tensor_model_parallel` marks the parameters that this rank owns. The sum is in float64, so that the order of
+    summation has no visible effect.
     """
     owned = [p.grad for p in module.parameters() if p.grad is not None and p.tensor_model_parallel]  # type: ignore[attr-defined]
     device = next(module.parameters()).device
@@ -107,9 +107,9 @@ def read_norms_once(ds_engine: DeepSpeedEngine, data_axis: Axis, model_axis: Axi
 
     ZeRO scans all gradients for non-finite values, waits for the result, computes the norms, and waits again for each
     norm that it compares. On an accelerator, each wait leaves the device idle. With the optimizer on the CPU, ZeRO also
-    reads one norm per parameter. A non-finite gradient has a non-finite norm, and ZeRO also skips a step for that
-    wherever it checks for overflows: in fp16, in fp32, and in bf16 with `check_grad_overflow`. The few small copies
-    that another rank of the replica counts are checked here, too.
+    reads one norm per parameter. The scan is not needed: a non-finite gradient has a non-finite norm, and ZeRO skips a
+    step for that, too, wherever it checks for overflows (in fp16, in fp32, and in bf16 with `check_grad_overflow`). The
+    norms here also check the few small gradients that another rank of the replica counts.
     """
     zero = ds_engine.optimizer
     if hasattr(zero, "scaled_global_norm"):  # ZeRO 1 and 2
@@ -135,18 +135,18 @@ _COUNTED = SimpleNamespace(model_parallel=True)
 
 
 def _norm_of_parts(zero: Any, axis: Axis, gradients: Iterable[Tensor], params: Iterable[Any]) -> Tensor:
-    """Return ZeRO 1 and 2's norm of a group, bit-identical to DeepSpeed's, which launches kernels per parameter."""
+    """Return ZeRO 1 and 2's norm of a group, bit-identical to DeepSpeed's, without its kernels per parameter."""
     # Padding may follow the gradients of DeepSpeed's own reduction.
     total = _sum_of_squares(gradients, params, zero.model_parallel_rank == 0, zero.device, strict=False).float()
     total = collectives.all_reduce(total, axis)
     zero._model_parallel_all_reduce(tensor=total, op=torch.distributed.ReduceOp.SUM)
     norm = total.sqrt()
-    # DeepSpeed's mark for it, but without a constant that the host copies to the device and waits for.
+    # -1 is DeepSpeed's mark for a non-finite norm. DeepSpeed copies it from the host to the device, which blocks.
     return norm.masked_fill(~torch.isfinite(norm), -1.0)
 
 
 def _norm_of_shards(gradients: Iterable[Tensor], params: Iterable[Any], axes: Sequence[Axis]) -> Tensor:
-    """Return ZeRO 3's norm of a group, in float64 as in DeepSpeed, without the constant that it copies to the device.
+    """Return ZeRO 3's norm of a group, in float64 as in DeepSpeed, without DeepSpeed's blocking copy to the device.
 
     `axes`: the axis of the ranks with the other shards, and the axis of a replica.
     """
@@ -162,8 +162,8 @@ def _sum_of_squares(
 ) -> Tensor:
     """Return the sum of squares of the gradients that this rank counts, in float64; nan if a gradient is not finite.
 
-    The check for nan includes gradients that another rank of the replica counts. That rank has the same gradients, but
-    if a kernel sums in no fixed order, fp16 may overflow on only one of the ranks.
+    The check for non-finite values includes gradients that another rank of the replica counts. That rank has the same
+    gradients, but if a kernel sums in no fixed order, fp16 may overflow on only one of the ranks.
     """
     from deepspeed.runtime.utils import is_model_parallel_parameter
 
@@ -187,9 +187,9 @@ def _norms(tensors: list[Tensor]) -> Tensor:
 def _sum_norms_on_device(zero: Any, device: torch.device) -> None:
     """Sum an offloaded optimizer's gradient norms, one per parameter, on the device where they were computed.
 
-    DeepSpeed reads each norm and sums them in float64 on the host. The norm of a norm is the norm itself, so here the
-    function that sums other norms takes them, too. It also uses float64, so that the order of the sum has no visible
-    effect in fp32.
+    DeepSpeed reads each norm and sums the squares in float64 on the host. The norm of a norm is the norm itself, so
+    here `get_grad_norm_direct` takes the norms in place of gradients. It also uses float64, so that the order of the
+    sum has no visible effect in fp32.
     """
     complete = zero.complete_grad_norm_calculation_for_cpu_offload
     nothing = torch.zeros((), dtype=torch.float64, device=device)

@@ -36,7 +36,7 @@ def drop_overflowed_gradients(ds_engine: DeepSpeedEngine) -> None:
     """M8. Reset the fp32 gradient buffers of an offloaded optimizer when a step overflows.
 
     With the optimizer on the CPU, ZeRO 1 and 2 accumulate half-precision gradients in these buffers and do not reset
-    them after an overflow. They stay infinite forever, so that every later step is skipped, too.
+    them after an overflow. The buffers then stay infinite, so that every later step is skipped, too.
     """
     zero = ds_engine.optimizer
     if not getattr(zero, "cpu_offload", False) or not hasattr(zero, "reset_cpu_buffers"):
@@ -80,7 +80,8 @@ class _LazyAdagrad(torch.optim.Optimizer):
 def sum_over_sequence(ds_engine: DeepSpeedEngine) -> None:
     """M21. Have ZeRO 3 sum gradients over DeepSpeed's sequence parallel ranks, and average them over data only.
 
-    ZeRO 1 and 2 do so. ZeRO 3 does so if it reduces in one buffer. If it reduce-scatters, it averages over all ranks.
+    ZeRO 1 and 2 do so, and so does ZeRO 3 if it reduces in one buffer. If ZeRO 3 reduce-scatters, it averages over all
+    ranks.
     """
     zero = ds_engine.optimizer
     ranks = getattr(zero, "sequence_parallel_size", 1)
@@ -91,12 +92,12 @@ def sum_over_sequence(ds_engine: DeepSpeedEngine) -> None:
 
 
 def correct_bias_exactly(ds_engine: DeepSpeedEngine) -> None:
-    """M20. Have a step of DeepSpeedCPUAdam depend only on its number, not on earlier steps of this process.
+    """M20. Make DeepSpeedCPUAdam's bias correction depend only on the step's number, so that a resume changes no bit.
 
     DeepSpeedCPUAdam multiplies the betas' powers in fp32 from step to step, but starts with `pow` after a resume. Here
-    its own bias correction is off. Its arguments contain the correction instead, computed in float64:
+    its own bias correction is off, and its arguments contain the correction instead, computed in float64:
     p -= lr / c1 * m / (sqrt(v) / c2 + eps) is p -= (lr c2 / c1) * m / (sqrt(v) + c2 eps). AdamW's decay is adjusted
-    because it is multiplied by lr, too.
+    because the op multiplies it by lr, too.
     """
     optimizer: Any = ds_engine.basic_optimizer
     op = getattr(optimizer, "ds_opt_adam", None)

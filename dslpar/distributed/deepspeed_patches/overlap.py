@@ -23,18 +23,21 @@ if TYPE_CHECKING:
 def overlap_reduction(ds_engine: DeepSpeedEngine, data_axis: Axis, late: Collection[int] = ()) -> None:
     """M14. Have ZeRO 1 and 2 reduce each bucket of gradients while the backward computes the next ones.
 
-    DeepSpeed waits for each reduction, and ZeRO 1 begins the first one after the last backward. DeepSpeed's own
-    `overlap_comm` also does so in a pipeline. Otherwise it synchronizes the device for each data rank's part of a
-    bucket (stage_1_and_2.py, `allreduce_and_copy`). Call this if `layout.deepspeed_config.overlaps_reduction` returns
-    True. `late`: ids of parameters whose gradients are not complete after ZeRO 1's last backward; tied weights' never
-    are. Between that backward and the step, DeepSpeed's `safe_get_full_grad` has nothing to read.
+    DeepSpeed waits for each reduction, and ZeRO 1 begins the first one after the last backward. With DeepSpeed's own
+    `overlap_comm`, ZeRO 1 still does so in a pipeline. Without a pipeline, `overlap_comm` synchronizes the device for
+    each data rank's part of a bucket (stage_1_and_2.py, `allreduce_and_copy`). Call this function if
+    `layout.deepspeed_config.overlaps_reduction` returns True. Between the last backward and the step, DeepSpeed's
+    `safe_get_full_grad` has nothing to read.
+
+    late: ids of parameters whose gradients are not complete after ZeRO 1's last backward. Tied weights need not be
+        listed.
     """
     zero = ds_engine.optimizer
     tied: list[tuple[Any, Any]] = getattr(ds_engine.module, "get_tied_weights_and_groups", list)()
     not_complete = {id(p) for p, _ in tied} | set(late)
     axis = replace(data_axis, group=zero.dp_process_group)
     zero.overlap_comm = False  # replaced by the reduction below
-    # Gradients of fp32 models are also summed in one flat tensor, which the step takes.
+    # Makes fp32 models use one flat gradient tensor, too. The step reads it.
     zero._use_compact_grad_partition_buffer = lambda group: True
     reduction: GradientBuffer | GradientReduction
     if zero.partition_gradients:
@@ -66,8 +69,8 @@ def _replace_gradient_hooks(
     """Replace DeepSpeed's gradient hooks with `on_gradient` alone.
 
     DeepSpeed's hooks count the gradients of a backward, so that `loss.backward()` ends a micro-batch like
-    engine.backward. That takes half as long as summing the gradients. Also, a criterion's own autograd call would end a
-    step before its gradients are there.
+    engine.backward. Counting takes half as long as summing the gradients. Also, if a criterion itself calls autograd,
+    that call would end the step before the step's gradients are computed.
     """
     zero = ds_engine.optimizer
     for hook in zero._grad_acc_hooks:
@@ -107,8 +110,8 @@ def overlap_param_gather(ds_engine: DeepSpeedEngine, data_axis: Axis, layers: Se
     """M16. Have ZeRO 1 and 2 gather each bucket of weights while the forward computes the layers before it.
 
     DeepSpeed gathers whole parameter groups, and its step waits for them. `layers` are the modules, in order, that wait
-    in the forward through `ds_engine.module.parameter_gather`. Any other reader may see the previous step's weights:
-    the module `parameter_gather` lists which readers wait.
+    in the forward through `ds_engine.module.parameter_gather`. The docstring of the module `parameter_gather` lists all
+    readers that wait. Any other reader may see the previous step's weights.
     """
     zero, module = ds_engine.optimizer, ds_engine.module
     axis = replace(data_axis, group=zero.dp_process_group)
@@ -165,7 +168,8 @@ def reduce_by_stages(ds_engine: DeepSpeedEngine, data_axis: Axis, late: Collecti
 def call_before_reduction(ds_engine: DeepSpeedEngine, first: Callable[[], None]) -> None:
     """M18. Call `first` once per step, between its last backward and the reduction of gradients over replicas.
 
-    For ZeRO 0 and 1; call this after `overlap_reduction`. DeepSpeed has no such hook, only hooks of single gradients.
+    For ZeRO 0 and 1. Call this after `overlap_reduction`. DeepSpeed has hooks for single gradients, but none for this
+    moment.
     """
     zero = ds_engine.zero_optimization()
     owner, name = (ds_engine.optimizer, "reduce_gradients") if zero else (ds_engine, "buffered_allreduce_fallback")

@@ -17,8 +17,8 @@ from torch import nn
 def skip_shm_op() -> None:
     """M1. Keep DeepSpeed from compiling its shared-memory op on a CPU: 30 s, for an all-reduce that ignores its group.
 
-    No environment variable turns it off. Setting its entry in `deepspeed.ops.__compatible_ops__` would first probe
-    every op: 0.15 s and a run of the C compiler per rank.
+    No environment variable turns the op off. Setting its entry in `deepspeed.ops.__compatible_ops__` would first probe
+    every op, which takes 0.15 s and a call of the C compiler per rank.
     """
     backend: Any = import_module("deepspeed.comm.torch")  # as an attribute of deepspeed.comm it is torch itself
     backend.build_shm_op = lambda: None
@@ -56,7 +56,7 @@ def build_ops_alone() -> None:
     """M19. Have DeepSpeed compile its ops on one rank per host at a time; remove the lock that a killed start left.
 
     torch's own lock is a file that its owner removes. If the owner is killed while it compiles, the file stays, and
-    every later start silently waits for it. The kernel releases the lock used here by itself.
+    every later start silently waits for it. The lock used here is `flock`, which the kernel releases if its owner ends.
     """
     from deepspeed.ops.op_builder.builder import OpBuilder
 

@@ -39,8 +39,8 @@ def test_it_holds_for_what_it_was_made_of() -> None:
     [
         ({"verdict": "differs"}, [], 8, "verdict"),
         ({"checks": []}, [], 8, "no check"),
-        ({}, ["train.steps=7"], 8, "says something else"),
-        ({}, [], 16, "world of 8, not of 16"),
+        ({}, ["train.steps=7"], 8, "has changed since"),
+        ({}, [], 16, "world size of 8, not 16"),
         ({"versions": {"dslpar": "0.0.1"}}, [], 8, "dslpar 0.0.1"),
     ],
 )
