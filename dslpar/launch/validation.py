@@ -1,6 +1,6 @@
-"""Validation of hosts: those that no launcher, or not this one, would start as requested.
+"""Validation of hosts: find hosts on which ranks would not start as requested.
 
-Mistakes of a single launcher are found in its own module.
+Each launcher's module (dslpar/cluster/launchers) has the checks for that launcher alone.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _localhost_among_hosts(context: Context) -> Iterator[Finding]:
 
 
 def _one_machine_twice(context: Context) -> Iterator[Finding]:
-    """Find two names of this machine: under one of them no rank would start."""
+    """Find several names of this machine in the hostfile. Ranks would start under only one of these names."""
     local = [host for host in context.hosts if host.name in context.facts.local_hosts]
     for host in local[1:]:
         message = f"{host.name} is the same machine as {local[0].name}: this one"
