@@ -1,7 +1,7 @@
 """`dslpar import FILE`: convert another framework's config to dslpar, and report on every key.
 
 The config goes to stdout and the report to stderr. With `-o` the config goes to OUT and the report to stdout. Exit
-status: 0 everything is converted, 1 something needs the author, 2 wrong usage.
+status: 0 everything is converted, 1 the author must change something by hand, 2 wrong usage.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    """Write the config and the report; return 1 if something needs the author."""
+    """Write the config and the report; return 1 if the author must change something, or lint finds errors."""
     if args.out and os.path.lexists(args.out) and not args.force:
         parser.error(f"{args.out} exists: choose another name, or --force")
     source, model = _source(args, parser), _model(args, parser)
@@ -107,7 +107,9 @@ def _model(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Mapping
 
 
 def _epoch(made: Import, args: argparse.Namespace, parser: argparse.ArgumentParser) -> Epoch:
-    """Return an epoch's size: the samples of --num-samples, and the samples per step of the result."""
+    """Return the size of an epoch: the number of samples in it (--num-samples), and the converted config's samples per
+    step.
+    """
     cx = check.check(check.load_text(writer.file_of(made), "<imported>.py"), args.world_size).context
     try:
         size = cx.requested_batch.global_size or cx.batch.global_size

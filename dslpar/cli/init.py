@@ -1,6 +1,7 @@
 """`dslpar init [CFG]`: write a config to start from, by flags or by a few questions on a terminal.
 
-Without a terminal it asks nothing, and flags that are missing have their defaults. With `--from` it is `dslpar import`.
+Without a terminal it asks nothing, and missing flags have their defaults. With `--from` it does the same as `dslpar
+import`.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ def _write(path: str, starter: Starter, force: bool, parser: argparse.ArgumentPa
 
 
 def _ask_all(args: argparse.Namespace) -> None:
-    """Ask for missing flags, each until its answer is valid.
+    """Ask for the values of missing flags. A question is repeated until its answer is valid.
 
     Raises:
         EOFError: there are no more answers.
@@ -159,7 +160,7 @@ def _checked_path(path: str) -> str:
 
 
 def _import(args: argparse.Namespace, path: str, parser: argparse.ArgumentParser) -> int:
-    """Run `dslpar import FILE --from FRAMEWORK -o CFG`. --model is for a source without a model."""
+    """Run `dslpar import FILE --from FRAMEWORK -o CFG`. --model gives the model if FILE has none."""
     framework, file = args.source
     if framework not in TABLES:
         parser.error(f"--from {framework}: the frameworks are {', '.join(TABLES)}")
@@ -176,7 +177,7 @@ def _import(args: argparse.Namespace, path: str, parser: argparse.ArgumentParser
 
 @contextlib.contextmanager
 def _model_file(name: str | None, path: str, parser: argparse.ArgumentParser) -> Iterator[str]:
-    """Write a named model to a temporary config, and yield its path; yield "" without a name."""
+    """Write the model `name` to a temporary config, and yield the config's path; yield "" if `name` is None."""
     if name is None:
         yield ""
         return

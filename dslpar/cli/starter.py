@@ -3,9 +3,9 @@
     starter = make_starter(Choices(model="llama", gpus=8, nodes=2), "mine.py")
     starter.text, starter.world_size
 
-The layout follows Megatron-LM's advice (arXiv 2104.04473) in its smallest form: tensor ranks within a node, pipeline
-stages over nodes, and data ranks for the rest. The linter decides which sizes divide: layouts are tried in order of
-preference, and the first one without errors and warnings is used.
+The layout follows Megatron-LM's advice (arXiv 2104.04473) with small sizes: tensor ranks within a node, pipeline stages
+over nodes, and data ranks for the rest. Layouts are tried in order of preference. The first one for which the linter
+finds neither errors nor warnings is used, since the linter knows which sizes divide.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NEEDS_PATH = ("images", "tokens")
 
 
 class Choices(NamedTuple):
-    """The author's choices. For None the rules above decide."""
+    """The choices of the config's author. None means that the rules in the module's docstring decide."""
 
     model: str = "gpt"
     gpus: int = 1
@@ -43,7 +43,7 @@ class Choices(NamedTuple):
 
 
 class Starter(NamedTuple):
-    """A config with its findings."""
+    """A config for `world_size` ranks, with its findings."""
 
     text: str
     world_size: int
@@ -52,7 +52,7 @@ class Starter(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Sizes of the three axes."""
+    """Sizes of the three axes: pipeline stages, data ranks and tensor ranks."""
 
     pipe: int
     data: int
@@ -89,7 +89,7 @@ def make_starter(choices: Choices, path: str) -> Starter:
 
 
 def layouts(choices: Choices) -> Iterator[Layout]:
-    """Yield the layouts that divide the ranks, the preferred one first."""
+    """Yield the layouts whose sizes divide the number of ranks, the preferred one first."""
     gpus, nodes = choices.gpus, choices.nodes
     world = gpus * nodes
     tensors = (2, 1) if choices.tensor is None else (choices.tensor,)
@@ -102,6 +102,7 @@ def layouts(choices: Choices) -> Iterator[Layout]:
 
 
 def _weight(findings: Sequence[Finding]) -> tuple[int, int]:
+    """Return the number of errors and the number of findings, to compare starters that all have findings."""
     return sum(each.severity == "error" for each in findings), len(findings)
 
 

@@ -202,7 +202,7 @@ def _innermost_frame(stacks: str) -> re.Match[str] | None:
     """Return the innermost frame of the main thread, or of the thread that runs a backward pass on a GPU.
 
     faulthandler shows the main thread last. C++ starts the thread of the backward pass. All other threads start in
-    threading.py, which is how they are told apart.
+    threading.py, which distinguishes them.
     """
     threads = [text for text in _THREAD.split(stacks) if text]
     frames = [list(_FRAME.finditer(text)) for text in threads] or [[]]
