@@ -162,7 +162,7 @@ def _read_cluster(name: str, parser: argparse.ArgumentParser, sources: dict[str,
 
 
 def default_world_size(args: argparse.Namespace, path: str) -> int | None:
-    """Return --world-size. If it and --hostfile are missing, return the world size in the project's settings, if any."""
+    """Return --world-size. Without it and --hostfile, return the world size in the project's settings, if any."""
     size: int | None = args.world_size
     if size is None and args.hostfile is None:
         project = project_in(os.path.dirname(path))

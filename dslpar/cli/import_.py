@@ -31,7 +31,7 @@ EPILOG = """\
 The converted config goes to stdout and the report to stderr; with -o, the config to OUT and the
 report to stdout.
 
-exit status: 0 everything is converted, 1 something needs you (the report says what), 2 wrong usage"""
+exit status: 0 everything is converted, 1 you must change something (see the report), 2 wrong usage"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,9 +86,9 @@ def _source(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Source
         arguments.print_findings(refused(source), {args.file: text})
         parser.error(f"cannot read {args.file}")
     if source.name == OURS:
-        parser.error(f"{args.file} is already a dslpar config: there is nothing to import (else say so with --from)")
+        parser.error(f"{args.file} is already a dslpar config: there is nothing to import (if it is not, use --from)")
     if not source.name:
-        parser.error(f"cannot tell whose config {args.file} is: --from {', '.join(TABLES)}")
+        parser.error(f"cannot detect the framework of {args.file}: give --from {', '.join(TABLES)}")
     return source
 
 
@@ -107,14 +107,12 @@ def _model(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Mapping
 
 
 def _epoch(made: Import, args: argparse.Namespace, parser: argparse.ArgumentParser) -> Epoch:
-    """Return the size of an epoch: the number of samples in it (--num-samples), and the converted config's samples per
-    step.
-    """
+    """Return the size of an epoch in samples (--num-samples), with the number of samples per step of the result."""
     cx = check.check(check.load_text(writer.file_of(made), "<imported>.py"), args.world_size).context
     try:
         size = cx.requested_batch.global_size or cx.batch.global_size
     except UnknownValueError:
-        parser.error("--num-samples: the number of samples a step is unknown; --world-size N may help")
+        parser.error("--num-samples: the number of samples per step is unknown; --world-size N may help")
     return Epoch(args.num_samples, size)
 
 

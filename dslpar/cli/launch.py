@@ -89,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_trust(parser)
     add = parser.add_argument
     add("--launcher", choices=tuple(LAUNCHERS), help="default: deepspeed, or torchrun if deepspeed is missing")
-    help = "port where ranks meet; default: a free one of the first host (--no-ssh: 29500, slurm: by the job id)"
+    help = "port where ranks connect; default: a free one of the first host (--no-ssh: 29500, slurm: by the job id)"
     add("--master-port", type=_port, metavar="P", help=help)
     add("--no-ssh", action="store_true", help="start only this host's ranks; run the command on every host")
     index = partial(arguments.whole_number, least=0)
@@ -138,7 +138,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 def _refuse_flags_of_another_program(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     """Exit with a usage error if a flag of training is given with --prove, or a flag of `prove` without it."""
     if args.prove and args.training_flags:
-        parser.error(f"{args.training_flags[0]} is of training, which --prove does not start")
+        parser.error(f"{args.training_flags[0]} is a flag of training, and --prove starts no training")
     for flag in _PROVE_FLAGS:
         if getattr(args, flag[2:]) and not args.prove:
             parser.error(f"{flag} goes with --prove")

@@ -30,7 +30,7 @@ def write(question: Question, plan: Plan, suggestion: Suggestion) -> int:
     words = list({word.partition("=")[0]: word for word in given}.values())  # the last of each key
     path = question.path
     if not words:
-        print(visible(f"{path} is that layout already: nothing is changed"))
+        print(visible(f"{path} already has this layout: nothing is changed"))
         return 0
     if path.endswith(YAML_ENDINGS) or any(word.startswith("~") for word in words):
         sys.stderr.write(visible(f"{path} is not changed: set {shlex.join(words)} in it") + "\n")
@@ -41,7 +41,9 @@ def write(question: Question, plan: Plan, suggestion: Suggestion) -> int:
     for text in _texts(config, fixes.decode(data), words):
         if _makes(question, plan, suggestion, text):
             return _written(path, data, text, words)
-    sys.stderr.write(visible(f"{path} is not changed, since it computes these values: set {' '.join(words)}") + "\n")
+    sys.stderr.write(
+        visible(f"{path} is not changed, because it computes these values: set {' '.join(words)} in it") + "\n"
+    )
     return 1
 
 

@@ -52,7 +52,9 @@ def _report(measured: list[Measured], found: Calibration, error: Error, path: Pa
     ]
     half, most = f"{100 * error.half:.1f} % in half", f"{100 * error.nine_of_ten:.1f} % in nine of ten"
     whose = (
-        "each run by constants of the others" if len(measured) >= FEWEST_HELD_OUT else "too few runs to hold any out"
+        "each run with constants fitted to the others"
+        if len(measured) >= FEWEST_HELD_OUT
+        else "too few runs to hold any out"
     )
     lines += ["", f"error, {whose}: {half}, {most}"]
     in_config = f"cluster=dict(calibration={str(path.absolute())!r})"

@@ -34,7 +34,7 @@ dslpar runs outputs --sort loss               the lowest loss first
 dslpar runs plot outputs/a outputs/b          their curves
 
 states: running (its process holds the folder's lock), finished, stopped (on request), failed,
-unknown (its folder has no record to tell by). Only the ends of files are read. Unreadable files are
+unknown (its folder has no record of it). Only the ends of files are read. Unreadable files are
 listed below the table, and in `problems` with --format json.
 
 exit status: 0, 2 wrong usage"""
@@ -216,7 +216,7 @@ def _plot(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     output, log = args.output and Path(args.output), _names(args.log)
     metrics = _names(args.metrics)
     if not metrics:
-        parser.error("--metrics names none")
+        parser.error("--metrics needs at least one name")
     if output and output.suffix not in (".svg", ".png"):
         parser.error(f"{output} is neither .svg nor .png")
     if output and output.suffix == ".png" and not importlib.util.find_spec("matplotlib"):

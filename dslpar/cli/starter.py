@@ -115,7 +115,7 @@ def _data_section(choices: Choices, model: Model, folder: str) -> dict[str, obje
     kind = choices.data or next(iter(model.data), None)
     if kind is None:
         name = str(model.section["type"]).rpartition(".")[2]
-        raise StarterError(f"{name} learns from data that a program brings (dslpar.initialize): choose another class")
+        raise StarterError(f"only a program can pass data for {name} (dslpar.initialize): choose another class")
     path = choices.data_path
     if path is not None and not os.path.isabs(path):
         path = os.path.relpath(path, folder)
@@ -148,7 +148,7 @@ _TRAINING = """\
 optimizer = dict(type='AdamW', lr=1e-3, weight_decay=0.01)
 lr_scheduler = dict(type='cosine', warmup_steps=10, min_lr=1e-4)"""
 _FINE_TUNING = """\
-optimizer = dict(type='AdamW', lr=2e-5, weight_decay=0.01)  # of weights that have learned something
+optimizer = dict(type='AdamW', lr=2e-5, weight_decay=0.01)  # a small lr: the weights are trained
 lr_scheduler = dict(type='cosine', warmup_steps=10, min_lr=2e-6)"""
 _TRAIN = """\
 # precision = 'bf16'  # on GPUs; it needs zero.stage=1 or more
@@ -166,7 +166,7 @@ def _text(choices: Choices, layout: Layout, model: Model, data: Mapping[str, obj
         "#",
         f"# {_ranks(layout)}",
         f"# A step is {global_size} samples = micro {MICRO_SIZE} * accumulation {accumulation} * data {replicas}.",
-        "# Every key there is: dslpar config --reference",
+        "# All keys: dslpar config --reference",
     ]
     if parallel := _parallel(layout):
         lines.append(f"parallel = {source_text(parallel)}  # the data size follows from the ranks")
@@ -185,7 +185,7 @@ def _ranks(layout: Layout) -> str:
     sizes = [f"pipeline {pipe}"] * (pipe > 1) + [f"data {replicas}"] + [f"tensor {tensor}"] * (tensor > 1)
     if len(sizes) == 1:
         return "1 rank." if world == 1 else f"{world} ranks, each with the whole model."
-    return f"{world} ranks = {' * '.join(sizes)}: tensor ranks within a node, stages over nodes, all else is data."
+    return f"{world} ranks = {' * '.join(sizes)}: tensor ranks within a node, stages over nodes, data for the rest."
 
 
 def _parallel(layout: Layout) -> dict[str, object]:

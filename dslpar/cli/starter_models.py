@@ -156,7 +156,7 @@ def find_model(name: str, beside: str = ".") -> Model:
     known = table()["models"]
     if cls not in known:
         hint = did_you_mean(cls, (*NAMES, *known)) or f"choose one of {', '.join(NAMES)}"
-        raise StarterError(f"no model {name!r}: {hint}; or a class of transformers', or a folder with a {CONFIG_JSON}")
+        raise StarterError(f"no model {name!r}: {hint}; or a transformers class, or a folder with a {CONFIG_JSON}")
     _check_trained(cls)
     small = _small_config(cls)
     longest = TransformersConfig(cls, small, None).longest_sequence
@@ -166,7 +166,7 @@ def find_model(name: str, beside: str = ".") -> Model:
 def _check_trained(cls: str) -> None:
     """Raise StarterError for a class without a proven policy, since a run would refuse to train it."""
     if cls not in POLICIES and cls not in DERIVED:
-        raise StarterError(f"{cls} is not trained unasked: no policy of it is proven (docs/transformers.md has those)")
+        raise StarterError(f"{cls} has no proven policy: docs/transformers.md lists the classes that have one")
 
 
 def _small_config(cls: str) -> dict[str, object]:

@@ -50,7 +50,7 @@ def filter_hosts(cluster: Cluster, text: str, flag: Flag) -> Cluster:
                 "syntax",
                 _location(flag, 0, len(text)),
                 message,
-                "choose less: one host, or a slot of one, must be left",
+                "select hosts so that at least one slot is left",
             )
         )
     return cluster._replace(filter_errors=tuple(errors)) if errors else cluster._replace(hosts=hosts, filtered=True)

@@ -81,5 +81,5 @@ def same_devices_on_all_hosts(context: Context) -> Iterator[Finding]:
     from dslpar.core.catalog import finding
 
     if len({host.devices for host in context.hosts}) > 1:
-        message = f"{context.request.launcher} gives every host the same accelerators, and the selection differs"
+        message = f"{context.request.launcher} gives all hosts the same accelerators, but the hosts' selections differ"
         yield finding("HST219", message, "--launcher deepspeed or torchrun")

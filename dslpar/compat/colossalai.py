@@ -108,7 +108,7 @@ def get_default_parser() -> argparse.ArgumentParser:
     for name in ("rank", "local_rank", "world_size", "port"):
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--host", help="the host of rank 0")
-    parser.add_argument("--backend", help="the device's own; default: that")
+    parser.add_argument("--backend", help="must be the device's own backend, the default")
     return parser
 
 

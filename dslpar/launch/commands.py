@@ -69,7 +69,7 @@ def _not_installed(context: Context, launcher: Launcher) -> Iterator[Finding]:
         yield finding("HST205", message, known + launcher.install)
     missing = [program for program in launcher.remote_programs if program not in facts.programs]
     if context.remote and not context.request.no_ssh and missing:
-        message = f"{name}: {' and '.join(missing)} not installed here, to reach other hosts"
+        message = f"{name} reaches other hosts with {' and '.join(missing)}, not installed here"
         packages = ", ".join(_PACKAGES[program] for program in missing)
         yield finding("HST204", message, f"the system's packages {packages}; or --no-ssh, on each host")
 
@@ -89,4 +89,6 @@ def _not_host_by_host(context: Context, launcher: Launcher) -> Iterator[Finding]
         message = f"{request.launcher} starts all hosts from one of them"
         yield finding("HST220", message, f"--no-ssh goes with --launcher {able}")
     if request.node_rank is not None and request.node_rank >= count:
-        yield finding("HST220", f"--node-rank {request.node_rank} of {count} hosts, from 0", f"0 to {count - 1}")
+        yield finding(
+            "HST220", f"--node-rank {request.node_rank} of {count} hosts: they count from 0", f"0 to {count - 1}"
+        )

@@ -120,7 +120,7 @@ def _clock(result: HostResult) -> Iterator[Finding]:
 
 def port_taken(host: str, port: int, free: int) -> Finding:
     """Return the finding that rank 0 cannot listen at its port. `free`: another port, which is free."""
-    message = f"port {port} of {host} is taken: another job meets there"
+    message = f"port {port} of {host} is in use, perhaps by another job"
     return finding("HST216", message, f"--master-port {free}, or none, to have a free one found")
 
 
@@ -136,7 +136,7 @@ _SSH_ERRORS = (
     ("Could not resolve hostname", "has a name that is unknown here", "its address, in the hostfile or in /etc/hosts"),
     ("Connection refused", "refuses ssh", "start sshd there; another port belongs into ~/.ssh/config"),
     ("Host key verification failed", "has an unknown or a changed host key", "ssh {host}, once"),
-    ("Permission denied", "lets nobody in without a password", "ssh-copy-id {host}"),
+    ("Permission denied", "accepts no login without a password", "ssh-copy-id {host}"),
     ("timed out", f"does not answer within {CONNECT_S} s", "is it up, and is this its name in the network?"),
     ("No route to host", "cannot be reached: no route", "is it up, and is this its name in the network?"),
     ("Network is unreachable", "cannot be reached: no network", "is this its name in the network?"),

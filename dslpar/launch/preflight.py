@@ -149,7 +149,7 @@ def _inspect(host: Host, query: agent.Query, checks: HostChecks) -> HostResult:
     try:
         done = _run(_agent_command(host, checks, "inspect", json.dumps(query._asdict())))
     except subprocess.TimeoutExpired:
-        message, hint = f"did not answer within {_ANSWER_S:.0f} s", "--no-checks where it is only slow"
+        message, hint = f"did not answer within {_ANSWER_S:.0f} s", "--no-checks if it is only slow"
         return HostResult(host, failure=host_findings.unreachable(host, message, f"ssh {host.name}; {hint}"))
     except FileNotFoundError:
         message = "cannot be reached: no ssh installed here"

@@ -269,13 +269,13 @@ class _Supervised:
         if code:
             how = f"was ended by {signal.Signals(number).name}" if number else f"ended with status {code}"
             if self.launch.remote and code == ssh.FAILED:
-                how += ", which is ssh's own where a connection was lost, or never made"
-            message = f"dslpar launch: the launcher {how}{when}; what it and the ranks said stands above\n"
+                how += ", which is ssh's own status if a connection was lost, or never made"
+            message = f"dslpar launch: the launcher {how}{when}; its messages and those of the ranks are above\n"
             return message, 128 + number if number else code
         # Nothing is known of ranks on other hosts if no guard has connected.
         unknown = self.launch.remote and not self.watch.started()
         if not (self.watch.all_ended(self.launch.ranks) or unknown):
-            return f"dslpar launch: the launcher ended with status 0, and not every rank had ended{when}\n", 1
+            return f"dslpar launch: the launcher ended with status 0, but not every rank had ended{when}\n", 1
         return "", 0
 
     def _describe_stop(self, stopped: Stopped) -> str:
@@ -284,7 +284,7 @@ class _Supervised:
         if stopped.saved:
             saved = f"checkpoint saved in {visible(stopped.saved)}"
         if stopped.overdue:
-            saved = "what a rank was doing took too long, and was ended; the last checkpoint is as it was"
+            saved = "a rank did not stop in time, and was ended; the last checkpoint is unchanged"
         elif not stopped.saved and self.job.spec.train.save_interval == 0:
             saved = "nothing is saved, with train.save_interval=0"
         after = f" after step {stopped.step}" if stopped.step and not stopped.overdue else ""

@@ -26,7 +26,7 @@ def findings(context: Context, launcher: Launcher) -> Iterator[Finding]:
 def _localhost_among_hosts(context: Context) -> Iterator[Finding]:
     loopback = [host for host in context.hosts if host.address in ("localhost", LOCALHOST, "::1")]
     if len(context.hosts) > 1 and loopback:
-        message = f"{loopback[0].name} is another machine on each host: the others could not reach it"
+        message = f"{loopback[0].name} means a different machine on each host, so the others could not reach this host"
         yield finding("HST207", message, "its name in the network", loopback[0].location)
 
 
@@ -34,7 +34,7 @@ def _one_machine_twice(context: Context) -> Iterator[Finding]:
     """Find several names of this machine in the hostfile. Ranks would start under only one of these names."""
     local = [host for host in context.hosts if host.name in context.facts.local_hosts]
     for host in local[1:]:
-        message = f"{host.name} is the same machine as {local[0].name}: this one"
+        message = f"{host.name} and {local[0].name} are the same machine, this host"
         hint = f"one line, with all of its slots: {local[0].name} slots={local[0].slots + host.slots}"
         yield finding("HST226", message, hint, host.location)
 

@@ -165,7 +165,7 @@ class JobWatch:
         except FileNotFoundError:
             with contextlib.suppress(OSError):
                 self.folder.mkdir(mode=0o700)
-                _write(f"{self.folder} was deleted while the job runs, and is made anew: do cleaners spare it?")
+                _write(f"{self.folder} was deleted while the job runs, and is made again: exclude it from cleaners")
             return
         for name in sorted(set(names) - self._marks.keys() - self._passed_over):
             number, _, kind = name.partition(".")
@@ -176,7 +176,7 @@ class JobWatch:
                 self._marks[name] = mark
             else:
                 self._passed_over.add(name)
-                _write(f"{self.folder / name} is no mark of a rank, and is passed over")
+                _write(f"{self.folder / name} is not a valid mark of a rank, and is ignored")
 
     def _causes(self, launcher_signal: int | None) -> list[Failure]:
         found = [mark for mark in self._marks.values() if isinstance(mark, Verdict)]

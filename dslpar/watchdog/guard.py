@@ -483,7 +483,7 @@ class Guard:
         if not self.link.unreachable:
             self.link.unreachable = True
             hub = self.rank.page.hub.rpartition(":")[0]
-            self._log(f"cannot reach the guard of rank 0 at {hub}: faults elsewhere are not told here")
+            self._log(f"cannot reach the guard of rank 0 at {hub}: failures elsewhere are not reported here")
 
     def report_stuck(self, reason: str) -> None:
         """Report the stuck rank to the hub. Without a hub, or if rank 0 has left in order, analyse the hang here."""

@@ -31,7 +31,8 @@ _READ_BYTES = 1 << 16
 """The most bytes that one call reads from a connection."""
 _UNSENT_BYTES = 2 * messages.MAX_BYTES
 """The most unsent bytes that may wait for a peer that reads nothing."""
-NONSENSE = "what came is not a message of ours"
+NONSENSE = "an invalid message came"
+"""The reason, in messages, for closing a connection whose other side breaks the protocol."""
 _MAX_FILES = 1 << 16
 
 

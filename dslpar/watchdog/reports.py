@@ -100,11 +100,11 @@ _MEMORY = """\
 HST230 out-of-memory: this rank asked for more memory than there is
 help: a smaller batch.micro_size (a larger batch.accumulation keeps the global batch), activation_checkpoint=1,
       zero.stage=1 to 3 over data ranks, precision='bf16', or more ranks in parallel.tensor or parallel.pipeline;
-      where the host's memory runs out at a save, train.async_save=False, which copies nothing there
+      if the host's memory runs out at a save, train.async_save=False, which makes no copy in it
 """
 _RANGE = """\
-HST232 index-out-of-range-on-device: most often a token's id at or past the vocabulary, or a label past the classes
-help: the line is another one than above: CUDA_LAUNCH_BLOCKING=1 tells it, and AMD_SERIALIZE_KERNEL=3 on ROCm;
+HST232 index-out-of-range-on-device: most often a token's id outside the vocabulary, or a label outside the classes
+help: the line above is not the cause: CUDA_LAUNCH_BLOCKING=1, or AMD_SERIALIZE_KERNEL=3 on ROCm, shows the right one;
       `dslpar data show` counts the ids of token files, which model.vocab_size must exceed
 """
 _DISK = """\

@@ -38,7 +38,7 @@ class Ending(IntEnum):
     """`dslpar launch` is gone."""
 
 
-TOO_LATE = "was told to end, and is ended now: what it was doing took too long"
+TOO_LATE = "was requested to stop, did not stop in time, and is ended now"
 """The message about a rank that is ended as OVERDUE. The rank itself prints it, or else its guard."""
 
 

@@ -114,7 +114,7 @@ def of_silent_host(own: Rank, host: str, peers: Sequence[Peer], own_progress: Pr
     first, whole = late[0], len(late) == len(on_host) and host != own.host
     rest = "though its host is not"
     if not first.is_connected:
-        rest = "since its guard is gone: that was killed, and the rank has started no other"
+        rest = "since its guard was killed, and the rank has started no other guard"
     if whole:
         ranks = _first_few([str(peer.rank) for peer in late])
         others = other_silent_hosts(own.host, host, peers, now)

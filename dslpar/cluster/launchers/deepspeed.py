@@ -120,7 +120,7 @@ def _findings(context: Context) -> Iterator[Finding]:
         bad = [line for line in lines if line and not line.startswith("#") and "=" not in line]
         if bad:
             message = f"DeepSpeed cannot parse a line of .deepspeed_env: {bad[0]!r}"
-            yield finding("HST218", message, "NAME=value a line")
+            yield finding("HST218", message, "one NAME=value per line")
         if not context.request.no_ssh:
             # DeepSpeed has pdsh run `cd FOLDER; PYTHON ...` on the hosts, and quotes neither path.
             for name, path in (("folder", facts.folder), ("Python", facts.programs["python"])):
