@@ -13,7 +13,7 @@ A mark's name is the rank's number and the kind of the mark. For rank 3:
     3.result   JSON of Result: the rank completed its work, and its exit status has the result
     3.ended    the rank ended in order
 
-This module imports only the standard library, because guards load it and start in milliseconds.
+Guards load this module and start in milliseconds, so it and its imports use only the standard library.
 """
 
 from __future__ import annotations
